@@ -1,0 +1,73 @@
+# Every command sets up what it needs; the second time it is quick. Bare `make` lists them.
+
+# The oldest supported Python that is here does the work; make test also tries the others.
+found  = $(if $(shell tools/find-python $(1)),$(1))
+MAIN   := $(or $(call found,3.11),$(call found,3.12),$(call found,3.13),3.11)
+OTHERS := $(filter-out $(MAIN),3.12 3.13)
+VENV   := .venv
+PY     := $(VENV)/bin/python
+BENCH  := .venv-bench
+# Arguments for pytest: make test ARGS="-k waiting -x"
+ARGS   :=
+
+.DEFAULT_GOAL := help
+.PHONY: help run test test-main test-others lint format docs bench mutants lock clean venv servers
+
+help: ## list the commands
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+run: venv ## a short live demonstration in the terminal
+	@$(PY) -m tidegate.demo
+
+test: servers test-main test-others ## the whole suite on Python 3.11, then on 3.12 and 3.13 where they are found
+
+test-main: venv ## the suite on one Python only (the oldest found)
+	@echo "== tests on Python $(MAIN)"
+	@$(PY) -m pytest -n auto $(ARGS)
+
+# Fewer random examples than on the main Python: these look for differences between versions, not for new examples.
+test-others: ## the suite on the other Pythons, with fewer random examples
+	@for version in $(OTHERS); do \
+	    if [ -z "$$(tools/find-python $$version)" ]; then echo "== Python $$version is not here: tests not run on it"; continue; fi; \
+	    tools/make-venv $(VENV)-$$version $$version || exit 1; \
+	    echo "== tests on Python $$version"; \
+	    $(VENV)-$$version/bin/python -m pytest -n auto --hypothesis-profile=quick $(ARGS) || exit 1; \
+	done
+
+lint: venv ## ruff (everything), mypy (strict), import contracts
+	@$(PY) -m ruff check .
+	@$(PY) -m ruff format --check .
+	@$(PY) -m mypy src tests $(wildcard bench/*.py tools/*.py)
+	@$(PY) -c 'from importlinter.cli import lint_imports_command; lint_imports_command(["--no-logo"])'
+
+format: venv ## let ruff format and fix what it can
+	@$(PY) -m ruff format .
+	@$(PY) -m ruff check --fix .
+
+docs: venv ## run every code block of the README and the docs
+	@$(PY) -m pytest tests/docs $(ARGS)
+
+bench: ## compare with other limiters, their newest versions, in one run
+	@tools/make-venv $(BENCH) $(MAIN)
+	@$(BENCH)/bin/python -m pip install -qq --disable-pip-version-check --upgrade -r bench/requirements.txt
+	@$(BENCH)/bin/python bench/run.py $(ARGS)
+
+mutants: venv ## plant faults in core/ and count how many the tests catch
+	@$(PY) tests/mutants/run.py $(ARGS)
+
+# uv reads only PyPI here (no configuration of this machine), so that the hashes are those that everybody gets.
+lock: ## resolve the dependencies again into requirements.lock
+	@python3 -m venv .venv-lock && .venv-lock/bin/python -m pip install -qq --disable-pip-version-check --upgrade uv
+	@env -i PATH="$$PATH" HOME="$${HOME:-/tmp}" .venv-lock/bin/uv pip compile pyproject.toml --extra dev --upgrade \
+	    --no-config --system-certs --universal --python-version 3.11 --generate-hashes --no-header --quiet -o requirements.lock
+	@grep -c == requirements.lock | xargs printf 'requirements.lock: %s packages\n'
+
+clean: ## remove environments and caches
+	@rm -rf .venv .venv-* .venv*.lock .*_cache .hypothesis .coverage* build dist
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+venv:
+	@tools/make-venv $(VENV) $(MAIN)
+
+servers:
+	@tests/servers/install-system-packages.sh

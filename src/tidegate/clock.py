@@ -1,0 +1,219 @@
+"""The only place that reads a clock or sleeps.
+
+Time is an argument everywhere else. A Clock tells it in nanoseconds since 1970 (`ns`), which the engine cuts down to
+whole microseconds, and lets a thread or a task wait for a Signal until some instant of its own steady time (`steady`,
+microseconds, never stepping back).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import threading
+import time
+from contextlib import contextmanager
+from itertools import count
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+GRACE = 0.2  # real seconds for which a wait on a ManualClock leaves it to others to move the clock
+yield_thread = time.sleep  # yield_thread(0) lets another thread run
+
+
+class Signal(Protocol):
+    """Something to wait for: set once from any thread, seen by the one thread or task that waits."""
+
+    def set(self) -> None:
+        """Wake the waiter, now or when it comes to wait."""
+
+    def clear(self) -> None:
+        """Forget an earlier set."""
+
+    def is_set(self) -> bool:
+        """Tell whether it was set since it was last cleared."""
+
+
+ThreadSignal = threading.Event
+
+
+class TaskSignal:
+    """A Signal for a task of the running event loop."""
+
+    def __init__(self) -> None:
+        """Belong to the running loop."""
+        self._loop = asyncio.get_running_loop()
+        self._event = asyncio.Event()
+        self._flag = False
+
+    def set(self) -> None:
+        """Wake the task, from whatever thread."""
+        self._flag = True
+        try:
+            running = asyncio.get_running_loop()
+        except RuntimeError:
+            running = None
+        if running is self._loop:
+            self._event.set()
+        elif not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._event.set)
+
+    def clear(self) -> None:
+        """Forget an earlier set."""
+        self._flag = False
+        self._event.clear()
+
+    def is_set(self) -> bool:
+        """Tell whether it was set since it was last cleared."""
+        return self._flag
+
+    async def wait(self, seconds: float | None) -> None:
+        """Wait until set, or until so many real seconds have passed."""
+        if seconds is None:
+            await self._event.wait()
+            return
+        try:
+            async with asyncio.timeout(seconds):
+                await self._event.wait()
+        except TimeoutError:
+            pass
+
+
+class Clock(Protocol):
+    """Tells the time and waits."""
+
+    def ns(self) -> int:
+        """Nanoseconds since 1970."""
+
+    def steady(self) -> int:
+        """Microseconds of a time that never steps back."""
+
+    def wait(self, signal: threading.Event, until: int | None) -> None:
+        """Block this thread until the signal is set or steady time reaches `until`."""
+
+    async def wait_async(self, signal: TaskSignal, until: int | None) -> None:
+        """Suspend this task until the signal is set or steady time reaches `until`."""
+
+
+class SystemClock:
+    """The machine's clock."""
+
+    ns = staticmethod(time.time_ns)
+
+    @staticmethod
+    def steady() -> int:
+        """Microseconds of the machine's monotonic clock."""
+        return time.monotonic_ns() // 1000
+
+    def wait(self, signal: threading.Event, until: int | None) -> None:
+        """Block this thread until the signal is set or steady time reaches `until`."""
+        signal.wait(self._seconds(until))
+
+    async def wait_async(self, signal: TaskSignal, until: int | None) -> None:
+        """Suspend this task until the signal is set or steady time reaches `until`."""
+        await signal.wait(self._seconds(until))
+
+    def _seconds(self, until: int | None) -> float | None:
+        # Rounded up to the next millisecond at most: waking early would only mean asking twice.
+        return None if until is None else max(0, until - self.steady() + 1) / 1_000_000
+
+
+class ManualClock:
+    """A clock for tests: it stands still until `advance` moves it, so that waiting needs no real time.
+
+    A wait on it ends when `advance` reaches its instant, in order of instants. Where nobody can move the clock, because
+    the waiter is the only thread or task there is, the wait moves it itself, at once; and where nobody does for a fifth
+    of a second, likewise. So `limiter.acquire(...)` on a ManualClock never hangs a test, and a test with several
+    threads or tasks decides itself when time passes.
+    """
+
+    def __init__(self, start: float = 0.0) -> None:
+        """Start at so many seconds since 1970."""
+        self._now = round(start * 1_000_000)
+        self._lock = threading.Lock()
+        self._alarms: list[tuple[int, int, Signal]] = []
+        self._order = count()
+        self._waiting: set[int] = set()  # the alarms that still matter; others are dropped when they come up
+        self._moves = 0  # how often `advance` was called: what a waiter watches to see whether someone moves the clock
+        self._alone = False  # nobody moved it for a while; waits move it themselves until someone does
+
+    def ns(self) -> int:
+        """Nanoseconds since 1970."""
+        return self._now * 1000
+
+    def steady(self) -> int:
+        """Microseconds since 1970."""
+        return self._now
+
+    def now(self) -> float:
+        """Seconds since 1970."""
+        return self._now / 1_000_000
+
+    def advance(self, seconds: float) -> None:
+        """Let time pass (or, with a negative number, step back) and wake who waited for it."""
+        self._moves += 1
+        self._alone = False
+        self._move(self._now + round(seconds * 1_000_000))
+
+    def _move(self, to: int) -> None:
+        with self._lock:
+            self._now = to
+            due = []
+            while (alarm := self._next_alarm()) is not None and alarm[0] <= self._now:
+                self._waiting.remove(alarm[1])
+                due.append(alarm[2])
+        for signal in due:
+            signal.set()
+
+    def _next_alarm(self) -> tuple[int, int, Signal] | None:
+        while self._alarms and self._alarms[0][1] not in self._waiting:
+            heapq.heappop(self._alarms)
+        return self._alarms[0] if self._alarms else None
+
+    def _jump(self, moves: int) -> None:
+        """Move to the next instant anybody waits for, unless someone else moved the clock meanwhile."""
+        with self._lock:
+            alarm = self._next_alarm() if self._moves == moves else None
+        if alarm is not None:
+            self._alone = True
+            self._move(max(alarm[0], self._now))
+
+    @contextmanager
+    def _alarm(self, signal: Signal, until: int | None) -> Iterator[None]:
+        number = next(self._order)
+        if until is not None:
+            with self._lock:
+                self._waiting.add(number)
+                heapq.heappush(self._alarms, (until, number, signal))
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._waiting.discard(number)
+
+    def wait(self, signal: threading.Event, until: int | None) -> None:
+        """Block this thread until the signal is set or the clock reaches `until`."""
+        if until is not None and until <= self._now:
+            return
+        with self._alarm(signal, until):
+            while not signal.is_set() and (until is None or self._now < until):
+                moves = self._moves
+                if threading.active_count() == 1 and until is not None:
+                    self._jump(moves)
+                elif not signal.wait(0.001 if self._alone else GRACE):
+                    self._jump(moves)
+
+    async def wait_async(self, signal: TaskSignal, until: int | None) -> None:
+        """Suspend this task until the signal is set or the clock reaches `until`."""
+        if until is not None and until <= self._now:
+            return
+        with self._alarm(signal, until):
+            while not signal.is_set() and (until is None or self._now < until):
+                moves = self._moves
+                if len(asyncio.all_tasks()) == 1 and until is not None:
+                    self._jump(moves)
+                    break
+                await signal.wait(0.001 if self._alone else GRACE)
+                if not signal.is_set():
+                    self._jump(moves)

@@ -1,0 +1,7 @@
+"""WHAT is decided: limits, decisions and the algorithms between them. Pure functions of integers: no clock, no I/O."""
+
+from tidegate.core.calendar import calendar_bounds
+from tidegate.core.decision import Decision, LimitDecision
+from tidegate.core.limit import Limit, parse_period
+
+__all__ = ["Decision", "Limit", "LimitDecision", "calendar_bounds", "parse_period"]

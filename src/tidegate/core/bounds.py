@@ -1,0 +1,49 @@
+"""The integers that decisions are made of, and how far they reach.
+
+Every number in the core is an int below 2**53 in size, so that Python, Lua's doubles and SQL's bigint compute the same
+bits. `MAX` is that bound; the modules that multiply say beside the product why it stays below.
+"""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+MAX = 2**53 - 1
+LONGEST = 2**52  # no wait, window or refill is longer than this many microseconds (142 years), so now + it < 2**53
+SECOND = 1_000_000
+TOLERANCE = Fraction(1, 1_000_000)  # how much slower than asked a limit may run where it cannot be exact
+
+
+def ceil_div(a: int, b: int) -> int:
+    """Divide, rounding up."""
+    return -(-a // b)
+
+
+def rate_below(quota: int, period: int, burst: int) -> tuple[int, int] | None:
+    """Express quota/period as n/d so that burst * d fits: exactly if possible, else the closest fraction below.
+
+    None when no such fraction lies within one part per million.
+    """
+    exact = Fraction(quota, period)
+    widest = MAX // burst
+    if exact.denominator <= widest:
+        return exact.numerator, exact.denominator
+    best = fraction_below(exact, widest)
+    if best == 0 or (exact - best) / exact > TOLERANCE:
+        return None
+    return best.numerator, best.denominator
+
+
+def fraction_below(x: Fraction, widest: int) -> Fraction:
+    """Give the largest fraction not above x whose denominator is at most `widest`.
+
+    A limit may run a hair slower than asked, never faster. Where the nearest fraction p/q lies above x, its left
+    neighbour a/b among those denominators is the answer: it solves p*b - a*q = 1 with the largest such b.
+    """
+    nearest = x.limit_denominator(widest)
+    if nearest <= x:
+        return nearest
+    p, q = nearest.numerator, nearest.denominator
+    b = pow(p, -1, q) if q > 1 else 0
+    b += (widest - b) // q * q
+    return Fraction((p * b - 1) // q, b)

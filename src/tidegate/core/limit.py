@@ -1,0 +1,282 @@
+"""A Limit: `quota` permits per `period`, counted by an algorithm, in a unit; and how people write one."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import TYPE_CHECKING, Final
+
+from tidegate.core import algorithms
+from tidegate.core.bounds import LONGEST, MAX, SECOND, TOLERANCE, ceil_div, rate_below
+from tidegate.core.calendar import PERIODS, Calendar, find_zone
+from tidegate.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tidegate.core.algorithms import State
+
+UNITS: Final = {
+    **dict.fromkeys(("us", "µs", "microsecond", "microseconds"), 1),
+    **dict.fromkeys(("ms", "msec", "millisecond", "milliseconds"), 1000),
+    **dict.fromkeys(("s", "sec", "secs", "second", "seconds"), SECOND),
+    **dict.fromkeys(("m", "min", "mins", "minute", "minutes"), 60 * SECOND),
+    **dict.fromkeys(("h", "hr", "hrs", "hour", "hours"), 3600 * SECOND),
+    **dict.fromkeys(("d", "day", "days"), 86_400 * SECOND),
+    **dict.fromkeys(("w", "week", "weeks"), 604_800 * SECOND),
+}
+SHORT: Final = (("w", UNITS["w"]), ("d", UNITS["d"]), ("h", UNITS["h"]), ("m", UNITS["m"]), ("s", SECOND), ("ms", 1000))
+CALENDAR: Final = {**{name: name for name in PERIODS}, **{f"1{name[0]}": name for name in PERIODS[:4]}, "1y": "year"}
+NO_FIXED_LENGTH: Final = ("month", "months", "year", "years")
+PERIOD = re.compile(r"\s*(?P<count>\d+(?:_\d+)*(?:\.\d+)?)?\s*(?P<unit>[^\W\d_]+)\s*")
+WORDS: Final = r"(?:/|\bper\b|\bevery\b|\bin\b)"
+LIMIT = re.compile(
+    rf"\s*(?P<quota>\d[\d_]*)\s*(?P<unit>(?!(?:per|every|in)\b)[^\W\d][\w-]*)?\s*{WORDS}\s*"
+    r"(?P<period>(?:[\d_.]+\s*)?[^\W\d_]+)(?P<rest>(?:\s.*)?)",
+    re.DOTALL,
+)
+CALLS: Final = ("request", "call", "calls", "hit", "hits", "time", "times")  # other words for `requests`
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """`quota` permits per `period`, counted by `algorithm`, in `unit`.
+
+    A Limit is plain immutable data; what has been used is a State, kept by a Store. `burst` is for token buckets: how
+    many permits may be saved up (the quota by default). `timezone`, `reset_day` and `reset_hour` are for calendar
+    windows. For `concurrency`, the quota is the number of slots and the period how long a holder may keep one before it
+    is taken to have crashed.
+
+    The name identifies the limit in answers and, together with the algorithm, in the store: a limit changed under the
+    same name keeps what was consumed. By default it is the period, with the unit in front unless that is `requests`.
+    """
+
+    quota: int
+    period: str | timedelta | float
+    algorithm: str = "token_bucket"
+    unit: str = "requests"
+    burst: int = 0
+    name: str = ""
+    timezone: str = "UTC"
+    reset_day: int = 1
+    reset_hour: int = 0
+    # What the arithmetic uses, worked out once. `length` is the period in microseconds (of a calendar period, the
+    # longest it can be). The rate is `rate` / `scale` permits per microsecond; a bucket counts in 1/scale permits up to
+    # `capacity` = burst * scale and never below `floor`. Weighted windows count time in ticks of `tick` microseconds.
+    length: int = field(init=False, repr=False, compare=False)
+    rate: int = field(init=False, repr=False, compare=False, default=0)
+    scale: int = field(init=False, repr=False, compare=False, default=1)
+    capacity: int = field(init=False, repr=False, compare=False, default=0)
+    floor: int = field(init=False, repr=False, compare=False, default=0)
+    tick: int = field(init=False, repr=False, compare=False, default=1)
+    calendar: Calendar | None = field(init=False, repr=False, compare=False, default=None)
+    charge: Callable[[State | None, Limit, int, int], State | None] = field(init=False, repr=False, compare=False)
+    rules: algorithms.Algorithm = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        """Refuse what makes no sense and work out the numbers."""
+        rules = algorithms.ALGORITHMS.get(self.algorithm)
+        if rules is None:
+            known = ", ".join(algorithms.ALGORITHMS)
+            raise ConfigError(f"unknown algorithm {self.algorithm!r}: use one of {known}", field="algorithm")
+        _whole("quota", self.quota)
+        if not isinstance(self.unit, str) or not self.unit:
+            raise ConfigError(f"must be a word such as 'requests' or 'tokens', not {self.unit!r}", field="unit")
+        self._set(rules=rules, charge=rules.charge)
+        if self.algorithm == "calendar_window":
+            self._set_calendar()
+        else:
+            length = parse_period(self.period)
+            if (self.timezone, self.reset_day, self.reset_hour) != ("UTC", 1, 0):
+                raise ConfigError("timezone, reset_day and reset_hour are for calendar_window", field="timezone")
+            self._set(length=length, period=period_text(length))
+        self._set_numbers()
+        if not self.name:
+            self._set(name=str(self.period) if self.unit == "requests" else f"{self.unit}-{self.period}")
+
+    def _set(self, **values: object) -> None:
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
+
+    def _set_calendar(self) -> None:
+        period = CALENDAR.get(self.period.strip().lower()) if isinstance(self.period, str) else None
+        if period is None:
+            message = f"a calendar_window lasts one {', '.join(PERIODS[:-1])} or {PERIODS[-1]}, not {self.period!r}"
+            raise ConfigError(message, field="period")
+        find_zone(self.timezone)
+        days = {"week": 7, "month": 31, "year": 31}.get(period, 1)
+        _within("reset_day", self.reset_day, 1, days, f"of a {period}ly limit")
+        hours = 0 if period in ("minute", "hour") else 23
+        _within("reset_hour", self.reset_hour, 0, hours, f"of a limit per {period}")
+        longest = UNITS.get(period) or UNITS["d"] * (31 if period == "month" else 366)
+        kind = Calendar(period, self.timezone, self.reset_day, self.reset_hour)
+        self._set(period=period, length=longest, calendar=kind)
+
+    def _set_numbers(self) -> None:
+        if self.algorithm == "token_bucket":
+            burst = self.burst or self.quota
+            _whole("burst", burst)
+            rate = rate_below(self.quota, self.length, burst)
+            if rate is None or ceil_div(burst * rate[1], rate[0]) > LONGEST:
+                message = (
+                    f"{self.quota} permits per {self.period} with a burst of {burst} cannot be counted exactly enough: "
+                    "use a larger unit, a shorter period or a smaller burst"
+                )
+                raise ConfigError(message, field="quota")
+            capacity = burst * rate[1]
+            # A bucket in debt stays within MAX of full, and within LONGEST of being full again.
+            floor = capacity - min(MAX, rate[0] * LONGEST)
+            self._set(burst=burst, rate=rate[0], scale=rate[1], capacity=capacity, floor=floor)
+            return
+        if self.burst not in (0, self.quota):
+            raise ConfigError(f"a burst is for token_bucket, not for {self.algorithm}", field="burst")
+        self._set(burst=self.quota)
+        if self.algorithm == "sliding_window":
+            tick = ceil_div(self.quota * self.length, MAX)
+            if tick > self.length * TOLERANCE:
+                message = f"{self.quota} permits per {self.period} are too many to be weighed: use a larger unit"
+                raise ConfigError(message, field="quota")
+            self._set(tick=tick)
+
+    @classmethod
+    def parse(cls, text: str) -> Limit:
+        """Read a limit as people write it: `60/1m`, `100/hour`, `5 per 30s`, `500/1d sliding_log`.
+
+        Words after the period name the algorithm, and anything else as `word=value`: `burst=20`, `unit=tokens`,
+        `name=tpm`, `timezone=Europe/Berlin`, `reset_day=15`, `reset_hour=9`. A month or year is a calendar window.
+        """
+        if not isinstance(text, str):
+            raise ConfigError(f"a limit is written as text such as '60/1m', not {text!r}", field="limit")
+        match = LIMIT.fullmatch(text)
+        if match is None:
+            raise ConfigError(_point(text, _first_mistake(text), "expected a limit such as '60/1m' or '5 per 30s'"))
+        options: dict[str, str | int] = {}
+        if match["unit"]:
+            options["unit"] = "requests" if match["unit"].lower() in CALLS else match["unit"]
+        period = match["period"].strip()
+        for word in re.finditer(r"\S+", match["rest"]):
+            name, value = _option(text, match.start("rest") + word.start(), word.group())
+            if name in options:
+                raise ConfigError(_point(text, match.start("rest") + word.start(), f"a second {name}"))
+            options[name] = value
+        if period.lower() in CALENDAR and period.lower() in NO_FIXED_LENGTH:
+            options.setdefault("algorithm", "calendar_window")
+        if options.get("algorithm") != "calendar_window":
+            try:
+                _read_period(period)
+            except _MistakeError as mistake:
+                raise ConfigError(_point(text, match.start("period") + mistake.place, str(mistake))) from None
+        try:
+            return cls(int(match["quota"].replace("_", "")), period, **options)  # type: ignore[arg-type]  # checked by Limit
+        except ConfigError as error:
+            place = match.start("period") if error.field == "period" else match.start("quota")
+            raise ConfigError(_point(text, place, str(error))) from None
+
+    def __str__(self) -> str:
+        """Write the limit so that `parse` reads it back."""
+        words = [f"{self.quota}/{self.period}"]
+        if self.algorithm != "token_bucket":
+            words.append(self.algorithm)
+        if self.burst != self.quota:
+            words.append(f"burst={self.burst}")
+        if self.unit != "requests":
+            words.append(f"unit={self.unit}")
+        if self.calendar is not None:
+            defaults = {"timezone": "UTC", "reset_day": 1, "reset_hour": 0}
+            words += [f"{n}={getattr(self, n)}" for n, default in defaults.items() if getattr(self, n) != default]
+        return " ".join(words)
+
+
+def parse_period(period: str | timedelta | float) -> int:
+    """Read a period as microseconds: `250ms` `30s` `5m` `1h` `1d` `1w`, `hour`, `1.5h`, a timedelta, or seconds."""
+    if isinstance(period, timedelta):
+        length = period // timedelta(microseconds=1)
+        exact = True
+    elif isinstance(period, (int, float)) and not isinstance(period, bool) and abs(period) < LONGEST:
+        length = round(period * SECOND)
+        exact = True
+    elif isinstance(period, str):
+        try:
+            length, exact = _read_period(period)
+        except _MistakeError as mistake:
+            raise ConfigError(_point(period, mistake.place, str(mistake)), field="period") from None
+    else:
+        message = f"a period is text such as '30s', a timedelta or a number of seconds, not {period!r}"
+        raise ConfigError(message, field="period")
+    if not exact or not 1 <= length <= LONGEST:
+        message = f"{period!r} is not between a microsecond and 142 years, in whole microseconds"
+        raise ConfigError(message, field="period")
+    return length
+
+
+class _MistakeError(Exception):
+    """What is wrong with a piece of text, and at which character."""
+
+    def __init__(self, place: int, message: str) -> None:
+        super().__init__(message)
+        self.place = place
+
+
+def _read_period(text: str) -> tuple[int, bool]:
+    match = PERIOD.fullmatch(text)
+    if match is None:
+        good = re.match(r"\s*(?:\d[\d_.]*\s*(?:[^\W\d_]+\s*)?)?", text)
+        place = good.end() if good else 0
+        raise _MistakeError(place, "expected a period such as '30s', '5m', '1h', '1d' or '250ms'")
+    # Units may be written large, except M: a minute for some, a month for others.
+    unit = match["unit"] if match["unit"] == "M" else match["unit"].lower()
+    if unit in NO_FIXED_LENGTH:
+        what = unit.removesuffix("s")
+        message = f"a {what} has no fixed length: use '30d', or one '{what}' with the algorithm calendar_window"
+        raise _MistakeError(match.start("unit"), message)
+    if unit not in UNITS:
+        raise _MistakeError(match.start("unit"), f"unknown unit of time {match['unit']!r}: use ms, s, m, h, d or w")
+    whole, _, part = (match["count"] or "1").replace("_", "").partition(".")
+    length, rest = divmod(int(whole + part) * UNITS[unit], 10 ** len(part))
+    return length, rest == 0
+
+
+def period_text(length: int) -> str:
+    """Write microseconds the short way: the largest unit that divides them."""
+    for unit, size in SHORT:
+        if length % size == 0:
+            return f"{length // size}{unit}"
+    return f"{length}us"
+
+
+def _whole(name: str, value: object) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= MAX:
+        raise ConfigError(f"must be a whole number from 1 to 2**53 - 1, not {value!r}", field=name)
+
+
+def _within(name: str, value: object, low: int, high: int, what: str) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
+        raise ConfigError(f"the {name} {what} must be from {low} to {high}, not {value!r}", field=name)
+
+
+def _option(text: str, place: int, word: str) -> tuple[str, str | int]:
+    name, is_option, value = word.partition("=")
+    if not is_option:
+        if word not in algorithms.ALGORITHMS:
+            known = ", ".join(algorithms.ALGORITHMS)
+            raise ConfigError(_point(text, place, f"unknown algorithm {word!r}: use one of {known}"))
+        return "algorithm", word
+    if name in ("burst", "reset_day", "reset_hour"):
+        if not value.replace("_", "").isdecimal():
+            raise ConfigError(_point(text, place + len(name) + 1, f"{name} must be a whole number"))
+        return name, int(value)
+    if name in ("unit", "name", "timezone") and value:
+        return name, value
+    raise ConfigError(_point(text, place, "expected unit=, name=, burst=, timezone=, reset_day= or reset_hour="))
+
+
+def _first_mistake(text: str) -> int:
+    """Find where a limit stops making sense: after its number, or after its number and slash."""
+    match = re.match(rf"\s*(?:\d[\d_]*\s*(?:{WORDS}\s*)?)?", text)
+    return match.end() if match else 0
+
+
+def _point(text: str, place: int, message: str) -> str:
+    """Say what is wrong and show where: the text with the place marked."""
+    return f"{message}, at column {place + 1} of {text!r}" if place < len(text) else f"{message}, at the end of {text!r}"

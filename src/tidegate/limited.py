@@ -1,0 +1,109 @@
+"""Limits around blocks and functions: `with limiter.limited(key):` and `@limiter.limited(key)`."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Self, TypeVar
+
+from tidegate.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from tidegate.core.decision import Decision
+    from tidegate.limiter import AsyncLimiter, Limiter
+    from tidegate.policy import Cost, Key
+
+P = ParamSpec("P")
+R = TypeVar("R")
+L = TypeVar("L", bound="Limiter | AsyncLimiter")
+
+
+class _Limited(Generic[L]):
+    """What to ask for, and what is held meanwhile."""
+
+    def __init__(
+        self,
+        limiter: L,
+        key: Key | Callable[..., Key],
+        cost: Cost | Callable[..., Cost],
+        timeout: float | None,
+        priority: float,
+    ) -> None:
+        """Made by `limited`."""
+        self._limiter = limiter
+        self._key = key
+        self._cost = cost
+        self._timeout = timeout
+        self._priority = priority
+        self._held: list[Decision] = []
+
+    def _for_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Self:
+        """Work out key and cost from the arguments of a call."""
+        key = self._key(*args, **kwargs) if callable(self._key) else self._key
+        cost = self._cost(*args, **kwargs) if callable(self._cost) else self._cost
+        return type(self)(self._limiter, key, cost, self._timeout, self._priority)
+
+    def _ready(self) -> tuple[Key, Cost, float | None, float]:
+        if callable(self._key) or callable(self._cost):
+            raise ConfigError("a key or cost that is a function needs arguments: use it as a decorator", field="key")
+        return self._key, self._cost, self._timeout, self._priority
+
+    def _holds_slots(self) -> bool:
+        return any(limit.algorithm == "concurrency" for limit in self._limiter.policy.limits)
+
+
+class Limited(_Limited["Limiter"]):
+    """A limit around a block, or around every call of the function it decorates."""
+
+    def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
+        """Decorate a function."""
+        if inspect.iscoroutinefunction(function):
+            raise ConfigError(f"{function.__qualname__} is a coroutine function: limit it with an AsyncLimiter")
+
+        @functools.wraps(function)
+        def limited(*args: P.args, **kwargs: P.kwargs) -> R:
+            with self._for_call(args, kwargs):
+                return function(*args, **kwargs)
+
+        return limited
+
+    def __enter__(self) -> Decision:
+        """Wait for a permit."""
+        self._held.append(self._limiter.acquire(*self._ready()))
+        return self._held[-1]
+
+    def __exit__(self, *_: object) -> None:
+        """Release slots."""
+        decision = self._held.pop()
+        if self._holds_slots():
+            self._limiter.release(self._ready()[0], self._ready()[1], decision)
+
+
+class AsyncLimited(_Limited["AsyncLimiter"]):
+    """A limit around an `async with` block, or around every call of the coroutine function it decorates."""
+
+    def __call__(self, function: Callable[P, Awaitable[R]]) -> Callable[P, Awaitable[R]]:
+        """Decorate a coroutine function."""
+        if not inspect.iscoroutinefunction(function):
+            name = getattr(function, "__qualname__", repr(function))
+            raise ConfigError(f"{name} is not a coroutine function: limit it with a Limiter")
+
+        @functools.wraps(function)
+        async def limited(*args: P.args, **kwargs: P.kwargs) -> R:
+            async with self._for_call(args, kwargs):
+                return await function(*args, **kwargs)  # type: ignore[no-any-return]  # iscoroutinefunction lost R
+
+        return limited
+
+    async def __aenter__(self) -> Decision:
+        """Wait for a permit."""
+        self._held.append(await self._limiter.acquire(*self._ready()))
+        return self._held[-1]
+
+    async def __aexit__(self, *_: object) -> None:
+        """Release slots."""
+        decision = self._held.pop()
+        if self._holds_slots():
+            await self._limiter.release(self._ready()[0], self._ready()[1], decision)

@@ -1,0 +1,6 @@
+"""WHO is limited: policies and keys."""
+
+from tidegate.policy.key import Key, join_key, normal_key
+from tidegate.policy.model import Cost, Policy, Rules
+
+__all__ = ["Cost", "Key", "Policy", "Rules", "join_key", "normal_key"]

@@ -1,0 +1,23 @@
+"""Keys: opaque names of whoever is limited, made of one part or several, that never collide."""
+
+from __future__ import annotations
+
+from tidegate.errors import ConfigError
+
+Key = str | tuple[str, ...]
+
+
+def normal_key(key: object) -> Key:
+    """Check a key: a string, or a tuple of strings; a tuple of one is that string."""
+    if isinstance(key, str):
+        return str(key)
+    if isinstance(key, (tuple, list)) and key and all(isinstance(part, str) for part in key):
+        return tuple(key) if len(key) > 1 else str(key[0])
+    message = f"a key is a string or a tuple of strings, not {key!r}: write e.g. str(user_id) or ('user', str(user_id))"
+    raise ConfigError(message, field="key")
+
+
+def join_key(key: Key) -> str:
+    """Write a key as one string: parts joined by '/', with '%' and '/' inside a part escaped."""
+    parts = (key,) if isinstance(key, str) else key
+    return "/".join(part.replace("%", "%25").replace("/", "%2F") for part in parts)

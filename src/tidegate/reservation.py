@@ -1,0 +1,148 @@
+"""A Reservation: an estimate charged now, to be settled when the actual cost is known."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Mapping
+from typing import TYPE_CHECKING, Any, Self
+
+from tidegate.core.bounds import SECOND
+from tidegate.errors import RateLimitError
+from tidegate.waiting import Ask
+
+if TYPE_CHECKING:
+    from tidegate.clock import Clock
+    from tidegate.core.decision import Decision
+    from tidegate.policy import Cost, Key, Policy
+
+
+class _Reservation:
+    """What the two kinds of reservation share: which corrections a settlement takes."""
+
+    def __init__(
+        self, clock: Clock, policy: Policy, key: Key, costs: tuple[int, ...], decision: Decision, ttl: float
+    ) -> None:
+        self.policy = policy
+        self.key = key
+        self.costs = costs
+        self.decision = decision
+        self._clock = clock
+        self._ends = clock.steady() + round(ttl * SECOND)
+        self.settled = False
+
+    @property
+    def expired(self) -> bool:
+        """Whether the time to settle is over: then the estimate stands, and only what was used beyond it is charged."""
+        return self._clock.steady() >= self._ends
+
+    def _committing(self, actual: Cost | None) -> Ask:
+        """Word the correction from the estimate to the actual cost; units not named stay as estimated."""
+        costs = self.costs
+        if isinstance(actual, Mapping):
+            named = self.policy.costs(actual)
+            costs = tuple(
+                new if limit.unit in actual else old
+                for limit, new, old in zip(self.policy.limits, named, self.costs, strict=True)
+            )
+        elif actual is not None:
+            named = self.policy.costs(actual)
+            costs = tuple(
+                new if limit.unit in self.policy.counted else old
+                for limit, new, old in zip(self.policy.limits, named, self.costs, strict=True)
+            )
+        return self._settling(costs)
+
+    def _settling(self, actual: tuple[int, ...]) -> Ask:
+        if self.settled:
+            raise RateLimitError(f"the reservation for {self.key!r} is settled already")
+        expired = self.expired
+        self.settled = True
+        deltas = []
+        for limit, new, old in zip(self.policy.limits, actual, self.costs, strict=True):
+            if limit.algorithm == "concurrency":  # the work is over: its slots are free again
+                deltas.append(-old)
+            else:
+                deltas.append(max(0, new - old) if expired else new - old)
+        return Ask("adjust", self.policy, self.key, tuple(deltas), self.decision.at)
+
+    def _cancelling(self) -> Ask:
+        return self._settling((0,) * len(self.costs))
+
+    def __repr__(self) -> str:
+        """Show what is held, and whether it still is."""
+        state = "settled" if self.settled else "expired" if self.expired else "open"
+        return f"<{type(self).__name__} {self.key!r} {self.costs} {state}>"
+
+
+class Reservation(_Reservation):
+    """Permits held for a call under way. Commit what it really cost, or cancel."""
+
+    def __init__(self, settle: Callable[[Ask], object], *held: Any) -> None:  # noqa: ANN401 - those of _Reservation
+        """Made by `Limiter.reserve`."""
+        super().__init__(*held)
+        self._settle = settle
+
+    def commit(self, actual: Cost | None = None) -> None:
+        """Charge the actual cost instead of the estimate (None: as estimated)."""
+        self._settle(self._committing(actual))
+
+    def cancel(self) -> None:
+        """Give everything back."""
+        self._settle(self._cancelling())
+
+    def __enter__(self) -> Self:
+        """Settle at the end of the block."""
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """Commit the estimate, or cancel after an exception, unless settled before."""
+        if not self.settled:
+            self._settle(self._committing(None) if kind is None else self._cancelling())
+
+
+class AsyncReservation(_Reservation):
+    """Permits held for a call under way, for tasks: the names of Reservation, awaited."""
+
+    def __init__(self, settle: Callable[[Ask], Awaitable[object]], *held: Any) -> None:  # noqa: ANN401 - as above
+        """Made by `AsyncLimiter.reserve`."""
+        super().__init__(*held)
+        self._settle = settle
+
+    async def commit(self, actual: Cost | None = None) -> None:
+        """Charge the actual cost instead of the estimate (None: as estimated)."""
+        await self._settle(self._committing(actual))
+
+    async def cancel(self) -> None:
+        """Give everything back."""
+        await self._settle(self._cancelling())
+
+    async def __aenter__(self) -> Self:
+        """Settle at the end of the block."""
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """Commit the estimate, or cancel after an exception, unless settled before."""
+        if not self.settled:
+            await self._settle(self._committing(None) if kind is None else self._cancelling())
+
+
+class Reserving:
+    """A reservation to come: `await` it, or enter it with `async with`."""
+
+    def __init__(self, start: Callable[[], Coroutine[Any, Any, AsyncReservation]]) -> None:
+        """Made by `AsyncLimiter.reserve`."""
+        self._start = start
+        self._reservation: AsyncReservation | None = None
+
+    def __await__(self) -> Generator[Any, Any, AsyncReservation]:
+        """Reserve."""
+        return self._start().__await__()
+
+    async def __aenter__(self) -> AsyncReservation:
+        """Reserve, and settle at the end of the block."""
+        self._reservation = await self._start()
+        return self._reservation
+
+    async def __aexit__(self, *exc: Any) -> None:  # noqa: ANN401 - passed on
+        """Commit the estimate, or cancel after an exception, unless settled before."""
+        if self._reservation is not None:
+            await self._reservation.__aexit__(*exc)

@@ -1,0 +1,64 @@
+"""Runs the Python code blocks of a Markdown page.
+
+The blocks of a page run in order and share their names, as a reader would type them into one session. `await`
+is allowed outside functions, all blocks of a page on one event loop. Nothing can be left out: what must not
+run is not labelled `python`.
+"""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import inspect
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+FENCE = re.compile(r"^(?P<indent> *)(?P<ticks>```+|~~~+)[ \t]*(?P<label>[^\s`]*)")
+
+
+@dataclass(frozen=True)
+class Block:
+    label: str
+    line: int  # of the first line of code, counted from 1
+    code: str
+
+
+def blocks_of(page: Path) -> list[Block]:
+    """All fenced blocks of a page; an unclosed one is an error."""
+    found: list[Block] = []
+    lines = iter(enumerate(page.read_text(encoding="utf-8").splitlines(), start=1))
+    for number, line in lines:
+        opening = FENCE.match(line)
+        if opening is None:
+            continue
+        body: list[str] = []
+        for _, inner in lines:
+            if inner.strip() == opening["ticks"]:
+                break
+            body.append(inner.removeprefix(opening["indent"]))
+        else:
+            raise AssertionError(f"{page}:{number}: this code block is never closed")
+        found.append(Block(opening["label"], number + 1, "\n".join(body)))
+    return found
+
+
+def run_page(page: Path) -> int:
+    """Run the page's Python blocks and count them. What they raise carries the page's own line numbers."""
+    names: dict[str, Any] = {"__name__": "__main__"}
+    count = 0
+    with asyncio.Runner() as runner:
+        for block in blocks_of(page):
+            if block.label != "python":
+                continue
+            # Blank lines in front make tracebacks point into the page.
+            source = "\n" * (block.line - 1) + block.code
+            code = compile(source, str(page), "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+            result = eval(code, names)  # noqa: S307 - running the project's own pages is the purpose
+            if inspect.iscoroutine(result):
+                runner.run(result)
+            count += 1
+    return count

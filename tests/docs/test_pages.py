@@ -1,0 +1,32 @@
+"""Every Python block in the documentation runs, and every block says what language it is in."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.docs.blocks import blocks_of, run_page
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
+AMBIGUOUS = {"", "py", "python3", "pycon", "Python"}
+
+
+def name(page):
+    return page.relative_to(ROOT).as_posix()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_code_of_page_runs(page, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # an example may write files
+    run_page(page)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_blocks_are_labelled(page):
+    """A block without a label, or with an alias of `python`, would silently not run."""
+    wrong = [f"{name(page)}:{block.line}" for block in blocks_of(page) if block.label in AMBIGUOUS]
+    assert not wrong, f"label these blocks python, sh, text, ...: {wrong}"
+
+
+def test_the_readme_has_an_example():
+    assert any(block.label == "python" for block in blocks_of(ROOT / "README.md"))

@@ -1,0 +1,42 @@
+#!/bin/sh
+# Servers that some tests drive and that only the system's packages have.
+# As root on Debian: install what is missing, and start none of it. Otherwise: one line that says what to install.
+# Never fails by itself: the test that needs a server says so (and fails under CI=true).
+set -u
+PATH=$PATH:/usr/sbin:/sbin
+
+# Each package ships a program of its own name.
+missing=
+for package in nginx haproxy prometheus chromium-headless-shell redis-server; do
+    command -v "$package" >/dev/null 2>&1 || missing="$missing $package"
+done
+[ -z "$missing" ] && exit 0
+
+if [ "$(id -u)" != 0 ] || ! command -v apt-get >/dev/null 2>&1; then
+    echo "== not installed, so tests that need them cannot run:$missing (on Debian: sudo apt-get install$missing)"
+    exit 0
+fi
+
+# Debian starts a server when it installs it. Its own switch against that is policy-rc.d; leave one that exists alone.
+policy=/usr/sbin/policy-rc.d
+if ! [ -e "$policy" ]; then
+    trap 'rm -f "$policy"' EXIT
+    trap 'exit 130' INT TERM
+    printf '#!/bin/sh\nexit 101\n' >"$policy"
+    chmod 755 "$policy"
+fi
+
+echo "== installing for tests:$missing (apt-get; once for each machine)"
+log=$(mktemp)
+# shellcheck disable=SC2086  # a list of words
+if apt-get update -qq >"$log" 2>&1 &&
+    DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $missing >>"$log" 2>&1; then
+    # Where there is a systemd, installing also enables: undo that, or the next boot starts what we did not.
+    if [ -d /run/systemd/system ]; then
+        for package in $missing; do systemctl disable --now "$package" >>"$log" 2>&1; done
+    fi
+else
+    echo "== apt-get could not install$missing; tests that need them cannot run. It said:"
+    tail -n 5 "$log"
+fi
+rm -f "$log"

@@ -1,0 +1,107 @@
+"""The repository's own promises: portable files, a sound lock, the commands, reasons beside exceptions."""
+
+import re
+import shutil
+import subprocess
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def texts():
+    """Every text file that git tracks or would, by its path."""
+    git = shutil.which("git")
+    if git is None or not (ROOT / ".git").exists():
+        pytest.skip("not a git checkout, so there is no telling which files belong to the project")
+    # A checkout that belongs to somebody else (root in a container) is no reason to refuse.
+    command = [git, "-c", "safe.directory=*", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    names = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout.split("\0")
+    found = {}
+    for name in filter(None, names):
+        path = ROOT / name
+        if path.is_file() and b"\0" not in (content := path.read_bytes()):
+            found[name] = content.decode("utf-8")
+    return found
+
+
+def places(texts, pattern):
+    return [
+        f"{name}:{number}: {line.strip()}"
+        for name, text in texts.items()
+        for number, line in enumerate(text.splitlines(), start=1)
+        if re.search(pattern, line)
+    ]
+
+
+def test_no_path_of_a_machine(texts):
+    # [/] keeps these patterns from finding themselves.
+    homes = r"(?<![\w.])[/](root|home/\w+|Users/\w+|work|opt/pypi)[/]"
+    here = re.escape(f"{ROOT}/")
+    assert places(texts, f"{homes}|{here}") == []
+
+
+def test_no_address_of_a_package_registry(texts):
+    assert places(texts, r"(index|extra)[-_]url|find[-_]links|files[.]pythonhosted|pypi[.]org/simple") == []
+
+
+def test_lock_is_hashed_and_names_no_host(texts):
+    lock = texts["requirements.lock"]
+    assert not re.search(r"://|^-|\s@\s", lock, re.MULTILINE), "an address, an option or a direct reference"
+    pinned = re.split(r"\n(?=\S)", lock.strip())
+    assert len(pinned) > 20
+    hashed = re.compile(r"[\w.-]+==\S+.*\\\n    --hash=sha256:[0-9a-f]{64}")
+    assert [entry for entry in pinned if not hashed.match(entry)] == []
+
+
+def test_lock_holds_what_pyproject_asks_for(texts):
+    project = tomllib.loads(texts["pyproject.toml"])
+    asked = [*project["project"]["dependencies"], *project["build-system"]["requires"]]
+    for extra in project["project"]["optional-dependencies"].values():
+        asked += extra
+    names = {normal(re.split(r"[^\w.-]", entry)[0]) for entry in asked} - {"tidegate"}
+    locked = {normal(name) for name in re.findall(r"^([\w.-]+)==", texts["requirements.lock"], re.MULTILINE)}
+    assert names <= locked, f"run make lock: {sorted(names - locked)}"
+
+
+def normal(name):
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+@pytest.mark.parametrize(
+    "target", ["run", "test", "lint", "format", "docs", "bench", "mutants", "lock", "clean", "help"]
+)
+def test_makefile_explains_each_promised_command(texts, target):
+    assert re.search(rf"^{target}:.*## \S", texts["Makefile"], re.MULTILINE)
+
+
+def test_ci_runs_lint_and_test(texts):
+    assert re.findall(r"^make \w+$", texts[".ci/run"], re.MULTILINE) == ["make lint", "make test"]
+    assert (ROOT / ".ci/run").stat().st_mode & 0o111
+
+
+def test_each_lint_exception_has_its_reason_beside_it(texts):
+    pyproject = texts["pyproject.toml"]
+    section = pyproject.partition("[tool.ruff.lint]")[2].partition("[tool.ruff.lint.pydocstyle]")[0]
+    rules = [line for line in section.splitlines() if re.match(r'\s+"[A-Z]+\d*"', line)]
+    assert rules
+    assert [line for line in rules if not re.search(r'",\s+# \S+ \S+', line)] == []
+    ruff = tomllib.loads(pyproject)["tool"]["ruff"]["lint"]
+    listed = [*ruff["ignore"], *(rule for rules in ruff["per-file-ignores"].values() for rule in rules)]
+    assert len(rules) == len(listed), "one rule on each line, or its reason is not beside it"
+
+
+def test_each_silenced_line_has_its_reason_beside_it(texts):
+    """The form is `noqa: S101 - reason`, and `type: ignore[code]  # reason`."""
+    python = {name: text for name, text in texts.items() if name.endswith(".py")}
+    marks = places(python, r"#\s*(noqa|type:\s*ignore)\b")
+    reasons = r"[#] noqa: [A-Z]+\d+(, ?[A-Z]+\d+)* - \w+|[#] type: ignore\[[\w, -]+\]\s+# \w+"
+    assert [mark for mark in marks if not re.search(reasons, mark)] == []
+
+
+def test_no_skip_without_a_reason(texts):
+    tests = {name: text for name, text in texts.items() if name.startswith("tests/") and name.endswith(".py")}
+    assert places(tests, r"pytest[.](mark[.])?(skip|xfail)(\(\)|$)") == []
