@@ -9,7 +9,8 @@ from itertools import count, repeat
 from typing import TYPE_CHECKING, Final, Literal
 
 from tidegate.clock import Clock, yield_thread
-from tidegate.core.algorithms import Marked, State
+from tidegate.core.algorithms import State
+from tidegate.core.codec import limit_of
 from tidegate.core.decision import VERBS, Decision, States, acquire
 from tidegate.errors import ConfigError
 from tidegate.stores.base import Store
@@ -345,12 +346,6 @@ class Table:
 def states_of(entry: Entry) -> list[State]:
     """Give the states in an entry."""
     return [state for state in entry[1] if state is not None] if entry[0].__class__ is tuple else [entry]
-
-
-def limit_of(state: State) -> Limit:
-    """Tell which limit wrote a state."""
-    owner = state[0]
-    return owner.limit if isinstance(owner, Marked) else owner  # type: ignore[no-any-return]  # states begin with theirs
 
 
 def expires(entry: Entry) -> int:

@@ -1,0 +1,55 @@
+"""States as plain lists of integers: what durable stores keep, and what conformance compares between ports.
+
+    token_bucket                   level, at, scale, then since and level of each high-water mark
+    fixed_window, calendar_window  used, start
+    sliding_window                 current, previous, start, length
+    sliding_log, concurrency       time and cost of each entry, oldest first
+"""
+
+from __future__ import annotations
+
+from array import array
+from itertools import accumulate, pairwise
+from typing import TYPE_CHECKING
+
+from tidegate.core.algorithms import Entries, Marked, State, marked
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tidegate.core.limit import Limit
+
+
+def limit_of(state: State) -> Limit:
+    """Tell which limit wrote a state."""
+    owner = state[0]
+    return owner.limit if isinstance(owner, Marked) else owner  # type: ignore[no-any-return]  # states begin with theirs
+
+
+def dump(state: State) -> list[int]:
+    """Write a state as integers; together with the limit that wrote it, they are the state."""
+    limit = limit_of(state)
+    if limit.algorithm == "token_bucket":
+        owner, level, at = state
+        peaks = owner.peaks if isinstance(owner, Marked) else ()
+        return [level, at, limit.scale, *(number for peak in peaks for number in peak)]
+    if limit.algorithm == "sliding_window":
+        return [*state[1:], limit.length]
+    if limit.algorithm in ("sliding_log", "concurrency"):
+        _, (times, sums), head, tail, base = state
+        costs = (after - before for before, after in pairwise([base, *sums[head:tail]]))
+        return [number for entry in zip(times[head:tail], costs, strict=True) for number in entry]
+    return list(state[1:])
+
+
+def load(limit: Limit, numbers: Sequence[int]) -> State:
+    """Read the state that `limit` wrote as these integers."""
+    if limit.algorithm == "token_bucket":
+        level, at, _, *peaks = numbers
+        return (marked(limit, tuple(zip(peaks[::2], peaks[1::2], strict=True))), level, at)
+    if limit.algorithm == "sliding_window":
+        return (limit, *numbers[:3])
+    if limit.algorithm in ("sliding_log", "concurrency"):
+        times, costs = array("q", numbers[::2]), numbers[1::2]
+        return (limit, Entries(times, array("q", accumulate(costs))), 0, len(times), 0)
+    return (limit, *numbers)
