@@ -13,7 +13,7 @@ import threading
 import time
 from contextlib import contextmanager
 from itertools import count
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -33,6 +33,9 @@ class Signal(Protocol):
 
     def is_set(self) -> bool:
         """Tell whether it was set since it was last cleared."""
+
+    def wait(self, seconds: float | None) -> Any:  # noqa: ANN401 - a flag for threads, a coroutine for tasks
+        """Wait until set, or until so many real seconds have passed."""
 
 
 ThreadSignal = threading.Event
@@ -89,10 +92,10 @@ class Clock(Protocol):
     def steady(self) -> int:
         """Microseconds of a time that never steps back."""
 
-    def wait(self, signal: threading.Event, until: int | None) -> None:
+    def wait(self, signal: Signal, until: int | None) -> None:
         """Block this thread until the signal is set or steady time reaches `until`."""
 
-    async def wait_async(self, signal: TaskSignal, until: int | None) -> None:
+    async def wait_async(self, signal: Signal, until: int | None) -> None:
         """Suspend this task until the signal is set or steady time reaches `until`."""
 
 
@@ -106,11 +109,11 @@ class SystemClock:
         """Microseconds of the machine's monotonic clock."""
         return time.monotonic_ns() // 1000
 
-    def wait(self, signal: threading.Event, until: int | None) -> None:
+    def wait(self, signal: Signal, until: int | None) -> None:
         """Block this thread until the signal is set or steady time reaches `until`."""
         signal.wait(self._seconds(until))
 
-    async def wait_async(self, signal: TaskSignal, until: int | None) -> None:
+    async def wait_async(self, signal: Signal, until: int | None) -> None:
         """Suspend this task until the signal is set or steady time reaches `until`."""
         await signal.wait(self._seconds(until))
 
@@ -192,19 +195,19 @@ class ManualClock:
             with self._lock:
                 self._waiting.discard(number)
 
-    def wait(self, signal: threading.Event, until: int | None) -> None:
+    def wait(self, signal: Signal, until: int | None) -> None:
         """Block this thread until the signal is set or the clock reaches `until`."""
         if until is not None and until <= self._now:
             return
         with self._alarm(signal, until):
             while not signal.is_set() and (until is None or self._now < until):
                 moves = self._moves
-                if threading.active_count() == 1 and until is not None:
-                    self._jump(moves)
-                elif not signal.wait(0.001 if self._alone else GRACE):
+                if (threading.active_count() == 1 and until is not None) or not signal.wait(
+                    0.001 if self._alone else GRACE
+                ):
                     self._jump(moves)
 
-    async def wait_async(self, signal: TaskSignal, until: int | None) -> None:
+    async def wait_async(self, signal: Signal, until: int | None) -> None:
         """Suspend this task until the signal is set or the clock reaches `until`."""
         if until is not None and until <= self._now:
             return

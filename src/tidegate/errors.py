@@ -1,7 +1,7 @@
 """What can go wrong, as one tree.
 
     RateLimitError                  everything tidegate raises on purpose
-    ├── ConfigError(ValueError)     a limit, policy, file or argument that makes no sense; says what, where, and what would
+    ├── ConfigError(ValueError)     a limit, policy, file or argument that makes no sense; says what and where
     ├── Denied                      waiting ended without a permit; carries the last Decision
     ├── StoreUnavailable            the store could not decide; says what was attempted and what to do
     ├── Closed                      the limiter was closed, before the call or while it waited

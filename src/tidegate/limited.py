@@ -93,7 +93,7 @@ class AsyncLimited(_Limited["AsyncLimiter"]):
         @functools.wraps(function)
         async def limited(*args: P.args, **kwargs: P.kwargs) -> R:
             async with self._for_call(args, kwargs):
-                return await function(*args, **kwargs)  # type: ignore[no-any-return]  # iscoroutinefunction lost R
+                return await function(*args, **kwargs)
 
         return limited
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from tidegate.clock import Signal
-    from tidegate.stores.memory import TryAcquire
+    from tidegate.stores.shortcut import TryAcquire
 
 
 class Usage(NamedTuple):
@@ -69,7 +69,7 @@ class _Engine:
         self._now: Callable[[], int] | None = None
         if clock is not None and clock is not self.store.clock:
             self._now = lambda: clock.ns() // 1000
-        self._apply = self.store.apply_one
+        self._apply: Callable[..., Decision] = self.store.apply_one
         self._instant_store = self.store.instant
         self._take_over(self.policy)
 
@@ -106,24 +106,20 @@ class _Engine:
         policy = self.policy
         return Ask(verb, policy, key, policy.costs(cost))
 
-    def _acquiring(self, verb: str, key: Key, cost: Cost, timeout: float | None, priority: int) -> Steps:
+    def _acquiring(self, verb: str, key: Key, cost: Cost, timeout: float | None, priority: float) -> Steps:
         """Ask at once where nobody waits; otherwise, or when denied, stand in line until the deadline."""
         key = normal_key(key)
         ask = self._question(verb, key, cost)
         impossible = any(c > limit.burst for limit, c in zip(ask.policy.limits, ask.costs, strict=True))
         if key not in self._lines or impossible:
-            decision = yield ask
+            decision: Decision = yield ask
             if decision.allowed or decision.retry == NEVER or (timeout is not None and timeout <= 0):
                 return self._permit(decision, key, timeout)
         now = self.clock.steady()
         deadline = None if timeout is None else now + max(0, round(timeout * SECOND))
-        rank = now - round(priority * self._ageing)
-
-        def question(look: bool) -> Ask:  # noqa: FBT001 - called by position in `waiting`
-            return self._question("peek" if look else verb, key, cost)
-
-        waiting = wait_in_line(self._lines, key, rank, deadline, self._signal(), self.clock.steady, question)
-        decision = yield from waiting
+        waiter = self._lines.join(key, now - round(priority * self._ageing), self._signal())
+        ask_as = functools.partial(self._question, key=key, cost=cost)
+        decision = yield from wait_in_line(self._lines, waiter, verb, ask_as, deadline, self.clock.steady)
         return self._permit(decision, key, timeout)
 
     def _permit(self, decision: Decision, key: Key, timeout: float | None) -> Decision:
@@ -140,7 +136,7 @@ class _Engine:
 
     def _adjusting(self, ask: Ask) -> Steps:
         """Correct what was charged, and let the first in line look whether that is enough for it."""
-        decision = yield ask
+        decision: Decision = yield ask
         self._lines.wake(ask.key)
         return decision
 
@@ -199,7 +195,7 @@ class Limiter(_Engine):
         long_way = functools.partial(Limiter.try_acquire, self)
         plain = not self._watched and self._now is None and not self._lines.closed
         if plain and isinstance(self.store, MemoryStore):
-            self.try_acquire = self.store.shortcut(policy, long_way)  # type: ignore[method-assign]  # the same, faster
+            self.__dict__["try_acquire"] = self.store.shortcut(policy, long_way)  # the same, faster
         else:
             self.__dict__.pop("try_acquire", None)
 
@@ -294,7 +290,10 @@ class Limiter(_Engine):
                     step = steps.send(answer)
                 except StopIteration as done:
                     return done.value  # type: ignore[no-any-return]  # a Decision, by the type of Steps
-                answer = self._ask(step) if isinstance(step, Ask) else self.clock.wait(*step)
+                if isinstance(step, Ask):
+                    answer = self._ask(step)
+                else:
+                    self.clock.wait(*step)
 
 
 class AsyncLimiter(_Engine):
@@ -338,7 +337,12 @@ class AsyncLimiter(_Engine):
         return Reserving(lambda: self._reserve(key, cost, ttl, timeout, priority))
 
     async def _reserve(
-        self, key: Key, cost: Cost, ttl: float, timeout: float | None, priority: float  # noqa: ASYNC109 - as above
+        self,
+        key: Key,
+        cost: Cost,
+        ttl: float,
+        timeout: float | None,  # noqa: ASYNC109 - as above
+        priority: float,
     ) -> AsyncReservation:
         policy, costs = self.policy, self.policy.costs(cost)
         decision = await self._drive(self._acquiring("hold", key, cost, timeout, priority))
@@ -404,4 +408,7 @@ class AsyncLimiter(_Engine):
                     step = steps.send(answer)
                 except StopIteration as done:
                     return done.value  # type: ignore[no-any-return]  # a Decision, by the type of Steps
-                answer = await (self._ask(step) if isinstance(step, Ask) else self.clock.wait_async(*step))
+                if isinstance(step, Ask):
+                    answer = await self._ask(step)
+                else:
+                    await self.clock.wait_async(*step)

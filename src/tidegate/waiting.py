@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import threading
 from bisect import insort
-from itertools import count
 from collections.abc import Callable, Generator
-from typing import TYPE_CHECKING, NamedTuple
+from itertools import count
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tidegate.core.algorithms import NEVER
 from tidegate.errors import Closed
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from tidegate.clock import Signal
     from tidegate.core.decision import Decision
     from tidegate.policy import Key, Policy
-
 
 
 class Ask(NamedTuple):
@@ -44,8 +43,8 @@ class Sleep(NamedTuple):
 
 
 Step = Ask | Sleep
-Steps = Generator[Step, "Decision | None", "Decision"]
-Asker = Callable[[bool], Ask]
+Steps = Generator[Step, Any, "Decision"]  # sent the Decision after an Ask
+Asker = Callable[[str], Ask]
 
 
 class Waiter(NamedTuple):
@@ -125,29 +124,28 @@ class Lines:
 
 
 def wait_in_line(
-    lines: Lines, key: Key, rank: int, deadline: int | None, signal: Signal, steady: Callable[[], int], ask: Asker
+    lines: Lines, waiter: Waiter, verb: str, ask: Asker, deadline: int | None, steady: Callable[[], int]
 ) -> Steps:
     """Wait for a permit, step by step, for whoever can ask and sleep.
 
-    `ask(False)` words the question as it is now, `ask(True)` the same as a mere look. Returns the decision that ended
-    the wait: allowed, impossible, or denied at the deadline.
+    `ask` words the question for a verb, by the rules of the moment. Returns the decision that ended the wait: allowed,
+    impossible, or denied at the deadline.
     """
-    waiter = lines.join(key, rank, signal)
+    decision: Decision | None = None
     try:
-        decision = None
         while True:
-            signal.clear()
+            waiter.signal.clear()
             if lines.closed:
                 raise Closed("the limiter was closed while this call waited")
             until = deadline
             if lines.leads(waiter):
-                decision = yield ask(False)
+                decision = yield ask(verb)
                 retry = decision.retry
                 if decision.allowed or retry == NEVER:
                     return decision
                 until = steady() + retry if deadline is None else min(deadline, steady() + retry)
             if deadline is not None and steady() >= deadline:
-                return decision or (yield ask(True))
-            yield Sleep(signal, until)
+                return decision or (yield ask("peek"))
+            yield Sleep(waiter.signal, until)
     finally:
         lines.leave(waiter)

@@ -22,12 +22,13 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from tidegate.core.bounds import MAX, ceil_div
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from tidegate.core.limit import Limit
 
 State = tuple[Any, ...]
@@ -54,8 +55,7 @@ def charge_bucket(state: State | None, limit: Limit, cost: int, now: int) -> Sta
         at = state[2]
         if now > at:
             level += (now - at) * limit.rate
-            if level > limit.capacity:
-                level = limit.capacity
+            level = min(level, limit.capacity)
         else:
             now = at
     else:
@@ -150,7 +150,7 @@ def marked(limit: Limit, peaks: Peaks) -> Limit | Marked:
 
 
 def raise_peaks(peaks: Peaks, level: int, limit: Limit) -> Peaks:
-    """Let a level leave its mark: marks that it reaches become one, since the earliest of them; a full bucket has none."""
+    """Let a level leave its mark: marks it reaches become one, since the earliest of them; a full bucket has none."""
     if level >= limit.capacity:
         return ()
     if not peaks or peaks[-1][1] >= level:
@@ -392,9 +392,7 @@ def adjust_slots(state: State | None, limit: Limit, delta: int, now: int, at: in
     return _correct(limit, entries, head, tail, base, delta, range(head, tail))
 
 
-def _correct(
-    limit: Limit, entries: Entries, head: int, tail: int, base: int, delta: int, order: range
-) -> State | None:
+def _correct(limit: Limit, entries: Entries, head: int, tail: int, base: int, delta: int, order: range) -> State | None:
     """Change the costs of entries, in the order given, by `delta` in all; an entry that costs nothing goes."""
     times, sums = entries.times[:tail], entries.sums[:tail]
     emptied = []

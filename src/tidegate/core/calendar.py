@@ -49,8 +49,8 @@ def _bounds(kind: Calendar, now: int) -> tuple[int, int]:
     zone = find_zone(kind.zone)
     local = (EPOCH + now * MICROSECOND).astimezone(zone)
     if kind.period in ("minute", "hour"):
-        # Minutes and hours last 60 s and 3600 s whatever the clocks do: one offset for the whole year aligns them, since
-        # a zone that shifts by half an hour would otherwise have hours that overlap.
+        # Minutes and hours last 60 s and 3600 s whatever the clocks do: one offset for the whole year aligns them,
+        # since a zone that shifts by half an hour would otherwise have hours that overlap.
         length = (60 if kind.period == "minute" else 3600) * SECOND
         new_year = datetime(local.year, 1, 1, tzinfo=zone)
         start = now - (now + (new_year.utcoffset() or timedelta()) // MICROSECOND) % length

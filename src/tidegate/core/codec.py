@@ -1,9 +1,9 @@
 """States as plain lists of integers: what durable stores keep, and what conformance compares between ports.
 
-    token_bucket                   level, at, scale, then since and level of each high-water mark
-    fixed_window, calendar_window  used, start
-    sliding_window                 current, previous, start, length
-    sliding_log, concurrency       time and cost of each entry, oldest first
+token_bucket                   level, at, scale, then since and level of each high-water mark
+fixed_window, calendar_window  used, start
+sliding_window                 current, previous, start, length
+sliding_log, concurrency       time and cost of each entry, oldest first
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 def limit_of(state: State) -> Limit:
     """Tell which limit wrote a state."""
     owner = state[0]
-    return owner.limit if isinstance(owner, Marked) else owner  # type: ignore[no-any-return]  # states begin with theirs
+    return owner.limit if isinstance(owner, Marked) else owner
 
 
 def dump(state: State) -> list[int]:

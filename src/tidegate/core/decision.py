@@ -25,7 +25,9 @@ class LimitDecision(NamedTuple):
     limit: Limit
 
 
-class Decision(tuple[bool, int, "tuple[Limit, ...]", "Sequence[State | None] | Sequence[View]", "Sequence[int] | None"]):
+class Decision(
+    tuple[bool, int, "tuple[Limit, ...]", "Sequence[State | None] | Sequence[View]", "Sequence[int] | None"]
+):
     """The answer to one call; true when it may proceed.
 
     It holds what the store answered with: whether, when, by which limits, and either their views or, where the states
@@ -119,7 +121,7 @@ class ShadowDecision(Decision):
         return True
 
 
-# ---- what can be done to the states of a key, all limits at once -------------------------------------------------------
+# ---- what can be done to the states of a key, all limits at once ---------------------------------------------------
 #
 # Each verb takes the limits, their states, a number for each, the instant, and for `adjust` the instant `at` of the
 # charge to be corrected. It gives whether the call is allowed, the states after (the very same object if nothing has

@@ -279,4 +279,6 @@ def _first_mistake(text: str) -> int:
 
 def _point(text: str, place: int, message: str) -> str:
     """Say what is wrong and show where: the text with the place marked."""
-    return f"{message}, at column {place + 1} of {text!r}" if place < len(text) else f"{message}, at the end of {text!r}"
+    return (
+        f"{message}, at column {place + 1} of {text!r}" if place < len(text) else f"{message}, at the end of {text!r}"
+    )

@@ -25,7 +25,7 @@ class Policy:
     to decide and record without ever denying. `on_store_error` is what a call gets while the store cannot be asked.
 
     A cost given as a plain number counts calls: it is charged to the limits in `requests` (and `concurrent-requests`);
-    where a policy has none of these but a single other unit, to that. A mapping names units; those it leaves out cost 0.
+    where a policy has none of these but a single other unit, to that. A mapping names units; others cost nothing.
     """
 
     name: str
@@ -88,7 +88,9 @@ def read_limits(rules: str | Limit | Iterable[str | Limit]) -> tuple[Limit, ...]
     if isinstance(rules, (str, Limit)):
         rules = (rules,)
     if not isinstance(rules, Iterable):
-        raise ConfigError(f"expected a limit such as '60/1m', a Limit, or a list of them, not {rules!r}", field="limits")
+        raise ConfigError(
+            f"expected a limit such as '60/1m', a Limit, or a list of them, not {rules!r}", field="limits"
+        )
     limits = tuple(rule if isinstance(rule, Limit) else Limit.parse(rule) for rule in rules)
     if not limits:
         raise ConfigError("a policy needs at least one limit such as '60/1m'", field="limits")

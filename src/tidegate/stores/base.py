@@ -31,9 +31,7 @@ class Store(ABC):
         self.clock: Clock = clock or SystemClock()
 
     @abstractmethod
-    def apply(
-        self, verb: str, asks: Sequence[Ask], now: int | None = None, at: int | None = None
-    ) -> list[Decision]:
+    def apply(self, verb: str, asks: Sequence[Ask], now: int | None = None, at: int | None = None) -> list[Decision]:
         """Apply the verb to every (policy, key, costs) together and answer each.
 
         `now` is the instant to decide at, in microseconds; None, the usual case, means by the store's own clock, read
@@ -56,7 +54,7 @@ class Store(ABC):
         """Count what an operator may want to watch."""
         return {}
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027 - most stores hold nothing open
         """Let go of what the store holds open."""
 
     async def close_async(self) -> None:

@@ -2,36 +2,31 @@
 
 from __future__ import annotations
 
-import heapq
 import logging
 from collections import deque
-from itertools import count, repeat
+from itertools import count
 from typing import TYPE_CHECKING, Final, Literal
 
 from tidegate.clock import Clock, yield_thread
-from tidegate.core.algorithms import State
-from tidegate.core.codec import limit_of
 from tidegate.core.decision import VERBS, Decision, States, acquire
 from tidegate.errors import ConfigError
 from tidegate.stores.base import Store
+from tidegate.stores.shortcut import Guard, shortcut
+from tidegate.stores.table import Table, expires, read_entry, write_entry
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
+    from tidegate.core.algorithms import State
     from tidegate.core.limit import Limit
-    from tidegate.policy import Cost, Key, Policy
+    from tidegate.policy import Key, Policy
     from tidegate.stores.base import Ask
-
-    TryAcquire = Callable[[Key, Cost], Decision]
+    from tidegate.stores.shortcut import TryAcquire
 
 log = logging.getLogger(__name__)
 
-Entry = State  # the bare state of a policy of one limit, else (limits, states): the fewest bytes for the usual case
 OVERFLOW: Final = ("overflow", "")  # the key, known by its identity, that new keys share when the store is full
-FOREVER: Final = 2**62
-PATIENCE: Final = 1000
-SWEEP: Final = 64  # how many keys a call looks after at most, when some are due
-FINEST: Final = 16  # keys are swept in steps no finer than 2**16 microseconds, or a 32nd of their lifetime
+PATIENCE: Final = 1000  # how often a thread yields to the one that decides before it sleeps
 
 
 class MemoryStore(Store):
@@ -74,90 +69,8 @@ class MemoryStore(Store):
         self._warned = False
 
     def shortcut(self, policy: Policy, otherwise: TryAcquire) -> TryAcquire:
-        """Build `try_acquire` for a policy with everything a usual call needs at hand.
-
-        A usual call costs 1 and finds a state of exactly this policy; any other goes to `otherwise`.
-        """
-        table = self._table(policy)
-        entries, limits, one, nothing = table.entries, policy.limits, policy.one, (0,) * len(policy.limits)
-        take, give, contend, ns = self._take, self._give, self._contend, self._ns
-        charges = [(limit.charge, limit) for limit in limits]
-        limit = limits[0]
-        capacity, rate, scale = limit.capacity, limit.rate, limit.scale
-
-        def one_bucket(key: Key, cost: Cost = 1) -> Decision:
-            if cost == 1:
-                try:
-                    take()
-                except IndexError:
-                    contend()
-                try:
-                    now = ns() // 1000
-                    owner, level, at = entry = entries[key]
-                    if owner is limit and now < table.due:
-                        # This is charge_bucket, written out: the call alone would cost a tenth of the decision.
-                        if now > at:
-                            level += (now - at) * rate
-                            if level > capacity:
-                                level = capacity
-                        else:
-                            now = at
-                        level -= scale
-                        if level < 0:
-                            return Decision((False, now, limits, (entry,), one))
-                        entries[key] = state = (limit, level, now)
-                        return Decision((True, now, limits, (state,), nothing))
-                except (KeyError, ValueError, TypeError):
-                    pass  # a new key, a state of another shape, or no key at all
-                finally:
-                    give(None)
-            return otherwise(key, cost)
-
-        def one_limit(key: Key, cost: Cost = 1) -> Decision:
-            if cost == 1:
-                try:
-                    take()
-                except IndexError:
-                    contend()
-                try:
-                    now = ns() // 1000
-                    entry = entries.get(key)
-                    if entry is not None and entry[0] is limit and now < table.due:
-                        state = limit.charge(entry, limit, 1, now)
-                        if state is None:
-                            return Decision((False, now, limits, (entry,), one))
-                        entries[key] = state
-                        return Decision((True, now, limits, (state,), nothing))
-                finally:
-                    give(None)
-            return otherwise(key, cost)
-
-        def several(key: Key, cost: Cost = 1) -> Decision:
-            if cost == 1:
-                try:
-                    take()
-                except IndexError:
-                    contend()
-                try:
-                    now = ns() // 1000
-                    entry = entries.get(key)
-                    if entry is not None and entry[0] is limits and now < table.due:
-                        states = []
-                        for (charge, limit), state in zip(charges, entry[1], strict=True):
-                            states.append(charge(state, limit, 1, now))
-                        if None in states:
-                            return Decision((False, now, limits, entry[1], one))
-                        entries[key] = (limits, states)
-                        return Decision((True, now, limits, states, nothing))
-                finally:
-                    give(None)
-            return otherwise(key, cost)
-
-        if 0 in one:
-            return otherwise
-        if policy.only is None:
-            return several
-        return one_bucket if limit.algorithm == "token_bucket" else one_limit
+        """Build a faster `try_acquire` for the usual calls under a policy; others go to `otherwise`."""
+        return shortcut(policy, self._table(policy), otherwise, Guard(self._take, self._give, self._contend, self._ns))
 
     def apply_one(
         self, verb: str, policy: Policy, key: Key, costs: tuple[int, ...], now: int | None = None, at: int | None = None
@@ -191,9 +104,7 @@ class MemoryStore(Store):
         finally:
             self._give(None)
 
-    def apply(
-        self, verb: str, asks: Sequence[Ask], now: int | None = None, at: int | None = None
-    ) -> list[Decision]:
+    def apply(self, verb: str, asks: Sequence[Ask], now: int | None = None, at: int | None = None) -> list[Decision]:
         """Apply the verb to every key together."""
         try:
             self._take()
@@ -283,96 +194,3 @@ class MemoryStore(Store):
     def metrics(self) -> dict[str, int]:
         """Count keys kept, and calls that found no room for their key."""
         return {"entries": self._entries, "max_entries": self.max_entries, "overflowed": self._overflowed}
-
-
-class Table:
-    """The keys of one policy, and when to look whether each can go.
-
-    Every key stands in one list of `wheel`, under an instant soon after its state ends; when that instant comes, the
-    key is dropped, or put under a later one if it was used meanwhile. So a key costs nothing between its first call
-    and then, and nothing ever scans all of them.
-    """
-
-    __slots__ = ("due", "dues", "entries", "ghosts", "wheel")
-
-    def __init__(self) -> None:
-        """Start empty."""
-        self.entries: dict[Key, Entry] = {}
-        self.wheel: dict[int, list[Key]] = {}
-        self.dues: list[int] = []
-        self.due: int = FOREVER
-        self.ghosts: set[Key] = set()  # keys that stand in the wheel but were reset
-
-    def register(self, key: Key, ends: int, now: int) -> None:
-        """Look at the key again soon after `ends`."""
-        if key in self.ghosts:
-            self.ghosts.remove(key)
-            return
-        step = max(FINEST, (ends - now).bit_length() - 5)
-        due = ((ends >> step) + 1) << step
-        keys = self.wheel.get(due)
-        if keys is None:
-            self.wheel[due] = [key]
-            heapq.heappush(self.dues, due)
-            self.due = self.dues[0]
-        else:
-            keys.append(key)
-
-    def sweep(self, now: int) -> int:
-        """Drop keys that have ended, looking at a bounded number of those that are due; tell how many went."""
-        dropped = 0
-        for _ in repeat(None, SWEEP):
-            if self.due > now:
-                break
-            keys = self.wheel[self.due]
-            key = keys.pop()
-            if not keys:
-                del self.wheel[heapq.heappop(self.dues)]
-                self.due = self.dues[0] if self.dues else FOREVER
-            entry = self.entries.get(key)
-            if entry is None:
-                self.ghosts.discard(key)
-            elif (ends := expires(entry)) <= now:
-                del self.entries[key]
-                dropped += 1
-            else:
-                self.register(key, ends, now)
-        return dropped
-
-
-# ---- entries: what stands under a key ---------------------------------------------------------------------------------
-
-
-def states_of(entry: Entry) -> list[State]:
-    """Give the states in an entry."""
-    return [state for state in entry[1] if state is not None] if entry[0].__class__ is tuple else [entry]
-
-
-def expires(entry: Entry) -> int:
-    """Tell when all states of an entry answer like no state."""
-    if entry[0].__class__ is not tuple:
-        return limit_of(entry).rules.expires(entry)
-    return max(limit_of(state).rules.expires(state) for state in states_of(entry))
-
-
-def read_entry(entry: Entry | None, policy: Policy) -> Sequence[State | None]:
-    """Give the states of the policy's limits, in its order, known by name and algorithm."""
-    if entry is None:
-        return [None] * len(policy.limits)
-    if entry[0] is policy.limits:
-        return entry[1]  # type: ignore[no-any-return]  # the states of exactly these limits
-    known = {(limit_of(state).name, limit_of(state).algorithm): state for state in states_of(entry)}
-    return [known.get((limit.name, limit.algorithm)) for limit in policy.limits]
-
-
-def write_entry(old: Entry | None, policy: Policy, states: States, now: int) -> Entry | None:
-    """Build the entry of new states, keeping live ones of limits that are not in the policy (any more)."""
-    if old is not None and old[0] is not policy.limits and old[0] is not policy.only:
-        names = {(limit.name, limit.algorithm) for limit in policy.limits}
-        known = [(limit_of(state), state) for state in states_of(old)]
-        others = [s for limit, s in known if (limit.name, limit.algorithm) not in names and expires(s) > now]
-        if others:
-            return ((), [*states, *others])  # of no policy's limits exactly
-    if policy.only is not None:
-        return states[0]
-    return (policy.limits, states) if any(states) else None
