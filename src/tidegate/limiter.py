@@ -129,9 +129,10 @@ class _Engine:
         names = ", ".join(decision.violated)
         if decision.retry == NEVER:
             message = f"{key!r} asks for more than {names} can ever hold"
+        elif decision.retry:
+            message = f"{key!r} got no permit within {timeout} s: {names} would allow it in {decision.retry_after} s"
         else:
-            message = f"{key!r} got no permit within {timeout} s: {names or 'others wait'}"
-            message += f" (retry after {decision.retry_after} s)" if decision.violated else " for it"
+            message = f"{key!r} got no permit within {timeout} s: others wait in front of it"
         raise Denied(message, decision)
 
     def _adjusting(self, ask: Ask) -> Steps:

@@ -142,7 +142,7 @@ class Reserving:
         self._reservation = await self._start()
         return self._reservation
 
-    async def __aexit__(self, *exc: object) -> None:
+    async def __aexit__(self, kind: type[BaseException] | None, *rest: object) -> None:
         """Commit the estimate, or cancel after an exception, unless settled before."""
         if self._reservation is not None:
-            await self._reservation.__aexit__(*exc)
+            await self._reservation.__aexit__(kind, *rest)

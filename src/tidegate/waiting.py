@@ -17,11 +17,11 @@ from itertools import count
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tidegate.core.algorithms import NEVER
+from tidegate.core.decision import Decision
 from tidegate.errors import Closed
 
 if TYPE_CHECKING:
     from tidegate.clock import Signal
-    from tidegate.core.decision import Decision
     from tidegate.policy import Key, Policy
 
 
@@ -43,7 +43,7 @@ class Sleep(NamedTuple):
 
 
 Step = Ask | Sleep
-Steps = Generator[Step, Any, "Decision"]  # sent the Decision after an Ask
+Steps = Generator[Step, Any, Decision]  # sent the Decision after an Ask
 Asker = Callable[[str], Ask]
 
 
@@ -145,7 +145,12 @@ def wait_in_line(
                     return decision
                 until = steady() + retry if deadline is None else min(deadline, steady() + retry)
             if deadline is not None and steady() >= deadline:
-                return decision or (yield ask("peek"))
+                return decision or not_served((yield ask("peek")))
             yield Sleep(waiter.signal, until)
     finally:
         lines.leave(waiter)
+
+
+def not_served(looked: Decision) -> Decision:
+    """Deny one who never came to ask: even where permits are free, they are for those in front."""
+    return Decision((False, looked.at, looked[2], looked.views, None))

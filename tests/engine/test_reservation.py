@@ -1,0 +1,168 @@
+"""Reservations: an estimate now, the actual cost later, in the window that was charged."""
+
+import pytest
+
+from tidegate import AsyncLimiter, Denied, Limit, Limiter, RateLimitError
+from tidegate.testing import ManualClock
+
+START = 1_728_000_000
+ALGORITHMS = ["token_bucket", "fixed_window", "sliding_window", "sliding_log"]
+
+
+@pytest.fixture
+def clock():
+    return ManualClock(START)
+
+
+def used(limiter, key="k"):
+    return [said.used for said in limiter.usage(key).values()]
+
+
+def test_the_example_of_the_contract(clock):
+    limiter = Limiter([Limit(60, "1m"), Limit(90_000, "1m", unit="tokens", burst=120_000, name="tpm")], clock=clock)
+    with limiter.reserve("openai", cost={"requests": 1, "tokens": 1800}, ttl=60) as reservation:
+        assert used(limiter, "openai") == [1, 1800]
+        reservation.commit({"tokens": 921})
+    assert used(limiter, "openai") == [1, 921]
+    assert reservation.settled
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_commit_refunds_or_debits_the_difference(clock, algorithm):
+    limiter = Limiter(Limit(100, "100s", algorithm=algorithm), clock=clock)
+    limiter.reserve("k", cost=40).commit(25)
+    assert used(limiter) == [25]
+    limiter.reserve("k", cost=10).commit(30)
+    assert used(limiter) == [55]
+    limiter.reserve("k", cost=10).commit()
+    assert used(limiter) == [65]
+    limiter.reserve("k", cost=10).cancel()
+    assert used(limiter) == [65]
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_the_actual_cost_may_exceed_the_limit(clock, algorithm):
+    limiter = Limiter(Limit(10, "10s", algorithm=algorithm), clock=clock)
+    limiter.reserve("k", cost=5).commit(15)
+    assert not limiter.peek("k")
+    assert limiter.peek("k", cost=0), "a call that costs nothing is not refused"
+
+
+@pytest.mark.parametrize("algorithm", ["fixed_window", "sliding_log"])
+def test_a_window_that_has_passed_is_not_corrected(clock, algorithm):
+    limiter = Limiter(Limit(10, "10s", algorithm=algorithm), clock=clock)
+    early, late = limiter.reserve("k", cost=4), limiter.reserve("k", cost=1)
+    clock.advance(10)
+    limiter.try_acquire("k", cost=3)
+    early.commit(1)
+    late.commit(9)
+    assert used(limiter) == [3]
+
+
+def test_the_previous_window_is_corrected_while_it_weighs(clock):
+    limiter = Limiter(Limit(10, "10s", algorithm="sliding_window"), clock=clock)
+    reservation = limiter.reserve("k", cost=10)
+    clock.advance(10)  # START lies on a window: now the previous one, at full weight
+    assert used(limiter) == [10]
+    reservation.commit(4)
+    assert used(limiter) == [4]
+
+
+def test_a_bucket_gives_back_only_what_was_not_refilled_since(clock):
+    limiter = Limiter("10/10s", clock=clock)
+    reservation = limiter.reserve("k", cost=5)
+    clock.advance(1)
+    reservation.commit(2)
+    assert limiter.peek("k", cost=0).remaining == 9, "as if only 2 had been taken a second ago"
+    limiter.reset("k")
+    healed = limiter.reserve("k", cost=5)
+    clock.advance(5)  # full again: had nothing been taken, it would be no fuller
+    limiter.try_acquire("k", cost=3)
+    healed.cancel()
+    assert limiter.peek("k", cost=0).remaining == 7
+
+
+def test_a_bucket_remembers_the_highest_level_since_each_reservation(clock):
+    limiter = Limiter("10/10s", clock=clock)
+    reservation = limiter.reserve("k", cost=6)  # 4 left
+    clock.advance(3)  # 7: of the 6 taken, 3 would have spilled
+    limiter.try_acquire("k", cost=7)
+    reservation.cancel()
+    assert limiter.peek("k", cost=0).remaining == 3
+
+
+def test_slots_are_freed_by_settling(clock):
+    limiter = Limiter([Limit(2, "1h", "concurrency", name="slots"), Limit(10, "1m", "fixed_window")], clock=clock)
+    first, second = limiter.reserve("k"), limiter.reserve("k")
+    with pytest.raises(Denied):
+        limiter.reserve("k")
+    first.commit()
+    assert used(limiter) == [1, 2]
+    second.cancel()
+    assert used(limiter) == [0, 1]
+
+
+def test_an_exception_cancels_and_a_plain_end_commits(clock):
+    limiter = Limiter("10/10s", clock=clock)
+    with limiter.reserve("k", cost=3):
+        pass
+    assert used(limiter) == [3]
+    with pytest.raises(ZeroDivisionError), limiter.reserve("k", cost=3):
+        raise ZeroDivisionError
+    assert used(limiter) == [3]
+
+
+def test_settling_twice_is_an_error(clock):
+    reservation = Limiter("10/10s", clock=clock).reserve("k")
+    reservation.commit()
+    for again in (reservation.commit, reservation.cancel):
+        with pytest.raises(RateLimitError, match="the reservation for 'k' is settled already"):
+            again()
+    assert "settled" in repr(reservation)
+
+
+def test_an_expired_reservation_stands_as_estimated(clock):
+    limiter = Limiter("100/100s fixed_window", clock=clock)
+    lapsed = limiter.reserve("k", cost=10, ttl=60)
+    overrun = limiter.reserve("k", cost=10, ttl=60)
+    clock.advance(60)
+    assert lapsed.expired
+    lapsed.cancel()
+    assert used(limiter) == [20]
+    overrun.commit(15)
+    assert used(limiter) == [25], "what was used beyond the estimate was used all the same"
+
+
+def test_reserve_waits_only_if_told_to(clock):
+    limiter = Limiter("1/10s", clock=clock)
+    limiter.reserve("k").commit()
+    with pytest.raises(Denied):
+        limiter.reserve("k")
+    assert clock.now() == START
+    limiter.reserve("k", timeout=20).commit()
+    assert clock.now() == START + 10
+
+
+async def test_async_reservations_can_be_awaited_or_entered(clock):
+    limiter = AsyncLimiter("10/10s", clock=clock)
+    reservation = await limiter.reserve("k", cost=5)
+    await reservation.commit(2)
+    async with limiter.reserve("k", cost=5) as reservation:
+        await reservation.commit(1)
+    async with limiter.reserve("k", cost=2):
+        pass
+    with pytest.raises(ZeroDivisionError):
+        async with limiter.reserve("k", cost=2):
+            raise ZeroDivisionError
+    await (await limiter.reserve("k")).cancel()
+    assert (await limiter.usage("k"))["10s"].used == 5
+
+
+def test_a_commit_while_the_clock_stepped_back_finds_its_entry(clock):
+    limiter = Limiter(Limit(3, "10s", "sliding_log"), clock=clock)
+    limiter.try_acquire("k")
+    clock.advance(-5)
+    reservation = limiter.reserve("k", cost=2)
+    assert not limiter.try_acquire("k")
+    reservation.cancel()
+    assert used(limiter) == [1]

@@ -1,0 +1,354 @@
+"""Waiting is fair, cancellable, bounded, and needs no real time on a ManualClock."""
+
+import asyncio
+import threading
+from contextlib import suppress
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tidegate import AsyncLimiter, Closed, Denied, Limit, Limiter
+from tidegate.testing import ManualClock
+
+START = 1_728_000_000
+
+
+@pytest.fixture
+def clock():
+    return ManualClock(START)
+
+
+async def settle():
+    """Let every task run as far as it can without time passing."""
+    for _ in range(50):
+        await asyncio.sleep(0)
+
+
+async def join(limiter, order, name, **ask):
+    """Start to wait for a permit under a name, and be in line when this returns."""
+
+    async def wait():
+        await limiter.acquire("k", **ask)
+        order.append(name)
+
+    task = asyncio.create_task(wait())
+    await settle()
+    return task
+
+
+async def test_a_waiter_gets_its_permit_at_the_very_instant(clock):
+    limiter = AsyncLimiter("1/10s", clock=clock)
+    await limiter.acquire("k")
+    order = []
+    task = await join(limiter, order, "late")
+    clock.advance(9.999_999)
+    await settle()
+    assert order == []
+    clock.advance(0.000_001)
+    await settle()
+    assert order == ["late"]
+    assert task.done()
+
+
+async def test_first_come_first_served(clock):
+    limiter = AsyncLimiter("1/1s", clock=clock)
+    await limiter.acquire("k")
+    order = []
+    tasks = [await join(limiter, order, number) for number in range(5)]
+    for served in range(5):
+        assert order == list(range(served))
+        clock.advance(1)
+        await settle()
+    assert order == [0, 1, 2, 3, 4]
+    await asyncio.gather(*tasks)
+
+
+async def test_a_large_cost_is_not_starved_by_small_ones(clock):
+    limiter = AsyncLimiter("10/10s", clock=clock)
+    await limiter.acquire("k", cost=10)
+    order = []
+    await join(limiter, order, "large", cost=10)
+    for number in range(20):
+        await join(limiter, order, number)
+        clock.advance(1)
+        await settle()
+        if "large" in order:
+            break
+    assert order[0] == "large"
+    await limiter.close()
+
+
+async def test_higher_priority_goes_first(clock):
+    limiter = AsyncLimiter("1/1s", clock=clock, ageing=5)
+    await limiter.acquire("k")
+    order = []
+    tasks = [await join(limiter, order, name, priority=p) for name, p in [("a", 0), ("b", 0), ("c", 2), ("d", 1)]]
+    for _ in tasks:
+        clock.advance(1)
+        await settle()
+    assert order == ["c", "d", "a", "b"]
+
+
+async def test_low_priority_ages_and_is_never_starved(clock):
+    limiter = AsyncLimiter("1/1s", clock=clock, ageing=5)
+    await limiter.acquire("k")
+    order = []
+    await join(limiter, order, "low")
+    for number in range(40):  # someone of priority 3 comes every second, for ever
+        await join(limiter, order, number, priority=3)
+        clock.advance(1)
+        await settle()
+        if "low" in order:
+            break
+    assert order.index("low") in (15, 16), "passed only by those who came within 3 * 5 seconds"
+    await limiter.close()
+
+
+async def test_a_deadline_behind_others_is_a_denial_even_where_permits_are_free(clock):
+    limiter = AsyncLimiter("4/1s", clock=clock)
+    await limiter.acquire("k", cost=3)
+    await join(limiter, [], "large", cost=4)
+    with pytest.raises(Denied, match="others wait in front of it") as denied:
+        await limiter.acquire("k", timeout=0)
+    assert not denied.value.decision
+    assert (await limiter.usage("k"))["1s"].used == 3
+    await limiter.close()
+
+
+async def test_keys_do_not_wait_for_each_other(clock):
+    limiter = AsyncLimiter("1/1h", clock=clock)
+    await limiter.acquire("k")
+    waiting = await join(limiter, [], "stuck")
+    assert (await limiter.acquire("other", timeout=0)).allowed
+    assert (await limiter.try_acquire("third")).allowed
+    waiting.cancel()
+
+
+async def test_only_the_first_in_line_asks(clock):
+    asked = []
+    limiter = AsyncLimiter("1/1s", clock=clock, observer=asked.append)
+    await limiter.acquire("k")
+    order = []
+    tasks = [await join(limiter, order, number) for number in range(100)]
+    asked.clear()
+    clock.advance(1)
+    await settle()
+    assert order == [0]
+    assert len(asked) <= 3, "the first asks and gets; the second asks and learns how long to wait"
+    for task in tasks:
+        task.cancel()
+
+
+async def test_the_deadline_raises_denied_with_the_decision(clock):
+    limiter = AsyncLimiter("1/10s", clock=clock)
+    await limiter.acquire("k")
+    first = asyncio.create_task(limiter.acquire("k", timeout=5))
+    second = asyncio.create_task(limiter.acquire("k", timeout=5))
+    await settle()
+    clock.advance(4.999_999)
+    await settle()
+    assert not first.done()
+    assert not second.done()
+    clock.advance(0.000_001)
+    for task in (first, second):
+        with pytest.raises(Denied) as denied:
+            await task
+        assert denied.value.decision.retry_after == 5
+        assert "'k' got no permit within 5 s" in str(denied.value)
+    assert len(limiter._lines) == 0
+
+
+def test_an_impossible_cost_is_refused_at_once(clock):
+    limiter = Limiter(["5/1s", Limit(3, "1m", name="tight")], clock=clock)
+    with pytest.raises(Denied, match="'k' asks for more than tight can ever hold") as denied:
+        limiter.acquire("k", cost=4)
+    assert denied.value.decision.retry_after is None
+    assert clock.now() == START
+
+
+async def test_an_impossible_cost_is_refused_at_once_behind_a_line(clock):
+    limiter = AsyncLimiter("3/1m", clock=clock)
+    await limiter.acquire("k", cost=3)
+    waiting = await join(limiter, [], "first")
+    with pytest.raises(Denied):
+        await limiter.acquire("k", cost=4)
+    assert clock.now() == START
+    waiting.cancel()
+
+
+async def test_a_cancelled_waiter_leaves_nothing_behind(clock):
+    limiter = AsyncLimiter("1/1s", clock=clock)
+    await limiter.acquire("k")
+    order = []
+    first = await join(limiter, order, "cancelled")
+    await join(limiter, order, "next")
+    first.cancel()
+    await settle()
+    assert len(limiter._lines) == 1
+    clock.advance(1)
+    await settle()
+    assert order == ["next"]
+    assert len(limiter._lines) == 0
+    assert limiter._lines._lines == {}
+    assert (await limiter.usage("k"))["1s"].used == 1, "a cancelled call is charged nothing"
+
+
+async def test_asyncio_timeouts_work_like_cancellation():
+    limiter = AsyncLimiter("1/1h")
+    await limiter.acquire("k")
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.01):
+            await limiter.acquire("k")
+    assert len(limiter._lines) == 0
+
+
+async def test_close_wakes_all_waiters(clock):
+    limiter = AsyncLimiter("1/1h", clock=clock)
+    await limiter.acquire("k")
+    tasks = [await join(limiter, [], number) for number in range(10)]
+    await limiter.close()
+    for task in tasks:
+        with pytest.raises(Closed):
+            await task
+    assert len(limiter._lines) == 0
+
+
+@pytest.mark.parametrize("free", ["release", "refund", "reset", "cancel", "update"])
+async def test_permits_that_come_back_wake_the_first_in_line(clock, free):
+    limiter = AsyncLimiter(Limit(1, "1h", algorithm="concurrency"), clock=clock)
+    reservation = await limiter.reserve("k")
+    order = []
+    await join(limiter, order, "waited")
+    if free == "cancel":
+        await reservation.cancel()
+    elif free == "update":
+        limiter.update(Limit(2, "1h", algorithm="concurrency"))
+    else:
+        await getattr(limiter, free)("k")
+    await settle()
+    assert order == ["waited"]
+    assert clock.now() == START
+
+
+def test_a_lone_thread_moves_the_manual_clock_itself(clock):
+    limiter = Limiter("1/10s", clock=clock)
+    limiter.acquire("k")
+    limiter.acquire("k")
+    assert clock.now() == START + 10
+    with pytest.raises(Denied):
+        limiter.acquire("k", timeout=5.0)
+    assert clock.now() == START + 15
+
+
+async def test_a_lone_task_moves_the_manual_clock_itself(clock):
+    limiter = AsyncLimiter("1/10s", clock=clock)
+    for _ in range(100):
+        await limiter.acquire("k")
+    assert clock.now() == START + 990
+
+
+def test_threads_wait_in_order_and_are_woken_by_advance(clock):
+    limiter = Limiter("1/1s", clock=clock)
+    limiter.acquire("k")
+    served, entered = [], threading.Semaphore(0)
+
+    def work(number):
+        limiter.acquire("k")
+        served.append(number)
+        entered.release()
+
+    threads = []
+    for number in range(4):
+        threads.append(threading.Thread(target=work, args=(number,)))
+        threads[-1].start()
+        while len(limiter._lines) <= number:
+            threading.Event().wait(0.001)
+    for count in range(1, 5):
+        clock.advance(1)
+        assert entered.acquire(timeout=10)
+        assert served == list(range(count))
+    for thread in threads:
+        thread.join(10)
+
+
+def test_close_wakes_threads():
+    limiter = Limiter("1/1h")
+    limiter.acquire("k")
+    outcome = []
+
+    def work():
+        try:
+            limiter.acquire("k")
+        except Closed as error:
+            outcome.append(error)
+
+    threads = [threading.Thread(target=work) for _ in range(5)]
+    for thread in threads:
+        thread.start()
+    while len(limiter._lines) < 5:
+        threading.Event().wait(0.001)
+    limiter.close()
+    for thread in threads:
+        thread.join(10)
+    assert len(outcome) == 5
+
+
+async def test_real_time_waits_are_exact_enough():
+    limiter = AsyncLimiter("1/20ms")
+    loop = asyncio.get_running_loop()
+    await limiter.acquire("k")
+    began = loop.time()
+    await asyncio.gather(*(limiter.acquire("k") for _ in range(5)))
+    assert 0.1 <= loop.time() - began < 5, "never early; late only as far as the machine is busy"
+
+
+waiter = st.tuples(
+    st.integers(0, 30),  # when it comes, in tenths of a second
+    st.integers(1, 4),  # what it asks for
+    st.integers(0, 2),  # its priority
+    st.one_of(st.none(), st.integers(0, 60)),  # its patience, in tenths of a second
+    st.booleans(),  # whether it is cancelled half-way
+)
+
+
+@given(
+    st.lists(waiter, min_size=1, max_size=12),
+    st.sampled_from(["2/1s burst=4", "4/2s sliding_log", "4/1s fixed_window"]),
+)
+def test_any_crowd_is_served_without_loss(crowd, rule):
+    """Every waiter ends; who was admitted never exceeds what the same calls could get one by one; nothing is left."""
+
+    async def run():
+        clock = ManualClock(START)
+        seen = []
+        limiter = AsyncLimiter(rule, clock=clock, observer=seen.append)
+        tasks = []
+        for tenth in range(31):
+            for comes, cost, priority, patience, cancelled in crowd:
+                if comes == tenth:
+                    timeout = None if patience is None else patience / 10
+                    ask = limiter.acquire("k", cost=cost, timeout=timeout, priority=priority)
+                    tasks.append((asyncio.create_task(ask), cancelled))
+            await settle()
+            clock.advance(0.1)
+            await settle()
+            for task, cancelled in tasks:
+                if cancelled and tenth % 7 == 6:
+                    task.cancel()
+        for _ in range(2000):
+            if all(task.done() for task, _ in tasks):
+                break
+            clock.advance(0.1)
+            await settle()
+        assert all(task.done() for task, _ in tasks)
+        assert limiter._lines._lines == {}
+        admitted = [record for record in seen if record.verb == "acquire" and record.decision.allowed]
+        done = 0
+        for task, _ in tasks:
+            with suppress(asyncio.CancelledError, Denied):
+                await task
+                done += 1
+        assert len(admitted) == done, "whoever was charged has its permit"
+
+    asyncio.run(run())
