@@ -90,6 +90,11 @@ class _Engine:
         self._take_over(policy)
         self._lines.wake_all()
 
+    @property
+    def waiting(self) -> int:
+        """How many calls wait for a permit right now."""
+        return len(self._lines)
+
     def _instant(self) -> int | None:
         return None if self._now is None else self._now()
 

@@ -110,7 +110,7 @@ def test_waiting_threads_all_come_through():
         return 100
 
     assert in_threads(work) == 800
-    assert len(limiter._lines) == 0
+    assert limiter.waiting == 0
 
 
 def test_slots_are_never_held_twice():

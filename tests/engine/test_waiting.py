@@ -156,7 +156,7 @@ async def test_the_deadline_raises_denied_with_the_decision(clock):
             await task
         assert denied.value.decision.retry_after == 5
         assert "'k' got no permit within 5 s" in str(denied.value)
-    assert len(limiter._lines) == 0
+    assert limiter.waiting == 0
 
 
 def test_an_impossible_cost_is_refused_at_once(clock):
@@ -185,12 +185,12 @@ async def test_a_cancelled_waiter_leaves_nothing_behind(clock):
     await join(limiter, order, "next")
     first.cancel()
     await settle()
-    assert len(limiter._lines) == 1
+    assert limiter.waiting == 1
     clock.advance(1)
     await settle()
     assert order == ["next"]
-    assert len(limiter._lines) == 0
-    assert limiter._lines._lines == {}
+    assert limiter.waiting == 0
+    assert limiter.waiting == 0
     assert (await limiter.usage("k"))["1s"].used == 1, "a cancelled call is charged nothing"
 
 
@@ -200,7 +200,7 @@ async def test_asyncio_timeouts_work_like_cancellation():
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.01):
             await limiter.acquire("k")
-    assert len(limiter._lines) == 0
+    assert limiter.waiting == 0
 
 
 async def test_close_wakes_all_waiters(clock):
@@ -211,7 +211,7 @@ async def test_close_wakes_all_waiters(clock):
     for task in tasks:
         with pytest.raises(Closed):
             await task
-    assert len(limiter._lines) == 0
+    assert limiter.waiting == 0
 
 
 @pytest.mark.parametrize("free", ["release", "refund", "reset", "cancel", "update"])
@@ -262,7 +262,7 @@ def test_threads_wait_in_order_and_are_woken_by_advance(clock):
     for number in range(4):
         threads.append(threading.Thread(target=work, args=(number,)))
         threads[-1].start()
-        while len(limiter._lines) <= number:
+        while limiter.waiting <= number:
             threading.Event().wait(0.001)
     for count in range(1, 5):
         clock.advance(1)
@@ -286,7 +286,7 @@ def test_close_wakes_threads():
     threads = [threading.Thread(target=work) for _ in range(5)]
     for thread in threads:
         thread.start()
-    while len(limiter._lines) < 5:
+    while limiter.waiting < 5:
         threading.Event().wait(0.001)
     limiter.close()
     for thread in threads:
@@ -342,7 +342,7 @@ def test_any_crowd_is_served_without_loss(crowd, rule):
             clock.advance(0.1)
             await settle()
         assert all(task.done() for task, _ in tasks)
-        assert limiter._lines._lines == {}
+        assert limiter.waiting == 0
         admitted = [record for record in seen if record.verb == "acquire" and record.decision.allowed]
         done = 0
         for task, _ in tasks:
