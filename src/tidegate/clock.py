@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-GRACE = 0.2  # real seconds for which a wait on a ManualClock leaves it to others to move the clock
+GRACE = 0.5  # real seconds without any sign of life after which a wait on a ManualClock moves the clock itself
 yield_thread = time.sleep  # yield_thread(0) lets another thread run
 
 
@@ -126,9 +126,9 @@ class ManualClock:
     """A clock for tests: it stands still until `advance` moves it, so that waiting needs no real time.
 
     A wait on it ends when `advance` reaches its instant, in order of instants. Where nobody can move the clock, because
-    the waiter is the only thread or task there is, the wait moves it itself, at once; and where nobody does for a fifth
-    of a second, likewise. So `limiter.acquire(...)` on a ManualClock never hangs a test, and a test with several
-    threads or tasks decides itself when time passes.
+    the waiter is the only thread or task there is, the wait moves it itself, at once; likewise where nothing happens
+    for half a second (nobody moves the clock, no wait begins or ends). So `limiter.acquire(...)` on a ManualClock never
+    hangs a test, and a test with several threads or tasks decides itself when time passes.
     """
 
     def __init__(self, start: float = 0.0) -> None:
@@ -138,7 +138,7 @@ class ManualClock:
         self._alarms: list[tuple[int, int, Signal]] = []
         self._order = count()
         self._waiting: set[int] = set()  # the alarms that still matter; others are dropped when they come up
-        self._moves = 0  # how often `advance` was called: what a waiter watches to see whether someone moves the clock
+        self._moves = 0  # signs of life: moves of the clock, and waits begun and ended
         self._alone = False  # nobody moved it for a while; waits move it themselves until someone does
 
     def ns(self) -> int:
@@ -185,6 +185,7 @@ class ManualClock:
     @contextmanager
     def _alarm(self, signal: Signal, until: int | None) -> Iterator[None]:
         number = next(self._order)
+        self._moves += 1
         if until is not None:
             with self._lock:
                 self._waiting.add(number)
@@ -192,6 +193,7 @@ class ManualClock:
         try:
             yield
         finally:
+            self._moves += 1
             with self._lock:
                 self._waiting.discard(number)
 
@@ -202,9 +204,8 @@ class ManualClock:
         with self._alarm(signal, until):
             while not signal.is_set() and (until is None or self._now < until):
                 moves = self._moves
-                if (threading.active_count() == 1 and until is not None) or not signal.wait(
-                    0.001 if self._alone else GRACE
-                ):
+                patience = 0.001 if self._alone else GRACE
+                if (until is not None and threading.active_count() == 1) or not signal.wait(patience):
                     self._jump(moves)
 
     async def wait_async(self, signal: Signal, until: int | None) -> None:

@@ -20,14 +20,15 @@ from tidegate.observe import Observer, Record
 from tidegate.policy.key import Key, normal_key
 from tidegate.policy.model import Cost, Policy, Rules, read_policy
 from tidegate.reservation import AsyncReservation, Reservation, Reserving
-from tidegate.stores import MemoryStore, Store, open_store
+from tidegate.stores import MemoryStore, Store
+from tidegate.stores.failure import open_guarded
+from tidegate.stores.lease import Lease, LeasedStore, read_lease
 from tidegate.waiting import Ask, Lines, Steps, wait_in_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from tidegate.clock import Signal
-    from tidegate.stores.shortcut import TryAcquire
 
 
 class Usage(NamedTuple):
@@ -52,16 +53,22 @@ class _Engine:
         name: str = "default",
         observer: Observer | None = None,
         ageing: float = 5.0,
+        lease: bool | float | Lease | None = None,
     ) -> None:
         """Decide by these rules: text, a Limit, several of these, or a Policy.
 
         `store` is a URL or a Store; one opened here is closed with the limiter. `clock` replaces the store's clock, for
         tests. `name` names the policy when the rules are not one. `observer` is told of every decision. `ageing` is how
-        many seconds of waiting weigh as much as one step of priority.
+        many seconds of waiting weigh as much as one step of priority. `lease` takes permits from the store ahead and
+        decides here (see `tidegate.stores.lease`): True, for how many seconds at most, or a Lease.
         """
         self.policy = read_policy(rules, name)
+        terms = read_lease(lease)
         self._owns_store = isinstance(store, str)
-        self.store = open_store(store, clock=clock) if isinstance(store, str) else store
+        self.store = open_guarded(store, clock=clock) if isinstance(store, str) else store
+        if terms is not None:
+            self.store = LeasedStore(self.store, terms, owns=self._owns_store)
+            self._owns_store = True
         self.clock = clock or self.store.clock
         self._observer = observer
         self._ageing = round(ageing * SECOND)
@@ -200,7 +207,7 @@ class Limiter(_Engine):
         super()._take_over(policy)
         long_way = functools.partial(Limiter.try_acquire, self)
         plain = not self._watched and self._now is None and not self._lines.closed
-        if plain and isinstance(self.store, MemoryStore):
+        if plain and isinstance(self.store, (MemoryStore, LeasedStore)):
             self.__dict__["try_acquire"] = self.store.shortcut(policy, long_way)  # the same, faster
         else:
             self.__dict__.pop("try_acquire", None)
@@ -306,14 +313,22 @@ class AsyncLimiter(_Engine):
     """Decides for tasks: the names of Limiter, awaited. An async context manager that closes itself."""
 
     _signal = staticmethod(TaskSignal)
-    _shortcut: TryAcquire | None = None
+    _shortcut: Callable[[Key, Cost], Decision | None] | None = None
 
     def _take_over(self, policy: Policy) -> None:
         super()._take_over(policy)
         plain = not self._watched and self._now is None and not self._lines.closed
         self._shortcut = None
+        self.__dict__.pop("try_acquire", None)
         if plain and isinstance(self.store, MemoryStore):
-            self._shortcut = self.store.shortcut(policy, self._long_way)
+            decide = self.store.shortcut(policy, self._long_way)
+
+            async def try_acquire(key: Key, cost: Cost = 1) -> Decision:
+                return decide(key, cost)
+
+            self.__dict__["try_acquire"] = try_acquire  # the same, faster
+        elif plain and isinstance(self.store, LeasedStore):
+            self._shortcut = self.store.shortcut(policy, lambda _key, _cost: None)  # the store has to be awaited
 
     def _long_way(self, key: Key, cost: Cost) -> Decision:
         _, policy, key, costs, _ = self._question("acquire", normal_key(key), cost)
@@ -324,8 +339,8 @@ class AsyncLimiter(_Engine):
 
         Takes what is free even if others wait for the key.
         """
-        if self._shortcut is not None:
-            return self._shortcut(key, cost)
+        if self._shortcut is not None and (decision := self._shortcut(key, cost)) is not None:
+            return decision
         return await self._ask(self._question("acquire", normal_key(key), cost))
 
     async def peek(self, key: Key, cost: Cost = 1) -> Decision:

@@ -27,13 +27,14 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from tidegate.core.bounds import MAX, ceil_div
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from tidegate.core.limit import Limit
 
 State = tuple[Any, ...]
 View = tuple[int, int, int]
 Peaks = tuple[tuple[int, int], ...]
+Changes = list[tuple[int, int, int]]  # of a log: the entry, the difference to its cost, its cost then
 
 NEVER: Final = -1
 PEAKS: Final = 16  # how many high-water marks a bucket with open reservations remembers
@@ -42,22 +43,26 @@ PEAKS: Final = 16  # how many high-water marks a bucket with open reservations r
 # ---- token_bucket: (limit, level, at) --------------------------------------------------------------------------------
 #
 # The level counts 1/scale permits, so that each microsecond adds exactly `rate`. Products stay small: a level lies
-# between floor and capacity, cost * scale is only formed for costs within the burst.
+# between floor and capacity, which are at most MAX apart; elapsed * rate is only formed where that is not more than is
+# missing, cost * scale only for costs within the burst.
 
 
 def charge_bucket(state: State | None, limit: Limit, cost: int, now: int) -> State | None:
     """Take permits from a bucket that refills continuously."""
+    if cost > limit.burst:
+        return None
     owner: Limit | Marked = limit
     if state is None:
         level = limit.capacity
     elif state[0] is limit:
         level = state[1]
         at = state[2]
-        if now > at:
-            level += (now - at) * limit.rate
-            level = min(level, limit.capacity)
-        else:
+        if now <= at:
             now = at
+        elif now - at > (limit.capacity - level) // limit.rate:
+            level = limit.capacity
+        else:
+            level += (now - at) * limit.rate
     else:
         owner, level, now = refill(state, limit, now)
     level -= cost * limit.scale
@@ -66,11 +71,21 @@ def charge_bucket(state: State | None, limit: Limit, cost: int, now: int) -> Sta
 
 def view_bucket(state: State | None, limit: Limit, cost: int, now: int) -> View:
     """Explain a bucket; a cost of nothing is never refused, not even by a bucket in debt."""
-    level = limit.capacity if state is None else refill(state, limit, now)[1]
+    if state is None:
+        level, seen = limit.capacity, now
+    elif state[0] is limit:  # what refill does, when it is the usual state
+        _, level, seen = state
+        if now > seen:
+            level, seen = min(limit.capacity, level + (now - seen) * limit.rate), now
+    else:
+        _, level, seen = refill(state, limit, now)
+    missing = limit.capacity - level
     retry = 0
-    if cost and cost * limit.scale > level:
-        retry = NEVER if cost > limit.burst else ceil_div(cost * limit.scale - level, limit.rate)
-    return max(0, level // limit.scale), retry, ceil_div(limit.capacity - level, limit.rate)
+    if cost > limit.burst:
+        retry = NEVER
+    elif cost and cost * limit.scale > level:
+        retry = seen - now + ceil_div(cost * limit.scale - level, limit.rate)
+    return max(0, level // limit.scale), retry, seen - now + ceil_div(missing, limit.rate) if missing else 0
 
 
 def refill(state: State, limit: Limit, now: int) -> tuple[Limit | Marked, int, int]:
@@ -79,23 +94,32 @@ def refill(state: State, limit: Limit, now: int) -> tuple[Limit | Marked, int, i
     peaks: Peaks = ()
     if isinstance(owner, Marked):
         owner, peaks = owner
-    if owner is not limit and owner != limit:
-        if expires_bucket(state) <= now:
-            return limit, limit.capacity, now
-        level, peaks = rescale(level, owner, limit), ()
-    now = max(now, at)
-    level = min(limit.capacity, level + (now - at) * limit.rate)
-    return marked(limit, raise_peaks(peaks, level, limit)), level, now
+    passed = max(0, now - at)
+    if owner is limit or owner == limit:
+        level = topped_up(level, limit, passed)
+        return marked(limit, raise_peaks(peaks, level, limit)), level, at + passed
+    if expires_bucket(state) <= now:
+        return limit, limit.capacity, now
+    # Nobody knows when the limit changed, so the time since the last charge counts at the slower of the two rates.
+    before, after = topped_up(level, owner, passed), topped_up(rescale(level, owner, limit), limit, passed)
+    return limit, min(rescale(before, owner, limit), after), at + passed
+
+
+def topped_up(level: int, limit: Limit, passed: int) -> int:
+    """Let a bucket refill for some time."""
+    if passed > (limit.capacity - level) // limit.rate:
+        return limit.capacity
+    return level + passed * limit.rate
 
 
 def rescale(level: int, old: Limit, new: Limit) -> int:
     """Carry what is available over to a changed limit; fractions of a permit are dropped where they would not fit."""
     permits, part = divmod(level, old.scale)
-    if old.scale * new.scale > MAX:
+    if new.scale > MAX // old.scale:
         part = 0
     if permits >= new.burst:
         return new.capacity
-    if permits < new.floor // new.scale:
+    if permits <= new.floor // new.scale:
         return new.floor
     return permits * new.scale + part * new.scale // old.scale
 
@@ -109,14 +133,19 @@ def adjust_bucket(state: State | None, limit: Limit, delta: int, now: int, at: i
     owner, level, now = (limit, limit.capacity, now) if state is None else refill(state, limit, now)
     peaks = owner.peaks if isinstance(owner, Marked) else ()
     if delta >= 0:
-        level = limit.floor if delta > (level - limit.floor) // limit.scale else level - delta * limit.scale
+        taken = level - limit.floor if delta > (level - limit.floor) // limit.scale else delta * limit.scale
+        level -= taken
+        if at is not None:
+            peaks = tuple((t, top - taken if t >= at else top) for t, top in peaks)
     else:
-        credit = min(-delta, limit.burst) * limit.scale
+        peak = level
         if at is not None:
             peak = next((top for since, top in reversed(peaks) if since <= at), limit.capacity)
-            credit = min(credit, limit.capacity - peak)
+        free = limit.capacity - peak
+        credit = free if -delta > free // limit.scale else -delta * limit.scale
+        if at is not None:
             peaks = tuple((t, max(top, peak + credit) if t <= at else top + credit) for t, top in peaks)
-        level += min(credit, limit.capacity - level)
+        level += credit
     return (marked(limit, peaks), level, now) if level < limit.capacity else None
 
 
@@ -124,7 +153,11 @@ def mark_bucket(state: State) -> State:
     """Remember a charge that may be given back in part: from here on, the highest level is kept with the state."""
     owner, level, at = state
     limit, peaks = owner if isinstance(owner, Marked) else (owner, ())
-    return marked(limit, (*peaks, (at, level))[-PEAKS:]), level, at
+    peaks = (*(peak for peak in peaks if peak[0] < at), (at, level))
+    if len(peaks) > PEAKS:  # of the two that differ least, the higher one stands for both: less comes back, never more
+        least = min(range(1, len(peaks)), key=lambda i: peaks[i - 1][1] - peaks[i][1])
+        peaks = peaks[:least] + peaks[least + 1 :]
+    return marked(limit, peaks), level, at
 
 
 def expires_bucket(state: State) -> int:
@@ -164,26 +197,26 @@ def raise_peaks(peaks: Peaks, level: int, limit: Limit) -> Peaks:
 
 def charge_fixed(state: State | None, limit: Limit, cost: int, now: int) -> State | None:
     """Count in a window that opens at the first admitted call and lasts one period."""
-    used, start, now = _fixed(state, limit, now)
-    return (limit, used + cost, start) if used + cost <= limit.quota else None
+    used, start = _fixed(state, limit, now)
+    return (limit, used + cost, start) if cost <= limit.quota - used else None
 
 
 def view_fixed(state: State | None, limit: Limit, cost: int, now: int) -> View:
     """Explain the open window."""
-    used, start, now = _fixed(state, limit, now)
+    used, start = _fixed(state, limit, now)
     return _view_window(limit, cost, used, start + limit.length - now)
 
 
-def _fixed(state: State | None, limit: Limit, now: int) -> tuple[int, int, int]:
+def _fixed(state: State | None, limit: Limit, now: int) -> tuple[int, int]:
     state = current(state, limit, now)
     if state is not None and now - state[2] < limit.length:
-        return state[1], state[2], max(now, state[2])
-    return 0, now, now
+        return state[1], state[2]
+    return 0, now
 
 
 def adjust_fixed(state: State | None, limit: Limit, delta: int, now: int, at: int | None) -> State | None:
     """Correct the count of the open window, if that is the one that was charged."""
-    used, start, now = _fixed(state, limit, now)
+    used, start = _fixed(state, limit, now)
     return _adjust_window(limit, delta, used, start) if at is None or at >= start else state
 
 
@@ -194,27 +227,27 @@ def expires_fixed(state: State) -> int:
 
 def charge_calendar(state: State | None, limit: Limit, cost: int, now: int) -> State | None:
     """Count in the calendar window around now."""
-    used, start, _, now = _calendar(state, limit, now)
-    return (limit, used + cost, start) if used + cost <= limit.quota else None
+    used, start, _ = _calendar(state, limit, now)
+    return (limit, used + cost, start) if cost <= limit.quota - used else None
 
 
 def view_calendar(state: State | None, limit: Limit, cost: int, now: int) -> View:
     """Explain the calendar window around now."""
-    used, _, end, now = _calendar(state, limit, now)
+    used, _, end = _calendar(state, limit, now)
     return _view_window(limit, cost, used, end - now)
 
 
-def _calendar(state: State | None, limit: Limit, now: int) -> tuple[int, int, int, int]:
+def _calendar(state: State | None, limit: Limit, now: int) -> tuple[int, int, int]:
     state = current(state, limit, now)
     if state is not None:
         now = max(now, state[2])
     start, end = limit.calendar.window(now)  # type: ignore[union-attr]  # Limit gives every calendar_window one
-    return (state[1] if state is not None and state[2] >= start else 0), start, end, now
+    return (state[1] if state is not None and state[2] >= start else 0), start, end
 
 
 def adjust_calendar(state: State | None, limit: Limit, delta: int, now: int, at: int | None) -> State | None:
     """Correct the count of the calendar window around now, if that is the one that was charged."""
-    used, start, _, now = _calendar(state, limit, now)
+    used, start, _ = _calendar(state, limit, now)
     return _adjust_window(limit, delta, used, start) if at is None or at >= start else state
 
 
@@ -225,13 +258,13 @@ def expires_calendar(state: State) -> int:
 
 def _view_window(limit: Limit, cost: int, used: int, ahead: int) -> View:
     retry = 0
-    if cost and used + cost > limit.quota:
+    if cost and cost > limit.quota - used:
         retry = NEVER if cost > limit.quota else ahead
     return max(0, limit.quota - used), retry, ahead if used else 0
 
 
 def _adjust_window(limit: Limit, delta: int, used: int, start: int) -> State | None:
-    used = min(MAX, max(0, used + delta))
+    used = max(0, used + min(delta, MAX - used))
     return (limit, used, start) if used else None
 
 
@@ -243,27 +276,26 @@ def _adjust_window(limit: Limit, delta: int, used: int, start: int) -> State | N
 
 def charge_sliding(state: State | None, limit: Limit, cost: int, now: int) -> State | None:
     """Count in two windows, the previous one weighted by how much of it still matters."""
-    count, previous, start, now = _sliding(state, limit, now)
-    used = count + _weigh(limit, previous, start + limit.length - now)
-    return (limit, count + cost, previous, start) if used + cost <= limit.quota else None
+    count, previous, start = _sliding(state, limit, now)
+    left = max(0, limit.quota - count) - _weigh(limit, previous, start + limit.length - now)
+    return (limit, count + cost, previous, start) if cost <= left else None
 
 
 def view_sliding(state: State | None, limit: Limit, cost: int, now: int) -> View:
     """Explain the two windows."""
-    count, previous, start, now = _sliding(state, limit, now)
+    count, previous, start = _sliding(state, limit, now)
     quota, length, ticks = limit.quota, limit.length, limit.length // limit.tick
     ahead = start + length - now
-    used = count + _weigh(limit, previous, ahead)
+    left = max(0, max(0, quota - count) - _weigh(limit, previous, ahead))
     retry = 0
     if cost > quota:
         retry = NEVER
-    elif cost and used + cost > quota:
-        if count + cost <= quota:  # enough once the previous window weighs less
+    elif cost > left:
+        if cost <= quota - count:  # enough once the previous window weighs less
             retry = ahead - (quota - count - cost) * ticks // previous * limit.tick
         else:  # only when this window is the previous one, and weighs less
-            fits = (quota - cost) * ticks // count
-            retry = ahead + (length - fits * limit.tick if fits < ticks else 0)
-    return max(0, quota - used), retry, ahead + length if count else ahead if previous else 0
+            retry = ahead + length - (quota - cost) * ticks // count * limit.tick
+    return left, retry, ahead + length if count else ahead if previous else 0
 
 
 def _weigh(limit: Limit, previous: int, ahead: int) -> int:
@@ -272,31 +304,31 @@ def _weigh(limit: Limit, previous: int, ahead: int) -> int:
     return ceil_div(previous * min(ticks, ceil_div(ahead, limit.tick)), ticks)
 
 
-def _sliding(state: State | None, limit: Limit, now: int) -> tuple[int, int, int, int]:
+def _sliding(state: State | None, limit: Limit, now: int) -> tuple[int, int, int]:
     state = current(state, limit, now)
     if state is None:
-        return 0, 0, now - now % limit.length, now
+        return 0, 0, now - now % limit.length
     owner, count, previous, start = state
     now = max(now, start)
+    ended = (now - start) // owner.length
+    if ended:
+        count, previous, start = 0, count if ended == 1 else 0, start + ended * owner.length
     if owner is not limit:
         most = heaviest(limit)
-        if owner.length != limit.length:  # windows of another length: count all of it as spent now
-            return min(most, count + previous), 0, now - now % limit.length, now
         count, previous = min(most, count), min(most, previous)
-    ended = (now - start) // limit.length
-    if ended:
-        count, previous = 0, count if ended == 1 else 0
-    return count, previous, start + ended * limit.length, now
+        if owner.length != limit.length:  # windows of another length: count all of it as spent now
+            count, previous, start = count + min(previous, most - count), 0, now - now % limit.length
+    return count, previous, start
 
 
 def adjust_sliding(state: State | None, limit: Limit, delta: int, now: int, at: int | None) -> State | None:
     """Correct the count of the window that was charged, while it still weighs."""
-    count, previous, start, now = _sliding(state, limit, now)
+    count, previous, start = _sliding(state, limit, now)
     most = heaviest(limit)
     if at is None or at >= start:
-        count = min(most, max(0, count + delta))
+        count = max(0, count + min(delta, most - count))
     elif at >= start - limit.length:
-        previous = min(most, max(0, previous + delta))
+        previous = max(0, previous + min(delta, most - previous))
     return (limit, count, previous, start) if count or previous else None
 
 
@@ -312,8 +344,10 @@ def expires_sliding(state: State) -> int:
 
 # ---- sliding_log and concurrency: (limit, entries, head, tail, base) -------------------------------------------------
 #
-# Entries [head, tail) are live. A transition appends behind `tail`, which no older state can see, so a state that is
-# dropped again has changed nothing; only the latest state may be built upon. Sums make every look-up a bisection.
+# Entries [head, tail) are live; the running sum before them is `base`. A transition appends behind `tail`, which no
+# older state can see, so a state that is dropped again has changed nothing; only the latest state may be built upon.
+# Sums make every look-up a bisection. A store may keep the entries elsewhere: an object with the members of Entries,
+# whose indices may have gaps, as long as `head` and `tail - 1` are entries of a log that is not empty.
 
 
 class Entries(NamedTuple):
@@ -322,52 +356,95 @@ class Entries(NamedTuple):
     times: array[int]
     sums: array[int]
 
+    def until(self, instant: int, head: int, tail: int) -> tuple[int, int]:
+        """Give the first entry after `instant` (or `tail`), and the sum before it; the entry at `head` is not after."""
+        first = bisect_right(self.times, instant, head, tail)
+        return first, self.sums[first - 1]
+
+    def since(self, instant: int, head: int, tail: int) -> int:
+        """Give the first entry at or after `instant`, or `tail`."""
+        return bisect_left(self.times, instant, head, tail)
+
+    def reaching(self, total: int, head: int, tail: int) -> int:
+        """Give the first entry whose sum reaches `total`."""
+        return bisect_left(self.sums, total, head, tail)
+
+    def append(self, tail: int, time: int, total: int) -> None:
+        """Put an entry at `tail`, in place of whatever a dropped state had put there."""
+        del self.times[tail:], self.sums[tail:]
+        self.times.append(time)
+        self.sums.append(total)
+
+    def costs(self, span: range, head: int, base: int) -> Iterator[tuple[int, int]]:
+        """Tell the entries within a span, in its order, and the cost of each."""
+        for i in span:
+            yield i, self.sums[i] - (self.sums[i - 1] if i > head else base)
+
+    def change(self, changes: Changes, head: int, tail: int, base: int) -> tuple[Any, int, int, int]:
+        """Give the log with the costs of some entries changed, and those that cost nothing any more gone."""
+        total = sum(difference for _, difference, _ in changes)
+        gone = sum(not cost for _, _, cost in changes)
+        if total < 0 and [i for i, _, _ in changes] == list(range(head, head + len(changes))):
+            return self, head + gone, tail, base - total  # from the front, nothing needs to be copied
+        times, sums, shift, last = array("q"), array("q"), 0, head
+        for i, difference, cost in sorted(changes):
+            times += self.times[last : i + (cost > 0)]
+            sums += array("q", [before + shift for before in self.sums[last:i]])
+            shift += difference
+            if cost:
+                sums.append(self.sums[i] + shift)
+            last = i + 1
+        times += self.times[last:tail]
+        sums += array("q", [before + shift for before in self.sums[last:tail]])
+        return Entries(times, sums), 0, tail - head - gone, base
+
+    def trim(self, head: int, tail: int, base: int) -> tuple[Any, int, int, int]:
+        """Give the log without the entries that left."""
+        sums = array("q", [total - base for total in self.sums[head:tail]])
+        return Entries(self.times[head:tail], sums), 0, tail - head, 0
+
 
 def charge_log(state: State | None, limit: Limit, cost: int, now: int) -> State | None:
     """Count every admitted call until exactly one period later."""
     entries, head, tail, base, now = _log(state, limit, now)
-    times, sums = entries
-    total = sums[tail - 1] if tail > head else base
-    if total - base + cost > limit.quota:
+    total = entries.sums[tail - 1] if tail > head else base
+    if cost > limit.quota - (total - base):
         return None
-    del times[tail:], sums[tail:]
-    times.append(now)
-    sums.append(total + cost)
+    entries.append(tail, now, total + cost)
     return _logged(limit, entries, head, tail + 1, base)
 
 
 def view_log(state: State | None, limit: Limit, cost: int, now: int) -> View:
     """Explain the log."""
-    (times, sums), head, tail, base, now = _log(state, limit, now)
-    total = sums[tail - 1] if tail > head else base
+    entries, head, tail, base, _ = _log(state, limit, now)
+    total = entries.sums[tail - 1] if tail > head else base
     left = limit.quota - (total - base)
     retry = 0
     if cost > limit.quota:
         retry = NEVER
     elif cost > max(0, left):
-        retry = times[bisect_left(sums, total + cost - limit.quota, head, tail)] + limit.length - now
-    return max(0, left), retry, times[tail - 1] + limit.length - now if tail > head else 0
+        retry = entries.times[entries.reaching(total + cost - limit.quota, head, tail)] + limit.length - now
+    return max(0, left), retry, entries.times[tail - 1] + limit.length - now if tail > head else 0
 
 
-def _log(state: State | None, limit: Limit, now: int) -> tuple[Entries, int, int, int, int]:
+def _log(state: State | None, limit: Limit, now: int) -> tuple[Any, int, int, int, int]:
     state = current(state, limit, now)
     if state is None:
         return Entries(array("q"), array("q")), 0, 0, 0, now
     _, entries, head, tail, base = state
-    now = max(now, entries.times[tail - 1])
-    left = bisect_right(entries.times, now - limit.length, head, tail)
-    if left > head:
-        head, base = left, entries.sums[left - 1]
+    times = entries.times
+    now = max(now, times[tail - 1])
+    if times[head] <= now - limit.length:
+        head, base = entries.until(now - limit.length, head, tail)
     return entries, head, tail, base, now
 
 
-def _logged(limit: Limit, entries: Entries, head: int, tail: int, base: int) -> State | None:
+def _logged(limit: Limit, entries: Any, head: int, tail: int, base: int) -> State | None:  # noqa: ANN401 - any log
     """Build a state, with the entries that left dropped once they are the larger part."""
     if head == tail:
         return None
     if head > 16 and head * 2 > tail:  # noqa: PLR2004 - small logs are not worth copying
-        sums = array("q", [total - base for total in entries.sums[head:tail]])
-        return (limit, Entries(entries.times[head:tail], sums), 0, tail - head, 0)
+        entries, head, tail, base = entries.trim(head, tail, base)
     return (limit, entries, head, tail, base)
 
 
@@ -379,8 +456,8 @@ def adjust_log(state: State | None, limit: Limit, delta: int, now: int, at: int 
         first, last = tail, tail
         if at > now - limit.length:
             # Made while the clock had stepped back, it stands under the last instant seen before: the next one.
-            first = bisect_left(entries.times, at, head, tail)
-            last = bisect_right(entries.times, entries.times[first], first, tail) if first < tail else tail
+            first = entries.since(at, head, tail)
+            last = entries.until(entries.times[first], first, tail)[0] if first < tail else tail
     return _correct(limit, entries, head, tail, base, delta, range(last - 1, first - 1, -1))
 
 
@@ -392,23 +469,28 @@ def adjust_slots(state: State | None, limit: Limit, delta: int, now: int, at: in
     return _correct(limit, entries, head, tail, base, delta, range(head, tail))
 
 
-def _correct(limit: Limit, entries: Entries, head: int, tail: int, base: int, delta: int, order: range) -> State | None:
+def _correct(
+    limit: Limit,
+    entries: Any,  # noqa: ANN401 - any log
+    head: int,
+    tail: int,
+    base: int,
+    delta: int,
+    order: range,
+) -> State | None:
     """Change the costs of entries, in the order given, by `delta` in all; an entry that costs nothing goes."""
-    times, sums = entries.times[:tail], entries.sums[:tail]
-    emptied = []
-    for i in order:
-        cost = sums[i] - (sums[i - 1] if i > head else base)
-        change = min(max(delta, -cost), MAX - sums[-1])
-        for later in range(i, tail):
-            sums[later] += change
-        if cost + change == 0:
-            emptied.append(i)
+    if head == tail:
+        return None
+    used = entries.sums[tail - 1] - base
+    changes: Changes = []
+    for i, cost in entries.costs(order, head, base):
+        change = min(max(delta, -cost), MAX - used)
+        changes.append((i, change, cost + change))
+        used += change
         delta -= change
         if not delta:
             break
-    for i in sorted(emptied, reverse=True):
-        del times[i], sums[i]
-    return _logged(limit, Entries(times, sums), head, tail - len(emptied), base)
+    return _logged(limit, *entries.change(changes, head, tail, base))
 
 
 def expires_log(state: State) -> int:
@@ -426,6 +508,11 @@ def current(state: State | None, limit: Limit, now: int) -> State | None:
     return None
 
 
+def unmarked(state: State) -> State:
+    """Leave a state as it is: its algorithm needs no mark."""
+    return state
+
+
 class Algorithm(NamedTuple):
     """The transitions of one algorithm; `mark` is called on the state of a charge that may be corrected later."""
 
@@ -433,7 +520,7 @@ class Algorithm(NamedTuple):
     view: Callable[[State | None, Limit, int, int], View]
     adjust: Callable[[State | None, Limit, int, int, int | None], State | None]
     expires: Callable[[State], int]
-    mark: Callable[[State], State] = lambda state: state
+    mark: Callable[[State], State] = unmarked
 
 
 ALGORITHMS: Final = {

@@ -49,12 +49,13 @@ def _bounds(kind: Calendar, now: int) -> tuple[int, int]:
     zone = find_zone(kind.zone)
     local = (EPOCH + now * MICROSECOND).astimezone(zone)
     if kind.period in ("minute", "hour"):
-        # Minutes and hours last 60 s and 3600 s whatever the clocks do: one offset for the whole year aligns them,
-        # since a zone that shifts by half an hour would otherwise have hours that overlap.
+        # Minutes and hours last 60 s and 3600 s whatever the clocks do: they are counted from the local new year, since
+        # a zone that shifts by half an hour would otherwise have hours that overlap. Where it did so for good, the last
+        # one of that year is cut short.
         length = (60 if kind.period == "minute" else 3600) * SECOND
-        new_year = datetime(local.year, 1, 1, tzinfo=zone)
-        start = now - (now + (new_year.utcoffset() or timedelta()) // MICROSECOND) % length
-        return start, start + length
+        new_year, next_year = (_instant(kind, date(year, 1, 1), zone) for year in (local.year, local.year + 1))
+        start = now - (now - new_year) % length
+        return start, min(start + length, next_year)
     first = _first_day(kind, local.date())
     while _instant(kind, first, zone) > now:
         first = _step(kind, first, -1)
@@ -97,7 +98,7 @@ def find_zone(name: str) -> ZoneInfo | timezone:
         return UTC
     try:
         return ZoneInfo(name)
-    except (ZoneInfoNotFoundError, ValueError, OSError):
+    except (ZoneInfoNotFoundError, ValueError, OSError, TypeError):
         message = f"unknown time zone {name!r}: use an IANA name such as 'UTC' or 'Europe/Berlin'"
         raise ConfigError(message, field="timezone") from None
 

@@ -52,13 +52,15 @@ class Decision(
         _, at, limits, told, costs = self
         if costs is None:
             return told  # type: ignore[return-value]  # without costs, views
+        if len(limits) == 1:
+            return (limits[0].rules.view(told[0], limits[0], costs[0], at),)
         triples = zip(limits, told, costs, strict=True)
         return [limit.rules.view(state, limit, cost, at) for limit, state, cost in triples]
 
     @property
     def remaining(self) -> int:
         """Permits left at the limit that has the fewest."""
-        return min(view[0] for view in self.views)
+        return min([view[0] for view in self.views])  # a list: a generator costs as much as the view
 
     @property
     def retry(self) -> int:
@@ -76,7 +78,7 @@ class Decision(
     @property
     def reset_after(self) -> float:
         """Seconds until every limit is as if nothing had been spent."""
-        return max(view[2] for view in self.views) / SECOND
+        return max([view[2] for view in self.views]) / SECOND
 
     @property
     def limits(self) -> tuple[LimitDecision, ...]:
@@ -108,6 +110,15 @@ class Decision(
         """Show the answer as a person would read it."""
         answer = f"allowed={self.allowed}, remaining={self.remaining}, retry_after={self.retry_after}"
         return f"{type(self).__name__}({answer}, violated={list(self.violated)})"
+
+
+class LocalDecision(Decision):
+    """An answer given without the store, which could not be asked: by this process alone, as the policy says.
+
+    Its limits are this process's share of the policy's, where it decided by one.
+    """
+
+    __slots__ = ()
 
 
 class ShadowDecision(Decision):

@@ -36,6 +36,10 @@ LIMIT = re.compile(
     r"(?P<period>(?:[\d_.]+\s*)?[^\W\d_]+)(?P<rest>(?:\s.*)?)",
     re.DOTALL,
 )
+QUOTED = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
+ESCAPED = re.compile(r"\\(.)", re.DOTALL)
+WORD = re.compile(rf"(?:{QUOTED.pattern}|\S)+", re.DOTALL)
+DIGITS: Final = 100  # no number in a limit needs more
 CALLS: Final = ("request", "call", "calls", "hit", "hits", "time", "times")  # other words for `requests`
 
 
@@ -62,8 +66,9 @@ class Limit:
     reset_day: int = 1
     reset_hour: int = 0
     # What the arithmetic uses, worked out once. `length` is the period in microseconds (of a calendar period, the
-    # longest it can be). The rate is `rate` / `scale` permits per microsecond; a bucket counts in 1/scale permits up to
-    # `capacity` = burst * scale and never below `floor`. Weighted windows count time in ticks of `tick` microseconds.
+    # longest it can be while no clock changes). The rate is `rate` / `scale` permits per microsecond; a bucket counts
+    # in 1/scale permits up to `capacity` = burst * scale and never below `floor`. Weighted windows count time in ticks
+    # of `tick` microseconds.
     length: int = field(init=False, repr=False, compare=False)
     rate: int = field(init=False, repr=False, compare=False, default=0)
     scale: int = field(init=False, repr=False, compare=False, default=1)
@@ -83,6 +88,8 @@ class Limit:
         _whole("quota", self.quota)
         if not isinstance(self.unit, str) or not self.unit:
             raise ConfigError(f"must be a word such as 'requests' or 'tokens', not {self.unit!r}", field="unit")
+        if not isinstance(self.name, str):
+            raise ConfigError(f"must be text, not {self.name!r}", field="name")
         self._set(rules=rules, charge=rules.charge)
         if self.algorithm == "calendar_window":
             self._set_calendar()
@@ -93,7 +100,10 @@ class Limit:
             self._set(length=length, period=period_text(length))
         self._set_numbers()
         if not self.name:
-            self._set(name=str(self.period) if self.unit == "requests" else f"{self.unit}-{self.period}")
+            self._set(name=self._usual_name())
+
+    def _usual_name(self) -> str:
+        return str(self.period) if self.unit == "requests" else f"{self.unit}-{self.period}"
 
     def _set(self, **values: object) -> None:
         for name, value in values.items():
@@ -106,7 +116,7 @@ class Limit:
             raise ConfigError(message, field="period")
         find_zone(self.timezone)
         days = {"week": 7, "month": 31, "year": 31}.get(period, 1)
-        _within("reset_day", self.reset_day, 1, days, f"of a {period}ly limit")
+        _within("reset_day", self.reset_day, 1, days, f"of a limit per {period}")
         hours = 0 if period in ("minute", "hour") else 23
         _within("reset_hour", self.reset_hour, 0, hours, f"of a limit per {period}")
         longest = UNITS.get(period) or UNITS["d"] * (31 if period == "month" else 366)
@@ -133,8 +143,10 @@ class Limit:
             raise ConfigError(f"a burst is for token_bucket, not for {self.algorithm}", field="burst")
         self._set(burst=self.quota)
         if self.algorithm == "sliding_window":
+            if self.length > LONGEST // 2:  # a call counts for up to two of them
+                raise ConfigError("a sliding_window lasts 71 years at most", field="period")
             tick = ceil_div(self.quota * self.length, MAX)
-            if tick > self.length * TOLERANCE:
+            if tick > 1 and tick > self.length * TOLERANCE:
                 message = f"{self.quota} permits per {self.period} are too many to be weighed: use a larger unit"
                 raise ConfigError(message, field="quota")
             self._set(tick=tick)
@@ -155,7 +167,7 @@ class Limit:
         if match["unit"]:
             options["unit"] = "requests" if match["unit"].lower() in CALLS else match["unit"]
         period = match["period"].strip()
-        for word in re.finditer(r"\S+", match["rest"]):
+        for word in WORD.finditer(match["rest"]):
             name, value = _option(text, match.start("rest") + word.start(), word.group())
             if name in options:
                 raise ConfigError(_point(text, match.start("rest") + word.start(), f"a second {name}"))
@@ -168,7 +180,7 @@ class Limit:
             except _MistakeError as mistake:
                 raise ConfigError(_point(text, match.start("period") + mistake.place, str(mistake))) from None
         try:
-            return cls(int(match["quota"].replace("_", "")), period, **options)  # type: ignore[arg-type]  # checked by Limit
+            return cls(_number(match["quota"]), period, **options)  # type: ignore[arg-type]  # checked by Limit
         except ConfigError as error:
             place = match.start("period") if error.field == "period" else match.start("quota")
             raise ConfigError(_point(text, place, str(error))) from None
@@ -181,7 +193,9 @@ class Limit:
         if self.burst != self.quota:
             words.append(f"burst={self.burst}")
         if self.unit != "requests":
-            words.append(f"unit={self.unit}")
+            words.append(f"unit={_quoted(self.unit)}")
+        if self.name != self._usual_name():
+            words.append(f"name={_quoted(self.name)}")
         if self.calendar is not None:
             defaults = {"timezone": "UTC", "reset_day": 1, "reset_hour": 0}
             words += [f"{n}={getattr(self, n)}" for n, default in defaults.items() if getattr(self, n) != default]
@@ -221,7 +235,7 @@ class _MistakeError(Exception):
 def _read_period(text: str) -> tuple[int, bool]:
     match = PERIOD.fullmatch(text)
     if match is None:
-        good = re.match(r"\s*(?:\d[\d_.]*\s*(?:[^\W\d_]+\s*)?)?", text)
+        good = re.match(r"\s*(?:\d+(?:_\d+)*(?:\.\d+)?\s*(?:[^\W\d_]+\s*)?)?", text)
         place = good.end() if good else 0
         raise _MistakeError(place, "expected a period such as '30s', '5m', '1h', '1d' or '250ms'")
     # Units may be written large, except M: a minute for some, a month for others.
@@ -233,7 +247,9 @@ def _read_period(text: str) -> tuple[int, bool]:
     if unit not in UNITS:
         raise _MistakeError(match.start("unit"), f"unknown unit of time {match['unit']!r}: use ms, s, m, h, d or w")
     whole, _, part = (match["count"] or "1").replace("_", "").partition(".")
-    length, rest = divmod(int(whole + part) * UNITS[unit], 10 ** len(part))
+    if len(part) > DIGITS:
+        return 0, False
+    length, rest = divmod(_number(whole + part) * UNITS[unit], 10 ** len(part))
     return length, rest == 0
 
 
@@ -265,10 +281,23 @@ def _option(text: str, place: int, word: str) -> tuple[str, str | int]:
     if name in ("burst", "reset_day", "reset_hour"):
         if not value.replace("_", "").isdecimal():
             raise ConfigError(_point(text, place + len(name) + 1, f"{name} must be a whole number"))
-        return name, int(value)
+        return name, _number(value)
     if name in ("unit", "name", "timezone") and value:
-        return name, value
+        return name, ESCAPED.sub(r"\1", value[1:-1]) if QUOTED.fullmatch(value) else value
     raise ConfigError(_point(text, place, "expected unit=, name=, burst=, timezone=, reset_day= or reset_hour="))
+
+
+def _number(digits: str) -> int:
+    """Read a whole number; one with more digits than any limit allows is as good as its first ones."""
+    return int(digits.replace("_", "").lstrip("0")[:DIGITS] or "0")
+
+
+def _quoted(text: str) -> str:
+    """Write a word so that `parse` reads it as one: as it is, or in quotes."""
+    if re.fullmatch(r'[^\s"]+', text):
+        return text
+    escaped = re.sub(r'(["\\])', r"\\\1", text)
+    return f'"{escaped}"'
 
 
 def _first_mistake(text: str) -> int:

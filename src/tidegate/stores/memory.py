@@ -8,6 +8,7 @@ from itertools import count
 from typing import TYPE_CHECKING, Final, Literal
 
 from tidegate.clock import Clock, yield_thread
+from tidegate.core.bounds import MAX
 from tidegate.core.decision import VERBS, Decision, States, acquire
 from tidegate.errors import ConfigError
 from tidegate.stores.base import Store
@@ -22,10 +23,12 @@ if TYPE_CHECKING:
     from tidegate.policy import Key, Policy
     from tidegate.stores.base import Ask
     from tidegate.stores.shortcut import TryAcquire
+    from tidegate.stores.table import Entry
 
 log = logging.getLogger(__name__)
 
-OVERFLOW: Final = ("overflow", "")  # the key, known by its identity, that new keys share when the store is full
+# The key that new keys share when the store is full; equal to nobody's, since parts of those are strings.
+OVERFLOW: Final[Key] = ("overflow", None)  # type: ignore[assignment]  # see above
 PATIENCE: Final = 1000  # how often a thread yields to the one that decides before it sleeps
 
 
@@ -60,6 +63,7 @@ class MemoryStore(Store):
         self.max_entries = max_entries
         self.overflow = overflow
         self._tables: dict[str, Table] = {}
+        self._rota: deque[Table] = deque()
         self._token = deque([None])
         self._take = self._token.pop
         self._give = self._token.append
@@ -70,7 +74,15 @@ class MemoryStore(Store):
 
     def shortcut(self, policy: Policy, otherwise: TryAcquire) -> TryAcquire:
         """Build a faster `try_acquire` for the usual calls under a policy; others go to `otherwise`."""
-        return shortcut(policy, self._table(policy), otherwise, Guard(self._take, self._give, self._contend, self._ns))
+        try:
+            self._take()
+        except IndexError:
+            self._contend()
+        try:
+            table = self._table(policy)
+        finally:
+            self._give(None)
+        return shortcut(policy, table, otherwise, Guard(self._take, self._give, self._contend, self._ns, self._insert))
 
     def apply_one(
         self, verb: str, policy: Policy, key: Key, costs: tuple[int, ...], now: int | None = None, at: int | None = None
@@ -126,39 +138,61 @@ class MemoryStore(Store):
             return
 
     def _decide(self, verb: str, asks: Sequence[Ask], now: int, at: int | None) -> list[Decision]:
-        slots = [self._slot(verb, policy, key, now) for policy, key, _ in asks]
+        slots = [self._slot(verb, policy, key, now, place) for place, (policy, key, _) in enumerate(asks)]
         if None in slots:
             return [self._full(policy, now) for policy, _, _ in asks]
         limits: list[Limit] = []
         states: list[State | None] = []
-        for (policy, _, _), (table, key) in zip(asks, slots, strict=True):  # type: ignore[misc]  # None was ruled out
+        costs: list[int] = []
+        places: dict[object, int] = {}  # where in these lists each key stands; asked for twice, it pays both costs
+        for (policy, _, cost), slot in zip(asks, slots, strict=True):
+            table, key = slot  # type: ignore[misc]  # None was ruled out
+            place = places.setdefault((slot, id(policy)), len(limits))
+            if place < len(limits):
+                end = place + len(cost)
+                costs[place:end] = [min(MAX, old + new) for old, new in zip(costs[place:end], cost, strict=True)]
+                continue
             limits += policy.limits
             states += read_entry(table.entries.get(key), policy)
-        costs = [cost for ask in asks for cost in ask[2]]
+            costs += cost
         allowed, changed, left = VERBS[verb](limits, states, costs, now, at)
-        decisions, place = [], 0
-        for (policy, _, _), (table, key) in zip(asks, slots, strict=True):  # type: ignore[misc]  # None was ruled out
+        decisions = []
+        for (policy, _, _), slot in zip(asks, slots, strict=True):
+            table, key = slot  # type: ignore[misc]  # None was ruled out
+            place = places[slot, id(policy)]
             end = place + len(policy.limits)
-            if changed is not states and verb != "peek":
+            decision = Decision((allowed, now, policy.limits, changed[place:end], left[place:end]))
+            if verb == "peek":  # what a log would be like is overwritten by the next charge, so it is told at once
+                decision = Decision((allowed, now, policy.limits, decision.views, None))
+            elif verb == "reset":
+                self._forget(table, key)
+            elif changed is not states:
                 self._write(table, key, policy, changed[place:end], now)
-            decisions.append(Decision((allowed, now, policy.limits, changed[place:end], left[place:end])))
-            place = end
+            decisions.append(decision)
         return decisions
 
     def _table(self, policy: Policy) -> Table:
         table = self._tables.get(policy.name)
-        return self._tables.setdefault(policy.name, Table()) if table is None else table
+        if table is None:
+            table = self._tables[policy.name] = Table()
+            self._rota.append(table)
+        return table
 
-    def _slot(self, verb: str, policy: Policy, key: Key, now: int) -> tuple[Table, Key] | None:
-        """Find where a key has its entry: its own place, or the shared one when there is no room; None: denied."""
+    def _slot(self, verb: str, policy: Policy, key: Key, now: int, before: int) -> tuple[Table, Key] | None:
+        """Find where a key has its entry: its own place, or the shared one when there is no room; None: denied.
+
+        `before` keys may find a place before this one, in the same call.
+        """
         table = self._table(policy)
-        self._entries -= table.sweep(now)
-        if key in table.entries or self._entries < self.max_entries or verb == "reset":
+        self._rota.rotate()  # so that the keys of a policy that nobody asks about go, too
+        self._entries -= table.sweep(now) + self._rota[0].sweep(now)
+        room = self.max_entries - before
+        if key in table.entries or self._entries < room or verb == "reset":
             return table, key
         for other in self._tables.values():
-            while self._entries >= self.max_entries and other.due <= now:
+            while self._entries >= room and other.due <= now:
                 self._entries -= other.sweep(now)
-        if self._entries < self.max_entries:
+        if self._entries < room:
             return table, key
         if verb in ("acquire", "hold"):
             self._overflowed += 1
@@ -185,11 +219,25 @@ class MemoryStore(Store):
                 self._entries += 1
                 self._warned = self._warned and self._entries >= self.max_entries
                 table.register(key, expires(entry), now)
-        elif old is not None:
-            del table.entries[key]
-            if key is not OVERFLOW:
-                table.ghosts.add(key)
-                self._entries -= 1
+        else:
+            self._forget(table, key)
+
+    def _insert(self, table: Table, key: Key, entry: Entry, ends: int, now: int) -> bool:
+        """Keep the entry of a new key, which ends then, if there is room; tell whether there was."""
+        if self._entries >= self.max_entries:
+            return False
+        table.entries[key] = entry
+        self._entries += 1
+        self._warned = self._warned and self._entries >= self.max_entries
+        table.register(key, ends, now)
+        return True
+
+    def _forget(self, table: Table, key: Key) -> None:
+        if key is OVERFLOW:
+            table.entries.pop(key, None)
+        elif key in table.entries:
+            table.forget(key)
+            self._entries -= 1
 
     def metrics(self) -> dict[str, int]:
         """Count keys kept, and calls that found no room for their key."""

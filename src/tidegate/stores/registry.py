@@ -19,6 +19,17 @@ if TYPE_CHECKING:
 GROUP = "tidegate.stores"
 OWN = {
     "memory": "tidegate.stores.registry:open_memory",
+    "sqlite": "tidegate.stores.sqlite:open_sqlite",
+    "postgresql": "tidegate.stores.postgres:open_postgres",
+    "postgres": "tidegate.stores.postgres:open_postgres",
+    "redis": "tidegate.stores.redis:open_redis",
+    "rediss": "tidegate.stores.redis:open_redis",
+    "valkey": "tidegate.stores.redis:open_redis",
+    "valkeys": "tidegate.stores.redis:open_redis",
+    "redis+cluster": "tidegate.stores.redis:open_redis",
+    "rediss+cluster": "tidegate.stores.redis:open_redis",
+    "redis+sentinel": "tidegate.stores.redis:open_redis",
+    "rediss+sentinel": "tidegate.stores.redis:open_redis",
 }
 
 
@@ -27,7 +38,10 @@ def open_store(url: str, *, clock: Clock | None = None) -> Store:
 
     Options follow as a query: `memory://?max_entries=10000&overflow=deny`.
     """
-    scheme = urlsplit(url).scheme if isinstance(url, str) else ""
+    try:
+        scheme = urlsplit(url).scheme if isinstance(url, str) else ""
+    except ValueError as error:
+        raise ConfigError(f"this URL of a store cannot be read: {error}", field="store") from None
     if not scheme:
         raise ConfigError(f"a store is named by a URL such as 'memory://', not {url!r}", field="store")
     openers = _openers()

@@ -1,49 +1,54 @@
 """The short way through the memory store: `try_acquire` with everything a usual call needs at hand.
 
-A usual call costs 1 and finds a state of exactly its policy. Every function here is `MemoryStore.apply_one` with what
-such a call does not need left out, built once per limiter; tests drive both and compare. Any other call goes to
-`otherwise`, after the token is given back.
+A usual call costs 1 and finds a state of exactly its policy, or none. Every function here is `MemoryStore.apply_one`
+with what such a call does not need left out, built once per limiter; tests drive both and compare. Any other call goes
+to `otherwise`, after the token is given back.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from tidegate.core.bounds import ceil_div
 from tidegate.core.decision import Decision
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from tidegate.policy import Cost, Key, Policy
-    from tidegate.stores.table import Table
+    from tidegate.stores.table import Entry, Table
 
     TryAcquire = Callable[[Key, Cost], Decision]
 
 
 class Guard(NamedTuple):
-    """How a store is entered and left, and its clock: take the token, or contend for it; give it back."""
+    """How a store is entered and left: take the token or contend for it, give it back; its clock; keep a new key."""
 
     take: Callable[[], object]
     give: Callable[[None], object]
     contend: Callable[[], object]
     ns: Callable[[], int]
+    insert: Callable[[Table, Key, Entry, int, int], bool]
 
 
 def shortcut(policy: Policy, table: Table, otherwise: TryAcquire, guard: Guard) -> TryAcquire:
     """Choose the short way for a policy."""
     if 0 in policy.one:
         return otherwise
+    buckets = all(limit.algorithm == "token_bucket" for limit in policy.limits)
     if policy.only is None:
-        return _several(policy, table, otherwise, guard)
-    build = _one_bucket if policy.only.algorithm == "token_bucket" else _one_limit
+        build = _several_buckets if buckets else _several
+    else:
+        build = _one_bucket if buckets else _one_limit
     return build(policy, table, otherwise, guard)
 
 
 def _one_bucket(policy: Policy, table: Table, otherwise: TryAcquire, guard: Guard) -> TryAcquire:
-    take, give, contend, ns = guard
+    take, give, contend, ns, insert = guard
     entries, limits, one, nothing = table.entries, policy.limits, policy.one, (0,)
     limit = limits[0]
     capacity, rate, scale = limit.capacity, limit.rate, limit.scale
+    first, lasts = capacity - scale, ceil_div(scale, rate)  # what a call leaves in a full bucket, and for how long
 
     def try_acquire(key: Key, cost: Cost = 1) -> Decision:
         if cost == 1:
@@ -58,16 +63,20 @@ def _one_bucket(policy: Policy, table: Table, otherwise: TryAcquire, guard: Guar
                     # This is charge_bucket, written out: the call alone would cost a tenth of the decision.
                     if now > at:
                         level += (now - at) * rate
-                        level = min(level, capacity)
-                    else:
-                        now = at
+                        if level > capacity:  # noqa: PLR1730 - min() would cost a fifth of the decision
+                            level = capacity
+                        at = now
                     level -= scale
                     if level < 0:
                         return Decision((False, now, limits, (entry,), one))
-                    entries[key] = state = (limit, level, now)
+                    entries[key] = state = (limit, level, at)
                     return Decision((True, now, limits, (state,), nothing))
-            except (KeyError, ValueError, TypeError):
-                pass  # a new key, a state of another shape, or no key at all
+            except KeyError:
+                state = (limit, first, now)
+                if key.__class__ is str and now < table.due and insert(table, key, state, now + lasts, now):
+                    return Decision((True, now, limits, (state,), nothing))
+            except (ValueError, TypeError):
+                pass  # a state of another shape, or no key at all
             finally:
                 give(None)
         return otherwise(key, cost)
@@ -76,7 +85,7 @@ def _one_bucket(policy: Policy, table: Table, otherwise: TryAcquire, guard: Guar
 
 
 def _one_limit(policy: Policy, table: Table, otherwise: TryAcquire, guard: Guard) -> TryAcquire:
-    take, give, contend, ns = guard
+    take, give, contend, ns, _ = guard
     entries, limits, one, nothing = table.entries, policy.limits, policy.one, (0,)
     limit = limits[0]
     charge = limit.charge
@@ -106,7 +115,7 @@ def _one_limit(policy: Policy, table: Table, otherwise: TryAcquire, guard: Guard
 
 
 def _several(policy: Policy, table: Table, otherwise: TryAcquire, guard: Guard) -> TryAcquire:
-    take, give, contend, ns = guard
+    take, give, contend, ns, _ = guard
     entries, limits, one, nothing = table.entries, policy.limits, policy.one, (0,) * len(policy.limits)
     charges = [(limit.charge, limit) for limit in limits]
 
@@ -131,6 +140,52 @@ def _several(policy: Policy, table: Table, otherwise: TryAcquire, guard: Guard) 
                     return Decision((True, now, limits, states, nothing))
             except (KeyError, TypeError):
                 pass  # a new key, or no key at all
+            finally:
+                give(None)
+        return otherwise(key, cost)
+
+    return try_acquire
+
+
+def _several_buckets(policy: Policy, table: Table, otherwise: TryAcquire, guard: Guard) -> TryAcquire:
+    take, give, contend, ns, insert = guard
+    entries, limits, one, nothing = table.entries, policy.limits, policy.one, (0,) * len(policy.limits)
+    numbers = [(limit, limit.capacity, limit.rate, limit.scale) for limit in limits]
+    lasts = max(ceil_div(limit.scale, limit.rate) for limit in limits)
+
+    def try_acquire(key: Key, cost: Cost = 1) -> Decision:
+        if cost == 1:
+            try:
+                take()
+            except IndexError:
+                contend()
+            try:
+                now = ns() // 1000
+                known, before = entries[key]
+                if known is limits and now < table.due:
+                    states = []
+                    # One for each limit, since the entry is of these; strict=True would be a tenth of the decision.
+                    for (limit, capacity, rate, scale), (owner, level, at) in zip(numbers, before):  # noqa: B905 - see above
+                        if owner is not limit:
+                            break
+                        if now > at:  # charge_bucket, written out, as in _one_bucket
+                            level += (now - at) * rate  # noqa: PLW2901 - before becomes after
+                            if level > capacity:  # noqa: PLR1730 - as in _one_bucket
+                                level = capacity  # noqa: PLW2901 - before becomes after
+                            at = now  # noqa: PLW2901 - before becomes after
+                        level -= scale  # noqa: PLW2901 - before becomes after
+                        if level < 0:
+                            return Decision((False, now, limits, before, one))
+                        states.append((limit, level, at))
+                    else:
+                        entries[key] = (limits, states)
+                        return Decision((True, now, limits, states, nothing))
+            except KeyError:
+                states = [(limit, capacity - scale, now) for limit, capacity, _, scale in numbers]
+                if key.__class__ is str and now < table.due and insert(table, key, (limits, states), now + lasts, now):
+                    return Decision((True, now, limits, states, nothing))
+            except (ValueError, TypeError):
+                pass  # a state of another shape, or no key at all
             finally:
                 give(None)
         return otherwise(key, cost)

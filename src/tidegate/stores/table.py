@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+from collections import deque
 from itertools import repeat
 from typing import TYPE_CHECKING, Final
 
@@ -17,38 +18,44 @@ if TYPE_CHECKING:
 
 Entry = State  # the bare state of a policy of one limit, else (limits, states): the fewest bytes for the usual case
 FOREVER: Final = 2**62
-SWEEP: Final = 64  # how many keys a call looks after at most, when some are due
+SWEEP: Final = 32  # how many keys of its policy, and of one other, a call looks after at most, when some are due
+FEW: Final = 64  # so many forgotten keys in the wheel are not worth looking for
+SCRUB: Final = 8  # how many places in the wheel a call looks at for keys that were forgotten, when there are many
 FINEST: Final = 16  # keys are swept in steps no finer than 2**16 microseconds, or a 32nd of their lifetime
 
 
 class Table:
     """The keys of one policy, and when to look whether each can go.
 
-    Every key stands in one list of `wheel`, under an instant soon after its state ends; when that instant comes, the
+    Every key stands in one queue of `wheel`, under an instant soon after its state ends; when that instant comes, the
     key is dropped, or put under a later one if it was used meanwhile. So a key costs nothing between its first call
-    and then, and nothing ever scans all of them.
+    and then, and nothing ever scans all of them. A key that is forgotten before stays in the wheel, as a ghost; where
+    ghosts outnumber the others, each new one pays for a look at a few places, round and round.
     """
 
-    __slots__ = ("due", "dues", "entries", "ghosts", "wheel")
+    __slots__ = ("due", "dues", "entries", "ghosts", "place", "scrubbed", "turns", "wheel")
 
     def __init__(self) -> None:
         """Start empty."""
         self.entries: dict[Key, Entry] = {}
-        self.wheel: dict[int, list[Key]] = {}
+        self.wheel: dict[int, deque[Key]] = {}
         self.dues: list[int] = []
         self.due: int = FOREVER
-        self.ghosts: set[Key] = set()  # keys that stand in the wheel but were reset
+        self.ghosts: set[Key] = set()  # keys that stand in the wheel but were forgotten
+        self.scrubbed: deque[Key] = deque()  # the queue that is looked through for ghosts, its place, what is left
+        self.place = 0
+        self.turns = 0
 
     def register(self, key: Key, ends: int, now: int) -> None:
         """Look at the key again soon after `ends`."""
         if key in self.ghosts:
             self.ghosts.remove(key)
             return
-        step = max(FINEST, (ends - now).bit_length() - 5)
+        step = max(FINEST, (ends - now).bit_length() - 6)
         due = ((ends >> step) + 1) << step
         keys = self.wheel.get(due)
         if keys is None:
-            self.wheel[due] = [key]
+            self.wheel[due] = deque((key,))
             heapq.heappush(self.dues, due)
             self.due = self.dues[0]
         else:
@@ -61,10 +68,11 @@ class Table:
             if self.due > now:
                 break
             keys = self.wheel[self.due]
-            key = keys.pop()
             if not keys:
                 del self.wheel[heapq.heappop(self.dues)]
                 self.due = self.dues[0] if self.dues else FOREVER
+                continue
+            key = keys.pop()
             entry = self.entries.get(key)
             if entry is None:
                 self.ghosts.discard(key)
@@ -74,6 +82,28 @@ class Table:
             else:
                 self.register(key, ends, now)
         return dropped
+
+    def forget(self, key: Key) -> None:
+        """Drop a key before its time."""
+        del self.entries[key]
+        self.ghosts.add(key)
+        if len(self.ghosts) > len(self.entries) + FEW:
+            self.scrub()
+
+    def scrub(self) -> None:
+        """Take ghosts out of the wheel, looking at a few places."""
+        for _ in repeat(None, SCRUB):
+            if not self.turns or not self.scrubbed:
+                self.place = (self.place + 1) % len(self.dues)
+                self.scrubbed = self.wheel[self.dues[self.place]]
+                self.turns = len(self.scrubbed)
+                continue
+            self.turns -= 1
+            key = self.scrubbed.popleft()
+            if key in self.ghosts:
+                self.ghosts.remove(key)
+            else:
+                self.scrubbed.append(key)
 
 
 def states_of(entry: Entry) -> list[State]:

@@ -1,0 +1,1 @@
+"""Side by side with other limiters, in one run: `make bench`."""

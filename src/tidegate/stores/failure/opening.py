@@ -1,0 +1,55 @@
+"""From a URL to a guarded store."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+from urllib.parse import parse_qsl, urlencode, urlsplit
+
+from tidegate.core.bounds import SECOND
+from tidegate.core.limit import parse_period
+from tidegate.errors import ConfigError
+from tidegate.stores.failure.guard import GuardedStore
+from tidegate.stores.registry import open_store
+
+if TYPE_CHECKING:
+    from tidegate.clock import Clock
+    from tidegate.stores.base import Store
+
+OPTIONS: Final = ("deadline", "local_for", "beat")
+DEADLINE: Final = 0.05
+# How stores that keep a deadline by themselves are told it: their options, and the unit these are written in.
+# (PostgreSQL's timeout includes connecting, which takes longer than a decision may: the guard keeps its deadline.)
+REDIS: Final = ("redis", "rediss", "valkey", "valkeys")
+TOLD_BY: Final = {
+    **{
+        f"{scheme}{kind}": (("timeout", "connect_timeout"), "")
+        for scheme in REDIS
+        for kind in ("", "+cluster", "+sentinel")
+    },
+    "sqlite": (("busy_timeout",), "s"),
+}
+
+
+def open_guarded(url: str, *, clock: Clock | None = None) -> Store:
+    """Open the store that a URL names, guarded unless it is in memory, where nothing can be lost.
+
+    The guard's options stand in the URL beside the store's: `redis://host?deadline=100ms&local_for=1h&beat=1s`.
+    """
+    parts = urlsplit(url) if isinstance(url, str) else None
+    if parts is None or not parts.scheme or parts.scheme == "memory":
+        return open_store(url, clock=clock)
+    query = parse_qsl(parts.query, keep_blank_values=True)
+    options = {name: _seconds(name, value) for name, value in query if name in OPTIONS}
+    rest = [(name, value) for name, value in query if name not in OPTIONS]
+    names, unit = TOLD_BY.get(parts.scheme, ((), ""))
+    told = f"{options.get('deadline', DEADLINE):g}{unit}"
+    rest += [(name, told) for name in names if name not in dict(rest)]
+    store = open_store(f"{url.partition('?')[0]}?{urlencode(rest)}".rstrip("?"), clock=clock)
+    return GuardedStore(store, bounded=bool(names), **options)  # type: ignore[arg-type]  # OPTIONS are all numbers
+
+
+def _seconds(name: str, text: str) -> float:
+    try:
+        return parse_period(float(text) if text.replace(".", "").isdecimal() else text) / SECOND
+    except ConfigError as error:
+        raise ConfigError(f"cannot use this URL of a store: {error}", field=name) from None

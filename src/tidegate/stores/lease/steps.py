@@ -1,0 +1,312 @@
+"""What the leased store does, as steps that whoever can ask the store drives: a thread, a task, or a test.
+
+Every function here that asks is a generator. It yields a Step, is sent the Decision (or thrown what went wrong), and
+returns its answer. Nothing here waits, and the turn is held only between steps.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable, Generator
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from tidegate.core.algorithms import NEVER
+from tidegate.core.decision import Decision
+from tidegate.errors import StoreUnavailable
+from tidegate.stores.lease.book import Book
+from tidegate.stores.lease.share import Denial, Share
+from tidegate.stores.lease.terms import span
+from tidegate.stores.lease.turn import Turn
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from tidegate.policy import Key, Policy
+    from tidegate.stores.base import Ask
+    from tidegate.stores.lease.book import Leftover
+    from tidegate.stores.lease.share import Costs, Holder
+    from tidegate.stores.lease.terms import Lease
+
+SWEEP: Final = 8  # how many holders a call looks after at most, when some are due
+MANY: Final = 256  # ... and how many a chore does, before others get their turn
+
+
+class Step(NamedTuple):
+    """Something to ask the inner store: what `Store.apply` takes. Shares are only for the store itself to grant."""
+
+    verb: str
+    asks: Sequence[Ask]
+    now: int | None = None
+    at: int | None = None
+    share: bool = False
+
+
+Steps = Generator[Step, Any, Any]  # sent a list of Decisions for each Step
+
+
+class Desk:
+    """Holds shares of keys and answers from them; asks for more, and returns what is left over.
+
+    The steady clock of this process is all it goes by: a lease lasts from the instant its request was *sent*, so a late
+    reply only makes it shorter. Work that nobody needs to wait for is put into `chores`.
+    """
+
+    def __init__(self, lease: Lease, steady: Callable[[], int], lost: Callable[[], bool] | None = None) -> None:
+        """Start with nothing held. `lost` tells whether somebody else decides at present, in place of a lost store."""
+        self.lease = lease
+        self.steady = steady
+        self.lost = lost or bool  # never
+        self.guarded = lost is not None
+        self.turn = Turn()
+        self.books: dict[str, Book] = {}
+        self.chores: deque[Steps] = deque()
+        self.totals: Counter[str] = Counter()
+
+    # ---- the verbs ---------------------------------------------------------------------------------------------------
+
+    def asking(self, verb: str, asks: Sequence[Ask], now: int | None, at: int | None) -> Steps:
+        """Do what `Store.apply` does."""
+        if len(asks) == 1:
+            policy, key, costs = asks[0]
+            book = self.book(policy)
+            if book.length and now is None and any(costs):
+                if verb == "acquire":
+                    return [(yield from self.acquiring(book, key, costs))]
+                if verb == "peek" and (seen := self.look(book, key, costs)) is not None:
+                    return [seen]
+                if verb == "hold":
+                    return [(yield from self.exactly("hold", book, key, costs))]
+        if not (verb == "adjust" and at is not None):  # a correction of what the store was asked for touches no share
+            yield from self.clearing(verb, asks)
+        elif len(asks) == 1:
+            self.reconsider(*asks[0][:2])
+        return [told(policy, decision) for (policy, _, _), decision in zip(
+            asks, (yield Step(verb, [(self.book(p).strict, k, c) for p, k, c in asks], now, at)), strict=True
+        )]  # fmt: skip
+
+    def acquiring(self, book: Book, key: Key, costs: Costs) -> Steps:
+        """Take permits for a call: from a share, or from the store together with a new share."""
+        with self.turn:
+            now = self.steady()
+            self.sweep(book, now, SWEEP)
+            holder = book.holder(key, now)
+            if holder is None:  # no room for one more
+                want = costs
+            else:
+                self.leave(book.retire(key, holder.advance(now)))
+                share = holder.take(costs, now)
+                if share is not None:
+                    if share is holder.share and not (share.low < share.units and now < share.fresh):
+                        self.renew(book, holder)
+                    return share.decision(book.policy.limits, now)
+                denial = holder.denial
+                if denial is not None and denial.costs == costs and now < denial.until:
+                    return told(book.policy, denial.repeated(now))
+                alone = not holder.asking and not self.lost()
+                want = holder.wish(costs, now, book.length, self.lease.spread) if alone else costs
+                holder.seen = now
+                holder.asking = holder.asking or want != costs
+        if holder is not None and want != costs:
+            try:
+                answer = yield from self.holding(book, holder, want, now, costs)
+            except StoreUnavailable:
+                if not self.guarded:
+                    raise
+                answer = None
+            if answer is not None:
+                return answer
+        return (yield from self.exactly("acquire", book, key, costs))
+
+    def holding(self, book: Book, holder: Holder, want: Costs, sent: int, costs: Costs) -> Steps:
+        """Take a share, and permits for a call from it; None if the store has not as much."""
+        try:
+            (decision,) = yield Step("hold", [(book.strict, holder.key, want)], share=True)
+        except BaseException:  # charged or not, nobody knows: the permits are lost
+            with self.turn:
+                holder.asking = False
+                book.count("granted", want)
+                book.count("lost", want)
+            raise
+        with self.turn:
+            received = self.steady()
+            holder.asking = False
+            holder.left = [view[0] for view in decision.views]
+            if not decision.allowed:
+                return None
+            book.count("granted", want)
+            lasts = span(book.strict.limits, want, decision.views, book.length)
+            share = Share(book.policy.one, want, decision, sent, received, lasts)
+            share.take(costs)
+            answer = share.decision(book.policy.limits, received)
+            if holder.forgotten:  # reset meanwhile, before the charge or after: not ours to return
+                book.count("used", share.used)
+                book.count("lost", share.left)
+            elif book.closed:
+                self.leave(book.retire(holder.key, [share]))
+            else:
+                self.leave(book.retire(holder.key, holder.install(share, received)))
+        return answer
+
+    def exactly(self, verb: str, book: Book, key: Key, costs: Costs) -> Steps:
+        """Ask the store for exactly this call. A denial counts only when nothing of the key is held back here."""
+        while True:
+            sent = self.steady()
+            (decision,) = yield Step(verb, [(book.strict, key, costs)])
+            with self.turn:
+                received = self.steady()
+                holder = book.holders.get(key)
+                if holder is not None:
+                    holder.left = [view[0] for view in decision.views]
+                gone = [] if decision.allowed or holder is None else book.retire(key, holder.strip())
+                if not decision.allowed and not gone and holder is not None and not self.lost():
+                    wait = book.length if decision.retry == NEVER else min(book.length, decision.retry)
+                    holder.denial = Denial(costs, decision, received, sent + wait)
+            if not gone:
+                return told(book.policy, decision)
+            yield from self.returning(gone)
+
+    def look(self, book: Book, key: Key, costs: Costs) -> Decision | None:
+        """Answer a peek from a share that would answer the call."""
+        with self.turn:
+            holder, now = book.holders.get(key), self.steady()
+            if holder is not None:
+                for share in (holder.share, holder.after):
+                    before = share.units, share.spare
+                    if now < share.ends and share.take(costs):
+                        answer = share.decision(book.policy.limits, now)
+                        share.units, share.spare = before
+                        return answer
+        return None
+
+    def clearing(self, verb: str, asks: Sequence[Ask]) -> Steps:
+        """Return what is held of the keys before the store is asked about them; on reset, forget it."""
+        gone: list[Leftover] = []
+        with self.turn:
+            for policy, key, _ in asks:
+                book = self.book(policy)
+                holder = book.holders.get(key)
+                if holder is not None:
+                    holder.denial = None
+                    left = book.retire(key, holder.strip())
+                    if verb == "reset":
+                        holder.forgotten = True
+                        del book.holders[key]
+                        for _, _, share in left:
+                            book.count("lost", share.left)
+                    else:
+                        gone += left
+        yield from self.returning(gone)
+
+    def reconsider(self, policy: Policy, key: Key) -> None:
+        """Forget a denial: permits may have come back."""
+        with self.turn:
+            holder = self.book(policy).holders.get(key)
+            if holder is not None:
+                holder.denial = None
+
+    # ---- chores ------------------------------------------------------------------------------------------------------
+
+    def renew(self, book: Book, holder: Holder) -> None:
+        """Have a share follow the one that is running out. The turn is ours."""
+        holder.share.low, holder.share.fresh = 0, holder.share.ends  # once is enough
+        if not holder.asking and holder.after.ends <= holder.share.ends:
+            holder.asking = True
+            self.chores.append(self.renewing(book, holder))
+
+    def renewing(self, book: Book, holder: Holder) -> Steps:
+        """Take the next share ahead of its need."""
+        with self.turn:
+            sent = self.steady()
+            nothing = (0,) * len(book.policy.limits)
+            want = holder.wish(nothing, sent, book.length, self.lease.spread)
+            holder.asking = any(want) and not book.closed and not holder.forgotten and not self.lost()
+        if holder.asking:
+            yield from self.holding(book, holder, want, sent, nothing)
+
+    def leave(self, leftovers: Iterable[Leftover]) -> None:
+        """Have leftovers returned. The turn is ours."""
+        for leftover in leftovers:
+            self.chores.append(self.returning([leftover]))
+
+    def returning(self, leftovers: Iterable[Leftover]) -> Steps:
+        """Return what is left of shares, as of the instant it was charged."""
+        for book, key, share in leftovers:
+            left, became = share.left, "lost"
+            try:
+                yield Step("adjust", [(book.strict, key, tuple(-permits for permits in left))], None, share.charged)
+                became = "returned"
+            finally:
+                with self.turn:
+                    book.count(became, left)
+
+    def sweep(self, book: Book, now: int, most: int) -> None:
+        """Look after holders of a book that are due. The turn is ours."""
+        if book.due and book.due[0][0] <= now:
+            self.leave(book.sweep(now, most))
+
+    def chore(self) -> Steps | None:
+        """Give something to do, if there is any."""
+        with self.turn:
+            now = self.steady()
+            for book in self.books.values():
+                self.sweep(book, now, MANY)
+            return self.chores.popleft() if self.chores else None
+
+    def due(self) -> int | None:
+        """Tell when there may be something to do next; None: not before somebody calls."""
+        with self.turn:
+            return min((book.due[0][0] for book in self.books.values() if book.due), default=None)
+
+    # ---- the books ---------------------------------------------------------------------------------------------------
+
+    def book(self, policy: Policy) -> Book:
+        """Find the book of a policy; what is held under an earlier one of that name is returned."""
+        book = self.books.get(policy.name)
+        if book is None or (book.policy is not policy and book.policy != policy):
+            with self.turn:
+                if book is not None:
+                    self.leave(book.strip())
+                # A guard that goes on by itself when the store is lost has shares of its own kind for that.
+                alone = self.guarded and policy.on_store_error == "local"
+                book = self.books[policy.name] = Book(policy, None if alone else self.lease, self.totals)
+        return book
+
+    def return_all(self) -> None:
+        """Have all that is left returned."""
+        with self.turn:
+            for book in self.books.values():
+                for holder in book.holders.values():
+                    self.leave(book.retire(holder.key, holder.strip()))
+
+    def close(self) -> None:
+        """Have all that is left returned, and hold nothing from now on."""
+        with self.turn:
+            for book in self.books.values():
+                self.leave(book.strip())
+
+    def disown(self) -> None:
+        """Forget everything, in a child process: the shares are its parent's."""
+        self.turn.renew()
+        self.chores.clear()
+        self.totals.clear()
+        for book in self.books.values():
+            book.clear()
+
+    def sums(self) -> dict[str, int]:
+        """Count permits by what became of them and by unit, and keys with a holder."""
+        with self.turn:
+            totals = Counter({"lease_keys": sum(len(book.holders) for book in self.books.values())})
+            for book in self.books.values():
+                if book.length:
+                    for what in ("granted", "used", "returned", "lost", "outstanding"):
+                        book.count(what, (0,) * len(book.policy.limits), totals)
+                    book.count_held(totals)
+            totals.update(self.totals)
+        return dict(totals)
+
+
+def told(policy: Policy, decision: Decision) -> Decision:
+    """Pass on what the store said of the stricter limits as said of the policy's own."""
+    if decision[2] is policy.limits:
+        return decision
+    return Decision((decision.allowed, decision.at, policy.limits, decision.views, None))

@@ -1,0 +1,988 @@
+-- The core in PL/pgSQL: core/algorithms.py and the verbs of core/decision.py, the same names in the same order, then what
+-- makes a store of them. No change here without the same change there, and a vector that failed before.
+--
+-- A state is its integers, as core/codec.py writes them:
+--
+--     token_bucket                   level, at, scale, then since and level of each high-water mark
+--     fixed_window, calendar_window  used, start
+--     sliding_window                 current, previous, start, length
+--     sliding_log, concurrency       number of the log, base, total, last instant; the entries are rows of `log`
+--
+-- and null when there is none, or when it has ended, which `current` looks after. Integers stay below 2^53, so
+-- sums of a few never leave bigint; products are only formed where the factors are known to be small, and it is said why.
+-- Division of bigint cuts off towards zero, so numbers that can be negative are divided by floor_div.
+
+create or replace function tidegate.ceil_div(a bigint, b bigint) returns bigint language sql immutable as $$
+    select (a + b - 1) / b
+$$;
+
+create or replace function tidegate.floor_div(a bigint, b bigint) returns bigint language sql immutable as $$
+    select a / b - (a % b < 0)::int
+$$;
+
+-- ---- token_bucket ---------------------------------------------------------------------------------------------------
+--
+-- These take the whole state: one that another limit has written is carried over by that limit's rate and burst. Floor and
+-- capacity are at most MAX apart; elapsed * rate is only formed where that is not more than is missing, cost * scale only
+-- for costs within the burst.
+
+create or replace function tidegate.charge_bucket(s tidegate.state_t, l tidegate.limit_t, cost bigint, now bigint)
+returns bigint[] language plpgsql as $$
+declare
+    state bigint[];
+begin
+    if cost > l.burst then
+        return null;
+    end if;
+    state := tidegate.refill(s, l, now);
+    if state[1] < cost * l.scale then
+        return null;
+    end if;
+    state[1] := state[1] - cost * l.scale;
+    return state;
+end $$;
+
+create or replace function tidegate.view_bucket(s tidegate.state_t, l tidegate.limit_t, cost bigint, now bigint)
+returns bigint[] language plpgsql as $$
+declare
+    state bigint[] := tidegate.refill(s, l, now);
+    level bigint := state[1];
+    ahead bigint := state[2] - now;
+    retry bigint := 0;
+begin
+    if cost > l.burst then
+        retry := -1;
+    elsif cost > 0 and cost * l.scale > level then
+        retry := ahead + tidegate.ceil_div(cost * l.scale - level, l.rate);
+    end if;
+    return array[
+        greatest(0, level / l.scale),
+        retry,
+        case when level < l.capacity then ahead + tidegate.ceil_div(l.capacity - level, l.rate) else 0 end
+    ];
+end $$;
+
+create or replace function tidegate.refill(s tidegate.state_t, l tidegate.limit_t, now bigint)
+returns bigint[] language plpgsql as $$
+declare
+    state bigint[] := s.numbers;
+    level bigint := state[1];
+    passed bigint := greatest(0, now - state[2]);
+begin
+    if level is null then
+        return array[l.capacity, now, l.scale];
+    end if;
+    if s.rule = l.rule then
+        level := tidegate.topped_up(level, l.capacity, l.rate, passed);
+        state[1] := level;
+        state[2] := state[2] + passed;
+        if level >= l.capacity then
+            return state[1:3];
+        end if;
+        return case when cardinality(state) > 3 then tidegate.raise_peaks(state) else state end;
+    end if;
+    if s.ends <= now then
+        return array[l.capacity, now, l.scale];
+    end if;
+    -- Nobody knows when the limit changed, so the time since the last charge counts at the slower of the two rates.
+    return array[
+        least(
+            tidegate.rescale(tidegate.topped_up(level, s.burst * state[3], s.rate, passed), state[3], l),
+            tidegate.topped_up(tidegate.rescale(level, state[3], l), l.capacity, l.rate, passed)
+        ),
+        state[2] + passed,
+        l.scale
+    ];
+end $$;
+
+create or replace function tidegate.topped_up(level bigint, capacity bigint, rate bigint, passed bigint)
+returns bigint language sql immutable as $$
+    select case when passed > (capacity - level) / rate then capacity else level + passed * rate end
+$$;
+
+create or replace function tidegate.rescale(level bigint, scale bigint, l tidegate.limit_t)
+returns bigint language plpgsql as $$
+declare
+    permits bigint := tidegate.floor_div(level, scale);
+    part bigint := level - permits * scale;
+begin
+    if l.scale > 9007199254740991 / scale then  -- that is, if their product exceeds MAX
+        part := 0;
+    end if;
+    if permits >= l.burst then
+        return l.capacity;
+    end if;
+    if permits <= tidegate.floor_div(l.floor, l.scale) then
+        return l.floor;
+    end if;
+    return permits * l.scale + part * l.scale / scale;
+end $$;
+
+create or replace function tidegate.adjust_bucket(
+    s tidegate.state_t, l tidegate.limit_t, delta bigint, now bigint, at bigint
+) returns bigint[] language plpgsql as $$
+declare
+    state bigint[] := tidegate.refill(s, l, now);
+    taken bigint;
+    peak bigint;
+    free bigint;
+    credit bigint;
+begin
+    if delta >= 0 then
+        taken := case when delta > (state[1] - l.floor) / l.scale then state[1] - l.floor else delta * l.scale end;
+        state[1] := state[1] - taken;
+        for i in 4 .. cardinality(state) - 1 by 2 loop
+            if state[i] >= at then
+                state[i + 1] := state[i + 1] - taken;
+            end if;
+        end loop;
+    else
+        peak := state[1];
+        if at is not null then
+            peak := l.capacity;
+            for i in reverse cardinality(state) - 1 .. 4 by 2 loop
+                if state[i] <= at then
+                    peak := state[i + 1];
+                    exit;
+                end if;
+            end loop;
+        end if;
+        free := l.capacity - peak;
+        credit := case when -delta > free / l.scale then free else -delta * l.scale end;
+        if at is not null then
+            for i in 4 .. cardinality(state) - 1 by 2 loop
+                state[i + 1] := case when state[i] <= at then greatest(state[i + 1], peak + credit)
+                                     else state[i + 1] + credit end;
+            end loop;
+        end if;
+        state[1] := state[1] + credit;
+    end if;
+    return case when state[1] < l.capacity then state end;
+end $$;
+
+create or replace function tidegate.mark_bucket(state bigint[])
+returns bigint[] language plpgsql as $$
+declare
+    fewest bigint := 9223372036854775807;
+    least int;
+begin
+    while cardinality(state) > 3 and state[cardinality(state) - 1] >= state[2] loop
+        state := state[1 : cardinality(state) - 2];
+    end loop;
+    state := state || array[state[2], state[1]];
+    if cardinality(state) > 3 + 2 * 16 then  -- of the two that differ least, the higher one stands for both
+        for i in 7 .. cardinality(state) by 2 loop
+            if state[i - 2] - state[i] < fewest then
+                fewest := state[i - 2] - state[i];
+                least := i;
+            end if;
+        end loop;
+        state := state[1 : least - 2] || state[least + 1 :];
+    end if;
+    return state;
+end $$;
+
+create or replace function tidegate.expires_bucket(state bigint[], l tidegate.limit_t)
+returns bigint language plpgsql as $$
+begin
+    return state[2] + tidegate.ceil_div(l.capacity - state[1], l.rate);
+end $$;
+
+create or replace function tidegate.raise_peaks(state bigint[])
+returns bigint[] language plpgsql as $$
+begin
+    if state[cardinality(state)] < state[1] then
+        for i in 5 .. cardinality(state) by 2 loop
+            if state[i] < state[1] then
+                return state[1 : i - 1] || state[1];
+            end if;
+        end loop;
+    end if;
+    return state;
+end $$;
+
+-- ---- fixed_window and calendar_window ---------------------------------------------------------------------------------
+
+create or replace function tidegate.charge_fixed(state bigint[], l tidegate.limit_t, cost bigint, now bigint)
+returns bigint[] language plpgsql as $$
+begin
+    state := tidegate._fixed(state, l, now);
+    return case when cost <= l.quota - state[1] then array[state[1] + cost, state[2]] end;
+end $$;
+
+create or replace function tidegate.view_fixed(state bigint[], l tidegate.limit_t, cost bigint, now bigint)
+returns bigint[] language plpgsql as $$
+begin
+    state := tidegate._fixed(state, l, now);
+    return tidegate._view_window(l, cost, state[1], state[2] + l.length - now);
+end $$;
+
+-- used, start
+create or replace function tidegate._fixed(state bigint[], l tidegate.limit_t, now bigint)
+returns bigint[] language plpgsql as $$
+begin
+    return case when now - state[2] < l.length then state else array[0, now] end;
+end $$;
+
+-- The empty array says that the state, and the limit that wrote it, stay as they are.
+create or replace function tidegate.adjust_fixed(
+    state bigint[], l tidegate.limit_t, delta bigint, now bigint, at bigint
+) returns bigint[] language plpgsql as $$
+begin
+    state := tidegate._fixed(state, l, now);
+    return case when at is null or at >= state[2] then tidegate._adjust_window(delta, state[1], state[2]) else '{}' end;
+end $$;
+
+create or replace function tidegate.expires_fixed(state bigint[], l tidegate.limit_t)
+returns bigint language plpgsql as $$
+begin
+    return state[2] + l.length;
+end $$;
+
+create or replace function tidegate.charge_calendar(state bigint[], l tidegate.limit_t, cost bigint, now bigint)
+returns bigint[] language plpgsql as $$
+begin
+    state := tidegate._calendar(state, l, now);
+    return case when cost <= l.quota - state[1] then array[state[1] + cost, state[2]] end;
+end $$;
+
+create or replace function tidegate.view_calendar(state bigint[], l tidegate.limit_t, cost bigint, now bigint)
+returns bigint[] language plpgsql as $$
+begin
+    state := tidegate._calendar(state, l, now);
+    return tidegate._view_window(l, cost, state[1], state[3] - now);
+end $$;
+
+-- used, start, end; `unknown` has made sure that the window is among those that the client sent.
+create or replace function tidegate._calendar(state bigint[], l tidegate.limit_t, now bigint)
+returns bigint[] language plpgsql as $$
+declare
+    i int := 1;
+begin
+    now := greatest(now, state[2]);
+    while l.bounds[i + 1] <= now loop
+        i := i + 1;
+    end loop;
+    return array[case when state[2] >= l.bounds[i] then state[1] else 0 end, l.bounds[i], l.bounds[i + 1]];
+end $$;
+
+create or replace function tidegate.adjust_calendar(
+    state bigint[], l tidegate.limit_t, delta bigint, now bigint, at bigint
+) returns bigint[] language plpgsql as $$
+begin
+    state := tidegate._calendar(state, l, now);
+    return case when at is null or at >= state[2] then tidegate._adjust_window(delta, state[1], state[2]) else '{}' end;
+end $$;
+
+create or replace function tidegate.expires_calendar(state bigint[], l tidegate.limit_t)
+returns bigint language plpgsql as $$
+begin
+    return (tidegate._calendar(null, l, state[2]))[3];
+end $$;
+
+create or replace function tidegate._view_window(l tidegate.limit_t, cost bigint, used bigint, ahead bigint)
+returns bigint[] language plpgsql as $$
+declare
+    retry bigint := 0;
+begin
+    if cost > 0 and cost > l.quota - used then
+        retry := case when cost > l.quota then -1 else ahead end;
+    end if;
+    return array[greatest(0, l.quota - used), retry, case when used > 0 then ahead else 0 end];
+end $$;
+
+create or replace function tidegate._adjust_window(delta bigint, used bigint, start bigint)
+returns bigint[] language plpgsql as $$
+begin
+    used := greatest(0, used + least(delta, 9007199254740991 - used));
+    return case when used > 0 then array[used, start] end;
+end $$;
+
+-- ---- sliding_window -------------------------------------------------------------------------------------------------
+--
+-- Limit chooses the tick so that quota * ticks <= MAX, and `heaviest` clamps the counts so that theirs are, too.
+
+create or replace function tidegate.charge_sliding(state bigint[], l tidegate.limit_t, cost bigint, now bigint)
+returns bigint[] language plpgsql as $$
+declare
+    free bigint;
+begin
+    state := tidegate._sliding(state, l, now);
+    free := greatest(0, l.quota - state[1]) - tidegate._weigh(l, state[2], state[3] + l.length - now);
+    return case when cost <= free then array[state[1] + cost, state[2], state[3], l.length] end;
+end $$;
+
+create or replace function tidegate.view_sliding(state bigint[], l tidegate.limit_t, cost bigint, now bigint)
+returns bigint[] language plpgsql as $$
+declare
+    was bigint[] := tidegate._sliding(state, l, now);
+    count bigint := was[1];
+    previous bigint := was[2];
+    ticks bigint := l.length / l.tick;
+    ahead bigint := was[3] + l.length - now;
+    free bigint := greatest(0, greatest(0, l.quota - count) - tidegate._weigh(l, previous, ahead));
+    retry bigint := 0;
+begin
+    if cost > l.quota then
+        retry := -1;
+    elsif cost > free then
+        if cost <= l.quota - count then  -- enough once the previous window weighs less
+            retry := ahead - (l.quota - count - cost) * ticks / previous * l.tick;
+        else  -- only when this window is the previous one, and weighs less
+            retry := ahead + l.length - (l.quota - cost) * ticks / count * l.tick;
+        end if;
+    end if;
+    return array[free, retry, case when count > 0 then ahead + l.length when previous > 0 then ahead else 0 end];
+end $$;
+
+create or replace function tidegate._weigh(l tidegate.limit_t, previous bigint, ahead bigint)
+returns bigint language plpgsql as $$
+declare
+    ticks bigint := l.length / l.tick;
+begin
+    return tidegate.ceil_div(previous * least(ticks, tidegate.ceil_div(ahead, l.tick)), ticks);
+end $$;
+
+-- current, previous, start
+create or replace function tidegate._sliding(state bigint[], l tidegate.limit_t, now bigint)
+returns bigint[] language plpgsql as $$
+declare
+    most bigint := tidegate.heaviest(l);
+    count bigint := state[1];
+    previous bigint := state[2];
+    start bigint := state[3];
+    ended bigint;
+begin
+    if state is null then
+        return array[0, 0, tidegate.floor_div(now, l.length) * l.length];
+    end if;
+    now := greatest(now, start);
+    ended := (now - start) / state[4];
+    if ended > 0 then
+        previous := case when ended = 1 then count else 0 end;
+        count := 0;
+        start := start + ended * state[4];
+    end if;
+    count := least(most, count);
+    previous := least(most, previous);
+    if state[4] <> l.length then  -- windows of another length: count all of it as spent now
+        return array[count + least(previous, most - count), 0, tidegate.floor_div(now, l.length) * l.length];
+    end if;
+    return array[count, previous, start];
+end $$;
+
+create or replace function tidegate.adjust_sliding(
+    state bigint[], l tidegate.limit_t, delta bigint, now bigint, at bigint
+) returns bigint[] language plpgsql as $$
+declare
+    most bigint := tidegate.heaviest(l);
+begin
+    state := tidegate._sliding(state, l, now);
+    if at is null or at >= state[3] then
+        state[1] := greatest(0, state[1] + least(delta, most - state[1]));
+    elsif at >= state[3] - l.length then
+        state[2] := greatest(0, state[2] + least(delta, most - state[2]));
+    end if;
+    return case when state[1] > 0 or state[2] > 0 then state || l.length end;
+end $$;
+
+create or replace function tidegate.heaviest(l tidegate.limit_t)
+returns bigint language plpgsql as $$
+begin
+    return 9007199254740991 / (l.length / l.tick);
+end $$;
+
+create or replace function tidegate.expires_sliding(state bigint[], l tidegate.limit_t)
+returns bigint language plpgsql as $$
+begin
+    return state[3] + l.length * case when state[1] > 0 then 2 else 1 end;
+end $$;
+
+-- ---- sliding_log and concurrency ----------------------------------------------------------------------------------------
+--
+-- Entries with a sum above base are live. `charge_log` only counts: `keep` inserts the entry once every limit has agreed.
+-- `adjust_log` and `adjust_slots`, which no limit refuses, change the entries where they stand.
+
+create or replace function tidegate.charge_log(state bigint[], l tidegate.limit_t, cost bigint, now bigint)
+returns bigint[] language plpgsql as $$
+begin
+    state := tidegate._log(state, l, now);
+    if cost > l.quota - (state[3] - state[2]) then
+        return null;
+    end if;
+    return array[state[1], state[2], state[3] + cost, state[5]];
+end $$;
+
+create or replace function tidegate.view_log(state bigint[], l tidegate.limit_t, cost bigint, now bigint)
+returns bigint[] language plpgsql as $$
+declare
+    was bigint[] := tidegate._log(state, l, now);
+    total bigint := was[3];
+    spent bigint := was[3] - was[2];
+    retry bigint := 0;
+begin
+    if cost > l.quota then
+        retry := -1;
+    elsif cost > greatest(0, l.quota - spent) then
+        select e.at + l.length - now into strict retry
+        from tidegate.log e where e.log = was[1] and e.sum >= total + view_log.cost - l.quota
+        order by e.sum limit 1;
+    end if;
+    return array[greatest(0, l.quota - spent), retry, case when spent > 0 then was[4] + l.length - now else 0 end];
+end $$;
+
+-- number of the log, base, total, last instant, now
+create or replace function tidegate._log(state bigint[], l tidegate.limit_t, now bigint)
+returns bigint[] language plpgsql as $$
+declare
+    gone bigint;
+begin
+    if state is null then
+        return array[null, 0, 0, null, now];
+    end if;
+    now := greatest(now, state[4]);
+    if state[4] is null or state[4] <= now - l.length then
+        state[2] := state[3];
+    else
+        select e.sum into gone from tidegate.log e where e.log = state[1] and e.at <= now - l.length
+        order by e.at desc, e.sum desc limit 1;
+        state[2] := greatest(state[2], gone);
+    end if;
+    return state || now;
+end $$;
+
+create or replace function tidegate._logged(state bigint[])
+returns bigint[] language plpgsql as $$
+begin
+    return case when state[3] > state[2] then state[1:4] end;
+end $$;
+
+create or replace function tidegate.adjust_log(
+    state bigint[], l tidegate.limit_t, delta bigint, now bigint, at bigint
+) returns bigint[] language plpgsql as $$
+declare
+    entry bigint;
+begin
+    state := tidegate._log(state, l, now);
+    if at is null then
+        return tidegate._correct(state, delta, null, false);
+    elsif at > state[5] - l.length then
+        -- Made while the clock had stepped back, it stands under the last instant seen before: the next one.
+        select e.at into entry from tidegate.log e where e.log = state[1] and e.sum > state[2] and e.at >= adjust_log.at
+        order by e.at, e.sum limit 1;
+        if found then
+            return tidegate._correct(state, delta, entry, false);
+        end if;
+    end if;
+    return tidegate._logged(state);
+end $$;
+
+create or replace function tidegate.adjust_slots(
+    state bigint[], l tidegate.limit_t, delta bigint, now bigint, at bigint
+) returns bigint[] language plpgsql as $$
+begin
+    if at is not null then
+        return tidegate.adjust_log(state, l, delta, now, at);
+    end if;
+    return tidegate._correct(tidegate._log(state, l, now), delta, null, true);
+end $$;
+
+-- Change the costs of the entries made at an instant (null: of all) by `delta` in all, the oldest or the latest first.
+create or replace function tidegate._correct(state bigint[], delta bigint, instant bigint, oldest boolean)
+returns bigint[] language plpgsql as $$
+declare
+    entry record;
+    change bigint;
+begin
+    while delta <> 0 loop
+        if oldest then
+            select e.ctid, e.cost, e.sum into entry from tidegate.log e
+            where e.log = state[1] and e.sum > state[2] order by e.sum limit 1;
+        elsif instant is null then
+            select e.ctid, e.cost, e.sum into entry from tidegate.log e
+            where e.log = state[1] and e.sum > state[2] order by e.sum desc limit 1;
+        else
+            select e.ctid, e.cost, e.sum into entry from tidegate.log e
+            where e.log = state[1] and e.at = instant and e.sum > state[2] order by e.sum desc limit 1;
+        end if;
+        exit when not found;
+        change := least(greatest(delta, -entry.cost), 9007199254740991 - (state[3] - state[2]));
+        if entry.cost + change = 0 then
+            delete from tidegate.log e where e.ctid = entry.ctid;
+        else
+            update tidegate.log e set cost = e.cost + change where e.ctid = entry.ctid;
+        end if;
+        -- The running sums follow on the shorter side: before a smaller entry they come nearer, with the base.
+        if change < 0 and entry.sum - state[2] <= state[3] - entry.sum then
+            update tidegate.log e set sum = e.sum - change
+            where e.log = state[1] and e.sum > state[2] and e.sum < entry.sum;
+            state[2] := state[2] - change;
+        else
+            update tidegate.log e set sum = e.sum + change where e.log = state[1] and e.sum >= entry.sum;
+            state[3] := state[3] + change;
+        end if;
+        delta := delta - change;
+        exit when delta > 0;  -- no entry can take more
+    end loop;
+    if state[3] > state[2] then
+        state[4] := (select e.at from tidegate.log e where e.log = state[1] order by e.sum desc limit 1);
+    end if;
+    return tidegate._logged(state);
+end $$;
+
+create or replace function tidegate.expires_log(state bigint[], l tidegate.limit_t)
+returns bigint language plpgsql as $$
+begin
+    return state[4] + l.length;
+end $$;
+
+-- ---- all of them --------------------------------------------------------------------------------------------------------
+
+-- The integers of a state that has not ended under the limit it was written for. Of a log that has ended, number and total
+-- stay: its entries may still be there, and what follows must lie above them.
+create or replace function tidegate.current(s tidegate.state_t, now bigint)
+returns bigint[] language plpgsql as $$
+begin
+    if s.ends <= now then
+        return case when s.algorithm in ('sliding_log', 'concurrency')
+                    then array[s.numbers[1], s.numbers[3], s.numbers[3], null] end;
+    end if;
+    return s.numbers;
+end $$;
+
+create or replace function tidegate.charge(s tidegate.state_t, l tidegate.limit_t, cost bigint, now bigint)
+returns bigint[] language plpgsql as $$
+declare
+    state bigint[] := tidegate.current(s, now);
+begin
+    case l.algorithm
+        when 'token_bucket' then return tidegate.charge_bucket(s, l, cost, now);
+        when 'fixed_window' then return tidegate.charge_fixed(state, l, cost, now);
+        when 'calendar_window' then return tidegate.charge_calendar(state, l, cost, now);
+        when 'sliding_window' then return tidegate.charge_sliding(state, l, cost, now);
+        else return tidegate.charge_log(state, l, cost, now);
+    end case;
+end $$;
+
+create or replace function tidegate.view(s tidegate.state_t, l tidegate.limit_t, cost bigint, now bigint)
+returns bigint[] language plpgsql as $$
+declare
+    state bigint[] := tidegate.current(s, now);
+begin
+    case l.algorithm
+        when 'token_bucket' then return tidegate.view_bucket(s, l, cost, now);
+        when 'fixed_window' then return tidegate.view_fixed(state, l, cost, now);
+        when 'calendar_window' then return tidegate.view_calendar(state, l, cost, now);
+        when 'sliding_window' then return tidegate.view_sliding(state, l, cost, now);
+        else return tidegate.view_log(state, l, cost, now);
+    end case;
+end $$;
+
+create or replace function tidegate.correct(
+    s tidegate.state_t, l tidegate.limit_t, delta bigint, now bigint, at bigint
+) returns bigint[] language plpgsql as $$
+declare
+    state bigint[] := tidegate.current(s, now);
+begin
+    case l.algorithm
+        when 'token_bucket' then return tidegate.adjust_bucket(s, l, delta, now, at);
+        when 'fixed_window' then return tidegate.adjust_fixed(state, l, delta, now, at);
+        when 'calendar_window' then return tidegate.adjust_calendar(state, l, delta, now, at);
+        when 'sliding_window' then return tidegate.adjust_sliding(state, l, delta, now, at);
+        when 'sliding_log' then return tidegate.adjust_log(state, l, delta, now, at);
+        else return tidegate.adjust_slots(state, l, delta, now, at);
+    end case;
+end $$;
+
+create or replace function tidegate.expires(state bigint[], l tidegate.limit_t)
+returns bigint language plpgsql as $$
+begin
+    case l.algorithm
+        when 'token_bucket' then return tidegate.expires_bucket(state, l);
+        when 'fixed_window' then return tidegate.expires_fixed(state, l);
+        when 'calendar_window' then return tidegate.expires_calendar(state, l);
+        when 'sliding_window' then return tidegate.expires_sliding(state, l);
+        else return tidegate.expires_log(state, l);
+    end case;
+end $$;
+
+-- ---- what can be done to the states of a key, all limits at once: core/decision.py ------------------------------------------
+
+-- The states after, or null: refused. This is also `peek`, where nothing is kept, and `hold`, which leaves marks.
+create or replace function tidegate.acquire(
+    limits tidegate.limit_t[], states tidegate.state_t[], costs bigint[], now bigint, hold boolean
+) returns tidegate.state_t[] language plpgsql as $$
+declare
+    l tidegate.limit_t;
+    charged bigint[];
+begin
+    for i in 1 .. cardinality(limits) loop
+        continue when costs[i] = 0;
+        l := limits[i];
+        charged := tidegate.charge(states[i], l, costs[i], now);
+        if charged is null then
+            return null;
+        end if;
+        if hold and l.algorithm = 'token_bucket' then
+            charged := tidegate.mark_bucket(charged);
+        end if;
+        states[i] := tidegate.written(l, charged);
+    end loop;
+    return states;
+end $$;
+
+create or replace function tidegate.adjust(
+    limits tidegate.limit_t[], states tidegate.state_t[], costs bigint[], now bigint, at bigint
+) returns tidegate.state_t[] language plpgsql as $$
+declare
+    corrected bigint[];
+begin
+    for i in 1 .. cardinality(limits) loop
+        continue when costs[i] = 0;
+        corrected := tidegate.correct(states[i], limits[i], costs[i], now, at);
+        if corrected is null then
+            states[i] := tidegate.ended(states[i]);
+        elsif corrected <> '{}' then
+            states[i] := tidegate.written(limits[i], corrected);
+        end if;
+    end loop;
+    return states;
+end $$;
+
+create or replace function tidegate.reset(states tidegate.state_t[])
+returns tidegate.state_t[] language plpgsql as $$
+begin
+    for i in 1 .. cardinality(states) loop
+        states[i] := tidegate.ended(states[i]);
+    end loop;
+    return states;
+end $$;
+
+-- ---- the store -------------------------------------------------------------------------------------------------------------
+
+create or replace function tidegate.written(l tidegate.limit_t, numbers bigint[])
+returns tidegate.state_t language plpgsql as $$
+begin
+    return row(l.name, l.algorithm, l.unit, l.rule, l.quota, l.burst, l.length, l.rate, numbers, tidegate.expires(numbers, l));
+end $$;
+
+-- Of a log, something stays until its entries are gone: the sweep removes them a few at a time.
+create or replace function tidegate.ended(s tidegate.state_t)
+returns tidegate.state_t language plpgsql as $$
+begin
+    if s.algorithm in ('sliding_log', 'concurrency') and s.numbers[1] is not null then
+        s.numbers[2] := s.numbers[3];
+        s.ends := -9223372036854775808;
+        return s;
+    end if;
+    return null;
+end $$;
+
+create or replace function tidegate.server_time() returns bigint language sql volatile as $$
+    select (extract(epoch from clock_timestamp()) * 1000000)::bigint
+$$;
+
+create or replace function tidegate.hash(policy text, key text) returns bigint language sql immutable as $$
+    select hashtextextended(key, hashtextextended(policy, 0))
+$$;
+
+-- The state of a limit among those of a key: known by name and algorithm, most often at the same place.
+create or replace function tidegate.find(states tidegate.state_t[], l tidegate.limit_t, place int)
+returns tidegate.state_t language plpgsql as $$
+declare
+    s tidegate.state_t := states[place];
+begin
+    if s.name = l.name and s.algorithm = l.algorithm then
+        return s;
+    end if;
+    foreach s in array coalesce(states, '{}') loop
+        if s.name = l.name and s.algorithm = l.algorithm then
+            return s;
+        end if;
+    end loop;
+    return null;
+end $$;
+
+-- The instants at which the client did not know a limit's calendar window, 0 where it did; null if it knew them all.
+create or replace function tidegate.unknown(limits tidegate.limit_t[], states tidegate.state_t[], now bigint)
+returns bigint[] language plpgsql as $$
+declare
+    l tidegate.limit_t;
+    instant bigint;
+    instants bigint[] := array_fill(0::bigint, array[cardinality(limits)]);
+    found boolean := false;
+begin
+    for i in 1 .. cardinality(limits) loop
+        l := limits[i];
+        continue when l.bounds is null;
+        instant := greatest(now, (tidegate.current(states[i], now))[2]);
+        if instant < l.bounds[1] or instant >= l.bounds[cardinality(l.bounds)] then
+            instants[i] := instant;
+            found := true;
+        end if;
+    end loop;
+    return case when found then instants end;
+end $$;
+
+-- Put the entry of an admitted call into its log, and take out a few that have left.
+create or replace function tidegate.keep(s tidegate.state_t, cost bigint)
+returns tidegate.state_t language plpgsql as $$
+declare
+    number bigint := coalesce(s.numbers[1], nextval('tidegate.logs'));
+    base bigint := s.numbers[2];
+begin
+    s.numbers[1] := number;
+    insert into tidegate.log (log, at, cost, sum) values (number, s.numbers[4], keep.cost, s.numbers[3]);
+    if base > 0 then
+        delete from tidegate.log e where e.ctid = any (array(
+            select d.ctid from tidegate.log d where d.log = number and d.sum <= base order by d.sum limit 8));
+    end if;
+    if s.numbers[3] > 4611686018427387904 then  -- 2^62 permits later, begin again before the sums leave bigint
+        delete from tidegate.log e where e.log = number and e.sum <= base;
+        update tidegate.log e set sum = e.sum - base where e.log = number;
+        s.numbers := array[number, 0, s.numbers[3] - base, s.numbers[4]];
+    end if;
+    return s;
+end $$;
+
+-- Write what is known of a key now: its new states, and of `others`, those of limits that are not in the policy (any more),
+-- what lives, unless everything is to be forgotten. Keys that were not known before have no row yet.
+create or replace function tidegate.store(
+    known boolean, policy text, key text, states tidegate.state_t[], others tidegate.state_t[], now bigint, forget boolean
+) returns boolean language plpgsql as $$
+declare
+    s tidegate.state_t;
+    kept tidegate.state_t[] := '{}';
+    last bigint := -9223372036854775808;
+begin
+    foreach s in array states loop
+        if s.name is not null then
+            kept := kept || s;
+            last := greatest(last, s.ends);
+        end if;
+    end loop;
+    foreach s in array others loop
+        if forget or s.ends <= now then
+            s := tidegate.ended(s);
+            continue when s.name is null;
+        end if;
+        kept := kept || s;
+        last := greatest(last, s.ends);
+    end loop;
+    if known and kept <> '{}' then
+        update tidegate.keys k set states = kept, ends = last, updated = now, due = least(k.due, last)
+        where k.policy = store.policy and k.key = store.key;
+    elsif known then
+        delete from tidegate.keys k where k.policy = store.policy and k.key = store.key;
+    elsif kept <> '{}' then
+        insert into tidegate.keys (policy, key, states, ends, updated, due)
+        values (store.policy, store.key, kept, last, now, last);
+    end if;
+    return true;
+end $$;
+
+-- Look at a few of the keys that are due: drop what has ended, come back later to what has not. Of logs, at most so many
+-- entries in all are removed. Keys that somebody is deciding on are left alone: this waits for nobody.
+create or replace function tidegate.sweep(now bigint, most_keys int, most_entries int default 1000)
+returns int language plpgsql as $$
+declare
+    k tidegate.keys;
+    s tidegate.state_t;
+    kept tidegate.state_t[];
+    removed int;
+    swept int := 0;
+    policies text[];
+    names text[];
+begin
+    select array_agg(d.policy), array_agg(d.key) into policies, names
+    from (select x.policy, x.key from tidegate.keys x where x.due <= now order by x.due limit most_keys) d;
+    for i in 1 .. coalesce(cardinality(names), 0) loop
+        continue when not pg_try_advisory_xact_lock(tidegate.hash(policies[i], names[i]));
+        select x.* into k from tidegate.keys x where x.policy = policies[i] and x.key = names[i];
+        continue when not found;
+        kept := '{}';
+        foreach s in array k.states loop
+            if s.ends > now then
+                kept := kept || s;
+            elsif s.algorithm in ('sliding_log', 'concurrency') then
+                delete from tidegate.log e where e.ctid = any (array(
+                    select d.ctid from tidegate.log d where d.log = s.numbers[1] limit most_entries));
+                get diagnostics removed = row_count;
+                most_entries := most_entries - removed;
+                if most_entries <= 0 then  -- perhaps not all of it
+                    kept := kept || s;
+                end if;
+            end if;
+        end loop;
+        if kept = '{}' then
+            delete from tidegate.keys x where x.policy = k.policy and x.key = k.key;
+            swept := swept + 1;
+        elsif k.ends > now or most_entries > 0 then
+            update tidegate.keys x set states = kept, due = k.ends where x.policy = k.policy and x.key = k.key;
+        end if;
+        exit when most_entries <= 0;
+    end loop;
+    return swept;
+end $$;
+
+-- The states among those of a key that belong to none of these limits.
+create or replace function tidegate.others(states tidegate.state_t[], limits tidegate.limit_t[])
+returns tidegate.state_t[] language plpgsql as $$
+declare
+    s tidegate.state_t;
+    kept tidegate.state_t[] := '{}';
+begin
+    foreach s in array states loop
+        if not exists (select from unnest(limits) l where l.name = s.name and l.algorithm = s.algorithm) then
+            kept := kept || s;
+        end if;
+    end loop;
+    return kept;
+end $$;
+
+-- Wait for a key: from here to the end of the transaction nobody else decides on it.
+create or replace function tidegate.lock(number bigint)
+returns boolean language plpgsql as $$
+begin
+    if not pg_try_advisory_xact_lock(number) then
+        perform pg_advisory_xact_lock(number);
+    end if;
+    return true;
+end $$;
+
+-- Decide one call, whose keys nobody else decides on: apply a verb to all of them together. Limits, costs and views are of
+-- all asks, one after another; `counts` tells how many limits each ask has. The answer: 1 (allowed) or 0, the instant, and
+-- the three numbers of each limit's view. Or -1, the instant, and a number for each limit: nothing was decided, since the
+-- client did not send the calendar windows around these instants.
+--
+-- What runs once in a transaction is paid for by the expression, so this avoids queries where an expression does.
+create or replace function tidegate.decide(
+    verb text, policies text[], keys text[], counts int[], limits tidegate.limit_t[], costs bigint[], now bigint, at bigint
+) returns bigint[] language plpgsql as $$
+declare
+    known tidegate.keys;
+    rows tidegate.keys[];
+    s tidegate.state_t;
+    states tidegate.state_t[];
+    changed tidegate.state_t[];
+    others tidegate.state_t[];
+    views bigint[];
+    place int := 0;
+    found int[];
+    done boolean;
+begin
+    for a in 1 .. cardinality(keys) loop
+        select k.* into known from tidegate.keys k where k.policy = policies[a] and k.key = keys[a];
+        rows[a] := known;
+        found[a] := 0;
+        for i in 1 .. counts[a] loop
+            s := tidegate.find(known.states, limits[place + i], i);
+            states[place + i] := s;
+            found[a] := found[a] + (s.name is not null)::int;
+        end loop;
+        place := place + counts[a];
+    end loop;
+    views := tidegate.unknown(limits, states, now);
+    if views is not null then
+        return array[-1, now] || views;
+    end if;
+
+    changed := case verb when 'adjust' then tidegate.adjust(limits, states, costs, now, at)
+                         when 'reset' then tidegate.reset(states)
+                         else tidegate.acquire(limits, states, costs, now, verb = 'hold') end;
+    views := case when changed is null then array[0, now] else array[1, now] end;
+    for i in 1 .. cardinality(limits) loop
+        views := views || case when changed is null then tidegate.view(states[i], limits[i], costs[i], now)
+                               else tidegate.view(changed[i], limits[i], 0, now) end;
+    end loop;
+    if changed is null or verb = 'peek' then
+        return views;
+    end if;
+
+    if verb = 'acquire' or verb = 'hold' then
+        for i in 1 .. cardinality(limits) loop
+            if costs[i] > 0 and limits[i].algorithm in ('sliding_log', 'concurrency') then
+                changed[i] := tidegate.keep(changed[i], costs[i]);
+            end if;
+        end loop;
+    end if;
+    place := 0;
+    for a in 1 .. cardinality(keys) loop
+        others := case when found[a] < cardinality(rows[a].states)
+                       then tidegate.others(rows[a].states, limits[place + 1 : place + counts[a]]) else '{}' end;
+        done := tidegate.store(rows[a].policy is not null, policies[a], keys[a],
+                               changed[place + 1 : place + counts[a]], others, now, verb = 'reset');
+        place := place + counts[a];
+    end loop;
+    return views;
+end $$;
+
+-- Decide calls, one after another, as if each had come alone. The arguments of `decide` are of all calls, one after another;
+-- `sizes` tells how many asks each call has. An instant that is null means by this server's clock, read when nobody else
+-- can decide on these keys. The answers follow each other.
+create or replace function tidegate.apply(
+    verbs text[], sizes int[], policies text[], keys text[], counts int[], limits tidegate.limit_t[], costs bigint[],
+    instants bigint[], ats bigint[], sweeps int
+) returns bigint[] language plpgsql as $$
+declare
+    answers bigint[];
+    now bigint;
+    number bigint;
+    done boolean;
+    ask int := 0;
+    place int := 0;
+    places int;
+begin
+    if cardinality(keys) = 1 then
+        done := tidegate.lock(tidegate.hash(policies[1], keys[1]));
+    else  -- everybody in the same order
+        for number in select distinct tidegate.hash(u.policy, u.key) from unnest(policies, keys) u(policy, key) order by 1
+        loop
+            done := tidegate.lock(number);
+        end loop;
+    end if;
+    if cardinality(verbs) = 1 then
+        now := coalesce(instants[1], tidegate.server_time());
+        answers := tidegate.decide(verbs[1], policies, keys, counts, limits, costs, now, ats[1]);
+    else
+        for i in 1 .. cardinality(verbs) loop
+            now := coalesce(instants[i], tidegate.server_time());
+            places := 0;
+            for a in ask + 1 .. ask + sizes[i] loop
+                places := places + counts[a];
+            end loop;
+            answers := answers || tidegate.decide(
+                verbs[i], policies[ask + 1 : ask + sizes[i]], keys[ask + 1 : ask + sizes[i]],
+                counts[ask + 1 : ask + sizes[i]], limits[place + 1 : place + places], costs[place + 1 : place + places],
+                now, ats[i]);
+            ask := ask + sizes[i];
+            place := place + places;
+        end loop;
+    end if;
+    if sweeps > 0 then  -- last of all, since what it locks is in no order; by the later of two clocks nothing is due
+        place := tidegate.sweep(least(now, tidegate.server_time()), sweeps);
+    end if;
+    return answers;
+end $$;
+
+-- The live states of a key as core/codec.py writes them: what conformance compares with the core.
+create or replace function tidegate.dump(policy text, key text, now bigint)
+returns table (name text, algorithm text, rule text, numbers bigint[]) language plpgsql as $$
+declare
+    s tidegate.state_t;
+begin
+    for s in select u.* from tidegate.keys k cross join lateral unnest(k.states) u
+             where k.policy = dump.policy and k.key = dump.key loop
+        continue when s.ends <= now;
+        name := s.name;
+        algorithm := s.algorithm;
+        rule := s.rule;
+        numbers := s.numbers;
+        if s.algorithm in ('sliding_log', 'concurrency') then
+            select array_agg(n order by e.sum, i) into numbers from tidegate.log e
+            cross join lateral unnest(array[e.at, e.cost]) with ordinality u(n, i)
+            where e.log = s.numbers[1] and e.sum > s.numbers[2];
+        end if;
+        return next;
+    end loop;
+end $$;

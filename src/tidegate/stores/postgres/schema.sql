@@ -1,0 +1,108 @@
+-- What the store keeps, version by version; a step once released is never changed, only followed by another.
+-- The functions stand in core.sql. The schema's name, `tidegate` here, is replaced where another was chosen.
+
+-- version 1
+
+-- A Limit, as the client describes it with every call. `rule` is its text without the name: two limits of one name and
+-- algorithm are equal when their rules are. `bounds` are the edges of calendar windows around now, oldest first.
+create type tidegate.limit_t as (
+    name text, algorithm text, unit text, rule text, quota bigint, burst bigint, length bigint,
+    rate bigint, scale bigint, capacity bigint, floor bigint, tick bigint, bounds bigint[]
+);
+
+-- A State: the limit that wrote it, as far as anybody needs to know; its integers as in core/codec.py (of a log: its
+-- number, base, total and last instant; the entries are rows of `log`); and the instant from which it is as if absent.
+create type tidegate.state_t as (
+    name text, algorithm text, unit text, rule text, quota bigint, burst bigint, length bigint, rate bigint,
+    numbers bigint[], ends bigint
+);
+
+-- Everything known of a key: one row, so that a call of many limits reads and writes one. Only `due`, when to look
+-- whether the row can go, is in an index and it is left alone by decisions, so that they update in place (HOT).
+create table tidegate.keys (
+    policy  text collate "C" not null,
+    key     text collate "C" not null,
+    states  tidegate.state_t[] not null,
+    ends    bigint not null,
+    updated bigint not null,
+    due     bigint not null,
+    primary key (policy, key)
+) with (fillfactor = 50, toast_tuple_target = 8160, autovacuum_vacuum_scale_factor = 0.05);
+create index keys_due on tidegate.keys (due);
+
+-- The entries of sliding logs and of concurrency limits, one for each admitted call. `sum` runs on; within a log, both
+-- instant and sum only grow, so that each is looked up in its own index. Entries up to the log's base have left.
+create table tidegate.log (
+    log  bigint not null,
+    at   bigint not null,
+    cost bigint not null,
+    sum  bigint not null
+) with (autovacuum_vacuum_scale_factor = 0.05);
+create index log_sum on tidegate.log (log, sum);
+create index log_at on tidegate.log (log, at, sum);
+create sequence tidegate.logs;
+
+-- version 2
+
+-- For people and other programs: the tables that the documents of the gatekeeper and of the budgets describe.
+alter table tidegate.log add column task_type text, add column task_id text;
+
+create function tidegate.instant(micros bigint) returns timestamptz language sql immutable as $$
+    select timestamptz '1970-01-01 00:00:00+00' + micros * interval '1 microsecond'
+$$;
+
+-- Everything, one row per policy, key and limit, as of `updated_at`, the key's last change: nothing here reads a clock.
+-- A bucket's window reaches from its last change until it is full again; a rolling window ends at the last change.
+create view tidegate.states as
+select k.policy, k.key, s.place, s.name, s.algorithm, s.unit, s.quota, s.length,
+       split_part(split_part(s.rule, '/', 2), ' ', 1) as period,
+       case s.algorithm
+           when 'token_bucket' then (s.burst * s.numbers[3] - s.numbers[1] + s.numbers[3] - 1) / s.numbers[3]
+           when 'sliding_window' then s.numbers[1] + ceil(
+               s.numbers[2]::numeric * greatest(0, least(s.length, s.numbers[3] + s.length - k.updated)) / s.length)::bigint
+           when 'fixed_window' then s.numbers[1]
+           when 'calendar_window' then s.numbers[1]
+           else s.numbers[3] - s.numbers[2]
+       end as used,
+       tidegate.instant(case s.algorithm
+           when 'token_bucket' then s.numbers[2]
+           when 'sliding_window' then s.numbers[3]
+           when 'fixed_window' then s.numbers[2]
+           when 'calendar_window' then s.numbers[2]
+           else k.updated - s.length
+       end) as window_start,
+       tidegate.instant(case s.algorithm
+           when 'sliding_window' then s.numbers[3] + s.length
+           when 'sliding_log' then k.updated
+           when 'concurrency' then k.updated
+           else s.ends
+       end) as window_end,
+       tidegate.instant(k.updated) as updated_at,
+       case when s.algorithm in ('sliding_log', 'concurrency') then s.numbers[1:2] end as log
+from tidegate.keys k
+cross join lateral unnest(k.states) with ordinality
+    s(name, algorithm, unit, rule, quota, burst, length, rate, numbers, ends, place)
+where s.ends > 0;
+
+-- One row per key: the first limit of its policy.
+create view tidegate.rate_limiter_state as
+select distinct on (policy, key) key as domain, used as request_count, window_start, updated_at
+from tidegate.states order by policy, key, place;
+
+-- One row per limit of each key.
+create view tidegate.rate_limits as
+select case period when '1m' then 'minute' when '1h' then 'hour' when '1d' then 'day' when '1w' then 'week'
+                   when '30d' then 'month' else period end as time_period,
+       used as current_count, window_start, window_end, updated_at as last_updated
+from tidegate.states;
+
+-- One row per permit in the longest log of each key, oldest first; `id` only numbers the rows of the answer.
+create view tidegate.task_completions as
+select row_number() over (order by e.at, l.log, e.sum) as id,
+       tidegate.instant(e.at) as completed_at, e.task_type, e.task_id
+from (
+    select distinct on (policy, key) log from tidegate.states
+    where algorithm = 'sliding_log' order by policy, key, length desc, place
+) l
+join tidegate.log e on e.log = l.log[1] and e.sum > l.log[2]
+cross join lateral generate_series(1, e.cost);

@@ -1,0 +1,124 @@
+"""From a URL to the address of a server, a cluster, or the sentinels that know one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final, Literal
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+from tidegate.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+Kind = Literal["server", "cluster", "sentinel"]
+Tag = Literal["key", "policy", "all"]
+
+KINDS: Final[dict[str, tuple[Kind, bool]]] = {
+    "redis": ("server", False),
+    "rediss": ("server", True),
+    "valkey": ("server", False),
+    "valkeys": ("server", True),
+    "redis+cluster": ("cluster", False),
+    "rediss+cluster": ("cluster", True),
+    "redis+sentinel": ("sentinel", False),
+    "rediss+sentinel": ("sentinel", True),
+}
+PORTS: Final = {"server": 6379, "cluster": 6379, "sentinel": 26379}
+TLS: Final = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile", "ssl_cert_reqs", "ssl_check_hostname", "ssl_ca_data")
+SENTINEL: Final = ("sentinel_username", "sentinel_password")
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where the state lives, how to log in, and how long to wait."""
+
+    kind: Kind = "server"
+    hosts: tuple[tuple[str, int], ...] = (("127.0.0.1", 6379),)
+    service: str = ""
+    db: int = 0
+    username: str | None = None
+    password: str | None = field(default=None, repr=False)
+    tls: bool = False
+    timeout: float = 0.05
+    connect_timeout: float = 0.25
+    prefix: str = "tidegate"
+    hash_tag: Tag = "key"
+    batch: int = 128
+    driver: dict[str, str] = field(default_factory=dict, repr=False)
+
+    def __str__(self) -> str:
+        """Name the place as people do, without the password."""
+        hosts = ",".join(f"{host}:{port}" for host, port in self.hosts)
+        return f"{self.service} of the sentinels at {hosts}" if self.kind == "sentinel" else hosts
+
+
+def read_url(url: str) -> Address:
+    """Read the URL of a store; what cannot be right is refused, and a password is never repeated."""
+    parts = urlsplit(url)
+    kind, tls = KINDS[parts.scheme]
+    credentials, _, hosts = parts.netloc.rpartition("@")
+    username, _, password = credentials.partition(":")
+    values: dict[str, object] = {
+        "kind": kind,
+        "tls": tls,
+        "hosts": tuple(_host(text, kind) for text in (hosts or "127.0.0.1").split(",")),
+        "username": unquote(username) or None,
+        "password": unquote(password) or None,
+        "driver": {},
+    }
+    path = [unquote(part) for part in parts.path.split("/") if part]
+    if kind == "sentinel":
+        if not path:
+            raise _refuse("name the service that the sentinels watch, as in redis+sentinel://host:26379/mymaster")
+        values["service"] = path.pop(0)
+    if path:
+        values["db"] = _read("db", path.pop(0), int, 0)
+    if path or (kind == "cluster" and values.get("db")):
+        raise _refuse("a cluster has one database" if kind == "cluster" else "only a database number follows the host")
+    for name, value in parse_qsl(parts.query, keep_blank_values=True):
+        _set_option(values, name, value)
+    if kind == "server" and len(hosts.split(",")) > 1:
+        raise _refuse("several hosts make a cluster or sentinels: use redis+cluster:// or redis+sentinel://")
+    return Address(**values)  # type: ignore[arg-type]  # each was checked above
+
+
+def _set_option(values: dict[str, object], name: str, value: str) -> None:
+    driver = values["driver"]
+    if name in ("timeout", "connect_timeout"):
+        values[name] = _read(name, value, float, 0.001)
+    elif name in ("db", "batch"):
+        values[name] = _read(name, value, int, 0 if name == "db" else 1)
+    elif name == "prefix" and value and not set(value) & set("{}"):
+        values[name] = value
+    elif name == "hash_tag" and value in ("key", "policy", "all"):
+        values[name] = value
+    elif name in (*TLS, *SENTINEL, "client_name") and isinstance(driver, dict):
+        driver[name] = value
+    elif name in ("prefix", "hash_tag"):
+        raise _refuse(f"{name} must be {'key, policy or all' if name == 'hash_tag' else 'text without braces'}")
+    else:
+        known = ", ".join(("timeout", "connect_timeout", "db", "batch", "prefix", "hash_tag", "client_name", *TLS))
+        raise _refuse(f"there is no option {name!r}: use one of {known}")
+
+
+def _host(text: str, kind: str) -> tuple[str, int]:
+    host, colon, port = text.rpartition(":") if not text.endswith("]") else (text, "", "")
+    if not colon:
+        host, port = text, ""
+    host = host.strip("[]") or "127.0.0.1"
+    return host, (int(_read("port", port, int, 1)) if port else PORTS[kind])
+
+
+def _read(name: str, text: str, number: Callable[[str], float], least: float) -> float:
+    try:
+        value = number(text)
+    except ValueError:
+        value = -1
+    if not least <= value <= 2**31:
+        raise _refuse(f"{name} must be a number from {least}, not {text!r}")
+    return value
+
+
+def _refuse(message: str) -> ConfigError:
+    return ConfigError(f"cannot use this URL of a Redis store: {message}", field="store")

@@ -1,0 +1,72 @@
+"""Which server of a cluster keeps what: one map for threads and one for each event loop."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from tidegate.errors import StoreUnavailable
+from tidegate.stores.redis import driver
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from tidegate.stores.redis.address import Address
+    from tidegate.stores.redis.wire import Script
+
+    Node = tuple[str, int]
+
+SLOTS: Final = 16_384
+REDIRECTIONS: Final = 3  # how often a script is sent on; each time it was not run
+
+
+class Router:
+    """Knows the server of each slot, as far as it was told."""
+
+    def __init__(self, address: Address) -> None:
+        """Know only whom to ask."""
+        self.stale = True
+        self._hosts = address.hosts
+        self._owners: list[Node | None] = [None] * SLOTS
+
+    def candidates(self) -> list[Node]:
+        """List whom to ask where everything is."""
+        return list(dict.fromkeys((*filter(None, self._owners), *self._hosts)))
+
+    def learn(self, asked: Node, ranges: Sequence[Sequence[Any]]) -> None:
+        """Take over the answer to CLUSTER SLOTS that a server gave."""
+        owners: list[Node | None] = [None] * SLOTS
+        for first, last, primary, *_ in ranges:
+            host = primary[0].decode() if isinstance(primary[0], bytes) else primary[0]
+            owners[first : last + 1] = [(host or asked[0], int(primary[1]))] * (last + 1 - first)
+        self._owners = owners
+        self.stale = False
+
+    def by_node(self, scripts: Iterable[Script]) -> dict[Node | None, list[Script]]:
+        """Divide scripts by the server that they go to; None: nobody has their slot."""
+        nodes: dict[Node | None, list[Script]] = {}
+        for script in scripts:
+            nodes.setdefault(script.asking or self._owners[script.slot], []).append(script)
+        return nodes
+
+    def redirect(self, script: Script, reply: object) -> bool:
+        """Tell whether the reply means that a script was not run and is to be sent elsewhere; note where."""
+        script.asking = None
+        if not isinstance(reply, driver.ResponseError) and not isinstance(reply, driver.RedisError):
+            return False
+        self.stale = self.stale or not isinstance(reply, driver.NoScriptError)
+        if not isinstance(reply, driver.AskError) or script.redirected >= REDIRECTIONS:
+            return False
+        script.redirected += 1
+        node = (reply.host or self._hosts[0][0], int(reply.port))
+        if isinstance(reply, driver.MovedError):
+            self._owners[script.slot] = node
+        else:
+            script.asking = node
+        return True
+
+
+def nobody(script: Script) -> StoreUnavailable:
+    """Explain that a slot has no server."""
+    return StoreUnavailable(
+        f"no server of the cluster keeps slot {script.slot}: see CLUSTER INFO on any of its servers"
+    )

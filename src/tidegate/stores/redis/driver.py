@@ -1,0 +1,186 @@
+"""The only place that knows redis-py: how connections are made, and what its exceptions mean.
+
+Its defaults hurt (a hung server costs 5 s and several attempts), so nothing is left to them: no retries, since a script
+whose answer got lost may have run; timeouts from the address; RESP2, whose one answer per script is read fastest.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final
+
+from tidegate.errors import ConfigError, StoreUnavailable
+
+try:
+    from redis.asyncio import connection as asyncio_connection
+    from redis.asyncio import retry as asyncio_retry
+    from redis.asyncio import sentinel as asyncio_sentinel
+    from redis.backoff import NoBackoff
+    from redis.connection import Connection, SSLConnection
+    from redis.crc import key_slot
+    from redis.exceptions import AskError, MovedError, NoScriptError, ReadOnlyError, RedisError, ResponseError
+    from redis.retry import Retry
+    from redis.sentinel import Sentinel
+except ImportError as error:  # pragma: no cover - the development environment has it
+    raise ConfigError("redis:// needs redis-py: pip install 'tidegate[redis]'", field="store") from error
+
+if TYPE_CHECKING:
+    from tidegate.stores.redis.address import Address
+
+__all__ = [
+    "FAILURES",
+    "AskError",
+    "MovedError",
+    "NoScriptError",
+    "ReadOnlyError",
+    "RedisError",
+    "ResponseError",
+    "connect",
+    "connect_async",
+    "explain",
+    "has_ended",
+    "key_slot",
+    "read_slots",
+    "read_slots_async",
+]
+
+FAILURES: Final = (RedisError, OSError, EOFError, TimeoutError)
+ADVICE: Final = (  # the first words that the message begins with or contains tell what to do
+    ("NOAUTH", "give the user and password in the URL: redis://user:password@host"),
+    ("Authentication required", "give the user and password in the URL: redis://user:password@host"),
+    ("WRONGPASS", "check the user and password in the URL"),
+    ("invalid username-password", "check the user and password in the URL"),
+    ("AUTH", "check the user and password in the URL"),
+    (
+        "NOPERM",
+        "allow the user the commands eval, evalsha, time, get, set, getrange, setrange, pexpire and del on its keys",
+    ),
+    ("No permissions", "allow the user eval, evalsha, time, get, set, getrange, setrange, pexpire and del on its keys"),
+    ("READONLY", "this is a replica: name the primary, or use redis+sentinel:// or redis+cluster://"),
+    ("read only replica", "this is a replica: name the primary, or use redis+sentinel:// or redis+cluster://"),
+    ("MOVED", "this server is part of a cluster: use redis+cluster://"),
+    ("CLUSTERDOWN", "the cluster has lost a part; it answers again when a replica has taken over"),
+    ("CROSSSLOT", "this server is part of a cluster: use redis+cluster://"),
+    ("OOM", "the server is out of memory: raise maxmemory, or give the limiter a server of its own"),
+    ("MISCONF", "the server cannot write its files: look into its log"),
+    ("LOADING", "the server is reading its files; it answers when it has"),
+    ("BUSY", "another script keeps the server busy: find it with SLOWLOG, end it with SCRIPT KILL"),
+    ("WRONGTYPE", "another program uses these keys: give this one a prefix of its own (?prefix=)"),
+    ("unknown command", "scripts are needed: Redis 6.2 or later, or any Valkey, with EVALSHA allowed"),
+    ("MASTERDOWN", "the sentinels have not elected a primary yet"),
+    ("No master found", "check the service name and the sentinels in the URL"),
+    ("max number of clients", "raise maxclients, or let fewer processes connect"),
+    ("certificate", "check ssl_ca_certs in the URL"),
+    ("imeout", "the server hangs or is overloaded; more time is given by ?timeout= (seconds)"),
+    ("timed out", "the server hangs or is overloaded; more time is given by ?timeout= (seconds)"),
+)
+
+
+def explain(address: Address, error: BaseException) -> StoreUnavailable:
+    """Say in one line what was attempted, what the driver says, and what to do."""
+    said = " ".join(str(error).split()) or type(error).__name__
+    if isinstance(error, TimeoutError) and not error.args:
+        said = f"no answer within {address.timeout} s (timeout)"
+    secrets = (address.password, address.driver.get("sentinel_password"))
+    for secret in filter(None, secrets):
+        said = said.replace(secret, "***")
+    said = said.rstrip(".")
+    advice = next((what for sign, what in ADVICE if sign in said), "check that the server runs and can be reached")
+    return StoreUnavailable(f"asked Redis at {address} to decide and got no answer: {said}: {advice}")
+
+
+def settings(address: Address) -> dict[str, Any]:
+    """Give the arguments that every connection is made with, apart from the host."""
+    given: dict[str, Any] = {
+        "username": address.username,
+        "password": address.password,
+        "protocol": 2,
+        "socket_connect_timeout": address.connect_timeout,
+        "socket_timeout": address.connect_timeout,
+    }
+    given |= {name: value for name, value in address.driver.items() if not name.startswith("sentinel_")}
+    if given.get("ssl_check_hostname") is not None:
+        given["ssl_check_hostname"] = given["ssl_check_hostname"] not in ("0", "no", "false", "False")
+    return given
+
+
+# ---- for threads -----------------------------------------------------------------------------------------------------
+
+
+def connect(address: Address) -> Connection:
+    """Open a connection for one thread at a time."""
+    host, port = address.hosts[0]
+    if address.kind == "sentinel":
+        host, port = _sentinel(address, Sentinel, Retry).discover_master(address.service)
+    kind = SSLConnection if address.tls else Connection
+    connection = kind(host=host, port=port, db=address.db, retry=Retry(NoBackoff(), 0), **settings(address))
+    connection.connect()
+    # The handshake may take as long as connecting does; a script may not.
+    connection._sock.settimeout(address.timeout)  # noqa: SLF001 - redis-py 8 has a public way, 7 has none
+    return connection
+
+
+def has_ended(connection: Connection) -> bool:
+    """Tell whether an idle connection was closed by the server: nothing was asked, so all it can say is that."""
+    try:
+        return bool(connection.can_read(timeout=0))
+    except FAILURES:
+        return True
+
+
+def read_slots(address: Address, node: tuple[str, int]) -> list[Any]:
+    """Ask one server of a cluster where everything is."""
+    connection = connect(replace(address, kind="server", hosts=(node,), timeout=address.connect_timeout))
+    try:
+        connection.send_command("CLUSTER", "SLOTS", check_health=False)
+        return connection.read_response()  # type: ignore[no-any-return]  # a list of ranges, or an exception
+    finally:
+        connection.disconnect()
+
+
+# ---- for tasks -------------------------------------------------------------------------------------------------------
+
+
+async def connect_async(address: Address) -> asyncio_connection.AbstractConnection:
+    """Open a connection of the running event loop; whoever reads from it keeps the time."""
+    host, port = address.hosts[0]
+    if address.kind == "sentinel":
+        sentinel = _sentinel(address, asyncio_sentinel.Sentinel, asyncio_retry.Retry)
+        try:
+            host, port = await sentinel.discover_master(address.service)
+        finally:
+            for client in sentinel.sentinels:
+                await client.aclose()
+    kind = asyncio_connection.SSLConnection if address.tls else asyncio_connection.Connection
+    given = settings(address) | {"socket_timeout": None}
+    connection = kind(host=host, port=port, db=address.db, retry=asyncio_retry.Retry(NoBackoff(), 0), **given)
+    try:
+        await connection.connect()
+    except BaseException:
+        await connection.disconnect(nowait=True)
+        raise
+    return connection
+
+
+async def read_slots_async(address: Address, node: tuple[str, int]) -> list[Any]:
+    """Ask one server of a cluster where everything is."""
+    async with asyncio.timeout(address.connect_timeout):
+        connection = await connect_async(replace(address, kind="server", hosts=(node,)))
+        try:
+            await connection.send_command("CLUSTER", "SLOTS", check_health=False)
+            return await connection.read_response()  # type: ignore[no-any-return]  # a list of ranges, or an exception
+        finally:
+            await connection.disconnect(nowait=True)
+
+
+def _sentinel(address: Address, kind: Any, retry: Any) -> Any:  # noqa: ANN401 - two classes that share no base
+    own = {name.removeprefix("sentinel_"): v for name, v in address.driver.items() if name.startswith("sentinel_")}
+    given = {
+        "socket_timeout": address.connect_timeout,
+        "socket_connect_timeout": address.connect_timeout,
+        "retry": retry(NoBackoff(), 0),
+        "protocol": 2,
+        **own,
+    }
+    return kind(address.hosts, sentinel_kwargs=given)

@@ -1,0 +1,130 @@
+"""The Redis store: a thin front over the lines in which calls gather."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tidegate.errors import Closed
+from tidegate.stores.base import Store
+from tidegate.stores.redis import driver
+from tidegate.stores.redis.address import Address, read_url
+from tidegate.stores.redis.tasks import ClusterLine, ServerLine, TaskLine
+from tidegate.stores.redis.threads import ThreadGroup, ThreadLine
+from tidegate.stores.redis.wire import SOURCE, Script, Wire
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tidegate.clock import Clock
+    from tidegate.core.decision import Decision
+    from tidegate.stores.base import Ask
+
+
+@dataclass
+class Counts:
+    """What an operator may want to watch. Counted without a lock: they are telling, not exact."""
+
+    scripts: int = 0
+    calls: int = 0
+    failures: int = 0
+    given_back: int = 0
+
+    def sent(self, scripts: Sequence[Script]) -> None:
+        """Count scripts and the calls in them."""
+        self.scripts += len(scripts)
+        self.calls += sum(len(script.groups) for script in scripts)
+
+
+class RedisStore(Store):
+    """Keeps states in Redis or Valkey, for any number of processes, by the server's clock.
+
+    One round trip decides a call, however many limits and keys it has; calls made at the same time share one. A call
+    costs at most `timeout` seconds, and `connect_timeout` more where a connection must be made, then StoreUnavailable
+    is raised: the charge may or may not have been made, and nothing is asked twice. A clock given here replaces the
+    server's: for tests.
+    """
+
+    def __init__(self, address: Address | None = None, *, clock: Clock | None = None, source: bytes = SOURCE) -> None:
+        """Connect when first asked. `source` is the script, which tests of tests change."""
+        super().__init__(clock)
+        self.address = address or Address()
+        self._by_hand = clock is not None
+        slot = driver.key_slot if self.address.kind == "cluster" else None
+        self.wire = Wire(self.address, self.clock, slot, source)
+        self._counts = Counts()
+        self._lock = threading.Lock()
+        self._closed = False
+        self._forget()
+
+    def _forget(self) -> None:
+        """Start without connections: at first, and in a process that was forked from one that had them."""
+        self._process = os.getpid()
+        self._threads = ThreadLine(self.address, self.wire, self._counts)
+        self._loops: dict[asyncio.AbstractEventLoop, TaskLine] = {}
+
+    def apply(self, verb: str, asks: Sequence[Ask], now: int | None = None, at: int | None = None) -> list[Decision]:
+        """Apply the verb to every key together."""
+        if not asks:
+            return []
+        if self._process != os.getpid():
+            self._lock = threading.Lock()
+            self._forget()
+        if now is None and self._by_hand:
+            now = self.clock.ns() // 1000
+        return self._threads.ask(ThreadGroup(verb, asks, now, at))
+
+    async def apply_async(
+        self, verb: str, asks: Sequence[Ask], now: int | None = None, at: int | None = None
+    ) -> list[Decision]:
+        """Apply without blocking the event loop."""
+        if not asks:
+            return []
+        if now is None and self._by_hand:
+            now = self.clock.ns() // 1000
+        return await self._line().ask(verb, asks, now, at)
+
+    def _line(self) -> TaskLine:
+        if self._process != os.getpid():
+            self._lock = threading.Lock()
+            self._forget()
+        loop = asyncio.get_running_loop()
+        line = self._loops.get(loop)
+        if line is None:
+            with self._lock:
+                if self._closed:
+                    raise Closed("the store is closed")
+                self._loops = {old: line for old, line in self._loops.items() if not old.is_closed()}
+                kind = ClusterLine if self.address.kind == "cluster" else ServerLine
+                line = self._loops[loop] = kind(self.address, self.wire, self._counts)
+        return line
+
+    def metrics(self) -> dict[str, int]:
+        """Count scripts sent, calls in them, failures, and charges given back for cancelled calls."""
+        return dict(vars(self._counts))
+
+    def close(self) -> None:
+        """Close connections; those of other event loops as soon as these run."""
+        with self._lock:
+            self._closed = True
+            lines = list(self._loops.items())
+            self._loops.clear()
+        self._threads.close()
+        for loop, line in lines:
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(lambda line=line: asyncio.ensure_future(line.close()))
+
+    async def close_async(self) -> None:
+        """Close connections, those of this event loop before returning."""
+        line = self._loops.pop(asyncio.get_running_loop(), None)
+        if line is not None:
+            await line.close()
+        self.close()
+
+
+def open_redis(url: str, clock: Clock | None) -> Store:
+    """Open the store at a URL: `redis://`, `rediss://`, `valkey://`, `redis+cluster://`, `redis+sentinel://`."""
+    return RedisStore(read_url(url), clock=clock)

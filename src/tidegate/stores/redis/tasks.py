@@ -1,0 +1,336 @@
+"""Sends the calls of tasks: all that come in one turn of the event loop go out together.
+
+Scripts follow each other on one connection without waiting for answers, which come back in order. A call that is
+cancelled while under way is answered all the same, and gives back what it took.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final
+
+from tidegate.core.bounds import SECOND
+from tidegate.errors import Closed
+from tidegate.stores.redis import driver
+from tidegate.stores.redis.cluster import Router, nobody
+from tidegate.stores.redis.wire import Group, Script
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine, Sequence
+
+    from tidegate.core.decision import Decision
+    from tidegate.errors import RateLimitError
+    from tidegate.stores.base import Ask
+    from tidegate.stores.redis.address import Address
+    from tidegate.stores.redis.store import Counts
+    from tidegate.stores.redis.wire import Wire
+
+TURNS: Final = 3  # turns of a loop that was late itself in which an answer that has come may still be read
+IDLE: Final = 0.01  # seconds of silence after which it is worth a look whether a connection still lives
+CHARGES: Final = ("acquire", "hold")
+
+
+class TaskGroup(Group):
+    """A call of a task."""
+
+    __slots__ = ("future", "line")
+
+    def __init__(self, line: TaskLine, verb: str, asks: Sequence[Ask], now: int | None, at: int | None) -> None:
+        """Wait for an answer."""
+        super().__init__(verb, asks, now, at)
+        self.line = line
+        self.future: asyncio.Future[list[Decision]] = line.loop.create_future()
+
+    @property
+    def dropped(self) -> bool:
+        """Whether the call was cancelled before it was sent, and nothing is lost without it."""
+        return self.future.cancelled() and self.verb in (*CHARGES, "peek")
+
+    def settle(self, answer: list[Decision] | RateLimitError) -> None:
+        """Wake the task; if it went away, give back what it took."""
+        if self.future.cancelled():
+            if self.verb in CHARGES and isinstance(answer, list) and answer[0].allowed:
+                self.line.give_back(self, answer)
+        elif not self.future.done():
+            if isinstance(answer, list):
+                self.future.set_result(answer)
+            else:
+                self.future.set_exception(answer)
+
+
+class TaskLine:
+    """Where the calls of one event loop gather: what a server and a cluster have in common."""
+
+    def __init__(self, address: Address, wire: Wire, counts: Counts) -> None:
+        """Belong to the running loop; connect when first asked."""
+        self.loop = asyncio.get_running_loop()
+        self.address = address
+        self.wire = wire
+        self.counts = counts
+        self._queue: list[TaskGroup] = []
+        self._wake = asyncio.Event()
+        self._sender: asyncio.Task[None] | None = None
+        self._running: set[asyncio.Task[Any]] = set()
+        self._closed = False
+
+    async def ask(self, verb: str, asks: Sequence[Ask], now: int | None, at: int | None) -> list[Decision]:
+        """Get an answer, together with whoever else asks."""
+        group = TaskGroup(self, verb, asks, now, at)
+        self.wire.slot_of(group)
+        self.put(group)
+        return await group.future
+
+    def put(self, group: TaskGroup) -> None:
+        """Let a call go out with the others of this turn."""
+        if self._closed:
+            group.settle(Closed("the store is closed"))
+            return
+        self._queue.append(group)
+        self._wake.set()
+        if self._sender is None or self._sender.done():
+            self._sender = self.loop.create_task(self._run())
+
+    def give_back(self, group: TaskGroup, decisions: list[Decision]) -> None:
+        """Undo a charge whose caller went away.
+
+        Windows and logs correct exactly what was charged. A bucket does not remember a charge, but gets it back while it
+        cannot have been full since; one that fills up within a second needs nothing back.
+        """
+        buckets, others = [], []
+        for (policy, key, costs), decision in zip(group.asks, decisions, strict=True):
+            rows = list(zip(policy.limits, costs, decision.views, strict=True))
+            slow = [limit.algorithm == "token_bucket" and view[2] > SECOND for limit, _, view in rows]
+            kept = [limit.algorithm != "token_bucket" for limit, _, _ in rows]
+            buckets.append((policy, key, tuple(-c if yes else 0 for c, yes in zip(costs, slow, strict=True))))
+            others.append((policy, key, tuple(-c if yes else 0 for c, yes in zip(costs, kept, strict=True))))
+        at = decisions[0].at
+        if group.verb == "hold":  # marked, so that the bucket does remember
+            buckets, others = [], [(policy, key, tuple(-c for c in costs)) for policy, key, costs in group.asks]
+        for asks, charged in ((buckets, None), (others, at)):
+            if any(any(costs) for _, _, costs in asks):
+                self.counts.given_back += 1
+                self.put(TaskGroup(self, "adjust", asks, group.now, charged))
+
+    async def _run(self) -> None:
+        """Send what has gathered, turn by turn, until cancelled."""
+        try:
+            while True:
+                await self._wake.wait()
+                self._wake.clear()
+                groups = [group for group in self._queue if not group.dropped]
+                self._queue = []
+                if groups:
+                    await self._send(self.wire.scripts(groups))
+        finally:
+            self._end(Closed("the event loop or the store was closed"))
+
+    async def _send(self, scripts: list[Script]) -> None:
+        raise NotImplementedError
+
+    def _end(self, error: RateLimitError) -> None:
+        for group in self._queue:
+            group.settle(error)
+        self._queue = []
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        task = self.loop.create_task(work)
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
+
+    def _take(self, script: Script, reply: bytes | Exception) -> list[Script]:
+        """Answer a script's calls; give the scripts that must follow."""
+        if isinstance(reply, driver.NoScriptError) and not script.full:
+            script.full = True
+            return [script]
+        if isinstance(reply, Exception):
+            script.fail(driver.explain(self.address, reply))
+            return []
+        again = script.receive(reply)
+        return self.wire.scripts(again) if again else []
+
+    async def close(self) -> None:
+        """Let everything go."""
+        self._closed = True
+        tasks = [task for task in (self._sender, *self._running) if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+class ServerLine(TaskLine):
+    """Calls to one server, over one connection."""
+
+    def __init__(self, address: Address, wire: Wire, counts: Counts) -> None:
+        """Connect when first asked."""
+        super().__init__(address, wire, counts)
+        self._connection: Any = None
+        self._reader: asyncio.Task[None] | None = None
+        self._flights: deque[tuple[Script, asyncio.TimerHandle]] = deque()
+        self._connecting = asyncio.Lock()
+        self._heard = 0.0  # when the server answered last, by the loop's time
+
+    async def _send(self, scripts: list[Script]) -> None:
+        try:
+            async with self._connecting:
+                await self._ready()
+            connection = self._connection
+            self._launch(scripts)
+            await connection.send_packed_command([b"".join([s.packed() for s in scripts])], check_health=False)
+        except Exception as error:  # noqa: BLE001 - whatever it is, those who wait must hear of it
+            self.counts.failures += 1
+            trouble = driver.explain(self.address, error)
+            for script in scripts:
+                script.fail(trouble)
+            self._end(trouble)  # they waited for the same connection
+            self._break(error)
+
+    def _launch(self, scripts: list[Script]) -> None:
+        self.counts.sent(scripts)
+        for script in scripts:
+            timer = self.loop.call_later(self.address.timeout, self._late, script, TURNS)
+            self._flights.append((script, timer))
+
+    async def _ready(self) -> None:
+        """Connect, unless there is a connection that lives."""
+        if not self._flights and self.loop.time() - self._heard > IDLE:
+            # The server may have hung up while this loop was busy or stood still: let the reader find out.
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+        if self._connection is not None:
+            return
+        async with asyncio.timeout(self.address.connect_timeout):
+            connection = await driver.connect_async(self.address)
+        self._connection = connection
+        self._reader = self.loop.create_task(self._read(connection))
+
+    async def _read(self, connection: Any) -> None:  # noqa: ANN401 - plain or TLS
+        """Hand answers to those who wait, in the order they were asked, as long as the connection lives."""
+        try:
+            while True:
+                try:
+                    reply = await connection.read_response()
+                    if self._flights and self._flights[0][0].asking:
+                        reply = await connection.read_response()
+                except driver.ResponseError as error:
+                    reply = error
+                if not self._flights:  # said without being asked: a farewell
+                    break
+                script, timer = self._flights.popleft()
+                timer.cancel()
+                self._heard = self.loop.time()
+                again = self._take(script, reply)
+                if isinstance(reply, driver.ReadOnlyError):
+                    self._break(reply)
+                    break
+                if again:
+                    self._start(self._send(again))
+        except Exception as error:  # noqa: BLE001 - whatever it is, those who wait must hear of it
+            if self._connection is connection:
+                self.counts.failures += bool(self._flights)
+                self._break(error)
+        finally:
+            if self._connection is connection:
+                self._connection = None
+            await connection.disconnect(nowait=True)
+
+    def _late(self, script: Script, turns: int) -> None:
+        """Give up on a server that does not answer; but not because this loop itself was held up."""
+        if any(flight is script for flight, _ in self._flights):
+            if turns:
+                self.loop.call_soon(self._late, script, turns - 1)
+            else:
+                self.counts.failures += 1
+                self._break(TimeoutError())
+
+    def _break(self, error: BaseException) -> None:
+        """Close the connection; whoever waits for an answer on it gets none."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            self._start(connection.disconnect(nowait=True))
+        if self._reader is not None and self._reader is not asyncio.current_task(self.loop):
+            self._reader.cancel()
+        self._reader = None
+        flights, self._flights = self._flights, deque()
+        trouble = driver.explain(self.address, error)
+        for script, timer in flights:
+            timer.cancel()
+            script.fail(trouble)
+
+    async def close(self) -> None:
+        """Close the connection."""
+        reader = self._reader
+        self._break(ConnectionError("the store was closed"))
+        await super().close()
+        if reader is not None:
+            await asyncio.gather(reader, return_exceptions=True)
+
+
+class NodeLine(ServerLine):
+    """Scripts to one server of a cluster; what it does not keep any more goes back to the cluster's line."""
+
+    def __init__(self, cluster: ClusterLine, node: tuple[str, int]) -> None:
+        """Connect when first asked."""
+        self._cluster = cluster
+        super().__init__(replace(cluster.address, kind="server", hosts=(node,)), cluster.wire, cluster.counts)
+
+    def _take(self, script: Script, reply: bytes | Exception) -> list[Script]:
+        if not isinstance(reply, driver.NoScriptError) and self._cluster.router.redirect(script, reply):
+            self._cluster.send_again([script])
+            return []
+        return super()._take(script, reply)
+
+    def _break(self, error: BaseException) -> None:
+        self._cluster.router.stale = True
+        super()._break(error)
+
+
+class ClusterLine(TaskLine):
+    """Calls to a cluster: a script for each slot, and a connection to each server, over which they follow each other."""
+
+    def __init__(self, address: Address, wire: Wire, counts: Counts) -> None:
+        """Connect when first asked."""
+        super().__init__(address, wire, counts)
+        self.router = Router(address)
+        self._nodes: dict[tuple[str, int], NodeLine] = {}
+
+    async def _send(self, scripts: list[Script]) -> None:
+        try:
+            if self.router.stale:
+                await self._learn()
+        except Exception as error:  # noqa: BLE001 - whatever it is, those who wait must hear of it
+            self.counts.failures += 1
+            for script in scripts:
+                script.fail(driver.explain(self.address, error))
+            return
+        for node, some in self.router.by_node(scripts).items():
+            if node is None:
+                for script in some:
+                    script.fail(nobody(script))
+            else:
+                if node not in self._nodes:
+                    self._nodes[node] = NodeLine(self, node)
+                self._start(self._nodes[node]._send(some))  # noqa: SLF001 - of the same family
+
+    def send_again(self, scripts: list[Script]) -> None:
+        """Send scripts that were not run to where they belong."""
+        self._start(self._send(scripts))
+
+    async def _learn(self) -> None:
+        trouble: Exception | None = None
+        for node in self.router.candidates():
+            try:
+                self.router.learn(node, await driver.read_slots_async(self.address, node))
+            except driver.FAILURES as error:
+                trouble = error
+            else:
+                return
+        if trouble is not None:
+            raise trouble
+
+    async def close(self) -> None:
+        """Close all connections."""
+        await super().close()
+        for node in self._nodes.values():
+            await node.close()

@@ -1,0 +1,227 @@
+"""Sends the calls of threads: whoever comes while a script is under way goes along with the next one.
+
+The first thread leads: it sends what has gathered, for all, and hands the lead to one of those that came meanwhile. So
+a thread alone pays nothing, many threads pay one round trip together, and no thread works for others for long.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from tidegate.errors import Closed, RateLimitError
+from tidegate.stores.redis import driver
+from tidegate.stores.redis.cluster import Router, nobody
+from tidegate.stores.redis.wire import Group, Script
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tidegate.core.decision import Decision
+    from tidegate.stores.base import Ask
+    from tidegate.stores.redis.address import Address
+    from tidegate.stores.redis.store import Counts
+    from tidegate.stores.redis.wire import Wire
+
+
+class ThreadGroup(Group):
+    """A call of a thread, which waits until it is answered or leads."""
+
+    __slots__ = ("answer", "signal")
+
+    def __init__(self, verb: str, asks: Sequence[Ask], now: int | None, at: int | None) -> None:
+        """Wait for an answer."""
+        super().__init__(verb, asks, now, at)
+        self.answer: list[Decision] | RateLimitError | None = None
+        self.signal: threading.Lock | None = None  # made by those that have to wait
+
+    def settle(self, answer: list[Decision] | RateLimitError) -> None:
+        """Take the answer; the thread is woken with the rest of the script."""
+        self.answer = answer
+
+
+class ThreadLine:
+    """Where calls of threads gather."""
+
+    def __init__(self, address: Address, wire: Wire, counts: Counts) -> None:
+        """Connect when first asked."""
+        self._address = address
+        self._wire = wire
+        self._counts = counts
+        self._lock = threading.Lock()
+        self._queue: list[ThreadGroup] = []
+        self._led = False
+        self._closed = False
+        self._link: ServerLink | ClusterLink
+        self._link = ClusterLink(address) if address.kind == "cluster" else ServerLink(address)
+
+    def ask(self, group: ThreadGroup) -> list[Decision]:
+        """Get an answer, together with whoever else asks."""
+        self._wire.slot_of(group)
+        with self._lock:
+            if self._closed:
+                raise Closed("the store is closed")
+            self._queue.append(group)
+            leads, self._led = not self._led, True
+            if not leads:
+                group.signal = threading.Lock()
+                group.signal.acquire()
+        if group.signal is not None:
+            group.signal.acquire()  # until answered, or told to lead
+        if group.answer is None:
+            self._lead()
+        if isinstance(group.answer, RateLimitError):
+            raise group.answer.with_traceback(None)
+        assert group.answer is not None  # noqa: S101 - the leader answers all it takes, and it took this one
+        return group.answer
+
+    def _lead(self) -> None:
+        """Ask for all that have gathered, wake them, and let the next one lead."""
+        with self._lock:
+            groups, self._queue = self._queue, []
+        failed = True
+        try:
+            failed = self._exchange(groups)
+        finally:
+            with self._lock:
+                if failed:  # they waited as long as those that failed, and would wait again in vain
+                    groups, self._queue = groups + self._queue, []
+                following = self._queue[0] if self._queue else None
+                self._led = following is not None
+            for group in groups:
+                if group.answer is None:
+                    group.answer = next((g.answer for g in groups if isinstance(g.answer, RateLimitError)), None)
+                    group.answer = group.answer or driver.explain(self._address, ConnectionError("interrupted"))
+                if group.signal is not None:
+                    group.signal.release()
+            if following is not None and following.signal is not None:
+                following.signal.release()
+
+    def _exchange(self, groups: Sequence[Group]) -> bool:
+        """Send the groups, again where the server lacked the script or a calendar window; tell whether it failed."""
+        scripts = self._wire.scripts(groups)
+        while scripts:
+            self._counts.sent(scripts)
+            try:
+                replies = self._link.exchange(scripts)
+            except driver.FAILURES as error:
+                self._link.drop()
+                self._counts.failures += 1
+                trouble = driver.explain(self._address, error)
+                for script in scripts:
+                    script.fail(trouble)
+                return True
+            scripts = [
+                again for script, reply in zip(scripts, replies, strict=True) for again in self._take(script, reply)
+            ]
+        return False
+
+    def _take(self, script: Script, reply: bytes | Exception) -> list[Script]:
+        if isinstance(reply, driver.NoScriptError) and not script.full:
+            script.full = True
+            return [script]
+        if self._link.redirect(script, reply):
+            return [script]
+        if isinstance(reply, Exception):
+            if isinstance(reply, driver.ReadOnlyError):
+                self._link.drop()
+            script.fail(reply if isinstance(reply, RateLimitError) else driver.explain(self._address, reply))
+            return []
+        again = script.receive(reply)
+        return self._wire.scripts(again) if again else []
+
+    def close(self) -> None:
+        """Let the connection go."""
+        with self._lock:
+            self._closed = True
+            self._link.drop()
+
+
+class ServerLink:
+    """One connection to one server."""
+
+    def __init__(self, address: Address) -> None:
+        """Connect when first used."""
+        self._address = address
+        self._connection: driver.Connection | None = None
+
+    def exchange(self, scripts: Sequence[Script]) -> list[bytes | Exception]:
+        """Send scripts in one go and read what each of them gave."""
+        connection = self._connection
+        if connection is None or driver.has_ended(connection):
+            self.drop()
+            connection = self._connection = driver.connect(self._address)
+        connection.send_packed_command([b"".join([script.packed() for script in scripts])], check_health=False)
+        replies: list[bytes | Exception] = []
+        for script in scripts:
+            try:
+                if script.asking:
+                    connection.read_response()
+                replies.append(connection.read_response())
+            except driver.ResponseError as error:
+                replies.append(error)
+        return replies
+
+    def redirect(self, script: Script, reply: object) -> bool:
+        """Tell whether a script must go elsewhere: no, there is nowhere else."""
+        del script, reply
+        return False
+
+    def drop(self) -> None:
+        """Close the connection; the next call makes a new one."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.disconnect()
+
+
+class ClusterLink:
+    """A connection to each server of a cluster."""
+
+    def __init__(self, address: Address) -> None:
+        """Connect when first used."""
+        self._address = address
+        self._router = Router(address)
+        self._links: dict[tuple[str, int], ServerLink] = {}
+
+    def exchange(self, scripts: Sequence[Script]) -> list[bytes | Exception]:
+        """Send each script to the server of its slot, all of one server in one go."""
+        if self._router.stale:
+            self._learn()
+        replies: dict[int, bytes | Exception] = {}
+        for node, some in self._router.by_node(scripts).items():
+            answers: Sequence[bytes | Exception]
+            if node is None:
+                answers = [nobody(script) for script in some]
+            else:
+                link = self._links.setdefault(node, ServerLink(replace(self._address, kind="server", hosts=(node,))))
+                try:
+                    answers = link.exchange(some)
+                except driver.FAILURES as error:  # one server may be down, the others are not
+                    link.drop()
+                    self._router.stale = True
+                    answers = [error] * len(some)
+            replies |= {id(script): answer for script, answer in zip(some, answers, strict=True)}
+        return [replies[id(script)] for script in scripts]
+
+    def _learn(self) -> None:
+        trouble: Exception | None = None
+        for node in self._router.candidates():
+            try:
+                self._router.learn(node, driver.read_slots(self._address, node))
+            except driver.FAILURES as error:
+                trouble = error
+            else:
+                return
+        if trouble is not None:
+            raise trouble
+
+    def redirect(self, script: Script, reply: object) -> bool:
+        """Tell whether a script must go to another server."""
+        return self._router.redirect(script, reply)
+
+    def drop(self) -> None:
+        """Close all connections."""
+        links, self._links = self._links, {}
+        for link in links.values():
+            link.drop()

@@ -1,0 +1,308 @@
+"""Calls as scripts, answers as decisions: what core.lua is sent and what it sends back.
+
+Everything travels as 64-bit integers in a few strings, so that a call costs a few bytes and no parsing, and a policy is
+sent once however many calls of a script ask for it.
+
+A Group is one call of a store: asks that are decided together. A Script is one round trip: groups of whoever called at
+about the same time, each decided by itself and in order, so that none can tell it was not alone.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from hashlib import blake2b, sha1
+from pathlib import Path
+from struct import Struct, unpack
+from typing import TYPE_CHECKING, Final
+
+from tidegate.core.algorithms import ALGORITHMS
+from tidegate.core.decision import VERBS, Decision
+from tidegate.errors import ConfigError, RateLimitError, StoreUnavailable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from tidegate.clock import Clock
+    from tidegate.core.limit import Limit
+    from tidegate.policy import Key, Policy
+    from tidegate.stores.base import Ask
+    from tidegate.stores.redis.address import Address
+
+SOURCE: Final = Path(__file__).with_name("core.lua").read_bytes()
+NONE: Final = -(2**53)  # no instant: by the server's clock, or whichever charge was the latest
+NEEDS_WINDOW: Final = 2
+KEPT: Final = 1000  # milliseconds that a key outlives its state
+KEPT_BY_HAND: Final = 3_600_000  # the same where a test moves the time: real time may pass while its own stands still
+WIDEST: Final = 1000  # limits in one call, since the server does nothing else meanwhile
+TRIES: Final = 4  # times that a call is asked again because a calendar window was missing
+VERB: Final = {verb: number for number, verb in enumerate(VERBS, start=1)}
+ALGORITHM: Final = {name: number for number, name in enumerate(ALGORITHMS, start=1)}
+HEAD: Final = Struct("<5q")
+ASKS: Final = [Struct(f"<{1 + count}q") for count in range(WIDEST + 1)]
+NUMBERS: Final = Struct("<12q")
+ESCAPES: Final = str.maketrans({"%": "%25", "/": "%2F", "{": "%7B", "}": "%7D"})
+
+
+class Group(ABC):
+    """One call: asks that are decided together, and someone who waits for the answer."""
+
+    __slots__ = ("asks", "at", "needs", "now", "verb", "weight")
+
+    def __init__(self, verb: str, asks: Sequence[Ask], now: int | None, at: int | None) -> None:
+        """Word the call as `Store.apply` was given it."""
+        self.verb = verb
+        self.asks = asks
+        self.now = now
+        self.at = at
+        self.needs: tuple[int, ...] = ()
+        self.weight = len(asks[0][0].limits) if len(asks) == 1 else sum(len(ask[0].limits) for ask in asks)
+        if self.weight > WIDEST:
+            message = f"one call asks {self.weight} limits at once, more than the {WIDEST} a script may: split the call"
+            raise ConfigError(message)
+
+    @abstractmethod
+    def settle(self, answer: list[Decision] | RateLimitError) -> None:
+        """Give the answer to who waits for it."""
+
+
+class Script:
+    """One round trip. `full` tells to send the source along, for a server that does not know the script (any more)."""
+
+    __slots__ = ("asking", "full", "groups", "keys", "redirected", "slot", "tail", "wire")
+
+    def __init__(self, wire: Wire, groups: Sequence[Group], slot: int = 0) -> None:
+        """Encode the groups. In a cluster, their keys are in `slot`."""
+        self.wire = wire
+        self.groups = groups
+        self.full = False
+        self.keys, self.tail = wire.encode(groups)
+        self.slot = slot
+        self.redirected = 0
+        self.asking: tuple[str, int] | None = None  # a server that has the slot's keys, but not yet the slot
+
+    def command(self) -> list[bytes]:
+        """Give the command that runs it, word by word."""
+        how = [b"EVAL", self.wire.source] if self.full else [b"EVALSHA", self.wire.sha]
+        return [*how, b"%d" % len(self.keys), *self.keys, *self.tail]
+
+    def packed(self) -> bytes:
+        """Give the command as it goes over the wire."""
+        words = self.command()
+        packed = b"*%d\r\n" % len(words) + b"".join([b"$%d\r\n%b\r\n" % (len(word), word) for word in words])
+        return packed if self.asking is None else b"*1\r\n$6\r\nASKING\r\n" + packed
+
+    def receive(self, reply: bytes) -> list[Group]:
+        """Answer everybody; give those back that must ask again because a calendar window was missing."""
+        numbers = unpack(f"<{len(reply) // 8}q", reply)
+        place, again = 0, []
+        for group in self.groups:
+            status, at = numbers[place], numbers[place + 1]
+            place += 2
+            if status == NEEDS_WINDOW:
+                if len(group.needs) < TRIES:
+                    group.needs = (*group.needs, at)
+                    if group.now is None and len(group.needs) == 1:
+                        self.wire.learn(at)
+                    again.append(group)
+                else:
+                    group.settle(StoreUnavailable(f"the server's clock is too far off or runs wild: it said {at} us"))
+                continue
+            decisions = []
+            for policy, _, _ in group.asks:
+                limits = policy.limits
+                end = place + 3 * len(limits)
+                if end - place == 3:  # noqa: PLR2004 - one limit, the usual case
+                    views = [numbers[place:end]]
+                else:
+                    views = [numbers[i : i + 3] for i in range(place, end, 3)]
+                decisions.append(Decision((status == 1, at, limits, views, None)))  # type: ignore[arg-type]  # views of 3
+                place = end
+            group.settle(decisions)
+        return again
+
+    def fail(self, error: RateLimitError) -> None:
+        """Tell everybody that there is no answer."""
+        for group in self.groups:
+            group.settle(error)
+
+
+class Wire:
+    """Knows how policies, keys and calls are written."""
+
+    def __init__(
+        self, address: Address, clock: Clock, slot: Callable[[bytes], int] | None, source: bytes = SOURCE
+    ) -> None:
+        """Write for the place at `address`; `slot` tells where a cluster keeps a key."""
+        self.source = source
+        self.sha = sha1(source, usedforsecurity=False).hexdigest().encode()  # what EVALSHA goes by
+        self.batch = address.batch
+        self._clock = clock
+        self._slot = slot
+        self._skew = (
+            0  # how far the server's clock is ahead of ours; only which calendar windows are sent depends on it
+        )
+        self._plans: dict[int, Plan] = {}
+        self._start = {
+            "key": f"{address.prefix}:{{",
+            "policy": f"{address.prefix}:{{",
+            "all": f"{{{address.prefix}}}:",
+        }[address.hash_tag]
+        self._hash_tag = address.hash_tag
+
+    def learn(self, now: int) -> None:
+        """Take note of the server's time."""
+        self._skew = now - self._clock.ns() // 1000
+
+    def plan(self, policy: Policy) -> Plan:
+        """Give the written form of a policy."""
+        plan = self._plans.get(id(policy))
+        if plan is None:
+            if len(self._plans) > WIDEST:
+                self._plans.clear()
+            name = policy.name.translate(ESCAPES)
+            before, after = f"{self._start}{name}/", ""
+            if self._hash_tag == "key":
+                after = "}"
+            elif self._hash_tag == "policy":
+                before = f"{self._start}{name}/}}"
+            plan = self._plans[id(policy)] = Plan(policy, before, after)
+        return plan
+
+    def scripts(self, groups: Sequence[Group]) -> list[Script]:
+        """Divide groups into scripts, none of them too long, for a cluster each of one slot."""
+        if len(groups) == 1 and self._slot is None:
+            return [Script(self, groups)]
+        slots: dict[int, Sequence[Group]] = {0: groups}
+        if self._slot is not None:
+            by_slot: dict[int, list[Group]] = {}
+            for group in groups:
+                by_slot.setdefault(self.slot_of(group), []).append(group)
+            slots = dict(by_slot)
+        scripts = []
+        for slot, together in slots.items():
+            start, weight = 0, 0
+            for i, group in enumerate(together):
+                weight += group.weight
+                if i > start and (weight > 2 * self.batch or i - start >= self.batch):
+                    scripts.append(Script(self, together[start:i], slot))
+                    start, weight = i, group.weight
+            scripts.append(Script(self, together[start:], slot))
+        return scripts
+
+    def slot_of(self, group: Group) -> int:
+        """Tell the slot of a cluster in which a call has all its keys, or refuse it."""
+        if self._slot is None:
+            return 0
+        slots = {self._slot(self.plan(policy).key(key)) for policy, key, _ in group.asks}
+        if len(slots) > 1:
+            message = (
+                "a cluster decides together only what it keeps together, and these keys are apart: open the store with "
+                "?hash_tag=policy (all keys of a policy in one slot) or ?hash_tag=all (everything in one slot)"
+            )
+            raise ConfigError(message)
+        return slots.pop()
+
+    def encode(self, groups: Sequence[Group]) -> tuple[list[bytes], list[bytes]]:
+        """Write groups as the keys and arguments of core.lua."""
+        places: dict[bytes, int] = {}
+        keys: list[bytes] = []
+        asked = []
+        for group in groups:
+            now, at = group.now, group.at
+            asked.append(
+                HEAD.pack(
+                    VERB[group.verb],
+                    NONE if now is None else now,
+                    KEPT if now is None else KEPT_BY_HAND,
+                    NONE if at is None else at,
+                    len(group.asks),
+                )
+            )
+            for policy, key, costs in group.asks:
+                plan = self.plan(policy)
+                written = plan.written or self._with_windows(plan, group)
+                place = places.setdefault(written, len(places) + 1)
+                asked.append(ASKS[len(costs)].pack(place, *costs))
+                name = plan.key(key)
+                keys.append(name)
+                for log in plan.logs:
+                    keys.append(name + log)
+        return keys, [b"".join(asked), *places]
+
+    def _with_windows(self, plan: Plan, group: Group) -> bytes:
+        now = group.now if group.now is not None else self._clock.ns() // 1000 + self._skew
+        return plan.at(now, group.needs)
+
+
+class Plan:
+    """A policy as it is written. `written` is empty where calendar windows make it depend on the time."""
+
+    __slots__ = ("_after", "_before", "_recent", "_since", "_until", "logs", "policy", "written")
+
+    def __init__(self, policy: Policy, before: str, after: str) -> None:
+        """Work out what does not change. A key stands between `before` and `after`."""
+        self.policy = policy  # kept, so that its id() is not given to another
+        self._before = before
+        self._after = after
+        self.logs = [b":%x" % limit_id(limit) for limit in policy.limits if ALGORITHM[limit.algorithm] >= 5]  # noqa: PLR2004 - the two that log
+        self.written = b""
+        self._recent, self._since, self._until = b"", 0, 0
+        if all(limit.calendar is None for limit in policy.limits):
+            self.written = b"".join(write_limit(limit, ()) for limit in policy.limits)
+
+    def key(self, key: Key) -> bytes:
+        """Name the entry of a key."""
+        text = key.translate(ESCAPES) if isinstance(key, str) else "/".join(part.translate(ESCAPES) for part in key)
+        return f"{self._before}{text}{self._after}".encode(errors="surrogatepass")
+
+    def at(self, now: int, needs: tuple[int, ...]) -> bytes:
+        """Write the policy with the calendar windows around `now`, and around what else is needed."""
+        if not needs and self._since <= now < self._until:
+            return self._recent
+        written = b"".join(write_limit(limit, (now, *needs)) for limit in self.policy.limits)
+        if not needs:
+            around = [limit.calendar.window(now) for limit in self.policy.limits if limit.calendar]
+            self._recent = written
+            self._since, self._until = max(start for start, _ in around), min(end for _, end in around)
+        return written
+
+
+def write_limit(limit: Limit, instants: tuple[int, ...]) -> bytes:
+    """Write the numbers of a limit, with the calendar windows before, at and after some instants."""
+    windows: list[int] = []
+    if limit.calendar is not None:
+        spans: dict[int, int] = {}
+        for instant in instants:
+            start, end = limit.calendar.window(instant)
+            before, after = limit.calendar.window(start - 1), limit.calendar.window(end)
+            spans.update({start: end, before[0]: before[1], after[0]: after[1]})
+        windows = [bound for span in spans.items() for bound in span]
+    numbers = NUMBERS.pack(
+        ALGORITHM[limit.algorithm],
+        limit_id(limit),
+        owner_id(limit),
+        limit.quota,
+        limit.length,
+        limit.burst,
+        limit.rate,
+        limit.scale,
+        limit.capacity,
+        limit.floor,
+        limit.tick,
+        len(windows),
+    )
+    return numbers + Struct(f"<{len(windows)}q").pack(*windows)
+
+
+def limit_id(limit: Limit) -> int:
+    """Number a limit by what identifies it in the store: its name and algorithm. Below 2**52."""
+    return _digest(limit.name) * 8 + ALGORITHM[limit.algorithm]
+
+
+def owner_id(limit: Limit) -> int:
+    """Number a limit by everything that makes it what it is: a changed limit has another one. Below 2**48."""
+    return _digest(repr(limit))
+
+
+def _digest(text: str) -> int:
+    return int.from_bytes(blake2b(text.encode(errors="surrogatepass"), digest_size=6).digest(), "big")

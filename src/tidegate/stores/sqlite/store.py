@@ -1,0 +1,355 @@
+"""SQLiteStore: the Python core inside a write transaction."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sqlite3
+import threading
+import weakref
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, Literal, get_args
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+from tidegate.clock import Clock, SystemClock, yield_thread
+from tidegate.core.bounds import MAX, SECOND
+from tidegate.core.decision import VERBS, Decision
+from tidegate.core.limit import parse_period
+from tidegate.errors import Closed, ConfigError, StoreUnavailable
+from tidegate.policy.key import join_key
+from tidegate.stores.base import Store
+from tidegate.stores.sqlite.file import BUSY, connect, error_code, explain
+from tidegate.stores.sqlite.rows import Row, Rows, storable
+from tidegate.stores.sqlite.worker import Question, Worker
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from tidegate.core.algorithms import State
+    from tidegate.core.decision import States
+    from tidegate.core.limit import Limit
+    from tidegate.policy import Key, Policy
+    from tidegate.stores.base import Ask
+
+    Work = Callable[[Rows, Question, int], list[Decision]]
+
+Synchronous = Literal["normal", "full", "extra"]
+
+TENDING: Final = (
+    16  # every so many transactions, one also tends the file: removes what ended, sees whether it was replaced
+)
+PAUSE: Final = 0.00002  # seconds, growing up to LONGEST_PAUSE while the file stays locked
+LONGEST_PAUSE: Final = 0.002
+
+
+class SQLiteStore(Store):
+    """Keeps states in one SQLite file, for all processes and threads of this machine.
+
+    Each call of `apply` is one write transaction (BEGIN IMMEDIATE, in WAL mode), so processes decide one after another
+    and none ever sees half a decision. A process that is killed at any moment loses nothing it was told, and blocks
+    nobody: the operating system takes its lock away.
+
+    `synchronous` says what a power cut may lose. "normal": the charges of the last moments, since the file was last
+    synchronised (it stays sound); killed processes lose nothing. "full": nothing, at the price of a disk write per
+    decision. `busy_timeout` is how long a call waits while others keep the file locked.
+
+    A process has one connection, which its threads share under a lock; after a fork, each side opens its own. The file
+    is opened by the first call, and again after an error, so the store works again as soon as the disk does.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        synchronous: Synchronous = "normal",
+        busy_timeout: str | float = 5.0,
+        clock: Clock | None = None,
+    ) -> None:
+        """Use this file; it is opened by the first call."""
+        super().__init__(clock)
+        if synchronous not in get_args(Synchronous):
+            raise ConfigError(f"must be normal, full or extra, not {synchronous!r}", field="synchronous")
+        self.path = Path(path).absolute()
+        self.synchronous = synchronous
+        self._patience = read_timeout(busy_timeout)
+        self._lock = threading.Lock()
+        self._starting = threading.Lock()
+        self._db: sqlite3.Connection | None = None
+        self._rows: Rows | None = None
+        self._inode = (0, 0)
+        self._pid = os.getpid()
+        self._abandoned: list[sqlite3.Connection] = []
+        self._worker: Worker | None = None
+        self._closed = False
+        self._count = 0
+        self._waits = 0
+        self._failures = 0
+        if hasattr(os, "register_at_fork"):
+            close_around_fork(self)
+
+    def apply(self, verb: str, asks: Sequence[Ask], now: int | None = None, at: int | None = None) -> list[Decision]:
+        """Apply the verb to every key together, in one transaction."""
+        question = Question(verb, asks, now, at)
+        self._transact([question])
+        return question.answers  # type: ignore[return-value]  # errors were raised
+
+    async def apply_async(
+        self, verb: str, asks: Sequence[Ask], now: int | None = None, at: int | None = None
+    ) -> list[Decision]:
+        """Apply on the store's own thread; calls of many tasks at once share transactions."""
+        if self._pid != os.getpid():
+            self._take_over()
+        worker = self._worker or self._start_worker()
+        return await worker.ask(Question(verb, asks, now, at))
+
+    def _start_worker(self) -> Worker:
+        with self._starting:
+            if self._worker is None:
+                self._worker = Worker(self._answer)
+            return self._worker
+
+    def label(self, policy: Policy, key: Key, at: int, task_type: str | None, task_id: str | None) -> None:
+        """Name the tasks charged to a key's logs at the instant `at`, for those who read `task_completions`."""
+        name = storable(join_key(key))
+
+        def work(rows: Rows, _: Question, now: int) -> list[Decision]:
+            return rows.label(policy, name, at, task_type, task_id, now)
+
+        self._transact([Question("label", [(policy, key, ())])], work)
+
+    def metrics(self) -> dict[str, int]:
+        """Count transactions, how often one found the file locked, and how many failed."""
+        return {"transactions": self._count, "waits": self._waits, "failures": self._failures}
+
+    def close(self) -> None:
+        """Answer what was asked, then close the file."""
+        if self._pid != os.getpid():
+            self._take_over()
+        self._closed = True
+        if self._worker is not None:
+            self._worker.close()
+        with self._lock:
+            self._close()
+
+    async def close_async(self) -> None:
+        """Close without blocking the event loop."""
+        await asyncio.to_thread(self.close)
+
+    # ---- transactions ------------------------------------------------------------------------------------------------
+
+    def _answer(self, questions: list[Question]) -> None:
+        """Answer all questions in one transaction; an error is the answer to each."""
+        try:
+            self._transact(questions)
+        except Exception as error:  # noqa: BLE001 - raised where the answer is awaited
+            for question in questions:
+                question.answers = error
+
+    def _transact(self, questions: list[Question], work: Work | None = None) -> None:
+        """Run a transaction, as often as it takes while others keep the file locked."""
+        if self._pid != os.getpid():
+            self._take_over()
+        deadline = None
+        attempts = 0
+        if not self._lock.acquire(timeout=self._patience / SECOND):
+            error = sqlite3.OperationalError("other threads of this process are using it")
+            error.sqlite_errorcode = sqlite3.SQLITE_BUSY
+            raise self._failed(error, questions)
+        try:
+            while True:
+                try:
+                    return self._attempt(questions, work or decide)
+                except sqlite3.Error as error:
+                    self._recover(error)
+                    if error_code(error) not in BUSY:
+                        raise self._failed(error, questions) from error
+                    steady = SystemClock.steady()
+                    deadline = deadline or steady + self._patience
+                    if steady >= deadline:
+                        raise self._failed(error, questions) from error
+                except BaseException:
+                    self._recover(None)
+                    raise
+                attempts += 1
+                self._waits += attempts == 1
+                yield_thread(min(LONGEST_PAUSE, PAUSE * attempts))
+        finally:
+            self._lock.release()
+
+    def _attempt(self, questions: list[Question], work: Work) -> None:
+        """Answer in one transaction."""
+        self._count += 1
+        tending = self._count % TENDING == 1
+        if tending and self._db is not None and self._replaced():
+            self._close()
+        rows = self._rows or self._open()
+        looking = questions[0].verb == "peek" and all(question.verb == "peek" for question in questions)
+        rows.execute("BEGIN" if looking else "BEGIN IMMEDIATE")
+        now = self.clock.ns() // 1000
+        for question in questions:
+            question.answers = work(rows, question, now)
+        if tending and not looking:
+            rows.sweep(min([now, *(question.now for question in questions if question.now is not None)]))
+        rows.execute("COMMIT")
+
+    def _failed(self, error: sqlite3.Error, questions: list[Question]) -> StoreUnavailable:
+        self._failures += 1
+        policy, key, _ = questions[0].asks[0]
+        others = f" and {len(questions) - 1} more" if len(questions) > 1 else ""
+        return explain(error, f"{questions[0].verb} {key!r} of policy {policy.name!r}{others}", self.path)
+
+    # ---- the connection ----------------------------------------------------------------------------------------------
+
+    def _open(self) -> Rows:
+        if self._closed:
+            raise Closed("the store is closed")
+        self._db = connect(self.path, self.synchronous)
+        stat = self.path.stat()
+        self._inode = (stat.st_dev, stat.st_ino)
+        self._rows = Rows(self._db.cursor())
+        return self._rows
+
+    def _close(self) -> None:
+        db, self._db, self._rows = self._db, None, None
+        if db is not None:
+            db.close()
+
+    def _recover(self, error: sqlite3.Error | None) -> None:
+        """End a failed transaction; after anything but a lock held by others, open the file again next time."""
+        try:
+            if self._db is not None and self._db.in_transaction:
+                self._db.execute("ROLLBACK")
+            if error is None or error_code(error) in BUSY:
+                return
+        except sqlite3.Error:
+            pass
+        try:
+            self._close()
+        except sqlite3.Error:  # nothing more can be done with it
+            self._db = self._rows = None
+
+    def _replaced(self) -> bool:
+        """Tell whether the path leads to another file by now, or to none."""
+        try:
+            stat = self.path.stat()
+        except OSError:
+            return True
+        return (stat.st_dev, stat.st_ino) != self._inode
+
+    def _take_over(self) -> None:
+        """Start afresh in a forked process: a connection must not be used there, nor closed, which would drop locks."""
+        if self._db is not None:
+            self._abandoned.append(self._db)
+        self._db = self._rows = self._worker = None
+        self._lock = threading.Lock()
+        self._starting = threading.Lock()
+        self._pid = os.getpid()
+
+
+def decide(rows: Rows, question: Question, now: int) -> list[Decision]:
+    """Read the states of every key, apply the verb to all of them, and write them back."""
+    if question.now is not None:
+        now = question.now
+    if len(question.asks) > 1:
+        return decide_together(rows, question, now)
+    ((policy, key, costs),) = question.asks
+    name = storable(join_key(key))
+    row = rows.read(policy, name)
+    allowed, changed, left = VERBS[question.verb](policy.limits, row.states, costs, now, question.at)
+    decision = tell(row, allowed, now, policy, changed, left)
+    if changed is not row.states:
+        keep(rows, question.verb, policy, name, row, changed, now)
+    return [decision]
+
+
+def decide_together(rows: Rows, question: Question, now: int) -> list[Decision]:
+    """Decide on several asks; a key that is asked for twice pays both costs."""
+    found: dict[tuple[int, str | bytes], tuple[Row, int]] = {}
+    limits: list[Limit] = []
+    states: list[State | None] = []
+    costs: list[int] = []
+    for policy, key, cost in question.asks:
+        name = storable(join_key(key))
+        if (id(policy), name) in found:
+            place = found[id(policy), name][1]
+            for i, more in enumerate(cost, place):
+                costs[i] = min(MAX, costs[i] + more)
+            continue
+        row = rows.read(policy, name)
+        found[id(policy), name] = row, len(limits)
+        limits += policy.limits
+        states += row.states
+        costs += cost
+    allowed, changed, left = VERBS[question.verb](limits, states, costs, now, question.at)
+    decisions = []
+    for policy, key, _ in question.asks:
+        row, place = found[id(policy), storable(join_key(key))]
+        end = place + len(policy.limits)
+        decisions.append(tell(row, allowed, now, policy, changed[place:end], left[place:end]))
+    if changed is not states:
+        for policy, key, _ in question.asks:
+            name = storable(join_key(key))
+            if (id(policy), name) in found:
+                row, place = found.pop((id(policy), name))
+                keep(rows, question.verb, policy, name, row, changed[place : place + len(policy.limits)], now)
+    return decisions
+
+
+def keep(rows: Rows, verb: str, policy: Policy, name: str | bytes, row: Row, states: States, now: int) -> None:
+    """Write what a verb has changed."""
+    if verb == "reset":
+        rows.delete(row)
+    elif verb != "peek":
+        rows.write(policy, name, row, states, now)
+
+
+def tell(row: Row, allowed: bool, now: int, policy: Policy, states: States, left: Sequence[int]) -> Decision:  # noqa: FBT001 - a Decision's parts, in their order
+    """Build a Decision; what logs say is looked up now, while it is true."""
+    decision = Decision((allowed, now, policy.limits, states, left))
+    return Decision((allowed, now, policy.limits, decision.views, None)) if row.logs else decision
+
+
+def close_around_fork(store: SQLiteStore) -> None:
+    """Close the store's connection before a fork, while nobody uses it, so that the child inherits none."""
+    known = weakref.ref(store)
+    held: list[threading.Lock] = []
+
+    def before() -> None:
+        mine = known()
+        if mine is not None and mine._lock.acquire(timeout=mine._patience / SECOND):  # noqa: SLF001 - part of the store
+            held.append(mine._lock)  # noqa: SLF001 - part of the store
+            with suppress(sqlite3.Error):  # the file is lost; the next call says so
+                mine._close()  # noqa: SLF001 - part of the store
+
+    def after() -> None:
+        while held:
+            held.pop().release()
+
+    os.register_at_fork(before=before, after_in_parent=after, after_in_child=after)
+
+
+def read_timeout(busy_timeout: str | float) -> int:
+    """Read a timeout as microseconds: text with its unit, or seconds."""
+    if isinstance(busy_timeout, str) and busy_timeout.replace(".", "").isdecimal():
+        raise ConfigError(f"needs a unit: {busy_timeout}s or {busy_timeout}ms", field="busy_timeout")
+    try:
+        return parse_period(busy_timeout)
+    except ConfigError as error:
+        raise ConfigError(str(error), field="busy_timeout") from None
+
+
+def open_sqlite(url: str, clock: Clock | None) -> Store:
+    """Open the store of a URL: `sqlite:///relative.db`, `sqlite:////absolute.db`, options after a `?`."""
+    parts = urlsplit(url)
+    path = unquote(parts.path.removeprefix("/"))
+    if parts.netloc or not path or parts.fragment or path.endswith("/"):
+        message = f"an SQLite store is named sqlite:///relative.db or sqlite:////absolute.db, not {url!r}"
+        raise ConfigError(message, field="store")
+    if path == ":memory:":
+        raise ConfigError("for a store in memory use memory://", field="store")
+    options: dict[str, str] = dict(parse_qsl(parts.query, keep_blank_values=True))
+    unknown = sorted(options.keys() - {"synchronous", "busy_timeout"})
+    if unknown:
+        raise ConfigError(f"sqlite:// has no option {unknown[0]!r}: use synchronous or busy_timeout", field="store")
+    return SQLiteStore(path, **options, clock=clock)  # type: ignore[arg-type]  # SQLiteStore checks its options

@@ -1,0 +1,17 @@
+"""For tests, yours and ours: a clock that stands still, and a proof for stores.
+
+```python
+from tidegate.testing import ManualClock, random_vectors, verify_store
+
+verify_store(MyStore)                     # raises AssertionError: which promise broke, at which step, from which seed
+for vector in random_vectors(seed=7, n=100):
+    store.apply(vector.verb, vector.asks, now=vector.now, at=vector.at)     # and compare with vector.answers
+```
+"""
+
+from tidegate.clock import ManualClock
+from tidegate.testing.kit import verify_store
+from tidegate.testing.model import Answer, Model
+from tidegate.testing.vectors import Vector, random_vectors
+
+__all__ = ["Answer", "ManualClock", "Model", "Vector", "random_vectors", "verify_store"]

@@ -1,0 +1,141 @@
+"""Random questions to a store, each with the answer the core gives.
+
+The questions are chosen to hurt: few keys, policies of one to six limits that change under the same name, costs around
+the quota, instants at, just before and just after those that matter, clocks that step back, numbers at the 2**53 bound.
+"""
+
+from __future__ import annotations
+
+from random import Random
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from tidegate.core.bounds import MAX, SECOND
+from tidegate.core.limit import Limit
+from tidegate.errors import ConfigError
+from tidegate.policy import Policy
+from tidegate.testing.model import Answer, Model
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from tidegate.policy import Key
+    from tidegate.stores.base import Ask
+
+START: Final = 1_704_067_200 * SECOND  # 2024-01-01; vectors begin within two years of it
+SPAN: Final = 730 * 86_400 * SECOND
+WORLD: Final = 60  # so many steps with the same policies, then others
+KEYS: Final[tuple[Key, ...]] = ("a", "b", "a/b", ("a", "b"), ("a/b", "c"), ("a", "b/c"), "", "ключ %2F\n")
+VERBS: Final = ("acquire",) * 8 + ("peek", "hold", "hold", "adjust", "adjust", "adjust", "reset")
+KINDS: Final = ("now",) * 3 + ("wait",) * 3 + ("later",) * 3 + ("back",)
+ALGORITHMS: Final = ("token_bucket", "token_bucket", "fixed_window", "sliding_window", "sliding_log", "concurrency")
+LENGTHS: Final = (1, 7, 1000, 250_000, SECOND, 60 * SECOND, 3600 * SECOND, 86_400 * SECOND, 366 * 86_400 * SECOND)
+ZONES: Final = ("UTC", "Europe/Berlin", "America/New_York", "Asia/Kolkata", "Australia/Lord_Howe")
+
+
+class Vector(NamedTuple):
+    """One question to a store, the instant included, and what it must answer to each ask."""
+
+    verb: str
+    asks: tuple[Ask, ...]
+    now: int
+    at: int | None
+    answers: tuple[Answer, ...]
+
+
+def random_vectors(seed: int = 0, n: int = 1000) -> Iterator[Vector]:
+    """Give `n` vectors to put to one empty store in this order; the same for the same seed."""
+    model = Model()
+    for number in range(0, n, WORLD):
+        yield from _world(Random(f"{seed}/{number}"), model, f"p{number}", min(WORLD, n - number))  # noqa: S311 - no secret
+
+
+def _world(random: Random, model: Model, name: str, steps: int) -> Iterator[Vector]:
+    """Ask about a few keys of one or two policies, in one stretch of time."""
+    versions = [_versions(random, f"{name}{which}") for which in "xy"[: random.randint(1, 2)]]
+    keys = random.sample(KEYS, random.randint(1, 3))
+    now = high = START + random.randrange(SPAN)
+    charged: list[tuple[Ask, int]] = []
+    waits = [1]
+    for _ in range(steps):
+        now = _instant(random, model, high, waits, versions)
+        high = max(high, now)
+        verb = random.choice(VERBS)
+        asks, at = _asks(random, versions, keys), None
+        if verb == "adjust":
+            asks, at = _correction(random, asks, charged)
+        answers = model.apply(verb, asks, now, at)
+        if verb in ("acquire", "hold") and answers[0].allowed:
+            charged += [(ask, now) for ask in asks]
+        waits = [wait for answer in answers for _, retry, reset in answer.views for wait in (retry, reset) if wait > 0]
+        yield Vector(verb, asks, now, at, answers)
+
+
+def _instant(random: Random, model: Model, high: int, waits: list[int], versions: Sequence[Sequence[Policy]]) -> int:
+    """Choose when: now, soon, around an instant that matters, or a step back."""
+    kind = random.choice(KINDS)
+    if kind == "now":
+        return high
+    if kind == "wait" and waits:
+        return high + max(0, random.choice(waits) + random.randint(-1, 1))
+    length = random.choice(random.choice(random.choice(versions)).limits).length
+    if kind != "back":
+        return high + random.randint(0, max(1, length // random.choice((1, 3, 30))))
+    # Not back beyond the end of a state that a store may have dropped by now.
+    return max(high - random.randint(1, max(1, length // 4)), model.last_end(high))
+
+
+def _asks(random: Random, versions: Sequence[Sequence[Policy]], keys: Sequence[Key]) -> tuple[Ask, ...]:
+    """Ask about one key, or about two different ones."""
+    asks: dict[tuple[str, Key], Ask] = {}
+    for _ in range(random.choice((1, 1, 1, 2))):
+        policy = random.choice(random.choice(versions))
+        key = random.choice(keys)
+        asks[policy.name, key] = (policy, key, tuple(_cost(random, limit) for limit in policy.limits))
+    return tuple(asks.values())
+
+
+def _cost(random: Random, limit: Limit) -> int:
+    quota = limit.burst
+    usual = (0, 1, 1, 1, 1 + quota // 10, quota // 2, quota - 1, quota)
+    return random.choice(usual if random.randrange(20) else (quota + 1, MAX))
+
+
+def _correction(
+    random: Random, asks: tuple[Ask, ...], charged: list[tuple[Ask, int]]
+) -> tuple[tuple[Ask, ...], int | None]:
+    """Correct the latest charges of a key, or those of an instant: give back, cancel or take more."""
+    at = None
+    if charged and random.randrange(5):
+        ask, at = random.choice(charged[-8:])
+        asks = (ask,)
+    share = random.choice((-1.0, -0.5, -0.1, 0.3))
+    return tuple((policy, key, tuple(round(cost * share) for cost in costs)) for policy, key, costs in asks), at
+
+
+def _versions(random: Random, name: str) -> list[Policy]:
+    """Make a policy, and others of the same name: with other quotas and periods, with limits added and removed."""
+    limits = [_limit(random, f"l{number}") for number in range(random.choice((1, 1, 2, 3, 6)))]
+    versions = [Policy(name, tuple(limits))]
+    for _ in range(random.choice((0, 0, 1, 2))):
+        changed = [_limit(random, limit.name, limit) if random.randrange(2) else limit for limit in limits]
+        random.shuffle(changed)
+        kept = changed[: random.randint(1, len(changed))]
+        added = [] if random.randrange(3) else [_limit(random, "added")]
+        versions.append(Policy(name, (*kept, *added)))
+    return versions
+
+
+def _limit(random: Random, name: str, like: Limit | None = None) -> Limit:
+    """Make a limit; `like` another one, it has its algorithm, and mostly its period."""
+    while True:
+        quota = random.choice((1, 2, 5, 10, 100, 3600, 90_000, 10**9, random.randint(1, 1000), MAX, MAX // 60))
+        if not random.randrange(10) if like is None else like.calendar is not None:
+            period = random.choice(("minute", "hour", "day", "week", "month", "year"))
+            return Limit(quota, period, "calendar_window", name=name, timezone=random.choice(ZONES))
+        length = like.length if like is not None and random.randrange(5) else random.choice(LENGTHS)
+        algorithm = random.choice(ALGORITHMS) if like is None else like.algorithm
+        burst = random.choice((0, 0, 1, quota * 2, 7)) if algorithm == "token_bucket" else 0
+        try:
+            return Limit(quota, f"{length}us", algorithm, burst=burst, name=name)
+        except ConfigError:
+            continue  # too large to be counted: another one

@@ -1,0 +1,249 @@
+"""Corrections after the fact, against an oracle that replays the history with the actual costs."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.core.oracle import TokenBucket, oracle_for
+from tests.core.strategies import NAMES, START, costs, limits
+from tidegate import Limit
+from tidegate.core import algorithms
+from tidegate.core.algorithms import PEAKS
+from tidegate.core.decision import adjust, hold
+
+SECOND = 1_000_000
+
+
+def remaining(limit, state, now):
+    return limit.rules.view(state, limit, 0, now)[0]
+
+
+def held(limit, state, cost, now):
+    """Charge with a mark; None when refused."""
+    allowed, (state,), _ = hold((limit,), (state,), (cost,), now)
+    return state if allowed else None
+
+
+def corrected(limit, state, delta, now, at=None):
+    return adjust((limit,), (state,), (delta,), now, at)[1][0]
+
+
+def exact_level(limit, state, now):
+    return limit.capacity if state is None else algorithms.refill(state, limit, now)[1]
+
+
+@given(limit=limits(("token_bucket",)), data=st.data())
+def test_bucket_settles_like_a_replay_with_the_actual_costs(limit, data):
+    """Never more than the replay; exactly that unless something was taken after the bucket had been full again."""
+    state, oracle, now, open_, exact = None, TokenBucket(limit), START, [], True
+    for _ in range(data.draw(st.integers(1, 15))):
+        now += data.draw(st.one_of(st.just(0), st.integers(0, max(1, limit.length // limit.quota)), st.just(1)))
+        if open_ and data.draw(st.booleans()):
+            call = open_.pop(data.draw(st.integers(0, len(open_) - 1)))
+            actual = data.draw(st.integers(0, 2 * call[1]))
+            full = any(oracle_full_since(oracle, call, time) for time, _ in [*oracle.calls, (now, 0)])
+            state = corrected(limit, state, actual - call[1], now, call[0]) if actual != call[1] else state
+            exact = exact and not (full and actual > call[1])
+            oracle.correct(call, actual)
+        else:
+            cost = data.draw(costs(limit))
+            charge = held if data.draw(st.booleans()) else lambda li, s, c, n: li.charge(s, li, c, n)
+            after = charge(limit, state, cost, now)
+            if exact:
+                assert (after is not None) == oracle.allowed(cost, now)
+            if after is not None:
+                state = after
+                call = oracle.charge(cost, now)
+                if charge is held:
+                    open_.append(call)
+        level, replay = exact_level(limit, state, now), oracle.left(now) * limit.scale
+        assert level <= replay
+        if exact and len(marks(state)) < PEAKS:
+            assert level == replay
+
+
+def marks(state):
+    owner = None if state is None else state[0]
+    return owner.peaks if isinstance(owner, algorithms.Marked) else ()
+
+
+def oracle_full_since(oracle, call, time):
+    """Tell whether the bucket was full at an instant after the call, before any charge of that instant."""
+    if time <= call[0]:
+        return False
+    earlier = TokenBucket(oracle.limit)
+    earlier.calls = [other for other in oracle.calls if other[0] < time]
+    return earlier.left(time) >= oracle.limit.burst
+
+
+@pytest.mark.parametrize("algorithm", ["sliding_log", "concurrency", "fixed_window", "sliding_window"])
+def test_window_settles_like_a_replay_with_the_actual_costs(algorithm):
+    @given(limit=limits((algorithm,)), data=st.data())
+    def check(limit, data):
+        state, oracle, now, open_ = None, oracle_for(limit), START, []
+        for _ in range(data.draw(st.integers(1, 12))):
+            now += data.draw(st.one_of(st.just(0), st.integers(1, max(1, limit.length // 3)), st.just(limit.length)))
+            if open_ and data.draw(st.booleans()):
+                call = open_.pop(data.draw(st.integers(0, len(open_) - 1)))
+                actual = data.draw(st.integers(0, call[1] + 3))
+                if algorithm == "fixed_window" and not same_window(oracle, call, now):
+                    actual = min(actual, call[1])  # an ended window stays as it was: less changes no later window
+                state = corrected(limit, state, actual - call[1], now, call[0]) if actual != call[1] else state
+                if algorithm != "fixed_window" or same_window(oracle, call, now):
+                    oracle.correct(call, actual)
+                    if algorithm == "fixed_window" and not oracle.used(now):
+                        oracle.calls.clear()  # a window that nothing is counted in is closed
+            else:
+                cost = data.draw(costs(limit))
+                after = held(limit, state, cost, now)
+                assert (after is not None) == oracle.allowed(cost, now)
+                if after is not None:
+                    state = after
+                    if not any(call[0] == now for call in oracle.calls):  # whose of one instant it is cannot be told
+                        open_.append(oracle.charge(cost, now))
+                    else:
+                        oracle.charge(cost, now)
+                        open_ = [call for call in open_ if call[0] != now]
+            assert remaining(limit, state, now) == oracle.remaining(now)
+
+    check()
+
+
+def same_window(oracle, call, now):
+    """Tell whether the fixed window that the call was counted in is still open."""
+    start = None
+    for time, _ in [*oracle.calls, (now, 0)]:
+        if start is None or time >= start + oracle.limit.length:
+            start = time
+    return call[0] >= start
+
+
+@pytest.mark.parametrize("algorithm", NAMES)
+def test_refund_without_an_instant_never_gives_more_than_was_taken(algorithm):
+    @given(limit=limits((algorithm,)), data=st.data())
+    def check(limit, data):
+        state, now = None, START
+        for _ in range(data.draw(st.integers(1, 6))):
+            now += data.draw(st.integers(0, max(1, limit.length // 4)))
+            state = limit.charge(state, limit, data.draw(st.integers(1, limit.burst)), now) or state
+        before = remaining(limit, state, now)
+        back = data.draw(st.integers(1, limit.burst + 3))
+        state = corrected(limit, state, -back, now)
+        after = remaining(limit, state, now)
+        assert before <= after <= min(limit.burst, before + back)
+        assert corrected(limit, state, -10 * limit.burst, now) is None or algorithm == "sliding_window"
+
+    check()
+
+
+def test_refund_in_debt_is_not_cut_off_at_the_burst():
+    """Found by verify_store: 99 given back of 13 taken from a bucket of 10 left 7."""
+    limit = Limit(10, "1h")
+    state = limit.charge(None, limit, 4, START)
+    state = corrected(limit, state, 9, START)
+    assert remaining(limit, state, START) == 0
+    assert corrected(limit, state, -99, START) is None
+    assert remaining(limit, corrected(limit, state, -13, START), START) == 10
+
+
+def test_more_than_was_estimated_is_a_debt():
+    limit = Limit(10, "10s")
+    state = held(limit, None, 10, START)
+    state = corrected(limit, state, 25, START + SECOND, START)
+    assert limit.rules.view(state, limit, 1, START + SECOND) == (0, 25 * SECOND, 34 * SECOND)
+
+
+def test_debt_has_a_floor_that_refills_in_a_lifetime():
+    limit = Limit(10, "10s")
+    state = held(limit, None, 10, START)
+    for _ in range(3):
+        state = corrected(limit, state, 2**53 - 1, START, START)
+    assert limit.rules.view(state, limit, 1, START)[2] <= 2**52
+
+
+def test_more_open_reservations_than_marks_still_get_most_of_it_back():
+    """Found by reading: only the last 16 marks were kept, so that earlier reservations got nothing back at all."""
+    limit = Limit(100_000, "1m")
+    state, starts = None, []
+    for number in range(50):
+        starts.append(START + number * 100)
+        state = held(limit, state, 1000, starts[-1])
+    now = starts[-1]
+    replay = TokenBucket(limit)
+    calls = [replay.charge(1000, start) for start in starts]
+    for start, call in zip(starts, calls, strict=True):
+        state = corrected(limit, state, -500, now, start)
+        replay.correct(call, 500)
+    assert len(marks(state)) <= PEAKS
+    assert replay.remaining(now) - 2000 < remaining(limit, state, now) <= replay.remaining(now)
+
+
+def test_reservations_of_one_instant_need_one_mark():
+    limit = Limit(1000, "1h")
+    state = None
+    for _ in range(100):
+        state = held(limit, state, 10, START)
+    assert len(marks(state)) == 1
+    for _ in range(100):
+        state = corrected(limit, state, -5, START, START)
+    assert remaining(limit, state, START) == 500
+
+
+def test_correcting_more_leaves_room_for_correcting_less():
+    """Found by reading: a debit left the marks as high as they were, so that a later refund came back short."""
+    limit = Limit(10, "10s")
+    state = held(limit, None, 2, START)  # 8 left
+    state = held(limit, state, 2, START + SECOND)  # 9 - 2
+    state = corrected(limit, state, 4, START + SECOND, START)  # the first cost 6: 5 - 2
+    state = corrected(limit, state, -2, START + 6 * SECOND, START + SECOND)
+    replay = TokenBucket(limit)
+    replay.charge(6, START)
+    assert remaining(limit, state, START + 6 * SECOND) == replay.remaining(START + 6 * SECOND) == 10
+
+
+def test_log_correction_takes_one_pass(monkeypatch):
+    """Found by reading: giving back 20,000 permits of 20,000 calls took 200 million additions."""
+    limit = Limit(10**6, "1h", "sliding_log")
+    state = None
+    for number in range(20_000):
+        state = limit.charge(state, limit, 1, START + number)
+    looks = 0
+    plain = algorithms.Entries.costs
+
+    def counting(*args):
+        nonlocal looks
+        for entry in plain(*args):
+            looks += 1
+            yield entry
+
+    monkeypatch.setattr(algorithms.Entries, "costs", counting)
+    state = corrected(limit, state, -19_999, START + 20_000)
+    assert remaining(limit, state, START + 20_000) == 10**6 - 1
+    assert looks <= 20_000
+
+
+def test_slots_are_released_without_copying():
+    limit = Limit(10_000, "1h", "concurrency")
+    state = None
+    for number in range(10_000):
+        state = limit.charge(state, limit, 1, START + number)
+    after = corrected(limit, state, -1, START + 10_000)
+    assert after is not None
+    assert state is not None
+    assert after[1] is state[1]
+    assert remaining(limit, after, START + 10_000) == 1
+    assert remaining(limit, state, START + 10_000) == 0, "the state before is as it was"
+
+
+def test_correction_of_large_numbers_that_have_left():
+    """Found by reading: entries that had left counted towards the bound, so that a debit gave permits back."""
+    most = 2**53 - 1
+    limit = Limit(most, "1s", "sliding_log")
+    state = None
+    for number in range(5):
+        state = limit.charge(state, limit, most - 10, START + number * SECOND)
+    now = START + 4 * SECOND
+    state = corrected(limit, state, 5, now, now)
+    assert remaining(limit, state, now) == 5
+    state = corrected(limit, state, -7, now, now)
+    assert remaining(limit, state, now) == 12

@@ -1,0 +1,421 @@
+"""The memory store: bounded, never forgetting what is live, tidy at a constant price, and the same by every way in."""
+# ruff: noqa: SLF001 - what is kept, and how long, is what is tested
+
+import logging
+import sys
+from contextlib import contextmanager
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.core.strategies import gaps, limits
+from tidegate import ConfigError, Limit, Limiter, Policy
+from tidegate.core.codec import dump
+from tidegate.stores import MemoryStore, table
+from tidegate.stores.memory import OVERFLOW
+from tidegate.testing import ManualClock
+from tidegate.testing.model import answer_of
+
+NOW = 1_750_000_000 * 1_000_000
+SECOND = 1_000_000
+HOUR = 3600 * SECOND
+HOURLY = Policy("hourly", (Limit(1, "1h"),))
+
+
+def ask(store, key, now=NOW, policy=HOURLY, costs=(1,), verb="acquire", at=None):
+    return store.apply_one(verb, policy, key, costs, now, at)
+
+
+@contextmanager
+def counted_looks():
+    """Count how many keys are looked at by sweeps, one by one."""
+    plain, looks = table.expires, []
+
+    def expires(entry):
+        looks.append(entry)
+        return plain(entry)
+
+    table.expires = expires
+    try:
+        yield looks
+    finally:
+        table.expires = plain
+
+
+# ---- bounded, and never forgetting -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("options", [{"max_entries": 0}, {"max_entries": "5"}, {"overflow": "drop"}])
+def test_senseless_options_are_refused(options):
+    with pytest.raises(ConfigError):
+        MemoryStore(**options)
+
+
+@pytest.mark.parametrize("overflow", ["share", "deny"])
+def test_a_live_limit_is_never_forgotten(overflow):
+    store = MemoryStore(max_entries=50, overflow=overflow)
+    assert ask(store, "victim")
+    for number in range(5000):
+        ask(store, f"other-{number}", NOW + number)
+        assert store.metrics()["entries"] <= 50
+    assert not ask(store, "victim", NOW + 5000)
+    assert ask(store, "victim", NOW + HOUR)
+
+
+def test_what_has_ended_goes_first():
+    store = MemoryStore(max_entries=10)
+    short = Policy("short", (Limit(1, "1s"),))
+    for number in range(9):
+        ask(store, f"short-{number}", policy=short)
+    ask(store, "long")
+    later = NOW + 10 * SECOND
+    for number in range(9):
+        assert ask(store, f"new-{number}", later)
+    assert store.metrics() == {"entries": 10, "max_entries": 10, "overflowed": 0}
+    assert not ask(store, "long", later)
+
+
+def test_new_keys_share_a_bucket_when_all_others_are_live(caplog):
+    policy = Policy("p", (Limit(3, "1h"),))
+    store = MemoryStore(max_entries=2)
+    with caplog.at_level(logging.WARNING):
+        assert [ask(store, key, policy=policy).allowed for key in "ab"] == [True, True]
+        assert [ask(store, key, policy=policy).allowed for key in "cdefg"] == [True, True, True, False, False]
+        assert [ask(store, key, policy=policy).allowed for key in "ab"] == [True, True], "they keep their own"
+    assert store.metrics() == {"entries": 2, "max_entries": 2, "overflowed": 5}
+    assert [record.getMessage() for record in caplog.records] == [
+        "memory store is full: 2 live keys; new keys of a policy are limited together until some end (max_entries)"
+    ]
+    later = NOW + 2 * HOUR
+    assert [ask(store, key, later, policy).remaining for key in "cd"] == [2, 2], "there is room again"
+
+
+def test_new_keys_are_denied_when_asked_for(caplog):
+    store = MemoryStore(max_entries=1, overflow="deny")
+    with caplog.at_level(logging.WARNING):
+        assert ask(store, "a")
+        decision = ask(store, "b")
+        assert not decision
+        assert decision.remaining == 0
+        assert decision.retry_after > 0
+        assert not ask(store, "b", verb="peek")
+        assert not ask(store, "b", verb="hold")
+    assert store.metrics()["overflowed"] == 2
+    assert len(caplog.records) == 1
+    assert "are denied until" in caplog.records[0].getMessage()
+    assert not ask(store, "b", NOW + decision.retry - 1)
+    assert ask(store, "b", NOW + 2 * HOUR)
+
+
+def test_policies_overflow_apart():
+    store = MemoryStore(max_entries=1)
+    other = Policy("other", (Limit(1, "1h"),))
+    assert ask(store, "a")
+    assert ask(store, "b")
+    assert ask(store, "b", policy=other)
+    assert not ask(store, "c")
+    assert not ask(store, "c", policy=other)
+
+
+def test_no_key_is_that_of_the_overflow():
+    """Found by reading: the key ("overflow", "") was the one that keys share when the store is full."""
+    store = MemoryStore(max_entries=1)
+    assert ask(store, "a")
+    assert ask(store, "b")
+    assert not ask(store, "c")
+    roomy = MemoryStore()
+    for part in ("", "None", "overflow"):
+        assert ask(roomy, ("overflow", part))
+    assert not any(isinstance(part, str) for part in OVERFLOW[1:])
+
+
+def test_a_batch_does_not_exceed_the_bound():
+    """Found by reading: every new key of a batch took the last place there was."""
+    store = MemoryStore(max_entries=3)
+    ask(store, "a")
+    decisions = store.apply("acquire", [(HOURLY, key, (0 if key == "d" else 1,)) for key in "bcd"], NOW)
+    assert all(decisions)
+    assert store.metrics()["entries"] == 3
+    ask(store, "e")
+    assert store.metrics()["entries"] == 3
+
+
+def test_two_keys_of_a_batch_that_share_the_overflow_pay_both():
+    """Found by reading: both were charged to the same state, and the second forgot the first."""
+    policy = Policy("p", (Limit(3, "1h"),))
+    store = MemoryStore(max_entries=1)
+    ask(store, "a", policy=policy)
+    first = store.apply("acquire", [(policy, "b", (1,)), (policy, "c", (1,))], NOW)
+    assert [decision.remaining for decision in first] == [1, 1]
+    second = store.apply("acquire", [(policy, "b", (1,)), (policy, "c", (1,))], NOW)
+    assert [decision.allowed for decision in second] == [False, False]
+    assert ask(store, "b", policy=policy).remaining == 0
+
+
+def test_a_key_asked_for_twice_in_a_batch_pays_both():
+    policy = Policy("p", (Limit(3, "1h"), Limit(9, "1h", "sliding_log", name="log")))
+    store = MemoryStore()
+    twice = [(policy, "k", (1, 2)), (policy, "k", (1, 3))]
+    assert [decision.views[1][0] for decision in store.apply("acquire", twice, NOW)] == [4, 4]
+    assert not any(store.apply("acquire", twice, NOW))
+    assert ask(store, "k", policy=policy, costs=(1, 4)).remaining == 0
+
+
+# ---- tidy at a constant price ----------------------------------------------------------------------------------------
+
+
+def test_memory_returns_to_empty():
+    store = MemoryStore()
+    for number in range(2000):
+        ask(store, f"k{number}", NOW + number)
+    assert store.metrics()["entries"] == 2000
+    later = NOW + 2 * HOUR
+    for number in range(2000 // table.SWEEP + 3):
+        ask(store, "late", later + number)
+    assert store.metrics()["entries"] == 1
+    keys = store._tables["hourly"]
+    assert list(keys.entries) == ["late"]
+    assert sum(map(len, keys.wheel.values())) == 1
+
+
+def test_no_call_looks_at_more_than_a_few_keys():
+    store = MemoryStore()
+    for number in range(3000):
+        ask(store, f"k{number}")
+    for when in (NOW, NOW + HOUR // 2, NOW + 2 * HOUR, NOW + 2 * HOUR + 1):
+        with counted_looks() as looks:
+            ask(store, "k1", when)
+            assert len(looks) <= 2 * table.SWEEP + 2
+
+
+def test_keys_in_use_are_looked_at_rarely():
+    policy = Policy("busy", (Limit(10**6, "1m", "sliding_log"),))
+    store = MemoryStore()
+    with counted_looks() as looks:
+        for number in range(20_000):
+            ask(store, f"k{number % 10}", NOW + number * SECOND // 100, policy)
+    assert len(looks) < 100, "ten keys, three to four minutes, one look a minute at each"
+
+
+def test_sweeps_come_no_later_than_a_32nd_of_a_lifetime():
+    """Found by reading: it was a 16th."""
+    for length in (10 * SECOND, 61 * SECOND, HOUR, 30 * 24 * HOUR):
+        keys = table.Table()
+        for offset in range(0, 1000, 7):
+            now = NOW + offset * SECOND
+            keys.register(f"k{offset}", now + length, now)
+            last = max(keys.wheel)
+            assert now + length < last <= now + length + max(2**16, length // 32 + 1)
+
+
+def test_keys_of_a_policy_that_nobody_asks_about_go_too():
+    """Found by reading: only the table of the policy at hand was swept."""
+    old, new = Policy("old", (Limit(1, "1s"),)), Policy("new", (Limit(5, "1s", "sliding_log"),))
+    store = MemoryStore()
+    for number in range(500):
+        ask(store, f"k{number}", policy=old)
+    for number in range(200):
+        ask(store, "k", NOW + HOUR + number * SECOND, new)
+    assert store.metrics()["entries"] == 1
+
+
+@pytest.mark.parametrize("verb", ["reset", "adjust"])
+def test_keys_that_are_forgotten_at_once_leave_nothing_behind(verb):
+    """Found by reading: each left its name in the wheel until the end of its period, however many there were."""
+    slots = Policy("slots", (Limit(1, "1h", "concurrency"),))
+    store = MemoryStore(max_entries=1000)
+    for number in range(20_000):
+        assert ask(store, f"k{number}", NOW + number, slots)
+        ask(store, f"k{number}", NOW + number, slots, (-1,), verb)
+        keys = store._tables["slots"]
+        assert sum(map(len, keys.wheel.values())) < 500
+        assert len(keys.ghosts) < 500
+    assert store.metrics()["entries"] == 0
+
+
+def test_one_key_forgotten_again_and_again_stands_in_the_wheel_once():
+    store = MemoryStore()
+    for number in range(1000):
+        assert ask(store, "k", NOW + number)
+        ask(store, "k", NOW + number, costs=(0,), verb="reset")
+    keys = store._tables["hourly"]
+    assert sum(map(len, keys.wheel.values())) == 1
+    assert len(keys.ghosts) == 1
+
+
+def test_forgotten_keys_among_live_ones_are_found():
+    store = MemoryStore()
+    live = [f"live-{number}" for number in range(300)]
+    for key in live:
+        ask(store, key)
+    for number in range(3000):
+        ask(store, f"k{number}", NOW + number * SECOND // 10)
+        ask(store, f"k{number}", NOW + number * SECOND // 10, costs=(0,), verb="reset")
+    keys = store._tables["hourly"]
+    assert sum(map(len, keys.wheel.values())) < 1500
+    assert set(keys.entries) == set(live)
+    assert set(live) <= {key for queue in keys.wheel.values() for key in queue}
+    for number in range(20):
+        ask(store, "late", NOW + 3 * HOUR + number)
+    assert set(keys.entries) == {"late"}
+
+
+def test_peeks_and_denials_keep_nothing():
+    store = MemoryStore()
+    for number in range(100):
+        ask(store, f"k{number}", verb="peek")
+        ask(store, f"k{number}", costs=(2,))
+        ask(store, f"k{number}", costs=(0,))
+        ask(store, f"k{number}", costs=(-1,), verb="adjust")
+    assert store.metrics()["entries"] == 0
+
+
+def test_a_bucket_key_is_small():
+    store = MemoryStore()
+    for number in range(10_000):
+        ask(store, f"key-{number}", NOW + number)
+    entries = store._tables["hourly"].entries
+    state = entries["key-7"]
+    own = sys.getsizeof(state) + sum(map(sys.getsizeof, state[1:])) + sys.getsizeof(entries) / 10_000 + 8
+    assert own < 200
+
+
+# ---- policies that share a store, and change -------------------------------------------------------------------------
+
+
+def test_policies_of_other_names_do_not_see_each_other():
+    store = MemoryStore()
+    one, two = (Policy(name, (Limit(1, "1h"),)) for name in ("one", "two"))
+    assert ask(store, "k", policy=one)
+    assert ask(store, "k", policy=two)
+    assert not ask(store, "k", policy=one)
+
+
+def test_a_policy_changes_under_its_name():
+    hour, minute = Limit(5, "1h"), Limit(9, "1m", "sliding_log")
+    versions = {
+        "one": (hour,),
+        "added": (hour, minute),
+        "turned": (minute, hour),
+        "renamed": (Limit(5, "1h", name="new"),),
+        "other algorithm": (Limit(5, "1h", "fixed_window"),),
+        "lowered": (Limit(2, "1h"),),
+    }
+    policies = {name: Policy("p", rules) for name, rules in versions.items()}
+    store = MemoryStore()
+
+    def left(name, costs):
+        return [view[0] for view in ask(store, "k", policy=policies[name], costs=costs).views]
+
+    assert left("one", (1,)) == [4]
+    assert left("added", (1, 1)) == [3, 8]
+    assert left("turned", (1, 1)) == [7, 2]
+    assert left("renamed", (1,)) == [4], "another name starts afresh"
+    assert left("other algorithm", (1,)) == [4], "another algorithm, too"
+    assert left("lowered", (0,)) == [2], "and those that were left out are still known"
+    assert left("lowered", (1,)) == [1]
+    assert left("one", (0,)) == [1]
+    assert left("turned", (1, 0)) == [6, 1]
+    assert left("renamed", (0,)) == [4]
+    later = NOW + 2 * HOUR
+    ask(store, "k", later, policies["one"])
+    assert len(table.states_of(store._tables["p"].entries["k"])) == 1, "what has ended is not carried on"
+
+
+def test_reset_forgets_limits_that_the_policy_no_longer_has():
+    """Found by reading: what they had counted came back with them."""
+    both = Policy("p", (Limit(1, "1h"), Limit(1, "1d")))
+    store = MemoryStore()
+    ask(store, "k", policy=both, costs=(1, 1))
+    ask(store, "k", policy=Policy("p", (Limit(1, "1h"),)), costs=(0,), verb="reset")
+    assert ask(store, "k", policy=both, costs=(1, 1))
+
+
+def test_keys_do_not_collide():
+    store = MemoryStore()
+    keys = [("a/b", "c"), ("a", "b/c"), ("a", "b", "c"), "a/b/c", ("a%2Fb", "c"), "", ("", "")]
+    assert all(ask(store, key) for key in keys)
+    assert not any(ask(store, key) for key in keys)
+
+
+# ---- decisions are data ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("algorithm", ["token_bucket", "fixed_window", "sliding_window", "sliding_log", "concurrency"])
+@pytest.mark.parametrize("verb", ["acquire", "peek", "hold"])
+def test_a_decision_says_the_same_later(algorithm, verb):
+    """Found by reading: what a peek at a log said changed with the next call."""
+    policy = Policy("p", (Limit(9, "1h", algorithm),))
+    store = MemoryStore()
+    ask(store, "k", policy=policy)
+    decision = ask(store, "k", NOW + 1, policy, (2,), verb)
+    refused = ask(store, "k", NOW + 1, policy, (9,))
+    before, refusal = answer_of(decision), answer_of(refused)
+    ask(store, "k", NOW + 2, policy, (4,))
+    ask(store, "k", NOW + 3, policy, (-1,), "adjust")
+    ask(store, "k", NOW + 3, policy, (-2,), "adjust", at=NOW)
+    ask(store, "k", NOW + 4, policy, (1,))
+    assert answer_of(decision) == before
+    assert answer_of(refused) == refusal
+
+
+# ---- the short way is the long way -----------------------------------------------------------------------------------
+
+
+@given(data=st.data())
+def test_the_short_way_answers_like_the_long_way(data):
+    """`Limiter.try_acquire` takes the short way, `apply_one` and `apply` the long ones: one schedule, three stores."""
+    rules = tuple(data.draw(limits(name=f"l{n}")) for n in range(data.draw(st.integers(1, 3))))
+    policy = Policy("p", rules)
+    clock = ManualClock(NOW / SECOND)
+    short, long, longest = (MemoryStore(clock=clock) for _ in range(3))
+    limiter = Limiter(policy, store=short)
+    for _ in range(data.draw(st.integers(1, 25))):
+        gap = data.draw(st.one_of(st.just(0), gaps(data.draw(st.sampled_from(rules)).length)))
+        clock._move(max(NOW, clock.steady() + gap))
+        key = data.draw(st.sampled_from(["a", "b", ("a", "b")]))
+        verb = data.draw(st.sampled_from(["acquire"] * 8 + ["hold", "adjust", "reset"]))
+        costs = tuple(-1 if verb == "adjust" else 1 for _ in rules)
+        usual = verb == "acquire"
+        first = limiter.try_acquire(key) if usual else short.apply_one(verb, policy, key, costs)
+        second = long.apply_one(verb, policy, key, costs)
+        third = longest.apply(verb, [(policy, key, costs)])[0]
+        assert answer_of(first) == answer_of(second) == answer_of(third)
+        assert kept(short, key) == kept(long, key) == kept(longest, key)
+
+
+def kept(store, key):
+    entry = store._tables["p"].entries.get(key)
+    return None if entry is None else [dump(state) for state in table.states_of(entry)]
+
+
+@pytest.mark.parametrize("rule", ["5/1h", "5/1h sliding_log", "5/1h fixed_window"])
+def test_the_short_way_takes_keys_in_every_form(rule):
+    """Found by reading: a list as key, fine elsewhere, was an unhashable type to limits other than buckets."""
+    limiter = Limiter(rule, clock=ManualClock(1000))
+    for _ in range(2):
+        assert limiter.try_acquire("k")
+        assert limiter.try_acquire(("a", "b"))
+        assert limiter.try_acquire(["a", "b"])
+    assert limiter.peek(("a", "b"), 0).remaining == 1
+    with pytest.raises(ConfigError):
+        limiter.try_acquire(5)
+    with pytest.raises(ConfigError):
+        limiter.try_acquire({"no": "key"})
+
+
+def test_a_clock_that_stepped_back_is_told_the_true_wait():
+    """Found by reading: the wait was counted from the last instant the key had seen, not from now."""
+    for rule in ("1/10s", "1/10s sliding_log", "1/10s fixed_window", "1/10s concurrency"):
+        clock = ManualClock(1000)
+        limiter = Limiter(rule, clock=clock)
+        assert limiter.try_acquire("k")
+        clock.advance(-5)
+        decision = limiter.try_acquire("k")
+        assert decision.retry_after == 15
+        assert decision.reset_after == 15
+        clock.advance(14.999_999)
+        assert not limiter.try_acquire("k")
+        clock.advance(0.000_001)
+        assert limiter.try_acquire("k")

@@ -1,0 +1,266 @@
+"""How people write limits and periods: what is read, what is refused, and where the mistake is pointed out."""
+
+import copy
+import pickle
+from datetime import timedelta
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.core.strategies import NAMES, limits
+from tidegate import ConfigError, Limit
+from tidegate.core import parse_period
+
+SECOND = 1_000_000
+MINUTE, HOUR, DAY, WEEK = 60 * SECOND, 3600 * SECOND, 86_400 * SECOND, 604_800 * SECOND
+
+
+@pytest.mark.parametrize(
+    ("text", "micros"),
+    [
+        ("250ms", 250_000), ("30s", 30 * SECOND), ("5m", 5 * MINUTE), ("1h", HOUR), ("1d", DAY), ("1w", WEEK),
+        ("1us", 1), ("1µs", 1), ("7microseconds", 7), ("1 millisecond", 1000), ("second", SECOND), ("sec", SECOND),
+        ("10 secs", 10 * SECOND), ("minute", MINUTE), ("2 minutes", 2 * MINUTE), ("min", MINUTE), ("hour", HOUR),
+        ("3hrs", 3 * HOUR), ("day", DAY), ("7 days", 7 * DAY), ("week", WEEK), ("2 weeks", 2 * WEEK),
+        ("1.5h", 5400 * SECOND), ("0.001ms", 1), ("1_000ms", SECOND), (" 5m ", 5 * MINUTE), ("5 M".lower(), 5 * MINUTE),
+        ("1H", HOUR), ("5 MIN", 5 * MINUTE), ("10S", 10 * SECOND), ("00030s", 30 * SECOND), ("1.50s", 1_500_000),
+        (30, 30 * SECOND), (0.25, 250_000), (1e-6, 1), (timedelta(minutes=5), 5 * MINUTE),
+        (timedelta(microseconds=1), 1), ("4503599627370496us", 2**52),
+    ],
+)  # fmt: skip
+def test_periods(text, micros):
+    assert parse_period(text) == micros
+
+
+BETWEEN = "is not between a microsecond and 142 years, in whole microseconds"
+EXPECTED = "expected a period such as '30s', '5m', '1h', '1d' or '250ms'"
+
+
+@pytest.mark.parametrize(
+    ("period", "message"),
+    [
+        ("", f"period: {EXPECTED}, at the end of ''"),
+        ("5", f"period: {EXPECTED}, at the end of '5'"),
+        ("m5", f"period: {EXPECTED}, at column 1 of 'm5'"),
+        ("-5s", f"period: {EXPECTED}, at column 1 of '-5s'"),
+        ("5s3", f"period: {EXPECTED}, at column 3 of '5s3'"),
+        ("1h 30m", f"period: {EXPECTED}, at column 4 of '1h 30m'"),
+        ("5x", "period: unknown unit of time 'x': use ms, s, m, h, d or w, at column 2 of '5x'"),
+        ("5M", "period: unknown unit of time 'M': use ms, s, m, h, d or w, at column 2 of '5M'"),
+        ("2 moons", "period: unknown unit of time 'moons': use ms, s, m, h, d or w, at column 3 of '2 moons'"),
+        ("month", ("period: a month has no fixed length: use '30d', or one 'month' with the algorithm calendar_window, "
+         "at column 1 of 'month'")),
+        ("2 years", ("period: a year has no fixed length: use '30d', or one 'year' with the algorithm calendar_window, "
+         "at column 3 of '2 years'")),
+        ("0s", f"period: '0s' {BETWEEN}"),
+        ("0.5us", f"period: '0.5us' {BETWEEN}"),
+        ("1.0000001s", f"period: '1.0000001s' {BETWEEN}"),
+        ("4503599627370497us", f"period: '4503599627370497us' {BETWEEN}"),
+        ("1000000w", f"period: '1000000w' {BETWEEN}"),
+        (0, f"period: 0 {BETWEEN}"),
+        (-1, f"period: -1 {BETWEEN}"),
+        (1e-7, f"period: 1e-07 {BETWEEN}"),
+        (timedelta(0), f"period: datetime.timedelta(0) {BETWEEN}"),
+        (True, "period: a period is text such as '30s', a timedelta or a number of seconds, not True"),
+        (None, "period: a period is text such as '30s', a timedelta or a number of seconds, not None"),
+        (float("nan"), "period: a period is text such as '30s', a timedelta or a number of seconds, not nan"),
+        (float("inf"), "period: a period is text such as '30s', a timedelta or a number of seconds, not inf"),
+    ],
+)  # fmt: skip
+def test_periods_refused(period, message):
+    with pytest.raises(ConfigError) as error:
+        parse_period(period)
+    assert str(error.value) == message
+    assert error.value.field == "period"
+
+
+@pytest.mark.parametrize("text", ["9" * 5000 + "s", "0." + "1" * 5000 + "s"])
+def test_absurdly_long_periods_are_refused_like_others(text):
+    """Found by reading: Python reads no number of more than 4,300 digits, and said so with a plain ValueError."""
+    with pytest.raises(ConfigError, match="is not between a microsecond"):
+        parse_period(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "limit"),
+    [
+        ("60/1m", Limit(60, "1m")),
+        ("60 / 1m", Limit(60, "1m")),
+        ("  60/1m  ", Limit(60, "1m")),
+        ("100/hour", Limit(100, "1h")),
+        ("5 per 30s", Limit(5, "30s")),
+        ("5 every 30s", Limit(5, "30s")),
+        ("5 in 30 s", Limit(5, "30s")),
+        ("10 requests per second", Limit(10, "1s")),
+        ("10 calls/s", Limit(10, "1s")),
+        ("1 hit / 250ms", Limit(1, "250ms")),
+        ("90_000 tokens/1m", Limit(90_000, "1m", unit="tokens")),
+        ("90_000 tokens per minute burst=120_000 name=x", Limit(90_000, "1m", unit="tokens", burst=120_000, name="x")),
+        ("500/1d sliding_log", Limit(500, "1d", "sliding_log")),
+        ("7500/month calendar_window", Limit(7500, "month", "calendar_window")),
+        ("7500/month", Limit(7500, "month", "calendar_window")),
+        ("7500/month timezone=Europe/Berlin reset_day=15 reset_hour=9",
+         Limit(7500, "month", "calendar_window", timezone="Europe/Berlin", reset_day=15, reset_hour=9)),
+        ("5/1d calendar_window", Limit(5, "day", "calendar_window")),
+        ("5/1h calendar_window", Limit(5, "hour", "calendar_window")),
+        ("10 concurrent-requests/5m concurrency", Limit(10, "5m", "concurrency", unit="concurrent-requests")),
+        ('5/1s name="two words" unit="a \\"b\\" \\\\"', Limit(5, "1s", name="two words", unit='a "b" \\')),
+        ("0060/1m", Limit(60, "1m")),
+    ],
+)  # fmt: skip
+def test_limits(text, limit):
+    assert Limit.parse(text) == limit
+
+
+LIMIT = "expected a limit such as '60/1m' or '5 per 30s'"
+KNOWN = "token_bucket, fixed_window, calendar_window, sliding_window, sliding_log, concurrency"
+OPTIONS = "expected unit=, name=, burst=, timezone=, reset_day= or reset_hour="
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", f"{LIMIT}, at the end of ''"),
+        ("sixty/1m", f"{LIMIT}, at column 1 of 'sixty/1m'"),
+        ("60", f"{LIMIT}, at the end of '60'"),
+        ("60/", f"{LIMIT}, at the end of '60/'"),
+        ("60/5", f"{LIMIT}, at column 4 of '60/5'"),
+        ("-60/1m", f"{LIMIT}, at column 1 of '-60/1m'"),
+        ("60:1m", f"{LIMIT}, at column 3 of '60:1m'"),
+        ("60.5/1m", f"{LIMIT}, at column 3 of '60.5/1m'"),
+        ("60/1x", "unknown unit of time 'x': use ms, s, m, h, d or w, at column 5 of '60/1x'"),
+        ("60/1.2.3m", f"{EXPECTED}, at column 7 of '60/1.2.3m'"),
+        ("60/2 months", ("a month has no fixed length: use '30d', or one 'month' with the algorithm calendar_window, "
+         "at column 6 of '60/2 months'")),
+        ("60/1m leaky", f"unknown algorithm 'leaky': use one of {KNOWN}, at column 7 of '60/1m leaky'"),
+        ("60/1m fixed_window sliding_log", "a second algorithm, at column 20 of '60/1m fixed_window sliding_log'"),
+        ("60/1m burst=5 burst=6", "a second burst, at column 15 of '60/1m burst=5 burst=6'"),
+        ("60 tokens/1m unit=x", "a second unit, at column 14 of '60 tokens/1m unit=x'"),
+        ("60/1m burst=many", "burst must be a whole number, at column 13 of '60/1m burst=many'"),
+        ("60/1m burst=", "burst must be a whole number, at the end of '60/1m burst='"),
+        ("60/1m burst=_", "burst must be a whole number, at column 13 of '60/1m burst=_'"),
+        ("60/1m name=", f"{OPTIONS}, at column 7 of '60/1m name='"),
+        ("60/1m colour=red", f"{OPTIONS}, at column 7 of '60/1m colour=red'"),
+        ("0/1m", "quota: must be a whole number from 1 to 2**53 - 1, not 0, at column 1 of '0/1m'"),
+        ("60/0s", f"period: '0s' {BETWEEN}, at column 4 of '60/0s'"),
+        ("60/2d calendar_window",
+         ("period: a calendar_window lasts one minute, hour, day, week, month or year, not '2d', "
+         "at column 4 of '60/2d calendar_window'")),
+        ("60/1m timezone=Europe/Berlin", ("timezone: timezone, reset_day and reset_hour are for calendar_window, "
+         "at column 1 of '60/1m timezone=Europe/Berlin'")),
+        ("60/day calendar_window timezone=Nowhere",
+         ("timezone: unknown time zone 'Nowhere': use an IANA name such as 'UTC' or 'Europe/Berlin', "
+         "at column 1 of '60/day calendar_window timezone=Nowhere'")),
+        ("60/day calendar_window reset_day=2",
+         ("reset_day: the reset_day of a limit per day must be from 1 to 1, not 2, "
+         "at column 1 of '60/day calendar_window reset_day=2'")),
+        ("60/hour calendar_window reset_hour=2", ("reset_hour: the reset_hour of a limit per hour must be from 0 to 0, "
+         "not 2, at column 1 of '60/hour calendar_window reset_hour=2'")),
+        ("60/week calendar_window reset_day=8",
+         ("reset_day: the reset_day of a limit per week must be from 1 to 7, not 8, "
+         "at column 1 of '60/week calendar_window reset_day=8'")),
+        ("60/1m sliding_log burst=5", ("burst: a burst is for token_bucket, not for sliding_log, "
+         "at column 1 of '60/1m sliding_log burst=5'")),
+    ],
+)  # fmt: skip
+def test_limits_refused(text, message):
+    with pytest.raises(ConfigError) as error:
+        Limit.parse(text)
+    assert str(error.value) == message
+
+
+def test_numbers_too_long_to_be_read_are_refused_like_others():
+    for text in ("9" * 5000 + "/1m", "1/1m burst=" + "9" * 5000):
+        with pytest.raises(ConfigError, match="must be a whole number from 1 to"):
+            Limit.parse(text)
+    assert Limit.parse("1/1m burst=1__0").burst == 10
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"algorithm": "leaky"}, f"algorithm: unknown algorithm 'leaky': use one of {KNOWN}"),
+        ({"unit": ""}, "unit: must be a word such as 'requests' or 'tokens', not ''"),
+        ({"unit": 5}, "unit: must be a word such as 'requests' or 'tokens', not 5"),
+        ({"name": 5}, "name: must be text, not 5"),
+        ({"burst": -1}, "burst: must be a whole number from 1 to 2**53 - 1, not -1"),
+        ({"period": "day", "algorithm": "calendar_window", "timezone": None},
+         "timezone: unknown time zone None: use an IANA name such as 'UTC' or 'Europe/Berlin'"),
+        ({"period": 86_400, "algorithm": "calendar_window"},
+         "period: a calendar_window lasts one minute, hour, day, week, month or year, not 86400"),
+        ({"period": "month", "algorithm": "calendar_window", "reset_day": 32},
+         "reset_day: the reset_day of a limit per month must be from 1 to 31, not 32"),
+        ({"period": "month", "algorithm": "calendar_window", "reset_hour": True},
+         "reset_hour: the reset_hour of a limit per month must be from 0 to 23, not True"),
+    ],
+)  # fmt: skip
+def test_arguments_refused(arguments, message):
+    with pytest.raises(ConfigError) as error:
+        Limit(**{"quota": 5, "period": "1m", **arguments})
+    assert str(error.value) == message
+
+
+@pytest.mark.parametrize("what", [None, 60, b"60/1m"])
+def test_only_text_is_parsed(what):
+    with pytest.raises(ConfigError, match="a limit is written as text such as '60/1m'"):
+        Limit.parse(what)
+
+
+words = st.text(min_size=1, max_size=12).filter(str.strip)
+
+
+@given(limit=limits(), name=st.one_of(st.just(""), words), unit=st.one_of(st.just("requests"), words))
+def test_what_is_written_reads_back(limit, name, unit):
+    whole = Limit(
+        limit.quota, limit.period, limit.algorithm, unit, limit.burst if limit.algorithm == "token_bucket" else 0, name,
+        limit.timezone,
+    )  # fmt: skip
+    again = Limit.parse(str(whole))
+    assert again == whole
+    assert hash(again) == hash(whole)
+
+
+@given(text=st.text(max_size=30))
+def test_any_text_is_a_limit_or_a_config_error(text):
+    for read in (Limit.parse, parse_period):
+        try:
+            read(text)
+        except ConfigError:
+            continue
+
+
+@given(
+    quota=st.integers(0, 200),
+    period=st.text("0123456789._ smhdw", max_size=6),
+    rest=st.text(" =burstname_1", max_size=12),
+)
+def test_nearly_a_limit_is_a_limit_or_a_config_error(quota, period, rest):
+    try:
+        limit = Limit.parse(f"{quota}/{period} {rest}")
+    except ConfigError:
+        return
+    assert Limit.parse(str(limit)) == limit
+
+
+def test_periods_are_written_the_short_way():
+    for given_, written in [("60s", "1m"), ("7d", "1w"), ("1500ms", "1500ms"), ("1us", "1us"), ("90m", "90m")]:
+        assert Limit(5, given_).period == written
+    assert Limit(5, "60s") == Limit(5, "1m") == Limit(5, 60) == Limit(5, timedelta(minutes=1))
+
+
+def test_names():
+    assert Limit(5, "1m").name == "1m"
+    assert Limit(5, "1m", unit="tokens").name == "tokens-1m"
+    assert Limit(5, "month", "calendar_window").name == "month"
+    assert Limit(5, "1m", name="x").name == "x"
+
+
+@pytest.mark.parametrize("algorithm", NAMES)
+def test_limits_travel(algorithm):
+    """Found by reading: limits of most algorithms could not be pickled, so not sent to a worker process."""
+    limit = Limit(5, "1m", algorithm)
+    for other in (pickle.loads(pickle.dumps(limit)), copy.deepcopy(limit)):  # noqa: S301 - our own
+        assert other == limit
+        assert other.rules == limit.rules
+        assert other.capacity == limit.capacity

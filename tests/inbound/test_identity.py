@@ -1,0 +1,327 @@
+"""Who the client is: proxies that are trusted, headers that are not, and everything hostile in between."""
+
+import ipaddress
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from tidegate import ConfigError
+from tidegate.inbound import AddressSet, TrustedProxies, address_key, client_address
+
+TRUSTED = TrustedProxies(["10.0.0.0/8", "192.168.0.1", "2001:db8:1::/48", "fe80::/10"])
+PROXY = "10.0.0.1"
+
+
+def xff(*values):
+    return [("X-Forwarded-For", value) for value in values]
+
+
+def forwarded(*values):
+    return [("Forwarded", value) for value in values]
+
+
+# ---- the peer --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("peer", "address"),
+    [
+        ("203.0.113.9", "203.0.113.9"),
+        ("2001:DB8::0001", "2001:db8::1"),
+        ("::ffff:203.0.113.9", "203.0.113.9"),
+        ("fe80::1%eth0", "fe80::1"),
+        ("testclient", "testclient"),
+        (None, None),
+        ("", None),
+        ("/run/app.sock", None),
+        ("unix:", None),
+        ("203.0.113.9%eth0", None),
+        ("x" * 300, None),
+        ("a\nb", None),
+    ],
+)
+def test_without_proxies_the_peer_is_the_client(peer, address):
+    headers = xff("1.1.1.1") + forwarded("for=1.1.1.1")
+    assert client_address(peer, headers, []) == address
+    assert client_address(peer, headers, ["198.51.100.1"]) == address
+    assert client_address(peer, headers, TrustedProxies()) == address
+
+
+# ---- X-Forwarded-For -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("value", "address"),
+    [
+        ("5.6.7.8", "5.6.7.8"),
+        ("1.1.1.1, 5.6.7.8", "5.6.7.8"),  # what is left of the client was written by it
+        ("5.6.7.8, 10.9.9.9", "5.6.7.8"),  # two proxies of ours
+        ("1.1.1.1,5.6.7.8 ,\t10.9.9.9,192.168.0.1", "5.6.7.8"),
+        ("10.2.2.2, 10.3.3.3", "10.2.2.2"),  # all ours: the first
+        ("5.6.7.8:4711", "5.6.7.8"),
+        ("[2001:db8::1]:4711", "2001:db8::1"),
+        ("[2001:db8::1]", "2001:db8::1"),
+        ("2001:db8::1", "2001:db8::1"),
+        ("2001:DB8:0:0::1%eth0", "2001:db8::1"),
+        ('"5.6.7.8"', "5.6.7.8"),
+        ('"[2001:db8::1]:80"', "2001:db8::1"),
+        ("::ffff:5.6.7.8", "5.6.7.8"),
+        ("5.6.7.8, ::ffff:10.1.1.1", "5.6.7.8"),  # a mapped proxy is that proxy
+        ("5.6.7.8, 2001:db8:1::7", "5.6.7.8"),
+        ("5.6.7.8, fe80::1%eth0", "5.6.7.8"),
+        # hops that cannot be read end the walk at the last address somebody trusted saw
+        ("1.1.1.1, garbage", PROXY),
+        ("1.1.1.1, garbage, 10.2.2.2", "10.2.2.2"),
+        ("garbage, 5.6.7.8", "5.6.7.8"),
+        ("1.1.1.1, unknown", PROXY),
+        ("1.1.1.1, _hidden", PROXY),
+        ("1.1.1.1, ", PROXY),
+        ("1.1.1.1,,10.2.2.2", "10.2.2.2"),
+        (",", PROXY),
+        ("1.1.1.1, 5.6.7.8:", PROXY),
+        ("1.1.1.1, 5.6.7.8:x", PROXY),
+        ("1.1.1.1, 5.6.7.8:123456", PROXY),
+        ("1.1.1.1, 5.6.7", PROXY),
+        ("1.1.1.1, 5.6.7.08", PROXY),
+        ("1.1.1.1, 5.6.7.256", PROXY),
+        ("1.1.1.1, 5.6.7.8 9.9.9.9", PROXY),
+        ("1.1.1.1, 0x05060708", PROXY),
+        ("1.1.1.1, 84281096", PROXY),
+        ("1.1.1.1, [5.6.7.8]", PROXY),
+        ("1.1.1.1, [2001:db8::1", PROXY),
+        ("1.1.1.1, [2001:db8::1]x", PROXY),
+        ("1.1.1.1, 2001:db8::g", PROXY),
+        ("1.1.1.1, \u0661.1.1.1", PROXY),
+        ("1.1.1.1, 5.6.7.8\0", PROXY),
+        ("1.1.1.1, " + "9" * 65_536, PROXY),
+        ("", PROXY),
+    ],
+)
+def test_x_forwarded_for_is_walked_from_right_to_left(value, address):
+    assert client_address(PROXY, xff(value), TRUSTED) == address
+
+
+def test_repeated_fields_are_one_list():
+    assert client_address(PROXY, xff("1.1.1.1", "5.6.7.8", "10.2.2.2"), TRUSTED) == "5.6.7.8"
+    assert client_address(PROXY, xff("5.6.7.8", ""), TRUSTED) == PROXY
+    assert client_address(PROXY, xff("", "5.6.7.8"), TRUSTED) == "5.6.7.8"
+
+
+def test_names_and_values_may_be_bytes_in_any_case():
+    headers = [
+        (b"host", b"x"),
+        (b"X-FORWARDED-for", b"5.6.7.8"),
+        (b"x-forwarded-for", "10.2.2.2"),
+        (b"x-forwarded-foo", b"9"),
+    ]
+    assert client_address(PROXY, headers, TRUSTED) == "5.6.7.8"
+    assert client_address(PROXY, iter(headers), TRUSTED) == "5.6.7.8"
+    assert client_address(PROXY, {"x-forwarded-for": "5.6.7.8"}, TRUSTED) == "5.6.7.8"
+    assert client_address(PROXY, [(b"x-forwarded-for", b"\xff\xfe")], TRUSTED) == PROXY
+
+
+def test_a_long_way_is_not_believed():
+    assert client_address(PROXY, xff("5.6.7.8" + ", 10.2.2.2" * 31), TRUSTED) == "5.6.7.8"
+    assert client_address(PROXY, xff("5.6.7.8" + ", 10.2.2.2" * 32), TRUSTED) == "10.2.2.2"
+
+
+# ---- Forwarded (RFC 7239) --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("value", "address"),
+    [
+        ("for=5.6.7.8", "5.6.7.8"),
+        ("For=5.6.7.8;proto=https;by=10.0.0.1", "5.6.7.8"),
+        ("proto=https;FOR=5.6.7.8", "5.6.7.8"),
+        ('for="5.6.7.8:4711"', "5.6.7.8"),
+        ('for="[2001:db8:cafe::17]:4711"', "2001:db8:cafe::17"),
+        ('for="[2001:db8::1]:_port"', "2001:db8::1"),
+        (r'for="5\.6.7.8"', "5.6.7.8"),
+        ("for=[2001:db8::1]", "2001:db8::1"),  # wrong, common, unambiguous
+        ("for=5.6.7.8:80", "5.6.7.8"),
+        ('for=1.1.1.1, for=5.6.7.8, for="10.2.2.2";host="a, b;c"', "5.6.7.8"),
+        ("for=5.6.7.8;;proto=http;", "5.6.7.8"),
+        ("for=5.6.7.8; proto=http ; by=10.0.0.1", "5.6.7.8"),
+        ("garbage, for=5.6.7.8", "5.6.7.8"),
+        ("for=1.1.1.1, for=unknown", PROXY),
+        ("for=1.1.1.1, for=_gazonk", PROXY),
+        ('for=1.1.1.1, for="_gazonk:80"', PROXY),
+        ("for=1.1.1.1, proto=https", PROXY),
+        ("for=1.1.1.1, ", PROXY),
+        ("for=1.1.1.1, for", PROXY),
+        ("for=1.1.1.1, for=", PROXY),
+        ("for=1.1.1.1, for =5.6.7.8", PROXY),
+        ("for=1.1.1.1, for=5.6.7.8;for=2.2.2.2", PROXY),
+        ("for=1.1.1.1, for=5.6.7.8;x", PROXY),
+        ("for=1.1.1.1, for=5.6.7.8 for=2.2.2.2", PROXY),
+        ('for=1.1.1.1, for="5.6.7.8', PROXY),
+        ('for=1.1.1.1, for="5.6.7.8"x', PROXY),
+        ('for=1.1.1.1, for="5.6.7.8\\', PROXY),
+        ('for=1.1.1.1, for=5.6.7.8"', PROXY),
+        ("for=1.1.1.1, for=" + "[" * 65_536, PROXY),
+    ],
+)
+def test_forwarded_is_walked_from_right_to_left(value, address):
+    assert client_address(PROXY, forwarded(value), TRUSTED) == address
+
+
+@pytest.mark.parametrize("opened", ['"', 'for="', 'for=1.1.1.1;x="', 'for="\\', '"\\"', 'x="a";y="'])
+@pytest.mark.parametrize("appended", ["for=5.6.7.8", 'for="[2001:db8::5]:80"', r'for=5.6.7.8;host="a\"b"'])
+def test_a_quote_left_open_never_hides_what_the_proxy_saw(opened, appended):
+    """In the same line nothing can be read, so the answer is the proxy; a line of its own is read on its own."""
+    seen = "2001:db8::5" if "[" in appended else "5.6.7.8"
+    assert client_address(PROXY, forwarded(f"{opened}, {appended}"), TRUSTED) in (PROXY, seen)
+    assert client_address(PROXY, forwarded(opened, appended), TRUSTED) == seen
+
+
+# ---- both headers ----------------------------------------------------------------------------------------------------
+
+
+def test_where_both_headers_agree_they_are_believed():
+    assert client_address(PROXY, xff("1.1.1.1, 5.6.7.8") + forwarded("for=5.6.7.8"), TRUSTED) == "5.6.7.8"
+
+
+def test_where_they_disagree_one_was_sent_by_the_client():
+    headers = xff("5.6.7.8") + forwarded("for=1.1.1.1")
+    assert client_address(PROXY, headers, TRUSTED) == PROXY
+    assert client_address(PROXY, [("Forwarded", "x"), *xff("5.6.7.8")], TRUSTED) == PROXY
+
+
+def test_naming_the_header_settles_it():
+    headers = xff("5.6.7.8") + forwarded("for=1.1.1.1")
+    assert client_address(PROXY, headers, TrustedProxies(["10.0.0.0/8"], header="x-forwarded-for")) == "5.6.7.8"
+    assert client_address(PROXY, headers, TrustedProxies(["10.0.0.0/8"], header="forwarded")) == "1.1.1.1"
+    assert client_address(PROXY, forwarded("for=1.1.1.1"), TrustedProxies([PROXY], header="x-forwarded-for")) == PROXY
+    with pytest.raises(ConfigError, match="header: must be one of both, x-forwarded-for, forwarded, not 'x-real-ip'"):
+        TrustedProxies(header="x-real-ip")
+
+
+# ---- who is trusted --------------------------------------------------------------------------------------------------
+
+
+def test_unix_sockets_are_trusted_by_name():
+    for peer in (None, "", "unix:", "/run/x.sock"):
+        assert client_address(peer, xff("5.6.7.8"), ["unix"]) == "5.6.7.8"
+        assert client_address(peer, xff("5.6.7.8"), ["unix:"]) == "5.6.7.8"
+        assert client_address(peer, xff("5.6.7.8"), ["10.0.0.0/8"]) is None
+        assert client_address(peer, [], ["unix"]) is None
+    assert client_address("9.9.9.9", xff("5.6.7.8"), ["unix"]) == "9.9.9.9"
+
+
+@pytest.mark.parametrize("everybody", ["*", "0.0.0.0/0", "::/0"])
+def test_everybody_is_refused_unless_asked_for_twice(everybody):
+    with pytest.raises(ConfigError, match=r"trusted_proxies: '\*' means everybody, so that .*write '\*' twice"):
+        TrustedProxies([everybody])
+    with pytest.raises(ConfigError, match="any client could pretend to be any other"):
+        client_address("9.9.9.9", [], ["10.0.0.1", everybody])
+    assert client_address("9.9.9.9", xff("1.1.1.1, 5.6.7.8"), [everybody, everybody]) == "1.1.1.1"
+
+
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [
+        ("10.0.0.1/8", "'10.0.0.1/8' is no address or network: the network is 10.0.0.0/8"),
+        ("proxy.example", "'proxy.example' is no address or network: use addresses and networks such as"),
+        ("10.0.0.0/33", "is no address or network"),
+        ("", "'' is no address or network"),
+        ("10.0.0", "is no address or network"),
+    ],
+)
+def test_what_is_no_address_is_refused(entry, message):
+    with pytest.raises(ConfigError) as error:
+        TrustedProxies([entry])
+    assert message in str(error.value)
+    assert error.value.field == "trusted_proxies"
+
+
+def test_sets_of_addresses():
+    some = AddressSet("10.0.0.0/8, ::1 ,::ffff:192.0.2.0/120")
+    assert "10.255.0.1" in some
+    assert "::ffff:10.0.0.1" in some
+    assert "::1" in some
+    assert "192.0.2.77" in some
+    assert "192.0.3.1" not in some
+    assert "::2" not in some
+    assert None not in some
+    assert "name" not in some
+    assert repr(some) == "AddressSet(['10.0.0.0/8', '::1', '::ffff:192.0.2.0/120'])"
+    assert not AddressSet()
+
+
+# ---- keys ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("address", "prefix", "key"),
+    [
+        ("203.0.113.9", 64, "203.0.113.9"),
+        ("::ffff:203.0.113.9", 64, "203.0.113.9"),
+        ("2001:db8:1:2:3:4:5:6", 64, "2001:db8:1:2::/64"),
+        ("2001:db8:1:2:ffff::", 64, "2001:db8:1:2::/64"),
+        ("2001:db8:1:2:3:4:5:6", 48, "2001:db8:1::/48"),
+        ("2001:db8:1:2:3:4:5:6", 128, "2001:db8:1:2:3:4:5:6"),
+        ("fe80::1%eth0", 64, "fe80::/64"),
+        ("testclient", 64, "testclient"),
+        (None, 64, "unknown"),
+        ("", 64, "unknown"),
+        ("a b\n", 64, "unknown"),
+        ("9" * 1000, 64, "unknown"),
+    ],
+)
+def test_keys(address, prefix, key):
+    assert address_key(address, prefix) == key
+
+
+@pytest.mark.parametrize("prefix", [0, 129, -1, True, 64.0, "64"])
+def test_prefixes_that_are_none(prefix):
+    with pytest.raises(ConfigError, match="ipv6_prefix: must be a number of bits from 1 to 128"):
+        address_key("::1", prefix)
+
+
+# ---- whatever a client sends -----------------------------------------------------------------------------------------
+
+addresses = st.one_of(
+    st.ip_addresses().map(str), st.sampled_from(["10.1.1.1", "192.168.0.1", "2001:db8:1::5", "unknown"])
+)
+hostile = st.one_of(
+    st.text(max_size=200),
+    st.text(st.sampled_from('for=;,"\\[]:.% 0123456789abf_\t\0'), max_size=80),
+    st.lists(addresses, max_size=6).map(", ".join),
+    st.lists(addresses.map('for="{}"'.format), max_size=6).map(", ".join),
+)
+names = st.sampled_from(["X-Forwarded-For", "forwarded", "FORWARDED", "x-forwarded-for", "x-real-ip", "host"])
+
+
+@given(st.one_of(st.none(), addresses, st.text(max_size=50)), st.lists(st.tuples(names, hostile), max_size=6))
+def test_never_raises_and_gives_an_address_or_the_peer(peer, headers):
+    found = client_address(peer, headers, TRUSTED)
+    encoded = [(name.encode(), value.encode("latin-1", "replace")) for name, value in headers]
+    client_address(peer, encoded, TRUSTED)
+    if found is not None and found != peer:
+        assert str(ipaddress.ip_address(found)) == found
+    assert address_key(found)
+
+
+@given(st.lists(hostile, max_size=3), st.ip_addresses(), st.booleans())
+@example(written=['for="'], client=ipaddress.ip_address("5.6.7.8"), same_line=True)
+def test_whatever_a_client_writes_it_is_itself_or_its_proxy(written, client, same_line):
+    """The proxy appends what it saw; before that the client has written anything, in the same line or in others."""
+    if str(client) in TRUSTED:
+        return
+    itself = client_address(str(client), [], [])
+    for name, form in (("X-Forwarded-For", "{}"), ("Forwarded", 'for="[{}]"' if client.version == 6 else "for={}")):
+        seen = form.format(client)
+        lines = [*written[:-1], f"{written[-1]}, {seen}"] if written and same_line else [*written, seen]
+        found = client_address(PROXY, [(name, line) for line in lines], TRUSTED)
+        assert found == itself or (found == PROXY and name == "Forwarded" and same_line)
+
+
+@given(hostile, hostile, st.ip_addresses())
+def test_the_header_that_the_proxy_does_not_write_gains_nothing(passed, written, client):
+    if str(client) in TRUSTED:
+        return
+    itself = client_address(str(client), [], [])
+    headers = [("Forwarded", passed), ("X-Forwarded-For", f"{written}, {client}")]
+    assert client_address(PROXY, headers, TRUSTED) in (itself, PROXY)

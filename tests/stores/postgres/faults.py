@@ -1,0 +1,128 @@
+"""Faults to plant in core.sql: each must make the port differ from the core in an answer or in what is stored."""
+
+from typing import NamedTuple
+
+
+class Fault(NamedTuple):
+    name: str
+    right: str
+    wrong: str
+    seed: int = 0
+
+
+FAULTS = (
+    Fault("ceil_div rounds down", "select (a + b - 1) / b", "select a / b"),
+    Fault("floor_div cuts off", "select a / b - (a % b < 0)::int", "select a / b"),
+    Fault("a bucket takes one too few", "if state[1] < cost * l.scale then", "if state[1] <= cost * l.scale then", 1),
+    Fault(
+        "a bucket may overflow",
+        "then capacity else level + passed * rate end",
+        "then capacity + 1 else level + passed * rate end",
+    ),
+    Fault(
+        "time runs backwards", "passed bigint := greatest(0, now - state[2]);", "passed bigint := now - state[2];", 2
+    ),
+    Fault(
+        "a change of limit counts at the faster rate",
+        "        least(\n            tidegate.rescale(",
+        "        greatest(\n            tidegate.rescale(",
+        13,
+    ),
+    Fault("fractions are kept where they do not fit", "        part := 0;", "        part := part;", 12),
+    Fault(
+        "debt has no floor",
+        "then state[1] - l.floor else delta * l.scale end",
+        "then state[1] - l.floor - 1 else delta * l.scale end",
+    ),
+    Fault("what was refilled comes back", "            peak := l.capacity;\n", "            peak := state[1];\n", 2),
+    Fault(
+        "marks of one instant pile up",
+        "state[cardinality(state) - 1] >= state[2] loop",
+        "state[cardinality(state) - 1] > state[2] loop",
+        14,
+    ),
+    Fault("marks are not raised", "    if state[cardinality(state)] < state[1] then", "    if false then", 8),
+    Fault(
+        "a window is a microsecond too long",
+        "when now - state[2] < l.length then",
+        "when now - state[2] <= l.length then",
+    ),
+    Fault(
+        "an older window is corrected",
+        "when at is null or at >= state[2] then tidegate._adjust_window",
+        "when true then tidegate._adjust_window",
+        15,
+    ),
+    Fault("a calendar window ends late", "while l.bounds[i + 1] <= now loop", "while l.bounds[i + 1] < now loop"),
+    Fault(
+        "a calendar window keeps the last one's count",
+        "case when state[2] >= l.bounds[i] then state[1] else 0 end",
+        "coalesce(state[1], 0)",
+        11,
+    ),
+    Fault(
+        "never is only a long time", "retry := case when cost > l.quota then -1 else ahead end;", "retry := ahead;", 11
+    ),
+    Fault(
+        "the previous window weighs too little",
+        "tidegate.ceil_div(previous * least(",
+        "(previous * least(".replace("(", "tidegate.floor_div(", 1),
+    ),
+    Fault(
+        "counts are not clamped", "    count := least(most, count);\n    previous := least(most, previous);\n", "", 3
+    ),
+    Fault("a log forgets a microsecond early", "e.at <= now - l.length\n", "e.at <= now - l.length + 1\n", 14),
+    Fault(
+        "a log's last entry is not given back first",
+        "where e.log = state[1] and e.sum > state[2] order by e.sum desc limit 1;",
+        "where e.log = state[1] and e.sum > state[2] order by e.sum limit 1;",
+        13,
+    ),
+    Fault(
+        "slots that end last are released first",
+        "where e.log = state[1] and e.sum > state[2] order by e.sum limit 1;",
+        "where e.log = state[1] and e.sum > state[2] order by e.sum desc limit 1;",
+        13,
+    ),
+    Fault("sums do not follow a correction", "set sum = e.sum + change where e.log", "set sum = e.sum where e.log", 5),
+    Fault("the base does not follow a correction", "            state[2] := state[2] - change;\n", "", 13),
+    Fault(
+        "an ended state is read",
+        "    if s.ends <= now then\n        return case",
+        "    if false then\n        return case",
+        7,
+    ),
+    Fault(
+        "a denied call is charged",
+        "    if changed is null or verb = 'peek' then\n        return views;",
+        "    if changed is null then changed := tidegate.acquire(limits, states, array_fill(1::bigint, "
+        "array[cardinality(limits)]), now, false); end if;\n"
+        "    if changed is null or verb = 'peek' then\n        return views;",
+    ),
+    Fault("a hold leaves no mark", "charged := tidegate.mark_bucket(charged);", "charged := charged;", 1),
+    Fault(
+        "states are found by name alone",
+        "        if s.name = l.name and s.algorithm = l.algorithm then\n"
+        "            return s;\n        end if;\n    end loop;",
+        "        if s.name = l.name then\n            return s;\n        end if;\n    end loop;",
+        11,
+    ),
+    Fault(
+        "limits that left the policy are forgotten",
+        "        kept := kept || s;\n        last := greatest(last, s.ends);\n    end loop;\n    if known",
+        "    end loop;\n    if known",
+        5,
+    ),
+    Fault("a look is kept", "if changed is null or verb = 'peek' then", "if changed is null then"),
+    Fault(
+        "a reset spares other limits",
+        "        if forget or s.ends <= now then",
+        "        if s.ends <= now then",
+        11,
+    ),
+    Fault(
+        "a key is swept before its end",
+        "            if s.ends > now then\n                kept := kept || s;",
+        "            if s.ends > now + 3600000000 then\n                kept := kept || s;",
+    ),
+)

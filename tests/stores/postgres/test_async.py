@@ -1,0 +1,193 @@
+"""Tasks: several event loops share a store, and a task that is cancelled leaves no charge behind."""
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+
+import psycopg
+import pytest
+
+from tidegate import AsyncLimiter, Limit, Policy, StoreUnavailable
+from tidegate.stores.postgres import PostgresStore
+
+LIMITS = tuple(
+    Limit(10, "1d", algorithm, name=algorithm)
+    for algorithm in ("token_bucket", "fixed_window", "sliding_window", "sliding_log", "concurrency")
+)
+ALL = Policy("p", LIMITS)
+ONE = (1,) * len(LIMITS)
+
+
+@pytest.fixture
+async def held(server, schema, open_store):
+    """Hold the lock of a key; give what waits until somebody waits for it, and what lets it go."""
+    assert (await open_store().apply_async("acquire", [(ALL, "k", ONE)]))[0]
+    async with await psycopg.AsyncConnection.connect(server.url) as connection:
+        await connection.execute(f"select pg_advisory_xact_lock(\"{schema}\".hash('p', 'k'))")
+
+        async def waited_for():
+            query = "select count(*) from pg_locks where locktype = 'advisory' and not granted"
+            while await (await connection.execute(query)).fetchone() == (0,):
+                pass
+
+        yield waited_for, connection.rollback
+
+
+def left(store, key="k"):
+    return [view[0] for view in store.apply_one("peek", ALL, key, (0,) * len(LIMITS)).views]
+
+
+@pytest.mark.parametrize("verb", ["acquire", "hold"])
+async def test_a_cancelled_task_leaves_no_charge_behind(open_store, held, verb):
+    waited_for, let_go = held
+    store = open_store()
+    before = [9] * len(LIMITS)
+    task = asyncio.create_task(store.apply_async(verb, [(ALL, "k", ONE)]))
+    await waited_for()
+    task.cancel()
+    await asyncio.sleep(0)
+    task.cancel()  # impatience changes nothing
+    await let_go()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert left(store) == before
+    assert store.metrics() == {"connections": 1, "idle": 1, "waiting": 0}
+
+
+async def test_a_task_cancelled_while_it_waits_for_a_connection_goes_at_once(open_store, held):
+    waited_for, let_go = held
+    store = open_store(pool_size=1)
+    first = asyncio.create_task(store.apply_async("acquire", [(ALL, "k", ONE)]))
+    await waited_for()
+    second = asyncio.create_task(store.apply_async("acquire", [(ALL, "k", ONE)]))
+    third = asyncio.create_task(store.apply_async("acquire", [(ALL, "k", ONE)]))
+    while store.metrics()["waiting"] < 2:  # noqa: ASYNC110 - nobody tells when somebody begins to wait
+        await asyncio.sleep(0)
+    second.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await second
+    await let_go()
+    assert (await first)[0]
+    assert (await third)[0]
+    assert left(store) == [7] * len(LIMITS)
+
+
+async def piled_up(store, waited_for, count):
+    """Let one call be under way, and others wait for its connection."""
+    first = asyncio.create_task(store.apply_async("acquire", [(ALL, "k", ONE)]))
+    await waited_for()
+    others = [asyncio.create_task(store.apply_async("acquire", [(ALL, f"other{n}", ONE)])) for n in range(count)]
+    while store.metrics()["waiting"] < count:  # noqa: ASYNC110 - as above
+        await asyncio.sleep(0)
+    return first, others
+
+
+async def test_calls_that_find_the_server_busy_go_together(open_store, held, sql):
+    waited_for, let_go = held
+    store = open_store(pool_size=1)
+    first, others = await piled_up(store, waited_for, 20)
+    await let_go()
+    assert all(decisions[0].allowed for decisions in await asyncio.gather(first, *others))
+    assert sql("select count(distinct xmin::text), count(*) from tidegate.keys where key <> 'k'").fetchone() == (1, 20)
+
+
+async def test_a_task_whose_call_another_has_taken_along_leaves_no_charge_behind(open_store, held, server, schema):
+    waited_for, let_go = held
+    store = open_store(pool_size=1)
+    first, others = await piled_up(store, waited_for, 3)
+    async with await psycopg.AsyncConnection.connect(server.url) as connection:
+        await connection.execute(f"select pg_advisory_xact_lock(\"{schema}\".hash('p', 'other2'))")
+        await let_go()
+        assert (await first)[0]
+        await waited_for()  # the other three are under way
+        others[1].cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await others[1]
+    assert [(await other)[0].allowed for other in (others[0], others[2])] == [True, True]
+    assert [left(store, f"other{n}")[0] for n in range(3)] == [9, 10, 9]
+
+
+async def test_calls_that_go_together_fail_together(open_store, held, sql):
+    waited_for, let_go = held
+    store = open_store(pool_size=1)
+    first, others = await piled_up(store, waited_for, 3)
+    store.schema = store.schema._replace(statement=b"select '{}'::bigint[]")
+    sql("select pg_terminate_backend(pid, 5000) from pg_stat_activity where application_name = 'tidegate'")
+    for task in (first, *others):  # the first was under way; a new connection serves the others, wrongly
+        with pytest.raises(StoreUnavailable):
+            await task
+    await let_go()
+
+
+async def test_a_timeout_around_a_call_leaves_no_charge_behind(open_store, held):
+    waited_for, let_go = held
+    limiter = AsyncLimiter(ALL, store=open_store())
+
+    async def release():
+        await waited_for()
+        await asyncio.sleep(0.05)  # longer than the timeout below
+        await let_go()
+
+    releasing = asyncio.create_task(release())
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.02):
+            await limiter.try_acquire("k")
+    await releasing
+    assert left(limiter.store) == [9] * len(LIMITS)
+
+
+async def test_a_denied_call_that_was_cancelled_gives_nothing_back(open_store, held):
+    waited_for, let_go = held
+    store = open_store()
+    task = asyncio.create_task(store.apply_async("acquire", [(ALL, "k", (10,) * len(LIMITS))]))
+    await waited_for()
+    task.cancel()
+    await let_go()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert left(store) == [9] * len(LIMITS)
+
+
+def test_several_event_loops_and_threads_share_a_store(open_store):
+    store = open_store(pool_size=3)
+    policy = Policy("shared", (Limit(100, "1d", "fixed_window"),))
+
+    async def tasks():
+        calls = (store.apply_async("acquire", [(policy, "k", (1,))]) for _ in range(30))
+        return sum(decisions[0].allowed for decisions in await asyncio.gather(*calls))
+
+    def plain():
+        return sum(store.apply_one("acquire", policy, "k", (1,)).allowed for _ in range(30))
+
+    with ThreadPoolExecutor(5) as threads:
+        loops = [threads.submit(asyncio.run, tasks()) for _ in range(3)]
+        others = [threads.submit(plain) for _ in range(2)]
+        assert sum(done.result() for done in loops + others) == 100
+
+
+async def test_a_frozen_server_does_not_block_the_loop(own_server):
+    store = PostgresStore(own_server.url, timeout=0.3, connect_timeout=0.3)
+    assert (await store.apply_async("acquire", [(ALL, "k", ONE)]))[0]
+    own_server.freeze()
+    ticks = 0
+
+    async def ticking():
+        nonlocal ticks
+        while True:
+            await asyncio.sleep(0.01)
+            ticks += 1
+
+    beside = asyncio.create_task(ticking())
+    for _ in range(2):  # over the connection there was, then over a new one
+        with pytest.raises(StoreUnavailable, match="did not answer in time"):
+            await store.apply_async("acquire", [(ALL, "k", ONE)])
+    beside.cancel()
+    own_server.thaw()
+    assert ticks > 20
+    await store.close_async()
+
+
+async def test_limiters_wait_for_permits_by_the_servers_clock(open_store):
+    async with AsyncLimiter("1/50ms fixed_window", store=open_store()) as limiter:
+        assert await limiter.try_acquire("k")
+        assert not await limiter.try_acquire("k")
+        assert await limiter.acquire("k", timeout=5)

@@ -1,0 +1,182 @@
+"""A server that is killed, restarted, frozen or not there: what callers are told, how soon, and what was charged."""
+
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import psycopg
+import pytest
+
+from tidegate import Limit, Policy, StoreUnavailable
+from tidegate.errors import Closed
+from tidegate.stores import open_store as open_url
+from tidegate.stores.postgres import PostgresStore
+from tidegate.stores.postgres.steps import CLOCK, drive
+from tidegate.stores.postgres.store import Call
+
+TEN = Policy("p", (Limit(10, "1d", "fixed_window"), Limit(10, "1d", "sliding_log", name="log")))
+ONE = (1, 1)
+
+
+@pytest.fixture
+def store(own_server):
+    store = PostgresStore(own_server.url, timeout=10)
+    yield store
+    store.close()
+
+
+def left(store):
+    return store.apply_one("peek", TEN, "k", (0, 0)).remaining
+
+
+class Held:
+    """Holds the lock of a key, as a call that does not end would."""
+
+    def __init__(self, url, schema="tidegate", key="k"):
+        self.connection = psycopg.connect(url)
+        self.connection.execute(f"select pg_advisory_xact_lock(\"{schema}\".hash('p', %s))", (key,))
+
+    def until_somebody_waits(self):
+        query = "select count(*) from pg_locks where locktype = 'advisory' and not granted"
+        while self.connection.execute(query).fetchone() == (0,):
+            pass
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.connection.close()
+
+
+def test_what_was_charged_survives_a_killed_server(own_server, store):
+    for _ in range(5):
+        assert store.apply_one("acquire", TEN, "k", ONE)
+    own_server.kill()
+    for _ in range(3):
+        with pytest.raises(StoreUnavailable, match=r"could not connect: .*Connection refused.*; start the server"):
+            store.apply_one("acquire", TEN, "k", ONE)
+    own_server.start()
+    assert left(store) == 5
+
+
+def test_a_call_in_progress_when_the_server_restarts_charges_nothing(own_server, store):
+    assert store.apply_one("acquire", TEN, "k", ONE)
+    with Held(own_server.url) as held, ThreadPoolExecutor(1) as thread:
+        call = thread.submit(store.apply_one, "acquire", TEN, "k", ONE)
+        held.until_somebody_waits()
+        own_server.restart()
+        with pytest.raises(StoreUnavailable, match="could not acquire"):
+            call.result()
+    assert left(store) == 9
+
+
+def test_a_killed_server_in_mid_call_charges_nothing(own_server, store):
+    assert store.apply_one("acquire", TEN, "k", ONE)
+    with Held(own_server.url) as held, ThreadPoolExecutor(1) as thread:
+        call = thread.submit(store.apply_one, "acquire", TEN, "k", ONE)
+        held.until_somebody_waits()
+        own_server.kill()
+        with pytest.raises(StoreUnavailable, match=r"could not acquire: .*closed the connection"):
+            call.result()
+    own_server.start()
+    assert left(store) == 9
+
+
+def test_a_frozen_server_costs_no_more_than_the_deadline(own_server):
+    store = PostgresStore(own_server.url, timeout=0.3, connect_timeout=0.3)
+    assert store.apply_one("acquire", TEN, "k", ONE)
+    own_server.freeze()
+    for what in ("acquire", "connect"):  # over the connection there was, then over a new one
+        began = time.monotonic()
+        with pytest.raises(StoreUnavailable, match=f"did not answer in time to {what}: .*hangs"):
+            store.apply_one("acquire", TEN, "k", ONE)
+        assert 0.25 < time.monotonic() - began < 2
+    own_server.thaw()
+    store.close()
+    patient = PostgresStore(own_server.url, timeout=10)
+    assert left(patient) in (8, 9)  # the call that was sent may have been charged, never more than that
+    patient.close()
+
+
+def test_a_call_that_waits_too_long_for_its_key_is_ended_by_the_server(server, schema, open_store):
+    store = open_store(timeout=0.2)
+    assert store.apply_one("acquire", TEN, "k", ONE)
+    with Held(server.url, schema):
+        with pytest.raises(StoreUnavailable, match=r"acquire.*(raise timeout|statement timeout)"):
+            store.apply_one("acquire", TEN, "k", ONE)
+        assert store.apply_one("acquire", TEN, "other", ONE)  # other keys are not held up
+    assert left(open_store()) == 9
+
+
+def test_connections_that_ended_while_idle_are_replaced_unnoticed(open_store, sql):
+    store = open_store()
+    assert store.apply_one("acquire", TEN, "k", ONE)
+    sql("select pg_terminate_backend(pid, 5000) from pg_stat_activity where application_name = 'tidegate'")
+    assert store.apply_one("acquire", TEN, "k", ONE)
+    assert left(store) == 8
+
+
+def test_too_few_connections_for_too_long(open_store):
+    store = open_store(pool_size=1, timeout=0.2)
+    assert store.apply_one("acquire", TEN, "k", ONE)
+    waiting = store._pool.taking(Call("peek", 0), CLOCK.steady() + 1_000_000, threading.Event)  # noqa: SLF001 - as a call would
+    busy = drive(waiting)
+    assert busy is not None
+    with pytest.raises(StoreUnavailable, match=r"all 1 connections .* raise pool_size"):
+        store.apply_one("acquire", TEN, "k", ONE)
+    store._pool.give(busy)  # noqa: SLF001 - as a call would
+    assert store.apply_one("acquire", TEN, "k", ONE)
+    assert store.metrics() == {"connections": 1, "idle": 1, "waiting": 0}
+
+
+def test_threads_share_a_small_pool_fairly(open_store):
+    store = open_store(pool_size=2)
+    start = threading.Barrier(8)
+
+    def calling(thread):
+        start.wait()
+        return [store.apply_one("acquire", TEN, f"k{thread}", ONE).allowed for _ in range(10)]
+
+    with ThreadPoolExecutor(8) as threads:
+        assert all(all(calls) for calls in threads.map(calling, range(8)))
+    assert store.metrics()["connections"] <= 2
+
+
+def test_a_closed_store_says_so(open_store, sql):
+    store = open_store()
+    assert store.apply_one("acquire", TEN, "k", ONE)
+    store.close()
+    with pytest.raises(Closed):
+        store.apply_one("acquire", TEN, "k", ONE)
+    while sql("select count(*) from pg_stat_activity where application_name = 'tidegate'").fetchone() != (0,):
+        pass  # the server is told, and takes a moment to let go
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (("tide:", "nobody:"), "authentication failed.*; check user and password"),
+        (("{password}", "wrong"), "authentication failed.*; check user and password"),
+        (("/postgres", "/missing"), '"missing" does not exist; create the database'),
+        (("{port}", "1"), "Connection refused.*; start the server, or check host and port"),
+        (("127.0.0.1", "no-such-host.invalid"), "translate host name.*; check the host"),
+    ],
+    ids=["user", "password", "database", "port", "host"],
+)
+def test_a_wrong_url_says_what_is_wrong_with_it(server, change, message):
+    old, new = (part.format(password=server.password, port=server.port) for part in change)
+    store = open_url(f"{server.url.replace(old, new)}?connect_timeout=10")
+    with pytest.raises(StoreUnavailable, match=message) as told:
+        store.apply_one("acquire", TEN, "k", ONE)
+    assert server.password not in str(told.value)
+    assert told.value.__cause__ is None
+
+
+def test_a_server_that_only_reads(server, schema, open_store, sql):
+    open_store().apply_one("acquire", TEN, "k", ONE)
+    sql("alter role tide set default_transaction_read_only = on")
+    try:
+        with pytest.raises(StoreUnavailable, match="target_session_attrs=read-write"):
+            PostgresStore(server.url, schema=schema).apply_one("acquire", TEN, "k", ONE)
+    finally:
+        sql("alter role tide reset default_transaction_read_only")

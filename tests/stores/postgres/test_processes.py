@@ -1,0 +1,89 @@
+"""Many processes and threads: exactly the limit is admitted, nothing deadlocks, the schema is created once."""
+
+import os
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from tests.stores.postgres.workers import KEYS, QUOTA, first_call, in_processes, spend
+from tidegate import Limit, Policy
+
+PROCESSES, THREADS = 3, 3
+LOCK = "if not pg_try_advisory_xact_lock(number) then"
+
+
+def spending(server, schema):
+    counts, errors = {}, []
+    for admitted, wrong in in_processes(PROCESSES, spend, server.url, schema, None, THREADS):
+        errors += wrong
+        for key, count in admitted.items():
+            counts[key] = counts.get(key, 0) + count
+    return counts, errors
+
+
+def test_overlapping_batches_admit_exactly_the_limit(server, schema, open_store):
+    counts, errors = spending(server, schema)
+    assert errors == []
+    assert counts == dict.fromkeys(KEYS, QUOTA)
+    left = open_store().apply_one("peek", Policy("shared", (Limit(QUOTA, "1d", "fixed_window"),)), KEYS[0], (1,))
+    assert (left.allowed, left.remaining) == (False, 0)
+
+
+def test_without_locks_that_would_be_noticed(server, schema, open_store):
+    core = open_store().schema.core.replace(LOCK, "if false then")
+    counts, errors = spend(0, server.url, schema, core, 8)
+    assert errors or counts != dict.fromkeys(KEYS, QUOTA)
+
+
+def test_locks_in_no_order_would_be_noticed(server, schema, open_store):
+    """Each call locks its keys as they come: two calls then wait for each other."""
+    ordered = "select distinct", "from unnest(policies, keys) u(policy, key) order by 1"
+    core = open_store().schema.core
+    assert all(part in core for part in ordered)
+    core = core.replace(ordered[0], "select").replace(ordered[1], ordered[1].removesuffix(" order by 1"))
+    _, errors = spend(0, server.url, schema, core, 8)
+    assert any("deadlock" in error for error in errors)
+
+
+def test_first_calls_that_meet_create_the_schema_once(server, schema, open_store, sql):
+    open_store()  # for its end: drops the schema
+    with ThreadPoolExecutor(8) as threads:
+        allowed = list(threads.map(lambda number: first_call(number, server.url, schema), range(8)))
+    assert sum(allowed) == 4
+    assert sql("select count(*) from tidegate.schema_version").fetchone() == (1,)
+
+
+def test_sessions_that_would_be_serializable_are_not(server, schema, open_store, sql):
+    """An administrator's default must not make calls decide on what was true before they waited."""
+    open_store()
+    sql("alter role tide set default_transaction_isolation = 'serializable'")
+    try:
+        counts, errors = spend(0, server.url, schema, None, 8)
+    finally:
+        sql("alter role tide reset default_transaction_isolation")
+    assert errors == []
+    assert counts == dict.fromkeys(KEYS, QUOTA)
+
+
+FORK = """
+import os, sys
+from tidegate import Limiter
+from tidegate.stores import open_store
+limiter = Limiter("10/1d fixed_window", store=open_store(sys.argv[1]))
+print(limiter.try_acquire("k").remaining, flush=True)
+if os.fork() == 0:
+    print(limiter.try_acquire("k").remaining, flush=True)
+    os._exit(0)
+os.wait()
+print(limiter.try_acquire("k").remaining, flush=True)
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
+def test_a_forked_process_opens_connections_of_its_own(server, schema, open_store):
+    open_store()
+    url = f"{server.url}?schema={schema}&timeout=10&connect_timeout=10"
+    done = subprocess.run([sys.executable, "-c", FORK, url], check=True, capture_output=True, text=True)
+    assert done.stdout.split() == ["9", "8", "7"]

@@ -1,0 +1,120 @@
+"""Creating, migrating and refusing schemas; and what can be read with plain SQL."""
+
+import datetime as dt
+
+import pytest
+
+from tidegate import ConfigError, Limit, Policy, StoreUnavailable
+from tidegate.stores.postgres import PostgresStore
+from tidegate.stores.postgres.schema import read_schema
+
+TEN = Policy("p", (Limit(10, "1d", "fixed_window"), Limit(10, "1d", "sliding_log", name="log")))
+ONE = (1, 1)
+NOON = dt.datetime(2025, 6, 15, 12, tzinfo=dt.UTC)
+NOW = int(NOON.timestamp()) * 1_000_000
+
+
+def test_an_older_schema_is_migrated_and_keeps_what_was_charged(open_store, schema, sql):
+    latest = read_schema(schema)
+    older = latest._replace(steps=latest.steps[:1], core=latest.core.replace("-- The core", "-- An older core"))
+    old = open_store()
+    old.schema = older
+    assert old.apply_one("acquire", TEN, "k", ONE).remaining == 9
+    assert sql("select version, core from tidegate.schema_version").fetchone() == (1, older.digest)
+    new = open_store()
+    assert new.apply_one("acquire", TEN, "k", ONE).remaining == 8
+    assert sql("select version, core from tidegate.schema_version").fetchone() == (len(latest.steps), latest.digest)
+    assert sql("select request_count from tidegate.rate_limiter_state").fetchone() == (2,)
+    assert old.apply_one("acquire", TEN, "k", ONE).remaining == 7  # a process of before goes on
+
+
+def test_a_newer_schema_is_refused(open_store, schema, sql):
+    open_store().apply_one("acquire", TEN, "k", ONE)
+    sql("update tidegate.schema_version set version = 99")
+    with pytest.raises(StoreUnavailable, match="version 99, from a newer tidegate; this one knows 2: upgrade it"):
+        open_store().apply_one("acquire", TEN, "k", ONE)
+
+
+def test_a_schema_half_made_is_not_there(open_store, schema, sql):
+    broken = open_store()
+    broken.schema = broken.schema._replace(core=broken.schema.core + "\nselect 1 / 0;\n")
+    with pytest.raises(StoreUnavailable, match=f"could not create or migrate its schema '{schema}': division by zero"):
+        broken.apply_one("acquire", TEN, "k", ONE)
+    assert sql("select to_regnamespace(%s)", schema).fetchone() == (None,)
+    assert open_store().apply_one("acquire", TEN, "k", ONE)
+
+
+def test_a_role_that_may_not_create_is_told_what_to_do(server, open_store, schema, sql):
+    sql("drop role if exists guest")
+    sql("create role guest login password 'guest'")
+    url = server.url.replace(f"tide:{server.password}", "guest:guest")
+    guest = PostgresStore(url, schema=schema, timeout=10)
+    with pytest.raises(StoreUnavailable, match=r"permission denied.*; let the owner of the database grant CREATE"):
+        guest.apply_one("acquire", TEN, "k", ONE)
+    open_store().apply_one("acquire", TEN, "k", ONE)
+    for grant in (  # as docs/stores-postgres.md shows
+        f'grant usage on schema "{schema}" to guest',
+        f'grant select, insert, update, delete on all tables in schema "{schema}" to guest',
+        f'grant usage on all sequences in schema "{schema}" to guest',
+    ):
+        sql(grant)
+    assert guest.apply_one("acquire", TEN, "k", ONE).remaining == 8
+    guest.close()
+    sql("drop owned by guest")
+    sql("drop role guest")
+
+
+@pytest.mark.parametrize(("unlogged", "kind"), [(False, "p"), (True, "u")])
+def test_tables_are_logged_unless_asked_otherwise(open_store, schema, sql, unlogged, kind):
+    open_store(unlogged=unlogged).apply_one("acquire", TEN, "k", ONE)
+    query = "select relname, relpersistence from pg_class where relnamespace = %s::regnamespace and relkind = 'r'"
+    kinds = dict(sql(query, schema).fetchall())
+    assert (kinds["keys"], kinds["log"]) == (kind, kind)
+
+
+@pytest.mark.parametrize("name", ["", "Big", "a b", 'a"b', "a;drop", "pg_x", "x" * 64, "1a"])
+def test_a_schema_has_a_plain_name(name):
+    with pytest.raises(ConfigError, match="small letters, digits and _"):
+        read_schema(name)
+
+
+def test_states_are_read_with_plain_sql(open_store, sql):
+    store = open_store()
+    limits = (
+        Limit(300, "1m", "fixed_window"),
+        Limit(100, "1h", "token_bucket"),
+        Limit(500, "1d", "sliding_log"),
+        Limit(2000, "1w", "sliding_log"),
+        Limit(7500, "month", "calendar_window"),
+        Limit(50, "10s", "sliding_window"),
+    )
+    policy = Policy("provider", limits)
+    second = 1_000_000
+    store.apply_one("acquire", policy, "financialmodelingprep.com", (2,) * 6, NOW)
+    store.apply_one("acquire", policy, "financialmodelingprep.com", (1,) * 6, NOW + 12 * second)
+
+    def rows(query):
+        return sql(query.replace("FROM ", "FROM tidegate.")).fetchall()
+
+    def at(seconds):
+        return NOON + dt.timedelta(seconds=seconds)
+
+    assert rows("SELECT domain, request_count, window_start, updated_at FROM rate_limiter_state") == [
+        ("financialmodelingprep.com", 3, at(0), at(12))
+    ]
+    day, month = 86_400, dt.datetime(2025, 6, 1, tzinfo=dt.UTC)
+    assert rows("SELECT time_period, current_count, window_start, window_end, last_updated FROM rate_limits") == [
+        ("minute", 3, at(0), at(60), at(12)),
+        ("hour", 3, at(12), at(108), at(12)),
+        ("day", 3, at(12 - day), at(12), at(12)),
+        ("week", 3, at(12 - 7 * day), at(12), at(12)),
+        ("month", 3, month, month.replace(month=7), at(12)),
+        ("10s", 3, at(10), at(20), at(12)),
+    ]
+    assert rows("SELECT id, completed_at, task_type, task_id FROM task_completions ORDER BY id") == [
+        (1, at(0), None, None),
+        (2, at(0), None, None),
+        (3, at(12), None, None),
+    ]
+    store.apply_one("reset", policy, "financialmodelingprep.com", (0,) * 6, NOW)
+    assert rows("SELECT domain FROM rate_limiter_state") == rows("SELECT id FROM task_completions") == []

@@ -1,0 +1,122 @@
+"""What has ended goes, a little with each call; what lives stays; and long logs cost no more than short ones."""
+
+import pytest
+
+from tidegate import Limit, Policy
+from tidegate.stores.postgres.store import SWEEP_EVERY
+
+SECOND = 1_000_000
+NOW = 1_750_000_000 * SECOND
+MINUTE = Policy("p", (Limit(5, "1m", "fixed_window"), Limit(100_000, "1m", "sliding_log", name="log")))
+MOST = 1000  # entries that one sweep removes
+
+
+@pytest.fixture
+def store(open_store):
+    store = open_store()
+    store.apply_one("peek", MINUTE, "k", (1, 1), NOW)  # creates the schema
+    return store
+
+
+@pytest.fixture
+def count(sql):
+    queries = {table: f"select count(*) from tidegate.{table}" for table in ("keys", "log")}  # noqa: S608 - two names
+    return lambda table: sql(queries[table]).fetchone()[0]
+
+
+def calls(store, number, now, key="caller"):
+    for _ in range(number):
+        store.apply_one("acquire", Policy("other", (Limit(10**6, "1d", "fixed_window"),)), key, (1,), now)
+
+
+def test_ended_keys_are_swept_by_the_calls_that_follow(store, count):
+    for number in range(100):
+        store.apply_one("acquire", MINUTE, f"once-{number}", (1, 1), NOW)
+    calls(store, SWEEP_EVERY * 3, NOW + 59 * SECOND)
+    assert (count("keys"), count("log")) == (101, 100)
+    calls(store, SWEEP_EVERY * 3, NOW + 60 * SECOND)
+    assert (count("keys"), count("log")) == (1, 0)
+
+
+def test_a_key_in_use_stays_however_often_it_is_due(store, count):
+    for minute in range(5):
+        assert store.apply_one("acquire", MINUTE, "k", (1, 1), NOW + minute * 50 * SECOND)
+        calls(store, SWEEP_EVERY * 2, NOW + minute * 50 * SECOND)
+    assert count("keys") == 2
+    assert store.apply_one("peek", MINUTE, "k", (0, 0), NOW + 200 * SECOND).views[1][0] == 100_000 - 2
+
+
+def test_a_client_ahead_of_time_sweeps_nothing_that_lives(store, count):
+    year = 365 * 86_400 * SECOND
+    store.apply_one("acquire", Policy("long", (Limit(5, "52w", "fixed_window"),)), "k", (1,))  # by the server's clock
+    calls(store, SWEEP_EVERY * 2, NOW + 100 * year)
+    assert count("keys") == 2
+
+
+def fill(sql, store, entries):
+    """Give a key a log of so many entries, a microsecond apart, the last at NOW."""
+    store.apply_one("acquire", MINUTE, "long", (1, 1), NOW)
+    more = "select log, %s + n, 1, n from tidegate.log, generate_series(2, %s) n"
+    sql(f"insert into tidegate.log (log, at, cost, sum) {more}", NOW - entries, entries)
+    sql("update tidegate.log set at = %s where sum = 1", NOW - entries + 1)
+    sql("update tidegate.keys set states[2].numbers[3] = %s where key = 'long'", entries)
+
+
+def test_a_long_log_goes_in_small_steps(store, sql, count):
+    fill(sql, store, 5 * MOST)
+    store.apply_one("reset", MINUTE, "long", (0, 0), NOW)
+    assert count("log") == 5 * MOST  # at once, only the mark that it has ended
+    left = [5 * MOST]
+    while count("keys") > 1 or left[-1]:
+        calls(store, SWEEP_EVERY, NOW)
+        left.append(count("log"))
+        assert left[-2] - left[-1] <= MOST
+        assert len(left) < 10
+    # In the meantime, a new log of the same key has nothing to do with the old one.
+    fill(sql, store, 2 * MOST)
+    store.apply_one("reset", MINUTE, "long", (0, 0), NOW)
+    assert store.apply_one("acquire", MINUTE, "long", (1, 1), NOW).views[1][0] == 100_000 - 1
+
+
+def test_entries_that_left_go_with_the_calls_that_follow(store, count):
+    for step in range(300):
+        store.apply_one("acquire", Policy("p", (MINUTE.limits[1],)), "k", (1,), NOW + step * SECOND)
+    assert count("log") <= 60 + 8
+
+
+def test_a_decision_costs_no_more_with_a_long_log(store, sql):
+    """Counted in pages that the server looks at: a hundred thousand entries, or a few."""
+    description = store._described(MINUTE, NOW).text  # noqa: SLF001 - what a call sends
+
+    def pages(verb, at):
+        call = "select tidegate.apply(array[%s], '{1}', '{p}', '{long}', '{2}', %s, %s, array[%s::bigint], '{null}', 0)"
+        values = (verb, f"{{{description}}}", [0, 100_000 if verb == "peek" else 1], at)
+        sql("set enable_seqscan = off; set enable_bitmapscan = off")
+        sql(call, *values)  # the first time, everything is planned
+        plan = sql(f"explain (analyze, buffers, format json) {call}", *values).fetchone()[0][0]["Plan"]
+        return plan["Shared Hit Blocks"] + plan["Shared Read Blocks"]
+
+    def measured(entries):
+        sql("truncate tidegate.keys, tidegate.log")
+        fill(sql, store, entries)
+        half = NOW - entries // 2 + 60 * SECOND
+        return [pages("peek", NOW), pages("acquire", half), pages("peek", half), pages("acquire", half)]
+
+    short, long = measured(20), measured(99_000)
+    assert all(many <= few + 60 for few, many in zip(short, long, strict=True)), (short, long)
+
+
+def test_sums_begin_again_before_they_leave_their_range(store, sql):
+    huge = Policy("huge", (Limit(2**53 - 1, "1s", "sliding_log"),))
+    for step in range(3):
+        assert store.apply_one("acquire", huge, "k", (2**52,), NOW + step * 2 * SECOND)
+    ahead = 2**62 - 2 * 2**52  # as if as many permits had been spent before
+    sql("update tidegate.log set sum = sum + %s", ahead)
+    numbers = sql("select states[1].numbers from tidegate.keys").fetchone()[0]
+    moved = [numbers[0], numbers[1] + ahead, numbers[2] + ahead, numbers[3]]
+    sql("update tidegate.keys set states[1].numbers = %s", moved)
+    now = NOW + 4 * SECOND + 500_000
+    left = 2**53 - 1 - 2**52 - 2**51
+    assert store.apply_one("acquire", huge, "k", (2**51,), now).remaining == left
+    assert sql("select states[1].numbers[2:3] from tidegate.keys").fetchone()[0] == [0, 2**52 + 2**51]
+    assert store.apply_one("peek", huge, "k", (2**53 - 1,), now).views == [(left, SECOND, SECOND)]

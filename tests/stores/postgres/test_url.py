@@ -1,0 +1,127 @@
+"""The URL and its options, the clock, and names that PostgreSQL cannot keep as they are."""
+
+import pytest
+
+from tidegate import AsyncLimiter, ConfigError, Limit, Limiter, Policy
+from tidegate.stores import open_store as open_url
+from tidegate.stores.postgres import PostgresStore
+from tidegate.stores.postgres.store import text_of
+from tidegate.testing import ManualClock
+
+SECRET = "s3cret-w0rd"  # noqa: S105 - of nobody
+
+
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [
+        ("postgresql://u:{}@h/d?shema=x", "no option 'shema': use schema, timeout"),
+        ("postgresql://u:{}@h/d?timeout=soon", "timeout: must be a number, not 'soon'"),
+        ("postgresql://u:{}@h/d?timeout=0", "timeout: must be seconds, more than 0"),
+        ("postgresql://u:{}@h/d?timeout=nan", "timeout: must be seconds, more than 0"),
+        ("postgresql://u:{}@h/d?pool_size=0", "pool_size: must be a whole number from 1"),
+        ("postgresql://u:{}@h/d?pool_size=many", "pool_size: must be a number, not 'many'"),
+        ("postgresql://u:{}@h/d?unlogged=maybe", "unlogged: must be true or false"),
+        ("postgresql://u:{}@h/d?synchronous_commit=no", "synchronous_commit: must be one of on, off"),
+        ("postgresql://u:{}@h/d?schema=A-B", "schema: a schema is named by small letters"),
+        ("postgresql://u:{}%zz@h/d", "cannot read the URL: write postgresql://user:password@host"),
+    ],
+)
+def test_a_wrong_url_is_refused_without_its_password(url, message):
+    with pytest.raises(ConfigError, match=message) as told:
+        open_url(url.format(SECRET))
+    assert SECRET not in str(told.value)
+
+
+def test_options_reach_the_store_and_others_reach_libpq():
+    store = open_url(
+        "postgres://u:p@h:5433/d?schema=mine&timeout=0.5&pool_size=3&synchronous_commit=off&unlogged=true&sslmode=require"
+    )
+    assert isinstance(store, PostgresStore)
+    assert store.schema.name == "mine"
+    assert store.target.name == "h:5433/d"
+    assert store.target.conninfo == b"postgres://u:p@h:5433/d?sslmode=require&fallback_application_name=tidegate"
+
+
+def test_synchronous_commit_is_set_for_the_session(open_store, schema, sql):
+    open_store(synchronous_commit="off").apply_one("acquire", Policy("p", (Limit(1, "1m"),)), "k", (1,))
+    assert sql("select used from tidegate.states").fetchone() == (1,)
+
+
+def test_a_given_clock_decides(server, schema, open_store):
+    open_store()
+    clock = ManualClock(start=1_728_000_000)
+    with Limiter("1/1h fixed_window", store=f"{server.url}?schema={schema}&timeout=10", clock=clock) as limiter:
+        assert limiter.try_acquire("k")
+        denied = limiter.try_acquire("k")
+        assert (denied.allowed, denied.retry_after, denied.at) == (False, 3600.0, 1_728_000_000 * 1_000_000)
+        clock.advance(3600)
+        assert limiter.try_acquire("k")
+
+
+def test_the_servers_clock_decides_whatever_ours_says(open_store):
+    """Calendar windows are worked out by the client: one whose clock is wrong learns the server's time, and no more."""
+    store = open_store()
+    policy = Policy(
+        "p", (Limit(5, "minute", "calendar_window"), Limit(5, "month", "calendar_window", timezone="Asia/Kolkata"))
+    )
+    before = store.apply_one("acquire", policy, "k", (1, 1))
+    assert before.allowed
+    store._ahead = -10 * 365 * 86_400 * 1_000_000  # noqa: SLF001 - as if this machine were in another decade
+    store._descriptions.clear()  # noqa: SLF001 - and had just started
+    after = store.apply_one("acquire", policy, "k", (1, 1))
+    assert after.allowed
+    assert 0 <= after.at - before.at < 60_000_000
+    assert after.limits[1].remaining == 3
+    assert abs(store._ahead) < 60_000_000  # noqa: SLF001 - it has learned
+
+
+AWKWARD = [
+    "a\0b",
+    "a%u0000b",
+    "ab",
+    "\ud800",
+    "%uD800",
+    "x" * 10_000,
+    "x" * 10_001,
+    "ü" * 10_000,
+    '"\\{},',
+    "",
+    "%~",
+    "a/b",
+]
+
+
+def test_awkward_keys_and_names_are_kept_apart(open_store):
+    store = open_store()
+    for name in ("p", "p\0", "p%u0000", '"p"'):
+        policy = Policy(name, (Limit(1, "1d", "fixed_window", name=f"l{name}", unit='a "unit"'),))
+        for key in [*AWKWARD, ("a", "b"), ("a/b", "\0")]:
+            assert store.apply_one("acquire", policy, key, (1,)), (name, key)
+            assert not store.apply_one("acquire", policy, key, (1,)), (name, key)
+
+
+def test_names_stay_readable():
+    assert text_of("financialmodelingprep.com") == "financialmodelingprep.com"
+    assert text_of("ключ") == "ключ"
+    assert text_of("50%") == "50%25"
+
+
+async def test_the_same_key_twice_in_one_call_pays_both(open_store):
+    store = open_store()
+    policy = Policy("p", (Limit(5, "1d", "sliding_log"),))
+    first = await store.apply_async("acquire", [(policy, "k", (2,)), (policy, "x", (1,)), (policy, "k", (2,))])
+    assert [decision.remaining for decision in first] == [1, 4, 1]
+    with pytest.raises(ConfigError, match="two different policies are called 'p'"):
+        store.apply("acquire", [(policy, "k", (1,)), (Policy("p", (Limit(6, "1d"),)), "k", (1,))])
+
+
+async def test_both_limiters_open_it(server, schema, open_store):
+    open_store()
+    url = f"{server.url}?schema={schema}&timeout=10"
+    with Limiter(["2/1d", "500/1d sliding_log name=log"], store=url) as limiter:
+        assert limiter.try_acquire("k").remaining == 1
+    async with AsyncLimiter(["2/1d", "500/1d sliding_log name=log"], store=url) as limiter:
+        assert (await limiter.try_acquire("k")).remaining == 0
+        async with limiter.reserve("j") as reservation:
+            await reservation.commit(0)
+        assert (await limiter.usage("j"))["log"].used == 0

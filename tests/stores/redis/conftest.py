@@ -1,0 +1,57 @@
+"""Real servers for the Redis store, one per test process, emptied between tests."""
+
+from __future__ import annotations
+
+import shutil
+from itertools import count
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.servers.valkey import ValkeyServer, need
+from tidegate.stores.redis import RedisStore
+from tidegate.stores.redis.address import Address
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+numbers = count()
+
+
+def address_of(server: ValkeyServer, **options: object) -> Address:
+    """Address a server, with time enough for a busy machine, and with keys of one's own."""
+    values = {"hosts": (("127.0.0.1", server.port),), "timeout": 5.0, "connect_timeout": 5.0}
+    return Address(**values | {"prefix": f"test{next(numbers)}"} | options)  # type: ignore[arg-type]  # named in tests
+
+
+@pytest.fixture(scope="session")
+def valkey() -> Iterator[ValkeyServer]:
+    with ValkeyServer() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def redis7() -> Iterator[ValkeyServer]:
+    with ValkeyServer(need(shutil.which("redis-server"), "redis-server")) as server:
+        yield server
+
+
+@pytest.fixture(params=["valkey", "redis7"])
+def any_server(request: pytest.FixtureRequest) -> ValkeyServer:
+    """Both kinds of server, one after the other."""
+    server: ValkeyServer = request.getfixturevalue(request.param)
+    return server
+
+
+@pytest.fixture
+def server() -> Iterator[ValkeyServer]:
+    """A server of one's own, to be killed and frozen."""
+    with ValkeyServer() as own:
+        yield own
+
+
+@pytest.fixture
+def store(valkey: ValkeyServer) -> Iterator[RedisStore]:
+    opened = RedisStore(address_of(valkey))
+    yield opened
+    opened.close()

@@ -1,0 +1,149 @@
+"""Calls made at the same time share a round trip, and nobody can tell."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.servers.tcp_proxy import TcpProxy
+from tests.servers.valkey import until
+from tests.stores.redis.conftest import address_of
+from tidegate import AsyncLimiter, Closed, ConfigError, Limit, Limiter, Policy
+from tidegate.stores.redis import RedisStore
+from tidegate.stores.redis.wire import WIDEST
+
+if TYPE_CHECKING:
+    from tests.servers.valkey import ValkeyServer
+
+
+async def test_calls_of_one_turn_are_one_script(server: ValkeyServer) -> None:
+    async with AsyncLimiter("50/1h", store=RedisStore(address_of(server))) as limiter:
+        await limiter.peek("warm")
+        server.ask("CONFIG", "RESETSTAT")
+        decisions = await asyncio.gather(*(limiter.try_acquire("k") for _ in range(100)))
+        assert server.calls("evalsha") == 1
+        assert [d.remaining for d in decisions] == [*range(49, -1, -1), *[0] * 50]
+        assert [d.allowed for d in decisions] == [True] * 50 + [False] * 50
+        await limiter.store.close_async()
+
+
+async def test_long_scripts_are_divided(server: ValkeyServer) -> None:
+    store = RedisStore(address_of(server, batch=10))
+    async with AsyncLimiter("1000/1h", store=store) as limiter:
+        await limiter.peek("warm")
+        server.ask("CONFIG", "RESETSTAT")
+        decisions = await asyncio.gather(*(limiter.try_acquire("k") for _ in range(95)))
+        assert server.calls("evalsha") == 10
+        assert [d.remaining for d in decisions] == list(range(999, 904, -1))
+        await store.close_async()
+
+
+def test_one_call_cannot_hold_up_the_server(store: RedisStore) -> None:
+    policy = Policy("wide", tuple(Limit(1, "1h", name=str(i)) for i in range(100)))
+    asks = [(policy, str(key), policy.one) for key in range(WIDEST // 100)]
+    assert store.apply("acquire", asks)[0].allowed
+    with pytest.raises(ConfigError, match="split the call"):
+        store.apply("acquire", [*asks, (policy, "one more", policy.one)])
+
+
+def test_calls_of_threads_share_scripts_and_are_counted_exactly(valkey: ValkeyServer) -> None:
+    with TcpProxy(valkey.port) as proxy:
+        proxy.faults.delay = 0.002  # so that some gather while others are under way
+        store = RedisStore(address_of(valkey, hosts=(("127.0.0.1", proxy.port),)))
+        with Limiter("150/1h", store=store) as limiter, ThreadPoolExecutor(16) as pool:
+            decisions = list(pool.map(lambda _: limiter.try_acquire("k"), range(320)))
+        assert sum(d.allowed for d in decisions) == 150
+        assert sorted(d.remaining for d in decisions if d.allowed) == list(range(150))
+        assert store.metrics()["calls"] == 320
+        assert store.metrics()["scripts"] < 160
+        store.close()
+
+
+def test_several_event_loops_and_threads_share_one_store(store: RedisStore) -> None:
+    limiter = AsyncLimiter("100/1h", store=store)
+    plain = Limiter("100/1h", store=store)
+
+    async def some() -> int:
+        answers = await asyncio.gather(*(limiter.try_acquire("k") for _ in range(40)))
+        return sum(answer.allowed for answer in answers)
+
+    with ThreadPoolExecutor(4) as pool:
+        loops = [pool.submit(lambda: asyncio.run(some())) for _ in range(3)]
+        thread = pool.submit(lambda: sum(plain.try_acquire("k").allowed for _ in range(40)))
+        assert sum(loop.result() for loop in loops) + thread.result() == 100
+
+
+@pytest.mark.parametrize("algorithm", ["token_bucket", "fixed_window", "sliding_window", "sliding_log", "concurrency"])
+@pytest.mark.parametrize("verb", ["acquire", "hold"])
+async def test_a_cancelled_call_leaves_no_charge(server: ValkeyServer, algorithm: str, verb: str) -> None:
+    store = RedisStore(address_of(server))
+    policy = Policy("p", (Limit(10, "1h", algorithm),))
+    await store.apply_async("acquire", ((policy, "k", (1,)),))
+    with server.frozen():
+        task = asyncio.ensure_future(store.apply_async(verb, ((policy, "k", (4,)),)))
+        sent = store.metrics()["scripts"] + 1
+        while store.metrics()["scripts"] < sent:
+            await asyncio.sleep(0)
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+    while store.metrics()["given_back"] == 0:
+        await asyncio.sleep(0)
+    [decision] = await store.apply_async("peek", ((policy, "k", (0,)),))
+    assert decision.remaining == 9
+    await store.close_async()
+
+
+async def test_a_call_cancelled_before_it_was_sent_is_never_made(server: ValkeyServer) -> None:
+    store = RedisStore(address_of(server))
+    policy = Policy("p", (Limit(10, "1h"),))
+    await store.apply_async("peek", ((policy, "k", (0,)),))
+    task = asyncio.ensure_future(store.apply_async("acquire", ((policy, "k", (4,)),)))
+    await asyncio.sleep(0)
+    task.cancel()
+    [decision] = await store.apply_async("acquire", ((policy, "k", (1,)),))
+    assert decision.remaining == 9
+    assert store.metrics()["given_back"] == 0
+    await store.close_async()
+
+
+async def test_closing_answers_those_who_wait(server: ValkeyServer) -> None:
+    store = RedisStore(address_of(server))
+    policy = Policy("p", (Limit(10, "1h"),))
+    await store.apply_async("peek", ((policy, "k", (0,)),))
+    with server.frozen():
+        calls = [asyncio.ensure_future(store.apply_async("acquire", ((policy, "k", (1,)),))) for _ in range(3)]
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        await store.close_async()
+        answers = await asyncio.gather(*calls, return_exceptions=True)
+    assert all(isinstance(answer, Exception) for answer in answers)
+    with pytest.raises(Closed):
+        await store.apply_async("peek", ((policy, "k", (0,)),))
+    with pytest.raises(Closed):
+        store.apply("peek", ((policy, "k", (0,)),))
+
+
+def test_a_store_closed_by_a_thread_lets_go_of_other_loops(server: ValkeyServer) -> None:
+    store = RedisStore(address_of(server))
+    policy = Policy("p", (Limit(10, "1h"),))
+    asked, done = threading.Event(), threading.Event()
+
+    async def ask() -> None:
+        await store.apply_async("peek", ((policy, "k", (0,)),))
+        asked.set()
+        while not done.is_set():
+            await asyncio.sleep(0)
+
+    thread = threading.Thread(target=lambda: asyncio.run(ask()))
+    thread.start()
+    asked.wait()
+    store.close()
+    until(lambda: b"connected_clients:1\r" in server.ask("INFO", "clients"), "the end of the connection", 5)
+    done.set()
+    thread.join()

@@ -1,0 +1,149 @@
+"""What stands in the server: every key ends by itself, keys of one call stay together, logs stay cheap."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import TYPE_CHECKING
+
+import pytest
+import redis
+
+from tests.stores.redis.conftest import address_of
+from tidegate import Limit, Limiter, Policy
+from tidegate.core.limit import UNITS
+from tidegate.stores.redis import RedisStore
+from tidegate.testing import ManualClock
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.servers.valkey import ValkeyServer
+
+ALGORITHMS = ("token_bucket", "fixed_window", "sliding_window", "sliding_log", "concurrency")
+MIXED = tuple(Limit(10, "1m", algorithm, name=algorithm) for algorithm in ALGORITHMS)
+CALENDAR = Limit(10, "hour", "calendar_window")
+
+
+@pytest.fixture
+def client(server: ValkeyServer) -> Iterator[redis.Redis]:
+    with redis.Redis(port=server.port) as opened:
+        yield opened
+
+
+def test_every_key_has_an_end_whatever_was_done(server: ValkeyServer, client: redis.Redis) -> None:
+    store = RedisStore(address_of(server))
+    policy = Policy("p", (*MIXED, CALENDAR))
+    for number, verb in enumerate(("acquire", "hold", "adjust", "peek", "reset", "acquire", "adjust")):
+        store.apply(verb, [(policy, f"k{key}", (1 + number % 3,) * 6) for key in range(5)])
+        for key in client.scan_iter():
+            left = client.pttl(key)
+            assert 0 < left <= 3_600_000 + 2000, f"{key!r} after {verb}"
+    assert client.dbsize() == 5 * 3  # an entry, and a log for each of two limits
+    store.apply("reset", [(policy, f"k{key}", (0,) * 6) for key in range(5)])
+    assert client.dbsize() == 0
+    store.close()
+
+
+def test_a_key_outlives_its_state_by_a_second_at_most(server: ValkeyServer, client: redis.Redis) -> None:
+    store = RedisStore(address_of(server))
+    for algorithm in ALGORITHMS:
+        policy = Policy(algorithm, (Limit(10, "10s", algorithm),))
+        [decision] = store.apply("acquire", ((policy, "k", (10,)),))
+        for key in client.scan_iter(f"*{algorithm}*"):
+            assert 0 <= client.pttl(key) / 1000 - decision.reset_after + 0.1 <= 1.2
+    store.close()
+
+
+def test_a_lowered_limit_shortens_the_end(server: ValkeyServer, client: redis.Redis) -> None:
+    store = RedisStore(address_of(server))
+    for period in ("1d", "1m"):
+        store.apply("acquire", ((Policy("p", (Limit(100, period, "fixed_window", name="l"),)), "k", (1,)),))
+    [key] = client.scan_iter()
+    assert client.pttl(key) <= 62_000
+    store.close()
+
+
+def test_a_clock_of_the_test_cannot_lose_live_state(server: ValkeyServer, client: redis.Redis) -> None:
+    # The test's clock stands still while real time passes: 10 ms of it, or a slow minute, must not end a state.
+    with Limiter("1/10ms", store=RedisStore(address_of(server), clock=ManualClock(1_728_000_000))) as limiter:
+        assert limiter.try_acquire("k")
+        [key] = client.scan_iter()
+        assert client.pttl(key) > 600_000
+        assert not limiter.try_acquire("k")
+        limiter.store.clock.advance(0.01)  # type: ignore[attr-defined]  # a ManualClock
+        assert limiter.try_acquire("k")
+        limiter.store.close()
+
+
+def test_keys_of_one_call_share_a_slot(server: ValkeyServer, client: redis.Redis) -> None:
+    names = ["k", ("a", "b"), "{", "}", "{}", "a}b{c", "", ("", ""), "\udcff", "ключ"]
+    store = RedisStore(address_of(server))
+    for policy_name in ("p", "{}", "}", ""):
+        policy = Policy(policy_name, MIXED)
+        for key in names:
+            client.flushall()
+            store.apply("acquire", ((policy, key, (1,) * 5),))
+            keys = list(client.scan_iter())
+            assert len(keys) == 3
+            assert len({client.execute_command("CLUSTER KEYSLOT", k) if False else slot(k) for k in keys}) == 1
+    store.close()
+
+
+def slot(key: bytes) -> int:
+    from redis.crc import key_slot  # noqa: PLC0415 - only here
+
+    return key_slot(key)
+
+
+def test_a_log_of_a_hundred_thousand_is_cheap(server: ValkeyServer, client: redis.Redis) -> None:
+    day, now = UNITS["d"], 1_750_000_000_000_000
+    policy = Policy("log", (Limit(100_000, "1d", "sliding_log"),))
+
+    async def fill() -> None:
+        store = RedisStore(address_of(server))
+        for thousand in range(100):
+            calls = (store.apply_async("acquire", ((policy, "k", (1,)),), now + thousand * 1000 + i) for i in range(1000))
+            assert all(answer[0].allowed for answer in await asyncio.gather(*calls))
+        [full] = await store.apply_async("acquire", ((policy, "k", (1,)),), now + 100_000)
+        assert not full.allowed
+        assert full.retry == day - 100_000
+        client.config_resetstat()
+        [denied] = await store.apply_async("acquire", ((policy, "k", (50_000,)),), now + 100_000)
+        assert denied.retry == day - 100_000 + 49_999
+        [half] = await store.apply_async("acquire", ((policy, "k", (1,)),), now + day + 49_000)
+        assert half.remaining == 49_000
+        assert server.calls("getrange") < 60  # bisections, not scans
+        await store.close_async()
+
+    asyncio.run(fill())
+    entry, log = sorted(client.scan_iter(), key=len)
+    assert client.strlen(log) <= 100_001 * 16
+    assert client.strlen(entry) < 200
+
+
+def test_a_large_cost_is_one_entry(server: ValkeyServer, client: redis.Redis) -> None:
+    with Limiter(Limit(10**9, "1h", "sliding_log"), store=RedisStore(address_of(server))) as limiter:
+        limiter.try_acquire("k", cost=50_000)
+        assert sum(client.strlen(key) for key in client.scan_iter()) < 150
+        limiter.store.close()
+
+
+def test_an_evicted_log_is_a_forgotten_one(server: ValkeyServer, client: redis.Redis) -> None:
+    now = 1_750_000_000_000_000
+    policy = Policy("log", (Limit(5, "1m", "sliding_log"),))
+    store = RedisStore(address_of(server))
+    for i in range(5):
+        store.apply("acquire", ((policy, "k", (1,)),), now + i)
+    client.delete(max(client.scan_iter(), key=len))
+    [decision] = store.apply("acquire", ((policy, "k", (1,)),), now + 10)
+    assert decision.allowed
+    assert decision.remaining == 4
+    store.close()
+
+
+def test_forgetting_after_threads_that_never_asked(server: ValkeyServer) -> None:
+    store = RedisStore(address_of(server))
+    thread = threading.Thread(target=store.close)
+    thread.start()
+    thread.join()

@@ -1,0 +1,160 @@
+"""The async form: the loop goes on, calls share transactions, and a cancelled call leaves nothing charged."""
+
+import asyncio
+import sqlite3
+
+import pytest
+
+from tidegate import AsyncLimiter
+from tidegate.core.limit import Limit
+from tidegate.errors import Closed, StoreUnavailable
+from tidegate.policy import Policy
+from tidegate.stores.sqlite import SQLiteStore
+
+KINDS = ("token_bucket", "fixed_window", "sliding_window", "sliding_log", "concurrency")
+POLICY = Policy("api", tuple(Limit(100, "52w", kind, name=kind) for kind in KINDS))
+ONE = (1,) * len(KINDS)
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "limits.db"
+
+
+@pytest.fixture
+async def store(path):
+    store = SQLiteStore(path, busy_timeout="60s")
+    await store.apply_async("acquire", [(POLICY, "other", ONE)])
+    yield store
+    await store.close_async()
+
+
+@pytest.fixture
+def lock(path):
+    db = sqlite3.connect(path, isolation_level=None)
+    yield db
+    db.close()
+
+
+async def ask(store, verb="acquire"):
+    return (await store.apply_async(verb, [(POLICY, "k", ONE)]))[0]
+
+
+async def waiting(store):
+    """Let the loop run until the store's thread has found the file locked."""
+    before = store.metrics()["waits"]
+    for turn in range(1_000_000):
+        await asyncio.sleep(0)
+        if store.metrics()["waits"] > before:
+            return turn
+    raise AssertionError("nobody waits")
+
+
+async def remaining(store):
+    decision = await store.apply_async("peek", [(POLICY, "k", (0,) * len(KINDS))])
+    return {view[0] for view in decision[0].views}
+
+
+async def test_the_loop_goes_on_while_the_file_is_locked(store, lock):
+    lock.execute("BEGIN IMMEDIATE")
+    task = asyncio.create_task(ask(store))
+    assert await waiting(store) > 0
+    for _ in range(100):
+        await asyncio.sleep(0)
+    assert not task.done()
+    lock.execute("ROLLBACK")
+    assert await task
+    assert await remaining(store) == {99}
+
+
+async def test_many_tasks_share_transactions_and_are_admitted_exactly_the_quota(store):
+    before = store.metrics()["transactions"]
+    decisions = await asyncio.gather(*(ask(store) for _ in range(300)))
+    assert sum(map(bool, decisions)) == 100
+    assert store.metrics()["transactions"] - before < 100
+
+
+@pytest.mark.parametrize("verb", ["acquire", "hold"])
+async def test_a_call_cancelled_while_it_is_decided_is_given_back(store, lock, verb):
+    lock.execute("BEGIN IMMEDIATE")
+    task = asyncio.create_task(ask(store, verb))
+    await waiting(store)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    lock.execute("ROLLBACK")
+    # Questions are answered in order, so this one comes after; and what it undoes before the next.
+    await ask(store, "peek")
+    assert await remaining(store) == {100}
+
+
+async def test_a_call_cancelled_before_it_is_decided_is_never_charged(store, lock):
+    lock.execute("BEGIN IMMEDIATE")
+    first = asyncio.create_task(ask(store))
+    await waiting(store)
+    second = asyncio.create_task(ask(store))
+    await asyncio.sleep(0)
+    second.cancel()
+    lock.execute("ROLLBACK")
+    assert await first
+    with pytest.raises(asyncio.CancelledError):
+        await second
+    assert await remaining(store) == {99}
+
+
+async def answer_at_hand():
+    """Wait until the loop is about to hand an answer over."""
+    ready = asyncio.get_running_loop()._ready  # type: ignore[attr-defined]  # noqa: SLF001 - no other way to meet that moment
+    for _ in range(1_000_000):
+        if any("Worker._deliver" in repr(handle) for handle in ready):
+            return
+        await asyncio.sleep(0)
+    raise AssertionError("no answer came")
+
+
+async def test_a_call_cancelled_in_the_moment_of_its_answer_is_given_back(store):
+    for _ in range(50):
+        task = asyncio.create_task(ask(store))
+        await answer_at_hand()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+    await ask(store, "peek")
+    assert await remaining(store) == {100}
+
+
+def test_a_loop_that_ends_before_its_answer_is_given_back(path):
+    store = SQLiteStore(path, busy_timeout="60s")
+    store.apply_one("acquire", POLICY, "other", ONE)
+    lock = sqlite3.connect(path, isolation_level=None)
+    lock.execute("BEGIN IMMEDIATE")
+
+    async def leave():
+        asyncio.get_running_loop().create_task(ask(store)).add_done_callback(lambda _: None)
+        await waiting(store)
+
+    asyncio.run(leave())
+    lock.execute("ROLLBACK")
+    lock.close()
+    store.close()
+    after = SQLiteStore(path)
+    assert {view[0] for view in after.apply_one("peek", POLICY, "k", (0,) * len(KINDS)).views} == {100}
+    after.close()
+
+
+async def test_errors_reach_every_caller(tmp_path):
+    store = SQLiteStore(tmp_path / "nowhere" / "limits.db")
+    answers = await asyncio.gather(*(ask(store) for _ in range(5)), return_exceptions=True)
+    assert [type(answer) for answer in answers] == [StoreUnavailable] * 5
+    await store.close_async()
+    with pytest.raises(Closed):
+        await ask(store)
+
+
+async def test_an_async_limiter_over_it(path):
+    async with AsyncLimiter("3/52w", store=SQLiteStore(path)) as limiter:
+        assert [bool(await limiter.try_acquire("k")) for _ in range(4)] == [True, True, True, False]
+        async with limiter.reserve("r", 2) as reservation:
+            await reservation.commit(1)
+        assert (await limiter.peek("r", 0)).remaining == 2
+        await limiter.store.close_async()

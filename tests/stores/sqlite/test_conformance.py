@@ -1,0 +1,54 @@
+"""What all stores promise, proved for this one: with logs in their state's row, as rows, and moving between the two."""
+
+from itertools import count
+
+import pytest
+
+from tidegate.core.bounds import MAX
+from tidegate.core.limit import Limit
+from tidegate.policy import Policy
+from tidegate.stores.sqlite import SQLiteStore, rows
+from tidegate.testing import Model, verify_store
+from tidegate.testing.model import answer_of
+
+
+@pytest.mark.parametrize(("inline", "rounds"), [(0, 12), (2, 8), (rows.INLINE, 20)])
+def test_answers_as_the_core_does(tmp_path, monkeypatch, inline, rounds):
+    monkeypatch.setattr(rows, "INLINE", inline)
+    numbers = count()
+    verify_store(lambda: SQLiteStore(tmp_path / f"{next(numbers)}.db"), seed=inline, rounds=rounds)
+
+
+def test_sums_beyond_64_bits_are_counted_anew(tmp_path, monkeypatch):
+    monkeypatch.setattr(rows, "INLINE", 0)
+    policy = Policy("p", (Limit(MAX, "10us", "sliding_log"),))
+    model, store = Model(), SQLiteStore(tmp_path / "limits.db")
+    for step in range(800):  # 266 * MAX in all; sums are counted anew at 128 * MAX
+        asks = ((policy, "k", (MAX // 3,)),)
+        now = 1_700_000_000_000_000 + step * 4
+        expected = model.apply("acquire", asks, now)
+        assert tuple(map(answer_of, store.apply("acquire", asks, now))) == expected
+        if step % 7 == 0:
+            asks = ((policy, "k", (-(MAX // 5) if step % 2 else MAX // 5,)),)
+            expected = model.apply("adjust", asks, now)
+            assert tuple(map(answer_of, store.apply("adjust", asks, now))) == expected
+    store.close()
+
+
+def test_a_key_that_is_asked_for_twice_pays_twice(tmp_path):
+    policy = Policy("p", (Limit(5, "1h"), Limit(5, "1h", "sliding_log", name="log")))
+    store = SQLiteStore(tmp_path / "limits.db")
+    asks = ((policy, "k", (3, 3)), (policy, "k", (2, 1)))
+    assert all(store.apply("acquire", asks, 0))
+    assert store.apply_one("peek", policy, "k", (0, 0), 0).views == [(0, 0, 3_600_000_000), (1, 0, 3_600_000_000)]
+    assert not any(store.apply("acquire", asks, 0))
+    store.close()
+
+
+def test_keys_that_no_encoding_has(tmp_path):
+    policy = Policy("p\ud800", (Limit(1, "1h", name="n\udfff"),))
+    store = SQLiteStore(tmp_path / "limits.db")
+    for key in ("\ud800", ("\ud800", "a"), "\ud801", "é", "\\ud800"):
+        assert store.apply_one("acquire", policy, key, (1,), 0)
+        assert not store.apply_one("acquire", policy, key, (1,), 0)
+    store.close()

@@ -1,0 +1,126 @@
+"""Long logs: few rows are touched, however many there are, and those that left are removed."""
+
+import sqlite3
+
+import pytest
+
+from tidegate.core.limit import Limit
+from tidegate.policy import Policy
+from tidegate.stores.sqlite import SQLiteStore
+from tidegate.stores.sqlite.log import LEFT, REMOVED
+from tidegate.testing import ManualClock
+
+LONG = 6000
+SECOND = 1_000_000
+
+
+@pytest.fixture(scope="module")
+def policy():
+    return Policy("p", (Limit(LONG, "1h", "sliding_log"),))
+
+
+@pytest.fixture(scope="module")
+def filled(tmp_path_factory, policy):
+    """Fill a log, one entry every half second."""
+    path = tmp_path_factory.mktemp("log") / "limits.db"
+    store = SQLiteStore(path)
+    for step in range(LONG):
+        assert store.apply_one("acquire", policy, "k", (1,), step * SECOND // 2)
+    store.close()
+    return path
+
+
+@pytest.fixture
+def store(tmp_path, filled):
+    path = tmp_path / "limits.db"
+    path.write_bytes(filled.read_bytes())
+    store = SQLiteStore(path)
+    yield store
+    store.close()
+
+
+def statements(store, verb, policy, cost, now, at=None):
+    """Ask, and count the statements that it took."""
+    seen = []
+    store.apply_one("peek", policy, "k", (0,), now)  # opens the file
+    store._db.set_trace_callback(seen.append)  # noqa: SLF001 - nothing else tells the work from the time it takes
+    decision = store.apply_one(verb, policy, "k", (cost,), now, at)
+    store._db.set_trace_callback(None)  # noqa: SLF001 - as above
+    return decision, len(seen)
+
+
+HALF = LONG // 2 * SECOND // 2 + 3600 * SECOND  # half of the entries have left
+
+
+@pytest.mark.parametrize(
+    ("verb", "cost", "now", "at", "remaining"),
+    [
+        ("acquire", 1, LONG * SECOND // 2, None, 0),  # denied, waits for the oldest
+        ("acquire", LONG // 3, LONG * SECOND // 2, None, 0),  # denied, waits for one in the middle
+        ("acquire", 1, 3600 * SECOND, None, 0),  # one has left
+        ("acquire", 1, HALF, None, LONG // 2),  # half of them have left at once: the one at HALF - 1h, too
+        ("peek", 1, HALF, None, LONG // 2),
+        ("adjust", -1, LONG * SECOND // 2, None, 1),  # the latest goes
+        ("adjust", -1, LONG * SECOND // 2, (LONG - 10) * SECOND // 2, 1),  # a late one goes
+        ("adjust", -1, LONG * SECOND // 2, 10 * SECOND // 2, 1),  # an early one goes
+        ("reset", 0, LONG * SECOND // 2, None, LONG),
+    ],
+)
+def test_a_decision_touches_few_rows(store, policy, verb, cost, now, at, remaining):
+    decision, count = statements(store, verb, policy, cost, now, at)
+    assert decision.remaining == remaining
+    assert count <= 40
+
+
+def test_a_long_search_finds_the_exact_entry(store, policy):
+    now = LONG * SECOND // 2
+    for cost in (1, 2, 7, 8, 9, 100, 2999, 5999, 6000):
+        wait = store.apply_one("peek", policy, "k", (cost,), now).retry
+        assert now + wait == (cost - 1) * SECOND // 2 + 3600 * SECOND
+
+
+def entries(store):
+    with sqlite3.connect(store.path) as db:
+        count = db.execute("SELECT count(*) FROM entry").fetchone()[0]
+    db.close()
+    return count
+
+
+def test_entries_that_left_are_removed_in_small_steps(store, policy):
+    left = entries(store)
+    assert left == LONG
+    for step in range(100):
+        assert store.apply_one("acquire", policy, "k", (1,), HALF + step)
+        now = entries(store)
+        assert left - now <= REMOVED
+        left = now
+    assert left <= LONG // 2 + 100 + LEFT
+
+
+def test_the_entries_of_a_log_that_ended_are_removed(tmp_path, filled, policy):
+    path = tmp_path / "limits.db"
+    path.write_bytes(filled.read_bytes())
+    clock = ManualClock()
+    clock.advance(LONG)
+    with_clock = SQLiteStore(path, clock=clock)
+    with_clock.apply_one("reset", policy, "k", (0,))
+    other = Policy("other", (Limit(10, "1s"),))
+    for step in range(LONG // REMOVED * 16 + 64):
+        with_clock.apply_one("acquire", other, f"k{step}", (1,))
+    assert entries(with_clock) == 0
+    with sqlite3.connect(path) as db:
+        assert db.execute("SELECT count(*) FROM log").fetchone() == (0,)
+    db.close()
+    with_clock.close()
+
+
+def test_slots_released_in_any_order(store):
+    """Slots: the first to end is released by default, each by its instant otherwise; what is left stays exact."""
+    slots = Policy("slots", (Limit(1000, "1h", "concurrency"),))
+    for step in range(1000):
+        assert store.apply_one("acquire", slots, "k", (1,), step)
+    for released, at in enumerate((None, 500, 700, None, 999, 2, None), start=1):
+        assert store.apply_one("adjust", slots, "k", (-1,), 1000, at).remaining == released
+    # 0, 1 and 3 went as the first, 2 by its instant; so 4 is the next to end.
+    assert store.apply_one("peek", slots, "k", (8,), 1000).retry == 4 + 3600 * SECOND - 1000
+    assert store.apply_one("peek", slots, "k", (0,), 1000).reset_after == (998 + 3600 * SECOND - 1000) / SECOND

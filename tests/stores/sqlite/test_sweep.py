@@ -1,0 +1,82 @@
+"""What has ended goes, a little with every write; the file does not grow for ever."""
+
+import sqlite3
+
+import pytest
+
+from tidegate.core.limit import Limit
+from tidegate.policy import Policy
+from tidegate.stores.sqlite import SQLiteStore
+from tidegate.stores.sqlite.rows import SWEEP
+from tidegate.testing import ManualClock
+
+SHORT = Policy("short", (Limit(100, "1s"), Limit(100, "1s", "sliding_log", name="log")))
+
+
+@pytest.fixture
+def clock():
+    return ManualClock(start=1_750_000_000)
+
+
+@pytest.fixture
+def store(tmp_path, clock):
+    store = SQLiteStore(tmp_path / "limits.db", clock=clock)
+    yield store
+    store.close()
+
+
+def rows(store):
+    db = sqlite3.connect(store.path)
+    try:
+        return db.execute("SELECT count(*) FROM state").fetchone()[0]
+    finally:
+        db.close()
+
+
+def test_keys_that_ended_go_a_few_at_a_time(store, clock):
+    for key in range(500):
+        store.apply_one("acquire", SHORT, f"old {key}", (1, 1))
+    clock.advance(10)
+    left = rows(store)
+    assert left == 500
+    for key in range(160):
+        store.apply_one("acquire", SHORT, "new", (0, 0) if key else (1, 1))
+        now = rows(store)
+        assert left - now <= SWEEP
+        left = now
+    assert left == 1
+
+
+def test_a_key_in_use_stays(store, clock):
+    for _ in range(200):
+        assert store.apply_one("acquire", SHORT, "k", (1, 1))
+        clock.advance(0.02)
+    assert rows(store) == 1
+    assert store.apply_one("peek", SHORT, "k", (0, 0)).limits[1].remaining == 100 - 49
+
+
+def test_the_file_does_not_grow_for_ever(store, clock):
+    for turn in range(8):
+        for key in range(150):
+            store.apply_one("acquire", SHORT, f"{turn} {key}", (1, 1))
+            clock.advance(0.02)
+    assert rows(store) < 300
+    db = sqlite3.connect(store.path)
+    pages = db.execute("PRAGMA page_count").fetchone()[0]
+    db.close()
+    assert pages < 60
+
+
+def test_what_ended_long_ago_and_what_lives_long(store, clock):
+    long = Policy("long", (Limit(5, "52w", "fixed_window"),))
+    store.apply_one("acquire", long, "k", (5,))
+    clock.advance(3600 * 24 * 7 * 51)
+    for key in range(40):
+        store.apply_one("acquire", SHORT, f"{key}", (1, 1))
+    assert not store.apply_one("acquire", long, "k", (1,))
+    clock.advance(3600 * 24 * 7 * 4)  # looked at up to a 32nd of its lifetime late
+    for key in range(64):
+        store.apply_one("acquire", SHORT, f"{key}", (1, 1))
+    db = sqlite3.connect(store.path)
+    assert db.execute("SELECT count(*) FROM state WHERE policy = 'long'").fetchone() == (0,)
+    db.close()
