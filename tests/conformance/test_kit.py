@@ -334,8 +334,9 @@ def test_random_histories_alone_catch_most_faults(fault, monkeypatch):
 
 @pytest.mark.usefixtures("switching")
 def test_a_race_is_caught():
-    with pytest.raises(AssertionError, match="nobody comes between"):
+    with pytest.raises((AssertionError, IndexError)) as failure:  # a promise broken, or a log torn in two
         verify_often(ChecksThenActs)
+    assert failure.type is IndexError or "nobody comes between" in str(failure.value)
 
 
 def verify_often(store):

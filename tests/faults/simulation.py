@@ -25,7 +25,10 @@ START = 1_728_000_000
 
 
 class Link(Store):
-    """The way of one process to the server. `state` is up, lost (questions), deaf (answers) or slow (both, later)."""
+    """The way of one process to the server. `state` is up, or what is lost on it.
+
+    lost: questions; deaf: answers; slow: answers, while questions arrive some time later; stubborn: corrections.
+    """
 
     def __init__(self, server, world=None):
         super().__init__(server.clock)
@@ -35,7 +38,7 @@ class Link(Store):
         self.reached = 0
 
     def apply(self, verb, asks, now=None, at=None):
-        if self.state == "lost":
+        if self.state == "lost" or (self.state == "stubborn" and verb == "adjust"):
             raise StoreUnavailable("could not ask: the link is cut; mend it")
         if self.state == "slow":
             self.world.late.append((verb, asks, at))

@@ -184,10 +184,22 @@ def test_what_is_spent_before_the_claims_end_has_come_back_by_then():
     world = steady(limit, seconds=50, local_for=100)  # before the middle of the first term, which lasts 200 s
     one, *others = world.processes
     cut(world, [one])
-    wait(world, 145, busy=[one])
+    wait(world, 149, busy=[one])
     assert world.used
+    wait(world, 3)
     wait(world, 30, busy=[one, *others])
     assert excess(limit, world.used) == 0
+
+
+def test_one_that_cannot_settle_does_not_count_as_back():
+    world = steady(Limit(60, "20s", algorithm="sliding_log"))
+    one, *others = world.processes
+    cut(world, [one])
+    wait(world, 30, busy=[one])
+    one.link.state = "stubborn"
+    wait(world, 10)
+    assert one.guard.metrics()["keys_unsettled"] == 1
+    assert others[0].guard.metrics()["halved"] == 1
 
 
 def test_the_moment_of_the_loss_gives_nobody_more():

@@ -248,6 +248,9 @@ def test_sets_of_addresses():
     assert "name" not in some
     assert repr(some) == "AddressSet(['10.0.0.0/8', '::1', '::ffff:192.0.2.0/120'])"
     assert not AddressSet()
+    assert AddressSet("::1") == AddressSet(["::1"]) != AddressSet()
+    assert len({AddressSet("::1"), AddressSet(["::1"]), TrustedProxies("::1")}) == 2
+    assert TrustedProxies("::1") != TrustedProxies("::1", header="forwarded")
 
 
 # ---- keys ------------------------------------------------------------------------------------------------------------

@@ -76,7 +76,7 @@ def view_bucket(state: State | None, limit: Limit, cost: int, now: int) -> View:
     elif state[0] is limit:  # what refill does, when it is the usual state
         _, level, seen = state
         if now > seen:
-            level, seen = min(limit.capacity, level + (now - seen) * limit.rate), now
+            level, seen = topped_up(level, limit, now - seen), now
     else:
         _, level, seen = refill(state, limit, now)
     missing = limit.capacity - level

@@ -9,7 +9,7 @@ from __future__ import annotations
 from fractions import Fraction
 
 MAX = 2**53 - 1
-LONGEST = 2**52  # no wait, window or refill is longer than this many microseconds (142 years), so now + it < 2**53
+LONGEST = 2**52  # no wait, window or refill takes more microseconds (142 years): until 2112, now + it < 2**53
 SECOND = 1_000_000
 TOLERANCE = Fraction(1, 1_000_000)  # how much slower than asked a limit may run where it cannot be exact
 

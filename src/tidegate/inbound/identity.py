@@ -100,11 +100,11 @@ class AddressSet:
 
     def __eq__(self, other: object) -> bool:
         """Compare what was given."""
-        return type(other) is type(self) and isinstance(other, AddressSet) and other.given == self.given
+        return isinstance(other, AddressSet) and repr(other) == repr(self)
 
     def __hash__(self) -> int:
         """Go with equality."""
-        return hash(self.given)
+        return hash(repr(self))
 
     def __repr__(self) -> str:
         """Show what was given."""
@@ -126,6 +126,10 @@ class TrustedProxies(AddressSet):
         if header not in get_args(Header):
             raise ConfigError(f"must be one of {', '.join(get_args(Header))}, not {header!r}", field="header")
         self.header = header
+
+    def __repr__(self) -> str:
+        """Show what was given."""
+        return f"{type(self).__name__}({list(self.given)}, header={self.header!r})"
 
 
 def client_address(peer: str | None, headers: Headers = (), trusted: TrustedProxies | Iterable[str] = ()) -> str | None:

@@ -360,3 +360,38 @@ def test_a_policy_that_goes_on_locally_is_not_leased_behind_a_guard(shared):
     for _ in range(10):
         limiter.try_acquire("k")
     assert "lease_outstanding_requests" not in limiter.store.metrics()
+
+
+def test_a_thread_returns_what_is_left_when_the_lease_ends():
+    shared = Counting()
+    limiter = leased(shared, lease=0.05)
+    warm(limiter)
+    while held(limiter):  # nobody calls any more
+        threading.Event().wait(0.001)
+    assert Limiter(limiter.policy, store=shared).usage("k")["1h"].used == 50
+    limiter.close()
+    assert not [thread for thread in threading.enumerate() if thread.name == "leases" and thread.is_alive()]
+
+
+async def test_a_task_returns_what_is_left_when_the_lease_ends():
+    shared = Counting()
+    limiter = AsyncLimiter("1000/1h fixed_window", store=shared, lease=0.05)
+    for _ in range(50):
+        assert await limiter.try_acquire("k")
+    while held(limiter):  # noqa: ASYNC110 - there is nothing else to wait for
+        await asyncio.sleep(0)
+    assert Limiter(limiter.policy, store=shared).usage("k")["1h"].used == 50
+    await limiter.close()
+    assert len(asyncio.all_tasks()) == 1
+
+
+def test_the_end_of_an_event_loop_returns_what_is_left():
+    shared = Counting()
+
+    async def forgetful():
+        limiter = AsyncLimiter("1000/1h fixed_window", store=shared, lease=True)
+        for _ in range(50):
+            assert await limiter.try_acquire("k")
+
+    asyncio.run(forgetful())
+    assert Limiter("1000/1h fixed_window", store=shared).usage("k")["1h"].used == 50

@@ -30,11 +30,20 @@ def server(binaries):
         yield running
 
 
-@pytest.fixture
-def own_server(binaries):
-    """Give a server that a test may kill or freeze."""
+@pytest.fixture(scope="session")
+def weak_server(binaries):
     with PostgresServer(binaries) as running:
         yield running
+
+
+@pytest.fixture
+def own_server(weak_server):
+    """Give a server that a test may kill or freeze; the next test finds it running."""
+    if weak_server.process.poll() is not None:
+        weak_server.start()
+    yield weak_server
+    if weak_server.process.poll() is None:
+        weak_server.thaw()
 
 
 @pytest.fixture

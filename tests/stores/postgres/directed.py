@@ -41,6 +41,9 @@ DIRECTED = [
             ("acquire", LOG, 2, 11), ("peek", LOG, 9, 60.5)),
     history("slots", *(("acquire", SLOTS, 2, number) for number in range(4)), ("adjust", SLOTS, -3, 4),
             ("adjust", SLOTS, -1, 5, 3), ("peek", SLOTS, 9, 6), ("adjust", SLOTS, -9, 7), ("acquire", SLOTS, 9, 8)),
+    # Limits that take turns under one name: each keeps its own.
+    history("turns", ("acquire", TEN, 3, 0), ("acquire", LOG, 2, 1), ("peek", TEN, 1, 2), ("acquire", SLOTS, 1, 2),
+            ("acquire", HOURLY, 4, 3), ("peek", LOG, 9, 4), ("acquire", TEN, 1, 5), ("peek", HOURLY, 1, 6)),
     # Two charges of the same instant, reserved.
     history("same instant", ("hold", TEN, 1, 0), ("hold", TEN, 1, 0), ("adjust", TEN, -1, 3, 0)),
     # Fractions of a permit that do not fit the next limit.

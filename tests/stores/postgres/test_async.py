@@ -164,8 +164,8 @@ def test_several_event_loops_and_threads_share_a_store(open_store):
         assert sum(done.result() for done in loops + others) == 100
 
 
-async def test_a_frozen_server_does_not_block_the_loop(own_server):
-    store = PostgresStore(own_server.url, timeout=0.3, connect_timeout=0.3)
+async def test_a_frozen_server_does_not_block_the_loop(own_server, schema):
+    store = PostgresStore(own_server.url, schema=schema, timeout=0.3, connect_timeout=0.3)
     assert (await store.apply_async("acquire", [(ALL, "k", ONE)]))[0]
     own_server.freeze()
     ticks = 0

@@ -89,8 +89,7 @@ class Book:
         self.due.clear()
 
     def count_held(self, totals: Counter[str]) -> None:
-        """Count what is held: used, and unused."""
+        """Count what was used of shares still held; what is neither used nor gone is outstanding."""
         for holder in self.holders.values():
             for share in (holder.share, holder.after):
                 self.count("used", share.used, totals)
-                self.count("outstanding", share.left, totals)

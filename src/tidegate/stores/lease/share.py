@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import add
 from typing import TYPE_CHECKING, Final, overload
 
 from tidegate.core.decision import Decision
@@ -146,7 +147,7 @@ NO_SHARE: Final = Share((), (), Decision((True, 0, (), ((0, 0, 0),), None)), 0, 
 class Holder:
     """All that is held and known of one key: a share in use, a second one, a denial, how much the store had."""
 
-    __slots__ = ("after", "asking", "denial", "forgotten", "key", "left", "past", "seen", "share")
+    __slots__ = ("after", "asking", "denial", "forgotten", "key", "left", "missed", "past", "seen", "share")
 
     def __init__(self, key: Key) -> None:
         """Know nothing."""
@@ -155,6 +156,7 @@ class Holder:
         self.after = NO_SHARE
         self.past = NO_SHARE  # the last one that was in use: it shows the demand
         self.asking = False  # somebody is asking the store for a share already
+        self.missed: Costs = ()  # what calls asked the store for meanwhile
         self.forgotten = False  # what is still on its way for this holder is void
         self.denial: Denial | None = None
         self.left: Sequence[int] = ()  # what the store had left when last heard of
@@ -208,15 +210,22 @@ class Holder:
             self.share = self.after = NO_SHARE
         return gone
 
+    def miss(self, costs: Costs) -> None:
+        """Note what a call asks the store for, while a share is on its way."""
+        self.missed = tuple(map(add, self.missed, costs)) if self.missed else costs
+
     def wish(self, costs: Costs, now: int, length: int, spread: int) -> Costs:
         """Tell what to ask the store for: the call's costs, with as much ahead as demand shows and others can spare."""
         share = self.past if self.share is NO_SHARE else self.share
+        missed, self.missed = self.missed or (0,) * len(costs), ()
         if share is not NO_SHARE and now - share.ends < length:
             lasted = 4 * max(1, min(now, share.ends) - share.since)
-            pairs = zip(share.used, share.granted, strict=True)
-            ahead = [min(used * length * 5 // lasted, GROWTH * granted) for used, granted in pairs]
+            triples = zip(share.used, share.granted, missed, strict=True)
+            ahead = [
+                min((used + more) * length * 5 // lasted, GROWTH * (granted + more)) for used, granted, more in triples
+            ]
         elif self.seen is not None and now - self.seen < length:
-            ahead = [FIRST * cost for cost in costs]
+            ahead = [FIRST * (cost + more) for cost, more in zip(costs, missed, strict=True)]
         else:
             return costs
         triples = zip(costs, ahead, self.left or costs, strict=True)

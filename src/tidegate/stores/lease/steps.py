@@ -90,32 +90,38 @@ class Desk:
             now = self.steady()
             self.sweep(book, now, SWEEP)
             holder = book.holder(key, now)
-            if holder is None:  # no room for one more
-                want = costs
-            else:
-                self.leave(book.retire(key, holder.advance(now)))
-                share = holder.take(costs, now)
-                if share is not None:
-                    if share is holder.share and not (share.low < share.units and now < share.fresh):
-                        self.renew(book, holder)
-                    return share.decision(book.policy.limits, now)
-                denial = holder.denial
-                if denial is not None and denial.costs == costs and now < denial.until:
-                    return told(book.policy, denial.repeated(now))
-                alone = not holder.asking and not self.lost()
-                want = holder.wish(costs, now, book.length, self.lease.spread) if alone else costs
+            want = costs
+            if holder is not None:  # else there is no room for one more
+                answer = self.answer(book, holder, costs, now)
+                if answer is not None:
+                    return answer
+                if holder.asking:
+                    holder.miss(costs)
+                elif not self.lost():
+                    want = holder.wish(costs, now, book.length, self.lease.spread)
+                    holder.asking = want != costs
                 holder.seen = now
-                holder.asking = holder.asking or want != costs
         if holder is not None and want != costs:
             try:
                 answer = yield from self.holding(book, holder, want, now, costs)
             except StoreUnavailable:
                 if not self.guarded:
                     raise
-                answer = None
             if answer is not None:
                 return answer
         return (yield from self.exactly("acquire", book, key, costs))
+
+    def answer(self, book: Book, holder: Holder, costs: Costs, now: int) -> Decision | None:
+        """Answer a call from what is held and known here, if that is enough. The turn is ours."""
+        self.leave(book.retire(holder.key, holder.advance(now)))
+        share, denial = holder.take(costs, now), holder.denial
+        if share is not None:
+            if share is holder.share and (share.units <= share.low or now >= share.fresh):
+                self.renew(book, holder)
+            return share.decision(book.policy.limits, now)
+        if denial is not None and denial.costs == costs and now < denial.until:
+            return told(book.policy, denial.repeated(now))
+        return None
 
     def holding(self, book: Book, holder: Holder, want: Costs, sent: int, costs: Costs) -> Steps:
         """Take a share, and permits for a call from it; None if the store has not as much."""
@@ -296,12 +302,16 @@ class Desk:
         """Count permits by what became of them and by unit, and keys with a holder."""
         with self.turn:
             totals = Counter({"lease_keys": sum(len(book.holders) for book in self.books.values())})
+            totals.update(self.totals)
+            units: set[str] = set()
             for book in self.books.values():
                 if book.length:
-                    for what in ("granted", "used", "returned", "lost", "outstanding"):
-                        book.count(what, (0,) * len(book.policy.limits), totals)
+                    units.update(book.units)
                     book.count_held(totals)
-            totals.update(self.totals)
+        for unit in sorted(units):
+            granted, *gone = (totals[f"lease_{what}_{unit}"] for what in ("granted", "used", "returned", "lost"))
+            totals.update({f"lease_{what}_{unit}": 0 for what in ("granted", "used", "returned", "lost")})
+            totals[f"lease_outstanding_{unit}"] = granted - sum(gone)
         return dict(totals)
 
 

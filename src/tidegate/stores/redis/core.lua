@@ -2,7 +2,7 @@
 -- the same order. Numbers are doubles; all of them are whole and below 2^53 in size, so that results are the same bits.
 --
 --   KEYS     for every ask: the key of its entry, then one key for each of its limits that keeps a log
---   ARGV[1]  groups of asks, as 64-bit integers (see wire.py): verb, now, slack, at, number of asks; then for each ask
+--   ARGV[1]  groups of asks, as doubles (see wire.py): verb, now, slack, at, number of asks; then for each ask
 --            its policy (an index into what follows) and a cost per limit
 --   ARGV[2…] policies: for each limit its numbers
 --   answer   one string of 64-bit integers: for each group whether it is allowed and the instant, then for each limit
@@ -23,44 +23,35 @@ local max, min, sub = math.max, math.min, string.sub
 
 -- ---- whole numbers ---------------------------------------------------------------------------------------------------
 
--- Exact: as a lies within 2^53, a / b is off by less than 1 / b, so its floor, which a % b is made from, is right.
+-- Exact: as a lies within 2^53, a / b is off by less than 1 / b, so it never reaches a whole number that it should not.
 local function floor_div(a, b)
-  return (a - a % b) / b
+  local quotient = a / b
+  return quotient - quotient % 1
 end
 
 local function ceil_div(a, b)
-  return (a + -a % b) / b
+  local quotient = -a / b
+  return quotient % 1 - quotient
 end
 
 local CHUNK = 1000  -- numbers at once, since all of them go over Lua's stack
-local formats = {}
-
-local function ints(count)
-  local format = formats[count]
-  if not format then
-    format = '<' .. string.rep('i8', count)
-    formats[count] = format
-  end
-  return format
-end
-
-local function read_ints(bytes)
+local function read_doubles(bytes)
   local count = #bytes / 8
-  if count <= CHUNK then return {unpack_ints(ints(count), bytes)}, count end
+  if count <= CHUNK then return {unpack_ints('<' .. string.rep('d', count), bytes)}, count end
   local numbers = {}
   for from = 1, count, CHUNK do
-    local some = {unpack_ints(ints(min(CHUNK, count - from + 1)), bytes, from * 8 - 7)}
+    local some = {unpack_ints('<' .. string.rep('d', min(CHUNK, count - from + 1)), bytes, from * 8 - 7)}
     for i = 1, #some - 1 do numbers[from + i - 1] = some[i] end  -- the last tells where it stopped reading
   end
   return numbers, count
 end
 
 local function write_ints(numbers, count)
-  if count <= CHUNK then return pack(ints(count), unpack(numbers, 1, count)) end
+  if count <= CHUNK then return pack('<' .. string.rep('i8', count), unpack(numbers, 1, count)) end
   local some = {}
   for from = 1, count, CHUNK do
     local to = min(count, from + CHUNK - 1)
-    some[#some + 1] = pack(ints(to - from + 1), unpack(numbers, from, to))
+    some[#some + 1] = pack('<' .. string.rep('i8', to - from + 1), unpack(numbers, from, to))
   end
   return concat(some)
 end
@@ -99,6 +90,7 @@ local function build_bucket()
   end
 
   function refill(state, limit, now)
+    if state.at == now and not state.owner then return state.peaks, state.level, now end
     local level, passed = state.level, now > state.at and now - state.at or 0
     if not state.owner or state.owner == limit.owner then
       level = topped_up(level, limit, passed)
@@ -560,261 +552,303 @@ local function rules_of(algorithm)
   return ALGORITHMS[algorithm]
 end
 
--- ---- what can be done to the states of a key, all limits at once (core/decision.py) ----------------------------------
+local policies, answer, answered = {}, {}, 0
+local asks, costs, states = {}, {}, {}  -- used again for each group
 
-local function acquire(limits, states, costs, now)
-  local changed = {}
-  for i = 1, #limits do
-    local limit, cost = limits[i], costs[i]
-    if cost == 0 then
-      changed[i] = states[i]
-    else
-      local charged = limit.rules.charge(states[i], limit, cost, now)
-      if not charged then return false, states, costs end
-      changed[i] = charged
+local function build_decide()
+  -- ---- what can be done to the states of a key, all limits at once (core/decision.py) ----------------------------------
+
+  local function acquire(limits, states, costs, now)
+    local changed = {}
+    for i = 1, #limits do
+      local limit, cost = limits[i], costs[i]
+      if cost == 0 then
+        changed[i] = states[i]
+      else
+        local charged = limit.rules.charge(states[i], limit, cost, now)
+        if not charged then return false, states, costs end
+        changed[i] = charged
+      end
     end
+    return true, changed, EMPTY
   end
-  return true, changed, EMPTY
-end
 
-local function peek(limits, states, costs, now)
-  return acquire(limits, states, costs, now)
-end
+  local function peek(limits, states, costs, now)
+    return acquire(limits, states, costs, now)
+  end
 
-local function hold(limits, states, costs, now)
-  local allowed, changed, left = acquire(limits, states, costs, now)
-  if allowed then
+  local function hold(limits, states, costs, now)
+    local allowed, changed, left = acquire(limits, states, costs, now)
+    if allowed then
+      for i, limit in ipairs(limits) do
+        if limit.rules.mark and costs[i] > 0 and changed[i] then changed[i] = limit.rules.mark(changed[i]) end
+      end
+    end
+    return allowed, changed, left
+  end
+
+  local function adjust(limits, states, costs, now, at)
+    local changed = {}
     for i, limit in ipairs(limits) do
-      if limit.rules.mark and costs[i] > 0 and changed[i] then changed[i] = limit.rules.mark(changed[i]) end
+      changed[i] = states[i]
+      if costs[i] ~= 0 then changed[i] = limit.rules.adjust(states[i], limit, costs[i], now, at) end
     end
+    return true, changed, EMPTY
   end
-  return allowed, changed, left
-end
 
-local function adjust(limits, states, costs, now, at)
-  local changed = {}
-  for i, limit in ipairs(limits) do
-    changed[i] = states[i]
-    if costs[i] ~= 0 then changed[i] = limit.rules.adjust(states[i], limit, costs[i], now, at) end
+  local function reset(limits)
+    local changed = {}
+    for i = 1, #limits do changed[i] = false end
+    return true, changed, EMPTY
   end
-  return true, changed, EMPTY
-end
 
-local function reset(limits)
-  local changed = {}
-  for i = 1, #limits do changed[i] = false end
-  return true, changed, EMPTY
-end
+  local VERBS = {acquire, peek, hold, adjust, reset}
 
-local VERBS = {acquire, peek, hold, adjust, reset}
+  -- ---- states as numbers (core/codec.py), and entries as the records of a key's states ---------------------------------
+  --
+  -- A record is `limit.prefix` (count, id, owner), then expires and the state's numbers, of which those that are the
+  -- limit's own come last, as `limit.suffix`; only the marks of a bucket follow them. Stored numbers are doubles.
 
--- ---- states as numbers (core/codec.py), and entries as the records of a key's states ---------------------------------
---
--- A record is `limit.prefix` (count, id, owner), then expires and the state's numbers, of which those that are the
--- limit's own come last, as `limit.suffix`; only the marks of a bucket follow them. Stored numbers are doubles.
-
--- Read the state whose record, `size` bytes, begins at `from`.
-local function load_state(algorithm, owner, value, from, size)
-  if algorithm == 1 then
-    local expires, level, at = unpack_ints('<ddd', value, from + 24)
-    local peaks = EMPTY
-    if size > 72 then
-      peaks = {unpack_ints('<' .. string.rep('d', size / 8 - 9), value, from + 72)}
-      peaks[#peaks] = nil  -- where it stopped reading
+  -- Read the state whose record, `size` bytes, begins at `from`.
+  local function load_state(algorithm, owner, value, from, size)
+    if algorithm == 1 then
+      local expires, level, at = unpack_ints('<ddd', value, from + 24)
+      local peaks = EMPTY
+      if size > 72 then
+        peaks = {unpack_ints('<' .. string.rep('d', size / 8 - 9), value, from + 72)}
+        peaks[#peaks] = nil  -- where it stopped reading
+      end
+      return {level = level, at = at, peaks = peaks, owner = owner, expires = expires, value = value, from = from}
+    elseif algorithm <= 3 then
+      local expires, used, start = unpack_ints('<ddd', value, from + 24)
+      return {used = used, start = start, owner = owner, expires = expires, value = value, from = from}
+    elseif algorithm == 4 then
+      local expires, count, previous, start, length = unpack_ints('<ddddd', value, from + 24)
+      return {count = count, previous = previous, start = start, length = length,
+              owner = owner, expires = expires, value = value, from = from}
     end
-    return {level = level, at = at, peaks = peaks, owner = owner, expires = expires, value = value, from = from}
-  elseif algorithm <= 3 then
-    local expires, used, start = unpack_ints('<ddd', value, from + 24)
-    return {used = used, start = start, owner = owner, expires = expires, value = value, from = from}
-  elseif algorithm == 4 then
-    local expires, count, previous, start, length = unpack_ints('<ddddd', value, from + 24)
-    return {count = count, previous = previous, start = start, length = length,
+    local expires, head, tail, base, first, last, total = unpack_ints('<ddddddd', value, from + 24)
+    return {head = head, tail = tail, base = base, first = first, last = last, total = total, writes = EMPTY,
             owner = owner, expires = expires, value = value, from = from}
   end
-  local expires, head, tail, base, first, last, total = unpack_ints('<ddddddd', value, from + 24)
-  return {head = head, tail = tail, base = base, first = first, last = last, total = total, writes = EMPTY,
-          owner = owner, expires = expires, value = value, from = from}
-end
 
-local function dump_state(state, limit, expires)
-  local algorithm = limit.algorithm
-  if algorithm == 1 then
-    local peaks = state.peaks
-    if #peaks == 0 then return limit.prefix .. pack('<ddd', expires, state.level, state.at) .. limit.suffix end
-    return pack('<dddddd', 5 + #peaks, limit.id, limit.owner, expires, state.level, state.at) .. limit.suffix
-      .. pack('<' .. string.rep('d', #peaks), unpack(peaks))
-  elseif algorithm <= 3 then
-    return limit.prefix .. pack('<ddd', expires, state.used, state.start)
-  elseif algorithm == 4 then
-    return limit.prefix .. pack('<ddddd', expires, state.count, state.previous, state.start, state.length)
-  end
-  return limit.prefix
-    .. pack('<ddddddd', expires, state.head, state.tail, state.base, state.first, state.last, state.total)
-end
-
-local function size_of(value, from)
-  return 32 + 8 * (unpack_ints('<d', value, from))
-end
-
-local lost = {}  -- keys of logs that are gone while their entry is not: such a state is no state
-
-local function read_entry(ask, place, states)
-  local policy, value = ask.policy, call('GET', ask.key)
-  local limits = policy.limits
-  ask.had, ask.others = value, EMPTY
-  local from, size = 1, value and #value or 0
-  for i = 1, #limits do
-    local limit = limits[i]
-    states[place + i] = false
-    if from < size and sub(value, from, from + 23) == limit.prefix and not policy.logs then
-      -- As it was left by exactly these limits: the usual case.
-      states[place + i] = load_state(limit.algorithm, limit.owner, value, from, limit.size)
-      from = from + limit.size
+  local function dump_state(state, limit, expires)
+    local algorithm = limit.algorithm
+    if algorithm == 1 then
+      local peaks = state.peaks
+      if #peaks == 0 then return limit.prefix .. pack('<ddd', expires, state.level, state.at) .. limit.suffix end
+      return pack('<dddddd', 5 + #peaks, limit.id, limit.owner, expires, state.level, state.at) .. limit.suffix
+        .. pack('<' .. string.rep('d', #peaks), unpack(peaks))
+    elseif algorithm <= 3 then
+      return limit.prefix .. pack('<ddd', expires, state.used, state.start)
+    elseif algorithm == 4 then
+      return limit.prefix .. pack('<ddddd', expires, state.count, state.previous, state.start, state.length)
     end
+    return limit.prefix
+      .. pack('<ddddddd', expires, state.head, state.tail, state.base, state.first, state.last, state.total)
   end
-  while from < size do
-    local _, id, owner = unpack_ints('<ddd', value, from)
-    local i = policy.places[id]
-    if not i then
-      if ask.others == EMPTY then ask.others = {} end
-      table.insert(ask.others, from)
-    elseif not (ask.logs[i] and lost[ask.logs[i]]) then
-      local state = load_state(limits[i].algorithm, owner, value, from, size_of(value, from))
-      state.key = ask.logs[i]
-      states[place + i] = state
-    end
-    from = from + size_of(value, from)
-  end
-end
 
-local function write_log(key, state, keep)
-  for _, write in ipairs(state.writes) do
-    if write[1] == 0 then
-      call('SET', key, write[2])
-    else
-      call('SETRANGE', key, write[1] * 16, write[2])
-    end
+  local function size_of(value, from)
+    return 32 + 8 * (unpack_ints('<d', value, from))
   end
-  if state.cut then call('SET', key, call('GETRANGE', key, state.cut * 16, -1)) end
-  call('PEXPIRE', key, keep)
-end
 
--- Keep the new states, together with live ones of limits that are not in the policy (any more).
-local function write_entry(ask, place, states, before, now, slack)
-  local records, count, last, limits = {}, 0, now, ask.policy.limits
-  for i = 1, #limits do
-    local limit, state = limits[i], states[place + i]
-    if state then
-      local expires = state.expires
-      count = count + 1
-      if expires then
-        records[count] = sub(state.value, state.from, state.from + size_of(state.value, state.from) - 1)
-      else
-        expires = limit.rules.expires(state, limit)
-        records[count] = dump_state(state, limit, expires)
-        if ask.logs[i] then write_log(ask.logs[i], state, ceil_div(max(0, expires - now), 1000) + slack) end
+  local lost = {}  -- keys of logs that are gone while their entry is not: such a state is no state
+
+  local function read_entry(ask, place, states)
+    local policy, value = ask.policy, call('GET', ask.key)
+    local limits = policy.limits
+    ask.had, ask.others = value, EMPTY
+    local from, size = 1, value and #value or 0
+    for i = 1, #limits do
+      local limit = limits[i]
+      states[place + i] = false
+      if from < size and sub(value, from, from + 23) == limit.prefix and not policy.logs then
+        -- As it was left by exactly these limits: the usual case.
+        states[place + i] = load_state(limit.algorithm, limit.owner, value, from, limit.size)
+        from = from + limit.size
       end
-      if expires > last then last = expires end
-    elseif ask.logs[i] and before[place + i] then
-      call('DEL', ask.logs[i])
+    end
+    while from < size do
+      local _, id, owner = unpack_ints('<ddd', value, from)
+      local i = policy.places[id]
+      if not i then
+        if ask.others == EMPTY then ask.others = {} end
+        table.insert(ask.others, from)
+      elseif not (ask.logs[i] and lost[ask.logs[i]]) then
+        local state = load_state(limits[i].algorithm, owner, value, from, size_of(value, from))
+        state.key = ask.logs[i]
+        states[place + i] = state
+      end
+      from = from + size_of(value, from)
     end
   end
-  for _, from in ipairs(ask.others) do
-    local expires = unpack_ints('<d', ask.had, from + 24)
-    if expires > now then
-      count = count + 1
-      records[count] = sub(ask.had, from, from + size_of(ask.had, from) - 1)
-      last = max(last, expires)
+
+  local function write_log(key, state, keep)
+    for _, write in ipairs(state.writes) do
+      if write[1] == 0 then
+        call('SET', key, write[2])
+      else
+        call('SETRANGE', key, write[1] * 16, write[2])
+      end
+    end
+    if state.cut then call('SET', key, call('GETRANGE', key, state.cut * 16, -1)) end
+    call('PEXPIRE', key, keep)
+  end
+
+  -- Keep the new states, together with live ones of limits that are not in the policy (any more).
+  local function write_entry(ask, place, states, before, now, slack)
+    local records, count, last, limits = {}, 0, now, ask.policy.limits
+    for i = 1, #limits do
+      local limit, state = limits[i], states[place + i]
+      if state then
+        local expires = state.expires
+        count = count + 1
+        if expires then
+          records[count] = sub(state.value, state.from, state.from + size_of(state.value, state.from) - 1)
+        else
+          expires = limit.rules.expires(state, limit)
+          records[count] = dump_state(state, limit, expires)
+          if ask.logs[i] then write_log(ask.logs[i], state, ceil_div(max(0, expires - now), 1000) + slack) end
+        end
+        if expires > last then last = expires end
+      elseif ask.logs[i] and before[place + i] then
+        call('DEL', ask.logs[i])
+      end
+    end
+    for _, from in ipairs(ask.others) do
+      local expires = unpack_ints('<d', ask.had, from + 24)
+      if expires > now then
+        count = count + 1
+        records[count] = sub(ask.had, from, from + size_of(ask.had, from) - 1)
+        last = max(last, expires)
+      end
+    end
+    if count > 0 then
+      call('SET', ask.key, count == 1 and records[1] or concat(records), 'PX', ceil_div(last - now, 1000) + slack)
+    elseif ask.had then
+      call('DEL', ask.key)
     end
   end
-  if count > 0 then
-    call('SET', ask.key, count == 1 and records[1] or concat(records), 'PX', ceil_div(last - now, 1000) + slack)
-  elseif ask.had then
-    call('DEL', ask.key)
+
+  local function decide(verb, number, now, slack, at)
+    local limits = asks[1].policy.limits
+    read_entry(asks[1], 0, states)
+    if number > 1 then
+      limits = {unpack(limits)}
+      for i = 2, number do
+        local place = #limits
+        read_entry(asks[i], place, states)
+        for j, limit in ipairs(asks[i].policy.limits) do limits[place + j] = limit end
+      end
+    end
+    local allowed, changed, left = VERBS[verb](limits, states, costs, now, at)
+    local count = answered
+    answer[count + 1], answer[count + 2] = allowed and 1 or 0, now
+    count = count + 2
+    for i = 1, #limits do
+      local limit = limits[i]
+      answer[count + 1], answer[count + 2], answer[count + 3] = limit.rules.view(changed[i], limit, left[i] or 0, now)
+      count = count + 3
+    end
+    if changed ~= states and verb ~= 2 then
+      local place = 0
+      for i = 1, number do
+        if verb == 5 then asks[i].others = EMPTY end  -- everything
+        write_entry(asks[i], place, changed, states, now, slack)
+        place = place + #asks[i].policy.limits
+      end
+    end
+    answered = count
   end
+
+  local function attempt(fails, ...)
+    if not fails then return decide(...) end
+    local done, trouble = pcall(decide, ...)
+    while not done and type(trouble) == 'table' and trouble.lost do
+      lost[trouble.lost] = true
+      done, trouble = pcall(decide, ...)
+    end
+    if done then return end
+    if type(trouble) ~= 'table' or not trouble.need then error(trouble) end
+    answer[answered + 1], answer[answered + 2] = 2, trouble.need
+    answered = answered + 2
+  end
+
+  for _, policy in ipairs(policies) do
+    for _, limit in ipairs(policy.limits) do limit.rules = rules_of(limit.algorithm) end
+  end
+  return attempt
 end
 
 -- ---- the call --------------------------------------------------------------------------------------------------------
 
-local COUNTS = {5, 2, 2, 4, 6, 6}  -- of a state's numbers
-
+-- Numbers of a limit: count, id, owner, scale, rate, capacity, algorithm, quota, length, burst, floor, tick, windows.
 -- `fails` tells that a decision by this policy may find out that it lacks a calendar window or a log.
 local function read_policy(bytes)
-  local numbers, count = read_ints(bytes)
-  local policy, from = {limits = {}, places = {}, logs = false, fails = false}, 1
-  while from < count do
-    local algorithm, windows = numbers[from], EMPTY
-    if numbers[from + 11] > 0 then windows = {unpack(numbers, from + 12, from + 11 + numbers[from + 11])} end
+  local numbers, size = read_doubles(bytes)
+  local policy, from = {limits = {}, places = {}, buckets = true, logs = false, fails = false}, 1
+  while from < size do
+    local algorithm, windows = numbers[from + 6], EMPTY
+    if numbers[from + 12] > 0 then windows = {unpack(numbers, from + 13, from + 12 + numbers[from + 12])} end
     policy.limits[#policy.limits + 1] = {
-      algorithm = algorithm, id = numbers[from + 1], owner = numbers[from + 2], quota = numbers[from + 3],
-      length = numbers[from + 4], burst = numbers[from + 5], rate = numbers[from + 6], scale = numbers[from + 7],
-      capacity = numbers[from + 8], floor = numbers[from + 9], tick = numbers[from + 10], windows = windows,
-      rules = rules_of(algorithm),
-      prefix = pack('<ddd', COUNTS[algorithm], numbers[from + 1], numbers[from + 2]), size = 32 + 8 * COUNTS[algorithm],
-      suffix = algorithm == 1 and pack('<ddd', numbers[from + 7], numbers[from + 6], numbers[from + 8]) or '',
+      prefix = sub(bytes, from * 8 - 7, from * 8 + 16), suffix = sub(bytes, from * 8 + 17, from * 8 + 40),
+      size = 32 + 8 * numbers[from], id = numbers[from + 1], owner = numbers[from + 2], scale = numbers[from + 3],
+      rate = numbers[from + 4], capacity = numbers[from + 5], algorithm = algorithm, quota = numbers[from + 7],
+      length = numbers[from + 8], burst = numbers[from + 9], floor = numbers[from + 10], tick = numbers[from + 11],
+      windows = windows, rules = false,
     }
     policy.places[numbers[from + 1]] = #policy.limits
+    policy.buckets = policy.buckets and algorithm == 1
     policy.logs = policy.logs or algorithm >= 5
     policy.fails = policy.fails or algorithm == 3 or algorithm >= 5
-    from = from + 12 + numbers[from + 11]
+    from = from + 13 + numbers[from + 12]
   end
   return policy
 end
 
-local answer, answered = {}, 0
+local records = {}  -- used again for each call
 
-local asks, costs, states = {}, {}, {}  -- used again for each group
-
-local function decide(verb, number, now, slack, at)
-  local limits = asks[1].policy.limits
-  read_entry(asks[1], 0, states)
-  if number > 1 then
-    limits = {unpack(limits)}
-    for i = 2, number do
-      local place = #limits
-      read_entry(asks[i], place, states)
-      for j, limit in ipairs(asks[i].policy.limits) do limits[place + j] = limit end
-    end
-  end
-  local allowed, changed, left = VERBS[verb](limits, states, costs, now, at)
-  local count = answered
-  answer[count + 1], answer[count + 2] = allowed and 1 or 0, now
-  count = count + 2
+-- What `decide` does, written out for the usual call: one key, buckets that were charged by these very limits or never,
+-- and enough permits. A quarter of the work, and one table less for each limit. Tells whether it was that call.
+local function acquire_buckets(policy, key, now, slack)
+  local value, limits = call('GET', key), policy.limits
+  if value and #value ~= 72 * #limits then return false end
+  local count, last = answered + 2, now
   for i = 1, #limits do
-    local limit = limits[i]
-    answer[count + 1], answer[count + 2], answer[count + 3] = limit.rules.view(changed[i], limit, left[i] or 0, now)
-    count = count + 3
-  end
-  if changed ~= states and verb ~= 2 then
-    local place = 0
-    for i = 1, number do
-      if verb == 5 then asks[i].others = EMPTY end  -- everything
-      write_entry(asks[i], place, changed, states, now, slack)
-      place = place + #asks[i].policy.limits
+    local limit, cost = limits[i], costs[i]
+    local level, at, capacity, rate = limit.capacity, now, limit.capacity, limit.rate
+    if value then
+      local from = 72 * i - 71
+      if sub(value, from, from + 23) ~= limit.prefix then return false end
+      level, at = unpack_ints('<dd', value, from + 32)
+      if now > at then
+        local lacking = (capacity - level) / rate
+        if now - at > lacking - lacking % 1 then level = capacity else level = level + (now - at) * rate end
+        at = now
+      end
     end
+    if cost == 0 or cost > limit.burst then return false end
+    level = level - cost * limit.scale
+    if level < 0 then return false end
+    local missing, permits = (level - capacity) / rate, level / limit.scale
+    local expires = at + missing % 1 - missing
+    records[i] = limit.prefix .. pack('<ddd', expires, level, at) .. limit.suffix
+    answer[count + 1], answer[count + 2], answer[count + 3] = permits - permits % 1, 0, expires - now
+    count = count + 3
+    if expires > last then last = expires end
   end
+  answer[answered + 1], answer[answered + 2] = 1, now
   answered = count
+  call('SET', key, concat(records, '', 1, #limits), 'PX', ceil_div(last - now, 1000) + slack)
+  return true
 end
 
-local function attempt(...)
-  local done, trouble = pcall(decide, ...)
-  while not done and type(trouble) == 'table' and trouble.lost do
-    lost[trouble.lost] = true
-    done, trouble = pcall(decide, ...)
-  end
-  if done then return end
-  if type(trouble) ~= 'table' or not trouble.need then error(trouble) end
-  answer[answered + 1], answer[answered + 2] = 2, trouble.need
-  answered = answered + 2
-end
-
-local policies = {}
 for i = 2, #ARGV do policies[i - 1] = read_policy(ARGV[i]) end
 
 local time = call('TIME')
 local clock = time[1] * 1000000 + time[2]
-local asked, size = read_ints(ARGV[1])
-local place, key = 1, 0
+local asked, size = read_doubles(ARGV[1])
+local place, key, attempt = 1, 0, nil
 
 while place < size do
   local verb, now, slack, at = asked[place], asked[place + 1], asked[place + 2], asked[place + 3]
@@ -840,6 +874,10 @@ while place < size do
   end
   if now == NONE then now = clock end
   if at == NONE then at = nil end
-  if fails then attempt(verb, number, now, slack, at) else decide(verb, number, now, slack, at) end
+  if verb ~= 1 or number > 1 or not asks[1].policy.buckets
+    or not acquire_buckets(asks[1].policy, asks[1].key, now, slack) then
+    attempt = attempt or build_decide()
+    attempt(fails, verb, number, now, slack, at)
+  end
 end
 return write_ints(answer, answered)

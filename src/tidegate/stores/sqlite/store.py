@@ -94,6 +94,14 @@ class SQLiteStore(Store):
         self._transact([question])
         return question.answers  # type: ignore[return-value]  # errors were raised
 
+    def apply_one(
+        self, verb: str, policy: Policy, key: Key, costs: tuple[int, ...], now: int | None = None, at: int | None = None
+    ) -> Decision:
+        """Apply the verb to one key."""
+        question = Question(verb, ((policy, key, costs),), now, at)
+        self._transact([question])
+        return question.answers[0]  # type: ignore[index]  # errors were raised
+
     async def apply_async(
         self, verb: str, asks: Sequence[Ask], now: int | None = None, at: int | None = None
     ) -> list[Decision]:
@@ -111,7 +119,7 @@ class SQLiteStore(Store):
 
     def label(self, policy: Policy, key: Key, at: int, task_type: str | None, task_id: str | None) -> None:
         """Name the tasks charged to a key's logs at the instant `at`, for those who read `task_completions`."""
-        name = storable(join_key(key))
+        name = text_of(key)
 
         def work(rows: Rows, _: Question, now: int) -> list[Decision]:
             return rows.label(policy, name, at, task_type, task_id, now)
@@ -152,7 +160,7 @@ class SQLiteStore(Store):
             self._take_over()
         deadline = None
         attempts = 0
-        if not self._lock.acquire(timeout=self._patience / SECOND):
+        if not self._lock.acquire(blocking=False) and not self._lock.acquire(timeout=self._patience / SECOND):
             error = sqlite3.OperationalError("other threads of this process are using it")
             error.sqlite_errorcode = sqlite3.SQLITE_BUSY
             raise self._failed(error, questions)
@@ -254,7 +262,7 @@ def decide(rows: Rows, question: Question, now: int) -> list[Decision]:
     if len(question.asks) > 1:
         return decide_together(rows, question, now)
     ((policy, key, costs),) = question.asks
-    name = storable(join_key(key))
+    name = text_of(key)
     row = rows.read(policy, name)
     allowed, changed, left = VERBS[question.verb](policy.limits, row.states, costs, now, question.at)
     decision = tell(row, allowed, now, policy, changed, left)
@@ -270,7 +278,7 @@ def decide_together(rows: Rows, question: Question, now: int) -> list[Decision]:
     states: list[State | None] = []
     costs: list[int] = []
     for policy, key, cost in question.asks:
-        name = storable(join_key(key))
+        name = text_of(key)
         if (id(policy), name) in found:
             place = found[id(policy), name][1]
             for i, more in enumerate(cost, place):
@@ -284,12 +292,12 @@ def decide_together(rows: Rows, question: Question, now: int) -> list[Decision]:
     allowed, changed, left = VERBS[question.verb](limits, states, costs, now, question.at)
     decisions = []
     for policy, key, _ in question.asks:
-        row, place = found[id(policy), storable(join_key(key))]
+        row, place = found[id(policy), text_of(key)]
         end = place + len(policy.limits)
         decisions.append(tell(row, allowed, now, policy, changed[place:end], left[place:end]))
     if changed is not states:
         for policy, key, _ in question.asks:
-            name = storable(join_key(key))
+            name = text_of(key)
             if (id(policy), name) in found:
                 row, place = found.pop((id(policy), name))
                 keep(rows, question.verb, policy, name, row, changed[place : place + len(policy.limits)], now)
@@ -308,6 +316,13 @@ def tell(row: Row, allowed: bool, now: int, policy: Policy, states: States, left
     """Build a Decision; what logs say is looked up now, while it is true."""
     decision = Decision((allowed, now, policy.limits, states, left))
     return Decision((allowed, now, policy.limits, decision.views, None)) if row.logs else decision
+
+
+def text_of(key: Key) -> str | bytes:
+    """Write a key as one text; most are one already."""
+    if key.__class__ is str and key.isascii() and "/" not in key and "%" not in key:
+        return key
+    return storable(join_key(key))
 
 
 def close_around_fork(store: SQLiteStore) -> None:
