@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import random
 from bisect import bisect_right
-from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from tidegate import Limiter
 from tidegate.testing import ManualClock
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 QUOTA, PERIOD, HOURS = 100, 60.0, 4
 START = 1_728_000_000

@@ -20,9 +20,11 @@ import random
 import signal
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
 
 ROOT = Path(__file__).parents[2]
 CORE = ROOT / "src" / "tidegate" / "core"
@@ -46,7 +48,7 @@ class Mutant(NamedTuple):
 def mutants(path: Path) -> Iterator[Mutant]:
     """Give every mutant of a module."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
-    skipped = annotations(tree)
+    skipped = beside_the_point(tree)
     for index, node in enumerate(ast.walk(tree)):
         if node in skipped:
             continue
@@ -56,7 +58,7 @@ def mutants(path: Path) -> Iterator[Mutant]:
             yield Mutant(path.name, getattr(node, "lineno", 0), what, ast.unparse(planted))
 
 
-def annotations(tree: ast.Module) -> set[ast.AST]:
+def beside_the_point(tree: ast.Module) -> set[ast.AST]:
     """Find what cannot matter: type annotations, what only type checkers read, and messages."""
     found: set[ast.AST] = set()
     for node in ast.walk(tree):
@@ -65,9 +67,9 @@ def annotations(tree: ast.Module) -> set[ast.AST]:
             parts = [node.returns]
         elif isinstance(node, (ast.arg, ast.AnnAssign)):
             parts = [node.annotation]
-        elif isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
-            parts = [node]
-        elif isinstance(node, (ast.JoinedStr, ast.Raise)):
+        elif (isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING") or isinstance(
+            node, (ast.JoinedStr, ast.Raise)
+        ):
             parts = [node]
         elif isinstance(node, ast.Assign) and isinstance(node.value, ast.Subscript):
             parts = [node]  # an alias of a type
@@ -75,12 +77,15 @@ def annotations(tree: ast.Module) -> set[ast.AST]:
     return found
 
 
-def changes(node: ast.AST) -> Iterator[tuple[str, object]]:
+def changes(node: ast.AST) -> Iterator[tuple[str, Callable[[Any], object]]]:
     """Give the small changes that can be made to a node."""
     if isinstance(node, ast.Compare):
         for i, operator in enumerate(node.ops):
-            other = COMPARE[type(operator)]
-            yield f"{type(operator).__name__} -> {other.__name__}", lambda n, i=i, other=other: n.ops.__setitem__(i, other())
+            other: Any = COMPARE[type(operator)]
+            yield (
+                f"{type(operator).__name__} -> {other.__name__}",
+                lambda n, i=i, other=other: n.ops.__setitem__(i, other()),
+            )
     elif isinstance(node, (ast.BinOp, ast.AugAssign)) and type(node.op) in OPERATE:
         other = OPERATE[type(node.op)]
         yield f"{type(node.op).__name__} -> {other.__name__}", lambda n, other=other: setattr(n, "op", other())
@@ -108,11 +113,10 @@ class Planted(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         self.name = f"tidegate.core.{mutant.module.removesuffix('.py')}"
         self.source = mutant.source
 
-    def find_spec(self, name: str, path: object = None, target: object = None) -> object:
-        del path, target
+    def find_spec(self, name: str, *_: object) -> Any:
         return importlib.util.spec_from_loader(name, self) if name == self.name else None
 
-    def exec_module(self, module: object) -> None:
+    def exec_module(self, module: Any) -> None:
         exec(compile(self.source, self.name, "exec"), module.__dict__)  # noqa: S102 - the mutant is our own code
 
 
@@ -139,8 +143,10 @@ def start(mutant: Mutant, tests: list[str]) -> int:
 
 def judge(queue: list[Mutant], tests: list[str], jobs: int) -> list[Mutant]:
     """Run all mutants, some at a time; give those that survived."""
-    survivors, running, total = [], {}, len(queue)
-    queue = list(reversed(queue))
+    survivors: list[Mutant] = []
+    running: dict[int, tuple[Mutant, float]] = {}
+    total = len(queue)
+    queue.reverse()
     while queue or running:
         while queue and len(running) < jobs:
             mutant = queue.pop()

@@ -66,7 +66,7 @@ class TcpProxy:
             self._start(self._pass, client, server, False)
             self._start(self._pass, server, client, True)
 
-    def _pass(self, source: socket.socket, sink: socket.socket, answers: bool) -> None:  # noqa: FBT001 - one of two
+    def _pass(self, source: socket.socket, sink: socket.socket, answers: bool) -> None:
         with suppress(OSError):
             while data := source.recv(65_536):
                 if self.faults.blackhole or (answers and self.faults.drop_replies):

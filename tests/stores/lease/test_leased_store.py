@@ -378,7 +378,7 @@ async def test_a_task_returns_what_is_left_when_the_lease_ends():
     limiter = AsyncLimiter("1000/1h fixed_window", store=shared, lease=0.05)
     for _ in range(50):
         assert await limiter.try_acquire("k")
-    while held(limiter):  # noqa: ASYNC110 - there is nothing else to wait for
+    while held(limiter):
         await asyncio.sleep(0)
     assert Limiter(limiter.policy, store=shared).usage("k")["1h"].used == 50
     await limiter.close()

@@ -60,7 +60,7 @@ async def test_a_task_cancelled_while_it_waits_for_a_connection_goes_at_once(ope
     await waited_for()
     second = asyncio.create_task(store.apply_async("acquire", [(ALL, "k", ONE)]))
     third = asyncio.create_task(store.apply_async("acquire", [(ALL, "k", ONE)]))
-    while store.metrics()["waiting"] < 2:  # noqa: ASYNC110 - nobody tells when somebody begins to wait
+    while store.metrics()["waiting"] < 2:
         await asyncio.sleep(0)
     second.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -76,7 +76,7 @@ async def piled_up(store, waited_for, count):
     first = asyncio.create_task(store.apply_async("acquire", [(ALL, "k", ONE)]))
     await waited_for()
     others = [asyncio.create_task(store.apply_async("acquire", [(ALL, f"other{n}", ONE)])) for n in range(count)]
-    while store.metrics()["waiting"] < count:  # noqa: ASYNC110 - as above
+    while store.metrics()["waiting"] < count:
         await asyncio.sleep(0)
     return first, others
 

@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 LOGS = (ALGORITHM["sliding_log"], ALGORITHM["concurrency"])
 
 
-def stored_states(store: RedisStore, get: Callable[[bytes], bytes | None], policy: Policy, key: Key) -> dict[int, list[int]]:
+def stored_states(
+    store: RedisStore, get: Callable[[bytes], bytes | None], policy: Policy, key: Key
+) -> dict[int, list[int]]:
     """Give the states of a key as `codec.dump` would, by the id of their limit."""
     name = store.wire.plan(policy).key(key)
     value = get(name) or b""

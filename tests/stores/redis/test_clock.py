@@ -50,8 +50,12 @@ def test_a_client_a_minute_ahead_gains_nothing(valkey: ValkeyServer) -> None:
         assert instants[-1] - instants[0] < 30 * SECOND
 
 
-def test_calendar_windows_are_found_however_wrong_our_clock_is(valkey: ValkeyServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    policy = Policy("p", (Limit(5, "minute", "calendar_window"), Limit(9, "month", "calendar_window", timezone="Asia/Tokyo")))
+def test_calendar_windows_are_found_however_wrong_our_clock_is(
+    valkey: ValkeyServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    policy = Policy(
+        "p", (Limit(5, "minute", "calendar_window"), Limit(9, "month", "calendar_window", timezone="Asia/Tokyo"))
+    )
     for years in (-20, -1, 0, 1, 20):
         store = RedisStore(address_of(valkey))
         monkeypatch.setattr(store.wire, "_clock", OffClock(years * 366 * 86_400))

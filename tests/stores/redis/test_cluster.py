@@ -71,11 +71,15 @@ def test_a_lost_primary_is_survived(tasks: bool) -> None:
 
         def ask(key: str) -> bool:
             asks = ((POLICY, key, (1, 1, 1)),)
-            return (runner.run(store.apply_async("acquire", asks)) if tasks else store.apply("acquire", asks))[0].allowed
+            return (runner.run(store.apply_async("acquire", asks)) if tasks else store.apply("acquire", asks))[
+                0
+            ].allowed
 
         admitted = {key: sum(ask(key) for _ in range(20)) for key in keys}
         for primary, replica in zip(cluster.servers[:3], cluster.servers[3:], strict=True):
-            until(lambda p=primary, r=replica: offset(p, b"master_repl_offset") == offset(r, b"slave_repl_offset"), "sync")  # type: ignore[misc]  # bound at once
+            until(
+                lambda p=primary, r=replica: offset(p, b"master_repl_offset") == offset(r, b"slave_repl_offset"), "sync"
+            )  # type: ignore[misc]  # bound at once
         cluster.servers[0].kill()
         start = time.monotonic()
         errors = 0

@@ -44,7 +44,9 @@ def test_stored_states_are_those_of_the_core(valkey: ValkeyServer, seed: int) ->
             for policy, key, _ in asks:
                 expected = expected_states(model, policy.name, key, now)
                 found = stored_states(store, client.get, policy, key)
-                assert {i: state for i, state in found.items() if i in expected} == expected, f"step {place}: {verb} {asks}"
+                assert {i: state for i, state in found.items() if i in expected} == expected, (
+                    f"step {place}: {verb} {asks}"
+                )
         store.close()
 
 
@@ -80,14 +82,26 @@ FAULTS = {
     "the first slot is not released": ("if base == sum then head = head + 1 end", ""),
     "later sums are not corrected": ("shifted(log, last, log.tail, change)", "shifted(log, last, log.tail, 0)"),
     "a log keeps what has left": ("log.base = sum_before(state, log.head)", ""),
-    "not all or nothing": ("if not charged then return false, states, costs end", "if not charged then return false, changed, costs end"),
+    "not all or nothing": (
+        "if not charged then return false, states, costs end",
+        "if not charged then return false, changed, costs end",
+    ),
     "peek charges": ("changed ~= states and verb ~= 2", "changed ~= states"),
-    "reset forgets only some": ("for i = 1, #limits do changed[i] = false end", "for i = 1, #limits - 1 do changed[i] = false end"),
+    "reset forgets only some": (
+        "for i = 1, #limits do changed[i] = false end",
+        "for i = 1, #limits - 1 do changed[i] = false end",
+    ),
     "limits of before are dropped": ("for i = 2, #others do", "for i = 3, #others do"),
-    "the second ask is not written": ("for i = 1, number do\n      if verb == 5", "for i = 1, 1 do\n      if verb == 5"),
+    "the second ask is not written": (
+        "for i = 1, number do\n      if verb == 5",
+        "for i = 1, 1 do\n      if verb == 5",
+    ),
     "the wrong clock": ("if now == NONE then now = clock end", "now = clock"),
     "adjust forgets when": ("if at == NONE then at = nil end", "at = nil"),
-    "compaction loses the base": ("log.head, log.tail = 0, log.tail - log.head", "log.head, log.tail, log.base = 0, log.tail - log.head, 0"),
+    "compaction loses the base": (
+        "log.head, log.tail = 0, log.tail - log.head",
+        "log.head, log.tail, log.base = 0, log.tail - log.head, 0",
+    ),
 }
 
 

@@ -161,7 +161,9 @@ def test_a_connection_that_was_reset(both: Callable[..., Both], valkey: ValkeySe
         before = asker.ask().remaining
         proxy.reset()
         until(lambda: answered(asker), "an answer after the reset", 5)
-        assert asker.ask().remaining == before - 1  # noticed before anything was sent: nothing was lost or charged twice
+        assert (
+            asker.ask().remaining == before - 1
+        )  # noticed before anything was sent: nothing was lost or charged twice
 
 
 def test_an_answer_that_was_lost_is_a_charge_that_stays(both: Callable[..., Both], valkey: ValkeyServer) -> None:

@@ -103,7 +103,9 @@ def test_a_log_of_a_hundred_thousand_is_cheap(server: ValkeyServer, client: redi
     async def fill() -> None:
         store = RedisStore(address_of(server))
         for thousand in range(100):
-            calls = (store.apply_async("acquire", ((policy, "k", (1,)),), now + thousand * 1000 + i) for i in range(1000))
+            calls = (
+                store.apply_async("acquire", ((policy, "k", (1,)),), now + thousand * 1000 + i) for i in range(1000)
+            )
             assert all(answer[0].allowed for answer in await asyncio.gather(*calls))
         [full] = await store.apply_async("acquire", ((policy, "k", (1,)),), now + 100_000)
         assert not full.allowed

@@ -58,7 +58,9 @@ def test_the_store_follows_the_sentinels(trio: tuple[ValkeyServer, ValkeyServer,
 
         def ask() -> int:
             asks = ((POLICY, "k", (1,)),)
-            return (runner.run(store.apply_async("acquire", asks)) if tasks else store.apply("acquire", asks))[0].remaining
+            return (runner.run(store.apply_async("acquire", asks)) if tasks else store.apply("acquire", asks))[
+                0
+            ].remaining
 
         assert ask() == 49
         assert ask() == 48

@@ -89,9 +89,9 @@ def _set_option(values: dict[str, object], name: str, value: str) -> None:
         values[name] = _read(name, value, float, 0.001)
     elif name in ("db", "batch"):
         values[name] = _read(name, value, int, 0 if name == "db" else 1)
-    elif name == "prefix" and value and not set(value) & set("{}"):
-        values[name] = value
-    elif name == "hash_tag" and value in ("key", "policy", "all"):
+    elif (name == "prefix" and value and not set(value) & set("{}")) or (
+        name == "hash_tag" and value in ("key", "policy", "all")
+    ):
         values[name] = value
     elif name in (*TLS, *SENTINEL, "client_name") and isinstance(driver, dict):
         driver[name] = value
