@@ -247,3 +247,24 @@ def test_correction_of_large_numbers_that_have_left():
     assert remaining(limit, state, now) == 5
     state = corrected(limit, state, -7, now, now)
     assert remaining(limit, state, now) == 12
+
+
+def test_a_bucket_debited_for_one_reservation_gives_the_next_all_of_its_own_back():
+    """As if the first had cost 5 from the start: then the bucket was never above 6, and 4 more fit."""
+    limit = Limit(10, "10s")
+    state = held(limit, None, 2, START)
+    state = held(limit, state, 4, START + SECOND)
+    now = START + 5 * SECOND
+    assert remaining(limit, state, now) == 9
+    state = corrected(limit, state, 3, now, START)
+    assert remaining(limit, state, now) == 6
+    assert corrected(limit, state, -4, now, START + SECOND) is None, "full"
+
+
+def test_a_bucket_debited_for_one_of_two_reservations_of_one_instant():
+    limit = Limit(10, "10s")
+    state = held(limit, held(limit, None, 2, START), 4, START)
+    now = START + 4 * SECOND
+    assert remaining(limit, state, now) == 8
+    state = corrected(limit, state, 3, now, START)
+    assert remaining(limit, corrected(limit, state, -4, now, START), now) == 9

@@ -264,3 +264,18 @@ def test_limits_travel(algorithm):
         assert other == limit
         assert other.rules == limit.rules
         assert other.capacity == limit.capacity
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "60/1m",
+        "60/1m burst=90 unit=tokens name=tpm",
+        "500/1d sliding_log",
+        "7500/month calendar_window",
+        "7500/month calendar_window timezone=Europe/Berlin reset_day=2 reset_hour=1",
+        "7500/month calendar_window reset_day=31 reset_hour=23",
+    ],
+)
+def test_how_a_limit_is_written(text):
+    assert str(Limit.parse(text)) == text

@@ -45,6 +45,13 @@ def test_denied_says_which_limits_and_for_how_long(clock):
     assert "minute" in repr(denied)
 
 
+def test_a_decision_sums_up_its_limits(clock):
+    decision = Limiter(["10/1m fixed_window", "3/1h fixed_window", "5/1s fixed_window"], clock=clock).try_acquire("k")
+    assert decision.remaining == 2, "of the limit that has the fewest"
+    assert decision.reset_after == 3600, "of the limit that takes longest"
+    assert [said.reset_after for said in decision.limits] == [60, 3600, 1]
+
+
 def test_a_call_refused_by_one_limit_is_charged_to_none(clock):
     limiter = Limiter(["1/1m", "5/1h"], clock=clock)
     assert limiter.try_acquire("k")

@@ -1,4 +1,4 @@
-"""A TCP proxy that misbehaves on command: between a client and a server, it delays, swallows, resets or loses answers."""
+"""A TCP proxy that misbehaves on command: it delays, swallows or resets, or loses only the answers."""
 
 from __future__ import annotations
 

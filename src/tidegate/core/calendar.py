@@ -35,7 +35,7 @@ class Calendar(NamedTuple):
 
     def window(self, now: int) -> tuple[int, int]:
         """Give the window around `now`, as microseconds: start, and end which belongs to the next."""
-        start, end = _recent(self, now // (60 * SECOND)) if self.period != "minute" else _bounds(self, now)
+        start, end = _recent(self, now // (60 * SECOND))
         return (start, end) if start <= now < end else _bounds(self, now)
 
 

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "FAILURES",
+    "AnyConnection",
     "AskError",
     "MovedError",
     "NoScriptError",
@@ -45,6 +46,7 @@ __all__ = [
     "read_slots_async",
 ]
 
+AnyConnection = Any  # of redis-py, plain or TLS, whose methods have no types
 FAILURES: Final = (RedisError, OSError, EOFError, TimeoutError)
 ADVICE: Final = (  # the first words that the message begins with or contains tell what to do
     ("NOAUTH", "give the user and password in the URL: redis://user:password@host"),
@@ -108,12 +110,17 @@ def settings(address: Address) -> dict[str, Any]:
 # ---- for threads -----------------------------------------------------------------------------------------------------
 
 
-def connect(address: Address) -> Connection:
+def connect(address: Address) -> AnyConnection:
     """Open a connection for one thread at a time."""
     host, port = address.hosts[0]
     if address.kind == "sentinel":
-        host, port = _sentinel(address, Sentinel, Retry).discover_master(address.service)
-    kind = SSLConnection if address.tls else Connection
+        sentinel = _sentinel(address, Sentinel, Retry)
+        try:
+            host, port = sentinel.discover_master(address.service)
+        finally:
+            for client in sentinel.sentinels:
+                client.close()
+    kind: Any = SSLConnection if address.tls else Connection
     connection = kind(host=host, port=port, db=address.db, retry=Retry(NoBackoff(), 0), **settings(address))
     connection.connect()
     # The handshake may take as long as connecting does; a script may not.
@@ -121,7 +128,7 @@ def connect(address: Address) -> Connection:
     return connection
 
 
-def has_ended(connection: Connection) -> bool:
+def has_ended(connection: AnyConnection) -> bool:
     """Tell whether an idle connection was closed by the server: nothing was asked, so all it can say is that."""
     try:
         return bool(connection.can_read(timeout=0))
@@ -134,15 +141,16 @@ def read_slots(address: Address, node: tuple[str, int]) -> list[Any]:
     connection = connect(replace(address, kind="server", hosts=(node,), timeout=address.connect_timeout))
     try:
         connection.send_command("CLUSTER", "SLOTS", check_health=False)
-        return connection.read_response()  # type: ignore[no-any-return]  # a list of ranges, or an exception
+        slots: list[Any] = connection.read_response()
     finally:
         connection.disconnect()
+    return slots
 
 
 # ---- for tasks -------------------------------------------------------------------------------------------------------
 
 
-async def connect_async(address: Address) -> asyncio_connection.AbstractConnection:
+async def connect_async(address: Address) -> AnyConnection:
     """Open a connection of the running event loop; whoever reads from it keeps the time."""
     host, port = address.hosts[0]
     if address.kind == "sentinel":
@@ -152,7 +160,7 @@ async def connect_async(address: Address) -> asyncio_connection.AbstractConnecti
         finally:
             for client in sentinel.sentinels:
                 await client.aclose()
-    kind = asyncio_connection.SSLConnection if address.tls else asyncio_connection.Connection
+    kind: Any = asyncio_connection.SSLConnection if address.tls else asyncio_connection.Connection
     given = settings(address) | {"socket_timeout": None}
     connection = kind(host=host, port=port, db=address.db, retry=asyncio_retry.Retry(NoBackoff(), 0), **given)
     try:
@@ -169,9 +177,10 @@ async def read_slots_async(address: Address, node: tuple[str, int]) -> list[Any]
         connection = await connect_async(replace(address, kind="server", hosts=(node,)))
         try:
             await connection.send_command("CLUSTER", "SLOTS", check_health=False)
-            return await connection.read_response()  # type: ignore[no-any-return]  # a list of ranges, or an exception
+            slots: list[Any] = await connection.read_response()
         finally:
             await connection.disconnect(nowait=True)
+    return slots
 
 
 def _sentinel(address: Address, kind: Any, retry: Any) -> Any:  # noqa: ANN401 - two classes that share no base

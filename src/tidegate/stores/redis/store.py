@@ -115,7 +115,7 @@ class RedisStore(Store):
         self._threads.close()
         for loop, line in lines:
             if not loop.is_closed():
-                loop.call_soon_threadsafe(lambda line=line: asyncio.ensure_future(line.close()))
+                loop.call_soon_threadsafe(line.close_soon)
 
     async def close_async(self) -> None:
         """Close connections, those of this event loop before returning."""

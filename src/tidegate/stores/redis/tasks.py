@@ -75,12 +75,12 @@ class TaskLine:
         self._running: set[asyncio.Task[Any]] = set()
         self._closed = False
 
-    async def ask(self, verb: str, asks: Sequence[Ask], now: int | None, at: int | None) -> list[Decision]:
-        """Get an answer, together with whoever else asks."""
+    def ask(self, verb: str, asks: Sequence[Ask], now: int | None, at: int | None) -> asyncio.Future[list[Decision]]:
+        """Get an answer to come, together with whoever else asks."""
         group = TaskGroup(self, verb, asks, now, at)
         self.wire.slot_of(group)
         self.put(group)
-        return await group.future
+        return group.future
 
     def put(self, group: TaskGroup) -> None:
         """Let a call go out with the others of this turn."""
@@ -95,8 +95,8 @@ class TaskLine:
     def give_back(self, group: TaskGroup, decisions: list[Decision]) -> None:
         """Undo a charge whose caller went away.
 
-        Windows and logs correct exactly what was charged. A bucket does not remember a charge, but gets it back while it
-        cannot have been full since; one that fills up within a second needs nothing back.
+        Windows and logs correct exactly what was charged. A bucket does not remember a charge, but gets it back while
+        it cannot have been full since; one that fills up within a second needs nothing back.
         """
         buckets, others = [], []
         for (policy, key, costs), decision in zip(group.asks, decisions, strict=True):
@@ -149,6 +149,10 @@ class TaskLine:
             return []
         again = script.receive(reply)
         return self.wire.scripts(again) if again else []
+
+    def close_soon(self) -> None:
+        """Let everything go when the loop gets to it."""
+        self._closing = self.loop.create_task(self.close())
 
     async def close(self) -> None:
         """Let everything go."""
@@ -287,7 +291,7 @@ class NodeLine(ServerLine):
 
 
 class ClusterLine(TaskLine):
-    """Calls to a cluster: a script for each slot, and a connection to each server, over which they follow each other."""
+    """Calls to a cluster: a script for each slot, and a connection to each server on which they follow each other."""
 
     def __init__(self, address: Address, wire: Wire, counts: Counts) -> None:
         """Connect when first asked."""

@@ -144,7 +144,7 @@ class ServerLink:
     def __init__(self, address: Address) -> None:
         """Connect when first used."""
         self._address = address
-        self._connection: driver.Connection | None = None
+        self._connection: driver.AnyConnection = None
 
     def exchange(self, scripts: Sequence[Script]) -> list[bytes | Exception]:
         """Send scripts in one go and read what each of them gave."""

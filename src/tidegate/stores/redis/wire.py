@@ -113,11 +113,8 @@ class Script:
             for policy, _, _ in group.asks:
                 limits = policy.limits
                 end = place + 3 * len(limits)
-                if end - place == 3:  # noqa: PLR2004 - one limit, the usual case
-                    views = [numbers[place:end]]
-                else:
-                    views = [numbers[i : i + 3] for i in range(place, end, 3)]
-                decisions.append(Decision((status == 1, at, limits, views, None)))  # type: ignore[arg-type]  # views of 3
+                views = [numbers[i : i + 3] for i in range(place, end, 3)]
+                decisions.append(Decision((status == 1, at, limits, views, None)))
                 place = end
             group.settle(decisions)
         return again
@@ -227,8 +224,8 @@ class Wire:
                 asked.append(ASKS[len(costs)].pack(place, *costs))
                 name = plan.key(key)
                 keys.append(name)
-                for log in plan.logs:
-                    keys.append(name + log)
+                if plan.logs:
+                    keys.extend([name + log for log in plan.logs])
         return keys, [b"".join(asked), *places]
 
     def _with_windows(self, plan: Plan, group: Group) -> bytes:
@@ -299,12 +296,12 @@ def write_limit(limit: Limit, instants: tuple[int, ...]) -> bytes:
 
 
 def limit_id(limit: Limit) -> int:
-    """Number a limit by what identifies it in the store: its name and algorithm. Below 2**52."""
+    """Give the number under which the store knows a limit: of its name and algorithm. Below 2**52."""
     return _digest(limit.name) * 8 + ALGORITHM[limit.algorithm]
 
 
 def owner_id(limit: Limit) -> int:
-    """Number a limit by everything that makes it what it is: a changed limit has another one. Below 2**48."""
+    """Give the number of everything that makes a limit what it is: changed, it has another one. Below 2**48."""
     return _digest(repr(limit))
 
 
