@@ -9,6 +9,7 @@ from tests.core.strategies import NAMES, START, costs, limits
 from tidegate import Limit
 from tidegate.core import algorithms
 from tidegate.core.algorithms import PEAKS
+from tidegate.core.codec import dump
 from tidegate.core.decision import adjust, hold
 
 SECOND = 1_000_000
@@ -268,3 +269,31 @@ def test_a_bucket_debited_for_one_of_two_reservations_of_one_instant():
     assert remaining(limit, state, now) == 8
     state = corrected(limit, state, 3, now, START)
     assert remaining(limit, corrected(limit, state, -4, now, START), now) == 9
+
+
+@pytest.mark.parametrize(
+    ("delta", "at", "entries"),
+    [
+        (-1, 1, [0, 2, 1, 2, 2, 1, 3, 4]),
+        (2, 1, [0, 2, 1, 5, 2, 1, 3, 4]),
+        (-3, 1, [0, 2, 2, 1, 3, 4]),
+        (-9, 1, [0, 2, 2, 1, 3, 4]),
+        (-6, None, [0, 2, 1, 2]),
+        (-4, None, [0, 2, 1, 3, 2, 1]),
+        (-1, 3, [0, 2, 1, 3, 2, 1, 3, 3]),
+        (-2, 0, [1, 3, 2, 1, 3, 4]),
+        (5, 7, [0, 2, 1, 3, 2, 1, 3, 4]),
+    ],
+)
+def test_entries_of_a_log_are_corrected_in_place(delta, at, entries):
+    limit = Limit(20, "1m", "sliding_log")
+    state = None
+    for second, cost in enumerate([2, 3, 1, 4]):
+        state = limit.charge(state, limit, cost, START + second * SECOND)
+    now = START + 10 * SECOND
+    after = corrected(limit, state, delta, now, None if at is None else START + at * SECOND)
+    assert after is not None
+    told = [number if place % 2 else (number - START) // SECOND for place, number in enumerate(dump(after))]
+    assert told == entries
+    assert remaining(limit, after, now) == 20 - sum(entries[1::2])
+    assert limit.rules.view(after, limit, 20, now)[1] == START + (entries[-2] + 60) * SECOND - now

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from tests.core.strategies import NAMES, limits
 from tidegate import ConfigError, Limit
 from tidegate.core import parse_period
+from tidegate.core.calendar import PERIODS
 
 SECOND = 1_000_000
 MINUTE, HOUR, DAY, WEEK = 60 * SECOND, 3600 * SECOND, 86_400 * SECOND, 604_800 * SECOND
@@ -279,3 +280,9 @@ def test_limits_travel(algorithm):
 )
 def test_how_a_limit_is_written(text):
     assert str(Limit.parse(text)) == text
+
+
+def test_how_long_a_calendar_period_can_be():
+    lengths = {period: Limit(1, period, "calendar_window").length // 60_000_000 for period in PERIODS}
+    day = 24 * 60
+    assert lengths == {"minute": 1, "hour": 60, "day": day, "week": 7 * day, "month": 31 * day, "year": 366 * day}
