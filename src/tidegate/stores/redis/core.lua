@@ -21,7 +21,7 @@ local EMPTY, BLANK = {}, string.rep('\0', 16)
 local call, pack, unpack_ints, concat = redis.call, struct.pack, struct.unpack, table.concat
 local max, min, sub = math.max, math.min, string.sub
 
--- ---- whole numbers ---------------------------------------------------------------------------------------------------
+-- ---- whole numbers --------------------------------------------------------------------------------------------------
 
 -- Exact: as a lies within 2^53, a / b is off by less than 1 / b, so it never reaches a whole number that it should not.
 local function floor_div(a, b)
@@ -35,6 +35,7 @@ local function ceil_div(a, b)
 end
 
 local CHUNK = 1000  -- numbers at once, since all of them go over Lua's stack
+
 local function read_doubles(bytes)
   local count = #bytes / 8
   if count <= CHUNK then return {unpack_ints('<' .. string.rep('d', count), bytes)}, count end
@@ -62,7 +63,7 @@ local function current(state, limit, now)
   return false
 end
 
--- ---- token_bucket: level, at, peaks; of a stored one also scale, rate and capacity of the limit that wrote it --------
+-- ---- token_bucket: level, at, peaks; of a stored one also scale, rate and capacity of the limit that wrote it -------
 
 local function build_bucket()
   local refill, topped_up, rescale, raise_peaks
@@ -189,10 +190,11 @@ local function build_bucket()
     return kept
   end
 
-  return {charge = charge_bucket, view = view_bucket, adjust = adjust_bucket, expires = expires_bucket, mark = mark_bucket}
+  return {charge = charge_bucket, view = view_bucket, adjust = adjust_bucket, expires = expires_bucket,
+          mark = mark_bucket}
 end
 
--- ---- fixed_window and calendar_window: used, start -------------------------------------------------------------------
+-- ---- fixed_window and calendar_window: used, start ------------------------------------------------------------------
 
 local function build_windows()
   local _fixed, _calendar, window, _view_window, _adjust_window
@@ -275,7 +277,7 @@ local function build_windows()
     {charge = charge_calendar, view = view_calendar, adjust = adjust_calendar, expires = expires_calendar}
 end
 
--- ---- sliding_window: count, previous, start, length ------------------------------------------------------------------
+-- ---- sliding_window: count, previous, start, length -----------------------------------------------------------------
 
 local function build_sliding()
   local _weigh, _sliding, heaviest
@@ -350,7 +352,7 @@ local function build_sliding()
   return {charge = charge_sliding, view = view_sliding, adjust = adjust_sliding, expires = expires_sliding}
 end
 
--- ---- sliding_log and concurrency: head, tail, base, first, last, total -----------------------------------------------
+-- ---- sliding_log and concurrency: head, tail, base, first, last, total ----------------------------------------------
 
 local function build_log()
   local _log, _logged, _correct, entry, sum_before, bisect_left, bisect_right, rebase, shifted
@@ -533,7 +535,7 @@ local function build_log()
     {charge = charge_log, view = view_log, adjust = adjust_slots, expires = expires_log}
 end
 
--- ---- all of them -----------------------------------------------------------------------------------------------------
+-- ---- all of them ----------------------------------------------------------------------------------------------------
 
 local ALGORITHMS = {}
 
@@ -556,7 +558,7 @@ local policies, answer, answered = {}, {}, 0
 local asks, costs, states = {}, {}, {}  -- used again for each group
 
 local function build_decide()
-  -- ---- what can be done to the states of a key, all limits at once (core/decision.py) ----------------------------------
+  -- ---- what can be done to the states of a key, all limits at once (core/decision.py) -------------------------------
 
   local function acquire(limits, states, costs, now)
     local changed = {}
@@ -604,7 +606,7 @@ local function build_decide()
 
   local VERBS = {acquire, peek, hold, adjust, reset}
 
-  -- ---- states as numbers (core/codec.py), and entries as the records of a key's states ---------------------------------
+  -- ---- states as numbers (core/codec.py), and entries as the records of a key's states ------------------------------
   --
   -- A record is `limit.prefix` (count, id, owner), then expires and the state's numbers, of which those that are the
   -- limit's own come last, as `limit.suffix`; only the marks of a bucket follow them. Stored numbers are doubles.
@@ -780,7 +782,7 @@ local function build_decide()
   return attempt
 end
 
--- ---- the call --------------------------------------------------------------------------------------------------------
+-- ---- the call -------------------------------------------------------------------------------------------------------
 
 -- Numbers of a limit: count, id, owner, scale, rate, capacity, algorithm, quota, length, burst, floor, tick, windows.
 -- `fails` tells that a decision by this policy may find out that it lacks a calendar window or a log.
