@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import json
 import logging
 import subprocess
@@ -42,7 +43,8 @@ SMALL: Final = 500  # the quota that two processes fight for
 RAW: Final = """
 local time, state = redis.call('TIME'), redis.call('HMGET', KEYS[1], 'level', 'at')
 local now, capacity, period = time[1] * 1000 + time[2] / 1000, tonumber(ARGV[1]), tonumber(ARGV[2])
-local level = math.min(capacity, (tonumber(state[1]) or capacity) + (now - (tonumber(state[2]) or now)) * capacity / period)
+local level, at = tonumber(state[1]) or capacity, tonumber(state[2]) or now
+level = math.min(capacity, level + (now - at) * capacity / period)
 local allowed = level >= 1
 if allowed then
     redis.call('HSET', KEYS[1], 'level', level - 1, 'at', now)
@@ -181,9 +183,12 @@ async def compare(url: str, names: list[str], rounds: int, seconds: float) -> di
     found: dict[str, Any] = {name: {tasks: [] for tasks in TASKS} for name in names}
     for name in names:
         await measure(opened[name][0], max(TASKS), 0.3)  # connections, scripts, caches
-    for _ in range(rounds):
+    gc.collect()
+    gc.freeze()  # or each library would now and then wait while the modules of all the others are searched for garbage
+    for number in range(rounds):
         for tasks in TASKS:
-            for name in names:
+            turn = number % len(names)
+            for name in (*names[turn:], *names[:turn]):  # whoever comes first finds cold caches
                 server, own, start = server_cpu(client), time.process_time(), time.perf_counter()
                 took = await measure(opened[name][0], tasks, seconds)
                 wall = time.perf_counter() - start

@@ -60,7 +60,11 @@ class TaskSignal:
         if running is self._loop:
             self._event.set()
         elif not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._event.set)
+            self._loop.call_soon_threadsafe(self._pass_on)
+
+    def _pass_on(self) -> None:
+        if self._flag:  # not cleared meanwhile
+            self._event.set()
 
     def clear(self) -> None:
         """Forget an earlier set."""
@@ -155,19 +159,21 @@ class ManualClock:
 
     def advance(self, seconds: float) -> None:
         """Let time pass (or, with a negative number, step back) and wake who waited for it."""
-        self._moves += 1
-        self._alone = False
-        self._move(self._now + round(seconds * 1_000_000))
-
-    def _move(self, to: int) -> None:
         with self._lock:
-            self._now = to
-            due = []
-            while (alarm := self._next_alarm()) is not None and alarm[0] <= self._now:
-                self._waiting.remove(alarm[1])
-                due.append(alarm[2])
+            self._moves += 1
+            self._alone = False
+            due = self._move(self._now + round(seconds * 1_000_000))
         for signal in due:
             signal.set()
+
+    def _move(self, to: int) -> list[Signal]:
+        """Set the time, and tell whose instant has come."""
+        self._now = to
+        due = []
+        while (alarm := self._next_alarm()) is not None and alarm[0] <= self._now:
+            self._waiting.remove(alarm[1])
+            due.append(alarm[2])
+        return due
 
     def _next_alarm(self) -> tuple[int, int, Signal] | None:
         while self._alarms and self._alarms[0][1] not in self._waiting:
@@ -176,11 +182,15 @@ class ManualClock:
 
     def _jump(self, moves: int) -> None:
         """Move to the next instant anybody waits for, unless someone else moved the clock meanwhile."""
+        due: list[Signal] = []
         with self._lock:
             alarm = self._next_alarm() if self._moves == moves else None
-        if alarm is not None:
-            self._alone = True
-            self._move(max(alarm[0], self._now))
+            if alarm is not None:
+                self._moves += 1
+                self._alone = True
+                due = self._move(max(alarm[0], self._now))
+        for signal in due:
+            signal.set()
 
     @contextmanager
     def _alarm(self, signal: Signal, until: int | None) -> Iterator[None]:

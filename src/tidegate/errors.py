@@ -49,6 +49,10 @@ class Denied(RateLimitError):
         super().__init__(message)
         self.decision = decision
 
+    def __reduce__(self) -> tuple[type[Denied], tuple[str, Decision]]:
+        """Travel between processes."""
+        return type(self), (str(self), self.decision)
+
 
 class StoreUnavailable(RateLimitError):
     """The store could not be asked; nothing is known to have been charged."""

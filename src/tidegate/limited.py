@@ -61,6 +61,8 @@ class Limited(_Limited["Limiter"]):
         """Decorate a function."""
         if inspect.iscoroutinefunction(function):
             raise ConfigError(f"{function.__qualname__} is a coroutine function: limit it with an AsyncLimiter")
+        if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+            raise ConfigError(f"{function.__qualname__} is a generator function: limit what it does, with a block")
 
         @functools.wraps(function)
         def limited(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -77,7 +79,7 @@ class Limited(_Limited["Limiter"]):
     def __exit__(self, *_: object) -> None:
         """Release slots."""
         decision = self._held.pop()
-        if self._holds_slots():
+        if decision[0] and self._holds_slots():  # in shadow mode a call may be allowed that holds none
             self._limiter.release(self._ready()[0], self._ready()[1], decision)
 
 
@@ -105,5 +107,5 @@ class AsyncLimited(_Limited["AsyncLimiter"]):
     async def __aexit__(self, *_: object) -> None:
         """Release slots."""
         decision = self._held.pop()
-        if self._holds_slots():
+        if decision[0] and self._holds_slots():  # in shadow mode a call may be allowed that holds none
             await self._limiter.release(self._ready()[0], self._ready()[1], decision)

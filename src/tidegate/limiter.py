@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import functools
 from contextlib import closing
-from typing import TYPE_CHECKING, NamedTuple, Self
+from datetime import timedelta
+from typing import TYPE_CHECKING, Final, NamedTuple, Self
 
 from tidegate.clock import Clock, TaskSignal, ThreadSignal
 from tidegate.core.algorithms import NEVER
@@ -29,6 +30,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from tidegate.clock import Signal
+
+
+ENDLESS: Final = 3e10
 
 
 class Usage(NamedTuple):
@@ -73,6 +77,8 @@ class _Engine:
         self._observer = observer
         self._ageing = round(ageing * SECOND)
         self._lines = Lines()
+        self.store.waited_on.add(self._lines)
+        self._live: list[bool] = []
         self._now: Callable[[], int] | None = None
         if clock is not None and clock is not self.store.clock:
             self._now = lambda: clock.ns() // 1000
@@ -83,6 +89,8 @@ class _Engine:
     def _take_over(self, policy: Policy) -> None:
         """Decide by this policy from now on."""
         self.policy = policy
+        self._live.clear()  # whoever holds an earlier short way is sent the long one
+        self._live = [True]
         # Shadows and observers see each decision on its way out; most limiters have neither.
         self._watched = self._observer is not None or policy.mode == "shadow"
 
@@ -121,6 +129,8 @@ class _Engine:
     def _acquiring(self, verb: str, key: Key, cost: Cost, timeout: float | None, priority: float) -> Steps:
         """Ask at once where nobody waits; otherwise, or when denied, stand in line until the deadline."""
         key = normal_key(key)
+        timeout = None if timeout is None else seconds("timeout", timeout)
+        ahead = round(seconds("priority", priority) * self._ageing)
         ask = self._question(verb, key, cost)
         impossible = any(c > limit.burst for limit, c in zip(ask.policy.limits, ask.costs, strict=True))
         if key not in self._lines or impossible:
@@ -129,7 +139,7 @@ class _Engine:
                 return self._permit(decision, key, timeout)
         now = self.clock.steady()
         deadline = None if timeout is None else now + max(0, round(timeout * SECOND))
-        waiter = self._lines.join(key, now - round(priority * self._ageing), self._signal())
+        waiter = self._lines.join(key, now - ahead, self._signal())
         ask_as = functools.partial(self._question, key=key, cost=cost)
         decision = yield from wait_in_line(self._lines, waiter, verb, ask_as, deadline, self.clock.steady)
         return self._permit(decision, key, timeout)
@@ -147,10 +157,17 @@ class _Engine:
             message = f"{key!r} got no permit within {timeout} s: others wait in front of it"
         raise Denied(message, decision)
 
+    def _policy_of(self, decision: Decision) -> Policy:
+        """Give the policy a decision was made by: the present one, unless the rules changed meanwhile."""
+        policy = self.policy
+        same = decision[2] is policy.limits
+        return policy if same else Policy(policy.name, decision[2], policy.mode, policy.on_store_error)
+
     def _adjusting(self, ask: Ask) -> Steps:
         """Correct what was charged, and let the first in line look whether that is enough for it."""
         decision: Decision = yield ask
-        self._lines.wake(ask.key)
+        for lines in tuple(self.store.waited_on):
+            lines.wake(ask.key)
         return decision
 
     def _refunding(self, key: Key, cost: Cost) -> Steps:
@@ -184,6 +201,15 @@ class _Engine:
         raise NotImplementedError
 
 
+def seconds(name: str, value: object) -> float:
+    """Take a number of seconds, or a timedelta; what is as good as endless ends in a thousand years."""
+    if isinstance(value, timedelta):
+        value = value.total_seconds()
+    if isinstance(value, (int, float)) and not isinstance(value, bool) and value == value:  # noqa: PLR0124 - not NaN
+        return max(-ENDLESS, min(ENDLESS, value))
+    raise ConfigError(f"must be a number of seconds, not {value!r}", field=name)
+
+
 def slots_of(policy: Policy, costs: tuple[int, ...]) -> tuple[int, ...]:
     """Keep of a cost only what holds slots."""
     pairs = zip(policy.limits, costs, strict=True)
@@ -205,12 +231,18 @@ class Limiter(_Engine):
 
     def _take_over(self, policy: Policy) -> None:
         super()._take_over(policy)
-        long_way = functools.partial(Limiter.try_acquire, self)
+        self.__dict__.pop("try_acquire", None)
         plain = not self._watched and self._now is None and not self._lines.closed
-        if plain and isinstance(self.store, (MemoryStore, LeasedStore)):
-            self.__dict__["try_acquire"] = self.store.shortcut(policy, long_way)  # the same, faster
+        if not plain or type(self).try_acquire is not Limiter.try_acquire:
+            return
+        long_way = functools.partial(Limiter.try_acquire, self)
+        if isinstance(self.store, MemoryStore):
+            short_way = self.store.shortcut(policy, long_way, self._live)
+        elif isinstance(self.store, LeasedStore):
+            short_way = self.store.shortcut(policy, long_way)
         else:
-            self.__dict__.pop("try_acquire", None)
+            return
+        self.__dict__["try_acquire"] = functools.wraps(Limiter.try_acquire)(short_way)  # the same, faster
 
     def try_acquire(self, key: Key, cost: Cost = 1) -> Decision:
         """Take permits if there are enough, and say so either way; never waits.
@@ -239,9 +271,10 @@ class Limiter(_Engine):
         As a context manager it commits the estimate at the end, or cancels after an exception, unless settled before.
         Not settled within `ttl` seconds, the estimate stands. Waits up to `timeout` seconds, raises Denied then.
         """
-        policy, costs = self.policy, self.policy.costs(cost)
+        ttl = seconds("ttl", ttl)
         decision = self._drive(self._acquiring("hold", key, cost, timeout, priority))
-        return Reservation(self._settle, self.clock, policy, normal_key(key), costs, decision, ttl)
+        policy = self._policy_of(decision)
+        return Reservation(self._settle, self.clock, policy, normal_key(key), policy.costs(cost), decision, ttl)
 
     def _settle(self, ask: Ask) -> None:
         self._drive(self._adjusting(ask))
@@ -320,9 +353,11 @@ class AsyncLimiter(_Engine):
         plain = not self._watched and self._now is None and not self._lines.closed
         self._shortcut = None
         self.__dict__.pop("try_acquire", None)
+        plain = plain and type(self).try_acquire is AsyncLimiter.try_acquire
         if plain and isinstance(self.store, MemoryStore):
-            decide = self.store.shortcut(policy, self._long_way)
+            decide = self.store.shortcut(policy, self._long_way, self._live)
 
+            @functools.wraps(AsyncLimiter.try_acquire)
             async def try_acquire(key: Key, cost: Cost = 1) -> Decision:
                 return decide(key, cost)
 
@@ -365,9 +400,10 @@ class AsyncLimiter(_Engine):
         timeout: float | None,  # noqa: ASYNC109 - as above
         priority: float,
     ) -> AsyncReservation:
-        policy, costs = self.policy, self.policy.costs(cost)
+        ttl = seconds("ttl", ttl)
         decision = await self._drive(self._acquiring("hold", key, cost, timeout, priority))
-        return AsyncReservation(self._settle, self.clock, policy, normal_key(key), costs, decision, ttl)
+        policy = self._policy_of(decision)
+        return AsyncReservation(self._settle, self.clock, policy, normal_key(key), policy.costs(cost), decision, ttl)
 
     async def _settle(self, ask: Ask) -> None:
         await self._drive(self._adjusting(ask))

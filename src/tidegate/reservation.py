@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Generator, Mapping
 from typing import TYPE_CHECKING, Any, Self
 
 from tidegate.core.bounds import SECOND
-from tidegate.errors import RateLimitError
+from tidegate.errors import RateLimitError, StoreUnavailable
 from tidegate.waiting import Ask
 
 if TYPE_CHECKING:
@@ -27,7 +27,12 @@ class _Reservation:
         self.decision = decision
         self._clock = clock
         self._ends = clock.steady() + round(ttl * SECOND)
-        self.settled = False
+        self._open = [True]  # emptied by whoever settles, and only by one
+
+    @property
+    def settled(self) -> bool:
+        """Whether it was committed or cancelled."""
+        return not self._open
 
     @property
     def expired(self) -> bool:
@@ -52,10 +57,13 @@ class _Reservation:
         return self._settling(costs)
 
     def _settling(self, actual: tuple[int, ...]) -> Ask:
-        if self.settled:
-            raise RateLimitError(f"the reservation for {self.key!r} is settled already")
         expired = self.expired
-        self.settled = True
+        try:
+            self._open.pop()
+        except IndexError:
+            raise RateLimitError(f"the reservation for {self.key!r} is settled already") from None
+        if not self.decision[0]:  # in shadow mode: allowed, but never charged
+            return Ask("adjust", self.policy, self.key, (0,) * len(self.costs), self.decision.at)
         deltas = []
         for limit, new, old in zip(self.policy.limits, actual, self.costs, strict=True):
             if limit.algorithm == "concurrency":  # the work is over: its slots are free again
@@ -66,6 +74,10 @@ class _Reservation:
 
     def _cancelling(self) -> Ask:
         return self._settling((0,) * len(self.costs))
+
+    def _reopen(self) -> None:
+        """Let it be settled again: the store could not be told."""
+        self._open.append(True)
 
     def __repr__(self) -> str:
         """Show what is held, and whether it still is."""
@@ -83,11 +95,18 @@ class Reservation(_Reservation):
 
     def commit(self, actual: Cost | None = None) -> None:
         """Charge the actual cost instead of the estimate (None: as estimated)."""
-        self._settle(self._committing(actual))
+        self._tell(self._committing(actual))
 
     def cancel(self) -> None:
         """Give everything back."""
-        self._settle(self._cancelling())
+        self._tell(self._cancelling())
+
+    def _tell(self, ask: Ask) -> None:
+        try:
+            self._settle(ask)
+        except StoreUnavailable:
+            self._reopen()
+            raise
 
     def __enter__(self) -> Self:
         """Settle at the end of the block."""
@@ -96,7 +115,7 @@ class Reservation(_Reservation):
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         """Commit the estimate, or cancel after an exception, unless settled before."""
         if not self.settled:
-            self._settle(self._committing(None) if kind is None else self._cancelling())
+            self._tell(self._committing(None) if kind is None else self._cancelling())
 
 
 class AsyncReservation(_Reservation):
@@ -109,11 +128,18 @@ class AsyncReservation(_Reservation):
 
     async def commit(self, actual: Cost | None = None) -> None:
         """Charge the actual cost instead of the estimate (None: as estimated)."""
-        await self._settle(self._committing(actual))
+        await self._tell(self._committing(actual))
 
     async def cancel(self) -> None:
         """Give everything back."""
-        await self._settle(self._cancelling())
+        await self._tell(self._cancelling())
+
+    async def _tell(self, ask: Ask) -> None:
+        try:
+            await self._settle(ask)
+        except StoreUnavailable:
+            self._reopen()
+            raise
 
     async def __aenter__(self) -> Self:
         """Settle at the end of the block."""
@@ -122,7 +148,7 @@ class AsyncReservation(_Reservation):
     async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
         """Commit the estimate, or cancel after an exception, unless settled before."""
         if not self.settled:
-            await self._settle(self._committing(None) if kind is None else self._cancelling())
+            await self._tell(self._committing(None) if kind is None else self._cancelling())
 
 
 class Reserving:

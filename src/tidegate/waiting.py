@@ -106,13 +106,16 @@ class Lines:
         if key in self._lines:
             with self._lock:
                 line = self._lines.get(key)
-            if line:
-                line[0].signal.set()
+                first = line[0] if line else None
+            if first is not None:
+                first.signal.set()
 
     def wake_all(self) -> None:
         """Let the first of every line ask again: the rules may have changed."""
-        for key in tuple(self._lines):
-            self.wake(key)
+        with self._lock:
+            firsts = [line[0] for line in self._lines.values()]
+        for first in firsts:
+            first.signal.set()
 
     def close(self) -> None:
         """Wake everybody; they find the lines closed."""

@@ -121,3 +121,17 @@ def test_a_debt_beyond_the_floor_of_the_new_limit_stops_there():
     state = before.rules.adjust(before.charge(None, before, 10, START), before, 2**50, START, None)
     level = after.rules.view(state, after, 1, START)
     assert 0 < level[2] <= 2**52
+
+
+@pytest.mark.parametrize(
+    ("old", "taken", "seconds", "new", "left"),
+    [
+        ("2/10s", 1, 0.9, "12/10s", 1),
+        ("10/1d", 10, 3600, "1000/1h", 0),
+        ("100/1m", 100, 30, "30/1m", 15),
+    ],
+)
+def test_time_before_a_change_counts_at_the_slower_rate(old, taken, seconds, new, left):
+    before, after = (Limit.parse(text + " name=x") for text in (old, new))
+    state = before.charge(None, before, taken, START)
+    assert after.rules.view(state, after, 0, START + round(seconds * 10**6))[0] == left

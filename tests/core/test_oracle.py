@@ -153,3 +153,17 @@ def test_coarse_sliding_window_is_conservative(quota, length, share, ahead):
     if retry:
         assert limit.charge(state, limit, quota, now + retry - 1) is None
         assert limit.charge(state, limit, quota, now + retry) is not None
+
+
+@pytest.mark.parametrize("hours", [1, 13, 25, 37])
+@pytest.mark.parametrize("cost", [1, 3 * 10**8, 10**9])
+def test_retry_of_a_window_weighed_in_ticks(hours, cost):
+    limit = Limit(10**9, "1d", "sliding_window")
+    assert limit.tick > 1
+    day = START - START % (86_400 * 10**6)
+    state = limit.charge(None, limit, 10**9, day + 3600 * 10**6)
+    now = day + hours * 3600 * 10**6
+    retry = limit.rules.view(state, limit, cost, now)[1]
+    if retry:
+        assert limit.charge(state, limit, cost, now + retry - 1) is None
+    assert limit.charge(state, limit, cost, now + retry) is not None

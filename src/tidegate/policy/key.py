@@ -10,7 +10,7 @@ Key = str | tuple[str, ...]
 def normal_key(key: object) -> Key:
     """Check a key: a string, or a tuple of strings; a tuple of one is that string."""
     if isinstance(key, str):
-        return str(key)
+        return str.__str__(key)  # of an enumeration that is a string, too
     if isinstance(key, (tuple, list)) and key and all(isinstance(part, str) for part in key):
         return tuple(key) if len(key) > 1 else str(key[0])
     message = f"a key is a string or a tuple of strings, not {key!r}: write e.g. str(user_id) or ('user', str(user_id))"

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Protocol
+from weakref import WeakSet
 
 from tidegate.clock import Clock, SystemClock
 
@@ -14,6 +15,13 @@ if TYPE_CHECKING:
     from tidegate.policy import Key, Policy
 
     Ask = tuple[Policy, Key, tuple[int, ...]]
+
+
+class Wakes(Protocol):
+    """Whoever waits for keys of a store."""
+
+    def wake(self, key: Key) -> None:
+        """Permits of the key may have become free."""
 
 
 class Store(ABC):
@@ -29,6 +37,7 @@ class Store(ABC):
     def __init__(self, clock: Clock | None = None) -> None:
         """Tell the time by the given clock (the machine's by default)."""
         self.clock: Clock = clock or SystemClock()
+        self.waited_on: WeakSet[Wakes] = WeakSet()  # the lines of every limiter here: permits come back to all of them
 
     @abstractmethod
     def apply(self, verb: str, asks: Sequence[Ask], now: int | None = None, at: int | None = None) -> list[Decision]:

@@ -8,6 +8,7 @@ from itertools import count
 from typing import TYPE_CHECKING, Final, Literal
 
 from tidegate.clock import Clock, yield_thread
+from tidegate.core.algorithms import NEVER
 from tidegate.core.bounds import MAX
 from tidegate.core.decision import VERBS, Decision, States, acquire
 from tidegate.errors import ConfigError
@@ -65,31 +66,33 @@ class MemoryStore(Store):
         self._tables: dict[str, Table] = {}
         self._rota: deque[Table] = deque()
         self._token = deque([None])
-        self._take = self._token.pop
         self._give = self._token.append
         self._ns = self.clock.ns
         self._entries = 0
         self._overflowed = 0
         self._warned = False
+        self._warn = False  # to be told once the token is given back
 
-    def shortcut(self, policy: Policy, otherwise: TryAcquire) -> TryAcquire:
-        """Build a faster `try_acquire` for the usual calls under a policy; others go to `otherwise`."""
+    def shortcut(self, policy: Policy, otherwise: TryAcquire, live: list[bool]) -> TryAcquire:
+        """Build a faster `try_acquire` for usual calls; others, and all once `live` is empty, go to `otherwise`."""
         try:
-            self._take()
+            del self._token[0]
         except IndexError:
             self._contend()
         try:
             table = self._table(policy)
         finally:
             self._give(None)
-        return shortcut(policy, table, otherwise, Guard(self._take, self._give, self._contend, self._ns, self._insert))
+        return shortcut(
+            policy, table, otherwise, Guard(self._token, self._give, self._contend, self._ns, self._insert), live
+        )
 
     def apply_one(
         self, verb: str, policy: Policy, key: Key, costs: tuple[int, ...], now: int | None = None, at: int | None = None
     ) -> Decision:
         """Apply the verb to one key."""
         try:
-            self._take()
+            del self._token[0]
         except IndexError:
             self._contend()
         try:
@@ -115,24 +118,28 @@ class MemoryStore(Store):
             return self._decide(verb, ((policy, key, costs),), now, at)[0]
         finally:
             self._give(None)
+            if self._warn:
+                self._warn_full()
 
     def apply(self, verb: str, asks: Sequence[Ask], now: int | None = None, at: int | None = None) -> list[Decision]:
         """Apply the verb to every key together."""
         try:
-            self._take()
+            del self._token[0]
         except IndexError:
             self._contend()
         try:
             return self._decide(verb, asks, self._ns() // 1000 if now is None else now, at)
         finally:
             self._give(None)
+            if self._warn:
+                self._warn_full()
 
     def _contend(self) -> None:
         """Take the token that another thread holds, letting that thread run; sleep if that does not help soon."""
         for attempt in count():
             yield_thread(0 if attempt < PATIENCE else 0.0001)
             try:
-                self._take()
+                del self._token[0]
             except IndexError:
                 continue
             return
@@ -140,7 +147,7 @@ class MemoryStore(Store):
     def _decide(self, verb: str, asks: Sequence[Ask], now: int, at: int | None) -> list[Decision]:
         slots = [self._slot(verb, policy, key, now, place) for place, (policy, key, _) in enumerate(asks)]
         if None in slots:
-            return [self._full(policy, now) for policy, _, _ in asks]
+            return [self._full(policy, costs, now) for policy, _, costs in asks]
         limits: list[Limit] = []
         states: list[State | None] = []
         costs: list[int] = []
@@ -196,18 +203,24 @@ class MemoryStore(Store):
             return table, key
         if verb in ("acquire", "hold"):
             self._overflowed += 1
-            if not self._warned:
-                self._warned = True
-                log.warning(
-                    "memory store is full: %d live keys; new keys of a policy are %s until some end (max_entries)",
-                    self._entries,
-                    "limited together" if self.overflow == "share" else "denied",
-                )
+            self._warn = self._warn or not self._warned
+            self._warned = True
         return (table, OVERFLOW) if self.overflow == "share" else None
 
-    def _full(self, policy: Policy, now: int) -> Decision:
+    def _warn_full(self) -> None:
+        """Say once that the store is full, after the token was given back: a handler may take its time, or ask us."""
+        self._warn = False
+        log.warning(
+            "memory store is full: %d live keys; new keys of a policy are %s until some end (max_entries)",
+            self._entries,
+            "limited together" if self.overflow == "share" else "denied",
+        )
+
+    def _full(self, policy: Policy, costs: Sequence[int], now: int) -> Decision:
         wait = max(1, min(table.due for table in self._tables.values()) - now)
-        return Decision((False, now, policy.limits, ((0, wait, wait),) * len(policy.limits), None))
+        pairs = zip(policy.limits, costs, strict=True)
+        views = tuple((0, NEVER if cost > limit.burst else wait, wait) for limit, cost in pairs)
+        return Decision((False, now, policy.limits, views, None))
 
     def _write(self, table: Table, key: Key, policy: Policy, states: States, now: int) -> None:
         """Keep the new states, together with live ones of limits that are not in the policy (any more)."""

@@ -13,6 +13,7 @@ from tidegate.core.bounds import ceil_div
 from tidegate.core.decision import Decision
 
 if TYPE_CHECKING:
+    from collections import deque
     from collections.abc import Callable
 
     from tidegate.policy import Cost, Key, Policy
@@ -22,17 +23,21 @@ if TYPE_CHECKING:
 
 
 class Guard(NamedTuple):
-    """How a store is entered and left: take the token or contend for it, give it back; its clock; keep a new key."""
+    """How a store is entered and left: take the token or contend for it, give it back; its clock; keep a new key.
 
-    take: Callable[[], object]
+    The token is taken by the statement `del token[0]`, not by a call: after a call the interpreter looks for signals,
+    and an exception raised by a handler there, before `try` begins, would lose the token for good.
+    """
+
+    token: deque[None]
     give: Callable[[None], object]
     contend: Callable[[], object]
     ns: Callable[[], int]
     insert: Callable[[Table, Key, Entry, int, int], bool]
 
 
-def shortcut(policy: Policy, table: Table, otherwise: TryAcquire, guard: Guard) -> TryAcquire:
-    """Choose the short way for a policy."""
+def shortcut(policy: Policy, table: Table, otherwise: TryAcquire, guard: Guard, live: list[bool]) -> TryAcquire:
+    """Choose the short way for a policy; it is taken while `live` holds something."""
     if 0 in policy.one:
         return otherwise
     buckets = all(limit.algorithm == "token_bucket" for limit in policy.limits)
@@ -40,20 +45,20 @@ def shortcut(policy: Policy, table: Table, otherwise: TryAcquire, guard: Guard) 
         build = _several_buckets if buckets else _several
     else:
         build = _one_bucket if buckets else _one_limit
-    return build(policy, table, otherwise, guard)
+    return build(policy, table, otherwise, guard, live)
 
 
-def _one_bucket(policy: Policy, table: Table, otherwise: TryAcquire, guard: Guard) -> TryAcquire:
-    take, give, contend, ns, insert = guard
+def _one_bucket(policy: Policy, table: Table, otherwise: TryAcquire, guard: Guard, live: list[bool]) -> TryAcquire:
+    token, give, contend, ns, insert = guard
     entries, limits, one, nothing = table.entries, policy.limits, policy.one, (0,)
     limit = limits[0]
     capacity, rate, scale = limit.capacity, limit.rate, limit.scale
     first, lasts = capacity - scale, ceil_div(scale, rate)  # what a call leaves in a full bucket, and for how long
 
     def try_acquire(key: Key, cost: Cost = 1) -> Decision:
-        if cost == 1:
+        if cost == 1 and live:
             try:
-                take()
+                del token[0]
             except IndexError:
                 contend()
             try:
@@ -84,16 +89,16 @@ def _one_bucket(policy: Policy, table: Table, otherwise: TryAcquire, guard: Guar
     return try_acquire
 
 
-def _one_limit(policy: Policy, table: Table, otherwise: TryAcquire, guard: Guard) -> TryAcquire:
-    take, give, contend, ns, _ = guard
+def _one_limit(policy: Policy, table: Table, otherwise: TryAcquire, guard: Guard, live: list[bool]) -> TryAcquire:
+    token, give, contend, ns, _ = guard
     entries, limits, one, nothing = table.entries, policy.limits, policy.one, (0,)
     limit = limits[0]
     charge = limit.charge
 
     def try_acquire(key: Key, cost: Cost = 1) -> Decision:
-        if cost == 1:
+        if cost == 1 and live:
             try:
-                take()
+                del token[0]
             except IndexError:
                 contend()
             try:
@@ -114,15 +119,15 @@ def _one_limit(policy: Policy, table: Table, otherwise: TryAcquire, guard: Guard
     return try_acquire
 
 
-def _several(policy: Policy, table: Table, otherwise: TryAcquire, guard: Guard) -> TryAcquire:
-    take, give, contend, ns, _ = guard
+def _several(policy: Policy, table: Table, otherwise: TryAcquire, guard: Guard, live: list[bool]) -> TryAcquire:
+    token, give, contend, ns, _ = guard
     entries, limits, one, nothing = table.entries, policy.limits, policy.one, (0,) * len(policy.limits)
     charges = [(limit.charge, limit) for limit in limits]
 
     def try_acquire(key: Key, cost: Cost = 1) -> Decision:
-        if cost == 1:
+        if cost == 1 and live:
             try:
-                take()
+                del token[0]
             except IndexError:
                 contend()
             try:
@@ -147,16 +152,16 @@ def _several(policy: Policy, table: Table, otherwise: TryAcquire, guard: Guard) 
     return try_acquire
 
 
-def _several_buckets(policy: Policy, table: Table, otherwise: TryAcquire, guard: Guard) -> TryAcquire:
-    take, give, contend, ns, insert = guard
+def _several_buckets(policy: Policy, table: Table, otherwise: TryAcquire, guard: Guard, live: list[bool]) -> TryAcquire:
+    token, give, contend, ns, insert = guard
     entries, limits, one, nothing = table.entries, policy.limits, policy.one, (0,) * len(policy.limits)
     numbers = [(limit, limit.capacity, limit.rate, limit.scale) for limit in limits]
     lasts = max(ceil_div(limit.scale, limit.rate) for limit in limits)
 
     def try_acquire(key: Key, cost: Cost = 1) -> Decision:
-        if cost == 1:
+        if cost == 1 and live:
             try:
-                take()
+                del token[0]
             except IndexError:
                 contend()
             try:

@@ -357,9 +357,9 @@ end
 local function build_log()
   local _log, _logged, _correct, entry, sum_before, bisect_left, bisect_right, rebase, shifted
   --
-  -- Entries [head, tail) of the string are live; `base` is the running sum in front of them, `total` that of the last one,
-  -- `first` and `last` are the times of the first and the last. A transition only notes what is to be written (`writes`,
-  -- and `cut`, how many entries go in front): it is done when every limit has said yes.
+  -- Entries [head, tail) of the string are live; `base` is the running sum in front of them, `total` that of the last
+  -- one, `first` and `last` are the times of the first and the last. A transition only notes what is to be written
+  -- (`writes`, and `cut`, how many entries go in front): it is done when every limit has said yes.
 
   local function charge_log(state, limit, cost, now)
     local log
@@ -515,7 +515,7 @@ local function build_log()
     return low
   end
 
-  -- Subtract `base` from all sums. Only quotas near 2^53 ever need it: their sums would outgrow what a double can count.
+  -- Subtract `base` from all sums. Only quotas near 2^53 ever need it: their sums would outgrow what a double counts.
   function rebase(log)
     local copy = shifted(log, log.head, log.tail, -log.base)
     return {key = log.key, head = 0, tail = log.tail - log.head, base = 0, first = log.first, last = log.last,

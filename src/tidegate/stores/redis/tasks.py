@@ -18,7 +18,7 @@ from tidegate.stores.redis.cluster import Router, nobody
 from tidegate.stores.redis.wire import Group, Script
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine, Sequence
+    from collections.abc import Coroutine, Iterable, Sequence
 
     from tidegate.core.decision import Decision
     from tidegate.errors import RateLimitError
@@ -41,7 +41,7 @@ class TaskGroup(Group):
         """Wait for an answer."""
         super().__init__(verb, asks, now, at)
         self.line = line
-        self.future: asyncio.Future[list[Decision]] = line.loop.create_future()
+        self.future: asyncio.Future[list[Decision]] = line.create_future()
 
     @property
     def dropped(self) -> bool:
@@ -50,14 +50,14 @@ class TaskGroup(Group):
 
     def settle(self, answer: list[Decision] | RateLimitError) -> None:
         """Wake the task; if it went away, give back what it took."""
-        if self.future.cancelled():
-            if self.verb in CHARGES and isinstance(answer, list) and answer[0].allowed:
+        if self.future.done():
+            charged = self.future.cancelled() and self.verb in CHARGES
+            if charged and isinstance(answer, list) and answer[0].allowed:
                 self.line.give_back(self, answer)
-        elif not self.future.done():
-            if isinstance(answer, list):
-                self.future.set_result(answer)
-            else:
-                self.future.set_exception(answer)
+        elif isinstance(answer, list):
+            self.future.set_result(answer)
+        else:
+            self.future.set_exception(answer)
 
 
 class TaskLine:
@@ -66,6 +66,7 @@ class TaskLine:
     def __init__(self, address: Address, wire: Wire, counts: Counts) -> None:
         """Belong to the running loop; connect when first asked."""
         self.loop = asyncio.get_running_loop()
+        self.create_future = self.loop.create_future
         self.address = address
         self.wire = wire
         self.counts = counts
@@ -78,7 +79,8 @@ class TaskLine:
     def ask(self, verb: str, asks: Sequence[Ask], now: int | None, at: int | None) -> asyncio.Future[list[Decision]]:
         """Get an answer to come, together with whoever else asks."""
         group = TaskGroup(self, verb, asks, now, at)
-        self.wire.slot_of(group)
+        if self.wire.slotted:
+            self.wire.slot_of(group)
         self.put(group)
         return group.future
 
@@ -88,9 +90,10 @@ class TaskLine:
             group.settle(Closed("the store is closed"))
             return
         self._queue.append(group)
-        self._wake.set()
-        if self._sender is None or self._sender.done():
-            self._sender = self.loop.create_task(self._run())
+        if len(self._queue) == 1:
+            self._wake.set()
+            if self._sender is None or self._sender.done():
+                self._sender = self.loop.create_task(self._run())
 
     def give_back(self, group: TaskGroup, decisions: list[Decision]) -> None:
         """Undo a charge whose caller went away.
@@ -126,7 +129,7 @@ class TaskLine:
         finally:
             self._end(Closed("the event loop or the store was closed"))
 
-    async def _send(self, scripts: list[Script]) -> None:
+    async def _send(self, scripts: Iterable[Script]) -> None:
         raise NotImplementedError
 
     def _end(self, error: RateLimitError) -> None:
@@ -148,7 +151,7 @@ class TaskLine:
             script.fail(driver.explain(self.address, reply))
             return []
         again = script.receive(reply)
-        return self.wire.scripts(again) if again else []
+        return list(self.wire.scripts(again)) if again else []
 
     def close_soon(self) -> None:
         """Let everything go when the loop gets to it."""
@@ -175,26 +178,26 @@ class ServerLine(TaskLine):
         self._connecting = asyncio.Lock()
         self._heard = 0.0  # when the server answered last, by the loop's time
 
-    async def _send(self, scripts: list[Script]) -> None:
+    async def _send(self, scripts: Iterable[Script]) -> None:
         try:
             async with self._connecting:
                 await self._ready()
             connection = self._connection
-            self._launch(scripts)
-            await connection.send_packed_command([b"".join([s.packed() for s in scripts])], check_health=False)
+            for script in scripts:
+                self._launch(script)
+                await connection.send_packed_command([script.packed()], check_health=False)
         except Exception as error:  # noqa: BLE001 - whatever it is, those who wait must hear of it
             self.counts.failures += 1
             trouble = driver.explain(self.address, error)
-            for script in scripts:
+            for script in scripts:  # those that were not sent
                 script.fail(trouble)
             self._end(trouble)  # they waited for the same connection
             self._break(error)
 
-    def _launch(self, scripts: list[Script]) -> None:
-        self.counts.sent(scripts)
-        for script in scripts:
-            timer = self.loop.call_later(self.address.timeout, self._late, script, TURNS)
-            self._flights.append((script, timer))
+    def _launch(self, script: Script) -> None:
+        self.counts.sent((script,))
+        timer = self.loop.call_later(self.address.timeout, self._late, script, TURNS)
+        self._flights.append((script, timer))
 
     async def _ready(self) -> None:
         """Connect, unless there is a connection that lives."""
@@ -299,7 +302,8 @@ class ClusterLine(TaskLine):
         self.router = Router(address)
         self._nodes: dict[tuple[str, int], NodeLine] = {}
 
-    async def _send(self, scripts: list[Script]) -> None:
+    async def _send(self, scripts: Iterable[Script]) -> None:
+        scripts = list(scripts)
         try:
             if self.router.stale:
                 await self._learn()

@@ -100,7 +100,7 @@ class ThreadLine:
 
     def _exchange(self, groups: Sequence[Group]) -> bool:
         """Send the groups, again where the server lacked the script or a calendar window; tell whether it failed."""
-        scripts = self._wire.scripts(groups)
+        scripts = list(self._wire.scripts(groups))
         while scripts:
             self._counts.sent(scripts)
             try:
@@ -129,7 +129,7 @@ class ThreadLine:
             script.fail(reply if isinstance(reply, RateLimitError) else driver.explain(self._address, reply))
             return []
         again = script.receive(reply)
-        return self._wire.scripts(again) if again else []
+        return list(self._wire.scripts(again)) if again else []
 
     def close(self) -> None:
         """Let the connection go."""

@@ -21,7 +21,7 @@ from tidegate.core.decision import VERBS, Decision
 from tidegate.errors import ConfigError, RateLimitError, StoreUnavailable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from tidegate.clock import Clock
     from tidegate.core.limit import Limit
@@ -57,7 +57,9 @@ class Group(ABC):
         self.now = now
         self.at = at
         self.needs: tuple[int, ...] = ()
-        self.weight = len(asks[0][0].limits) if len(asks) == 1 else sum(len(ask[0].limits) for ask in asks)
+        self.weight = len(asks[0][0].limits)
+        if len(asks) > 1:
+            self.weight = sum(len(ask[0].limits) for ask in asks)
         if self.weight > WIDEST:
             message = f"one call asks {self.weight} limits at once, more than the {WIDEST} a script may: split the call"
             raise ConfigError(message)
@@ -137,6 +139,7 @@ class Wire:
         self.batch = address.batch
         self._clock = clock
         self._slot = slot
+        self.slotted = slot is not None
         self._skew = (
             0  # how far the server's clock is ahead of ours; only which calendar windows are sent depends on it
         )
@@ -167,26 +170,25 @@ class Wire:
             plan = self._plans[id(policy)] = Plan(policy, before, after)
         return plan
 
-    def scripts(self, groups: Sequence[Group]) -> list[Script]:
-        """Divide groups into scripts, none of them too long, for a cluster each of one slot."""
-        if len(groups) == 1 and self._slot is None:
-            return [Script(self, groups)]
+    def scripts(self, groups: Sequence[Group]) -> Iterator[Script]:
+        """Divide groups into scripts, none of them too long, for a cluster each of one slot.
+
+        They are written one by one, so that the first may be under way while the next is written.
+        """
         slots: dict[int, Sequence[Group]] = {0: groups}
         if self._slot is not None:
             by_slot: dict[int, list[Group]] = {}
             for group in groups:
                 by_slot.setdefault(self.slot_of(group), []).append(group)
             slots = dict(by_slot)
-        scripts = []
         for slot, together in slots.items():
             start, weight = 0, 0
             for i, group in enumerate(together):
                 weight += group.weight
                 if i > start and (weight > 2 * self.batch or i - start >= self.batch):
-                    scripts.append(Script(self, together[start:i], slot))
+                    yield Script(self, together[start:i], slot)
                     start, weight = i, group.weight
-            scripts.append(Script(self, together[start:], slot))
-        return scripts
+            yield Script(self, together[start:], slot)
 
     def slot_of(self, group: Group) -> int:
         """Tell the slot of a cluster in which a call has all its keys, or refuse it."""
@@ -207,17 +209,27 @@ class Wire:
         keys: list[bytes] = []
         asked = []
         for group in groups:
-            now, at = group.now, group.at
+            now, at, asks = group.now, group.at, group.asks
+            if now is None and at is None and group.verb == "acquire" and len(asks) == 1:
+                policy, key, costs = asks[0]
+                plan = self._plans.get(id(policy)) or self.plan(policy)
+                if plan.written:  # the usual call: all that differs is the key
+                    place = places.setdefault(plan.written, len(places) + 1)
+                    asked.append(plan.usual(place, costs))
+                    keys.append(plan.key(key))
+                    if plan.logs:
+                        keys.extend([keys[-1] + log for log in plan.logs])
+                    continue
             asked.append(
                 HEAD.pack(
                     VERB[group.verb],
                     NONE if now is None else now,
                     KEPT if now is None else KEPT_BY_HAND,
                     NONE if at is None else at,
-                    len(group.asks),
+                    len(asks),
                 )
             )
-            for policy, key, costs in group.asks:
+            for policy, key, costs in asks:
                 plan = self.plan(policy)
                 written = plan.written or self._with_windows(plan, group)
                 place = places.setdefault(written, len(places) + 1)
@@ -236,7 +248,7 @@ class Wire:
 class Plan:
     """A policy as it is written. `written` is empty where calendar windows make it depend on the time."""
 
-    __slots__ = ("_after", "_before", "_recent", "_since", "_until", "logs", "policy", "written")
+    __slots__ = ("_after", "_before", "_recent", "_since", "_until", "_usual", "logs", "policy", "written")
 
     def __init__(self, policy: Policy, before: str, after: str) -> None:
         """Work out what does not change. A key stands between `before` and `after`."""
@@ -246,13 +258,26 @@ class Plan:
         self.logs = [b":%x" % limit_id(limit) for limit in policy.limits if ALGORITHM[limit.algorithm] >= 5]  # noqa: PLR2004 - the two that log
         self.written = b""
         self._recent, self._since, self._until = b"", 0, 0
+        self._usual: dict[tuple[int, tuple[int, ...]], bytes] = {}
         if all(limit.calendar is None for limit in policy.limits):
             self.written = b"".join(write_limit(limit, ()) for limit in policy.limits)
 
+    def usual(self, place: int, costs: tuple[int, ...]) -> bytes:
+        """Write a call to acquire these costs at one key, now."""
+        written = self._usual.get((place, costs))
+        if written is None:
+            written = HEAD.pack(VERB["acquire"], NONE, KEPT, NONE, 1) + ASKS[len(costs)].pack(place, *costs)
+            if len(self._usual) < WIDEST:
+                self._usual[place, costs] = written
+        return written
+
     def key(self, key: Key) -> bytes:
         """Name the entry of a key."""
-        text = key.translate(ESCAPES) if isinstance(key, str) else "/".join(part.translate(ESCAPES) for part in key)
-        return f"{self._before}{text}{self._after}".encode(errors="surrogatepass")
+        if not isinstance(key, str):
+            key = "/".join([part.translate(ESCAPES) for part in key])
+        elif "/" in key or "%" in key or "{" in key or "}" in key:
+            key = key.translate(ESCAPES)
+        return f"{self._before}{key}{self._after}".encode("utf-8", "surrogatepass")
 
     def at(self, now: int, needs: tuple[int, ...]) -> bytes:
         """Write the policy with the calendar windows around `now`, and around what else is needed."""
