@@ -35,7 +35,7 @@ def exact_level(limit, state, now):
 
 @given(limit=limits(("token_bucket",)), data=st.data())
 def test_bucket_settles_like_a_replay_with_the_actual_costs(limit, data):
-    """Never more than the replay; exactly that unless something was taken after the bucket had been full again."""
+    """Never more than the replay; that to less than a permit unless more was taken after the bucket had been full again."""
     state, oracle, now, open_, exact = None, TokenBucket(limit), START, [], True
     for _ in range(data.draw(st.integers(1, 15))):
         now += data.draw(st.one_of(st.just(0), st.integers(0, max(1, limit.length // limit.quota)), st.just(1)))
@@ -50,8 +50,7 @@ def test_bucket_settles_like_a_replay_with_the_actual_costs(limit, data):
             cost = data.draw(costs(limit))
             charge = held if data.draw(st.booleans()) else lambda li, s, c, n: li.charge(s, li, c, n)
             after = charge(limit, state, cost, now)
-            if exact:
-                assert (after is not None) == oracle.allowed(cost, now)
+            assert after is None or oracle.allowed(cost, now)
             if after is not None:
                 state = after
                 call = oracle.charge(cost, now)
@@ -60,7 +59,7 @@ def test_bucket_settles_like_a_replay_with_the_actual_costs(limit, data):
         level, replay = exact_level(limit, state, now), oracle.left(now) * limit.scale
         assert level <= replay
         if exact and len(marks(state)) < PEAKS:
-            assert level == replay
+            assert replay - level < limit.scale
 
 
 def marks(state):
