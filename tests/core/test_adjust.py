@@ -35,7 +35,7 @@ def exact_level(limit, state, now):
 
 @given(limit=limits(("token_bucket",)), data=st.data())
 def test_bucket_settles_like_a_replay_with_the_actual_costs(limit, data):
-    """Never more than the replay; that to less than a permit unless more was taken after the bucket had been full again."""
+    """Never more than the replay, and within a permit of it unless more was taken after the bucket was full again."""
     state, oracle, now, open_, exact = None, TokenBucket(limit), START, [], True
     for _ in range(data.draw(st.integers(1, 15))):
         now += data.draw(st.one_of(st.just(0), st.integers(0, max(1, limit.length // limit.quota)), st.just(1)))
