@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Self
 
 from tidegate.clock import Clock, TaskSignal, ThreadSignal
 from tidegate.core.algorithms import NEVER
-from tidegate.core.bounds import SECOND
+from tidegate.core.bounds import LONGEST, SECOND
 from tidegate.core.decision import Decision, ShadowDecision
 from tidegate.errors import Closed, ConfigError, Denied
 from tidegate.limited import AsyncLimited, Limited
@@ -141,7 +141,11 @@ class _Engine:
         deadline = None if timeout is None else now + max(0, round(timeout * SECOND))
         waiter = self._lines.join(key, now - ahead, self._signal())
         ask_as = functools.partial(self._question, key=key, cost=cost)
-        decision = yield from wait_in_line(self._lines, waiter, verb, ask_as, deadline, self.clock.steady)
+        # Another process may release a slot long before its lease ends, and cannot wake us.
+        slots = any(limit.algorithm == "concurrency" for limit in ask.policy.limits)
+        longest = SECOND if slots and not self._instant_store else LONGEST
+        steps = wait_in_line(self._lines, waiter, verb, ask_as, deadline, longest, self.clock.steady)
+        decision = yield from steps
         return self._permit(decision, key, timeout)
 
     def _permit(self, decision: Decision, key: Key, timeout: float | None) -> Decision:

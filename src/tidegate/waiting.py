@@ -127,12 +127,13 @@ class Lines:
 
 
 def wait_in_line(
-    lines: Lines, waiter: Waiter, verb: str, ask: Asker, deadline: int | None, steady: Callable[[], int]
+    lines: Lines, waiter: Waiter, verb: str, ask: Asker, deadline: int | None, longest: int, steady: Callable[[], int]
 ) -> Steps:
     """Wait for a permit, step by step, for whoever can ask and sleep.
 
-    `ask` words the question for a verb, by the rules of the moment. Returns the decision that ended the wait: allowed,
-    impossible, or denied at the deadline.
+    `ask` words the question for a verb, by the rules of the moment. `longest` bounds a sleep where permits may come
+    back that nobody here is told of. Returns the decision that ended the wait: allowed, impossible, or denied at the
+    deadline.
     """
     decision: Decision | None = None
     try:
@@ -146,7 +147,8 @@ def wait_in_line(
                 retry = decision.retry
                 if decision.allowed or retry == NEVER:
                     return decision
-                until = steady() + retry if deadline is None else min(deadline, steady() + retry)
+                again = steady() + min(retry, longest)
+                until = again if deadline is None else min(deadline, again)
             if deadline is not None and steady() >= deadline:
                 return decision or not_served((yield ask("peek")))
             yield Sleep(waiter.signal, until)

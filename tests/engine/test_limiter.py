@@ -2,6 +2,9 @@
 
 import asyncio
 import inspect
+import pickle
+import signal
+from datetime import timedelta
 
 import pytest
 from hypothesis import given
@@ -253,6 +256,91 @@ def test_concurrency_holds_slots_until_released_or_the_lease_ends(clock):
     assert limiter.try_acquire("k")
     with pytest.raises(ConfigError, match="has no concurrency limit to release"):
         Limiter("1/1s").release("k")
+
+
+def test_a_method_held_on_to_knows_of_changes(clock):
+    limiter = Limiter("5/1m", clock=clock)
+    limiter.try_acquire("k")
+    held = limiter.try_acquire
+    assert held.__name__ == "try_acquire"
+    assert held.__doc__ == Limiter.try_acquire.__doc__
+    limiter.update("1/1m")
+    assert held("k").remaining == 0
+    assert not held("k")
+    limiter.close()
+    with pytest.raises(Closed):
+        held("k")
+
+
+def test_a_subclass_is_asked(clock):
+    class Counting(Limiter):
+        asked = 0
+
+        def try_acquire(self, key, cost=1):
+            self.asked += 1
+            return super().try_acquire(key, cost)
+
+    limiter = Counting("5/1m", clock=clock)
+    limiter.try_acquire("k")
+    limiter.try_acquire("k")
+    assert limiter.asked == 2
+    assert limiter.usage("k")["1m"].used == 2
+
+
+def test_a_denial_travels_between_processes(clock):
+    with pytest.raises(Denied) as denied:
+        Limiter("1/1m", clock=clock).acquire("k", cost=2)
+    twin = pickle.loads(pickle.dumps(denied.value))  # noqa: S301 - our own
+    assert (str(twin), twin.decision) == (str(denied.value), denied.value.decision)
+
+
+@pytest.mark.parametrize("timeout", ["5", float("nan"), True, [5]])
+def test_senseless_times_are_refused_before_anything_is_charged(timeout):
+    limiter = Limiter("5/1m")
+    for ask in (
+        lambda: limiter.acquire("k", timeout=timeout),
+        lambda: limiter.acquire("k", priority=timeout),
+        lambda: limiter.reserve("k", ttl=timeout),
+    ):
+        with pytest.raises(ConfigError, match="must be a number of seconds"):
+            ask()
+    assert limiter.usage("k")["1m"].used == 0
+
+
+def test_endless_times_and_timedeltas_are_fine(clock):
+    limiter = Limiter("1/10s", clock=clock)
+    limiter.acquire("k", timeout=float("inf"))
+    limiter.acquire("k", timeout=timedelta(minutes=1))
+    assert clock.now() == START + 10
+    assert not limiter.reserve("other", ttl=float("inf")).expired
+
+
+def test_a_signal_never_loses_the_token():
+    """An exception from a handler may come at any instruction; whatever it interrupts, the store stays usable."""
+
+    class InterruptError(Exception):
+        pass
+
+    def interrupt(*_):
+        raise InterruptError
+
+    limiter = Limiter(["1000000000/1s"])
+    limiter.try_acquire("k")
+    before = signal.signal(signal.SIGALRM, interrupt)
+    interrupted = 0
+    try:
+        for _ in range(300):
+            try:
+                signal.setitimer(signal.ITIMER_REAL, 0.0001)
+                while True:
+                    limiter.try_acquire("k")
+            except InterruptError:
+                interrupted += 1
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert interrupted == 300
+    assert limiter.try_acquire("k")
 
 
 def test_both_limiters_have_the_same_names_and_parameters():

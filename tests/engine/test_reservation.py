@@ -2,7 +2,7 @@
 
 import pytest
 
-from tidegate import AsyncLimiter, Denied, Limit, Limiter, RateLimitError
+from tidegate import AsyncLimiter, Denied, Limit, Limiter, Policy, RateLimitError
 from tidegate.testing import ManualClock
 
 START = 1_728_000_000
@@ -166,3 +166,21 @@ def test_a_commit_while_the_clock_stepped_back_finds_its_entry(clock):
     assert not limiter.try_acquire("k")
     reservation.cancel()
     assert used(limiter) == [1]
+
+
+@pytest.mark.parametrize("algorithm", ["fixed_window", "sliding_log", "concurrency"])
+def test_what_a_shadow_never_charged_is_not_given_back(clock, algorithm):
+    limiter = Limiter(Policy("p", (Limit(1, "1h", algorithm),), mode="shadow"), clock=clock)
+    limiter.acquire("k")
+    limiter.reserve("k").cancel()
+    with limiter.limited("k"):
+        pass
+    assert used(limiter) == [1]
+
+
+def test_a_reservation_settles_by_the_rules_it_was_made_by(clock):
+    limiter = Limiter("5/1h fixed_window", clock=clock)
+    reservation = limiter.reserve("k", cost=3)
+    limiter.update(["5/1h fixed_window", "9/1m fixed_window"])
+    reservation.cancel()
+    assert used(limiter) == [0, 0]

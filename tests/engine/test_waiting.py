@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidegate import AsyncLimiter, Closed, Denied, Limit, Limiter
+from tidegate.stores import MemoryStore
 from tidegate.testing import ManualClock
 
 START = 1_728_000_000
@@ -226,6 +227,18 @@ async def test_permits_that_come_back_wake_the_first_in_line(clock, free):
         limiter.update(Limit(2, "1h", algorithm="concurrency"))
     else:
         await getattr(limiter, free)("k")
+    await settle()
+    assert order == ["waited"]
+    assert clock.now() == START
+
+
+async def test_permits_that_come_back_through_another_limiter_wake_too(clock):
+    store = MemoryStore(clock=clock)
+    limiter, other = (AsyncLimiter(Limit(1, "1h", "concurrency"), store=store) for _ in range(2))
+    await other.acquire("k")
+    order = []
+    await join(limiter, order, "waited")
+    await other.release("k")
     await settle()
     assert order == ["waited"]
     assert clock.now() == START
