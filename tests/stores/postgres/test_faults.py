@@ -59,15 +59,16 @@ def test_what_was_charged_survives_a_killed_server(own_server, store):
     assert left(store) == 5
 
 
-def test_a_call_in_progress_when_the_server_restarts_charges_nothing(own_server, store):
+def test_a_call_in_progress_when_the_server_restarts_is_charged_only_if_answered(own_server, store):
     assert store.apply_one("acquire", TEN, "k", ONE)
     with Held(own_server.url, store.schema.name) as held, ThreadPoolExecutor(1) as thread:
         call = thread.submit(store.apply_one, "acquire", TEN, "k", ONE)
         held.until_somebody_waits()
         own_server.restart()
-        with pytest.raises(StoreUnavailable, match="could not acquire"):
-            call.result()
-    assert left(store) == 9
+        # A server that stops ends sessions in its own order: the call may get its turn before its own session ends.
+        error = call.exception()
+        assert error is None or (isinstance(error, StoreUnavailable) and "could not acquire" in str(error))
+    assert left(store) == (9 if error else 8)
 
 
 def test_a_killed_server_in_mid_call_charges_nothing(own_server, store):
