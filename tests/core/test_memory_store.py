@@ -4,6 +4,7 @@
 import logging
 import sys
 from contextlib import contextmanager
+from itertools import count
 
 import pytest
 from hypothesis import given
@@ -419,3 +420,81 @@ def test_a_clock_that_stepped_back_is_told_the_true_wait():
         assert not limiter.try_acquire("k")
         clock.advance(0.000_001)
         assert limiter.try_acquire("k")
+
+
+class Interrupted(Exception):  # noqa: N818 - what a signal handler may raise
+    pass
+
+
+@contextmanager
+def interrupted_at(step):
+    """Raise before the given line that the store's bookkeeping runs, as a signal handler may."""
+    codes = {
+        method.__code__
+        for owner, names in (
+            (table.Table, ("register", "sweep", "forget", "scrub")),
+            (MemoryStore, ("_decide", "_slot", "_write", "_insert", "_forget")),
+        )
+        for method in (getattr(owner, name) for name in names)
+    }
+    steps = count(1)
+
+    def trace(frame, event, _arg):
+        if frame.f_code not in codes:
+            return None
+        if event == "line" and next(steps) == step:
+            sys.settrace(None)
+            raise Interrupted
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        yield
+    finally:
+        sys.settrace(before)
+
+
+INTERRUPTED = {
+    "new": lambda limiter: limiter.store.apply("acquire", [(limiter.policy, ("new",), (1,))]),
+    "short": lambda limiter: limiter.try_acquire("new"),
+    "due": lambda limiter: limiter.try_acquire("due"),
+    "forget": lambda limiter: limiter.reset("a5"),
+    "scrub": lambda limiter: limiter.reset("a199"),
+}
+
+
+def call_all(limiter, verb, numbers):
+    for number in range(numbers):
+        getattr(limiter, verb)(f"a{number}")
+
+
+@pytest.mark.parametrize("call", INTERRUPTED)
+def test_an_exception_between_any_two_steps_leaves_a_store_that_works_and_empties(call):
+    for step in count(1):
+        clock = ManualClock(1_000_000)
+        limiter = Limiter(["2/10s"], clock=clock)
+        call_all(limiter, "try_acquire", 200)
+        if call == "scrub":
+            call_all(limiter, "reset", 190)
+        if call == "due":
+            clock.advance(4)
+            call_all(limiter, "try_acquire", 195)
+            clock.advance(7)
+        try:
+            with interrupted_at(step):
+                INTERRUPTED[call](limiter)
+        except Interrupted:
+            pass
+        else:
+            break
+        places = limiter.store._tables[limiter.policy.name]
+        assert limiter.store.metrics()["entries"] == len(places.entries)
+        INTERRUPTED[call](limiter)
+        call_all(limiter, "try_acquire", 200)
+        assert set(places.entries) <= {key for keys in places.wheel.values() for key in keys}
+        clock.advance(100)
+        call_all(limiter, "peek", 60)
+        assert (places.entries, places.wheel, places.dues, places.ghosts) == ({}, {}, [], set())
+        assert limiter.store.metrics()["entries"] == 0
+    assert step > 3

@@ -116,6 +116,9 @@ class MemoryStore(Store):
                     self._write(table, key, policy, states, now)
                 return Decision((allowed, now, limits, states, left))
             return self._decide(verb, ((policy, key, costs),), now, at)[0]
+        except BaseException:
+            self._recount()
+            raise
         finally:
             self._give(None)
             if self._warn:
@@ -129,6 +132,9 @@ class MemoryStore(Store):
             self._contend()
         try:
             return self._decide(verb, asks, self._ns() // 1000 if now is None else now, at)
+        except BaseException:
+            self._recount()
+            raise
         finally:
             self._give(None)
             if self._warn:
@@ -226,24 +232,32 @@ class MemoryStore(Store):
         """Keep the new states, together with live ones of limits that are not in the policy (any more)."""
         old = table.entries.get(key)
         entry = write_entry(old, policy, states, now)
-        if entry is not None:
-            table.entries[key] = entry
-            if old is None and key is not OVERFLOW:
-                self._entries += 1
-                self._warned = self._warned and self._entries >= self.max_entries
-                table.register(key, expires(entry), now)
-        else:
+        if entry is None:
             self._forget(table, key)
+            return
+        if old is None and key is not OVERFLOW:
+            table.register(key, expires(entry), now)
+            self._entries += 1
+            self._warned = self._warned and self._entries >= self.max_entries
+        table.entries[key] = entry
 
     def _insert(self, table: Table, key: Key, entry: Entry, ends: int, now: int) -> bool:
         """Keep the entry of a new key, which ends then, if there is room; tell whether there was."""
         if self._entries >= self.max_entries:
             return False
-        table.entries[key] = entry
-        self._entries += 1
-        self._warned = self._warned and self._entries >= self.max_entries
-        table.register(key, ends, now)
+        try:
+            table.register(key, ends, now)
+            self._entries += 1
+            self._warned = self._warned and self._entries >= self.max_entries
+            table.entries[key] = entry
+        except BaseException:
+            self._recount()
+            raise
         return True
+
+    def _recount(self) -> None:
+        """Count the keys again after a signal handler has raised between two steps."""
+        self._entries = sum(len(table.entries) - (OVERFLOW in table.entries) for table in self._tables.values())
 
     def _forget(self, table: Table, key: Key) -> None:
         if key is OVERFLOW:

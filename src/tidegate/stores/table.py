@@ -31,6 +31,10 @@ class Table:
     key is dropped, or put under a later one if it was used meanwhile. So a key costs nothing between its first call
     and then, and nothing ever scans all of them. A key that is forgotten before stays in the wheel, as a ghost; where
     ghosts outnumber the others, each new one pays for a look at a few places, round and round.
+
+    A signal handler may raise between any two steps. So every method first says where to look and then puts something
+    there, takes a key out of the wheel last, and finds each of its steps done or not done: what an interrupted call
+    left is finished by the next.
     """
 
     __slots__ = ("due", "dues", "entries", "ghosts", "place", "scrubbed", "turns", "wheel")
@@ -55,9 +59,9 @@ class Table:
         due = ((ends >> step) + 1) << step
         keys = self.wheel.get(due)
         if keys is None:
-            self.wheel[due] = deque((key,))
             heapq.heappush(self.dues, due)
             self.due = self.dues[0]
+            self.wheel[due] = deque((key,))
         else:
             keys.append(key)
 
@@ -67,12 +71,14 @@ class Table:
         for _ in repeat(None, SWEEP):
             if self.due > now:
                 break
-            keys = self.wheel[self.due]
+            keys = self.wheel.get(self.due)
             if not keys:
-                del self.wheel[heapq.heappop(self.dues)]
+                self.wheel.pop(self.due, None)
+                if self.dues and self.dues[0] == self.due:
+                    heapq.heappop(self.dues)
                 self.due = self.dues[0] if self.dues else FOREVER
                 continue
-            key = keys.pop()
+            key = keys[-1]
             entry = self.entries.get(key)
             if entry is None:
                 self.ghosts.discard(key)
@@ -81,6 +87,7 @@ class Table:
                 dropped += 1
             else:
                 self.register(key, ends, now)
+            keys.pop()
         return dropped
 
     def forget(self, key: Key) -> None:
@@ -94,16 +101,18 @@ class Table:
         """Take ghosts out of the wheel, looking at a few places."""
         for _ in repeat(None, SCRUB):
             if not self.turns or not self.scrubbed:
+                if not self.dues:
+                    break
                 self.place = (self.place + 1) % len(self.dues)
-                self.scrubbed = self.wheel[self.dues[self.place]]
+                self.scrubbed = self.wheel.get(self.dues[self.place]) or deque()
                 self.turns = len(self.scrubbed)
                 continue
             self.turns -= 1
-            key = self.scrubbed.popleft()
-            if key in self.ghosts:
-                self.ghosts.remove(key)
+            if self.scrubbed[0] in self.ghosts:
+                self.ghosts.remove(self.scrubbed[0])
+                self.scrubbed.popleft()
             else:
-                self.scrubbed.append(key)
+                self.scrubbed.rotate(-1)
 
 
 def states_of(entry: Entry) -> list[State]:
