@@ -15,6 +15,7 @@ import asyncio
 import gc
 import json
 import logging
+import shutil
 import subprocess
 import sys
 import time
@@ -75,7 +76,8 @@ async def open_log(url: str, quota: int) -> Opened:
 async def _tidegate(url: str, limits: list[str]) -> Opened:
     from tidegate import AsyncLimiter  # noqa: PLC0415 - each process imports what it measures
 
-    limiter = AsyncLimiter(limits, store=f"{url}?timeout=5&connect_timeout=5", name=f"bench{len(limits)}")
+    name = f"{len(limits)} of {limits[0].partition('/')[2]}"  # each has keys of its own
+    limiter = AsyncLimiter(limits, store=f"{url}?timeout=5&connect_timeout=5", name=name)
 
     async def hit(key: str) -> bool:
         return (await limiter.try_acquire(key)).allowed
@@ -215,6 +217,24 @@ def row(took: list[float], wall: float, own: float, server: float) -> dict[str, 
     }
 
 
+def redis_benchmark(url: str) -> dict[int, float]:
+    """Tell what the server does when a program in C asks it one hand-written script a time, where that is installed."""
+    program = shutil.which("redis-benchmark") or shutil.which("valkey-benchmark")
+    if program is None:
+        return {}
+    host, port = url.removeprefix("redis://").split("/")[0].split(":")
+    client = redis.Redis.from_url(url)
+    sha = str(client.script_load(RAW))
+    client.close()
+    found = {}
+    for tasks in TASKS:
+        script = ["EVALSHA", sha, "1", "raw:user-__rand_int__", str(QUOTA), "3600000"]
+        options = ["-h", host, "-p", port, "-c", str(tasks), "-n", "20000", "-r", str(KEYS), "--csv"]
+        said = subprocess.run([program, *options, *script], capture_output=True, text=True, check=True).stdout  # noqa: S603 - the server's own tool
+        found[tasks] = float(said.strip().splitlines()[-1].split(",")[1].strip('"'))
+    return found
+
+
 def server_cpu(client: redis.Redis) -> float:
     """Tell the seconds of processor that the server has used."""
     info: Any = client.info("cpu")
@@ -270,9 +290,10 @@ def targets(found: dict[str, Any], over: dict[str, int]) -> dict[str, tuple[str,
             judged[f"at {tasks} tasks at least {times} times the best peer"] = (f"{ratio:.1f}", ratio >= times)
     late = found["tidegate"][256]["p99_ms"]
     judged["p99 at 256 tasks at most 10 ms"] = (f"{late:.1f}", late <= 10)
-    ratio = speed("tidegate", 1) / speed("raw EVALSHA", 1)
-    judged["alone no slower than one EVALSHA of a bucket written by hand"] = (f"{ratio:.2f}", ratio >= 1)
-    for tasks in TASKS:
+    if "raw EVALSHA" in found:
+        ratio = speed("tidegate", 1) / speed("raw EVALSHA", 1)
+        judged["alone no slower than one EVALSHA of a bucket written by hand"] = (f"{ratio:.2f}", ratio >= 1)
+    for tasks in TASKS if "tidegate, 5 limits" in found else ():
         ratio = speed("tidegate", tasks) / speed("tidegate, 5 limits", tasks)
         judged[f"5 limits cost at most 1.5 times one, at {tasks} tasks"] = (f"{ratio:.2f}", ratio <= 1.5)
     if over:
@@ -324,9 +345,12 @@ def main() -> None:
         names = [name for name in asyncio.run(installed(url)) if not chosen.only or name in chosen.only]
         rounds, seconds = (1, 0.3) if chosen.quick else (7, 0.5)
         found = asyncio.run(compare(url, names, rounds, seconds))
+        bare = redis_benchmark(url)
         over = {name: over_admitted(url, name) for name in names}
     judged = targets(found, over)
     print(table(found, over))
+    for tasks, rate in bare.items():
+        print(f"redis-benchmark, one script a call, {tasks} connections: {rate:,.0f}/s")
     for aim, (figure, met) in judged.items():
         print(f"{'met   ' if met else 'MISSED'} {aim}: {figure}")
     if chosen.json:

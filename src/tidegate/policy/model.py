@@ -56,6 +56,8 @@ class Policy:
 
     def costs(self, cost: Cost) -> tuple[int, ...]:
         """Spread a cost over the limits, in their order."""
+        if cost.__class__ is int and cost == 1 and self.counted:
+            return self.one
         if isinstance(cost, int):
             if not self.counted:
                 units = ", ".join(sorted({limit.unit for limit in self.limits}))

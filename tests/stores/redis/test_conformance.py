@@ -61,7 +61,7 @@ def expected_states(model: Model, policy: str, key: object, now: int) -> dict[in
 FAULTS = {
     "a permit too many": ("return level >= 0 and", "return level >= -limit.scale and"),
     "the cost is not taken": ("level = level - cost * limit.scale", "level = level - limit.scale"),
-    "refill without end": ("then return limit.capacity end\n    return level", "then end\n    return level"),
+    "refill without end": ("then return limit.capacity end\n      return level", "then end\n      return level"),
     "time runs backwards": ("now > state.at and now - state.at or 0", "now - state.at"),
     "division rounded up too far": ("return quotient % 1 - quotient", "return quotient % 1 - quotient + 1"),
     "retry rounded down": ("retry = seen - now + ceil_div", "retry = seen - now + floor_div"),
@@ -89,26 +89,32 @@ FAULTS = {
     "reset only looks": ("VERBS = {acquire, peek, hold, adjust, reset}", "VERBS = {acquire, peek, hold, adjust, peek}"),
     "limits of before are dropped": ("if ask.others == EMPTY then ask.others = {} end", "ask.others = {}"),
     "the second ask is not written": (
-        "for i = 1, number do\n        if verb == 5",
-        "for i = 1, 1 do\n        if verb == 5",
+        "for i = 1, number do\n          if verb == 5",
+        "for i = 1, 1 do\n          if verb == 5",
     ),
-    "the wrong clock": ("if now == NONE then now = clock end", "now = clock"),
-    "the short way admits one too many": (
-        "if level < 0 then return false end",
-        "if level < -limit.scale then return false end",
-    ),
-    "the short way turns the clock back": ("      if now > at then\n", "      do\n"),
-    "the short way overflows": ("then level = capacity else", "then level = level + (now - at) * rate else"),
-    "the short way takes another limit's state": (
-        "if sub(value, from, from + 23) ~= limit.prefix then return false end",
-        "",
-    ),
-    "the short way charges what costs nothing": ("if cost == 0 or cost > limit.burst", "if cost > limit.burst"),
+    "the wrong clock": ("    if now == NONE then now = clock end", "now = clock"),
     "adjust forgets when": ("if at == NONE then at = nil end", "at = nil"),
     "compaction loses the base": (
         "log.head, log.tail = 0, log.tail - log.head",
         "log.head, log.tail, log.base = 0, log.tail - log.head, 0",
     ),
+}
+
+# Where usual calls are decided: found by calls that are sent one by one.
+USUAL_FAULTS = {
+    "admits one too many": (
+        "cost * policy[base + 4] > level then allowed",
+        "cost * policy[base + 4] > level + policy[base + 4] then allowed",
+    ),
+    "turns the clock back": ("        if now > at then\n", "        do\n"),
+    "overflows": ("then level = capacity else", "then level = level + (now - at) * policy[base + 5] else"),
+    "takes another limit's state": ("usual = sub(value, from, from + 23) == policy[base + 2]", ""),
+    "charges what costs nothing": ("if cost == 0 then usual = false end", ""),
+    "by the wrong clock": ("\nif now == NONE then now = clock end", "\nnow = clock"),
+    "denies for ever": ("retry = at - now + retry % 1 - retry", "retry = -1"),
+    "denies too shortly": ("retry = at - now + retry % 1 - retry", "retry = at - now - retry + retry % 1 - 1"),
+    "keeps a denied charge": ("if allowed then\n      local keep", "do\n      local keep"),
+    "loses the second limit": ("record = record .. policy", "record = policy"),
 }
 
 
@@ -149,8 +155,8 @@ def victim() -> Iterator[ValkeyServer]:
         yield server
 
 
-async def found_by(server: ValkeyServer, source: bytes) -> int | None:
-    """Put histories to the script, each in one go; tell which one finds that it is not the core.
+async def found_by(server: ValkeyServer, source: bytes, *, together: bool = True) -> int | None:
+    """Put histories to the script, each in one go or call by call; tell which one finds that it is not the core.
 
     Where a call lacked a calendar window, it was asked again after the others: such a history is not judged.
     """
@@ -158,7 +164,9 @@ async def found_by(server: ValkeyServer, source: bytes) -> int | None:
     for number, vectors in enumerate(histories()):
         store = RedisStore(address_of(server, timeout=2.0), source=source)
         calls = [store.apply_async(verb, asks, now, at) for verb, asks, now, at, _ in vectors]
-        answers = await asyncio.gather(*calls, return_exceptions=True)
+        answers = []
+        for some in [calls] if together else [[call] for call in calls]:
+            answers += await asyncio.gather(*some, return_exceptions=True)
         await store.close_async()
         if store.metrics()["calls"] > len(vectors):
             continue
@@ -184,3 +192,11 @@ async def test_a_planted_fault_is_found(victim: ValkeyServer, fault: str) -> Non
     source = SOURCE.decode()
     assert old in source, "the fault no longer fits the script"
     assert await found_by(victim, source.replace(old, new).encode()) is not None
+
+
+@pytest.mark.parametrize("fault", USUAL_FAULTS)
+async def test_a_fault_planted_where_usual_calls_are_decided_is_found(victim: ValkeyServer, fault: str) -> None:
+    old, new = USUAL_FAULTS[fault]
+    source = SOURCE.decode()
+    assert source.count(old) == 1, "the fault no longer fits the script"
+    assert await found_by(victim, source.replace(old, new).encode(), together=False) is not None

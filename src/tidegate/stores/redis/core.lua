@@ -3,7 +3,8 @@
 --
 --   KEYS     for every ask: the key of its entry, then one key for each of its limits that keeps a log
 --   ARGV[1]  groups of asks, as doubles (see wire.py): verb, now, slack, at, number of asks; then for each ask
---            its policy (an index into what follows) and a cost per limit
+--            its policy (an index into what follows) and a cost per limit.
+--            Usual calls begin with 0, now, slack; then for each its policy and a cost per limit
 --   ARGV[2…] policies: for each limit its numbers
 --   answer   one string of 64-bit integers: for each group whether it is allowed and the instant, then for each limit
 --            remaining, retry and reset; or 2 and an instant whose calendar window must be sent along
@@ -13,873 +14,933 @@
 -- limit that wrote the state, `expires` when that state ended under it. Log entries (time, running sum) stand in a
 -- string of their own, 16 bytes each, of which a decision reads only what a bisection needs.
 --
--- A script runs from its first line each time, so functions are made only for the algorithms that are asked for.
+-- A script runs from its first line each time, and making a function costs as much as deciding does. So the usual call
+-- stands at the end, written out, and everything else in `build`, which runs only where it is needed; and of that,
+-- only the algorithms that are asked for.
 
-local MAX, NEVER, PEAKS = 9007199254740991, -1, 16
 local NONE = -9007199254740992  -- no instant given
-local EMPTY, BLANK = {}, string.rep('\0', 16)
-local call, pack, unpack_ints, concat = redis.call, struct.pack, struct.unpack, table.concat
-local max, min, sub = math.max, math.min, string.sub
+local call, pack, unpack_ints, sub, rep = redis.call, struct.pack, struct.unpack, string.sub, string.rep
+local answer, answered = {}, 0
 
--- ---- whole numbers --------------------------------------------------------------------------------------------------
+local function build()
+  local MAX, NEVER, PEAKS = 9007199254740991, -1, 16
+  local EMPTY, BLANK = {}, rep('\0', 16)
+  local concat, max, min = table.concat, math.max, math.min
 
--- Exact: as a lies within 2^53, a / b is off by less than 1 / b, so it never reaches a whole number that it should not.
-local function floor_div(a, b)
-  local quotient = a / b
-  return quotient - quotient % 1
-end
+  -- ---- whole numbers ------------------------------------------------------------------------------------------------
 
-local function ceil_div(a, b)
-  local quotient = -a / b
-  return quotient % 1 - quotient
-end
-
-local CHUNK = 1000  -- numbers at once, since all of them go over Lua's stack
-
-local function read_doubles(bytes)
-  local count = #bytes / 8
-  if count <= CHUNK then return {unpack_ints('<' .. string.rep('d', count), bytes)}, count end
-  local numbers = {}
-  for from = 1, count, CHUNK do
-    local some = {unpack_ints('<' .. string.rep('d', min(CHUNK, count - from + 1)), bytes, from * 8 - 7)}
-    for i = 1, #some - 1 do numbers[from + i - 1] = some[i] end  -- the last tells where it stopped reading
-  end
-  return numbers, count
-end
-
-local function write_ints(numbers, count)
-  if count <= CHUNK then return pack('<' .. string.rep('i8', count), unpack(numbers, 1, count)) end
-  local some = {}
-  for from = 1, count, CHUNK do
-    local to = min(count, from + CHUNK - 1)
-    some[#some + 1] = pack('<' .. string.rep('i8', to - from + 1), unpack(numbers, from, to))
-  end
-  return concat(some)
-end
-
--- Forget a state that had ended under the limit it was written for, before that limit was changed.
-local function current(state, limit, now)
-  if not state or not state.owner or state.owner == limit.owner or state.expires > now then return state end
-  return false
-end
-
--- ---- token_bucket: level, at, peaks; of a stored one also scale, rate and capacity of the limit that wrote it -------
-
-local function build_bucket()
-  local refill, topped_up, rescale, raise_peaks
-
-  local function charge_bucket(state, limit, cost, now)
-    if cost > limit.burst then return false end
-    local peaks, level = EMPTY, limit.capacity
-    if state then peaks, level, now = refill(state, limit, now) end
-    level = level - cost * limit.scale
-    return level >= 0 and {level = level, at = now, peaks = peaks}
+  -- Exact: as a lies within 2^53, a / b is off by less than 1 / b, so it never reaches a whole number it should not.
+  local function floor_div(a, b)
+    local quotient = a / b
+    return quotient - quotient % 1
   end
 
-  local function view_bucket(state, limit, cost, now)
-    local _, level, seen = nil, limit.capacity, now
-    if state then _, level, seen = refill(state, limit, now) end
-    local missing = limit.capacity - level
-    local retry = 0
-    if cost > limit.burst then
-      retry = NEVER
-    elseif cost > 0 and cost * limit.scale > level then
-      retry = seen - now + ceil_div(cost * limit.scale - level, limit.rate)
+  local function ceil_div(a, b)
+    local quotient = -a / b
+    return quotient % 1 - quotient
+  end
+
+  local CHUNK = 1000  -- numbers at once, since all of them go over Lua's stack
+
+  local function read_doubles(bytes)
+    local count = #bytes / 8
+    if count <= CHUNK then return {unpack_ints('<' .. rep('d', count), bytes)}, count end
+    local numbers = {}
+    for from = 1, count, CHUNK do
+      local some = {unpack_ints('<' .. rep('d', min(CHUNK, count - from + 1)), bytes, from * 8 - 7)}
+      for i = 1, #some - 1 do numbers[from + i - 1] = some[i] end  -- the last tells where it stopped reading
     end
-    local remaining = level > 0 and floor_div(level, limit.scale) or 0
-    return remaining, retry, missing > 0 and seen - now + ceil_div(missing, limit.rate) or 0
+    return numbers, count
   end
 
-  function refill(state, limit, now)
-    if state.at == now and not state.owner then return state.peaks, state.level, now end
-    local level, passed = state.level, now > state.at and now - state.at or 0
-    if not state.owner or state.owner == limit.owner then
-      level = topped_up(level, limit, passed)
-      return raise_peaks(state.peaks, level, limit), level, state.at + passed
+  local function write_ints(numbers, count)
+    if count <= CHUNK then return pack('<' .. rep('i8', count), unpack(numbers, 1, count)) end
+    local some = {}
+    for from = 1, count, CHUNK do
+      local to = min(count, from + CHUNK - 1)
+      some[#some + 1] = pack('<' .. rep('i8', to - from + 1), unpack(numbers, from, to))
     end
-    if state.expires <= now then return EMPTY, limit.capacity, now end
-    local scale, rate, capacity = unpack_ints('<ddd', state.value, state.from + 48)
-    local before = topped_up(level, {rate = rate, capacity = capacity}, passed)
-    local after = topped_up(rescale(level, scale, limit), limit, passed)
-    return EMPTY, min(rescale(before, scale, limit), after), state.at + passed
+    return concat(some)
   end
 
-  function topped_up(level, limit, passed)
-    if passed == 0 then return level end
-    if passed > floor_div(limit.capacity - level, limit.rate) then return limit.capacity end
-    return level + passed * limit.rate
+  -- Forget a state that had ended under the limit it was written for, before that limit was changed.
+  local function current(state, limit, now)
+    if not state or not state.owner or state.owner == limit.owner or state.expires > now then return state end
+    return false
   end
 
-  function rescale(level, scale, new)
-    local permits = floor_div(level, scale)
-    local part = level - permits * scale
-    if new.scale > floor_div(MAX, scale) then part = 0 end
-    if permits >= new.burst then return new.capacity end
-    if permits <= floor_div(new.floor, new.scale) then return new.floor end
-    return permits * new.scale + floor_div(part * new.scale, scale)
-  end
+  -- ---- token_bucket: level, at, peaks; of a stored one also scale, rate and capacity of the limit that wrote it -----
 
-  local function adjust_bucket(state, limit, delta, now, at)
-    local peaks, level = EMPTY, limit.capacity
-    if state then peaks, level, now = refill(state, limit, now) end
-    if delta >= 0 then
-      local most = level - limit.floor
-      local taken = delta > floor_div(most, limit.scale) and most or delta * limit.scale
-      level = level - taken
-      if at then
-        local lowered = {}
-        for i = 1, #peaks, 2 do
-          lowered[i], lowered[i + 1] = peaks[i], peaks[i] >= at and peaks[i + 1] - taken or peaks[i + 1]
+  local function build_bucket()
+    local refill, topped_up, rescale, raise_peaks
+
+    local function charge_bucket(state, limit, cost, now)
+      if cost > limit.burst then return false end
+      local peaks, level = EMPTY, limit.capacity
+      if state then peaks, level, now = refill(state, limit, now) end
+      level = level - cost * limit.scale
+      return level >= 0 and {level = level, at = now, peaks = peaks}
+    end
+
+    local function view_bucket(state, limit, cost, now)
+      local _, level, seen = nil, limit.capacity, now
+      if state then _, level, seen = refill(state, limit, now) end
+      local missing = limit.capacity - level
+      local retry = 0
+      if cost > limit.burst then
+        retry = NEVER
+      elseif cost > 0 and cost * limit.scale > level then
+        retry = seen - now + ceil_div(cost * limit.scale - level, limit.rate)
+      end
+      local remaining = level > 0 and floor_div(level, limit.scale) or 0
+      return remaining, retry, missing > 0 and seen - now + ceil_div(missing, limit.rate) or 0
+    end
+
+    function refill(state, limit, now)
+      if state.at == now and not state.owner then return state.peaks, state.level, now end
+      local level, passed = state.level, now > state.at and now - state.at or 0
+      if not state.owner or state.owner == limit.owner then
+        level = topped_up(level, limit, passed)
+        return raise_peaks(state.peaks, level, limit), level, state.at + passed
+      end
+      if state.expires <= now then return EMPTY, limit.capacity, now end
+      local scale, rate, capacity = unpack_ints('<ddd', state.value, state.from + 48)
+      local before = topped_up(level, {rate = rate, capacity = capacity}, passed)
+      local after = topped_up(rescale(level, scale, limit), limit, passed)
+      return EMPTY, min(rescale(before, scale, limit), after), state.at + passed
+    end
+
+    function topped_up(level, limit, passed)
+      if passed == 0 then return level end
+      if passed > floor_div(limit.capacity - level, limit.rate) then return limit.capacity end
+      return level + passed * limit.rate
+    end
+
+    function rescale(level, scale, new)
+      local permits = floor_div(level, scale)
+      local part = level - permits * scale
+      if new.scale > floor_div(MAX, scale) then part = 0 end
+      if permits >= new.burst then return new.capacity end
+      if permits <= floor_div(new.floor, new.scale) then return new.floor end
+      return permits * new.scale + floor_div(part * new.scale, scale)
+    end
+
+    local function adjust_bucket(state, limit, delta, now, at)
+      local peaks, level = EMPTY, limit.capacity
+      if state then peaks, level, now = refill(state, limit, now) end
+      if delta >= 0 then
+        local most = level - limit.floor
+        local taken = delta > floor_div(most, limit.scale) and most or delta * limit.scale
+        level = level - taken
+        if at then
+          local lowered = {}
+          for i = 1, #peaks, 2 do
+            lowered[i], lowered[i + 1] = peaks[i], peaks[i] >= at and peaks[i + 1] - taken or peaks[i + 1]
+          end
+          peaks = lowered
         end
-        peaks = lowered
-      end
-    else
-      local peak = level
-      if at then
-        peak = limit.capacity
-        for i = #peaks - 1, 1, -2 do
-          if peaks[i] <= at then peak = peaks[i + 1] break end
-        end
-      end
-      local free = limit.capacity - peak
-      local credit = -delta > floor_div(free, limit.scale) and free or -delta * limit.scale
-      if at then
-        local raised = {}
-        for i = 1, #peaks, 2 do
-          raised[i] = peaks[i]
-          raised[i + 1] = peaks[i] <= at and max(peaks[i + 1], peak + credit) or peaks[i + 1] + credit
-        end
-        peaks = raised
-      end
-      level = level + credit
-    end
-    return level < limit.capacity and {level = level, at = now, peaks = peaks}
-  end
-
-  local function mark_bucket(state)
-    local peaks, old = {}, state.peaks
-    for i = 1, #old, 2 do
-      if old[i] < state.at then peaks[#peaks + 1], peaks[#peaks + 2] = old[i], old[i + 1] end
-    end
-    peaks[#peaks + 1], peaks[#peaks + 2] = state.at, state.level
-    if #peaks > 2 * PEAKS then
-      local least = 3
-      for i = 5, #peaks, 2 do
-        if peaks[i - 1] - peaks[i + 1] < peaks[least - 1] - peaks[least + 1] then least = i end
-      end
-      table.remove(peaks, least)
-      table.remove(peaks, least)
-    end
-    return {level = state.level, at = state.at, peaks = peaks}
-  end
-
-  local function expires_bucket(state, limit)
-    return state.at + ceil_div(limit.capacity - state.level, limit.rate)
-  end
-
-  function raise_peaks(peaks, level, limit)
-    if level >= limit.capacity then return EMPTY end
-    local count = #peaks
-    if count == 0 or peaks[count] >= level then return peaks end
-    local kept = {}
-    for i = 1, count, 2 do
-      kept[i] = peaks[i]
-      if peaks[i + 1] < level then kept[i + 1] = level break end
-      kept[i + 1] = peaks[i + 1]
-    end
-    return kept
-  end
-
-  return {charge = charge_bucket, view = view_bucket, adjust = adjust_bucket, expires = expires_bucket,
-          mark = mark_bucket}
-end
-
--- ---- fixed_window and calendar_window: used, start ------------------------------------------------------------------
-
-local function build_windows()
-  local _fixed, _calendar, window, _view_window, _adjust_window
-
-  local function charge_fixed(state, limit, cost, now)
-    local used, start = _fixed(state, limit, now)
-    return cost <= limit.quota - used and {used = used + cost, start = start}
-  end
-
-  local function view_fixed(state, limit, cost, now)
-    local used, start = _fixed(state, limit, now)
-    return _view_window(limit, cost, used, start + limit.length - now)
-  end
-
-  function _fixed(state, limit, now)
-    state = current(state, limit, now)
-    if state and now - state.start < limit.length then return state.used, state.start end
-    return 0, now
-  end
-
-  local function adjust_fixed(state, limit, delta, now, at)
-    local used, start = _fixed(state, limit, now)
-    if at and at < start then return state end
-    return _adjust_window(delta, used, start)
-  end
-
-  local function expires_fixed(state, limit)
-    return state.start + limit.length
-  end
-
-  local function charge_calendar(state, limit, cost, now)
-    local used, start = _calendar(state, limit, now)
-    return cost <= limit.quota - used and {used = used + cost, start = start}
-  end
-
-  local function view_calendar(state, limit, cost, now)
-    local used, _, ends = _calendar(state, limit, now)
-    return _view_window(limit, cost, used, ends - now)
-  end
-
-  function _calendar(state, limit, now)
-    state = current(state, limit, now)
-    if state then now = max(now, state.start) end
-    local start, ends = window(limit, now)
-    return (state and state.start >= start) and state.used or 0, start, ends
-  end
-
-  -- Lua knows no time zones: the client sends the windows it expects to be needed, and others when told which.
-  function window(limit, instant)
-    local windows = limit.windows
-    for i = 1, #windows, 2 do
-      if windows[i] <= instant and instant < windows[i + 1] then return windows[i], windows[i + 1] end
-    end
-    error({need = instant})
-  end
-
-  local function adjust_calendar(state, limit, delta, now, at)
-    local used, start = _calendar(state, limit, now)
-    if at and at < start then return state end
-    return _adjust_window(delta, used, start)
-  end
-
-  local function expires_calendar(state, limit)
-    local _, ends = window(limit, state.start)
-    return ends
-  end
-
-  function _view_window(limit, cost, used, ahead)
-    local retry = 0
-    if cost > 0 and cost > limit.quota - used then retry = cost > limit.quota and NEVER or ahead end
-    return max(0, limit.quota - used), retry, used > 0 and ahead or 0
-  end
-
-  function _adjust_window(delta, used, start)
-    used = max(0, used + min(delta, MAX - used))
-    return used > 0 and {used = used, start = start}
-  end
-
-  return {charge = charge_fixed, view = view_fixed, adjust = adjust_fixed, expires = expires_fixed},
-    {charge = charge_calendar, view = view_calendar, adjust = adjust_calendar, expires = expires_calendar}
-end
-
--- ---- sliding_window: count, previous, start, length -----------------------------------------------------------------
-
-local function build_sliding()
-  local _weigh, _sliding, heaviest
-
-  local function charge_sliding(state, limit, cost, now)
-    local count, previous, start = _sliding(state, limit, now)
-    local left = max(0, limit.quota - count) - _weigh(limit, previous, start + limit.length - now)
-    return cost <= left and {count = count + cost, previous = previous, start = start, length = limit.length}
-  end
-
-  local function view_sliding(state, limit, cost, now)
-    local count, previous, start = _sliding(state, limit, now)
-    local quota, length, ticks = limit.quota, limit.length, floor_div(limit.length, limit.tick)
-    local ahead = start + length - now
-    local left = max(0, max(0, quota - count) - _weigh(limit, previous, ahead))
-    local retry = 0
-    if cost > quota then
-      retry = NEVER
-    elseif cost > left then
-      if cost <= quota - count then
-        retry = ahead - floor_div((quota - count - cost) * ticks, previous) * limit.tick
       else
-        retry = ahead + length - floor_div((quota - cost) * ticks, count) * limit.tick
+        local peak = level
+        if at then
+          peak = limit.capacity
+          for i = #peaks - 1, 1, -2 do
+            if peaks[i] <= at then peak = peaks[i + 1] break end
+          end
+        end
+        local free = limit.capacity - peak
+        local credit = -delta > floor_div(free, limit.scale) and free or -delta * limit.scale
+        if at then
+          local raised = {}
+          for i = 1, #peaks, 2 do
+            raised[i] = peaks[i]
+            raised[i + 1] = peaks[i] <= at and max(peaks[i + 1], peak + credit) or peaks[i + 1] + credit
+          end
+          peaks = raised
+        end
+        level = level + credit
       end
+      return level < limit.capacity and {level = level, at = now, peaks = peaks}
     end
-    return left, retry, count > 0 and ahead + length or previous > 0 and ahead or 0
+
+    local function mark_bucket(state)
+      local peaks, old = {}, state.peaks
+      for i = 1, #old, 2 do
+        if old[i] < state.at then peaks[#peaks + 1], peaks[#peaks + 2] = old[i], old[i + 1] end
+      end
+      peaks[#peaks + 1], peaks[#peaks + 2] = state.at, state.level
+      if #peaks > 2 * PEAKS then
+        local least = 3
+        for i = 5, #peaks, 2 do
+          if peaks[i - 1] - peaks[i + 1] < peaks[least - 1] - peaks[least + 1] then least = i end
+        end
+        table.remove(peaks, least)
+        table.remove(peaks, least)
+      end
+      return {level = state.level, at = state.at, peaks = peaks}
+    end
+
+    local function expires_bucket(state, limit)
+      return state.at + ceil_div(limit.capacity - state.level, limit.rate)
+    end
+
+    function raise_peaks(peaks, level, limit)
+      if level >= limit.capacity then return EMPTY end
+      local count = #peaks
+      if count == 0 or peaks[count] >= level then return peaks end
+      local kept = {}
+      for i = 1, count, 2 do
+        kept[i] = peaks[i]
+        if peaks[i + 1] < level then kept[i + 1] = level break end
+        kept[i + 1] = peaks[i + 1]
+      end
+      return kept
+    end
+
+    return {charge = charge_bucket, view = view_bucket, adjust = adjust_bucket, expires = expires_bucket,
+            mark = mark_bucket}
   end
 
-  function _weigh(limit, previous, ahead)
-    local ticks = floor_div(limit.length, limit.tick)
-    return ceil_div(previous * min(ticks, ceil_div(ahead, limit.tick)), ticks)
+  -- ---- fixed_window and calendar_window: used, start ----------------------------------------------------------------
+
+  local function build_windows()
+    local _fixed, _calendar, window, _view_window, _adjust_window
+
+    local function charge_fixed(state, limit, cost, now)
+      local used, start = _fixed(state, limit, now)
+      return cost <= limit.quota - used and {used = used + cost, start = start}
+    end
+
+    local function view_fixed(state, limit, cost, now)
+      local used, start = _fixed(state, limit, now)
+      return _view_window(limit, cost, used, start + limit.length - now)
+    end
+
+    function _fixed(state, limit, now)
+      state = current(state, limit, now)
+      if state and now - state.start < limit.length then return state.used, state.start end
+      return 0, now
+    end
+
+    local function adjust_fixed(state, limit, delta, now, at)
+      local used, start = _fixed(state, limit, now)
+      if at and at < start then return state end
+      return _adjust_window(delta, used, start)
+    end
+
+    local function expires_fixed(state, limit)
+      return state.start + limit.length
+    end
+
+    local function charge_calendar(state, limit, cost, now)
+      local used, start = _calendar(state, limit, now)
+      return cost <= limit.quota - used and {used = used + cost, start = start}
+    end
+
+    local function view_calendar(state, limit, cost, now)
+      local used, _, ends = _calendar(state, limit, now)
+      return _view_window(limit, cost, used, ends - now)
+    end
+
+    function _calendar(state, limit, now)
+      state = current(state, limit, now)
+      if state then now = max(now, state.start) end
+      local start, ends = window(limit, now)
+      return (state and state.start >= start) and state.used or 0, start, ends
+    end
+
+    -- Lua knows no time zones: the client sends the windows it expects to be needed, and others when told which.
+    function window(limit, instant)
+      local windows = limit.windows
+      for i = 1, #windows, 2 do
+        if windows[i] <= instant and instant < windows[i + 1] then return windows[i], windows[i + 1] end
+      end
+      error({need = instant})
+    end
+
+    local function adjust_calendar(state, limit, delta, now, at)
+      local used, start = _calendar(state, limit, now)
+      if at and at < start then return state end
+      return _adjust_window(delta, used, start)
+    end
+
+    local function expires_calendar(state, limit)
+      local _, ends = window(limit, state.start)
+      return ends
+    end
+
+    function _view_window(limit, cost, used, ahead)
+      local retry = 0
+      if cost > 0 and cost > limit.quota - used then retry = cost > limit.quota and NEVER or ahead end
+      return max(0, limit.quota - used), retry, used > 0 and ahead or 0
+    end
+
+    function _adjust_window(delta, used, start)
+      used = max(0, used + min(delta, MAX - used))
+      return used > 0 and {used = used, start = start}
+    end
+
+    return {charge = charge_fixed, view = view_fixed, adjust = adjust_fixed, expires = expires_fixed},
+      {charge = charge_calendar, view = view_calendar, adjust = adjust_calendar, expires = expires_calendar}
   end
 
-  function _sliding(state, limit, now)
-    state = current(state, limit, now)
-    if not state then return 0, 0, floor_div(now, limit.length) * limit.length end
-    local count, previous, start = state.count, state.previous, state.start
-    now = max(now, start)
-    local ended = floor_div(now - start, state.length)
-    if ended > 0 then
-      count, previous, start = 0, ended == 1 and count or 0, start + ended * state.length
+  -- ---- sliding_window: count, previous, start, length ---------------------------------------------------------------
+
+  local function build_sliding()
+    local _weigh, _sliding, heaviest
+
+    local function charge_sliding(state, limit, cost, now)
+      local count, previous, start = _sliding(state, limit, now)
+      local left = max(0, limit.quota - count) - _weigh(limit, previous, start + limit.length - now)
+      return cost <= left and {count = count + cost, previous = previous, start = start, length = limit.length}
     end
-    if state.owner and state.owner ~= limit.owner then
+
+    local function view_sliding(state, limit, cost, now)
+      local count, previous, start = _sliding(state, limit, now)
+      local quota, length, ticks = limit.quota, limit.length, floor_div(limit.length, limit.tick)
+      local ahead = start + length - now
+      local left = max(0, max(0, quota - count) - _weigh(limit, previous, ahead))
+      local retry = 0
+      if cost > quota then
+        retry = NEVER
+      elseif cost > left then
+        if cost <= quota - count then
+          retry = ahead - floor_div((quota - count - cost) * ticks, previous) * limit.tick
+        else
+          retry = ahead + length - floor_div((quota - cost) * ticks, count) * limit.tick
+        end
+      end
+      return left, retry, count > 0 and ahead + length or previous > 0 and ahead or 0
+    end
+
+    function _weigh(limit, previous, ahead)
+      local ticks = floor_div(limit.length, limit.tick)
+      return ceil_div(previous * min(ticks, ceil_div(ahead, limit.tick)), ticks)
+    end
+
+    function _sliding(state, limit, now)
+      state = current(state, limit, now)
+      if not state then return 0, 0, floor_div(now, limit.length) * limit.length end
+      local count, previous, start = state.count, state.previous, state.start
+      now = max(now, start)
+      local ended = floor_div(now - start, state.length)
+      if ended > 0 then
+        count, previous, start = 0, ended == 1 and count or 0, start + ended * state.length
+      end
+      if state.owner and state.owner ~= limit.owner then
+        local most = heaviest(limit)
+        count, previous = min(most, count), min(most, previous)
+        if state.length ~= limit.length then
+          count, previous, start = count + min(previous, most - count), 0, floor_div(now, limit.length) * limit.length
+        end
+      end
+      return count, previous, start
+    end
+
+    local function adjust_sliding(state, limit, delta, now, at)
+      local count, previous, start = _sliding(state, limit, now)
       local most = heaviest(limit)
-      count, previous = min(most, count), min(most, previous)
-      if state.length ~= limit.length then
-        count, previous, start = count + min(previous, most - count), 0, floor_div(now, limit.length) * limit.length
+      if not at or at >= start then
+        count = max(0, count + min(delta, most - count))
+      elseif at >= start - limit.length then
+        previous = max(0, previous + min(delta, most - previous))
       end
+      return (count > 0 or previous > 0) and {count = count, previous = previous, start = start, length = limit.length}
     end
-    return count, previous, start
-  end
 
-  local function adjust_sliding(state, limit, delta, now, at)
-    local count, previous, start = _sliding(state, limit, now)
-    local most = heaviest(limit)
-    if not at or at >= start then
-      count = max(0, count + min(delta, most - count))
-    elseif at >= start - limit.length then
-      previous = max(0, previous + min(delta, most - previous))
+    function heaviest(limit)
+      return floor_div(MAX, floor_div(limit.length, limit.tick))
     end
-    return (count > 0 or previous > 0) and {count = count, previous = previous, start = start, length = limit.length}
-  end
 
-  function heaviest(limit)
-    return floor_div(MAX, floor_div(limit.length, limit.tick))
-  end
-
-  local function expires_sliding(state, limit)
-    return state.start + limit.length * (state.count > 0 and 2 or 1)
-  end
-
-  return {charge = charge_sliding, view = view_sliding, adjust = adjust_sliding, expires = expires_sliding}
-end
-
--- ---- sliding_log and concurrency: head, tail, base, first, last, total ----------------------------------------------
-
-local function build_log()
-  local _log, _logged, _correct, entry, sum_before, bisect_left, bisect_right, rebase, shifted
-  --
-  -- Entries [head, tail) of the string are live; `base` is the running sum in front of them, `total` that of the last
-  -- one, `first` and `last` are the times of the first and the last. A transition only notes what is to be written
-  -- (`writes`, and `cut`, how many entries go in front): it is done when every limit has said yes.
-
-  local function charge_log(state, limit, cost, now)
-    local log
-    log, now = _log(state, limit, now)
-    if cost > limit.quota - (log.total - log.base) then return false end
-    if log.total + cost > MAX then log = rebase(log) end
-    local total = log.total + cost
-    local writes = {unpack(log.writes)}
-    writes[#writes + 1] = {log.tail, pack('<i8i8', now, total)}
-    local first = log.tail > log.head and log.first or now
-    return _logged({key = log.key, head = log.head, tail = log.tail + 1, base = log.base, first = first, last = now,
-                    total = total, writes = writes})
-  end
-
-  local function view_log(state, limit, cost, now)
-    local log = _log(state, limit, now)
-    local left = limit.quota - (log.total - log.base)
-    local retry = 0
-    if cost > limit.quota then
-      retry = NEVER
-    elseif cost > max(0, left) then
-      local time = entry(log, bisect_left(log, 2, log.total - (limit.quota - cost), log.head, log.tail))
-      retry = time + limit.length - now
+    local function expires_sliding(state, limit)
+      return state.start + limit.length * (state.count > 0 and 2 or 1)
     end
-    return max(0, left), retry, log.tail > log.head and log.last + limit.length - now or 0
+
+    return {charge = charge_sliding, view = view_sliding, adjust = adjust_sliding, expires = expires_sliding}
   end
 
-  function _log(state, limit, now)
-    state = current(state, limit, now)
-    if state then now = max(now, state.last) end
-    if not state or state.last <= now - limit.length then
-      return {head = 0, tail = 0, base = 0, first = 0, last = 0, total = 0, writes = EMPTY}, now
-    end
-    local log = {key = state.key, head = state.head, tail = state.tail, base = state.base, first = state.first,
-                 last = state.last, total = state.total, writes = state.writes}
-    if state.first <= now - limit.length then
-      log.head = bisect_right(state, now - limit.length, state.head + 1, state.tail)
-      log.base = sum_before(state, log.head)
-      log.first = entry(state, log.head)
-    end
-    return log, now
-  end
+  -- ---- sliding_log and concurrency: head, tail, base, first, last, total --------------------------------------------
 
-  function _logged(log)
-    if log.head == log.tail then return false end
-    if log.head > 16 and log.head * 2 > log.tail then
-      log.cut = log.head
-      log.head, log.tail = 0, log.tail - log.head
-    end
-    return log
-  end
+  local function build_log()
+    local _log, _logged, _correct, entry, sum_before, bisect_left, bisect_right, rebase, shifted
+    --
+    -- Entries [head, tail) of the string are live; `base` is the running sum in front of them, `total` that of the last
+    -- one, `first` and `last` are the times of the first and the last. A transition only notes what is to be written
+    -- (`writes`, and `cut`, how many entries go in front): it is done when every limit has said yes.
 
-  local function adjust_log(state, limit, delta, now, at)
-    local log
-    log, now = _log(state, limit, now)
-    local first, last = log.head, log.tail
-    if at then
-      first, last = log.tail, log.tail
-      if at > now - limit.length then
-        first = bisect_left(log, 1, at, log.head, log.tail)
-        if first < log.tail then last = bisect_right(log, (entry(log, first)), first, log.tail) end
+    local function charge_log(state, limit, cost, now)
+      local log
+      log, now = _log(state, limit, now)
+      if cost > limit.quota - (log.total - log.base) then return false end
+      if log.total + cost > MAX then log = rebase(log) end
+      local total = log.total + cost
+      local writes = {unpack(log.writes)}
+      writes[#writes + 1] = {log.tail, pack('<i8i8', now, total)}
+      local first = log.tail > log.head and log.first or now
+      return _logged({key = log.key, head = log.head, tail = log.tail + 1, base = log.base, first = first, last = now,
+                      total = total, writes = writes})
+    end
+
+    local function view_log(state, limit, cost, now)
+      local log = _log(state, limit, now)
+      local left = limit.quota - (log.total - log.base)
+      local retry = 0
+      if cost > limit.quota then
+        retry = NEVER
+      elseif cost > max(0, left) then
+        local time = entry(log, bisect_left(log, 2, log.total - (limit.quota - cost), log.head, log.tail))
+        retry = time + limit.length - now
       end
+      return max(0, left), retry, log.tail > log.head and log.last + limit.length - now or 0
     end
-    return _correct(log, delta, first, last)
-  end
 
-  -- The slots whose lease ends first stand in front: what they cost goes over to `base`, and no entry need be written.
-  local function adjust_slots(state, limit, delta, now, at)
-    if at then return adjust_log(state, limit, delta, now, at) end
-    local log = _log(state, limit, now)
-    local head, base = log.head, log.base
-    while head < log.tail do
-      local _, sum = entry(log, head)
-      local change = min(max(delta, base - sum), MAX - (log.total - base))
-      base = base - change
-      delta = delta - change
-      if base == sum then head = head + 1 end
-      if delta == 0 or base ~= sum then break end
+    function _log(state, limit, now)
+      state = current(state, limit, now)
+      if state then now = max(now, state.last) end
+      if not state or state.last <= now - limit.length then
+        return {head = 0, tail = 0, base = 0, first = 0, last = 0, total = 0, writes = EMPTY}, now
+      end
+      local log = {key = state.key, head = state.head, tail = state.tail, base = state.base, first = state.first,
+                   last = state.last, total = state.total, writes = state.writes}
+      if state.first <= now - limit.length then
+        log.head = bisect_right(state, now - limit.length, state.head + 1, state.tail)
+        log.base = sum_before(state, log.head)
+        log.first = entry(state, log.head)
+      end
+      return log, now
     end
-    local first = head < log.tail and entry(log, head) or 0
-    return _logged({key = log.key, head = head, tail = log.tail, base = base, first = first, last = log.last,
-                    total = log.total, writes = log.writes})
-  end
 
-  -- Change the costs of entries [first, last), the latest first, by `delta` in all; an entry that costs nothing goes.
-  function _correct(log, delta, first, last)
-    if first == last or delta == 0 then return _logged(log) end
-    if log.total + max(0, delta) > MAX then
-      first, last = first - log.head, last - log.head
-      log = rebase(log)
+    function _logged(log)
+      if log.head == log.tail then return false end
+      if log.head > 16 and log.head * 2 > log.tail then
+        log.cut = log.head
+        log.head, log.tail = 0, log.tail - log.head
+      end
+      return log
     end
-    local total, i, kept = log.total - log.base, last, {}
-    local change = 0
-    while i > first and delta ~= 0 do
-      i = i - 1
-      local time, sum = entry(log, i)
-      local cost = sum - sum_before(log, i)
-      local step = min(max(delta, -cost), MAX - total)
-      total, delta, change = total + step, delta - step, change + step
-      if cost + step > 0 then table.insert(kept, 1, {time, cost + step}) end
+
+    local function adjust_log(state, limit, delta, now, at)
+      local log
+      log, now = _log(state, limit, now)
+      local first, last = log.head, log.tail
+      if at then
+        first, last = log.tail, log.tail
+        if at > now - limit.length then
+          first = bisect_left(log, 1, at, log.head, log.tail)
+          if first < log.tail then last = bisect_right(log, (entry(log, first)), first, log.tail) end
+        end
+      end
+      return _correct(log, delta, first, last)
     end
-    local sum, rows = sum_before(log, i), {}
-    for _, row in ipairs(kept) do
-      sum = sum + row[2]
-      rows[#rows + 1] = pack('<i8i8', row[1], sum)
+
+    -- The slots whose lease ends first stand in front: what they cost goes over to `base`; no entry need be written.
+    local function adjust_slots(state, limit, delta, now, at)
+      if at then return adjust_log(state, limit, delta, now, at) end
+      local log = _log(state, limit, now)
+      local head, base = log.head, log.base
+      while head < log.tail do
+        local _, sum = entry(log, head)
+        local change = min(max(delta, base - sum), MAX - (log.total - base))
+        base = base - change
+        delta = delta - change
+        if base == sum then head = head + 1 end
+        if delta == 0 or base ~= sum then break end
+      end
+      local first = head < log.tail and entry(log, head) or 0
+      return _logged({key = log.key, head = head, tail = log.tail, base = base, first = first, last = log.last,
+                      total = log.total, writes = log.writes})
     end
-    local writes = {unpack(log.writes)}
-    writes[#writes + 1] = {i, table.concat(rows) .. shifted(log, last, log.tail, change)}
-    local tail = log.tail - (last - i - #kept)
-    local new = {key = log.key, head = log.head, tail = tail, base = log.base, first = log.first, last = log.last,
-                 total = log.total + change, writes = writes}
-    if tail > log.head then
-      if i == log.head then new.first = #kept > 0 and kept[1][1] or entry(log, last) end
-      if last == log.tail then new.last = #kept > 0 and kept[#kept][1] or entry(log, i - 1) end
+
+    -- Change the costs of entries [first, last), the latest first, by `delta` in all; an entry that costs nothing goes.
+    function _correct(log, delta, first, last)
+      if first == last or delta == 0 then return _logged(log) end
+      if log.total + max(0, delta) > MAX then
+        first, last = first - log.head, last - log.head
+        log = rebase(log)
+      end
+      local total, i, kept = log.total - log.base, last, {}
+      local change = 0
+      while i > first and delta ~= 0 do
+        i = i - 1
+        local time, sum = entry(log, i)
+        local cost = sum - sum_before(log, i)
+        local step = min(max(delta, -cost), MAX - total)
+        total, delta, change = total + step, delta - step, change + step
+        if cost + step > 0 then table.insert(kept, 1, {time, cost + step}) end
+      end
+      local sum, rows = sum_before(log, i), {}
+      for _, row in ipairs(kept) do
+        sum = sum + row[2]
+        rows[#rows + 1] = pack('<i8i8', row[1], sum)
+      end
+      local writes = {unpack(log.writes)}
+      writes[#writes + 1] = {i, table.concat(rows) .. shifted(log, last, log.tail, change)}
+      local tail = log.tail - (last - i - #kept)
+      local new = {key = log.key, head = log.head, tail = tail, base = log.base, first = log.first, last = log.last,
+                   total = log.total + change, writes = writes}
+      if tail > log.head then
+        if i == log.head then new.first = #kept > 0 and kept[1][1] or entry(log, last) end
+        if last == log.tail then new.last = #kept > 0 and kept[#kept][1] or entry(log, i - 1) end
+      end
+      return _logged(new)
     end
-    return _logged(new)
-  end
 
-  local function expires_log(state, limit)
-    return state.last + limit.length
-  end
-
-  function entry(log, i)
-    local bytes
-    if log.copy then
-      bytes = string.sub(log.copy, i * 16 + 1, i * 16 + 16)
-    else
-      bytes = call('GETRANGE', log.key, i * 16, i * 16 + 15)
+    local function expires_log(state, limit)
+      return state.last + limit.length
     end
-    if #bytes < 16 or bytes == BLANK then error({lost = log.key}) end  -- the server evicted it
-    return unpack_ints('<i8i8', bytes)
-  end
 
-  function sum_before(log, i)
-    if i == log.head then return log.base end
-    local _, sum = entry(log, i - 1)
-    return sum
-  end
-
-  function bisect_left(log, field, wanted, low, high)
-    while low < high do
-      local middle = floor_div(low + high, 2)
-      if select(field, entry(log, middle)) < wanted then low = middle + 1 else high = middle end
-    end
-    return low
-  end
-
-  function bisect_right(log, wanted, low, high)
-    while low < high do
-      local middle = floor_div(low + high, 2)
-      if wanted < (entry(log, middle)) then high = middle else low = middle + 1 end
-    end
-    return low
-  end
-
-  -- Subtract `base` from all sums. Only quotas near 2^53 ever need it: their sums would outgrow what a double counts.
-  function rebase(log)
-    local copy = shifted(log, log.head, log.tail, -log.base)
-    return {key = log.key, head = 0, tail = log.tail - log.head, base = 0, first = log.first, last = log.last,
-            total = log.total - log.base, writes = {{0, copy}}, copy = copy}
-  end
-
-  function shifted(log, from, to, change)
-    local rows = {}
-    for i = from, to - 1 do
-      local time, sum = entry(log, i)
-      rows[#rows + 1] = pack('<i8i8', time, sum + change)
-    end
-    return table.concat(rows)
-  end
-
-  return {charge = charge_log, view = view_log, adjust = adjust_log, expires = expires_log},
-    {charge = charge_log, view = view_log, adjust = adjust_slots, expires = expires_log}
-end
-
--- ---- all of them ----------------------------------------------------------------------------------------------------
-
-local ALGORITHMS = {}
-
-local function rules_of(algorithm)
-  if not ALGORITHMS[algorithm] then
-    if algorithm == 1 then
-      ALGORITHMS[1] = build_bucket()
-    elseif algorithm <= 3 then
-      ALGORITHMS[2], ALGORITHMS[3] = build_windows()
-    elseif algorithm == 4 then
-      ALGORITHMS[4] = build_sliding()
-    else
-      ALGORITHMS[5], ALGORITHMS[6] = build_log()
-    end
-  end
-  return ALGORITHMS[algorithm]
-end
-
-local policies, answer, answered = {}, {}, 0
-local asks, costs, states = {}, {}, {}  -- used again for each group
-
-local function build_decide()
-  -- ---- what can be done to the states of a key, all limits at once (core/decision.py) -------------------------------
-
-  local function acquire(limits, states, costs, now)
-    local changed = {}
-    for i = 1, #limits do
-      local limit, cost = limits[i], costs[i]
-      if cost == 0 then
-        changed[i] = states[i]
+    function entry(log, i)
+      local bytes
+      if log.copy then
+        bytes = string.sub(log.copy, i * 16 + 1, i * 16 + 16)
       else
-        local charged = limit.rules.charge(states[i], limit, cost, now)
-        if not charged then return false, states, costs end
-        changed[i] = charged
+        bytes = call('GETRANGE', log.key, i * 16, i * 16 + 15)
+      end
+      if #bytes < 16 or bytes == BLANK then error({lost = log.key}) end  -- the server evicted it
+      return unpack_ints('<i8i8', bytes)
+    end
+
+    function sum_before(log, i)
+      if i == log.head then return log.base end
+      local _, sum = entry(log, i - 1)
+      return sum
+    end
+
+    function bisect_left(log, field, wanted, low, high)
+      while low < high do
+        local middle = floor_div(low + high, 2)
+        if select(field, entry(log, middle)) < wanted then low = middle + 1 else high = middle end
+      end
+      return low
+    end
+
+    function bisect_right(log, wanted, low, high)
+      while low < high do
+        local middle = floor_div(low + high, 2)
+        if wanted < (entry(log, middle)) then high = middle else low = middle + 1 end
+      end
+      return low
+    end
+
+    -- Subtract `base` from all sums. Only quotas near 2^53 ever need it: their sums would outgrow what a double counts.
+    function rebase(log)
+      local copy = shifted(log, log.head, log.tail, -log.base)
+      return {key = log.key, head = 0, tail = log.tail - log.head, base = 0, first = log.first, last = log.last,
+              total = log.total - log.base, writes = {{0, copy}}, copy = copy}
+    end
+
+    function shifted(log, from, to, change)
+      local rows = {}
+      for i = from, to - 1 do
+        local time, sum = entry(log, i)
+        rows[#rows + 1] = pack('<i8i8', time, sum + change)
+      end
+      return table.concat(rows)
+    end
+
+    return {charge = charge_log, view = view_log, adjust = adjust_log, expires = expires_log},
+      {charge = charge_log, view = view_log, adjust = adjust_slots, expires = expires_log}
+  end
+
+  -- ---- all of them --------------------------------------------------------------------------------------------------
+
+  local ALGORITHMS = {}
+
+  local function rules_of(algorithm)
+    if not ALGORITHMS[algorithm] then
+      if algorithm == 1 then
+        ALGORITHMS[1] = build_bucket()
+      elseif algorithm <= 3 then
+        ALGORITHMS[2], ALGORITHMS[3] = build_windows()
+      elseif algorithm == 4 then
+        ALGORITHMS[4] = build_sliding()
+      else
+        ALGORITHMS[5], ALGORITHMS[6] = build_log()
       end
     end
-    return true, changed, EMPTY
+    return ALGORITHMS[algorithm]
   end
 
-  local function peek(limits, states, costs, now)
-    return acquire(limits, states, costs, now)
-  end
+  local asks, costs, states = {}, {}, {}  -- used again for each group
 
-  local function hold(limits, states, costs, now)
-    local allowed, changed, left = acquire(limits, states, costs, now)
-    if allowed then
+  local function build_decide()
+    -- ---- what can be done to the states of a key, all limits at once (core/decision.py) -----------------------------
+
+    local function acquire(limits, states, costs, now)
+      local changed = {}
+      for i = 1, #limits do
+        local limit, cost = limits[i], costs[i]
+        if cost == 0 then
+          changed[i] = states[i]
+        else
+          local charged = limit.rules.charge(states[i], limit, cost, now)
+          if not charged then return false, states, costs end
+          changed[i] = charged
+        end
+      end
+      return true, changed, EMPTY
+    end
+
+    local function peek(limits, states, costs, now)
+      return acquire(limits, states, costs, now)
+    end
+
+    local function hold(limits, states, costs, now)
+      local allowed, changed, left = acquire(limits, states, costs, now)
+      if allowed then
+        for i, limit in ipairs(limits) do
+          if limit.rules.mark and costs[i] > 0 and changed[i] then changed[i] = limit.rules.mark(changed[i]) end
+        end
+      end
+      return allowed, changed, left
+    end
+
+    local function adjust(limits, states, costs, now, at)
+      local changed = {}
       for i, limit in ipairs(limits) do
-        if limit.rules.mark and costs[i] > 0 and changed[i] then changed[i] = limit.rules.mark(changed[i]) end
+        changed[i] = states[i]
+        if costs[i] ~= 0 then changed[i] = limit.rules.adjust(states[i], limit, costs[i], now, at) end
       end
+      return true, changed, EMPTY
     end
-    return allowed, changed, left
-  end
 
-  local function adjust(limits, states, costs, now, at)
-    local changed = {}
-    for i, limit in ipairs(limits) do
-      changed[i] = states[i]
-      if costs[i] ~= 0 then changed[i] = limit.rules.adjust(states[i], limit, costs[i], now, at) end
+    local function reset(limits)
+      local changed = {}
+      for i = 1, #limits do changed[i] = false end
+      return true, changed, EMPTY
     end
-    return true, changed, EMPTY
-  end
 
-  local function reset(limits)
-    local changed = {}
-    for i = 1, #limits do changed[i] = false end
-    return true, changed, EMPTY
-  end
+    local VERBS = {acquire, peek, hold, adjust, reset}
 
-  local VERBS = {acquire, peek, hold, adjust, reset}
+    -- ---- states as numbers (core/codec.py), and entries as the records of a key's states ----------------------------
+    --
+    -- A record is `limit.prefix` (count, id, owner), then expires and the state's numbers, of which those that are the
+    -- limit's own come last, as `limit.suffix`; only the marks of a bucket follow them. Stored numbers are doubles.
 
-  -- ---- states as numbers (core/codec.py), and entries as the records of a key's states ------------------------------
-  --
-  -- A record is `limit.prefix` (count, id, owner), then expires and the state's numbers, of which those that are the
-  -- limit's own come last, as `limit.suffix`; only the marks of a bucket follow them. Stored numbers are doubles.
-
-  -- Read the state whose record, `size` bytes, begins at `from`.
-  local function load_state(algorithm, owner, value, from, size)
-    if algorithm == 1 then
-      local expires, level, at = unpack_ints('<ddd', value, from + 24)
-      local peaks = EMPTY
-      if size > 72 then
-        peaks = {unpack_ints('<' .. string.rep('d', size / 8 - 9), value, from + 72)}
-        peaks[#peaks] = nil  -- where it stopped reading
+    -- Read the state whose record, `size` bytes, begins at `from`.
+    local function load_state(algorithm, owner, value, from, size)
+      if algorithm == 1 then
+        local expires, level, at = unpack_ints('<ddd', value, from + 24)
+        local peaks = EMPTY
+        if size > 72 then
+          peaks = {unpack_ints('<' .. rep('d', size / 8 - 9), value, from + 72)}
+          peaks[#peaks] = nil  -- where it stopped reading
+        end
+        return {level = level, at = at, peaks = peaks, owner = owner, expires = expires, value = value, from = from}
+      elseif algorithm <= 3 then
+        local expires, used, start = unpack_ints('<ddd', value, from + 24)
+        return {used = used, start = start, owner = owner, expires = expires, value = value, from = from}
+      elseif algorithm == 4 then
+        local expires, count, previous, start, length = unpack_ints('<ddddd', value, from + 24)
+        return {count = count, previous = previous, start = start, length = length,
+                owner = owner, expires = expires, value = value, from = from}
       end
-      return {level = level, at = at, peaks = peaks, owner = owner, expires = expires, value = value, from = from}
-    elseif algorithm <= 3 then
-      local expires, used, start = unpack_ints('<ddd', value, from + 24)
-      return {used = used, start = start, owner = owner, expires = expires, value = value, from = from}
-    elseif algorithm == 4 then
-      local expires, count, previous, start, length = unpack_ints('<ddddd', value, from + 24)
-      return {count = count, previous = previous, start = start, length = length,
+      local expires, head, tail, base, first, last, total = unpack_ints('<ddddddd', value, from + 24)
+      return {head = head, tail = tail, base = base, first = first, last = last, total = total, writes = EMPTY,
               owner = owner, expires = expires, value = value, from = from}
     end
-    local expires, head, tail, base, first, last, total = unpack_ints('<ddddddd', value, from + 24)
-    return {head = head, tail = tail, base = base, first = first, last = last, total = total, writes = EMPTY,
-            owner = owner, expires = expires, value = value, from = from}
-  end
 
-  local function dump_state(state, limit, expires)
-    local algorithm = limit.algorithm
-    if algorithm == 1 then
-      local peaks = state.peaks
-      if #peaks == 0 then return limit.prefix .. pack('<ddd', expires, state.level, state.at) .. limit.suffix end
-      return pack('<dddddd', 5 + #peaks, limit.id, limit.owner, expires, state.level, state.at) .. limit.suffix
-        .. pack('<' .. string.rep('d', #peaks), unpack(peaks))
-    elseif algorithm <= 3 then
-      return limit.prefix .. pack('<ddd', expires, state.used, state.start)
-    elseif algorithm == 4 then
-      return limit.prefix .. pack('<ddddd', expires, state.count, state.previous, state.start, state.length)
-    end
-    return limit.prefix
-      .. pack('<ddddddd', expires, state.head, state.tail, state.base, state.first, state.last, state.total)
-  end
-
-  local function size_of(value, from)
-    return 32 + 8 * (unpack_ints('<d', value, from))
-  end
-
-  local lost = {}  -- keys of logs that are gone while their entry is not: such a state is no state
-
-  local function read_entry(ask, place, states)
-    local policy, value = ask.policy, call('GET', ask.key)
-    local limits = policy.limits
-    ask.had, ask.others = value, EMPTY
-    local from, size = 1, value and #value or 0
-    for i = 1, #limits do
-      local limit = limits[i]
-      states[place + i] = false
-      if from < size and sub(value, from, from + 23) == limit.prefix and not policy.logs then
-        -- As it was left by exactly these limits: the usual case.
-        states[place + i] = load_state(limit.algorithm, limit.owner, value, from, limit.size)
-        from = from + limit.size
+    local function dump_state(state, limit, expires)
+      local algorithm = limit.algorithm
+      if algorithm == 1 then
+        local peaks = state.peaks
+        if #peaks == 0 then return limit.prefix .. pack('<ddd', expires, state.level, state.at) .. limit.suffix end
+        return pack('<dddddd', 5 + #peaks, limit.id, limit.owner, expires, state.level, state.at) .. limit.suffix
+          .. pack('<' .. rep('d', #peaks), unpack(peaks))
+      elseif algorithm <= 3 then
+        return limit.prefix .. pack('<ddd', expires, state.used, state.start)
+      elseif algorithm == 4 then
+        return limit.prefix .. pack('<ddddd', expires, state.count, state.previous, state.start, state.length)
       end
+      return limit.prefix
+        .. pack('<ddddddd', expires, state.head, state.tail, state.base, state.first, state.last, state.total)
     end
-    while from < size do
-      local _, id, owner = unpack_ints('<ddd', value, from)
-      local i = policy.places[id]
-      if not i then
-        if ask.others == EMPTY then ask.others = {} end
-        table.insert(ask.others, from)
-      elseif not (ask.logs[i] and lost[ask.logs[i]]) then
-        local state = load_state(limits[i].algorithm, owner, value, from, size_of(value, from))
-        state.key = ask.logs[i]
-        states[place + i] = state
-      end
-      from = from + size_of(value, from)
-    end
-  end
 
-  local function write_log(key, state, keep)
-    for _, write in ipairs(state.writes) do
-      if write[1] == 0 then
-        call('SET', key, write[2])
-      else
-        call('SETRANGE', key, write[1] * 16, write[2])
-      end
+    local function size_of(value, from)
+      return 32 + 8 * (unpack_ints('<d', value, from))
     end
-    if state.cut then call('SET', key, call('GETRANGE', key, state.cut * 16, -1)) end
-    call('PEXPIRE', key, keep)
-  end
 
-  -- Keep the new states, together with live ones of limits that are not in the policy (any more).
-  local function write_entry(ask, place, states, before, now, slack)
-    local records, count, last, limits = {}, 0, now, ask.policy.limits
-    for i = 1, #limits do
-      local limit, state = limits[i], states[place + i]
-      if state then
-        local expires = state.expires
-        count = count + 1
-        if expires then
-          records[count] = sub(state.value, state.from, state.from + size_of(state.value, state.from) - 1)
-        else
-          expires = limit.rules.expires(state, limit)
-          records[count] = dump_state(state, limit, expires)
-          if ask.logs[i] then write_log(ask.logs[i], state, ceil_div(max(0, expires - now), 1000) + slack) end
+    local lost = {}  -- keys of logs that are gone while their entry is not: such a state is no state
+
+    local function read_entry(ask, place, states)
+      local policy, value = ask.policy, call('GET', ask.key)
+      local limits = policy.limits
+      ask.had, ask.others = value, EMPTY
+      local from, size = 1, value and #value or 0
+      for i = 1, #limits do
+        local limit = limits[i]
+        states[place + i] = false
+        if from < size and sub(value, from, from + 23) == limit.prefix and not policy.logs then
+          -- As it was left by exactly these limits: the usual case.
+          states[place + i] = load_state(limit.algorithm, limit.owner, value, from, limit.size)
+          from = from + limit.size
         end
-        if expires > last then last = expires end
-      elseif ask.logs[i] and before[place + i] then
-        call('DEL', ask.logs[i])
+      end
+      while from < size do
+        local _, id, owner = unpack_ints('<ddd', value, from)
+        local i = policy.places[id]
+        if not i then
+          if ask.others == EMPTY then ask.others = {} end
+          table.insert(ask.others, from)
+        elseif not (ask.logs[i] and lost[ask.logs[i]]) then
+          local state = load_state(limits[i].algorithm, owner, value, from, size_of(value, from))
+          state.key = ask.logs[i]
+          states[place + i] = state
+        end
+        from = from + size_of(value, from)
       end
     end
-    for _, from in ipairs(ask.others) do
-      local expires = unpack_ints('<d', ask.had, from + 24)
-      if expires > now then
-        count = count + 1
-        records[count] = sub(ask.had, from, from + size_of(ask.had, from) - 1)
-        last = max(last, expires)
+
+    local function write_log(key, state, keep)
+      for _, write in ipairs(state.writes) do
+        if write[1] == 0 then
+          call('SET', key, write[2])
+        else
+          call('SETRANGE', key, write[1] * 16, write[2])
+        end
+      end
+      if state.cut then call('SET', key, call('GETRANGE', key, state.cut * 16, -1)) end
+      call('PEXPIRE', key, keep)
+    end
+
+    -- Keep the new states, together with live ones of limits that are not in the policy (any more).
+    local function write_entry(ask, place, states, before, now, slack)
+      local records, count, last, limits = {}, 0, now, ask.policy.limits
+      for i = 1, #limits do
+        local limit, state = limits[i], states[place + i]
+        if state then
+          local expires = state.expires
+          count = count + 1
+          if expires then
+            records[count] = sub(state.value, state.from, state.from + size_of(state.value, state.from) - 1)
+          else
+            expires = limit.rules.expires(state, limit)
+            records[count] = dump_state(state, limit, expires)
+            if ask.logs[i] then write_log(ask.logs[i], state, ceil_div(max(0, expires - now), 1000) + slack) end
+          end
+          if expires > last then last = expires end
+        elseif ask.logs[i] and before[place + i] then
+          call('DEL', ask.logs[i])
+        end
+      end
+      for _, from in ipairs(ask.others) do
+        local expires = unpack_ints('<d', ask.had, from + 24)
+        if expires > now then
+          count = count + 1
+          records[count] = sub(ask.had, from, from + size_of(ask.had, from) - 1)
+          last = max(last, expires)
+        end
+      end
+      if count > 0 then
+        call('SET', ask.key, count == 1 and records[1] or concat(records), 'PX', ceil_div(last - now, 1000) + slack)
+      elseif ask.had then
+        call('DEL', ask.key)
       end
     end
-    if count > 0 then
-      call('SET', ask.key, count == 1 and records[1] or concat(records), 'PX', ceil_div(last - now, 1000) + slack)
-    elseif ask.had then
-      call('DEL', ask.key)
+
+    local function decide(verb, number, now, slack, at)
+      local limits = asks[1].policy.limits
+      read_entry(asks[1], 0, states)
+      if number > 1 then
+        limits = {unpack(limits)}
+        for i = 2, number do
+          local place = #limits
+          read_entry(asks[i], place, states)
+          for j, limit in ipairs(asks[i].policy.limits) do limits[place + j] = limit end
+        end
+      end
+      local allowed, changed, left = VERBS[verb](limits, states, costs, now, at)
+      local count = answered
+      answer[count + 1], answer[count + 2] = allowed and 1 or 0, now
+      count = count + 2
+      for i = 1, #limits do
+        local limit = limits[i]
+        answer[count + 1], answer[count + 2], answer[count + 3] = limit.rules.view(changed[i], limit, left[i] or 0, now)
+        count = count + 3
+      end
+      if changed ~= states and verb ~= 2 then
+        local place = 0
+        for i = 1, number do
+          if verb == 5 then asks[i].others = EMPTY end  -- everything
+          write_entry(asks[i], place, changed, states, now, slack)
+          place = place + #asks[i].policy.limits
+        end
+      end
+      answered = count
     end
+
+    local function attempt(fails, ...)
+      if not fails then return decide(...) end
+      local done, trouble = pcall(decide, ...)
+      while not done and type(trouble) == 'table' and trouble.lost do
+        lost[trouble.lost] = true
+        done, trouble = pcall(decide, ...)
+      end
+      if done then return end
+      if type(trouble) ~= 'table' or not trouble.need then error(trouble) end
+      answer[answered + 1], answer[answered + 2] = 2, trouble.need
+      answered = answered + 2
+    end
+
+    return attempt
   end
 
-  local function decide(verb, number, now, slack, at)
-    local limits = asks[1].policy.limits
-    read_entry(asks[1], 0, states)
-    if number > 1 then
-      limits = {unpack(limits)}
-      for i = 2, number do
-        local place = #limits
-        read_entry(asks[i], place, states)
-        for j, limit in ipairs(asks[i].policy.limits) do limits[place + j] = limit end
-      end
+  -- ---- the call -----------------------------------------------------------------------------------------------------
+
+  -- Numbers of a limit: count, id, owner, scale, rate, capacity, algorithm, quota, length, burst, floor, tick, windows.
+  -- `fails` tells that a decision by this policy may find out that it lacks a calendar window or a log.
+  local function read_policy(bytes)
+    local numbers, size = read_doubles(bytes)
+    local policy, from = {limits = {}, places = {}, logs = false, fails = false}, 1
+    while from < size do
+      local algorithm, windows = numbers[from + 6], EMPTY
+      if numbers[from + 12] > 0 then windows = {unpack(numbers, from + 13, from + 12 + numbers[from + 12])} end
+      policy.limits[#policy.limits + 1] = {
+        prefix = sub(bytes, from * 8 - 7, from * 8 + 16), suffix = sub(bytes, from * 8 + 17, from * 8 + 40),
+        size = 32 + 8 * numbers[from], id = numbers[from + 1], owner = numbers[from + 2], scale = numbers[from + 3],
+        rate = numbers[from + 4], capacity = numbers[from + 5], algorithm = algorithm, quota = numbers[from + 7],
+        length = numbers[from + 8], burst = numbers[from + 9], floor = numbers[from + 10], tick = numbers[from + 11],
+        windows = windows, rules = rules_of(algorithm),
+      }
+      policy.places[numbers[from + 1]] = #policy.limits
+      policy.logs = policy.logs or algorithm >= 5
+      policy.fails = policy.fails or algorithm == 3 or algorithm >= 5
+      from = from + 13 + numbers[from + 12]
     end
-    local allowed, changed, left = VERBS[verb](limits, states, costs, now, at)
-    local count = answered
-    answer[count + 1], answer[count + 2] = allowed and 1 or 0, now
-    count = count + 2
-    for i = 1, #limits do
-      local limit = limits[i]
-      answer[count + 1], answer[count + 2], answer[count + 3] = limit.rules.view(changed[i], limit, left[i] or 0, now)
-      count = count + 3
-    end
-    if changed ~= states and verb ~= 2 then
-      local place = 0
+    return policy
+  end
+
+  local policies, attempt = {}, build_decide()
+
+  local function policy_at(index)
+    if not policies[index] then policies[index] = read_policy(ARGV[index + 1]) end
+    return policies[index]
+  end
+
+  -- One usual call that turned out not to be one: `place` is where its policy stands among the numbers.
+  local function unusual(numbers, place, key, now, slack)
+    local policy, ask = policy_at(numbers[place]), asks[1] or {}
+    asks[1], ask.policy, ask.key, ask.logs = ask, policy, key, EMPTY
+    for i = 1, #policy.limits do costs[i] = numbers[place + i] end
+    attempt(false, 1, 1, now, slack, nil)
+  end
+
+  local function every_group(clock)
+    local asked, size = read_doubles(ARGV[1])
+    local place, key = 1, 0
+    while place < size do
+      local verb, now, slack, at = asked[place], asked[place + 1], asked[place + 2], asked[place + 3]
+      local number, count, fails = asked[place + 4], 0, false
+      place = place + 5
       for i = 1, number do
-        if verb == 5 then asks[i].others = EMPTY end  -- everything
-        write_entry(asks[i], place, changed, states, now, slack)
-        place = place + #asks[i].policy.limits
+        local policy, ask = policy_at(asked[place]), asks[i] or {}
+        key = key + 1
+        asks[i], ask.policy, ask.key, ask.logs = ask, policy, KEYS[key], EMPTY
+        for j = 1, #policy.limits do costs[count + j] = asked[place + j] end
+        count = count + #policy.limits
+        place = place + 1 + #policy.limits
+        if policy.logs then
+          ask.logs = {}
+          for j, limit in ipairs(policy.limits) do
+            if limit.algorithm >= 5 then
+              key = key + 1
+              ask.logs[j] = KEYS[key]
+            end
+          end
+        end
+        fails = fails or policy.fails
       end
+      if now == NONE then now = clock end
+      if at == NONE then at = nil end
+      attempt(fails, verb, number, now, slack, at)
     end
-    answered = count
+    return write_ints(answer, answered)
   end
 
-  local function attempt(fails, ...)
-    if not fails then return decide(...) end
-    local done, trouble = pcall(decide, ...)
-    while not done and type(trouble) == 'table' and trouble.lost do
-      lost[trouble.lost] = true
-      done, trouble = pcall(decide, ...)
-    end
-    if done then return end
-    if type(trouble) ~= 'table' or not trouble.need then error(trouble) end
-    answer[answered + 1], answer[answered + 2] = 2, trouble.need
-    answered = answered + 2
-  end
-
-  for _, policy in ipairs(policies) do
-    for _, limit in ipairs(policy.limits) do limit.rules = rules_of(limit.algorithm) end
-  end
-  return attempt
+  return unusual, every_group
 end
 
 -- ---- the call -------------------------------------------------------------------------------------------------------
 
--- Numbers of a limit: count, id, owner, scale, rate, capacity, algorithm, quota, length, burst, floor, tick, windows.
--- `fails` tells that a decision by this policy may find out that it lacks a calendar window or a log.
-local function read_policy(bytes)
-  local numbers, size = read_doubles(bytes)
-  local policy, from = {limits = {}, places = {}, buckets = true, logs = false, fails = false}, 1
-  while from < size do
-    local algorithm, windows = numbers[from + 6], EMPTY
-    if numbers[from + 12] > 0 then windows = {unpack(numbers, from + 13, from + 12 + numbers[from + 12])} end
-    policy.limits[#policy.limits + 1] = {
-      prefix = sub(bytes, from * 8 - 7, from * 8 + 16), suffix = sub(bytes, from * 8 + 17, from * 8 + 40),
-      size = 32 + 8 * numbers[from], id = numbers[from + 1], owner = numbers[from + 2], scale = numbers[from + 3],
-      rate = numbers[from + 4], capacity = numbers[from + 5], algorithm = algorithm, quota = numbers[from + 7],
-      length = numbers[from + 8], burst = numbers[from + 9], floor = numbers[from + 10], tick = numbers[from + 11],
-      windows = windows, rules = false,
-    }
-    policy.places[numbers[from + 1]] = #policy.limits
-    policy.buckets = policy.buckets and algorithm == 1
-    policy.logs = policy.logs or algorithm >= 5
-    policy.fails = policy.fails or algorithm == 3 or algorithm >= 5
-    from = from + 13 + numbers[from + 12]
-  end
-  return policy
-end
-
-local records = {}  -- used again for each call
-
--- What `decide` does, written out for the usual call: one key, buckets that were charged by these very limits or never,
--- and enough permits. A quarter of the work, and one table less for each limit. Tells whether it was that call.
-local function acquire_buckets(policy, key, now, slack)
-  local value, limits = call('GET', key), policy.limits
-  if value and #value ~= 72 * #limits then return false end
-  local count, last = answered + 2, now
-  for i = 1, #limits do
-    local limit, cost = limits[i], costs[i]
-    local level, at, capacity, rate = limit.capacity, now, limit.capacity, limit.rate
-    if value then
-      local from = 72 * i - 71
-      if sub(value, from, from + 23) ~= limit.prefix then return false end
-      level, at = unpack_ints('<dd', value, from + 32)
-      if now > at then
-        local lacking = (capacity - level) / rate
-        if now - at > lacking - lacking % 1 then level = capacity else level = level + (now - at) * rate end
-        at = now
-      end
-    end
-    if cost == 0 or cost > limit.burst then return false end
-    level = level - cost * limit.scale
-    if level < 0 then return false end
-    local missing, permits = (level - capacity) / rate, level / limit.scale
-    local expires = at + missing % 1 - missing
-    records[i] = limit.prefix .. pack('<ddd', expires, level, at) .. limit.suffix
-    answer[count + 1], answer[count + 2], answer[count + 3] = permits - permits % 1, 0, expires - now
-    count = count + 3
-    if expires > last then last = expires end
-  end
-  answer[answered + 1], answer[answered + 2] = 1, now
-  answered = count
-  call('SET', key, concat(records, '', 1, #limits), 'PX', ceil_div(last - now, 1000) + slack)
-  return true
-end
-
-for i = 2, #ARGV do policies[i - 1] = read_policy(ARGV[i]) end
-
 local time = call('TIME')
 local clock = time[1] * 1000000 + time[2]
-local asked, size = read_doubles(ARGV[1])
-local place, key, attempt = 1, 0, nil
+if unpack_ints('<d', ARGV[1]) ~= 0 then
+  local _, every_group = build()
+  return every_group(clock)
+end
 
+-- Usual calls: each acquires at one key, whose limits are all buckets, left by these very limits or never charged. What
+-- `decide` does, without a table and a function for everything. wire.py sends no more than fit on Lua's stack at once.
+local size = #ARGV[1] / 8
+local numbers = {unpack_ints('<' .. rep('d', size), ARGV[1])}
+local now, slack = numbers[2], numbers[3]
+if now == NONE then now = clock end
+local policies, levels, ats, place, key, unusual = {}, {}, {}, 4, 0, nil
 while place < size do
-  local verb, now, slack, at = asked[place], asked[place + 1], asked[place + 2], asked[place + 3]
-  local number, count, fails = asked[place + 4], 0, false
-  place = place + 5
-  for i = 1, number do
-    local policy, ask = policies[asked[place]], asks[i] or {}
-    key = key + 1
-    asks[i], ask.policy, ask.key, ask.logs = ask, policy, KEYS[key], EMPTY
-    for j = 1, #policy.limits do costs[count + j] = asked[place + j] end
-    count = count + #policy.limits
-    place = place + 1 + #policy.limits
-    if policy.logs then
-      ask.logs = {}
-      for j, limit in ipairs(policy.limits) do
-        if limit.algorithm >= 5 then
-          key = key + 1
-          ask.logs[j] = KEYS[key]
+  local policy = policies[numbers[place]]
+  if not policy then
+    local bytes = ARGV[numbers[place] + 1]
+    policy = {unpack_ints('<' .. rep('d', #bytes / 8), bytes)}
+    for from = 1, #bytes / 8, 13 do  -- what begins and what ends a record, in place of the id and the owner
+      policy[from + 1], policy[from + 2] = sub(bytes, from * 8 - 7, from * 8 + 16), sub(bytes, from * 8 + 17, from * 8 + 40)
+    end
+    policies[numbers[place]] = policy
+  end
+  key = key + 1
+  local value, last = call('GET', KEYS[key]), #policy - 1
+  local usual, allowed = not value or #value * 13 == last * 72, true
+  local from, i = 1, 0
+  for base = 0, last - 13, 13 do
+    local capacity, cost = policy[base + 6], numbers[place + i + 1]
+    local level, at = capacity, now
+    i = i + 1
+    if value and usual then
+      usual = sub(value, from, from + 23) == policy[base + 2]
+      if usual then
+        level, at = unpack_ints('<dd', value, from + 32)
+        from = from + 72
+        if now > at then
+          local lacking = (capacity - level) / policy[base + 5]
+          if now - at > lacking - lacking % 1 then level = capacity else level = level + (now - at) * policy[base + 5] end
+          at = now
         end
       end
     end
-    fails = fails or policy.fails
+    if cost == 0 then usual = false end
+    if cost * policy[base + 4] > level then allowed = false end  -- also beyond 2^53, where it is only about so much
+    levels[i], ats[i] = level, at
   end
-  if now == NONE then now = clock end
-  if at == NONE then at = nil end
-  if verb ~= 1 or number > 1 or not asks[1].policy.buckets
-    or not acquire_buckets(asks[1].policy, asks[1].key, now, slack) then
-    attempt = attempt or build_decide()
-    attempt(fails, verb, number, now, slack, at)
+  if not usual then
+    unusual = unusual or build()
+    unusual(numbers, place, KEYS[key], now, slack)
+  else
+    local ends, record = now, ''
+    answer[answered + 1], answer[answered + 2] = allowed and 1 or 0, now
+    answered, i = answered + 2, 0
+    for base = 0, last - 13, 13 do
+      i = i + 1
+      local capacity, rate, cost = policy[base + 6], policy[base + 5], numbers[place + i]
+      local level, at, scale, retry = levels[i], ats[i], policy[base + 4], 0
+      if allowed then
+        level = level - cost * scale
+      elseif cost > policy[base + 10] then
+        retry = -1
+      elseif cost * scale > level then
+        retry = (level - cost * scale) / rate
+        retry = at - now + retry % 1 - retry
+      end
+      local missing, permits = (level - capacity) / rate, level > 0 and level / scale or 0
+      local expires = at + missing % 1 - missing
+      if allowed then record = record .. policy[base + 2] .. pack('<ddd', expires, level, at) .. policy[base + 3] end
+      if expires > ends then ends = expires end
+      answer[answered + 1], answer[answered + 2] = permits - permits % 1, retry
+      answer[answered + 3] = level < capacity and expires - now or 0
+      answered = answered + 3
+    end
+    if allowed then
+      local keep = (now - ends) / 1000
+      call('SET', KEYS[key], record, 'PX', keep % 1 - keep + slack)
+    end
   end
+  place = place + i + 1
 end
-return write_ints(answer, answered)
+return pack('<' .. rep('i8', answered), unpack(answer, 1, answered))

@@ -42,12 +42,20 @@ __all__ = [
     "explain",
     "has_ended",
     "key_slot",
+    "read_error",
     "read_slots",
     "read_slots_async",
+    "take_over",
 ]
 
 AnyConnection = Any  # of redis-py, plain or TLS, whose methods have no types
 FAILURES: Final = (RedisError, OSError, EOFError, TimeoutError)
+ERRORS: Final[dict[str, type[ResponseError]]] = {
+    "ASK": AskError,
+    "MOVED": MovedError,
+    "NOSCRIPT": NoScriptError,
+    "READONLY": ReadOnlyError,
+}
 ADVICE: Final = (  # the first words that the message begins with or contains tell what to do
     ("NOAUTH", "give the user and password in the URL: redis://user:password@host"),
     ("Authentication required", "give the user and password in the URL: redis://user:password@host"),
@@ -169,6 +177,23 @@ async def connect_async(address: Address) -> AnyConnection:
         await connection.disconnect(nowait=True)
         raise
     return connection
+
+
+def take_over(connection: AnyConnection, protocol: asyncio.Protocol) -> asyncio.Transport:
+    """Let a protocol of our own read a connection from here on; redis-py has connected it and will close it.
+
+    A stream would wake a task for each answer, which costs more than all else.
+    """
+    transport: asyncio.Transport = connection._writer.transport  # noqa: SLF001 - redis-py has no public way
+    transport.set_protocol(protocol)
+    return transport
+
+
+def read_error(said: bytes) -> ResponseError:
+    """Make an exception of an error that the server answered."""
+    code, _, rest = said.decode(errors="replace").partition(" ")
+    kind = ERRORS.get(code)
+    return ResponseError(f"{code} {rest}") if kind is None else kind(rest)
 
 
 async def read_slots_async(address: Address, node: tuple[str, int]) -> list[Any]:

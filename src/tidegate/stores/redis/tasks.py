@@ -1,7 +1,8 @@
 """Sends the calls of tasks: all that come in one turn of the event loop go out together.
 
-Scripts follow each other on one connection without waiting for answers, which come back in order. A call that is
-cancelled while under way is answered all the same, and gives back what it took.
+Scripts follow each other on one connection without waiting for answers, which come back in order. No task stands
+between a call and the wire: the loop calls `_flush` at the end of a turn, and whatever reads the answers wakes those
+who wait. A call that is cancelled while under way is answered all the same, and gives back what it took.
 """
 
 from __future__ import annotations
@@ -9,12 +10,14 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from tidegate.core.bounds import SECOND
 from tidegate.errors import Closed
 from tidegate.stores.redis import driver
 from tidegate.stores.redis.cluster import Router, nobody
+from tidegate.stores.redis.replies import Replies
 from tidegate.stores.redis.wire import Group, Script
 
 if TYPE_CHECKING:
@@ -66,13 +69,11 @@ class TaskLine:
     def __init__(self, address: Address, wire: Wire, counts: Counts) -> None:
         """Belong to the running loop; connect when first asked."""
         self.loop = asyncio.get_running_loop()
-        self.create_future = self.loop.create_future
+        self.create_future = partial(asyncio.Future, loop=self.loop)  # what the loop's own method does
         self.address = address
         self.wire = wire
         self.counts = counts
         self._queue: list[TaskGroup] = []
-        self._wake = asyncio.Event()
-        self._sender: asyncio.Task[None] | None = None
         self._running: set[asyncio.Task[Any]] = set()
         self._closed = False
 
@@ -91,9 +92,7 @@ class TaskLine:
             return
         self._queue.append(group)
         if len(self._queue) == 1:
-            self._wake.set()
-            if self._sender is None or self._sender.done():
-                self._sender = self.loop.create_task(self._run())
+            self.loop.call_soon(self._flush)
 
     def give_back(self, group: TaskGroup, decisions: list[Decision]) -> None:
         """Undo a charge whose caller went away.
@@ -116,20 +115,13 @@ class TaskLine:
                 self.counts.given_back += 1
                 self.put(TaskGroup(self, "adjust", asks, group.now, charged))
 
-    async def _run(self) -> None:
-        """Send what has gathered, turn by turn, until cancelled."""
-        try:
-            while True:
-                await self._wake.wait()
-                self._wake.clear()
-                groups = [group for group in self._queue if not group.dropped]
-                self._queue = []
-                if groups:
-                    await self._send(self.wire.scripts(groups))
-        finally:
-            self._end(Closed("the event loop or the store was closed"))
+    def _flush(self) -> None:
+        """Send what has gathered in a turn of the loop."""
+        groups, self._queue = [group for group in self._queue if not group.dropped], []
+        if groups:
+            self._send(self.wire.scripts(groups))
 
-    async def _send(self, scripts: Iterable[Script]) -> None:
+    def _send(self, scripts: Iterable[Script]) -> None:
         raise NotImplementedError
 
     def _end(self, error: RateLimitError) -> None:
@@ -137,10 +129,11 @@ class TaskLine:
             group.settle(error)
         self._queue = []
 
-    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+    def _start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = self.loop.create_task(work)
         self._running.add(task)
         task.add_done_callback(self._running.discard)
+        return task
 
     def _take(self, script: Script, reply: bytes | Exception) -> list[Script]:
         """Answer a script's calls; give the scripts that must follow."""
@@ -160,7 +153,8 @@ class TaskLine:
     async def close(self) -> None:
         """Let everything go."""
         self._closed = True
-        tasks = [task for task in (self._sender, *self._running) if task is not None]
+        self._end(Closed("the store was closed"))
+        tasks = list(self._running)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -172,106 +166,126 @@ class ServerLine(TaskLine):
     def __init__(self, address: Address, wire: Wire, counts: Counts) -> None:
         """Connect when first asked."""
         super().__init__(address, wire, counts)
-        self._connection: Any = None
-        self._reader: asyncio.Task[None] | None = None
-        self._flights: deque[tuple[Script, asyncio.TimerHandle]] = deque()
-        self._connecting = asyncio.Lock()
+        self._transport: asyncio.Transport | None = None
+        self._keeper: asyncio.Task[None] | None = None  # closes the connection, at the latest when the loop ends
+        self._flights: deque[tuple[Script, float]] = deque()  # with the loop's time until which each is waited for
+        self._timer: asyncio.Handle | None = None  # looks whether the first of them is late
+        self._asked = False  # the first of two replies to a script that says ASKING has come
+        self._waiting: list[Script] | None = None  # for the connection that is being made
         self._heard = 0.0  # when the server answered last, by the loop's time
 
-    async def _send(self, scripts: Iterable[Script]) -> None:
+    def _send(self, scripts: Iterable[Script]) -> None:
+        if self._waiting is not None:
+            self._waiting += scripts
+        elif self._transport is None or (not self._flights and self.loop.time() - self._heard > IDLE):
+            self._waiting = list(scripts)
+            self._start(self._get_ready())
+        else:
+            self._write(scripts)
+
+    def _write(self, scripts: Iterable[Script]) -> None:
+        for script in scripts:
+            self.counts.sent((script,))
+            self._flights.append((script, self.loop.time() + self.address.timeout))
+            if self._transport is None:  # it broke while these were written
+                self._break(ConnectionError("Connection closed by server."))
+            else:
+                self._transport.write(script.packed())
+        if self._timer is None:
+            self._timer = self.loop.call_later(self.address.timeout, self._look, TURNS)
+
+    async def _get_ready(self) -> None:
+        """Connect, unless there is a connection that lives; then write what waited for it."""
         try:
-            async with self._connecting:
-                await self._ready()
-            connection = self._connection
-            for script in scripts:
-                self._launch(script)
-                await connection.send_packed_command([script.packed()], check_health=False)
+            # The server may have hung up while this loop was busy or stood still: let it be heard.
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            if self._transport is None:
+                async with asyncio.timeout(self.address.connect_timeout):
+                    connection = await driver.connect_async(self.address)
+                self._transport = driver.take_over(connection, Replies(self._receive, self._hung_up))
+                self._keeper = self._start(self._keep(connection, self._transport))
         except Exception as error:  # noqa: BLE001 - whatever it is, those who wait must hear of it
             self.counts.failures += 1
             trouble = driver.explain(self.address, error)
-            for script in scripts:  # those that were not sent
-                script.fail(trouble)
+            self._fail_waiting(trouble)
             self._end(trouble)  # they waited for the same connection
             self._break(error)
+        except asyncio.CancelledError:
+            self._fail_waiting(Closed("the store was closed"))
+            raise
+        else:
+            waiting, self._waiting = self._waiting or [], None
+            self._write(waiting)
 
-    def _launch(self, script: Script) -> None:
-        self.counts.sent((script,))
-        timer = self.loop.call_later(self.address.timeout, self._late, script, TURNS)
-        self._flights.append((script, timer))
-
-    async def _ready(self) -> None:
-        """Connect, unless there is a connection that lives."""
-        if not self._flights and self.loop.time() - self._heard > IDLE:
-            # The server may have hung up while this loop was busy or stood still: let the reader find out.
-            await asyncio.sleep(0)
-            await asyncio.sleep(0)
-        if self._connection is not None:
-            return
-        async with asyncio.timeout(self.address.connect_timeout):
-            connection = await driver.connect_async(self.address)
-        self._connection = connection
-        self._reader = self.loop.create_task(self._read(connection))
-
-    async def _read(self, connection: Any) -> None:  # noqa: ANN401 - plain or TLS
-        """Hand answers to those who wait, in the order they were asked, as long as the connection lives."""
+    async def _keep(self, connection: driver.AnyConnection, transport: asyncio.Transport) -> None:
         try:
-            while True:
-                try:
-                    reply = await connection.read_response()
-                    if self._flights and self._flights[0][0].asking:
-                        reply = await connection.read_response()
-                except driver.ResponseError as error:
-                    reply = error
-                if not self._flights:  # said without being asked: a farewell
-                    break
-                script, timer = self._flights.popleft()
-                timer.cancel()
-                self._heard = self.loop.time()
-                again = self._take(script, reply)
-                if isinstance(reply, driver.ReadOnlyError):
-                    self._break(reply)
-                    break
-                if again:
-                    self._start(self._send(again))
-        except Exception as error:  # noqa: BLE001 - whatever it is, those who wait must hear of it
-            if self._connection is connection:
-                self.counts.failures += bool(self._flights)
-                self._break(error)
+            await self.loop.create_future()
         finally:
-            if self._connection is connection:
-                self._connection = None
+            if self._transport is transport:
+                self._keeper = None
+                self._break(ConnectionError("the event loop or the store was closed"))
             await connection.disconnect(nowait=True)
 
-    def _late(self, script: Script, turns: int) -> None:
+    def _fail_waiting(self, error: RateLimitError) -> None:
+        waiting, self._waiting = self._waiting or [], None
+        for script in waiting:
+            script.fail(error)
+
+    def _receive(self, reply: bytes | Exception) -> None:
+        """Hand an answer to those who wait for it: they come in the order they were asked."""
+        if not self._flights:  # said without being asked: a farewell
+            self._break(ConnectionError("Connection closed by server."))
+            return
+        script, _ = self._flights[0]
+        if script.asking and not self._asked:
+            self._asked = True
+            return
+        self._asked = False
+        self._flights.popleft()
+        self._heard = self.loop.time()
+        again = self._take(script, reply)
+        if isinstance(reply, (driver.ReadOnlyError, ConnectionError)):
+            self._break(reply)
+        if again:
+            self._send(again)
+
+    def _hung_up(self, error: BaseException) -> None:
+        if self._transport is not None:
+            self.counts.failures += bool(self._flights)
+            self._break(error)
+
+    def _look(self, turns: int) -> None:
         """Give up on a server that does not answer; but not because this loop itself was held up."""
-        if any(flight is script for flight, _ in self._flights):
-            if turns:
-                self.loop.call_soon(self._late, script, turns - 1)
-            else:
-                self.counts.failures += 1
-                self._break(TimeoutError())
+        self._timer = None
+        if not self._flights:
+            return
+        until = self._flights[0][1]
+        if self.loop.time() < until:
+            self._timer = self.loop.call_at(until, self._look, TURNS)
+        elif turns:
+            self._timer = self.loop.call_soon(self._look, turns - 1)
+        else:
+            self.counts.failures += 1
+            self._break(TimeoutError())
 
     def _break(self, error: BaseException) -> None:
         """Close the connection; whoever waits for an answer on it gets none."""
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            self._start(connection.disconnect(nowait=True))
-        if self._reader is not None and self._reader is not asyncio.current_task(self.loop):
-            self._reader.cancel()
-        self._reader = None
+        transport, self._transport = self._transport, None
+        if transport is not None:
+            transport.set_protocol(asyncio.Protocol())  # what it still says is for nobody
+            transport.abort()
+        if self._keeper is not None:
+            self._keeper.cancel()
+            self._keeper = None
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._asked = False
         flights, self._flights = self._flights, deque()
         trouble = driver.explain(self.address, error)
-        for script, timer in flights:
-            timer.cancel()
+        for script, _ in flights:
             script.fail(trouble)
-
-    async def close(self) -> None:
-        """Close the connection."""
-        reader = self._reader
-        self._break(ConnectionError("the store was closed"))
-        await super().close()
-        if reader is not None:
-            await asyncio.gather(reader, return_exceptions=True)
 
 
 class NodeLine(ServerLine):
@@ -302,16 +316,28 @@ class ClusterLine(TaskLine):
         self.router = Router(address)
         self._nodes: dict[tuple[str, int], NodeLine] = {}
 
-    async def _send(self, scripts: Iterable[Script]) -> None:
-        scripts = list(scripts)
+    def _send(self, scripts: Iterable[Script]) -> None:
+        if self.router.stale:
+            self._start(self._send_anew(list(scripts)))
+        else:
+            self._distribute(scripts)
+
+    async def _send_anew(self, scripts: list[Script]) -> None:
+        """Find out where everything is, then send."""
         try:
-            if self.router.stale:
-                await self._learn()
+            await self._learn()
         except Exception as error:  # noqa: BLE001 - whatever it is, those who wait must hear of it
             self.counts.failures += 1
             for script in scripts:
                 script.fail(driver.explain(self.address, error))
-            return
+        except asyncio.CancelledError:
+            for script in scripts:
+                script.fail(Closed("the store was closed"))
+            raise
+        else:
+            self._distribute(scripts)
+
+    def _distribute(self, scripts: Iterable[Script]) -> None:
         for node, some in self.router.by_node(scripts).items():
             if node is None:
                 for script in some:
@@ -319,11 +345,11 @@ class ClusterLine(TaskLine):
             else:
                 if node not in self._nodes:
                     self._nodes[node] = NodeLine(self, node)
-                self._start(self._nodes[node]._send(some))  # noqa: SLF001 - of the same family
+                self._nodes[node]._send(some)  # noqa: SLF001 - of the same family
 
     def send_again(self, scripts: list[Script]) -> None:
         """Send scripts that were not run to where they belong."""
-        self._start(self._send(scripts))
+        self._send(scripts)
 
     async def _learn(self) -> None:
         trouble: Exception | None = None

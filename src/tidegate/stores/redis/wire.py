@@ -40,6 +40,8 @@ VERB: Final = {verb: number for number, verb in enumerate(VERBS, start=1)}
 ALGORITHM: Final = {name: number for number, name in enumerate(ALGORITHMS, start=1)}
 COUNTS: Final = (0, 5, 2, 2, 4, 6, 6)  # numbers in a state of each algorithm
 HEAD: Final = Struct("<5d")
+USUAL: Final = Struct("<3d")
+STACK: Final = 1000  # limits that may be asked in the short form, whose answers go over Lua's stack at once
 ASKS: Final = [Struct(f"<{1 + count}d") for count in range(WIDEST + 1)]
 NUMBERS: Final = Struct("<13d")
 ESCAPES: Final = str.maketrans({"%": "%25", "/": "%2F", "{": "%7B", "}": "%7D"})
@@ -205,21 +207,14 @@ class Wire:
 
     def encode(self, groups: Sequence[Group]) -> tuple[list[bytes], list[bytes]]:
         """Write groups as the keys and arguments of core.lua."""
+        usual = self._encode_usual(groups)
+        if usual is not None:
+            return usual
         places: dict[bytes, int] = {}
         keys: list[bytes] = []
         asked = []
         for group in groups:
             now, at, asks = group.now, group.at, group.asks
-            if now is None and at is None and group.verb == "acquire" and len(asks) == 1:
-                policy, key, costs = asks[0]
-                plan = self._plans.get(id(policy)) or self.plan(policy)
-                if plan.written:  # the usual call: all that differs is the key
-                    place = places.setdefault(plan.written, len(places) + 1)
-                    asked.append(plan.usual(place, costs))
-                    keys.append(plan.key(key))
-                    if plan.logs:
-                        keys.extend([keys[-1] + log for log in plan.logs])
-                    continue
             asked.append(
                 HEAD.pack(
                     VERB[group.verb],
@@ -240,6 +235,26 @@ class Wire:
                     keys.extend([name + log for log in plan.logs])
         return keys, [b"".join(asked), *places]
 
+    def _encode_usual(self, groups: Sequence[Group]) -> tuple[list[bytes], list[bytes]] | None:
+        """Write groups shortly that all acquire from buckets, at one key each, at the same instant; else None."""
+        places: dict[bytes, int] = {}
+        keys: list[bytes] = []
+        now = groups[0].now
+        asked = [USUAL.pack(0, NONE, KEPT) if now is None else USUAL.pack(0, now, KEPT_BY_HAND)]
+        plans = self._plans
+        for group in groups:
+            if group.verb != "acquire" or len(group.asks) != 1 or group.now != now or group.at is not None:
+                return None
+            policy, key, costs = group.asks[0]
+            plan = plans.get(id(policy)) or self.plan(policy)
+            if not plan.buckets:
+                return None
+            asked.append(plan.usual(places.setdefault(plan.written, len(places) + 1), costs))
+            keys.append(plan.key(key))
+        if sum([group.weight for group in groups]) > STACK:
+            return None
+        return keys, [b"".join(asked), *places]
+
     def _with_windows(self, plan: Plan, group: Group) -> bytes:
         now = group.now if group.now is not None else self._clock.ns() // 1000 + self._skew
         return plan.at(now, group.needs)
@@ -248,7 +263,7 @@ class Wire:
 class Plan:
     """A policy as it is written. `written` is empty where calendar windows make it depend on the time."""
 
-    __slots__ = ("_after", "_before", "_recent", "_since", "_until", "_usual", "logs", "policy", "written")
+    __slots__ = ("_after", "_before", "_recent", "_since", "_until", "_usual", "buckets", "logs", "policy", "written")
 
     def __init__(self, policy: Policy, before: str, after: str) -> None:
         """Work out what does not change. A key stands between `before` and `after`."""
@@ -256,6 +271,7 @@ class Plan:
         self._before = before
         self._after = after
         self.logs = [b":%x" % limit_id(limit) for limit in policy.limits if ALGORITHM[limit.algorithm] >= 5]  # noqa: PLR2004 - the two that log
+        self.buckets = all(limit.algorithm == "token_bucket" for limit in policy.limits)
         self.written = b""
         self._recent, self._since, self._until = b"", 0, 0
         self._usual: dict[tuple[int, tuple[int, ...]], bytes] = {}
@@ -263,10 +279,10 @@ class Plan:
             self.written = b"".join(write_limit(limit, ()) for limit in policy.limits)
 
     def usual(self, place: int, costs: tuple[int, ...]) -> bytes:
-        """Write a call to acquire these costs at one key, now."""
+        """Write a usual call for these costs."""
         written = self._usual.get((place, costs))
         if written is None:
-            written = HEAD.pack(VERB["acquire"], NONE, KEPT, NONE, 1) + ASKS[len(costs)].pack(place, *costs)
+            written = ASKS[len(costs)].pack(place, *costs)
             if len(self._usual) < WIDEST:
                 self._usual[place, costs] = written
         return written
