@@ -19,7 +19,7 @@ from tidegate.core.algorithms import NEVER
 from tidegate.core.bounds import MAX, SECOND
 from tidegate.core.decision import Decision
 from tidegate.core.limit import Limit
-from tidegate.errors import ConfigError, StoreUnavailable
+from tidegate.errors import Closed, ConfigError, StoreUnavailable
 from tidegate.policy import Policy
 from tidegate.stores.base import Store
 from tidegate.stores.failure.bounded import Tasks, Workers
@@ -552,6 +552,8 @@ def _tend(me: weakref.ref[GuardedStore], wake: Signal, clock: Clock) -> None:
         wake.clear()
         try:
             due = guard.tend()
+        except Closed:
+            return
         except Exception:
             log.exception("looking after the store failed; trying again in a second")
             due = clock.steady() + SECOND

@@ -17,16 +17,15 @@ if TYPE_CHECKING:
 
 OPTIONS: Final = ("deadline", "local_for", "beat")
 DEADLINE: Final = 0.05
-# How stores that keep a deadline by themselves are told it: their options, and the unit these are written in.
-# (PostgreSQL's timeout includes connecting, which takes longer than a decision may: the guard keeps its deadline.)
+# A file does not hang as a server behind a network does: who waits for it waits for others that decide.
+DEADLINES: Final = {"sqlite": 2.0}
+# How stores that keep a deadline by themselves are told it: their option, and the unit this is written in.
+# (A call to PostgreSQL may have to connect while others use its connections, which takes longer than a decision may:
+# the guard keeps its deadline.)
 REDIS: Final = ("redis", "rediss", "valkey", "valkeys")
 TOLD_BY: Final = {
-    **{
-        f"{scheme}{kind}": (("timeout", "connect_timeout"), "")
-        for scheme in REDIS
-        for kind in ("", "+cluster", "+sentinel")
-    },
-    "sqlite": (("busy_timeout",), "s"),
+    **{f"{scheme}{kind}": ("timeout", "") for scheme in REDIS for kind in ("", "+cluster", "+sentinel")},
+    "sqlite": ("busy_timeout", "s"),
 }
 
 
@@ -41,11 +40,12 @@ def open_guarded(url: str, *, clock: Clock | None = None) -> Store:
     query = parse_qsl(parts.query, keep_blank_values=True)
     options = {name: _seconds(name, value) for name, value in query if name in OPTIONS}
     rest = [(name, value) for name, value in query if name not in OPTIONS]
-    names, unit = TOLD_BY.get(parts.scheme, ((), ""))
-    told = f"{options.get('deadline', DEADLINE):g}{unit}"
-    rest += [(name, told) for name in names if name not in dict(rest)]
+    options.setdefault("deadline", DEADLINES.get(parts.scheme, DEADLINE))
+    name, unit = TOLD_BY.get(parts.scheme, ("", ""))
+    if name and name not in dict(rest):
+        rest.append((name, f"{options['deadline']:g}{unit}"))
     store = open_store(f"{url.partition('?')[0]}?{urlencode(rest)}".rstrip("?"), clock=clock)
-    return GuardedStore(store, bounded=bool(names), **options)  # type: ignore[arg-type]  # OPTIONS are all numbers
+    return GuardedStore(store, bounded=bool(name), **options)  # type: ignore[arg-type]  # OPTIONS are all numbers
 
 
 def _seconds(name: str, text: str) -> float:

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from tidegate.stores.redis.store import Counts
     from tidegate.stores.redis.wire import Wire
 
+LISTENING: Final = 2  # turns of a loop in which a server that has hung up is heard
 TURNS: Final = 3  # turns of a loop that was late itself in which an answer that has come may still be read
 IDLE: Final = 0.01  # seconds of silence after which it is worth a look whether a connection still lives
 CHARGES: Final = ("acquire", "hold")
@@ -74,6 +75,7 @@ class TaskLine:
         self.wire = wire
         self.counts = counts
         self._queue: list[TaskGroup] = []
+        self._waiting: list[Script] | None = None  # for a connection, or for what is needed to make one
         self._running: set[asyncio.Task[Any]] = set()
         self._closed = False
 
@@ -118,8 +120,14 @@ class TaskLine:
     def _flush(self) -> None:
         """Send what has gathered in a turn of the loop."""
         groups, self._queue = [group for group in self._queue if not group.dropped], []
-        if groups:
+        if not groups:
+            return
+        try:
             self._send(self.wire.scripts(groups))
+        except Exception as error:  # noqa: BLE001 - whatever it is, those who wait must hear of it
+            trouble = driver.explain(self.address, error)
+            for group in groups:
+                group.settle(trouble)
 
     def _send(self, scripts: Iterable[Script]) -> None:
         raise NotImplementedError
@@ -128,6 +136,11 @@ class TaskLine:
         for group in self._queue:
             group.settle(error)
         self._queue = []
+
+    def _fail_waiting(self, error: RateLimitError) -> None:
+        waiting, self._waiting = self._waiting or [], None
+        for script in waiting:
+            script.fail(error)
 
     def _start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = self.loop.create_task(work)
@@ -154,6 +167,7 @@ class TaskLine:
         """Let everything go."""
         self._closed = True
         self._end(Closed("the store was closed"))
+        self._fail_waiting(Closed("the store was closed"))
         tasks = list(self._running)
         for task in tasks:
             task.cancel()
@@ -171,17 +185,28 @@ class ServerLine(TaskLine):
         self._flights: deque[tuple[Script, float]] = deque()  # with the loop's time until which each is waited for
         self._timer: asyncio.Handle | None = None  # looks whether the first of them is late
         self._asked = False  # the first of two replies to a script that says ASKING has come
-        self._waiting: list[Script] | None = None  # for the connection that is being made
         self._heard = 0.0  # when the server answered last, by the loop's time
 
     def _send(self, scripts: Iterable[Script]) -> None:
         if self._waiting is not None:
             self._waiting += scripts
-        elif self._transport is None or (not self._flights and self.loop.time() - self._heard > IDLE):
+        elif self._transport is None:
             self._waiting = list(scripts)
-            self._start(self._get_ready())
+            self._start(self._connect())
+        elif not self._flights and self.loop.time() - self._heard > IDLE:
+            self._waiting = list(scripts)
+            self.loop.call_soon(self._listen, LISTENING)
         else:
             self._write(scripts)
+
+    def _listen(self, turns: int) -> None:
+        """Hear whether the server has hung up while this loop was busy or stood still; then write what waits."""
+        if turns:
+            self.loop.call_soon(self._listen, turns - 1)
+        elif self._transport is None and self._waiting:
+            self._start(self._connect())
+        else:
+            self._write_waiting()
 
     def _write(self, scripts: Iterable[Script]) -> None:
         for script in scripts:
@@ -194,32 +219,22 @@ class ServerLine(TaskLine):
         if self._timer is None:
             self._timer = self.loop.call_later(self.address.timeout, self._look, TURNS)
 
-    async def _get_ready(self) -> None:
-        """Connect, unless there is a connection that lives; then write what waited for it."""
+    async def _connect(self) -> None:
+        """Connect, write what waited for that, and close the connection in the end: when told, or with the loop."""
         try:
-            # The server may have hung up while this loop was busy or stood still: let it be heard.
-            await asyncio.sleep(0)
-            await asyncio.sleep(0)
-            if self._transport is None:
-                async with asyncio.timeout(self.address.connect_timeout):
-                    connection = await driver.connect_async(self.address)
-                self._transport = driver.take_over(connection, Replies(self._receive, self._hung_up))
-                self._keeper = self._start(self._keep(connection, self._transport))
+            async with asyncio.timeout(self.address.connect_timeout):
+                connection = await driver.connect_async(self.address)
         except Exception as error:  # noqa: BLE001 - whatever it is, those who wait must hear of it
             self.counts.failures += 1
             trouble = driver.explain(self.address, error)
             self._fail_waiting(trouble)
             self._end(trouble)  # they waited for the same connection
             self._break(error)
-        except asyncio.CancelledError:
-            self._fail_waiting(Closed("the store was closed"))
-            raise
-        else:
-            waiting, self._waiting = self._waiting or [], None
-            self._write(waiting)
-
-    async def _keep(self, connection: driver.AnyConnection, transport: asyncio.Transport) -> None:
+            return
+        transport = self._transport = driver.take_over(connection, Replies(self._receive, self._hung_up))
+        self._keeper = asyncio.current_task()
         try:
+            self._write_waiting()
             await self.loop.create_future()
         finally:
             if self._transport is transport:
@@ -227,10 +242,9 @@ class ServerLine(TaskLine):
                 self._break(ConnectionError("the event loop or the store was closed"))
             await connection.disconnect(nowait=True)
 
-    def _fail_waiting(self, error: RateLimitError) -> None:
+    def _write_waiting(self) -> None:
         waiting, self._waiting = self._waiting or [], None
-        for script in waiting:
-            script.fail(error)
+        self._write(waiting)
 
     def _receive(self, reply: bytes | Exception) -> None:
         """Hand an answer to those who wait for it: they come in the order they were asked."""
@@ -287,6 +301,11 @@ class ServerLine(TaskLine):
         for script, _ in flights:
             script.fail(trouble)
 
+    async def close(self) -> None:
+        """Close the connection."""
+        self._break(ConnectionError("the store was closed"))
+        await super().close()
+
 
 class NodeLine(ServerLine):
     """Scripts to one server of a cluster; what it does not keep any more goes back to the cluster's line."""
@@ -317,25 +336,24 @@ class ClusterLine(TaskLine):
         self._nodes: dict[tuple[str, int], NodeLine] = {}
 
     def _send(self, scripts: Iterable[Script]) -> None:
-        if self.router.stale:
-            self._start(self._send_anew(list(scripts)))
+        if self._waiting is not None:
+            self._waiting += scripts
+        elif self.router.stale:
+            self._waiting = list(scripts)
+            self._start(self._send_anew())
         else:
             self._distribute(scripts)
 
-    async def _send_anew(self, scripts: list[Script]) -> None:
+    async def _send_anew(self) -> None:
         """Find out where everything is, then send."""
         try:
             await self._learn()
         except Exception as error:  # noqa: BLE001 - whatever it is, those who wait must hear of it
             self.counts.failures += 1
-            for script in scripts:
-                script.fail(driver.explain(self.address, error))
-        except asyncio.CancelledError:
-            for script in scripts:
-                script.fail(Closed("the store was closed"))
-            raise
+            self._fail_waiting(driver.explain(self.address, error))
         else:
-            self._distribute(scripts)
+            waiting, self._waiting = self._waiting or [], None
+            self._distribute(waiting)
 
     def _distribute(self, scripts: Iterable[Script]) -> None:
         for node, some in self.router.by_node(scripts).items():
