@@ -12,7 +12,8 @@ import sqlite3
 import subprocess
 import threading
 import time
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
+from functools import partial
 
 import pytest
 
@@ -27,6 +28,7 @@ from tidegate.stores.failure import GuardedStore
 QUOTA = 200
 DURABLE = ("--appendonly", "yes", "--appendfsync", "always")
 DEADLINE = 0.5  # seconds: this machine may be busy
+PATIENCE = 60.0
 
 
 class Counted(Store):
@@ -177,42 +179,68 @@ def test_redis_lost_under_allow(server, fault):
         guard.close()
 
 
-def test_redis_lost_under_local_by_several_processes(server):
+def local_redis(_tmp_path):
+    with ValkeyServer(None, *DURABLE) as server:
+        yield f"{server.url}?timeout={DEADLINE}&connect_timeout=1", {}, server.kill, server.start
+
+
+def local_postgres(_tmp_path):
+    with PostgresServer(need(find_binaries(), "PostgreSQL")) as server:
+        yield f"{server.url}?schema=local", {"bounded": False}, server.kill, server.start
+
+
+def local_sqlite(tmp_path):
+    with closing(sqlite3.connect(tmp_path / "x.db", isolation_level=None, check_same_thread=False)) as other:
+        lock, unlock = (partial(other.execute, statement) for statement in ("BEGIN IMMEDIATE", "ROLLBACK"))
+        yield f"sqlite:///{tmp_path}/x.db?busy_timeout=100ms", {}, partial(wait_for, lock), unlock
+
+
+def wait_for(lock):
+    """Get a lock that others take all the time."""
+    while True:
+        with suppress(sqlite3.OperationalError):
+            return lock()
+
+
+@pytest.mark.parametrize("place", [local_redis, local_postgres, local_sqlite], ids=["redis", "postgres", "sqlite"])
+def test_a_store_lost_under_local_by_several_processes(place, tmp_path):
     """Three guards, each a process to the others. Over-admission: 0, against the bucket's bound over the whole time."""
     limit = Limit(300, "1s", burst=30)
-    url = f"{server.url}?timeout={DEADLINE}&connect_timeout=1"
-    group = [open_limiter(url, "local", limit, beat=0.1, local_for=10) for _ in range(3)]
-    used, stop = [0] * len(group), threading.Event()
-    by_share = [0] * len(group)
+    with contextmanager(place)(tmp_path) as (url, options, lose, find):
+        group = [open_limiter(url, "local", limit, beat=0.1, local_for=10, **options) for _ in range(3)]
+        used, stop = [0] * len(group), threading.Event()
+        by_share = [0] * len(group)
 
-    def hammer(number):
-        limiter = group[number][0]
-        while not stop.is_set():
-            decision = limiter.try_acquire("k")
-            used[number] += decision.allowed
-            by_share[number] += decision.allowed and isinstance(decision, LocalDecision)
-            stop.wait(0.0005)  # so that all of them come to run
+        def hammer(number):
+            limiter = group[number][0]
+            while not stop.is_set():
+                decision = limiter.try_acquire("k")
+                used[number] += decision.allowed
+                by_share[number] += decision.allowed and isinstance(decision, LocalDecision)
+                stop.wait(0.0005)  # so that all of them come to run
 
-    began = time.monotonic()
-    threads = [threading.Thread(target=hammer, args=(number,)) for number in range(len(group))]
-    for thread in threads:
-        thread.start()
-    until(lambda: all(guard.metrics()["peers"] == 3 for _, guard, _ in group), "everybody knows everybody")
-    until(lambda: sum(used) > 100, "calls by the store")
-    server.kill()
-    until(lambda: sum(by_share) > 20, "calls by their shares")
-    server.start()
-    for _, guard, _ in group:
-        back(guard)
-        until(lambda guard=guard: not guard.metrics()["halved"], "the whole limit again")  # type: ignore[misc]  # bound at once
-    stop.set()
-    for thread in threads:
-        thread.join()
-    lasted = time.monotonic() - began
-    assert sum(used) <= 30 + 300 * lasted
-    for limiter, guard, _ in group:
-        limiter.close()
-        guard.close()
+        began = time.monotonic()
+        threads = [threading.Thread(target=hammer, args=(number,)) for number in range(len(group))]
+        for thread in threads:
+            thread.start()
+        until(
+            lambda: all(guard.metrics()["peers"] == 3 for _, guard, _ in group), "everybody knows everybody", PATIENCE
+        )
+        until(lambda: sum(used) > 100, "calls by the store")
+        lose()
+        until(lambda: sum(by_share) > 20, "calls by their shares", PATIENCE)
+        find()
+        for _, guard, _ in group:
+            back(guard)
+            until(lambda guard=guard: not guard.metrics()["halved"], "the whole limit again", PATIENCE)  # type: ignore[misc]  # bound at once
+        stop.set()
+        for thread in threads:
+            thread.join()
+        lasted = time.monotonic() - began
+        assert sum(used) <= 30 + 300 * lasted
+        for limiter, guard, _ in group:
+            limiter.close()
+            guard.close()
 
 
 async def test_redis_lost_in_an_event_loop(server):

@@ -54,9 +54,9 @@ def open_store(url: str, *, clock: Clock | None = None) -> Store:
 
 
 def _openers() -> dict[str, str]:
-    """Map schemes to where their openers are, as `module:function`; imported only when asked for."""
+    """Map schemes to where their openers are, as `module:function`, imported only when asked for; ours stay ours."""
     found = {point.name: point.value for point in entry_points(group=GROUP)}
-    return {**OWN, **found}
+    return {**found, **OWN}
 
 
 def open_memory(url: str, clock: Clock | None) -> Store:

@@ -9,7 +9,6 @@ import os
 import secrets
 import threading
 import weakref
-from collections import deque
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
@@ -22,22 +21,12 @@ from tidegate.core.limit import Limit
 from tidegate.errors import Closed, ConfigError, StoreUnavailable
 from tidegate.policy import Policy
 from tidegate.stores.base import Store
+from tidegate.stores.failure.alone import SHORTLY, Alone
 from tidegate.stores.failure.bounded import Tasks, Workers
 from tidegate.stores.failure.breaker import Breaker
 from tidegate.stores.failure.peers import WHOLE, Peers
 from tidegate.stores.failure.reckoning import Reckoning
-from tidegate.stores.failure.share import (
-    MOST_KEYS,
-    Share,
-    Terms,
-    may_fit,
-    permission,
-    preload,
-    refusal,
-    shared_costs,
-    tell,
-)
-from tidegate.stores.memory import MemoryStore
+from tidegate.stores.failure.share import Share
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -53,8 +42,6 @@ LOST: Final = (
     OSError,
 )  # what a store raises that cannot answer; the second, one that forgot to say so
 CHARGING: Final = ("acquire", "hold", "peek")
-MOST_LATER: Final = 10_000  # corrections kept until the store is back; further ones are dropped, and counted
-SHORTLY: Final = 1000  # microseconds after which a call that fell between two stools may ask again
 SHORTEST: Final = 0.001  # seconds that a deadline, a beat and the like can be set to
 LONGEST: Final = 1_000_000
 OPENING: Final = 1.0  # seconds for a call that has to connect
@@ -113,18 +100,16 @@ class GuardedStore(Store):
         """Start afresh: at first, and in a process that was forked from one that guarded."""
         self._breaker = Breaker()
         self._reckoning = Reckoning()
-        self._memory = MemoryStore(max_entries=2 * MOST_KEYS)
-        self._shares: dict[str, Share] = {}
-        self._later: deque[tuple[Policy, Key, tuple[int, ...], int | None]] = deque()
-        self._modes: dict[str, str] = {}
-        self._lock = threading.Lock()  # decisions without the store, and the change between with and without
+        self._alone = Alone(self._breaker, self._reckoning, self.clock, self._steady)
+        self._shares = self._alone.shares
+        self._lock = self._alone.lock  # also for the change between with and without the store
         self._tending = threading.Lock()
         self._wake = ThreadSignal()
         self._thread: threading.Thread | None = None
         self._closed = False
         self._tries = FIRST_TRIES  # how often a question is put before the store counts as lost
         self._failed: Ask | None = None  # what the store did not answer: in a cluster, other keys may do well
-        self._allowed = self._denied = self._dropped = self._told = 0
+        self._told = 0
         self._at_exit: Callable[[], None] | None = None
         self._me = secrets.randbits(40) | 1 if self._number is None else self._number
 
@@ -142,7 +127,7 @@ class GuardedStore(Store):
         except LOST as error:
             asks = ((policy, key, costs),)
             self._lose(error, losses, asks)
-            return self._without(verb, asks, now, at)[0]
+            return self._alone.decide(verb, asks, now, at)[0]
 
     def apply(self, verb: str, asks: Sequence[Ask], now: int | None = None, at: int | None = None) -> list[Decision]:
         """Apply the verb to every key together."""
@@ -152,14 +137,14 @@ class GuardedStore(Store):
         sent = self._outgoing(verb, asks)
         for left in range(self._tries if sent else 0, 0, -1):
             try:
-                answers = self._ask_all(verb, sent, now, at)
+                answers = self.ask_store(verb, sent, now, at)
             except LOST as error:
                 if left == 1:
                     self._lose(error, losses, asks)
             else:
                 self._tries = 1
                 return answers if sent is asks else self._incoming(asks, sent, answers)
-        return self._without(verb, asks, now, at)
+        return self._alone.decide(verb, asks, now, at)
 
     async def apply_async(
         self, verb: str, asks: Sequence[Ask], now: int | None = None, at: int | None = None
@@ -171,21 +156,21 @@ class GuardedStore(Store):
                 return await self.store.apply_async(verb, asks, now, at)
             except LOST as error:
                 self._lose(error, losses, asks)
-                return self._without(verb, asks, now, at)
+                return self._alone.decide(verb, asks, now, at)
         if self._meets_peers(asks):
             await asyncio.to_thread(self.tend)
         losses = self._breaker.losses
         sent = self._outgoing(verb, asks)
         for left in range(self._tries if sent else 0, 0, -1):
             try:
-                answers = await self._ask_all_async(verb, sent, now, at)
+                answers = await self.ask_store_async(verb, sent, now, at)
             except LOST as error:
                 if left == 1:
                     self._lose(error, losses, asks)
             else:
                 self._tries = 1
                 return answers if sent is asks else self._incoming(asks, sent, answers)
-        return self._without(verb, asks, now, at)
+        return self._alone.decide(verb, asks, now, at)
 
     def metrics(self) -> dict[str, int]:
         """Count what the guard did, beside the store's own counts.
@@ -205,10 +190,10 @@ class GuardedStore(Store):
             "losses": self._breaker.losses,
             "returns": self._breaker.returns,
             "probes": self._breaker.probes,
-            "allowed_without_store": self._allowed,
-            "denied_without_store": self._denied,
-            "corrections_waiting": len(self._later),
-            "corrections_dropped": self._dropped,
+            "allowed_without_store": self._alone.allowed,
+            "denied_without_store": self._alone.denied,
+            "corrections_waiting": len(self._alone.later),
+            "corrections_dropped": self._alone.dropped,
             "keys_unsettled": sum(len(share.spent) for share in self._shares.values()),
             "peers": max((one.processes for one in peers), default=0),
             "share_ppm": min((one.held(latest)[0] * 10**6 // WHOLE for one in peers), default=0),
@@ -233,12 +218,19 @@ class GuardedStore(Store):
             return False
         return asks[0][0].on_store_error != "local"
 
-    def _ask_all(self, *asked: Any) -> list[Decision]:  # noqa: ANN401 - the arguments of apply
+    @property
+    def lost(self) -> bool:
+        """Whether the store is lost right now."""
+        return self._breaker.lost
+
+    def ask_store(self, *asked: Any) -> list[Decision]:  # noqa: ANN401 - the arguments of apply
+        """Ask the store itself, within the deadline; raise where it does not answer."""
         if self._workers is None:
             return self.store.apply(*asked)
         return self._workers.run(partial(self.store.apply, *asked), self._seconds())
 
-    async def _ask_all_async(self, *asked: Any) -> list[Decision]:  # noqa: ANN401 - the arguments of apply
+    async def ask_store_async(self, *asked: Any) -> list[Decision]:  # noqa: ANN401 - the arguments of apply
+        """Ask the store itself, without blocking the event loop."""
         if self._workers is None:
             return await self.store.apply_async(*asked)
         if type(self.store).apply_async is Store.apply_async:  # it would block the loop
@@ -301,112 +293,16 @@ class GuardedStore(Store):
             for (_, _, costs), (_, _, asked), answer in zip(asks, sent, answers, strict=True)
         ]
 
-    # ---- without the store -------------------------------------------------------------------------------------------
-
-    def _without(self, verb: str, asks: Sequence[Ask], now: int | None, at: int | None) -> list[Decision]:
-        if verb == "reset":
-            names = ", ".join(repr(key) for _, key, _ in asks)
-            raise StoreUnavailable(f"could not reset {names}: the store is lost; try again when it is back")
-        with self._lock:
-            steady = self._steady.steady()
-            wait = max(SHORTLY, self._breaker.due - steady)
-            if now is not None or not self._reckoning.known:
-                earliest = latest = self.clock.ns() // 1000 if now is None else now
-            else:
-                earliest, latest = self._reckoning.earliest(steady), self._reckoning.latest(steady)
-            if verb == "adjust":
-                return [self._correct(policy, key, costs, earliest, at) for policy, key, costs in asks]
-            decisions = self._decide(verb, asks, earliest, latest, wait)
-            if verb != "peek":
-                allowed = sum(decision.allowed for decision in decisions)
-                self._allowed += allowed
-                self._denied += len(decisions) - allowed
-            for policy, _, _ in asks:
-                self._modes.setdefault(policy.name, policy.on_store_error)
-        return decisions
-
-    def _decide(self, verb: str, asks: Sequence[Ask], earliest: int, latest: int, wait: int) -> list[Decision]:
-        """Decide all asks together: one that is denied denies them all."""
-        local: dict[int, Terms] = {}
-        for place, (policy, key, costs) in enumerate(asks):
-            if policy.on_store_error == "allow":
-                continue
-            terms = self._terms(policy, key, earliest, latest) if policy.on_store_error == "local" else None
-            if terms is None or not may_fit(terms, costs, earliest, latest):
-                until = self._until_share(policy, earliest, wait)
-                return [refusal(other, asked, earliest, until) for other, _, asked in asks]
-            local[place] = terms
-        answers = self._decide_shares(verb, asks, local, earliest)
-        allowed = all(answers.values())
-        decisions: list[Decision] = []
-        for place, (policy, key, costs) in enumerate(asks):
-            terms = local.get(place)
-            if terms is not None:
-                if allowed and verb != "peek" and terms.share is not None:
-                    self._shares[policy.name].spent.setdefault(key, {})[terms.share.name] = terms
-                decisions.append(tell(terms, costs, answers[place], wait))
-            elif allowed:
-                decisions.append(permission(policy, costs, earliest))
-            else:
-                decisions.append(refusal(policy, costs, earliest, wait))
-        return decisions
-
-    def _terms(self, policy: Policy, key: Key, earliest: int, latest: int) -> Terms | None:
-        """Find what may be spent of a share; nothing when the store is back, or too many keys are remembered."""
-        share = self._shares.get(policy.name)
-        if share is None or not self._breaker.lost:
-            return None
-        terms = share.terms(policy, earliest, latest)
-        if terms is None or terms.share is None:
-            return terms
-        if len(share.spent) >= MOST_KEYS and key not in share.spent:
-            return None
-        return terms
-
-    def _until_share(self, policy: Policy, now: int, wait: int) -> int:
-        """Tell how long a refused call had better wait: until there is a share, or the next look for the store."""
-        share = self._shares.get(policy.name)
-        if share is None or policy.on_store_error != "local" or not self._breaker.lost:
-            return wait
-        return max(SHORTLY, min(wait, share.start() - now)) if share.start() > now else wait
-
-    def _decide_shares(self, verb: str, asks: Sequence[Ask], local: dict[int, Terms], now: int) -> dict[int, Decision]:
-        """Ask this process's memory, all shares together."""
-        places, questions = [], []
-        for place, terms in local.items():
-            if terms.share is not None:
-                _, key, costs = asks[place]
-                preload(self._memory, key, terms)
-                places.append(place)
-                questions.append((terms.share, key, shared_costs(terms, costs)))
-        answers = self._memory.apply(verb, questions, now) if questions else []
-        nothing = Decision((True, now, (), (), None))
-        return dict.fromkeys(local, nothing) | dict(zip(places, answers, strict=True))
-
-    def _correct(self, policy: Policy, key: Key, costs: tuple[int, ...], now: int, at: int | None) -> Decision:
-        """Correct what was charged here; what was charged to the store, when that is back."""
-        share = self._shares.get(policy.name)
-        if share is not None and at is not None:
-            for terms in share.spent.get(key, {}).values():
-                if at >= terms.since and terms.share is not None:
-                    self._memory.apply_one("adjust", terms.share, key, shared_costs(terms, costs), now, at)
-                    return permission(policy, (0,) * len(costs), now)
-        if len(self._later) < MOST_LATER:
-            self._later.append((policy, key, costs, at))
-        else:
-            self._dropped += 1
-        return permission(policy, (0,) * len(costs), now)
-
     # ---- losing it and finding it again ------------------------------------------------------------------------------
 
     def _lose(self, error: Exception, losses: int, asks: Sequence[Ask] = ()) -> None:
         with self._lock:
             for policy, _, _ in asks:
-                self._modes.setdefault(policy.name, policy.on_store_error)
+                self._alone.modes.setdefault(policy.name, policy.on_store_error)
             lost = not self._closed and self._breaker.fail(self._steady.steady(), losses)
             self._tries = 1
             if lost:
-                self._told = self._allowed + self._denied
+                self._told = self._alone.allowed + self._alone.denied
                 self._failed = asks[0] if asks else None
         if lost:
             said = str(error) or type(error).__name__
@@ -416,7 +312,7 @@ class GuardedStore(Store):
     def _meanwhile(self) -> str:
         words = {"deny": "are denied", "allow": "are allowed, unlimited"}
         told = []
-        for name, mode in sorted(self._modes.items()):
+        for name, mode in sorted(self._alone.modes.items()):
             if mode == "local" and name in self._shares:
                 latest = self._reckoning.latest(self._steady.steady())
                 part = 100 * self._shares[name].peers.held(latest)[0] / WHOLE
@@ -456,25 +352,26 @@ class GuardedStore(Store):
         with self._lock:
             now = self._steady.steady()
             self._breaker.probed(now, answered=answered)
-            lasted, decided = (now - self._breaker.since) / SECOND, self._allowed + self._denied - self._told
+            lasted = (now - self._breaker.since) / SECOND
+            decided = self._alone.allowed + self._alone.denied - self._told
         if answered:
             log.warning("store is back after %.3f s, in which %d calls were decided without it", lasted, decided)
 
     def _meet(self) -> int | None:
         """Settle with the store, then look for the peers: whoever posts must have nothing left to settle."""
-        while self._later:
-            policy, key, costs, at = self._later[0]
+        while self._alone.later:
+            policy, key, costs, at = self._alone.later[0]
             if not any(cost > 0 for cost in costs):
-                self._later.popleft()  # in doubt, permits are given back once or not at all
+                self._alone.later.popleft()  # in doubt, permits are given back once or not at all
                 self._ask("adjust", policy, key, costs, at)
             else:
                 self._ask("adjust", policy, key, costs, at)
-                self._later.popleft()
+                self._alone.later.popleft()
         if self._shares and not self._reckoning.known:
             self._ask("peek", PROBE, "probe", (1,))
         due = []
         for share in list(self._shares.values()):
-            share.settle(self._ask, self._memory, self._now())
+            share.settle(self._ask, self._alone.memory, self._now())
             share.peers.turn(self._ask, self._now())
             due.append(share.peers.due())
         if not due:
@@ -511,7 +408,7 @@ class GuardedStore(Store):
     def _rest(self) -> bool:
         """End the thread if there is nothing to tend."""
         with self._lock:
-            if self._closed or not (self._breaker.lost or self._shares or self._later):
+            if self._closed or not (self._breaker.lost or self._shares or self._alone.later):
                 self._thread = None
                 return True
         return False
@@ -525,7 +422,7 @@ class GuardedStore(Store):
         if not closed and not self._breaker.lost:
             with self._tending, suppress(*LOST):
                 for share in self._shares.values():
-                    share.settle(self._ask, self._memory, self._now())
+                    share.settle(self._ask, self._alone.memory, self._now())
                     share.peers.leave(self._ask)
 
     def _watch_forks(self) -> None:

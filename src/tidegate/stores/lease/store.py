@@ -147,19 +147,19 @@ class LeasedStore(Store):
         verb, asks, now, at, share = step
         if share and isinstance(self.inner, GuardedStore):
             self._need_the_store()
-            return self.inner._ask_all(verb, asks, now, at)  # noqa: SLF001 - within its deadline, but not instead of the store
+            return self.inner.ask_store(verb, asks, now, at)  # within its deadline, but not instead of the store
         return self.inner.apply(verb, asks, now, at)
 
     async def _ask_async(self, step: Step) -> list[Decision]:
         verb, asks, now, at, share = step
         if share and isinstance(self.inner, GuardedStore):
             self._need_the_store()
-            return await self.inner._ask_all_async(verb, asks, now, at)  # noqa: SLF001 - as above
+            return await self.inner.ask_store_async(verb, asks, now, at)
         return await self.inner.apply_async(verb, asks, now, at)
 
     def _lost(self) -> bool:
         guard = self.inner
-        return isinstance(guard, GuardedStore) and guard._breaker.lost  # noqa: SLF001 - it has no other way to tell
+        return isinstance(guard, GuardedStore) and guard.lost
 
     def _need_the_store(self) -> None:
         if self._lost():
