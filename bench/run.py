@@ -1,8 +1,9 @@
 """Compare tidegate with other limiters in one run, and say whether the targets of the project are met.
 
-make bench                              everything, about four minutes
-make bench ARGS=--quick                 a look, under a minute; writes nothing into docs
-make bench ARGS="--only hot_key"        one comparison: hot_key many_keys five_limits tasks threads memory
+make bench                              everything, about a quarter of an hour
+make bench ARGS=--quick                 a look, a few minutes; writes nothing into docs
+make bench ARGS="--only hot_key"        one comparison: hot_key many_keys five_limits tasks threads memory,
+                                        or of what is shared: sqlite redis_bench postgres_bench leases
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import argparse
 import json
 import os
 import platform
+import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -34,15 +36,23 @@ if TYPE_CHECKING:
 TIMED: Final[tuple[ModuleType, ...]] = (hot_key, many_keys, five_limits, tasks)
 ALL: Final = (OURS, *PEERS)
 NAMES: Final = tuple(module.__name__.removeprefix("bench.") for module in (*TIMED, threads, memory))
+# Comparisons that start servers and processes of their own, each a program that prints its table and its verdicts.
+PROGRAMS: Final = {
+    "sqlite": "One SQLite file, one and four processes",
+    "redis_bench": "One Valkey server, 1, 32 and 256 tasks",
+    "postgres_bench": "One PostgreSQL server, one and four processes",
+    "leases": "Permits taken ahead",
+}
 
 
 def main() -> None:
     """Measure, print, write."""
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--quick", action="store_true", help="fewer rounds and keys; docs stay as they are")
-    options.add_argument("--only", choices=NAMES, action="append", help="only this comparison (may be repeated)")
+    choices = (*NAMES, *PROGRAMS)
+    options.add_argument("--only", choices=choices, action="append", help="only this comparison (may be repeated)")
     chosen = options.parse_args()
-    only = chosen.only or NAMES
+    only = [name for name in chosen.only or NAMES if name in NAMES]
     begun = time.monotonic()
     results: dict[str, Any] = {"machine": machine(), "libraries": libraries()}
     print(tables.heading(results))
@@ -53,7 +63,25 @@ def main() -> None:
     results["targets"] = targets.judge(results)
     results["seconds"] = round(time.monotonic() - begun)
     print(tables.verdicts(results["targets"]))
+    results["programs"] = {
+        name: {"title": PROGRAMS[name], "said": run_program(name, quick=chosen.quick)}
+        for name in chosen.only or PROGRAMS
+        if name in PROGRAMS
+    }
     write(results, docs=not chosen.quick and not chosen.only)
+
+
+def run_program(name: str, *, quick: bool) -> str:
+    """Run a comparison that stands by itself, and give what it prints."""
+    print(f"\n{PROGRAMS[name]}", flush=True)
+    words = [sys.executable, "-m", f"bench.{name}", *(["--quick"] if quick else [])]
+    with subprocess.Popen(words, cwd=ROOT, stdout=subprocess.PIPE, text=True) as running:  # noqa: S603 - one of ours
+        assert running.stdout is not None  # noqa: S101 - as asked for above
+        said = []
+        for line in running.stdout:
+            print(line, end="", flush=True)
+            said.append(line)
+    return "".join(said)
 
 
 def measure_times(name: str, *, quick: bool) -> dict[str, Any]:

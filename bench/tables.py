@@ -101,7 +101,7 @@ def markdown(results: dict[str, Any]) -> str:
         "",
         *grid(["library", "version", "set up as"], [list(each.values()) for each in libraries.values()]),
     ]
-    for name in (name for name in results if name not in ("machine", "libraries", "targets", "seconds")):
+    for name in (name for name in results if name not in ("machine", "libraries", "targets", "seconds", "programs")):
         header, rows = rows_of(name, results[name])
         cells = [[libraries[library]["name"], *cells] for library, cells in rows.items()]
         lines += [f"**{header[0][0].upper()}{header[0][1:]}**", "", *grid(["", *header[1:]], cells)]
@@ -109,6 +109,8 @@ def markdown(results: dict[str, Any]) -> str:
     lines += grid(
         ["target", "", "figure"], [[t.target, "met" if t.met else "**not met**", t.figure] for t in results["targets"]]
     )
+    for program in results["programs"].values():
+        lines += [f"**{program['title']}**", "", "```text", program["said"].rstrip(), "```", ""]
     return "\n".join(lines)
 
 
