@@ -78,7 +78,7 @@ class _Engine:
         self._ageing = round(ageing * SECOND)
         self._lines = Lines()
         self.store.waited_on.add(self._lines)
-        self._live: list[bool] = []
+        self._retire: list[Callable[[], None]] = []
         self._now: Callable[[], int] | None = None
         if clock is not None and clock is not self.store.clock:
             self._now = lambda: clock.ns() // 1000
@@ -89,8 +89,8 @@ class _Engine:
     def _take_over(self, policy: Policy) -> None:
         """Decide by this policy from now on."""
         self.policy = policy
-        self._live.clear()  # whoever holds an earlier short way is sent the long one
-        self._live = [True]
+        while self._retire:
+            self._retire.pop()()  # whoever holds an earlier short way is sent the long one
         # Shadows and observers see each decision on its way out; most limiters have neither.
         self._watched = self._observer is not None or policy.mode == "shadow"
 
@@ -241,7 +241,7 @@ class Limiter(_Engine):
             return
         long_way = functools.partial(Limiter.try_acquire, self)
         if isinstance(self.store, MemoryStore):
-            short_way = self.store.shortcut(policy, long_way, self._live)
+            short_way = self.store.shortcut(policy, long_way, self._retire)
         elif isinstance(self.store, LeasedStore):
             short_way = self.store.shortcut(policy, long_way)
         else:
@@ -359,7 +359,7 @@ class AsyncLimiter(_Engine):
         self.__dict__.pop("try_acquire", None)
         plain = plain and type(self).try_acquire is AsyncLimiter.try_acquire
         if plain and isinstance(self.store, MemoryStore):
-            decide = self.store.shortcut(policy, self._long_way, self._live)
+            decide = self.store.shortcut(policy, self._long_way, self._retire)
 
             @functools.wraps(AsyncLimiter.try_acquire)
             async def try_acquire(key: Key, cost: Cost = 1) -> Decision:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from tidegate.core.limit import Limit
     from tidegate.policy import Key, Policy
     from tidegate.stores.base import Ask
-    from tidegate.stores.shortcut import TryAcquire
+    from tidegate.stores.shortcut import Retire, TryAcquire
     from tidegate.stores.table import Entry
 
 log = logging.getLogger(__name__)
@@ -73,8 +73,8 @@ class MemoryStore(Store):
         self._warned = False
         self._warn = False  # to be told once the token is given back
 
-    def shortcut(self, policy: Policy, otherwise: TryAcquire, live: list[bool]) -> TryAcquire:
-        """Build a faster `try_acquire` for usual calls; others, and all once `live` is empty, go to `otherwise`."""
+    def shortcut(self, policy: Policy, otherwise: TryAcquire, retire: list[Retire]) -> TryAcquire:
+        """Build a faster `try_acquire` for usual calls; others go to `otherwise`, and all once it is retired."""
         try:
             del self._token[0]
         except IndexError:
@@ -84,7 +84,7 @@ class MemoryStore(Store):
         finally:
             self._give(None)
         return shortcut(
-            policy, table, otherwise, Guard(self._token, self._give, self._contend, self._ns, self._insert), live
+            policy, table, otherwise, Guard(self._token, self._give, self._contend, self._ns, self._insert), retire
         )
 
     def apply_one(

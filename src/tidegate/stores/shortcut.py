@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from tidegate.stores.table import Entry, Table
 
     TryAcquire = Callable[[Key, Cost], Decision]
+    Retire = Callable[[], None]
 
 
 class Guard(NamedTuple):
@@ -36,8 +37,8 @@ class Guard(NamedTuple):
     insert: Callable[[Table, Key, Entry, int, int], bool]
 
 
-def shortcut(policy: Policy, table: Table, otherwise: TryAcquire, guard: Guard, live: list[bool]) -> TryAcquire:
-    """Choose the short way for a policy; it is taken while `live` holds something."""
+def shortcut(policy: Policy, table: Table, otherwise: TryAcquire, guard: Guard, retire: list[Retire]) -> TryAcquire:
+    """Choose the short way for a policy, and add to `retire` what ends its use, for whoever still holds it."""
     if 0 in policy.one:
         return otherwise
     buckets = all(limit.algorithm == "token_bucket" for limit in policy.limits)
@@ -45,18 +46,26 @@ def shortcut(policy: Policy, table: Table, otherwise: TryAcquire, guard: Guard, 
         build = _several_buckets if buckets else _several
     else:
         build = _one_bucket if buckets else _one_limit
-    return build(policy, table, otherwise, guard, live)
+    return build(policy, table, otherwise, guard, retire)
 
 
-def _one_bucket(policy: Policy, table: Table, otherwise: TryAcquire, guard: Guard, live: list[bool]) -> TryAcquire:
+def _one_bucket(policy: Policy, table: Table, otherwise: TryAcquire, guard: Guard, retire: list[Retire]) -> TryAcquire:
     token, give, contend, ns, insert = guard
     entries, limits, one, nothing = table.entries, policy.limits, policy.one, (0,)
     limit = limits[0]
     capacity, rate, scale = limit.capacity, limit.rate, limit.scale
     first, lasts = capacity - scale, ceil_div(scale, rate)  # what a call leaves in a full bucket, and for how long
 
+    usual: int | None = 1
+
+    def end() -> None:
+        nonlocal usual
+        usual = None  # no cost is usual any more: cheaper than another question at each call
+
+    retire.append(end)
+
     def try_acquire(key: Key, cost: Cost = 1) -> Decision:
-        if cost == 1 and live:
+        if cost == usual:
             try:
                 del token[0]
             except IndexError:
@@ -89,14 +98,22 @@ def _one_bucket(policy: Policy, table: Table, otherwise: TryAcquire, guard: Guar
     return try_acquire
 
 
-def _one_limit(policy: Policy, table: Table, otherwise: TryAcquire, guard: Guard, live: list[bool]) -> TryAcquire:
+def _one_limit(policy: Policy, table: Table, otherwise: TryAcquire, guard: Guard, retire: list[Retire]) -> TryAcquire:
     token, give, contend, ns, _ = guard
     entries, limits, one, nothing = table.entries, policy.limits, policy.one, (0,)
     limit = limits[0]
     charge = limit.charge
 
+    usual: int | None = 1
+
+    def end() -> None:
+        nonlocal usual
+        usual = None  # no cost is usual any more: cheaper than another question at each call
+
+    retire.append(end)
+
     def try_acquire(key: Key, cost: Cost = 1) -> Decision:
-        if cost == 1 and live:
+        if cost == usual:
             try:
                 del token[0]
             except IndexError:
@@ -119,13 +136,21 @@ def _one_limit(policy: Policy, table: Table, otherwise: TryAcquire, guard: Guard
     return try_acquire
 
 
-def _several(policy: Policy, table: Table, otherwise: TryAcquire, guard: Guard, live: list[bool]) -> TryAcquire:
+def _several(policy: Policy, table: Table, otherwise: TryAcquire, guard: Guard, retire: list[Retire]) -> TryAcquire:
     token, give, contend, ns, _ = guard
     entries, limits, one, nothing = table.entries, policy.limits, policy.one, (0,) * len(policy.limits)
     charges = [(limit.charge, limit) for limit in limits]
 
+    usual: int | None = 1
+
+    def end() -> None:
+        nonlocal usual
+        usual = None  # no cost is usual any more: cheaper than another question at each call
+
+    retire.append(end)
+
     def try_acquire(key: Key, cost: Cost = 1) -> Decision:
-        if cost == 1 and live:
+        if cost == usual:
             try:
                 del token[0]
             except IndexError:
@@ -152,14 +177,24 @@ def _several(policy: Policy, table: Table, otherwise: TryAcquire, guard: Guard, 
     return try_acquire
 
 
-def _several_buckets(policy: Policy, table: Table, otherwise: TryAcquire, guard: Guard, live: list[bool]) -> TryAcquire:
+def _several_buckets(
+    policy: Policy, table: Table, otherwise: TryAcquire, guard: Guard, retire: list[Retire]
+) -> TryAcquire:
     token, give, contend, ns, insert = guard
     entries, limits, one, nothing = table.entries, policy.limits, policy.one, (0,) * len(policy.limits)
     numbers = [(limit, limit.capacity, limit.rate, limit.scale) for limit in limits]
     lasts = max(ceil_div(limit.scale, limit.rate) for limit in limits)
 
+    usual: int | None = 1
+
+    def end() -> None:
+        nonlocal usual
+        usual = None  # no cost is usual any more: cheaper than another question at each call
+
+    retire.append(end)
+
     def try_acquire(key: Key, cost: Cost = 1) -> Decision:
-        if cost == 1 and live:
+        if cost == usual:
             try:
                 del token[0]
             except IndexError:
