@@ -1,0 +1,83 @@
+"""The frame of the command line: help, exit codes, JSON, and nothing imported that is not asked for."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from tidegate import ConfigError, StoreUnavailable
+from tidegate.cli import COMMANDS, OK, UNAVAILABLE, WRONG, main
+from tidegate.cli.say import Say
+
+
+def test_help_lists_every_command(capsys):
+    assert main([]) == OK
+    said = capsys.readouterr().out
+    for name, line in COMMANDS.items():
+        assert name in said
+        assert line in " ".join(said.split())
+
+
+def test_help_imports_no_command():
+    program = (
+        "import sys; from tidegate.cli import main; main([]); print([m for m in sys.modules if 'tidegate.cli.' in m])"
+    )
+    said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+    assert said.splitlines()[-1] == "['tidegate.cli.say']"
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_has_help(name, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main([name, "--help"])
+    assert ended.value.code == OK
+    assert "--json" in capsys.readouterr().out
+
+
+def test_an_unknown_command_is_refused(capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["dance"])
+    assert ended.value.code == WRONG
+    assert "dance" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("error", "code"), [(ConfigError("no such file", field="config"), WRONG), (StoreUnavailable("gone"), UNAVAILABLE)]
+)
+def test_errors_are_told_in_one_line_and_by_the_exit_code(monkeypatch, capsys, error, code):
+    def fail(_args, _say):
+        raise error
+
+    monkeypatch.setattr("tidegate.cli.demo.run", fail)
+    assert main(["demo"]) == code
+    assert capsys.readouterr().err == f"tidegate: {error}\n"
+    assert main(["demo", "--json"]) == code
+    assert json.loads(capsys.readouterr().err) == {"error": str(error)}
+
+
+def test_being_interrupted_is_no_traceback(monkeypatch):
+    def interrupt(_args, _say):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("tidegate.cli.demo.run", interrupt)
+    assert main(["demo"]) == 130
+
+
+def test_no_colours_in_a_pipe(capsys):
+    say = Say()
+    say.line("hello", "red")
+    assert capsys.readouterr().out == "hello\n"
+    assert say.bar(5, 10, 10) == "█████░░░░░"
+    assert say.bar(0, 10, 10) == "░░░░░░░░░░"
+    assert say.bar(1, 1000, 10) == "█░░░░░░░░░"
+    assert say.bar(20, 10, 10) == "██████████"
+
+
+def test_colours_on_a_terminal_unless_unwanted(monkeypatch):
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    assert Say().style("hello", "bold", "red") == "\x1b[1;31mhello\x1b[0m"
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert Say().style("hello", "red") == "hello"
