@@ -18,7 +18,19 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 COMMANDS: Final = {
+    "acquire": "take permits of a running service, waiting for them if asked to",
+    "add": "add a source to the running service",
+    "budget": "show how much of a task budget is used, and when it runs out",
     "demo": "play a short live demonstration in the terminal",
+    "peek": "ask what a running service would answer, and change nothing",
+    "policies": "list the policies of a running service",
+    "reset": "forget what a key has used (needs the admin token)",
+    "serve": "answer rate limit questions over HTTP and gRPC",
+    "sources": "list the sources of the running service",
+    "start": "run scheduled sources within the quotas of their providers",
+    "swarm": "show the agents of a swarm, their capacities, reductions and recoveries, live",
+    "usage": "show how much of each limit a key has used",
+    "validate": "check a service's file, or convert one of Envoy's rate limit service",
 }
 ABOUT: Final = "One rate limiter for both sides of an API: the requests you receive and the requests you send."
 OK: Final = 0

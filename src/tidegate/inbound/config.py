@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Final, TypeVar, cast, get_args
 
 from tidegate.core import Limit
 from tidegate.core.algorithms import ALGORITHMS
+from tidegate.inbound.charging import Charging, statuses_of
 from tidegate.inbound.identity import AddressSet
 from tidegate.inbound.paths import Tree
 from tidegate.inbound.rules import ADMIN, Category, Endpoint, Rules
@@ -51,7 +52,18 @@ LIMIT: Final = (
 )
 ENDPOINT: Final = ("path", "methods", "cost")
 INHERITED: Final = ("algorithm", "mode", "on_store_error")  # what a category does not say, the section may say for all
-CATEGORY: Final = (*LIMIT, "limits", "endpoints", "methods", "cost", "mode", "on_store_error")
+CATEGORY: Final = (
+    *LIMIT,
+    "limits",
+    "endpoints",
+    "methods",
+    "cost",
+    "mode",
+    "on_store_error",
+    "count",
+    "refund",
+    "penalty",
+)
 SECTION: Final = (
     "enabled",
     "categories",
@@ -60,6 +72,7 @@ SECTION: Final = (
     "exempt",
     "exempt_methods",
     "exempt_clients",
+    "blocked_clients",
     *INHERITED,
     "cleanup_interval_minutes",
     "max_entries",
@@ -129,6 +142,7 @@ class _Reader:
             exempt=tuple(exempt),
             exempt_methods=frozenset(_get(fields, "exempt_methods", _methods, default=())),
             exempt_clients=_get(fields, "exempt_clients", _clients, default=AddressSet()),
+            blocked_clients=_get(fields, "blocked_clients", _clients, default=AddressSet()),
             enabled=_get(fields, "enabled", Setting.flag, default=True),
             cleanup_interval=60 * _get(fields, "cleanup_interval_minutes", Setting.number, default=5),
             max_entries=_get(fields, "max_entries", Setting.whole, default=10_000),
@@ -157,13 +171,14 @@ class _Reader:
             policy = Policy(name, limits, mode, on_error)
         cost = _get(fields, "cost", _cost, default=1)
         _check_cost(policy, cost, fields.get("cost", section))
+        charging = _charging(fields, cost)
         methods = _get(fields, "methods", _methods, default=())
         if "endpoints" not in fields:
             self._check_endpoints_missing(name, section, fields)
-            return Category(name, policy, (), cost)
+            return Category(name, policy, (), cost, charging)
         entries = fields["endpoints"].one_or_many()
         endpoints = tuple(self._endpoint(entry, name, policy, methods, cost) for entry in entries)
-        return Category(name, policy, endpoints, cost)
+        return Category(name, policy, endpoints, cost, charging)
 
     def _check_endpoints_missing(self, name: str, section: Setting, fields: Fields) -> None:
         """Refuse a category that no request would ever fall into, unless it has endpoints by default."""
@@ -257,12 +272,12 @@ def _limit_of_list(entry: Setting, algorithm: str, category: str) -> Limit:
     else:
         text = entry.text()
         with entry.blame():
-            limit = _by_default(Limit.parse(text), text, algorithm)
+            limit = by_default(Limit.parse(text), text, algorithm)
         name = limit.name if "name=" in text else ""
     return limit if name else replace(limit, name=f"{category}-{limit.name}")
 
 
-def _by_default(limit: Limit, text: str, algorithm: str) -> Limit:
+def by_default(limit: Limit, text: str, algorithm: str) -> Limit:
     """Count by the category's algorithm where the text names none."""
     words = text.split()
     named = limit.algorithm in words or limit.calendar is not None or limit.burst != limit.quota
@@ -296,7 +311,43 @@ def _check_cost(policy: Policy, cost: Cost, place: Setting) -> None:
             raise place.error(f"{amount} is more than limit {limit.name!r} can ever hold ({limit.burst})")
 
 
+def _charging(fields: Fields, cost: Cost) -> Charging | None:
+    """Read what is charged by status: `count` only some, `refund` some, a `penalty` on top."""
+    if "count" in fields and "refund" in fields:
+        raise fields["refund"].error("stands beside count: what is not counted is given back anyway")
+    counted = _get(fields, "count", _statuses, default=None)
+    refunded = _get(fields, "refund", _statuses, default=frozenset())
+    penalties: dict[int, int] = {}
+    for text, amount in _get(fields, "penalty", Setting.entries, default={}).items():
+        penalties.update(dict.fromkeys(_status(amount, text), amount.whole()))
+    if counted is None and not refunded and not penalties:
+        return None
+    if not isinstance(cost, int):
+        place = next(fields[name] for name in ("count", "refund", "penalty") if name in fields)
+        raise place.error("needs a cost that is a plain number")
+    return Charging(counted, refunded, penalties)
+
+
+def _statuses(setting: Setting) -> frozenset[int]:
+    entries = setting.one_or_many()
+    if not entries:
+        raise setting.error("expected statuses such as [401, 403] or [5xx], not an empty list")
+    return frozenset().union(*(_status(entry, _word(entry)) for entry in entries))
+
+
+def _word(setting: Setting) -> str:
+    return str(setting.whole()) if isinstance(setting.raw, int) else setting.text()
+
+
+def _status(place: Setting, text: str) -> frozenset[int]:
+    found = statuses_of(text)
+    if found is None:
+        raise place.error(f"expected a status such as 401 or 5xx, not {text}")
+    return found
+
+
 def _clients(setting: Setting) -> AddressSet:
     addresses = [entry.text() for entry in setting.one_or_many()]
-    with setting.blame(exempt_clients=setting):
-        return AddressSet(addresses, field="exempt_clients")
+    name = (setting.field or "clients").rpartition(".")[2]
+    with setting.blame(**{name: setting}):
+        return AddressSet(addresses, field=name)

@@ -21,9 +21,11 @@ from tidegate.inbound.identity import AddressSet
 from tidegate.inbound.paths import Tree, readings
 
 if TYPE_CHECKING:
+    from tidegate.inbound.charging import Charging
     from tidegate.policy import Cost, Policy
 
 ADMIN: Final = "/api/admin/rate-limit-stats"  # never limited
+MESSAGE: Final = "MESSAGE"  # among an endpoint's methods: each message that a client sends over a websocket
 
 
 class Endpoint(NamedTuple):
@@ -36,12 +38,16 @@ class Endpoint(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Category:
-    """A group of endpoints under one policy, and what a request costs whose endpoint says nothing else."""
+    """A group of endpoints under one policy, and what a request costs whose endpoint says nothing else.
+
+    `charging` corrects that by the status of the response.
+    """
 
     name: str
     policy: Policy
     endpoints: tuple[Endpoint, ...] = ()
     cost: Cost = 1
+    charging: Charging | None = None
 
 
 class Match(NamedTuple):
@@ -56,7 +62,8 @@ class Rules:
     """Everything that is configured about requests we receive. Immutable: a changed configuration is another Rules.
 
     `unmatched` is the category of requests that no endpoint names; None: they are not limited. `exempt` endpoints,
-    `exempt_methods` and `exempt_clients` are never limited. `cleanup_interval` is in seconds.
+    `exempt_methods` and `exempt_clients` are never limited, `blocked_clients` always denied. `cleanup_interval` is in
+    seconds.
     """
 
     categories: tuple[Category, ...]
@@ -64,28 +71,36 @@ class Rules:
     exempt: tuple[Endpoint, ...] = (Endpoint(ADMIN),)
     exempt_methods: frozenset[str] = frozenset()
     exempt_clients: AddressSet = field(default_factory=AddressSet)
+    blocked_clients: AddressSet = field(default_factory=AddressSet)
     enabled: bool = True
     cleanup_interval: float = 300.0
     max_entries: int = 10_000
     _tree: Tree[_Target] = field(init=False, repr=False, compare=False)
+    _messages: Tree[_Target] = field(init=False, repr=False, compare=False)
     _otherwise: _Target = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        """Build the tree; the same endpoint written twice is refused."""
+        """Build the trees; the same endpoint written twice is refused."""
         tree: Tree[_Target] = Tree()
+        messages: Tree[_Target] = Tree()
         for category, endpoints in ((None, self.exempt), *((known, known.endpoints) for known in self.categories)):
             for endpoint in endpoints:
-                taken = tree.add(endpoint.path, endpoint.methods, _Target.of(category, endpoint.cost))
+                target = _Target.of(category, endpoint.cost)
+                taken = tree.add(endpoint.path, endpoint.methods, target)
                 if taken is not None:
                     raise ConfigError(f"{endpoint.path} is an endpoint of {taken} already", field="endpoints")
+                if MESSAGE in endpoint.methods:
+                    messages.add(endpoint.path, (), target)
         object.__setattr__(self, "_tree", tree)
+        object.__setattr__(self, "_messages", messages)
         object.__setattr__(self, "_otherwise", _Target.of(self.unmatched, self.unmatched.cost if self.unmatched else 1))
 
-    def match(self, path: str, method: str = "GET", template: str | None = None) -> Match | None:
+    def match(self, path: str, method: str = "GET", template: str | None = None, root: str = "") -> Match | None:
         """Tell the category and cost of a request; None: it is not limited.
 
         `path` is the request's whole path, decoded, without the query; `template` the route that the framework has
-        found, where it knows. A path that can be read in several ways is charged to the strictest category.
+        found, where it knows; `root` the part of the path under which the application is mounted. Endpoints may be
+        written with or without that. A path that can be read in several ways is charged to the strictest category.
         """
         if not self.enabled:
             return None
@@ -94,15 +109,35 @@ class Rules:
         if method in self.exempt_methods:
             return None
         paths = readings(path)
-        if len(paths) == 1:
-            found = self._tree.exact(paths[0], method)
+        inner = readings(beneath(path, root)) if root else paths
+        if len(paths) == len(inner) == 1:
+            found = self._tree.exact(inner[0], method)
             if found is None and template is not None:
                 found = self._tree.template(template, method)
-            return (found or self._tree.find(paths[0], method) or self._otherwise).match
-        targets = [self._tree.find(reading, method) or self._otherwise for reading in paths]
+            return (
+                found or self._tree.find(inner[0], method) or self._tree.find(paths[0], method) or self._otherwise
+            ).match
+        found_as = [self._tree.find(reading, method) for reading in dict.fromkeys((*inner, *paths))]
+        targets = [found or self._otherwise for found in found_as]
         if template is not None and (known := self._tree.template(template, method)):
             targets.append(known)
         return min(targets, key=_Target.allowance).match
+
+    def match_message(self, path: str, root: str = "") -> Match | None:
+        """Tell what a message over a websocket is charged to: only endpoints that name MESSAGE as a method count."""
+        if not self.enabled:
+            return None
+        paths = dict.fromkeys((*readings(beneath(path, root)), *readings(path)))
+        targets = [found for found in (self._messages.find(reading, MESSAGE) for reading in paths) if found]
+        return min(targets, key=_Target.allowance).match if targets else None
+
+
+def beneath(path: str, root: str) -> str:
+    """Take the part under which an application is mounted off a path."""
+    root = root.rstrip("/")
+    if path == root:
+        return "/"
+    return path[len(root) :] if root and path.startswith(root + "/") else path
 
 
 class _Target(NamedTuple):

@@ -11,13 +11,17 @@ if TYPE_CHECKING:
 
 
 class Record(NamedTuple):
-    """One decision, after the store has answered: whose, under which policy, at what cost to each limit."""
+    """One decision, after the store has answered: whose, under which policy, at what cost to each limit.
+
+    `subject` says what it was about, where that is known: of a request its method and path.
+    """
 
     verb: str
     policy: Policy
     key: Key
     costs: tuple[int, ...]
     decision: Decision
+    subject: str = ""
 
 
 Observer = Callable[[Record], None]

@@ -2,18 +2,19 @@
 -- so that the share of a killed process can be given back, and which tasks were completed.
 
 CREATE TABLE budget_open (
-    id      INTEGER PRIMARY KEY AUTOINCREMENT,
-    policy  TEXT    NOT NULL,
     owner   INTEGER NOT NULL,  -- who reserved: a random number for each budget that a program opens
     at      INTEGER NOT NULL,  -- when: the instant of the charge, in microseconds
+    number  INTEGER NOT NULL,  -- of those of the same instant
+    policy  TEXT    NOT NULL,
     expires INTEGER NOT NULL,  -- not settled by then, it is given back
-    costs   TEXT    NOT NULL   -- JSON: what is still open, by the name of each limit
-);
+    costs   TEXT    NOT NULL,  -- JSON: what is still open, by the name of each limit
+    PRIMARY KEY (owner, at, number)
+) WITHOUT ROWID;
 
 CREATE INDEX budget_open_expires ON budget_open (policy, expires);
 
 CREATE TABLE budget_completion (
-    id        INTEGER PRIMARY KEY AUTOINCREMENT,
+    id        INTEGER PRIMARY KEY,
     policy    TEXT    NOT NULL,
     completed INTEGER NOT NULL,
     tasks     INTEGER NOT NULL,  -- how many, where they have no names of their own

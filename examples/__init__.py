@@ -1,0 +1,1 @@
+"""Programs to read, run and copy from; each runs in the tests."""

@@ -1,0 +1,108 @@
+"""A TaskScheduler that polls a task server and stays within a budget."""
+
+import asyncio
+import json
+import logging
+import sys
+import urllib.request
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from tidegate.budget import AsyncTaskBudget, RateLimitResult
+
+log = logging.getLogger("scheduler")
+Task = dict[str, Any]
+
+
+class TaskScheduler:
+    """Polls tasks, checks the budget, processes what it allows, and records what was completed."""
+
+    def __init__(
+        self,
+        server: str,
+        budget: AsyncTaskBudget,
+        process: Callable[[Task], Awaitable[object]],
+        batch_size: int = 10,
+        sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
+    ) -> None:
+        """Work off the tasks of a server with `process`, a coroutine function of a task."""
+        self.server = server
+        self.budget = budget
+        self.process = process
+        self.batch_size = batch_size
+        self.sleep = sleep
+        self.slots = asyncio.Semaphore(budget.settings.concurrency or batch_size)
+
+    async def run(self, poll_every: float = 1.0) -> None:
+        """Work until the server has no tasks left; while the budget is used up, wait until there is room."""
+        while True:
+            result = await self.poll_and_process_tasks()
+            if result is None:
+                return
+            if not result.allowed:
+                await self.sleep(min(result.wait or poll_every, poll_every))
+
+    async def poll_and_process_tasks(self) -> RateLimitResult | None:
+        """Process one batch; tell what the budget said, or None when there is nothing to do."""
+        tasks = await self.call("GET", f"/tasks?limit={self.batch_size}")
+        if not tasks:
+            return None
+        result = await self.budget.check_all_limits(len(tasks))
+        if not result.allowed:
+            fits = min(result.remaining.values(), default=0)  # perhaps a part of the batch
+            if 0 < fits < len(tasks):
+                await self.give_back(tasks[fits:])
+                tasks = tasks[:fits]
+                result = await self.budget.check_all_limits(len(tasks))
+        if not result.allowed:
+            log.info("skipping %d tasks: %s", len(tasks), result.reason)
+            await self.give_back(tasks)
+            return result
+        done = await asyncio.gather(*(self.process_one(task) for task in tasks))
+        completed = [task["id"] for task, well in zip(tasks, done, strict=True) if well]
+        await self.budget.record_completed_tasks(len(completed), task_ids=completed, result=result)
+        for task in completed:
+            await self.call("POST", f"/tasks/{task}/done")
+        await self.give_back([task for task, well in zip(tasks, done, strict=True) if not well])
+        return result
+
+    async def process_one(self, task: Task) -> bool:
+        """Process a task; tell whether it went well."""
+        async with self.slots:
+            try:
+                await self.process(task)
+            except Exception:
+                log.exception("task %s failed", task["id"])
+                return False
+            return True
+
+    async def give_back(self, tasks: list[Task]) -> None:
+        """Let the server offer tasks again."""
+        for task in tasks:
+            await self.call("POST", f"/tasks/{task['id']}/failed")
+
+    async def call(self, method: str, path: str) -> Any:  # noqa: ANN401 - whatever the server answers
+        """Call the task server."""
+        request = urllib.request.Request(self.server + path, method=method)  # noqa: S310 - an address of ours
+
+        def send() -> object:
+            with urllib.request.urlopen(request, timeout=10) as answer:  # noqa: S310 - as above
+                return json.load(answer)
+
+        return await asyncio.to_thread(send)
+
+
+async def main(server: str) -> None:
+    """Work off the tasks of a server, with the budget that the environment describes."""
+
+    async def process(task: Task) -> None:
+        await asyncio.sleep(0.1)  # here a model would be asked
+        log.info("%s: %s", task["id"], task["prompt"])
+
+    async with AsyncTaskBudget.from_env() as budget:
+        await TaskScheduler(server, budget, process).run()
+
+
+if __name__ == "__main__":
+    logging.basicConfig(level=logging.INFO, format="%(name)s: %(message)s")
+    asyncio.run(main(sys.argv[1]))

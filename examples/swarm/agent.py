@@ -1,0 +1,51 @@
+"""One agent: makes calls as fast as its limiter lets it, and slows the whole swarm when it gets a 429.
+
+python -m examples.swarm.agent BUS URL NAME CALLS
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import Counter
+from urllib.error import HTTPError
+from urllib.request import urlopen
+
+from tidegate.bus import open_bus
+from tidegate.swarm import SwarmLimiter
+
+
+def main(bus_url: str, url: str, name: str, calls: int) -> None:
+    """Make calls and tell what came of them."""
+    with (
+        open_bus(bus_url) as bus,
+        SwarmLimiter(bus, name, recovery_interval=0.5, cooldown=0.5) as limiter,
+    ):
+        bus.wait(20)
+        limiter.set_capacity("api", 40, window=1)  # what we believe; all five together: 200 a second
+        limiter.on_capacity_change(lambda update: say(f"{name}: {update.agent_id} says {update.new_capacity}"))
+
+        @limiter.limited("api")  # waits for a permit; a 429 is announced to all
+        def call() -> int:
+            with urlopen(url) as response:  # noqa: S310 - our own server
+                return int(response.status)
+
+        answers, lowest = Counter[int](), 40
+        for _ in range(calls):
+            try:
+                answers[call()] += 1
+            except HTTPError as error:
+                answers[error.code] += 1
+            capacity = limiter.get_capacity("api")
+            lowest = min(lowest, capacity.total if capacity is not None else lowest)
+        say(json.dumps({"agent": name, "calls": calls, "refused": answers[429], "lowest": lowest}))
+
+
+def say(text: str) -> None:
+    """Write a line."""
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2], sys.argv[3], int(sys.argv[4]))

@@ -1,0 +1,49 @@
+"""Five agents in processes of their own, against a server with a hidden limit.
+
+From the folder of the repository:
+
+python -m examples.swarm.run nats://127.0.0.1:4222       (or redis://127.0.0.1:6379)
+
+Watch them meanwhile, in another terminal: tidegate swarm nats://127.0.0.1:4222
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+
+from examples.swarm.agent import say
+from examples.swarm.server import HiddenLimit
+
+AGENTS = 5
+
+
+def main() -> int:
+    """Start the server and the agents, and say how they fared."""
+    parser = argparse.ArgumentParser(description="Five agents against a server with a hidden limit.")
+    parser.add_argument("bus", help="URL of a NATS or Redis server")
+    parser.add_argument("calls", nargs="?", default="60", help="of each agent (60)")
+    args = parser.parse_args()
+    with HiddenLimit() as hidden:
+        agents = [
+            subprocess.Popen(  # noqa: S603 - our own program
+                [sys.executable, "-m", "examples.swarm.agent", args.bus, hidden.url, f"agent-{number}", args.calls],
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            for number in range(1, AGENTS + 1)
+        ]
+        told = [agent.communicate()[0].splitlines() for agent in agents]
+    for line in (line for lines in told for line in lines[:-1]):
+        say(line)
+    results = [json.loads(lines[-1]) for lines in told if lines]
+    for result in results:
+        say(f"{result['agent']}: {result['calls']} calls, {result['refused']} refused, lowest {result['lowest']}")
+    say(json.dumps({"served": hidden.served, "refused": hidden.refused, "agents": len(results)}))
+    return 0 if len(results) == AGENTS and not any(agent.returncode for agent in agents) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,84 @@
+"""Settings from environment variables, checked together, and from the YAML file that one of them may name."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from tidegate.budget.config import read_config
+from tidegate.budget.settings import NO_TIERS, BudgetSettings, Problem, problems, refuse
+from tidegate.budget.tiers import PERIODS
+from tidegate.errors import ConfigError
+from tidegate.policy.settings import FLAGS
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+VARIABLES: Final = {
+    **{f"per_{period}": f"RATE_LIMIT_PER_{period.upper()}" for period in PERIODS},
+    "concurrency": "CONCURRENCY_LIMIT",
+    "storage": "RATE_LIMIT_STORAGE_PATH",
+    "enabled": "RATE_LIMIT_ENABLED",
+    "strategy": "RATE_LIMIT_STRATEGY",
+    "timezone": "RATE_LIMIT_TIMEZONE",
+    "batch_ttl": "RATE_LIMIT_BATCH_TTL",
+    "on_database_error": "RATE_LIMIT_ON_DATABASE_ERROR",
+    "webhook_url": "RATE_LIMIT_WEBHOOK_URL",
+    "webhook_secret": "RATE_LIMIT_WEBHOOK_SECRET",
+}
+CONFIG: Final = "RATE_LIMIT_CONFIG"
+SWITCH: Final = {**FLAGS, "1": True, "0": False}
+NUMBERS: Final = (*(f"per_{period}" for period in PERIODS), "concurrency")
+
+
+def read_environment(environ: Mapping[str, str] | None = None) -> BudgetSettings:
+    """Read the settings; every variable that is wrong is named in one error. Empty ones count as not set."""
+    environ = os.environ if environ is None else environ
+    texts = {
+        name: environ[variable].strip() for name, variable in VARIABLES.items() if environ.get(variable, "").strip()
+    }
+    values: dict[str, Any] = {name: _read(name, text) for name, text in texts.items()}
+    base: dict[str, Any] = {}
+    wrong: list[Problem] = []
+    if path := environ.get(CONFIG, "").strip():
+        try:
+            base = read_config(path)
+        except ConfigError as error:
+            wrong.append((CONFIG, str(error)))
+    values = {"enabled": False, **base, **values}
+    for name, message in problems(values):
+        variable = VARIABLES.get(name, name)
+        if message.endswith(NO_TIERS):
+            message = f"{VARIABLES['enabled']} is true, but no limit is set: set at least one of RATE_LIMIT_PER_*"  # noqa: PLW2901 - in the words of variables
+            if wrong:  # the file that may hold them could not be read
+                continue
+        wrong.append((variable, message))
+    if not wrong and values["enabled"]:
+        wrong += _storage_problems(str(values.get("storage", "rate_limits.db")))
+    refuse(wrong)
+    return BudgetSettings(**values)
+
+
+def _read(name: str, text: str) -> object:
+    """Read a text as what it should be; one that is not stays text, and is refused with all others."""
+    if name in NUMBERS:
+        digits = text.replace("_", "")
+        return int(digits) if digits.isdecimal() and len(digits) < 20 else text  # noqa: PLR2004 - beyond every quota
+    if name == "enabled":
+        return SWITCH.get(text.lower(), text)
+    if name == "batch_ttl" and text.isdecimal():
+        return int(text)
+    return text.lower() if name in ("strategy", "on_database_error") else text
+
+
+def _storage_problems(storage: str) -> list[Problem]:
+    """Make sure that the folder of a file is there."""
+    if "://" in storage:
+        return []
+    folder = Path(storage).absolute().parent
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        return [(VARIABLES["storage"], f"the folder {folder} is not there and cannot be made: {error.strerror}")]
+    return []

@@ -1,0 +1,346 @@
+"""What buses over a network share: a link that is made again for ever, and queues that never grow without bound.
+
+One thread runs an event loop that sends and receives; another calls handlers, so that a slow one holds up neither the
+connection nor a publisher. An adapter (nats.py, redis.py) provides a Link: one connection, until it is lost.
+
+What was published while there was no connection is sent afterwards on `SUBJECT.late`, where subscribers know that it
+may be old. After each connect the retained messages are read again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from abc import abstractmethod
+from collections import deque
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+
+from tidegate.bus.base import Bus, Event, Handler, Retain, Subscription, Synced, check_subject, closed_bus
+from tidegate.clock import Clock, SystemClock, TaskSignal
+from tidegate.core.bounds import SECOND
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+log = logging.getLogger(__name__)
+QUEUE: Final = 10_000  # messages to send, and messages to handle
+PAUSE: Final = SECOND // 10  # between two attempts to connect
+PATIENCE: Final = 2.0  # seconds that a step with a server may take
+LATE: Final = ".late"
+AGAIN: Final = (1, 3, 10)  # seconds after which what is retained is read again, once connected
+
+
+class Kept(NamedTuple):
+    """A retained message as the server gave it."""
+
+    key: str
+    version: int
+    payload: bytes
+
+
+class Link(Protocol):
+    """One connection of an adapter. Each call may raise whatever the driver does: then the link is given up."""
+
+    async def listen(self, subject: str) -> None:
+        """Have messages of a subject passed to `arrived`, from when this returns."""
+
+    async def send(self, subject: str, payload: bytes) -> None:
+        """Send a message."""
+
+    async def keep(self, subject: str, payload: bytes, retain: Retain) -> bool:
+        """Retain a message, unless a newer one is; tell whether the server could."""
+
+    async def recall(self, subject: str) -> Iterable[Kept]:
+        """Give the retained messages of a subject."""
+
+    async def lost(self) -> None:
+        """Wait until the connection is lost."""
+
+    async def close(self) -> None:
+        """Let go of the connection."""
+
+
+Arrived = Callable[[str, bytes], None]
+
+
+class _Message(NamedTuple):
+    subject: str
+    payload: bytes
+    retain: Retain | None
+    late: bool
+
+
+class LinkedBus(Bus):
+    """A bus over a network; see `Bus` for what it promises."""
+
+    def __init__(self, where: str, clock: Clock | None = None) -> None:
+        """Start connecting to `where`, which is shown in messages."""
+        self.clock = clock or SystemClock()
+        self.where = where
+        self._outbox: deque[_Message] = deque()
+        self._inbox: deque[tuple[Callable[..., None], object]] = deque()
+        self._arriving = threading.Condition()
+        self._lock = threading.Lock()
+        self._subscriptions: list[Subscription] = []
+        self._new: list[Subscription] = []
+        self._counts = dict.fromkeys(("published", "received", "dropped", "unretained", "connections"), 0)
+        self._linked = threading.Event()
+        self._ready = threading.Event()
+        self._closing = False
+        self._told = False
+        self._loop = asyncio.new_event_loop()
+        self._signal: TaskSignal | None = None
+        self._listening: set[str] = set()  # on this connection
+        self._checks: set[asyncio.Future[None]] = set()
+        self._unkept: dict[tuple[str, str], _Message] = {}
+        self._threads = [
+            threading.Thread(target=self._run, name=f"tidegate bus {where}", daemon=True),
+            threading.Thread(target=self._handle, name=f"tidegate bus {where} handlers", daemon=True),
+        ]
+        for thread in self._threads:
+            thread.start()
+        self._ready.wait()
+
+    @abstractmethod
+    async def _connect(self, arrived: Arrived) -> Link:
+        """Make a connection, or raise."""
+
+    # ---- for any thread ----------------------------------------------------------------------------------------------
+
+    def publish(self, subject: str, payload: bytes, retain: Retain | None = None, *, late: bool = False) -> None:
+        """Queue a message to be sent."""
+        if self._closing:
+            raise closed_bus()
+        message = _Message(check_subject(subject), bytes(payload), retain, late or not self._linked.is_set())
+        with self._lock:
+            self._counts["published"] += 1
+            self._outbox.append(message)
+            if len(self._outbox) > QUEUE:
+                self._outbox.popleft()
+                self._counts["dropped"] += 1
+        self._wake()
+
+    def subscribe(self, subject: str, handler: Handler, synced: Synced | None = None) -> Subscription:
+        """Have a handler called on the bus's thread."""
+        if self._closing:
+            raise closed_bus()
+        subscription = Subscription(self, check_subject(subject), handler, synced)
+        with self._lock:
+            self._subscriptions = [*self._subscriptions, subscription]
+            self._new.append(subscription)
+        self._wake()
+        return subscription
+
+    def forget(self, subscription: Subscription) -> None:
+        """Drop a subscription."""
+        with self._lock:
+            self._subscriptions = [other for other in self._subscriptions if other is not subscription]
+
+    @property
+    def connected(self) -> bool:
+        """Whether there is a connection."""
+        return self._linked.is_set()
+
+    def wait(self, seconds: float) -> bool:
+        """Wait for a connection."""
+        return self._linked.wait(seconds)
+
+    def metrics(self) -> dict[str, int]:
+        """Count what was sent, received and dropped, what could not be retained, and connections made."""
+        with self._lock:
+            return {**self._counts, "failed": self.failed, "queued": len(self._outbox), "waiting": len(self._inbox)}
+
+    def close(self) -> None:
+        """Send what is queued if connected, and end the threads."""
+        self._closing = True
+        self._wake()
+        with self._arriving:
+            self._arriving.notify_all()
+        for thread in self._threads:
+            if thread is not threading.current_thread():
+                thread.join(PATIENCE * 3)
+
+    def _wake(self) -> None:
+        with suppress(RuntimeError):  # the loop has ended: the bus is closed
+            if self._signal is not None:
+                self._loop.call_soon_threadsafe(self._signal.set)
+
+    # ---- the thread that calls handlers ------------------------------------------------------------------------------
+
+    def _arrived(self, subject: str, payload: bytes) -> None:
+        late = subject.endswith(LATE)
+        event = Event(subject.removesuffix(LATE), payload, late)
+        for subscription in self._subscriptions:
+            if subscription.subject == event.subject:
+                self._hand(subscription.deliver, event)
+
+    def _hand(self, deliver: Callable[..., None], what: object) -> None:
+        with self._arriving:
+            self._inbox.append((deliver, what))
+            if len(self._inbox) > QUEUE:
+                self._inbox.popleft()
+                self._counts["dropped"] += 1
+            self._arriving.notify()
+
+    def _handle(self) -> None:
+        while True:
+            with self._arriving:
+                while not self._inbox:
+                    if self._closing:
+                        return
+                    self._arriving.wait()
+                deliver, what = self._inbox.popleft()
+                self._counts["received"] += isinstance(what, Event)
+            if not self._closing:
+                deliver(what)
+
+    # ---- the thread that talks to the server -------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+            runner.run(self._stay_linked())
+
+    async def _stay_linked(self) -> None:
+        self._signal = TaskSignal()
+        self._ready.set()
+        while not self._closing:
+            link = None
+            try:
+                async with asyncio.timeout(PATIENCE * 2):
+                    link = await self._connect(self._arrived)
+                await self._serve(link)
+            except Exception as error:  # noqa: BLE001 - whatever a driver raises, the answer is to connect again
+                self._explain(error)
+            finally:
+                self._linked.clear()
+                if link is not None:
+                    await _quietly(link.close)
+            if not self._closing:
+                await self._pause()
+
+    async def _pause(self) -> None:
+        clock = SystemClock()
+        await clock.wait_async(TaskSignal(), clock.steady() + PAUSE)
+
+    def _explain(self, error: Exception) -> None:
+        if not self._told:
+            self._told = True
+            log.warning(
+                "no connection to the bus at %s, trying again: %s", self.where, str(error) or type(error).__name__
+            )
+
+    async def _serve(self, link: Link) -> None:
+        """Use a connection until it is lost."""
+        lost = asyncio.ensure_future(link.lost())
+        self._listening.clear()
+        try:
+            with self._lock:
+                self._new.clear()
+                subscriptions = self._subscriptions
+            await self._join(link, subscriptions)
+            self._counts["connections"] += 1
+            self._told = False
+            self._linked.set()
+            while not lost.done():
+                assert self._signal is not None  # noqa: S101 - set before the first connection
+                self._signal.clear()
+                if await self._send_one(link):
+                    continue
+                if self._closing:
+                    return
+                woken = asyncio.ensure_future(self._signal.wait(None))
+                await asyncio.wait((lost, woken), return_when=asyncio.FIRST_COMPLETED)
+                woken.cancel()
+            await lost
+        finally:
+            for task in (lost, *self._checks):
+                task.cancel()
+            await asyncio.gather(lost, *self._checks, return_exceptions=True)
+            self._checks.clear()
+
+    async def _send_one(self, link: Link) -> bool:
+        """Do one thing that is to be done; tell whether there was one."""
+        with self._lock:
+            new, self._new = self._new, []
+            message = self._outbox.popleft() if self._outbox and not new else None
+        if new:
+            await self._join(link, new)
+        if message is None:
+            return bool(new)
+        try:
+            async with asyncio.timeout(PATIENCE):
+                # A new message is sent at once. One that waited for a connection is kept first: others connect at the
+                # same time, and whoever is too late for the message itself must find it kept.
+                if message.late:
+                    await self._keep(link, message)
+                await link.send(message.subject + LATE * message.late, message.payload)
+                if not message.late:
+                    await self._keep(link, message)
+        except Exception:
+            with self._lock:
+                self._outbox.appendleft(message._replace(late=True))
+            raise
+        return True
+
+    async def _keep(self, link: Link, message: _Message) -> None:
+        """Have a message retained; what the server is not ready to keep is tried again with the next look."""
+        retain = message.retain
+        if retain is None or await link.keep(message.subject, message.payload, retain):
+            return
+        place = message.subject, retain.key
+        older = self._unkept.pop(place, message)
+        self._unkept[place] = max(older, message, key=lambda each: each.retain.version if each.retain else 0)
+        while len(self._unkept) > QUEUE:
+            del self._unkept[next(iter(self._unkept))]
+
+    async def _join(self, link: Link, subscriptions: list[Subscription]) -> None:
+        """Listen to the subjects, then deliver what was retained."""
+        for subject in dict.fromkeys(subscription.subject for subscription in subscriptions):
+            async with asyncio.timeout(PATIENCE * 2):
+                if subject not in self._listening:
+                    await link.listen(subject)
+                    await link.listen(subject + LATE)
+                    self._listening.add(subject)
+                kept = list(await link.recall(subject))
+            versions = {key: version for key, version, _ in kept}
+            joined = [subscription for subscription in subscriptions if subscription.subject == subject]
+            for subscription in joined:
+                self._hand_kept(subscription, kept)
+                self._hand(subscription.sync, dict(versions))
+            self._checks.add(asyncio.ensure_future(self._check_again(link, subject, joined, versions)))
+
+    async def _check_again(
+        self, link: Link, subject: str, joined: list[Subscription], versions: dict[str, int]
+    ) -> None:
+        """Look again later: what was sent just before we listened may have been kept just after.
+
+        A server that has just been started may not have been ready to keep anything, or to tell.
+        """
+        clock = SystemClock()
+        for seconds in AGAIN:
+            await clock.wait_async(TaskSignal(), clock.steady() + seconds * SECOND)
+            for place in [place for place in self._unkept if place[0] == subject]:
+                await self._keep(link, self._unkept.pop(place))
+            more = [kept for kept in await link.recall(subject) if versions.get(kept.key, 0) < kept.version]
+            versions.update({kept.key: kept.version for kept in more})
+            for subscription in joined:
+                self._hand_kept(subscription, more)
+
+    def _hand_kept(self, subscription: Subscription, kept: Iterable[Kept]) -> None:
+        for _, _, payload in kept:
+            self._hand(subscription.deliver, Event(subscription.subject, payload, late=True))
+
+    def _unretained(self, error: Exception) -> None:
+        """Go on without retained messages."""
+        if not self._counts["unretained"]:
+            log.warning("the bus at %s cannot retain messages for late joiners: %s", self.where, error)
+        self._counts["unretained"] += 1
+
+
+async def _quietly(close: Callable[[], Awaitable[None]]) -> None:
+    with suppress(Exception):
+        async with asyncio.timeout(PATIENCE):
+            await close()

@@ -1,0 +1,190 @@
+"""A bus through NATS: core publish and subscribe, and a JetStream key-value bucket of retained messages for a subject.
+
+A server without JetStream works too; then a late joiner learns nothing of what was before (a warning says so).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import urlsplit
+
+from tidegate.bus.linked import PATIENCE, Kept, LinkedBus
+from tidegate.errors import ConfigError
+
+try:
+    import nats
+    from nats.errors import Error as NatsError
+    from nats.js.api import KeyValueConfig
+    from nats.js.errors import BadRequestError, KeyNotFoundError, KeyWrongLastSequenceError
+except ImportError as error:  # pragma: no cover - the development environment has it
+    raise ConfigError("nats:// needs nats-py: pip install 'tidegate[nats]'", field="bus") from error
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from nats.aio.client import Client
+    from nats.aio.msg import Msg
+    from nats.js.kv import KeyValue
+
+    from tidegate.bus.base import Retain
+    from tidegate.bus.linked import Arrived
+    from tidegate.clock import Clock
+
+DAY: Final = 86_400.0
+ATTEMPTS: Final = 5  # to replace a retained message that others replace at the same time
+
+
+class NatsLink:
+    """One connection."""
+
+    def __init__(self, client: Client, arrived: Arrived, unretained: Callable[[Exception], None]) -> None:
+        """Use a client that is connected."""
+        self._client = client
+        self._arrived = arrived
+        self._unretained = unretained
+        self._buckets: dict[str, KeyValue] = {}
+        self._gone = asyncio.Event()
+
+    async def listen(self, subject: str) -> None:
+        """Subscribe, and wait for the server to have heard of it."""
+
+        async def arrived(message: Msg) -> None:
+            self._arrived(message.subject, message.data)
+
+        await self._client.subscribe(subject, cb=arrived)
+        await self._client.flush(round(PATIENCE))
+
+    async def send(self, subject: str, payload: bytes) -> None:
+        """Publish."""
+        if not self._client.is_connected:  # else it would be sent at some later time, as if it were new
+            raise ConnectionError("the connection is lost")
+        await self._client.publish(subject, payload)
+
+    async def keep(self, subject: str, payload: bytes, retain: Retain) -> bool:
+        """Put the message into the subject's bucket, unless a newer one is there."""
+        bucket = await self._bucket(subject)
+        if bucket is None:
+            return False
+        key, value = retain.key.encode().hex(), b"%d %s" % (retain.version, payload)
+        try:
+            for _ in range(ATTEMPTS):
+                if await self._replace(bucket, key, value, retain.version):
+                    return True
+        except (NatsError, TimeoutError) as error:
+            if not self._client.is_connected:
+                raise
+            self._unretained(error)
+        return False
+
+    @staticmethod
+    async def _replace(bucket: KeyValue, key: str, value: bytes, version: int) -> bool:
+        try:
+            entry = await bucket.get(key)
+        except KeyNotFoundError:
+            entry = None
+        try:
+            if entry is None:
+                await bucket.create(key, value)
+            elif _version(entry.value) < version:
+                await bucket.update(key, value, last=entry.revision)
+        except KeyWrongLastSequenceError:
+            return False
+        return True
+
+    async def recall(self, subject: str) -> Iterable[Kept]:
+        """Read the subject's bucket."""
+        bucket = await self._bucket(subject)
+        found: list[Kept] = []
+        if bucket is None:
+            return found
+        watcher: Any = await bucket.watchall(ignore_deletes=True)
+        try:
+            while (entry := await watcher.updates(timeout=PATIENCE)) is not None:
+                version, _, payload = (entry.value or b"").partition(b" ")
+                found.append(Kept(bytes.fromhex(entry.key).decode(), int(version), payload))
+        finally:
+            await watcher.stop()
+        return found
+
+    async def _bucket(self, subject: str) -> KeyValue | None:
+        """Open the bucket of a subject; None where the server keeps none, or is not yet ready to."""
+        if subject not in self._buckets:
+            name = "tidegate-" + subject.replace(".", "-")
+            stream = self._client.jetstream(timeout=PATIENCE)
+            try:
+                try:
+                    bucket = await stream.create_key_value(KeyValueConfig(bucket=name, history=1, ttl=DAY))
+                except BadRequestError:  # there is one with other settings
+                    bucket = await stream.key_value(name)
+            except (NatsError, TimeoutError) as error:
+                if not self._client.is_connected:
+                    raise
+                self._unretained(error)
+                return None
+            self._buckets[subject] = bucket
+        return self._buckets[subject]
+
+    async def lost(self) -> None:
+        """Wait for the client to end."""
+        await self._gone.wait()
+        raise ConnectionError("the connection is lost")
+
+    def end(self) -> None:
+        """Note that the client has ended."""
+        self._gone.set()
+
+    async def close(self) -> None:
+        """Close the client."""
+        await self._client.close()
+
+
+class NatsBus(LinkedBus):
+    """A bus through a NATS server, or several that know each other (their URLs joined by commas)."""
+
+    def __init__(self, url: str, clock: Clock | None = None) -> None:
+        """Start connecting."""
+        self._servers = [part.strip() for part in url.split(",")]
+        try:
+            places = [urlsplit(server) for server in self._servers]
+            where = ",".join(f"{part.scheme}://{part.hostname or '127.0.0.1'}:{part.port or 4222}" for part in places)
+        except ValueError as error:
+            raise ConfigError(f"cannot use this URL of a bus: {error}", field="bus") from None
+        super().__init__(where, clock)
+
+    async def _connect(self, arrived: Arrived) -> NatsLink:
+        links: list[NatsLink] = []
+
+        async def ended() -> None:
+            for link in links:
+                link.end()
+
+        async def ignored(_error: Exception) -> None:
+            """Say nothing: a connection that is lost is made again, and told of once."""
+
+        # The driver's own reconnecting would send what it has buffered as if it were new.
+        settings: dict[str, Any] = {"allow_reconnect": False, "max_reconnect_attempts": 1, "reconnect_time_wait": 0}
+        client = await nats.connect(
+            self._servers,
+            name="tidegate",
+            connect_timeout=1,
+            ping_interval=1,
+            max_outstanding_pings=2,
+            error_cb=ignored,
+            disconnected_cb=ended,
+            closed_cb=ended,
+            **settings,
+        )
+        links.append(NatsLink(client, arrived, self._unretained))
+        if not client.is_connected:
+            await ended()
+        return links[0]
+
+
+def _version(value: bytes | None) -> int:
+    return int((value or b"0").partition(b" ")[0])
+
+
+def open_nats(url: str, clock: Clock | None) -> NatsBus:
+    """Open a bus through the server of a URL."""
+    return NatsBus(url, clock)

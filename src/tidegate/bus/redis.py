@@ -1,0 +1,153 @@
+"""A bus through Redis or Valkey: publish and subscribe, and a hash of retained messages for each subject."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import urlsplit
+
+from tidegate.bus.linked import PATIENCE, Kept, LinkedBus
+from tidegate.clock import SystemClock, TaskSignal
+from tidegate.core.bounds import SECOND
+from tidegate.errors import ConfigError
+
+try:
+    from redis.asyncio import Redis
+    from redis.asyncio.retry import Retry
+    from redis.backoff import NoBackoff
+except ImportError as error:  # pragma: no cover - the development environment has it
+    raise ConfigError("redis:// needs redis-py: pip install 'tidegate[redis]'", field="bus") from error
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from tidegate.bus.base import Retain
+    from tidegate.bus.linked import Arrived
+    from tidegate.clock import Clock
+
+PREFIX: Final = "tidegate:bus:"
+PING: Final = SECOND  # how often a silent server is asked whether it is there
+# A value is "version end message"; the end is by the server's clock, in milliseconds. Everything has a TTL.
+KEEP: Final = """
+local now = redis.call('TIME')
+local ms = now[1] * 1000 + math.floor(now[2] / 1000)
+local all = redis.call('HGETALL', KEYS[1])
+for i = 1, #all, 2 do
+  if tonumber(string.match(all[i + 1], '^%d+ (%d+) ') or 0) <= ms then redis.call('HDEL', KEYS[1], all[i]) end
+end
+local old = redis.call('HGET', KEYS[1], ARGV[1])
+if old and tonumber(string.match(old, '^%d+')) >= tonumber(ARGV[2]) then return 0 end
+local left = redis.call('PTTL', KEYS[1])
+local ends = string.format('%.0f', ms + ARGV[3])
+redis.call('HSET', KEYS[1], ARGV[1], ARGV[2] .. ' ' .. ends .. ' ' .. ARGV[4])
+redis.call('PEXPIRE', KEYS[1], string.format('%.0f', math.max(left, ARGV[3])))
+return 1
+"""
+
+
+class RedisLink:
+    """One connection for commands and one that listens."""
+
+    def __init__(self, url: str, arrived: Arrived) -> None:
+        """Connect when first used."""
+        settings: dict[str, Any] = {
+            "retry": Retry(NoBackoff(), 0),
+            "socket_connect_timeout": PATIENCE,
+            "protocol": 2,
+        }
+        self._redis = Redis.from_url(url, socket_timeout=PATIENCE, **settings)
+        self._listening = Redis.from_url(url, socket_timeout=None, **settings)
+        self._pubsub = self._listening.pubsub()
+        self._arrived = arrived
+        self._reader: asyncio.Task[None] | None = None
+        self._awaited: dict[bytes, TaskSignal] = {}
+
+    async def listen(self, subject: str) -> None:
+        """Subscribe, and wait for the server to say that it did."""
+        channel = subject.encode()
+        signal = self._awaited[channel] = TaskSignal()
+        await self._pubsub.subscribe(subject)
+        if self._reader is None:
+            self._reader = asyncio.ensure_future(self._read())
+        await signal.wait(PATIENCE)
+        if not signal.is_set():
+            raise TimeoutError(f"no answer to SUBSCRIBE {subject}")
+
+    async def _read(self) -> None:
+        async for message in self._pubsub.listen():
+            if message["type"] == "subscribe":
+                if (signal := self._awaited.pop(message["channel"], None)) is not None:
+                    signal.set()
+            elif message["type"] == "message":
+                self._arrived(message["channel"].decode(), message["data"])
+
+    async def send(self, subject: str, payload: bytes) -> None:
+        """Publish."""
+        await self._redis.publish(subject, payload)
+
+    async def keep(self, subject: str, payload: bytes, retain: Retain) -> bool:
+        """Put the message into the subject's hash, unless a newer one is there."""
+        milliseconds = max(1, round(retain.ttl * 1000))
+        arguments = (retain.key.encode(), str(retain.version), str(milliseconds), payload)
+        await self._redis.eval(KEEP, 1, PREFIX + subject, *arguments)
+        return True
+
+    async def recall(self, subject: str) -> Iterable[Kept]:
+        """Read the subject's hash."""
+        seconds, micros = await self._redis.time()
+        values: dict[Any, Any] = await self._redis.hgetall(PREFIX + subject)
+        found = []
+        for key, value in values.items():
+            version, ends, payload = value.split(b" ", 2)
+            if int(ends) > seconds * 1000 + micros // 1000:
+                found.append(Kept(key.decode(), int(version), payload))
+        return found
+
+    async def lost(self) -> None:
+        """Ask the server every second, and wait for the reader to fail."""
+        clock = SystemClock()
+        while self._reader is None or not self._reader.done():
+            if self._reader is None:
+                await clock.wait_async(TaskSignal(), clock.steady() + PING)
+            else:
+                await asyncio.wait((self._reader,), timeout=PING / SECOND)
+            await self._redis.ping()
+        await self._reader
+        raise ConnectionError("the connection is lost")
+
+    async def close(self) -> None:
+        """Close both connections."""
+        if self._reader is not None:
+            self._reader.cancel()
+            await asyncio.wait((self._reader,))
+        await self._pubsub.aclose()  # type: ignore[no-untyped-call]  # redis-py's
+        await self._listening.aclose()
+        await self._redis.aclose()
+
+
+class RedisBus(LinkedBus):
+    """A bus through a Redis or Valkey server."""
+
+    def __init__(self, url: str, clock: Clock | None = None) -> None:
+        """Start connecting."""
+        parts = urlsplit(url)
+        self._url = f"{parts.scheme.replace('valkey', 'redis')}{url[len(parts.scheme) :]}"
+        try:
+            Redis.from_url(self._url)
+        except ValueError as error:
+            raise ConfigError(f"cannot use this URL of a bus: {error}", field="bus") from None
+        super().__init__(f"{parts.scheme}://{parts.hostname or '127.0.0.1'}:{parts.port or 6379}", clock)
+
+    async def _connect(self, arrived: Arrived) -> RedisLink:
+        link = RedisLink(self._url, arrived)
+        try:
+            await link._redis.ping()  # noqa: SLF001 - of the same module
+        except BaseException:
+            await link.close()
+            raise
+        return link
+
+
+def open_redis(url: str, clock: Clock | None) -> RedisBus:
+    """Open a bus through the server of a URL."""
+    return RedisBus(url, clock)

@@ -1,0 +1,49 @@
+"""From a URL to a Bus."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from importlib.metadata import entry_points
+from typing import TYPE_CHECKING, Final
+from urllib.parse import urlsplit
+
+from tidegate.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tidegate.bus.base import Bus
+    from tidegate.clock import Clock
+
+GROUP: Final = "tidegate.buses"
+OWN: Final = {
+    "local": "tidegate.bus.local:open_local",
+    "nats": "tidegate.bus.nats:open_nats",
+    "tls": "tidegate.bus.nats:open_nats",
+    "redis": "tidegate.bus.redis:open_redis",
+    "rediss": "tidegate.bus.redis:open_redis",
+    "valkey": "tidegate.bus.redis:open_redis",
+    "valkeys": "tidegate.bus.redis:open_redis",
+}
+
+
+def open_bus(url: str, *, clock: Clock | None = None) -> Bus:
+    """Open the bus that a URL names: `local://NAME`, `nats://host:4222`, `redis://host:6379`.
+
+    Returns at once; a server that is not there is tried again for ever (`bus.wait(seconds)` tells whether it is).
+    """
+    try:
+        scheme = urlsplit(url).scheme if isinstance(url, str) else ""
+    except ValueError as error:
+        raise ConfigError(f"this URL of a bus cannot be read: {error}", field="bus") from None
+    if not scheme:
+        raise ConfigError(f"a bus is named by a URL such as 'nats://127.0.0.1:4222', not {url!r}", field="bus")
+    openers = OWN
+    if scheme not in OWN:  # only then: looking through all installed packages takes a while
+        openers = {**OWN, **{point.name: point.value for point in entry_points(group=GROUP)}}
+    if scheme not in openers:
+        known = ", ".join(f"{name}://" for name in openers)
+        raise ConfigError(f"no bus for {scheme}://: known are {known}", field="bus")
+    module, _, function = openers[scheme].partition(":")
+    opener: Callable[[str, Clock | None], Bus] = getattr(import_module(module), function)
+    return opener(url, clock)

@@ -1,0 +1,170 @@
+"""The operator's page: how many clients are remembered, who is near a limit, and orders about single clients.
+
+    GET  /api/admin/rate-limit-stats            {"total_entries": 3, "by_category": {"read": 2, …}}
+    GET  /api/admin/rate-limit-stats?top=10     the same, with who is near a limit, who is blocked, the store's metrics
+    POST /api/admin/rate-limit-stats            {"action": "reset", "key": "203.0.113.9"}
+                                                {"action": "block" | "allow", "key": "203.0.113.0/24", "seconds": 600}
+                                                {"action": "unblock" | "disallow", "key": …}     {"action": "reload"}
+
+For callers on the machine itself, or with the token (`Authorization: Bearer …`). A proxy on the same machine would make
+everybody such a caller, so a request that was forwarded is not taken for one.
+"""
+
+from __future__ import annotations
+
+import hmac
+import json
+import logging
+from functools import partial
+from ipaddress import ip_address
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import parse_qsl
+
+from tidegate.core.bounds import SECOND
+from tidegate.errors import ConfigError, RateLimitError
+from tidegate.inbound.answers import Answer, json_answer
+from tidegate.inbound.identity import address_key, parse_address
+from tidegate.observe.logs import shown
+from tidegate.policy import join_key
+
+if TYPE_CHECKING:
+    from tidegate.inbound.census import Near
+    from tidegate.inbound.guard import Guard
+    from tidegate.inbound.request import Request
+    from tidegate.inbound.steps import Steps
+    from tidegate.policy import Key
+
+log = logging.getLogger("tidegate.inbound")
+
+LONGEST_BODY: Final = 16_384
+LONGEST_KEY: Final = 512
+MOST: Final = 1000  # clients listed at most
+LONGEST_BLOCK: Final = 366 * 86_400
+FORWARDED: Final = ("x-forwarded-for", "forwarded", "x-real-ip", "via", "x-forwarded-host", "cf-connecting-ip")
+TEST_CLIENT: Final = "testclient"  # the peer of Starlette's test client, which no network can have
+
+
+def forbidden(guard: Guard, request: Request, peer: str | None) -> Answer | None:
+    """Refuse whoever may not see the page; None: the caller may."""
+    if request.method not in ("GET", "HEAD", "POST"):
+        return json_answer(405, {"error": "use GET or POST"})
+    given = request.header("authorization") or ""
+    if guard.admin_token is not None:
+        expected = f"Bearer {guard.admin_token}"
+        if hmac.compare_digest(given.encode("utf-8", "replace"), expected.encode()):
+            return None
+    local = _is_local(peer) and not any(request.header(name) for name in FORWARDED)
+    from_a_page = request.method == "POST" and request.header("origin") is not None
+    if local and not from_a_page:
+        return None
+    guard.say(logging.WARNING, "refused the operator's page to %s", shown(str(request.address)))
+    return json_answer(403, {"error": "for callers on this machine, or with the operator's token"})
+
+
+def _is_local(peer: str | None) -> bool:
+    found = parse_address(peer) if peer else None
+    return ip_address(found.text).is_loopback if found else peer == TEST_CLIENT
+
+
+def answering(guard: Guard, request: Request, query: str, body: bytes) -> Steps[Answer]:
+    """Do what the operator wants."""
+    if request.method != "POST":
+        return json_answer(200, statistics(guard, dict(parse_qsl(query[:1024]))))
+    if len(body) > LONGEST_BODY:
+        return json_answer(413, {"error": f"an order has at most {LONGEST_BODY} bytes"})
+    try:
+        order = json.loads(body)
+    except (ValueError, RecursionError):
+        order = None
+    if not isinstance(order, dict):
+        example = '{"action": "reset", "key": "203.0.113.9"}'
+        return json_answer(400, {"error": f"expected an order in JSON, such as {example}"})
+    try:
+        done = yield from _obeying(guard, order)
+    except ConfigError as error:
+        return json_answer(400, {"error": str(error)})
+    except RateLimitError as error:
+        return json_answer(503, {"error": str(error)})
+    return json_answer(200, done)
+
+
+def statistics(guard: Guard, query: dict[str, str]) -> dict[str, Any]:
+    """Tell how many clients are remembered, by category; with `top`, also who they are."""
+    now = guard.now()
+    counts = {name: gate.census.clean(now) for name, gate in guard.gates.items()}
+    found: dict[str, Any] = {"total_entries": sum(counts.values()), "by_category": counts}
+    top = query.get("top", "")
+    if not top.isdecimal() or len(top) > 9:  # noqa: PLR2004 - digits
+        return found
+    most = min(int(top), MOST)
+    near = [(name, each) for name, gate in guard.gates.items() for each in gate.census.near(now, most)]
+    near.sort(key=lambda pair: pair[1].remaining / pair[1].quota)
+    found["near_limit"] = [_shown(name, each) for name, each in near[:most]]
+    found["decisions"] = {name: {"allowed": gate.allowed, "denied": gate.denied} for name, gate in guard.gates.items()}
+    found["blocked"] = guard.blocks.shown(now)
+    found["allowed"] = guard.passes.shown(now)
+    found["store"] = guard.store.metrics()
+    return found
+
+
+def _shown(category: str, near: Near) -> dict[str, Any]:
+    return {
+        "category": category,
+        "key": key_text(near.key),
+        "limit": near.limit,
+        "quota": near.quota,
+        "remaining": near.remaining,
+        "reset": near.reset,
+    }
+
+
+def key_text(key: Key) -> str:
+    """Write a key as orders name it."""
+    return key if isinstance(key, str) else join_key(key)
+
+
+def _obeying(guard: Guard, order: dict[str, Any]) -> Steps[dict[str, Any]]:
+    action, key = order.get("action"), order.get("key")
+    known = ("reset", "block", "unblock", "allow", "disallow", "reload")
+    if action not in known:
+        raise ConfigError(f"must be one of {', '.join(known)}, not {action!r}", field="action")
+    log.warning("the operator's order: %s %s", action, shown(str(key)))
+    if action == "reload":
+        refused = guard.reload()
+        if refused is not None:
+            raise ConfigError(refused)
+        return {"done": action}
+    if not isinstance(key, str) or not key or len(key) > LONGEST_KEY:
+        raise ConfigError("must be the client's address, a network, or a key as the statistics show it", field="key")
+    if action == "reset":
+        return (yield from _resetting(guard, key, order.get("category")))
+    return _listing(guard, action, key, order.get("seconds"))
+
+
+def _listing(guard: Guard, action: str, key: str, seconds: object) -> dict[str, Any]:
+    """Put a client on a list, or take it off."""
+    some = guard.blocks if action in ("block", "unblock") else guard.passes
+    now = guard.now()
+    if action in ("block", "allow"):
+        if not isinstance(seconds, (int, float)) or isinstance(seconds, bool) or not 0 < seconds <= LONGEST_BLOCK:
+            raise ConfigError("must be a number of seconds above 0, a year at most", field="seconds")
+        name = some.add(key, now + round(seconds * SECOND), now, guard.ipv6_prefix)
+        done = {"done": action, "key": name, "seconds": seconds}
+    else:
+        done = {"done": action, "key": key, "found": some.remove(key, guard.ipv6_prefix)}
+    guard.look_at_lists()
+    return done
+
+
+def _resetting(guard: Guard, text: str, category: object) -> Steps[dict[str, Any]]:
+    """Let a client start afresh, in one category or in all."""
+    if category is not None and (not isinstance(category, str) or category not in guard.gates):
+        raise ConfigError(f"must be one of {', '.join(guard.gates)}, not {category!r}", field="category")
+    names = [category] if isinstance(category, str) else list(guard.gates)
+    wanted: Key = address_key(text, guard.ipv6_prefix) if parse_address(text) else text
+    for name in names:
+        gate = guard.gates[name]
+        key = gate.census.find(wanted)
+        yield partial(gate.limiter.reset, key)
+        gate.census.forget(key)
+    return {"done": "reset", "key": key_text(wanted), "categories": names}

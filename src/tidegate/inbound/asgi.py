@@ -1,0 +1,317 @@
+"""RateLimitMiddleware for ASGI: Starlette, FastAPI, Quart, Django under ASGI, or any other application.
+
+    app = RateLimitMiddleware(app, config="config.yaml")
+
+Pure ASGI: it looks at the request, adds fields to the first message of the response and passes everything else through
+untouched, so streams, background tasks and websockets work as without it. A denied request never reaches the
+application.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from tidegate.errors import RateLimitError
+from tidegate.inbound import admin
+from tidegate.inbound.answers import PLAIN, RAW_PLAIN, Answer, raw, worked_out
+from tidegate.inbound.guard import MISSING, Guard, Outcome
+from tidegate.inbound.request import Request, asgi_header
+from tidegate.inbound.rules import MESSAGE
+from tidegate.inbound.steps import drive_async
+from tidegate.inbound.visit import NAME, Visit
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterable, Mapping
+    from pathlib import Path
+    from typing import Unpack
+
+    from tidegate.clock import Clock
+    from tidegate.core.decision import Decision
+    from tidegate.headers import Style
+    from tidegate.headers.problems import Kind
+    from tidegate.inbound.gate import Gate, Settlement
+    from tidegate.inbound.guard import Target, Visitor
+    from tidegate.inbound.identity import TrustedProxies
+    from tidegate.inbound.options import Options
+    from tidegate.policy import Key
+    from tidegate.stores import Store
+
+    RawFields = list[tuple[bytes, bytes]]
+    Scope = Any  # whatever a framework calls a mapping that it may change
+    Message = Any
+    Receive = Callable[[], Awaitable[Any]]
+    Send = Callable[[Any], Awaitable[None]]
+    App = Callable[[Any, Any, Any], Awaitable[None]]
+    Writer = Callable[[Decision], RawFields]
+
+POLICY_VIOLATION: Final = 1008  # how a websocket is closed when it has sent too much
+STARTS: Final = frozenset(("http.response.start", "websocket.accept", "websocket.http.response.start"))
+
+
+class RateLimitMiddleware:
+    """Limits the requests that an ASGI application receives."""
+
+    def __init__(
+        self,
+        app: App,
+        config: str | Path | Mapping[str, object] | None = None,
+        store: str | Store = "memory://",
+        trusted_proxies: TrustedProxies | Iterable[str] = (),
+        headers: Style = "x",
+        clock: Clock | None = None,
+        **options: Unpack[Options],
+    ) -> None:
+        """Limit by a configuration: the path of a file, a mapping, or None for the spec's defaults."""
+        self.app = app
+        self.guard = Guard(config, store, trusted_proxies, headers, clock, tasks=True, **options)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: C901 - a call for each branch would cost every request
+        """Let a request in, or answer it."""
+        kind = scope["type"]
+        if kind != "http" and kind != "websocket":  # noqa: PLR1714 - twice as fast
+            await self.app(scope, receive, _Closing(self, send).send if kind == "lifespan" else send)
+            return
+        guard = self.guard
+        method, path = scope["method"] if kind == "http" else "GET", scope["path"]
+        target = MISSING
+        if not scope.get("root_path") and not scope.get("route"):
+            target = guard.targets.get((method, path), MISSING)
+        if target is MISSING:
+            target = guard.target(method, path, root_of(scope), template_of(scope))
+        if target is None:
+            if guard.idle:
+                guard.idle_chores()
+            visit = scope[NAME] = Visit(guard, None, None)  # for limits of single routes
+            await self.app(scope, receive, sending(visit, send))
+            return
+        gate, cost, special, _ = target
+        peer = scope.get("client")
+        host = peer[0] if peer else None
+        visitor = guard.visitors.get(host) if guard.direct else None
+        if visitor is None:
+            visitor = guard.client(host, scope["headers"])
+        key = visitor[0]
+        if special or visitor[2] or guard.special or gate is None or key is None:
+            await self._seldom(scope, receive, send, target, visitor)
+            return
+        try:
+            decision = gate.decide(key, cost)
+            if gate.awaited:
+                decision = await decision
+        except RateLimitError as error:
+            await self._after(guard.lost(gate, error), scope, receive, send, target, visitor)
+            return
+        if not guard.told(gate, key, cost, decision, method, path):
+            await self._deny(scope, receive, send, gate, visitor, decision)
+            return
+        visit = scope[NAME] = Visit(guard, visitor, decision)
+        if kind == "http":
+            await self.app(scope, receive, sending(visit, send, gate.fields))
+        else:
+            await self._websocket(scope, receive, sending(visit, send, gate.fields), key)
+
+    # ---- what is not usual -------------------------------------------------------------------------------------------
+
+    async def _seldom(self, scope: Scope, receive: Receive, send: Send, target: Target, visitor: Visitor) -> None:
+        """Let in or answer a request with something special about it."""
+        outcome = Outcome(let_in=True)
+        if target.gate is not None and visitor.key is not None:
+            request = request_of(scope, visitor)
+            outcome = await drive_async(self.guard.admitting(request, target.gate, target.cost, visitor))
+        await self._after(outcome, scope, receive, send, target, visitor)
+
+    async def _after(
+        self, outcome: Outcome, scope: Scope, receive: Receive, send: Send, target: Target, visitor: Visitor
+    ) -> None:
+        """Do what was decided."""
+        decision, settlement = outcome.decision, outcome.settlement
+        if not outcome.let_in and target.gate is not None and decision is not None:
+            await self._deny(scope, receive, send, target.gate, visitor, decision, outcome.kind)
+            return
+        visit = scope[NAME] = Visit(self.guard, visitor, decision)
+        plain = sending(visit, send)
+        settling = plain if settlement is None else _Settling(plain, visit, settlement)
+        try:
+            if target.admin:
+                await self._admin(scope, receive, settling)
+            elif scope["type"] == "http":
+                await self.app(scope, receive, settling)
+            else:
+                await self._websocket(scope, receive, settling, outcome.key)
+        finally:
+            if settlement is not None:
+                await drive_async(settlement.ending())
+
+    async def _deny(
+        self,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+        gate: Gate,
+        visitor: Visitor,
+        decision: Decision,
+        kind: Kind = "quota-exceeded",
+    ) -> None:
+        answers = self.guard.answers
+        decision = worked_out(decision)
+        answer = answers.denial(request_of(scope, visitor), decision, gate.category.policy, kind)
+        await respond(scope, receive, send, answer, answers.raw_fields(decision))
+
+    async def _admin(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer the operator."""
+        request = request_of(scope, scope[NAME].visitor)
+        peer = scope.get("client")
+        answer = admin.forbidden(self.guard, request, peer[0] if peer else None)
+        if answer is None:
+            body = b""
+            more = request.method == "POST"
+            while more and len(body) <= admin.LONGEST_BODY:
+                message = await receive()
+                body += message.get("body", b"")
+                more = message["type"] == "http.request" and message.get("more_body", False)
+            query = scope.get("query_string", b"").decode("latin-1")
+            answer = await drive_async(admin.answering(self.guard, request, query, body))
+        await respond(scope, receive, send, answer, [])
+
+    async def _websocket(self, scope: Scope, receive: Receive, send: Send, key: Key) -> None:
+        """Let a websocket in; each of its messages is limited too, where the configuration says so."""
+        target = self.guard.message_target(scope["path"], root_of(scope))
+        if target is None or target.gate is None:
+            await self.app(scope, receive, send)
+            return
+        messages = _Messages(self.guard, scope, target, key, receive, send)
+        await self.app(scope, messages.receive, messages.send)
+
+    async def close(self) -> None:
+        """Let the store go, if it was opened here."""
+        if self.guard.owns_store:
+            await self.guard.store.close_async()
+
+
+def sending(visit: Visit, send: Send, write: Writer | None = None) -> Send:
+    """Give a `send` for the application that adds the fields to the first message of a response.
+
+    The scope must not lead to it: the server's `send` leads back to the scope, and such a circle would be left to the
+    garbage collector with every request, which costs more than all the rest.
+    """
+
+    def passing(message: Message) -> Awaitable[None]:
+        # Not a coroutine itself, and a function rather than an object: it costs next to nothing.
+        if message["type"] in STARTS:
+            decision = visit.decision if visit.inner is None else visit.told
+            if decision is not None:
+                fields = (write or visit.guard.answers.raw_fields)(decision)
+                message = {**message, "headers": [*message.get("headers", ()), *fields]}
+        return send(message)
+
+    return passing
+
+
+class _Settling:
+    """Corrects the charge of a request before its response begins, so that whoever has that may count on it."""
+
+    __slots__ = ("_send", "_settlement", "_visit")
+
+    def __init__(self, send: Send, visit: Visit, settlement: Settlement) -> None:
+        self._send = send
+        self._visit = visit
+        self._settlement = settlement
+
+    async def __call__(self, message: Message) -> None:
+        """Pass a message on."""
+        if message["type"] in STARTS:
+            self._settlement.status = message.get("status", 101)
+            if self._settlement.at_the_start:
+                self._visit.look_again(await drive_async(self._settlement.starting()))
+        await self._send(message)
+
+
+class _Messages:
+    """Limits the messages of one websocket: too many close it, or are dropped."""
+
+    __slots__ = ("_closed", "_guard", "_key", "_receive", "_scope", "_send", "_target")
+
+    def __init__(self, guard: Guard, scope: Scope, target: Target, key: Key, receive: Receive, send: Send) -> None:
+        self._guard = guard
+        self._scope = scope
+        self._target = target
+        self._key = key
+        self._receive = receive
+        self._send = send
+        self._closed = False
+
+    async def receive(self) -> Message:
+        """Give the application the next message that is not one too many."""
+        while True:
+            message = await self._receive()
+            if self._closed or message["type"] != "websocket.receive" or await self._allowed():
+                return message
+            if not self._guard.drops_messages:
+                self._closed = True
+                await self._send({"type": "websocket.close", "code": POLICY_VIOLATION, "reason": "Rate limit exceeded"})
+                return {"type": "websocket.disconnect", "code": POLICY_VIOLATION, "reason": "Rate limit exceeded"}
+
+    async def _allowed(self) -> bool:
+        gate, cost = self._target.gate, self._target.cost
+        if gate is None:
+            return True
+        try:
+            decision = gate.decide(self._key, cost)
+            if gate.awaited:
+                decision = await decision
+        except RateLimitError as error:
+            return self._guard.lost(gate, error).let_in
+        return self._guard.told(gate, self._key, cost, decision, MESSAGE, self._scope["path"])
+
+    async def send(self, message: Message) -> None:
+        """Pass on what the application sends, until the websocket is closed."""
+        if not self._closed:
+            await self._send(message)
+
+
+class _Closing:
+    """Closes the store when the application has shut down."""
+
+    __slots__ = ("_middleware", "_send")
+
+    def __init__(self, middleware: RateLimitMiddleware, send: Send) -> None:
+        self._middleware = middleware
+        self._send = send
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "lifespan.shutdown.complete":
+            await self._middleware.close()
+        await self._send(message)
+
+
+async def respond(scope: Scope, receive: Receive, send: Send, answer: Answer, fields: RawFields) -> None:
+    """Send a whole answer, over HTTP or in place of a websocket."""
+    headers = [*(RAW_PLAIN if answer is PLAIN else raw(answer.headers)), *fields]
+    if scope["type"] == "http":
+        body = b"" if scope["method"] == "HEAD" else answer.body
+        await send({"type": "http.response.start", "status": answer.status, "headers": headers})
+        await send({"type": "http.response.body", "body": body})
+        return
+    await receive()  # websocket.connect
+    if "websocket.http.response" in scope.get("extensions", ()):
+        await send({"type": "websocket.http.response.start", "status": answer.status, "headers": headers})
+        await send({"type": "websocket.http.response.body", "body": answer.body})
+    else:
+        await send({"type": "websocket.close", "code": POLICY_VIOLATION, "reason": "Rate limit exceeded"})
+
+
+def request_of(scope: Scope, visitor: Visitor) -> Request:
+    """Give the request as keys and answers are chosen by."""
+    method = scope.get("method", "GET")
+    return Request(method, scope["path"], visitor.address, scope, lambda name: asgi_header(scope, name))
+
+
+def root_of(scope: Scope) -> str:
+    """Tell under which part of the path the application is mounted."""
+    return scope.get("app_root_path") or scope.get("root_path") or ""
+
+
+def template_of(scope: Scope) -> str | None:
+    """Tell the route that the framework has found, if it has found one before us."""
+    template = getattr(scope.get("route"), "path", None)
+    return template if isinstance(template, str) else None

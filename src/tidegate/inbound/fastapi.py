@@ -1,0 +1,67 @@
+"""Limits of single routes in FastAPI: `dependencies=[Depends(limit("5/1m"))]` at a route, a router or the application.
+
+A denied request raises RateLimitExceeded, an HTTPException, which an exception handler may answer in its own way.
+Counts are by route (`GET /items/{id}`), not by URL, unless a `scope` puts routes together.
+"""
+
+# No `from __future__ import annotations` here: FastAPI reads the types of a dependency's arguments.
+
+from typing import Any
+
+from tidegate.core.decision import Decision
+from tidegate.errors import ConfigError
+from tidegate.inbound.routes import Limits, LimitsOf
+from tidegate.inbound.starlette import AsgiLimit
+from tidegate.inbound.steps import drive_async
+from tidegate.inbound.visit import NAME
+
+try:
+    from fastapi import HTTPException, Response, WebSocketException
+    from fastapi.requests import HTTPConnection
+except ImportError as error:  # pragma: no cover - the development environment has it
+    raise ConfigError("this needs FastAPI: pip install fastapi") from error
+
+POLICY_VIOLATION = 1008
+
+
+class RateLimitExceeded(HTTPException):
+    """The answer to a denied request; `decision` says why."""
+
+    def __init__(self, status: int, detail: str, headers: dict[str, str], decision: Decision) -> None:
+        """Carry the decision that said no."""
+        super().__init__(status, detail, headers)
+        self.decision = decision
+
+
+class limit(AsgiLimit):  # noqa: N801 - it reads like the function it stands for
+    """A dependency that denies requests over the limit."""
+
+    def __init__(self, limits: Limits | LimitsOf, **options: Any) -> None:  # noqa: ANN401 - those of RouteLimit
+        """Take what RouteLimit takes."""
+        super().__init__(limits, **options)
+        self._names: dict[int, tuple[str, object]] = {}  # of routes, which cannot be hashed; kept, so that ids stay
+
+    async def __call__(self, connection: HTTPConnection, response: Response) -> None:
+        """Decide about the request at hand."""
+        scope = connection.scope
+        route = scope.get("route")
+        named = self._names.get(id(route))
+        if named is None:
+            named = self._names[id(route)] = (name_of(route), route)
+        request, decision = await drive_async(self.looking(scope, named[0]))
+        if decision is None:
+            return
+        if decision:
+            response.headers.update(dict(self.fields(scope.get(NAME), decision)))
+            return
+        answer = self.answer(request, scope.get(NAME), decision)
+        if scope["type"] == "websocket":
+            raise WebSocketException(POLICY_VIOLATION, "Rate limit exceeded")
+        kept = {name: value for name, value in answer.headers if name.lower() not in ("content-type", "content-length")}
+        raise RateLimitExceeded(answer.status, answer.body.decode("utf-8", "replace"), kept, decision)
+
+
+def name_of(route: object) -> str:
+    """Name the route that FastAPI has found: its methods and template."""
+    methods = "|".join(sorted(getattr(route, "methods", None) or ["WEBSOCKET"]))
+    return f"{methods} {getattr(route, 'path', '')}"

@@ -1,0 +1,96 @@
+"""What the middlewares take beside their common arguments."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final, Literal, TypedDict, get_args
+
+from tidegate.errors import ConfigError
+from tidegate.inbound.rules import ADMIN
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from tidegate.inbound.answers import Denying
+    from tidegate.inbound.gate import Counts
+    from tidegate.inbound.request import KeyOf
+    from tidegate.observe import Observer
+    from tidegate.stores.lease import Lease
+
+Unknown = Literal["allow", "limit"]
+OnMessage = Literal["close", "drop"]
+SHORTEST_TOKEN: Final = 16
+LONGEST_RELOAD: Final = 86_400
+
+
+class Options(TypedDict, total=False):
+    """The keyword arguments of both middlewares; docs/inbound.md has the table."""
+
+    key: KeyOf | None  # chooses the key; None from it, or in its place: by address
+    ipv6_prefix: int  # how many bits of an IPv6 address are one client
+    unknown: Unknown  # what becomes of requests without an address
+    lease: bool | float | Lease | None  # take permits from a shared store ahead
+    denied: Denying | None  # writes answers of its own to denied requests
+    expose: bool  # let scripts of other origins read the fields
+    count: Mapping[str, Counts] | None  # by category: whether a response counts
+    on_message: OnMessage  # what a websocket message too many does
+    admin: str | bool  # the path of the operator's page
+    admin_token: str | None  # who has it may see that page from anywhere
+    observer: Observer | None  # is told of every decision
+    log_every: int  # every so many checks, one is logged
+    log_burst: int  # denials logged at once, and as many a second
+    reload: float  # seconds between two looks at the file
+
+
+def check_options(options: dict[str, Any]) -> None:
+    """Refuse options that make no sense."""
+    for name, value in options.items():
+        check = CHECKS.get(name)
+        if check is None:
+            raise ConfigError(f"unknown option: known are {', '.join(CHECKS)}", field=name)
+        wrong = check(value)
+        if wrong:
+            raise ConfigError(f"{wrong}, not {value!r}" if name != "admin_token" else wrong, field=name)
+
+
+def _is(good: Callable[[Any], bool], wanted: str) -> Callable[[Any], str | None]:
+    return lambda value: None if good(value) else f"must be {wanted}"
+
+
+def _one_of(*words: str) -> Callable[[Any], str | None]:
+    return _is(lambda value: value in words, f"one of {', '.join(words)}")
+
+
+def _number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+FUNCTION: Final = _is(lambda value: value is None or callable(value), "a function")
+WHOLE: Final = _is(lambda value: isinstance(value, int) and _number(value) and value >= 0, "a whole number from 0")
+FLAG: Final = _is(lambda value: isinstance(value, bool), "True or False")
+CHECKS: Final[dict[str, Callable[[Any], str | None]]] = {
+    "key": FUNCTION,
+    "ipv6_prefix": _is(lambda value: isinstance(value, int) and 1 <= value <= 128, "a number of bits from 1 to 128"),  # noqa: PLR2004 - bits
+    "unknown": _one_of(*get_args(Unknown)),
+    "lease": lambda _: None,  # read_lease checks it
+    "denied": FUNCTION,
+    "expose": FLAG,
+    "count": _is(
+        lambda value: value is None or (hasattr(value, "values") and all(map(callable, value.values()))),
+        "a mapping of categories to functions",
+    ),
+    "on_message": _one_of(*get_args(OnMessage)),
+    "admin": _is(
+        lambda value: isinstance(value, bool) or (isinstance(value, str) and value.startswith("/")),
+        f"a path such as {ADMIN!r}, True or False",
+    ),
+    "admin_token": _is(
+        lambda value: value is None or (isinstance(value, str) and value.isascii() and len(value) >= SHORTEST_TOKEN),
+        f"a secret of at least {SHORTEST_TOKEN} ASCII characters",
+    ),
+    "observer": FUNCTION,
+    "log_every": WHOLE,
+    "log_burst": WHOLE,
+    "reload": _is(
+        lambda value: _number(value) and 0 < value <= LONGEST_RELOAD, "a number of seconds above 0, a day at most"
+    ),
+}

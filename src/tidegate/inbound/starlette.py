@@ -1,0 +1,88 @@
+"""Limits of single routes in Starlette: `@limit("5/1m")` above `async def endpoint(request)`, or a method of one."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from tidegate.errors import ConfigError
+from tidegate.inbound.request import Request, asgi_header
+from tidegate.inbound.routes import RouteLimit, name_of, visitor_of
+from tidegate.inbound.steps import drive, drive_async
+from tidegate.inbound.visit import NAME
+
+try:
+    from starlette.requests import HTTPConnection
+    from starlette.responses import Response
+except ImportError as error:  # pragma: no cover - the development environment has it
+    raise ConfigError("this needs Starlette: pip install starlette") from error
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tidegate.core.decision import Decision
+    from tidegate.inbound.steps import Steps
+
+F = TypeVar("F", bound="Callable[..., Any]")
+
+
+class AsgiLimit(RouteLimit):
+    """A limit of routes whose requests have an ASGI scope."""
+
+    def looking(self, scope: Any, route: str, *, tasks: bool = True) -> Steps[tuple[Request, Decision | None]]:  # noqa: ANN401 - a scope holds anything
+        """Decide about the request of a scope."""
+        visit = scope.get(NAME)
+        peer = scope.get("client")
+        visitor = visitor_of(visit, self.guard_of(visit), peer[0] if peer else None, scope["headers"])
+        method = scope.get("method", "GET")
+        request = Request(method, scope["path"], visitor.address, scope, lambda name: asgi_header(scope, name))
+        decision = yield from self.deciding(request, visit, visitor, route, tasks=tasks)
+        return request, decision
+
+
+class limit(AsgiLimit):  # noqa: N801 - it reads like the decorator it is
+    """Limits the endpoints that it decorates."""
+
+    def __call__(self, endpoint: F) -> F:
+        """Decorate an endpoint."""
+        route = name_of(endpoint)
+        if inspect.iscoroutinefunction(endpoint):
+
+            @functools.wraps(endpoint)
+            async def limited(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - the endpoint's
+                scope = scope_of(endpoint, args, kwargs)
+                request, decision = await drive_async(self.looking(scope, route))
+                if decision is not None and not decision:
+                    return self._denial(request, decision)
+                return self._with_fields(scope, decision, await endpoint(*args, **kwargs))
+
+        else:  # it runs in a thread, where nothing can be awaited
+
+            @functools.wraps(endpoint)
+            def limited(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - the endpoint's
+                scope = scope_of(endpoint, args, kwargs)
+                request, decision = drive(self.looking(scope, route, tasks=False))
+                if decision is not None and not decision:
+                    return self._denial(request, decision)
+                return self._with_fields(scope, decision, endpoint(*args, **kwargs))
+
+        return limited  # type: ignore[return-value]  # wraps keeps what callers see
+
+    def _denial(self, request: Request, decision: Decision) -> Response:
+        answer = self.answer(request, request.raw.get(NAME), decision)
+        return Response(answer.body, answer.status, dict(answer.headers))
+
+    def _with_fields(self, scope: Any, decision: Decision | None, response: Any) -> Any:  # noqa: ANN401 - any response
+        if decision is not None and hasattr(response, "headers"):
+            response.headers.update(dict(self.fields(scope.get(NAME), decision)))
+        return response
+
+
+def scope_of(endpoint: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # noqa: ANN401 - any function
+    """Find the request among the arguments of a call."""
+    for value in (*args, *kwargs.values()):
+        if isinstance(value, HTTPConnection):
+            return value.scope
+    message = f"{name_of(endpoint)} has no argument that is a request: add one, as in `async def endpoint(request)`"
+    raise ConfigError(message)

@@ -1,0 +1,47 @@
+"""A request on its way through the application: what was decided about it so far.
+
+The middleware leaves it in the ASGI scope or WSGI environ under NAME. Limits of single routes find it there: they use
+the middleware's store and its idea of who the client is, and add their decisions, so that the tightest limit of all is
+told in the headers.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from tidegate.inbound.answers import together
+
+if TYPE_CHECKING:
+    from tidegate.core.decision import Decision
+    from tidegate.inbound.guard import Guard, Visitor
+
+NAME: Final = "tidegate"
+
+
+class Visit:
+    """Who asks, and what was decided."""
+
+    __slots__ = ("decision", "guard", "inner", "visitor")
+
+    def __init__(self, guard: Guard, visitor: Visitor | None, decision: Decision | None) -> None:
+        """Begin with the middleware's decision; None: it limits no such requests, and did not ask who it is."""
+        self.guard = guard
+        self.visitor = visitor
+        self.decision = decision
+        self.inner: list[Decision] | None = None
+
+    def add(self, decision: Decision) -> None:
+        """Note the decision of a limit further in."""
+        self.inner = [*(self.inner or ()), decision]
+
+    def look_again(self, decision: Decision | None) -> None:
+        """Tell how the client stands now; None: as before."""
+        if decision is not None:
+            self.decision = decision
+
+    @property
+    def told(self) -> Decision | None:
+        """What the client is told: everything that was decided."""
+        if self.inner is None:
+            return self.decision
+        return together(self.inner if self.decision is None else [self.decision, *self.inner])

@@ -1,0 +1,232 @@
+"""RateLimitMiddleware for WSGI: Flask, Django, or any other application.
+
+    app.wsgi_app = RateLimitMiddleware(app.wsgi_app, config="config.yaml")          # Flask
+    application = RateLimitMiddleware(get_wsgi_application(), config="config.yaml") # Django
+
+It looks at the request, adds fields where the application calls `start_response`, and gives back what the application
+returned, untouched. A denied request never reaches the application.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from tidegate.errors import RateLimitError
+from tidegate.inbound import admin
+from tidegate.inbound.answers import worked_out
+from tidegate.inbound.guard import Guard, Outcome
+from tidegate.inbound.request import Request, wsgi_header
+from tidegate.inbound.steps import drive
+from tidegate.inbound.visit import NAME, Visit
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from pathlib import Path
+    from typing import Unpack
+
+    from tidegate.clock import Clock
+    from tidegate.core.decision import Decision
+    from tidegate.headers import Style
+    from tidegate.headers.problems import Kind
+    from tidegate.inbound.answers import Answer
+    from tidegate.inbound.gate import Gate, Settlement
+    from tidegate.inbound.guard import Target, Visitor
+    from tidegate.inbound.identity import TrustedProxies
+    from tidegate.inbound.options import Options
+    from tidegate.stores import Store
+
+    Environ = dict[str, Any]
+    Fields = list[tuple[str, str]]
+    Start = Callable[..., Any]
+    App = Callable[[Any, Any], Iterable[bytes]]
+
+DIGITS: Final = 10  # no body is that long
+
+
+class RateLimitMiddleware:
+    """Limits the requests that a WSGI application receives."""
+
+    def __init__(
+        self,
+        app: App,
+        config: str | Path | Mapping[str, object] | None = None,
+        store: str | Store = "memory://",
+        trusted_proxies: TrustedProxies | Iterable[str] = (),
+        headers: Style = "x",
+        clock: Clock | None = None,
+        **options: Unpack[Options],
+    ) -> None:
+        """Limit by a configuration: the path of a file, a mapping, or None for the spec's defaults."""
+        self.app = app
+        self.guard = Guard(config, store, trusted_proxies, headers, clock, **options)
+
+    def __call__(self, environ: Environ, start_response: Start) -> Iterable[bytes]:
+        """Let a request in, or answer it."""
+        guard = self.guard
+        method, path, root = environ.get("REQUEST_METHOD", "GET"), path_of(environ), environ.get("SCRIPT_NAME", "")
+        target = guard.target(method, text_of(root) + path if root else path, text_of(root))
+        if target is None:
+            if guard.idle:
+                guard.idle_chores()
+            visit = environ[NAME] = Visit(guard, None, None)  # for limits of single routes
+            return self.app(environ, _Starting(visit, start_response))
+        visitor = guard.client(environ.get("REMOTE_ADDR"), forwarding(environ) if guard.trusted else ())
+        gate, key = target.gate, visitor.key
+        if target.special or visitor.special or guard.special or gate is None or key is None:
+            return self._seldom(environ, start_response, target, visitor)
+        try:
+            decision = gate.decide(key, target.cost)
+        except RateLimitError as error:
+            return self._after(guard.lost(gate, error), environ, start_response, target, visitor)
+        if not guard.told(gate, key, target.cost, decision, method, path):
+            return self._deny(environ, start_response, gate, visitor, decision)
+        visit = environ[NAME] = Visit(guard, visitor, decision)
+        return self.app(environ, _Starting(visit, start_response))
+
+    # ---- what is not usual -------------------------------------------------------------------------------------------
+
+    def _seldom(self, environ: Environ, start: Start, target: Target, visitor: Visitor) -> Iterable[bytes]:
+        """Let in or answer a request with something special about it."""
+        outcome = Outcome(let_in=True)
+        if target.gate is not None and visitor.key is not None:
+            request = request_of(environ, visitor)
+            outcome = drive(self.guard.admitting(request, target.gate, target.cost, visitor))
+        return self._after(outcome, environ, start, target, visitor)
+
+    def _after(
+        self, outcome: Outcome, environ: Environ, start: Start, target: Target, visitor: Visitor
+    ) -> Iterable[bytes]:
+        """Do what was decided."""
+        decision, settlement = outcome.decision, outcome.settlement
+        if not outcome.let_in and target.gate is not None and decision is not None:
+            return self._deny(environ, start, target.gate, visitor, decision, outcome.kind)
+        visit = environ[NAME] = Visit(self.guard, visitor, decision)
+        starting = _Starting(visit, start)
+        app = self._admin if target.admin else self.app
+        if settlement is None:
+            return app(environ, starting)
+        try:
+            return _Body(app(environ, _Settling(starting, visit, settlement)), settlement)
+        except BaseException:
+            drive(settlement.ending())
+            raise
+
+    def _deny(
+        self,
+        environ: Environ,
+        start: Start,
+        gate: Gate,
+        visitor: Visitor,
+        decision: Decision,
+        kind: Kind = "quota-exceeded",
+    ) -> Iterable[bytes]:
+        answers = self.guard.answers
+        decision = worked_out(decision)
+        answer = answers.denial(request_of(environ, visitor), decision, gate.category.policy, kind)
+        return respond(environ, start, answer, answers.fields(decision))
+
+    def _admin(self, environ: Environ, start: Start) -> Iterable[bytes]:
+        """Answer the operator."""
+        request = request_of(environ, environ[NAME].visitor)
+        answer = admin.forbidden(self.guard, request, environ.get("REMOTE_ADDR"))
+        if answer is None:
+            length = str(environ.get("CONTENT_LENGTH") or "")
+            wanted = int(length) if length.isdecimal() and len(length) < DIGITS else 0
+            body = environ["wsgi.input"].read(min(wanted, admin.LONGEST_BODY + 1)) if wanted else b""
+            answer = drive(admin.answering(self.guard, request, environ.get("QUERY_STRING", ""), body))
+        return respond(environ, start, answer, [])
+
+    def close(self) -> None:
+        """Let the store go, if it was opened here."""
+        if self.guard.owns_store:
+            self.guard.store.close()
+
+
+class _Starting:
+    """Adds the fields where a response begins. It is the `start_response` that the application calls.
+
+    The environ must not lead here: the server's `start_response` may lead back to it, and such a circle would be left
+    to the garbage collector with every request.
+    """
+
+    __slots__ = ("_start", "_visit")
+
+    def __init__(self, visit: Visit, start: Start) -> None:
+        self._visit = visit
+        self._start = start
+
+    def __call__(self, status: str, headers: Fields, exc_info: Any = None) -> Any:  # noqa: ANN401 - as WSGI has it
+        """Begin the response."""
+        decision = self._visit.told
+        if decision is not None:
+            headers = [*headers, *self._visit.guard.answers.fields(decision)]
+        return self._start(status, headers) if exc_info is None else self._start(status, headers, exc_info)
+
+
+class _Settling:
+    """Corrects the charge of a request before its response begins, so that whoever has that may count on it."""
+
+    __slots__ = ("_settlement", "_start", "_visit")
+
+    def __init__(self, start: _Starting, visit: Visit, settlement: Settlement) -> None:
+        self._start = start
+        self._visit = visit
+        self._settlement = settlement
+
+    def __call__(self, status: str, headers: Fields, exc_info: Any = None) -> Any:  # noqa: ANN401 - as WSGI has it
+        """Begin the response."""
+        self._settlement.status = int(status[:3])
+        if self._settlement.at_the_start:
+            self._visit.look_again(drive(self._settlement.starting()))
+        return self._start(status, headers, exc_info)
+
+
+class _Body:
+    """The body of a response whose request is settled when it ends."""
+
+    def __init__(self, body: Iterable[bytes], settlement: Settlement) -> None:
+        self._body = body
+        self._settlement = settlement
+
+    def __iter__(self) -> Iterator[bytes]:
+        """Give what the application gives."""
+        return iter(self._body)
+
+    def close(self) -> None:
+        """End, as the server tells us to."""
+        try:
+            if hasattr(self._body, "close"):
+                self._body.close()
+        finally:
+            drive(self._settlement.ending())
+
+
+def respond(environ: Environ, start: Start, answer: Answer, fields: Fields) -> Iterable[bytes]:
+    """Give a whole answer."""
+    start(answer.line, [*answer.headers, *fields])
+    return [] if environ.get("REQUEST_METHOD") == "HEAD" else [answer.body]
+
+
+def request_of(environ: Environ, visitor: Visitor) -> Request:
+    """Give the request as keys and answers are chosen by."""
+    method = environ.get("REQUEST_METHOD", "GET")
+    return Request(method, path_of(environ), visitor.address, environ, lambda name: wsgi_header(environ, name))
+
+
+def path_of(environ: Environ) -> str:
+    """Give the path beneath the application's root; WSGI hands bytes over as if they were Latin-1."""
+    return text_of(environ.get("PATH_INFO") or "/")
+
+
+def text_of(value: str) -> str:
+    """Read what WSGI hands over."""
+    return value if value.isascii() else value.encode("latin-1", "replace").decode("utf-8", "replace")
+
+
+def forwarding(environ: Environ) -> list[tuple[str, str]]:
+    """Give the headers that speak of addresses."""
+    found = [(name, environ.get(field)) for name, field in FORWARDING]
+    return [(name, value) for name, value in found if value]
+
+
+FORWARDING = (("x-forwarded-for", "HTTP_X_FORWARDED_FOR"), ("forwarded", "HTTP_FORWARDED"))

@@ -1,0 +1,111 @@
+"""Records as Prometheus metrics, with labels that nobody outside can multiply.
+
+    observer = PrometheusObserver()                     # in the default registry
+    Limiter("100/1m", observer=observer)
+    RateLimitMiddleware(app, observer=observer)
+
+Labels are names of policies and limits, never keys, addresses or paths. Where a program makes policies up as it goes,
+those beyond `most` are counted together as `other`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from tidegate.errors import ConfigError
+
+try:
+    from prometheus_client import REGISTRY, Counter, Gauge, Histogram
+    from prometheus_client.core import GaugeMetricFamily
+except ImportError as error:  # pragma: no cover - the development environment has it
+    raise ConfigError("Prometheus metrics need prometheus-client: pip install 'tidegate[prometheus]'") from error
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from prometheus_client import CollectorRegistry
+
+    from tidegate.observe.record import Record
+    from tidegate.stores import Store
+
+OTHER: Final = "other"
+SHARES: Final = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0)
+ASKED: Final = ("acquire", "hold")
+
+
+class PrometheusObserver:
+    """An observer that counts decisions, denials by limit, and how much clients have left."""
+
+    def __init__(self, registry: CollectorRegistry = REGISTRY, *, most: int = 100) -> None:
+        """Register the metrics; `most` policies have labels of their own."""
+        self._most = most
+        self._children: dict[object, Any] = {}
+        self._names: set[str] = set()
+        self._decisions = Counter(
+            "tidegate_decisions", "Decisions, by policy and outcome.", ["policy", "outcome"], registry=registry
+        )
+        self._denials = Counter(
+            "tidegate_denials",
+            "Times that a limit said no, by policy and limit.",
+            ["policy", "limit"],
+            registry=registry,
+        )
+        self._remaining = Histogram(
+            "tidegate_remaining_ratio",
+            "What a client has left of its tightest limit after a decision, from 0 to 1.",
+            ["policy"],
+            buckets=SHARES,
+            registry=registry,
+        )
+        self._last = Gauge(
+            "tidegate_last_denied_timestamp_seconds", "When a policy last said no.", ["policy"], registry=registry
+        )
+
+    def __call__(self, record: Record) -> None:
+        """Count one decision."""
+        if record.verb not in ASKED:
+            return
+        decision = record.decision
+        policy = self._name(record.policy.name)
+        outcome = "allowed" if decision[0] else "shadow" if decision.allowed else "denied"
+        self._child(self._decisions, policy, outcome).inc()
+        views = decision.views
+        left = min(view[0] / limit.burst for limit, view in zip(decision[2], views, strict=True))
+        self._child(self._remaining, policy).observe(left)
+        if not decision[0]:
+            self._child(self._last, policy).set(decision.at / 1_000_000)
+            for limit, view in zip(decision[2], views, strict=True):
+                if view[1]:
+                    self._child(self._denials, policy, OTHER if policy == OTHER else limit.name).inc()
+
+    def _name(self, policy: str) -> str:
+        """Keep the number of labels bounded."""
+        if policy in self._names:
+            return policy
+        if len(self._names) >= self._most:
+            return OTHER
+        self._names.add(policy)
+        return policy
+
+    def _child(self, metric: Any, *labels: str) -> Any:  # noqa: ANN401 - a metric of any kind
+        place = (metric, *labels)
+        found = self._children.get(place)
+        if found is None:
+            found = self._children[place] = metric.labels(*labels)
+        return found
+
+
+class StoreCollector:
+    """Tells what a store counts (`Store.metrics`) whenever Prometheus asks."""
+
+    def __init__(self, store: Store, registry: CollectorRegistry = REGISTRY) -> None:
+        """Register the collector."""
+        self._store = store
+        registry.register(self)
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        """Give one sample for each number."""
+        family = GaugeMetricFamily("tidegate_store", "What the store counts, by name.", labels=["name"])
+        for name, value in self._store.metrics().items():
+            family.add_metric([name], value)
+        yield family

@@ -1,0 +1,30 @@
+"""Requests we SEND: providers with quotas, clients that keep to them, sources that are fetched within them.
+
+hosts.py, secret.py                    which host a URL leads to; keys that nobody sees
+provider.py, reading.py, providers.py  what a provider is, its YAML file, all of them by URL
+gate.py, calls.py, account.py          the way of a request through its provider's quota
+learning.py, pressure.py, retrying.py  what answers teach, capacity shared with others, sending again
+tokens.py                              what a call to a language model costs
+httpx.py, requests.py, aiohttp.py      the clients people already use
+sources/                               what is fetched on a schedule: scheduler, workers, a service
+"""
+
+from tidegate.outbound.calls import Call, Passage, asking
+from tidegate.outbound.gate import AsyncGate, Gate
+from tidegate.outbound.hosts import host_of
+from tidegate.outbound.provider import Endpoint, KeyPlace, Provider, Retries
+from tidegate.outbound.providers import Providers
+
+__all__ = [
+    "AsyncGate",
+    "Call",
+    "Endpoint",
+    "Gate",
+    "KeyPlace",
+    "Passage",
+    "Provider",
+    "Providers",
+    "Retries",
+    "asking",
+    "host_of",
+]

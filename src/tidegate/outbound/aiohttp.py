@@ -1,0 +1,196 @@
+"""Quotas for aiohttp: `aiohttp.ClientSession(middlewares=[RateLimitMiddleware(providers)])`.
+
+Each hop of a redirect comes through the middleware again, so the second host counts too. `passage_of(response)` tells
+how a request came through. Close the middleware after the session: `await middleware.close()`, or `async with`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any, Final, Self
+from weakref import WeakKeyDictionary
+
+from tidegate.errors import ConfigError
+from tidegate.outbound.calls import Call, Passage, Passed, Reply, Tail, added_key
+from tidegate.outbound.gate import AsyncGate
+from tidegate.outbound.tokens import UsageReader
+
+try:
+    import aiohttp
+except ImportError:  # pragma: no cover - the extra is part of every test environment
+    raise ConfigError("needs aiohttp: pip install 'tidegate[aiohttp]'") from None
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable
+
+    from tidegate.outbound.provider import Provider
+    from tidegate.outbound.providers import Providers
+
+UNREACHED: Final = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError, aiohttp.InvalidURL)
+CHUNK: Final = 2**16
+
+
+class RateLimitMiddleware:
+    """Sends within the quotas of providers."""
+
+    def __init__(self, providers: Providers, store: Any = "memory://", **options: Any) -> None:  # noqa: ANN401 - those of AsyncGate
+        """Keep to the quotas of `providers`, counted in `store`; `options` are those of AsyncGate."""
+        self.gate = AsyncGate(providers, store, **options)
+        self._passages: WeakKeyDictionary[aiohttp.ClientResponse, Passage] = WeakKeyDictionary()
+        self._settling: set[asyncio.Task[None]] = set()
+
+    async def __call__(
+        self,
+        request: aiohttp.ClientRequest,
+        handler: Callable[[aiohttp.ClientRequest], Awaitable[aiohttp.ClientResponse]],
+    ) -> aiohttp.ClientResponse:
+        """Wait for a permit, send, learn from the answer."""
+        call = call_of(request)
+
+        async def send(provider: Provider | None) -> Reply:
+            response = await sent(request, handler, provider, call)
+            return Reply(response.status, tuple(response.headers.items()), closing(response), response)
+
+        passed: Passed[aiohttp.ClientResponse] = await self.gate.run(self.gate.passing(call, send))
+        self._passages[passed.answer] = passed.passage
+        if passed.tail is not None:
+            self._watch(passed.answer, passed.tail)
+        return passed.answer
+
+    def passage_of(self, response: aiohttp.ClientResponse) -> Passage | None:
+        """Tell how the request of an answer came through."""
+        return self._passages.get(response)
+
+    def _watch(self, response: aiohttp.ClientResponse, tail: Tail) -> None:
+        """Settle when the body has been read or, where nothing in it matters, has arrived."""
+        if tail.counts:
+            response.content = _Content(response.content, lambda used: self._settle(tail, used))  # type: ignore[assignment]  # like it
+        elif response.connection is None:
+            self._settle(tail, None)
+        else:
+            response.connection.add_callback(lambda: self._settle(tail, None))
+
+    def _settle(self, tail: Tail, used: dict[str, int] | None) -> None:
+        task = asyncio.get_running_loop().create_task(self.gate.run(tail.settling(used)))
+        self._settling.add(task)
+        task.add_done_callback(self._settling.discard)
+
+    async def close(self) -> None:
+        """Finish settling and close the gate."""
+        await asyncio.gather(*self._settling)
+        await self.gate.close()
+
+    async def __aenter__(self) -> Self:
+        """Close at the end of the block."""
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Close."""
+        await self.close()
+
+
+class _Content:
+    """The body of an answer, with an eye on what is read of it."""
+
+    def __init__(self, content: Any, done: Callable[[dict[str, int] | None], None]) -> None:  # noqa: ANN401 - of aiohttp
+        self._content = content
+        self._done = done
+        self._reader: UsageReader | None = UsageReader()
+
+    def _saw(self, piece: bytes) -> bytes:
+        if self._reader is not None:
+            self._reader.feed(piece)
+            if self._content.at_eof():
+                reader, self._reader = self._reader, None
+                self._done(reader.result())
+        return piece
+
+    async def read(self, n: int = -1) -> bytes:
+        return self._saw(await self._content.read(n))
+
+    async def readany(self) -> bytes:
+        return self._saw(await self._content.readany())
+
+    async def readexactly(self, n: int) -> bytes:
+        return self._saw(await self._content.readexactly(n))
+
+    async def readline(self, **limits: Any) -> bytes:  # noqa: ANN401 - as aiohttp has them
+        return self._saw(await self._content.readline(**limits))
+
+    async def readuntil(self, separator: bytes = b"\n", **limits: Any) -> bytes:  # noqa: ANN401 - as aiohttp has them
+        return self._saw(await self._content.readuntil(separator, **limits))
+
+    async def readchunk(self) -> tuple[bytes, bool]:
+        piece, ends = await self._content.readchunk()
+        return self._saw(piece), ends
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        while line := await self.readline():
+            yield line
+
+    async def iter_any(self) -> AsyncIterator[bytes]:
+        while piece := await self.readany():
+            yield piece
+
+    async def iter_chunked(self, n: int) -> AsyncIterator[bytes]:
+        while piece := await self.read(n):
+            yield piece
+
+    async def iter_chunks(self) -> AsyncIterator[tuple[bytes, bool]]:
+        while (pair := await self.readchunk()) != (b"", False):
+            yield pair
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - whatever the body has
+        return getattr(self._content, name)
+
+
+async def sent(
+    request: aiohttp.ClientRequest,
+    handler: Callable[[aiohttp.ClientRequest], Awaitable[aiohttp.ClientResponse]],
+    provider: Provider | None,
+    call: Call,
+) -> aiohttp.ClientResponse:
+    """Send with the provider's key, and take it off again: answers and errors show what the request had."""
+    added = added_key(provider, call)
+    if added is None:
+        return await handler(request)
+    place, key = added
+    if place.kind == "header":
+        request.headers[place.name] = key
+        try:
+            return await handler(request)
+        finally:
+            request.headers.pop(place.name, None)
+    bare = request.url
+    request.url = bare.update_query({place.name: key})
+    try:
+        response = await handler(request)
+    finally:
+        request.url = bare
+    response._request_info = response._request_info._replace(url=bare)  # noqa: SLF001 - the only way to take it off
+    return response
+
+
+def call_of(request: aiohttp.ClientRequest) -> Call:
+    """Describe a request to the flow."""
+
+    def body() -> bytes | None:
+        value = getattr(request.body, "_value", request.body)
+        return bytes(value) if isinstance(value, (bytes, bytearray)) else None
+
+    whole = not request.body or body() is not None
+    return Call(request.method, str(request.url), request.headers.get, body, whole, unreached)
+
+
+def unreached(error: BaseException) -> bool:
+    """Tell whether an error means that the request never left."""
+    return isinstance(error, UNREACHED)
+
+
+def closing(response: aiohttp.ClientResponse) -> Callable[[], Awaitable[None]]:
+    """Let an answer go whose request is sent again."""
+
+    async def close() -> None:
+        response.release()
+
+    return close

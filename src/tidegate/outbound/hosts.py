@@ -1,0 +1,91 @@
+"""Which host a URL leads to, in the one spelling that hosts are compared in."""
+
+from __future__ import annotations
+
+import re
+from ipaddress import AddressValueError, IPv4Address, IPv6Address
+from typing import TYPE_CHECKING, Final
+from urllib.parse import unquote, urlsplit
+
+import idna
+
+from tidegate.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+LONGEST: Final = 253  # characters of a name in the DNS
+LABEL = re.compile(r"[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?")
+DIGITS = re.compile(r"(?:0x[0-9a-f]*|[0-9]+)")  # a last label like this makes the name an IPv4 address, or nothing
+SHOWN: Final = 80  # characters of a wrong URL that an error repeats; never its user, password or query
+
+
+def host_of(url: object) -> str:
+    """Give the host of a URL: lower case, IDNA as ASCII, without user, port, brackets or a final dot.
+
+    IP addresses are written the usual way (`::1`). Raises ConfigError where there is no host, or none that could exist.
+    """
+    text = str(url).strip()
+    try:
+        parts = urlsplit(text)
+    except ValueError as error:
+        raise ConfigError(f"has no host that can be read ({error}): {_shown(text)}", field="url") from None
+    if not parts.scheme or not parts.netloc:
+        raise ConfigError(
+            f"has no host: {_shown(text)} (expected something like https://example.com/path)", field="url"
+        )
+    host = parts.netloc.rpartition("@")[2]
+    if host.startswith("["):
+        address, bracket, port = host[1:].partition("]")
+        good = bracket and (not port or port.startswith(":"))
+        normal = normal_address(address) if good else None
+    else:
+        normal = normal_host(host.partition(":")[0])
+    if normal is None or "\\" in parts.netloc:  # a slash to some, part of the user to others
+        raise ConfigError(f"has no host that could exist: {_shown(text)}", field="url")
+    return normal
+
+
+def normal_host(host: str) -> str | None:
+    """Write a name or an address the one way; None if it can be neither."""
+    host = unquote(host)
+    if ":" in host:
+        return normal_address(host)
+    if not host.isascii():
+        try:
+            host = idna.encode(host, uts46=True, transitional=False).decode("ascii")
+        except idna.IDNAError:
+            return None
+    host = host.lower().removesuffix(".")
+    labels = host.split(".")
+    if DIGITS.fullmatch(labels[-1]):
+        return normal_address(host)
+    good = len(host) <= LONGEST and all(LABEL.fullmatch(label) for label in labels)
+    return host if good else None
+
+
+def normal_address(address: str) -> str | None:
+    """Write an IP address the usual way, without a zone; one of IPv4 inside IPv6 as IPv4."""
+    try:
+        if ":" not in address:
+            return str(IPv4Address(address))
+        found = IPv6Address(address.partition("%")[0])
+    except AddressValueError:
+        return None
+    return str(found.ipv4_mapped or found)
+
+
+def suffixes(host: str) -> Iterator[str]:
+    """Give a host and the domains it lies in, longest first; an address lies in none but itself."""
+    yield host
+    if ":" in host or DIGITS.fullmatch(host.rpartition(".")[2]):
+        return
+    while "." in host:
+        host = host.partition(".")[2]
+        yield host
+
+
+def _shown(url: str) -> str:
+    """Repeat a wrong URL without what may be secret in it."""
+    text = re.sub(r"//[^/@]*@", "//…@", url).partition("?")[0].partition("#")[0]
+    return repr(text if len(text) <= SHOWN else f"{text[:SHOWN]}…")

@@ -1,0 +1,181 @@
+"""Quotas for httpx: `httpx.Client(transport=RateLimitTransport(providers))`, and the same for AsyncClient.
+
+The transport stands around another one (by default httpx's own), so everything a client does passes it: each hop of a
+redirect, each retry, HTTP/2, streams. `response.extensions["tidegate"]` tells how a request came through.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from tidegate.errors import ConfigError
+from tidegate.outbound.calls import Call, Passed, Reply, Tail, added_key
+from tidegate.outbound.gate import AsyncGate, Gate
+from tidegate.outbound.tokens import UsageReader
+
+try:
+    import httpx
+except ImportError:  # pragma: no cover - the extra is part of every test environment
+    raise ConfigError("needs httpx: pip install 'tidegate[httpx]'") from None
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator
+
+    from tidegate.outbound.provider import Provider
+    from tidegate.outbound.providers import Providers
+
+UNREACHED: Final = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout, httpx.UnsupportedProtocol)
+EXTENSION: Final = "tidegate"
+
+
+class RateLimitTransport(httpx.BaseTransport):
+    """Sends through another transport, within the quotas of providers; for `httpx.Client`."""
+
+    def __init__(
+        self,
+        providers: Providers,
+        store: Any = "memory://",  # noqa: ANN401 - a URL or a Store, see Gate
+        transport: httpx.BaseTransport | None = None,
+        **options: Any,  # noqa: ANN401 - those of Gate
+    ) -> None:
+        """Keep to the quotas of `providers`, counted in `store`; `options` are those of `tidegate.outbound.Gate`."""
+        self.gate = Gate(providers, store, **options)
+        self._inner = transport or httpx.HTTPTransport()
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        """Wait for a permit, send, learn from the answer."""
+        call = call_of(request)
+
+        def send(provider: Provider | None) -> Reply:
+            response = self._inner.handle_request(signed(request, provider, call))
+            return Reply(response.status_code, response.headers.multi_items(), response.close, response)
+
+        passed: Passed[httpx.Response] = self.gate.run(self.gate.passing(call, send))
+        response = passed.answer
+        response.extensions[EXTENSION] = passed.passage
+        if passed.tail is not None:
+            response = wrapped(response, _Stream(response.stream, passed.tail, self.gate, encoded(response)))
+        return response
+
+    def close(self) -> None:
+        """Close the other transport and the gate."""
+        self._inner.close()
+        self.gate.close()
+
+
+class AsyncRateLimitTransport(httpx.AsyncBaseTransport):
+    """Sends through another transport, within the quotas of providers; for `httpx.AsyncClient`."""
+
+    def __init__(
+        self,
+        providers: Providers,
+        store: Any = "memory://",  # noqa: ANN401 - a URL or a Store, see Gate
+        transport: httpx.AsyncBaseTransport | None = None,
+        **options: Any,  # noqa: ANN401 - those of Gate
+    ) -> None:
+        """Keep to the quotas of `providers`, counted in `store`; `options` are those of `tidegate.outbound.Gate`."""
+        self.gate = AsyncGate(providers, store, **options)
+        self._inner = transport or httpx.AsyncHTTPTransport()
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        """Wait for a permit, send, learn from the answer."""
+        call = call_of(request)
+
+        async def send(provider: Provider | None) -> Reply:
+            response = await self._inner.handle_async_request(signed(request, provider, call))
+            return Reply(response.status_code, response.headers.multi_items(), response.aclose, response)
+
+        passed: Passed[httpx.Response] = await self.gate.run(self.gate.passing(call, send))
+        response = passed.answer
+        response.extensions[EXTENSION] = passed.passage
+        if passed.tail is not None:
+            response = wrapped(response, _AsyncStream(response.stream, passed.tail, self.gate, encoded(response)))
+        return response
+
+    async def aclose(self) -> None:
+        """Close the other transport and the gate."""
+        await self._inner.aclose()
+        await self.gate.close()
+
+
+class _Stream(httpx.SyncByteStream):
+    """The body of an answer; when it has ended, what is left of its request is settled."""
+
+    def __init__(self, stream: Any, tail: Tail, gate: Gate, coding: str) -> None:  # noqa: ANN401 - a stream of httpx
+        self._stream = stream
+        self._tail = tail
+        self._gate = gate
+        self._reader = UsageReader(coding) if tail.counts else None
+
+    def __iter__(self) -> Iterator[bytes]:
+        for piece in self._stream:
+            if self._reader is not None:
+                self._reader.feed(piece)
+            yield piece
+
+    def close(self) -> None:
+        try:
+            self._stream.close()
+        finally:
+            self._gate.run(self._tail.settling(self._reader.result() if self._reader else None))
+
+
+class _AsyncStream(httpx.AsyncByteStream):
+    """The body of an answer; when it has ended, what is left of its request is settled."""
+
+    def __init__(self, stream: Any, tail: Tail, gate: AsyncGate, coding: str) -> None:  # noqa: ANN401 - of httpx
+        self._stream = stream
+        self._tail = tail
+        self._gate = gate
+        self._reader = UsageReader(coding) if tail.counts else None
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        async for piece in self._stream:
+            if self._reader is not None:
+                self._reader.feed(piece)
+            yield piece
+
+    async def aclose(self) -> None:
+        try:
+            await self._stream.aclose()
+        finally:
+            await self._gate.run(self._tail.settling(self._reader.result() if self._reader else None))
+
+
+def call_of(request: httpx.Request) -> Call:
+    """Describe a request to the flow."""
+    whole = isinstance(request.stream, httpx.ByteStream)
+
+    def body() -> bytes | None:
+        return b"".join(request.stream) if isinstance(request.stream, httpx.ByteStream) else None
+
+    return Call(request.method, str(request.url), request.headers.get, body, whole, unreached)
+
+
+def unreached(error: BaseException) -> bool:
+    """Tell whether an error means that the request never left."""
+    return isinstance(error, UNREACHED)
+
+
+def signed(request: httpx.Request, provider: Provider | None, call: Call) -> httpx.Request:
+    """Put the provider's key into a copy of the request: the original, which a redirect is made from, has none."""
+    added = added_key(provider, call)
+    if added is None:
+        return request
+    place, key = added
+    headers, url = request.headers.copy(), request.url
+    if place.kind == "header":
+        headers[place.name] = key
+    else:
+        url = url.copy_merge_params({place.name: key})
+    return httpx.Request(request.method, url, headers=headers, stream=request.stream, extensions=request.extensions)
+
+
+def encoded(response: httpx.Response) -> str:
+    """Tell how the body of an answer is encoded."""
+    return str(response.headers.get("content-encoding", ""))
+
+
+def wrapped(response: httpx.Response, stream: httpx.SyncByteStream | httpx.AsyncByteStream) -> httpx.Response:
+    """Give the same answer with another stream."""
+    return httpx.Response(response.status_code, headers=response.headers, stream=stream, extensions=response.extensions)

@@ -1,0 +1,63 @@
+"""What a provider's answer teaches about its limits. Pure: words in, corrections out.
+
+A provider may only lower what we take to be left: others may use the same quota, or its limit may be stricter than the
+file says. Nothing it says raises anything above what is configured; what it lowered, it may take back. Whatever it
+says, the effect of one answer ends with the limit's period, so that an absurd value does little harm.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from tidegate.core.bounds import SECOND
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tidegate.core import Limit
+    from tidegate.headers import Advice, LimitAdvice
+
+REFUSED: Final = 429
+UNAVAILABLE: Final = 503
+CLOSE: Final = 1.05  # two windows that differ by less are taken for the same
+COUNTED: Final = ("token_bucket", "fixed_window", "calendar_window", "sliding_window", "sliding_log")
+
+
+class Correction(NamedTuple):
+    """What was said of one of our limits: this much is left, for that many microseconds (None: not said)."""
+
+    place: int
+    remaining: int
+    reset: int | None
+
+
+def corrections(limits: Sequence[Limit], advice: Advice) -> list[Correction]:
+    """Find our limit for each that the provider spoke of, as far as it says what is left."""
+    found: dict[int, Correction] = {}
+    for said in advice.limits:
+        if said.remaining is None:
+            continue
+        index = which(limits, said)
+        if index is None:
+            continue
+        reset = None if said.reset_after is None else min(round(said.reset_after * SECOND), limits[index].length)
+        new = Correction(index, min(said.remaining, limits[index].burst), reset)
+        old = found.get(index)
+        if old is None or new.remaining < old.remaining:
+            found[index] = new
+    return list(found.values())
+
+
+def which(limits: Sequence[Limit], said: LimitAdvice) -> int | None:
+    """Tell which of our limits is spoken of: the same unit, then the same window, quota, or the only one that fits."""
+    same = [i for i, limit in enumerate(limits) if limit.unit == said.unit and limit.algorithm in COUNTED]
+    if said.window is not None:
+        length = said.window * SECOND
+        close = [i for i in same if limits[i].length / CLOSE <= length <= limits[i].length * CLOSE]
+        return close[0] if close else None
+    if len(same) > 1 and said.quota is not None:
+        equal = [i for i in same if limits[i].quota == said.quota]
+        same = equal or same
+    if len(same) > 1 and said.reset_after is not None:  # it resets within the period: the shortest that can be meant
+        same = [i for i in same if limits[i].length >= said.reset_after * SECOND] or same
+    return min(same, key=lambda i: limits[i].length, default=None)

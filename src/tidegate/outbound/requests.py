@@ -1,0 +1,212 @@
+"""Quotas for requests: `session.mount("https://", RateLimitAdapter(providers))`, and "http://" likewise.
+
+Each hop of a redirect comes through the adapter again, so the second host counts too. `response.tidegate` tells how a
+request came through. Retries inside urllib3 would be sent without being counted, so only those of connecting are
+allowed; a provider's `retries` setting sends refused requests again.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import quote
+
+from tidegate.errors import ConfigError
+from tidegate.outbound.calls import Call, Passed, Reply, Tail, added_key
+from tidegate.outbound.gate import Gate
+from tidegate.outbound.tokens import UsageReader
+
+try:
+    import requests
+    from requests.adapters import HTTPAdapter
+    from urllib3 import Retry
+    from urllib3.exceptions import MaxRetryError, NewConnectionError
+except ImportError:  # pragma: no cover - the extra is part of every test environment
+    raise ConfigError("needs requests: pip install 'tidegate[requests]'") from None
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tidegate.outbound.provider import Provider
+    from tidegate.outbound.providers import Providers
+
+HIDDEN: Final = "…"
+POOL_LOG: Final = "urllib3.connectionpool"
+
+
+class RateLimitAdapter(HTTPAdapter):
+    """Sends within the quotas of providers; mount it for "https://" and "http://" alike."""
+
+    def __init__(
+        self,
+        providers: Providers,
+        store: Any = "memory://",  # noqa: ANN401 - a URL or a Store, see Gate
+        *,
+        max_retries: int = 0,
+        pool_connections: int = 10,
+        pool_maxsize: int = 10,
+        pool_block: bool = False,
+        **options: Any,  # noqa: ANN401 - those of Gate
+    ) -> None:
+        """Keep to the quotas of `providers`, counted in `store`; `options` are those of `tidegate.outbound.Gate`.
+
+        `max_retries` is how often connecting is tried again.
+        """
+        if not isinstance(max_retries, int):
+            message = "must be a number: what urllib3 sends again by itself is not counted; use a provider's retries"
+            raise ConfigError(message, field="max_retries")
+        self.gate = Gate(providers, store, **options)
+        self._hiding = Hiding()
+        retry = Retry(total=max_retries, connect=max_retries, read=False, status=0, other=0, redirect=0)
+        super().__init__(pool_connections, pool_maxsize, retry, pool_block)
+
+    def send(  # type: ignore[override]  # the rest is passed on as it is
+        self,
+        request: requests.PreparedRequest,
+        stream: bool = False,  # noqa: FBT001, FBT002 - as requests has it
+        **rest: Any,  # noqa: ANN401 - as requests has it
+    ) -> requests.Response:
+        """Wait for a permit, send, learn from the answer."""
+        call = call_of(request)
+        keys: list[str] = []
+
+        def send(provider: Provider | None) -> Reply:
+            response = super(RateLimitAdapter, self).send(self._signed(request, provider, call, keys), stream, **rest)
+            response.request, response.url = request, request.url or ""
+            return Reply(response.status_code, response.raw.headers.items(), response.close, response)
+
+        try:
+            passed: Passed[requests.Response] = self.gate.run(self.gate.passing(call, send))
+        except requests.RequestException as error:
+            raise without(error, keys, request) from None
+        response = passed.answer
+        response.tidegate = passed.passage  # type: ignore[attr-defined]  # the only place a response has for it
+        if passed.tail is not None:
+            response.raw = _Raw(response.raw, passed.tail, self.gate)
+        return response
+
+    def _signed(
+        self, request: requests.PreparedRequest, provider: Provider | None, call: Call, keys: list[str]
+    ) -> requests.PreparedRequest:
+        """Put the provider's key into a copy of the request: the original, which a redirect is made from, has none."""
+        added = added_key(provider, call)
+        if added is None:
+            return request
+        place, key = added
+        request = request.copy()
+        if place.kind == "header":
+            request.headers[place.name] = key
+        else:
+            request.prepare_url(request.url, {place.name: key})
+            keys.append(key)
+            self._hiding.hide(key)
+        return request
+
+    def close(self) -> None:
+        """Close the connections and the gate."""
+        super().close()
+        self.gate.close()
+        self._hiding.close()
+
+
+class Hiding(logging.Filter):
+    """Keeps keys that are sent in a query out of urllib3's own debug log."""
+
+    def __init__(self) -> None:
+        """Hide nothing yet."""
+        super().__init__()
+        self._keys: set[str] = set()
+
+    def hide(self, key: str) -> None:
+        """Hide this one from now on, also as a URL writes it."""
+        if key not in self._keys:
+            self._keys.update((key, quote(key, safe="")))
+            logging.getLogger(POOL_LOG).addFilter(self)
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Let every record through, without the keys."""
+        if isinstance(record.args, tuple):
+            record.args = tuple(hidden(arg, self._keys) if isinstance(arg, str) else arg for arg in record.args)
+        return True
+
+    def close(self) -> None:
+        """Leave the log alone."""
+        logging.getLogger(POOL_LOG).removeFilter(self)
+        self._keys.clear()
+
+
+class _Raw:
+    """The raw answer; when its body has ended, what is left of its request is settled."""
+
+    def __init__(self, raw: Any, tail: Tail, gate: Gate) -> None:  # noqa: ANN401 - of urllib3
+        self._raw = raw
+        self._tail = tail
+        self._gate = gate
+        self._reader = UsageReader()
+
+    def stream(self, amount: int = 2**16, decode_content: bool | None = None) -> Iterator[bytes]:  # noqa: FBT001 - as urllib3 has it
+        for piece in self._raw.stream(amount, decode_content=decode_content):
+            if self._tail.counts:
+                self._reader.feed(piece)
+            yield piece
+        self._settle()
+
+    def close(self) -> None:
+        try:
+            self._raw.close()
+        finally:
+            self._settle()
+
+    def release_conn(self) -> None:
+        try:
+            self._raw.release_conn()
+        finally:
+            self._settle()
+
+    def _settle(self) -> None:
+        self._gate.run(self._tail.settling(self._reader.result() if self._tail.counts else None))
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - whatever the raw answer has
+        return getattr(self._raw, name)
+
+
+def call_of(request: requests.PreparedRequest) -> Call:
+    """Describe a request to the flow."""
+    body = request.body
+
+    def content() -> bytes | None:
+        if isinstance(body, str):
+            return body.encode()
+        return body if isinstance(body, bytes) else None
+
+    def header(name: str) -> str | None:
+        value = request.headers.get(name)
+        return value.decode("latin-1") if isinstance(value, bytes) else value
+
+    whole = body is None or isinstance(body, (bytes, str))
+    return Call(request.method or "GET", request.url or "", header, content, whole, unreached)
+
+
+def unreached(error: BaseException) -> bool:
+    """Tell whether an error means that the request never left."""
+    if isinstance(error, requests.ConnectTimeout):
+        return True
+    cause = error.args[0] if isinstance(error, requests.ConnectionError) and error.args else None
+    return isinstance(cause, MaxRetryError) and isinstance(cause.reason, NewConnectionError)
+
+
+def without(
+    error: requests.RequestException, keys: list[str], request: requests.PreparedRequest
+) -> requests.RequestException:
+    """Give an error that shows no key; urllib3 quotes the whole query."""
+    if not keys:
+        return error
+    text = hidden(str(error), {*keys, *(quote(key, safe="") for key in keys)})
+    return type(error)(text, request=request, response=error.response)
+
+
+def hidden(text: str, keys: set[str]) -> str:
+    """Cut keys out of a text."""
+    for key in sorted(keys, key=len, reverse=True):
+        text = text.replace(key, HIDDEN)
+    return text

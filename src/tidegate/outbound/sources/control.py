@@ -1,0 +1,135 @@
+"""How commands talk to a running service: lines of JSON over a loopback connection, with a token.
+
+The service writes `control.json` (its port, process id and the token) into its data folder, readable by its owner
+alone: who may read that file may command the service.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import json
+import os
+import secrets
+import socket
+from typing import TYPE_CHECKING, Any, Final, Self
+
+from tidegate.errors import ConfigError, StoreUnavailable
+from tidegate.outbound.sources.source import parse_source
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tidegate.outbound.sources.service import Service
+
+NAME: Final = "control.json"
+LONGEST: Final = 2**20
+PATIENCE: Final = 10.0  # seconds for an answer
+
+
+class Control:
+    """The service's end. An async context manager."""
+
+    def __init__(self, service: Service) -> None:
+        """Command this service."""
+        self._service = service
+        self._path = service.data / NAME
+        self._kept = service.data / "sources"
+        self._token = secrets.token_urlsafe(32)
+        self._server: asyncio.Server | None = None
+
+    async def __aenter__(self) -> Self:
+        """Listen, and say where."""
+        if self._path.exists() and answers(self._path):
+            raise ConfigError(f"a service is running there already, see {self._path}", file=str(self._service.data))
+        self._server = await asyncio.start_server(self._connected, "127.0.0.1", 0, limit=LONGEST)
+        port = self._server.sockets[0].getsockname()[1]
+        part = self._path.with_suffix(".part")
+        part.unlink(missing_ok=True)
+        said = json.dumps({"port": port, "pid": os.getpid(), "token": self._token})
+        with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
+            file.write(said)
+        part.replace(self._path)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Listen no more."""
+        if self._server is not None:
+            self._server.close()
+        self._path.unlink(missing_ok=True)
+
+    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            line = await asyncio.wait_for(reader.readline(), PATIENCE)
+            writer.write(json.dumps(self._answer(line)).encode() + b"\n")
+            await writer.drain()
+        except (OSError, ValueError, TimeoutError):
+            pass  # who does not speak our language, or is gone, gets no answer
+        finally:
+            writer.close()
+
+    def _answer(self, line: bytes) -> dict[str, Any]:
+        asked = json.loads(line)
+        token = asked.get("token") if isinstance(asked, dict) else None
+        if not isinstance(token, str) or not hmac.compare_digest(token.encode(), self._token.encode()):
+            return {"error": "wrong token"}
+        try:
+            return self._obey(asked)
+        except ConfigError as error:
+            return {"error": str(error)}
+
+    def _obey(self, asked: dict[str, Any]) -> dict[str, Any]:
+        verb = asked.get("verb")
+        if verb == "add":
+            text = str(asked.get("text", ""))
+            source = parse_source(text, str(asked.get("file")))
+            said = self._service.add(source)
+            self._keep(source.name, text)
+            provider = self._service.gate.providers.match(source.url)
+            return {"added": source.name, "limited": provider is not None, "says": said,
+                    "provider": provider.name if provider else None}  # fmt: skip
+        if verb == "sources":
+            return {"sources": self._service.describe(), "metrics": self._service.gate.metrics(),
+                    "recovered": self._service.recovered}  # fmt: skip
+        if verb == "stop":
+            self._service.stop()
+            return {"stopping": True}
+        return {"error": f"unknown verb {verb!r}"}
+
+    def _keep(self, name: str, text: str) -> None:
+        """Keep an added source over restarts, in a file for its owner alone: its headers may hold secrets."""
+        self._kept.mkdir(mode=0o700, exist_ok=True)
+        path = self._kept / f"{name}.yaml"
+        part = path.with_suffix(".part")
+        part.unlink(missing_ok=True)
+        with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
+            file.write(text)
+        part.replace(path)
+
+
+def ask(data: Path, **asked: object) -> dict[str, Any]:
+    """Ask the service that runs on a data folder."""
+    path = data / NAME
+    try:
+        where = json.loads(path.read_text(encoding="utf-8"))
+        with socket.create_connection(("127.0.0.1", where["port"]), timeout=PATIENCE) as connection:
+            connection.sendall(json.dumps({**asked, "token": where["token"]}).encode() + b"\n")
+            with connection.makefile("rb") as answer:
+                said: dict[str, Any] = json.loads(answer.readline())
+    except (OSError, ValueError, KeyError) as error:
+        message = f"no service answers on {data} ({error}): start one with 'tidegate start --data {data}'"
+        raise StoreUnavailable(message) from None
+    if "error" in said:
+        raise ConfigError(said["error"])
+    return said
+
+
+def answers(path: Path) -> bool:
+    """Tell whether a service runs on the folder of a control file."""
+    try:
+        ask(path.parent, verb="sources")
+    except StoreUnavailable:
+        return False
+    except ConfigError:
+        return True
+    return True

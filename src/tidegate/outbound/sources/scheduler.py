@@ -1,0 +1,191 @@
+"""Which sources may be fetched now: the first of the document's two checks.
+
+A source that is due and whose provider has capacity is queued; one whose provider is exhausted is skipped and looked at
+again in the next cycle, or sooner if the provider will have capacity sooner. What is queued but has not asked for its
+permit yet counts as taken, so that no more is queued than can be sent.
+
+Fair: sources are looked at in the order in which they became due, moved forward by `AGEING` seconds for each step of
+priority. A skipped source keeps its place, so it comes before all that become due after it, and none starves.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from tidegate.core.bounds import SECOND
+from tidegate.outbound.calls import Call
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from tidegate.outbound.gate import AsyncGate
+    from tidegate.outbound.sources.ledger import Ledger
+    from tidegate.outbound.sources.source import Source
+
+AGEING: Final = 5 * SECOND
+FIRST: Final = 5 * SECOND  # after the first failure; doubles
+LONGEST: Final = 3600 * SECOND
+
+
+class Turn(NamedTuple):
+    """A source whose turn it is, and since when it is due."""
+
+    source: Source
+    due: int
+
+
+class Scheduler:
+    """Keeps track of when sources are due. `now` is an argument, in microseconds since 1970."""
+
+    def __init__(self, ledger: Ledger, gate: AsyncGate, cycle: int = SECOND) -> None:
+        """Write what happens into a ledger; ask a gate for capacity. A `cycle` lasts so many microseconds."""
+        self._cycle = cycle
+        self._ledger = ledger
+        self._gate = gate
+        self.sources: dict[str, Source] = {}
+        self._due: dict[str, int] = {}
+        self._planned: dict[str, int] = {}  # when the timetable said; a try after a failure comes earlier
+        self._attempts: dict[str, int] = {}
+        self._rests: dict[str, int] = {}  # skipped or queued again: until when
+        self._busy: set[str] = set()
+        self._queued: dict[str, str] = {}  # not yet asked for a permit: the account of each
+        self._taken: Counter[str] = Counter()  # ... and how many at each account
+
+    def add(self, source: Source, now: int) -> None:
+        """Know a source: a new one is due at once, one known before when it was to be."""
+        known = self._ledger.entry(source.name)
+        due = now if known is None else min(known.due, source.timetable.after(now, now))
+        entry = self._ledger.add(source.name, due)
+        self.sources[source.name] = source
+        self._due[source.name] = self._planned[source.name] = entry.due
+        self._attempts[source.name] = entry.attempt
+
+    def remove(self, name: str) -> None:
+        """Forget a source; one that is under way ends by itself."""
+        self.sources.pop(name, None)
+        self._due.pop(name, None)
+        self._planned.pop(name, None)
+        self._rests.pop(name, None)
+
+    def next_due(self) -> int | None:
+        """Tell when the next source is to be looked at that is not under way."""
+        waiting = ((name, due) for name, due in self._due.items() if name not in self._busy)
+        return min((max(due, self._rests.get(name, 0)) for name, due in waiting), default=None)
+
+    def turns(self, now: int) -> list[Turn]:
+        """List the sources that are due, in the order of their turns."""
+        found = [Turn(self.sources[name], due) for name, due in self._due.items() if due <= now]
+        found = [turn for turn in found if not self._away(turn.source.name, now)]
+        return sorted(found, key=lambda turn: (turn.due - turn.source.priority * AGEING, turn.source.name))
+
+    def _away(self, name: str, now: int) -> bool:
+        return name in self._busy or self._rests.get(name, 0) > now
+
+    def _rest(self, name: str, now: int, wait: float | None) -> None:
+        """Look at a source again in the next cycle, or sooner."""
+        self._rests[name] = now + (self._cycle if wait is None else max(1, min(self._cycle, round(wait * SECOND))))
+
+    async def choose(self, now: int, room: int) -> list[Source]:
+        """Queue what may be fetched now, as far as there is room; skip what its provider has no capacity for."""
+        chosen: list[Source] = []
+        shut: dict[str, float | None] = {}
+        for turn in self.turns(now):
+            if len(chosen) >= room:
+                break
+            name, account = turn.source.name, self.account(turn.source)
+            if account is not None:
+                if account not in shut:
+                    decision = await self._gate.peek(call_of(turn.source), self._taken[account] + 1)
+                    if decision is not None and not decision.allowed:
+                        shut[account] = decision.retry_after  # whoever comes later waits behind this one
+                if account in shut:
+                    self._ledger.count(name, "skipped")
+                    self._rest(name, now, shut[account])
+                    continue
+                self._taken[account] += 1
+                self._queued[name] = account
+            self._busy.add(name)
+            self._ledger.set(name, state="queued")
+            chosen.append(turn.source)
+        return chosen
+
+    def account(self, source: Source) -> str | None:
+        """Name the account that a source is charged to; None: nothing limits it."""
+        found = self._gate.account_of(call_of(source))
+        return None if found is None else found.resource
+
+    def asked(self, source: Source) -> None:
+        """Take note that a queued source has asked for its permit, whatever came of it; a second time is no matter."""
+        account = self._queued.pop(source.name, None)
+        if account is not None:
+            self._taken[account] -= 1
+            if self._taken[account] <= 0:
+                del self._taken[account]
+
+    # ---- what came of it ---------------------------------------------------------------------------------------------
+
+    def exceeded(self, source: Source, now: int, wait: float | None) -> None:
+        """Queue again: denied between the two checks. Not a failure; it stays due, and keeps its place."""
+        self._ledger.count(source.name, "requeued")
+        self._rest(source.name, now, wait)
+        self._put_back(source)
+
+    def put_back(self, source: Source) -> None:
+        """Queue again what was never sent: the service stops."""
+        self._put_back(source)
+
+    def _put_back(self, source: Source) -> None:
+        self._ledger.set(source.name, state="idle", account=None)
+        self._busy.discard(source.name)
+
+    def succeeded(self, source: Source, now: int, result: str) -> None:
+        """Fetch again when the timetable says so."""
+        due = self._planned[source.name] = self._plan(source, now)
+        self._ended(source, now, result, "ok", 0, due)
+
+    def failed(self, source: Source, now: int, result: str) -> None:
+        """Try again soon, then later, a few times; after that, when the timetable says so."""
+        attempt = self._attempts.get(source.name, 0) + 1
+        due = self._plan(source, now)
+        soon = now + min(LONGEST, FIRST << min(attempt - 1, 20))
+        if attempt <= source.retries and soon < due:
+            due = soon
+        else:
+            attempt = 0
+            self._planned[source.name] = due
+        self._ended(source, now, result, "failed", attempt, due)
+
+    def _plan(self, source: Source, now: int) -> int:
+        """Tell when the timetable wants a source next."""
+        return source.timetable.after(min(now, self._planned.get(source.name, now)), now)
+
+    def _ended(self, source: Source, now: int, result: str, column: str, attempt: int, due: int) -> None:
+        self._ledger.count(source.name, column)
+        self._ledger.set(
+            source.name, state="idle", account=None, attempt=attempt, due=due, last_at=now, last_result=result
+        )
+        self._busy.discard(source.name)
+        self._rests.pop(source.name, None)
+        if source.name in self._due:
+            self._due[source.name] = due
+            self._attempts[source.name] = attempt
+
+    def describe(self, names: Iterable[str] | None = None) -> list[dict[str, Any]]:
+        """Tell of each source what `tidegate sources` shows."""
+        entries = self._ledger.entries()
+        rows = []
+        for name in sorted(self.sources if names is None else names):
+            entry, source = entries[name], self.sources[name]
+            provider = self._gate.providers.match(source.url)
+            rows.append({**entry._asdict(), "schedule": str(source.timetable), "priority": source.priority,
+                         "url": source.url, "provider": provider.name if provider else None})  # fmt: skip
+        return rows
+
+
+def call_of(source: Source) -> Call:
+    """Describe a source's request to a gate."""
+    headers = {name.lower(): value for name, value in source.headers.items()}
+    body = source.body.encode() if source.body else None
+    look_up: Callable[[str], str | None] = lambda name: headers.get(name.lower())  # noqa: E731 - typed
+    return Call(source.method, source.url, look_up, lambda: body, replays=True, unreached=lambda _error: False)

@@ -1,0 +1,146 @@
+"""A Source: a URL that is fetched on a schedule, and its YAML file.
+
+name: fmp-aapl-prices
+url: https://financialmodelingprep.com/api/v3/historical-price-full/AAPL
+interval: 5m                        # or cron: "*/5 9-17 * * 1-5", with a timezone
+to: {files: prices}                 # or {sqlite: prices.db}, or {webhook: https://…}
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple
+
+from tidegate.core.bounds import SECOND
+from tidegate.core.limit import parse_period
+from tidegate.errors import ConfigError
+from tidegate.outbound.hosts import host_of
+from tidegate.outbound.sources.timetable import Interval, Timetable, read_cron
+from tidegate.policy.settings import Setting, load, parse
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+FIELDS: Final = ("name", "url", "interval", "cron", "timezone", "method", "headers", "body", "priority", "timeout",
+                 "retries", "to")  # fmt: skip
+ENDINGS: Final = (".yaml", ".yml")
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")  # also the name of a folder
+HOURLY: Final = Interval(3600 * SECOND)
+
+
+class Target(NamedTuple):
+    """Where bodies go: files in a folder, rows of an SQLite database, or a POST to a URL."""
+
+    kind: Literal["files", "sqlite", "webhook"]
+    place: str
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """What to fetch, when, and where the body goes. Headers and body may hold secrets, so they are not shown."""
+
+    name: str
+    url: str
+    timetable: Timetable = HOURLY
+    target: Target = Target("files", "bodies")  # noqa: RUF009 - immutable
+    method: str = "GET"
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    body: str | None = field(default=None, repr=False)
+    priority: int = 0
+    timeout: float = 30.0
+    retries: int = 3
+
+
+def read_sources(files: Iterable[Path | str] = (), directories: Iterable[Path | str] = ()) -> list[Source]:
+    """Read one file per source, and all of a directory that end in .yaml or .yml; names are unique."""
+    paths = [Path(file) for file in files]
+    for folder in map(Path, directories):
+        try:
+            entries = sorted(folder.iterdir())
+        except OSError as error:
+            raise ConfigError(f"cannot be listed: {error.strerror or error}", file=str(folder)) from None
+        paths += [path for path in entries if path.suffix in ENDINGS and not path.name.startswith(".")]
+    found: dict[str, Path] = {}
+    sources = []
+    for path in paths:
+        source = read_source(path)
+        if source.name in found:
+            raise ConfigError(f"{path} and {found[source.name]}: two sources are called {source.name!r}; keep one")
+        found[source.name] = path
+        sources.append(source)
+    return sources
+
+
+def read_source(given: str | Path | Mapping[str, object]) -> Source:
+    """Read a source's file (or a mapping that a program gives)."""
+    return _source(load(given))
+
+
+def parse_source(text: str, file: str | None = None) -> Source:
+    """Read the text of a source's file; `file` names it in errors."""
+    return _source(parse(text, file))
+
+
+def _source(section: Setting) -> Source:
+    fields = section.fields(*FIELDS)
+    for needed in ("name", "url"):
+        if needed not in fields:
+            raise section.error(f"needs a {needed}")
+    name = fields["name"].text()
+    if not NAME.fullmatch(name):
+        raise fields["name"].error("expected letters, digits, dots, dashes and underscores")
+    url = fields["url"].text()
+    with fields["url"].blame(url=fields["url"]):
+        host_of(url)
+    if not url.lower().startswith(("http://", "https://")):
+        raise fields["url"].error("expected a URL that begins with http:// or https://")
+    return Source(
+        name,
+        url,
+        _timetable(section, fields),
+        _target(fields["to"]) if "to" in fields else Target("files", "bodies"),
+        fields["method"].text().upper() if "method" in fields else "GET",
+        {name: each.text() for name, each in fields["headers"].entries().items()} if "headers" in fields else {},
+        fields["body"].text() if "body" in fields else None,
+        fields["priority"].whole(-100, 100) if "priority" in fields else 0,
+        _seconds(fields["timeout"]) if "timeout" in fields else 30.0,
+        fields["retries"].whole(0, 100) if "retries" in fields else 3,
+    )
+
+
+def _timetable(section: Setting, fields: dict[str, Setting]) -> Timetable:
+    if ("interval" in fields) == ("cron" in fields):
+        raise section.error("needs either an interval, such as 5m, or a cron expression, such as '*/5 * * * *'")
+    if "interval" in fields:
+        if "timezone" in fields:
+            raise fields["timezone"].error("is for cron")
+        return Interval(round(_seconds(fields["interval"]) * SECOND))
+    zone = fields["timezone"].text() if "timezone" in fields else "UTC"
+    with fields["cron"].blame(cron=fields["cron"], timezone=fields.get("timezone")):
+        return read_cron(fields["cron"].text(), zone)
+
+
+def _target(setting: Setting) -> Target:
+    places = setting.fields("files", "sqlite", "webhook")
+    if len(places) != 1:
+        raise setting.error("expected one of {files: folder}, {sqlite: file} or {webhook: URL}")
+    ((kind, place),) = places.items()
+    if kind == "webhook":
+        with place.blame(url=place):
+            host_of(place.text())
+    return Target(kind, place.text())  # type: ignore[arg-type]  # one of the three
+
+
+def _seconds(setting: Setting) -> float:
+    with setting.blame(period=setting):
+        return parse_period(setting.text()) / SECOND
+
+
+def shown(url: str) -> str:
+    """Show a URL without what may be secret in it: user, password, query."""
+    scheme, _, rest = url.partition("//")
+    place = re.split(r"[?#]", rest, maxsplit=1)[0]
+    host, slash, path = place.partition("/")
+    return f"{scheme}//{host.rpartition('@')[2]}{slash}{path}"

@@ -1,0 +1,143 @@
+"""What a call to a language model costs: an estimate from its request, the truth from the usage in its answer.
+
+The shapes of OpenAI and Anthropic are known, in one piece and as a stream of server-sent events:
+
+    {"usage": {"prompt_tokens": 12, "completion_tokens": 30, "total_tokens": 42}}          OpenAI, chat
+    {"usage": {"input_tokens": 12, "output_tokens": 30, "total_tokens": 42}}               OpenAI, responses
+    {"usage": {"input_tokens": 12, "cache_creation_input_tokens": 5, "output_tokens": 30}} Anthropic
+    event: message_start … {"message": {"usage": …}}, event: message_delta … {"usage": …}  Anthropic, streamed
+
+All of it was written by a stranger: what is not understood is no usage, nothing raises, and nothing is kept that is
+longer than `LONGEST`.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+from tidegate.core.bounds import MAX
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+UNITS: Final = ("tokens", "input-tokens", "output-tokens")
+INPUT: Final = ("input_tokens", "prompt_tokens")
+CACHED: Final = ("cache_creation_input_tokens",)  # what is read from a cache is not counted by the providers' limits
+OUTPUT: Final = ("output_tokens", "completion_tokens")
+ANSWER: Final = ("max_completion_tokens", "max_output_tokens", "max_tokens")
+ANSWER_USUALLY: Final = 1000  # tokens of an answer whose request sets no maximum
+BYTES_PER_TOKEN: Final = 4  # of a request, about; what is wrong with that is put right by the answer
+LONGEST: Final = 8 * 2**20  # bytes of an answer, or of one event, that are looked at
+
+
+def estimate(body: bytes | None) -> dict[str, int]:
+    """Guess what a request will cost, by unit."""
+    said = _json(body or b"")
+    most = next((said[name] for name in ANSWER if _is_count(said.get(name))), ANSWER_USUALLY)
+    asked = -(-len(body or b"") // BYTES_PER_TOKEN)
+    return {"tokens": asked + most, "input-tokens": asked, "output-tokens": most}
+
+
+def usage(body: bytes | bytearray) -> dict[str, int] | None:
+    """Read the usage out of a whole answer; None if it says none."""
+    found = _usage(_json(body))
+    return _units(found) if found else None
+
+
+class UsageReader:
+    """Reads the usage out of an answer that comes in pieces, streamed as events or not.
+
+    `coding` is its Content-Encoding; what is neither plain nor gzip or deflate is not read.
+    """
+
+    def __init__(self, coding: str = "") -> None:
+        """Start with nothing seen."""
+        self._undo = decoder(coding)
+        self._line = bytearray()  # that has begun
+        self._whole = bytearray()
+        self._events = False
+        self._size = 0
+        self._found: dict[str, int] = {}
+
+    def feed(self, piece: bytes) -> None:
+        """Take the next piece of the body."""
+        try:
+            piece = self._undo(piece)
+        except zlib.error:  # the client will see it itself
+            self._undo = nothing
+            return
+        self._size += len(piece)
+        if not self._events and self._size <= LONGEST:
+            self._whole += piece
+        *ended, rest = piece.split(b"\n")
+        for part in ended:
+            self._line += part
+            self._ended()
+        if len(self._line) <= LONGEST:
+            self._line += rest
+
+    def _ended(self) -> None:
+        """Look at a line that has ended."""
+        line, self._line = self._line, bytearray()
+        if not line.startswith(b"data:"):
+            return
+        self._events = True
+        self._whole.clear()
+        if b"usage" in line:
+            # Later events tell the same numbers anew, or numbers that the earlier ones did not have.
+            self._found.update(_usage(_json(line[5:])))
+
+    def result(self) -> dict[str, int] | None:
+        """Tell the usage, once all was fed; None if the answer said none."""
+        self._ended()
+        if not self._events:
+            return usage(self._whole) if self._size <= LONGEST else None
+        return _units(self._found) if self._found else None
+
+
+def decoder(coding: str) -> Callable[[bytes], bytes]:
+    """Undo a Content-Encoding piece by piece."""
+    words = coding.lower().strip()
+    if words in ("gzip", "deflate", "x-gzip"):
+        engine = zlib.decompressobj(zlib.MAX_WBITS | 32)  # which of the two, it sees itself
+        return lambda piece: engine.decompress(piece, LONGEST)
+    return bytes if words in ("", "identity") else nothing
+
+
+def nothing(_piece: bytes) -> bytes:
+    """Read nothing out of it."""
+    return b""
+
+
+def _json(text: bytes | bytearray) -> dict[str, Any]:
+    try:
+        said = json.loads(text)
+    except (ValueError, RecursionError):
+        return {}
+    return said if isinstance(said, dict) else {}
+
+
+def _usage(said: dict[str, Any]) -> dict[str, int]:
+    """Find the usage: at the top, or one step down in a message (Anthropic) or a response (OpenAI)."""
+    for place in (said, said.get("message"), said.get("response")):
+        found = place.get("usage") if isinstance(place, Mapping) else None
+        if isinstance(found, Mapping):
+            return {name: amount for name, amount in found.items() if isinstance(name, str) and _is_count(amount)}
+    return {}
+
+
+def _units(found: Mapping[str, int]) -> dict[str, int] | None:
+    asked = next((found[name] for name in INPUT if name in found), None)
+    told = next((found[name] for name in OUTPUT if name in found), None)
+    if asked is None and told is None and "total_tokens" not in found:
+        return None
+    asked = (asked or 0) + sum(found.get(name, 0) for name in CACHED)
+    total = found.get("total_tokens", asked + (told or 0))
+    return {"tokens": min(MAX, total), "input-tokens": min(MAX, asked), "output-tokens": min(MAX, told or 0)}
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX

@@ -1,0 +1,383 @@
+"""The desk: every verb of the service, whatever carries it. HTTP, gRPC and proxies' checks ask here, and only here.
+
+A desk has one store and, for each policy that its rulebook can name, an AsyncLimiter on it. It counts nothing that
+limits anybody: the limiters do. Its verbs take plain values and give Decisions; mistakes are raised (`ConfigError`,
+`ResourceUnknown`), and so is a store that is lost where the policy says `deny` (`StoreUnavailable`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from tidegate.core import Limit
+from tidegate.core.decision import Decision, LocalDecision, ShadowDecision
+from tidegate.errors import ConfigError, Denied, RateLimitError, ResourceUnknown, StoreUnavailable
+from tidegate.limiter import AsyncLimiter, Limiter, seconds
+from tidegate.observe import Observer, Record
+from tidegate.policy import Policy, normal_key
+from tidegate.service.receipts import Receipts
+from tidegate.service.tally import Count, Tally
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from tidegate.limiter import Usage
+    from tidegate.policy import Cost, Key
+    from tidegate.service.rulebook import Rulebook, Variant
+    from tidegate.stores import Store
+
+MOST: Final = 1000  # decisions in a batch
+LONGEST_KEY: Final = 1024  # characters of all parts of a key
+MOST_PARTS: Final = 32
+PROBE: Final = Policy("tidegate.ready", (Limit(1, "1s"),))
+
+
+class Subject(NamedTuple):
+    """Who is asked about: a key of a policy, or a descriptor of a domain."""
+
+    policy: str = ""
+    key: Key = ""
+    domain: str = ""
+    descriptor: tuple[tuple[str, str], ...] = ()
+
+
+class Held(NamedTuple):
+    """What `reserve` gives: the decision, and, where it allows, the id to settle by."""
+
+    decision: Decision | None
+    id: str | None
+
+
+class Seat:
+    """A variant at work: its limiter and its counts."""
+
+    __slots__ = ("count", "limiter", "now", "policy", "slot")
+
+    def __init__(self, slot: str, policy: Policy, store: Store, count: Count) -> None:
+        """Open a limiter for the policy."""
+        self.slot = slot
+        self.limiter = AsyncLimiter(policy, store=store)
+        self.count = count
+        self.take(policy, store)
+
+    def take(self, policy: Policy, store: Store) -> None:
+        """Decide by this policy from now on."""
+        self.policy = policy
+        if self.limiter.policy is not policy:
+            self.limiter.update(policy)
+        # A store that answers at once needs no coroutine: the same question, a third cheaper.
+        self.now: Callable[[Key, Cost], Decision] | None = None
+        if store.instant:
+            self.now = Limiter(policy, store=store).try_acquire
+
+
+class Desk:
+    """Answers for one rulebook over one store; see the module."""
+
+    def __init__(
+        self,
+        rules: Rulebook,
+        store: Store,
+        *,
+        secret: bytes = b"",
+        max_wait: float = 30.0,
+        observers: Sequence[Observer] = (),
+        on_denial: Sequence[Observer] = (),
+    ) -> None:
+        """Decide by the rules. `secret` signs reservations: processes that share it settle each other's.
+
+        `observers` are told of every decision, at its price; `on_denial` only of those that say no.
+        """
+        self.rules = rules
+        self.store = store
+        self.tally = Tally()
+        self.max_wait = max_wait
+        self._observers = tuple(observers)
+        self._on_denial = (*self._observers, *on_denial)
+        self._seats: dict[str, Seat] = {}
+        self._receipts = Receipts(store, secret)
+        self.closed = False
+
+    # ---- rules -------------------------------------------------------------------------------------------------------
+
+    def adopt(self, rules: Rulebook) -> None:
+        """Decide by other rules from now on, all at once; what was consumed stays consumed, who waits keeps waiting."""
+        self.rules = rules
+        for slot, seat in list(self._seats.items()):
+            variant = rules.slots.get(slot)
+            if variant is None:
+                del self._seats[slot]
+                seat.limiter._close()  # noqa: SLF001 - its store is ours: nothing is left to await
+            elif variant.policy != seat.policy:
+                seat.take(variant.policy, self.store)
+
+    def find(self, subject: Subject) -> tuple[Seat, Key] | None:
+        """Find who decides on somebody, and as which key; None: nobody, it is not limited."""
+        if subject.domain:
+            found = self.rules.describe(subject.domain, subject.descriptor)
+            return None if found is None else (self.seat(found[0]), found[1])
+        key = subject.key
+        if key.__class__ is not str or len(key) > LONGEST_KEY or not key.isascii():
+            key = check_key(key)
+        return self.seat(self.rules.choose(subject.policy, key)), key
+
+    def seat(self, variant: Variant) -> Seat:
+        """Give a variant its seat."""
+        found = self._seats.get(variant[0])
+        if found is None:
+            count = self.tally.count(variant.policy.name)
+            found = self._seats[variant.slot] = Seat(variant.slot, variant.policy, self.store, count)
+        return found
+
+    # ---- deciding ----------------------------------------------------------------------------------------------------
+
+    async def acquire(
+        self, subject: Subject, cost: Cost = 1, wait: float = 0.0, priority: float = 0.0
+    ) -> Decision | None:
+        """Take permits, waiting up to `wait` seconds; None: not limited."""
+        found = self.find(subject)
+        if found is None:
+            return None
+        seat, key = found
+        if wait:
+            return await self._waiting(seat, key, cost, self._wait(wait), priority)
+        decision = seat.now(key, cost) if seat.now is not None else await seat.limiter.try_acquire(key, cost)
+        return self._seen(seat, key, cost, decision)
+
+    async def _waiting(self, seat: Seat, key: Key, cost: Cost, wait: float, priority: float) -> Decision:
+        try:
+            decision = await seat.limiter.acquire(key, cost, wait, priority)
+        except Denied as denied:
+            decision = denied.decision
+        return self._seen(seat, key, cost, decision)
+
+    def _wait(self, wait: float) -> float:
+        return min(self.max_wait, max(0.0, seconds("wait", wait)))
+
+    def _seen(self, seat: Seat, key: Key, cost: Cost, decision: Decision, verb: str = "acquire") -> Decision:
+        """Count a decision, and tell whoever observes; raise where the store could not be asked and that is a no."""
+        if decision[0]:
+            seat.count.allowed += 1
+            if self._observers:
+                tell(self._observers, Record(verb, seat.policy, key, seat.policy.costs(cost), decision))
+            return decision
+        if lost(decision, seat.policy):
+            seat.count.local += 1
+            raise StoreUnavailable(
+                f"the store of policy {seat.policy.name!r} cannot be asked, and the policy says deny"
+            )
+        if decision.allowed:
+            seat.count.shadow += 1
+        else:
+            seat.count.denied += 1
+        self.tally.deny(seat.policy.name, key, decision)
+        tell(self._on_denial, Record(verb, seat.policy, key, seat.policy.costs(cost), decision))
+        return decision
+
+    async def peek(self, subject: Subject, cost: Cost = 1) -> Decision | None:
+        """Give the answer that `acquire` would give, and change nothing."""
+        found = self.find(subject)
+        if found is None:
+            return None
+        seat, key = found
+        decision = await seat.limiter.peek(key, cost)
+        if not decision[0] and lost(decision, seat.policy):
+            raise StoreUnavailable(f"the store of policy {seat.policy.name!r} cannot be asked")
+        return decision
+
+    async def batch(self, asks: Iterable[tuple[Subject, Cost]]) -> list[Decision | RateLimitError | None]:
+        """Decide on up to a thousand, each by itself and in order; what is wrong with one is the answer to that one."""
+        if self.store.instant:
+            return [await self._one(subject, cost) for subject, cost in asks]
+        return await asyncio.gather(*(self._one(subject, cost) for subject, cost in asks))
+
+    async def _one(self, subject: Subject, cost: Cost) -> Decision | RateLimitError | None:
+        try:
+            return await self.acquire(subject, cost)
+        except RateLimitError as error:
+            return error
+
+    def quick(self, policy: str) -> Callable[[Key], Decision] | None:
+        """Give the short way for many calls of cost 1 to one policy, if there is one: memory, and the same for all."""
+        entry = self.rules.entries.get(policy)
+        if entry is None or entry.plain is None or not self.store.instant or self._observers:
+            return None
+        seat = self.seat(entry.plain)
+        now, count, seen = seat.now, seat.count, self._seen
+        if now is None:
+            return None
+
+        def decide(key: Key) -> Decision:
+            if key.__class__ is not str or len(key) > LONGEST_KEY or not key.isascii():
+                key = check_key(key)
+            decision = now(key, 1)
+            if decision[0]:
+                count.allowed += 1
+                return decision
+            return seen(seat, key, 1, decision)
+
+        return decide
+
+    async def together(self, asks: Sequence[tuple[Policy, Key, int]]) -> list[Decision]:
+        """Decide on several, all or nothing, for Envoy: a request that one limit refuses is charged to none.
+
+        Those in shadow mode are decided apart, after the others: they refuse nobody.
+        """
+        answers: list[Decision | None] = [None] * len(asks)
+        enforced = [number for number, (policy, _, _) in enumerate(asks) if policy.mode == "enforce"]
+        for group in (enforced, *([number] for number in range(len(asks)) if number not in enforced)):
+            if not group:
+                continue
+            questions = [(asks[n][0], asks[n][1], asks[n][0].costs(asks[n][2])) for n in group]
+            for number, decision in zip(group, await self.store.apply_async("acquire", questions), strict=True):
+                answers[number] = self._counted(*asks[number], decision)
+        return [answer for answer in answers if answer is not None]
+
+    async def look(self, policy: Policy, key: Key) -> Decision:
+        """Tell whether one more call would be allowed, for Envoy."""
+        decision = (await self.store.apply_async("peek", ((policy, key, policy.costs(1)),)))[0]
+        if lost(decision, policy):
+            raise StoreUnavailable(f"the store of policy {policy.name!r} cannot be asked")
+        return ShadowDecision(decision) if policy.mode == "shadow" else decision
+
+    def _counted(self, policy: Policy, key: Key, cost: int, decision: Decision) -> Decision:
+        """Count one of several decisions; the ones that only share a refusal are not counted as denied."""
+        if lost(decision, policy):
+            raise StoreUnavailable(f"the store of policy {policy.name!r} cannot be asked")
+        count = self.tally.count(policy.name)
+        if decision[0]:
+            count.allowed += 1
+            return decision
+        if policy.mode == "shadow":
+            decision = ShadowDecision(decision)
+            count.shadow += 1
+        elif decision.retry:
+            count.denied += 1
+        if decision.retry:
+            self.tally.deny(policy.name, key, decision)
+            tell(self._on_denial, Record("acquire", policy, key, policy.costs(cost), decision))
+        return decision
+
+    # ---- reserving ---------------------------------------------------------------------------------------------------
+
+    async def reserve(
+        self, subject: Subject, cost: Cost = 1, ttl: float = 60.0, wait: float = 0.0, priority: float = 0.0
+    ) -> Held:
+        """Charge an estimate now, to be settled within `ttl` seconds by the id that is given."""
+        found = self.find(subject)
+        if found is None:
+            return Held(None, None)
+        seat, key = found
+        ttl = self._receipts.check_ttl(ttl)
+        try:
+            held = await seat.limiter.reserve(key, cost, ttl, self._wait(wait), priority)
+        except Denied as denied:
+            return Held(self._seen(seat, key, cost, denied.decision, "hold"), None)
+        decision = self._seen(seat, key, cost, held.decision, "hold")
+        return Held(decision, self._receipts.write(seat.slot, held, ttl))
+
+    async def commit(self, receipt: str, actual: Cost | None = None) -> None:
+        """Charge what it really cost instead of the estimate (None: as estimated)."""
+        await self._settle(receipt, lambda held: held.commit(actual), actual)
+
+    async def cancel(self, receipt: str) -> None:
+        """Give an estimate back."""
+        await self._settle(receipt, lambda held: held.cancel(), None)
+
+    async def _settle(self, receipt: str, settle: Callable[[Any], Any], actual: Cost | None) -> None:
+        said = self._receipts.read(receipt)
+        variant = self.rules.slots.get(said.slot)
+        if variant is None:
+            raise ResourceUnknown(f"the policy of this reservation is gone: {said.slot!r}")
+        if actual is not None:
+            variant.policy.costs(actual)  # refused before anything is marked as settled
+        held = said.again(self.seat(variant).limiter, variant.policy)
+        await self._receipts.settle(said, lambda: settle(held))
+
+    async def release(self, subject: Subject, cost: Cost = 1) -> None:
+        """Give slots of concurrency limits back."""
+        found = self.find(subject)
+        if found is not None:
+            await found[0].limiter.release(found[1], cost)
+
+    # ---- looking and operating ---------------------------------------------------------------------------------------
+
+    async def usage(self, subject: Subject) -> dict[str, Usage]:
+        """Tell how much of each limit a key has used."""
+        found = self.find(subject)
+        return {} if found is None else await found[0].limiter.usage(found[1])
+
+    async def reset(self, subject: Subject) -> None:
+        """Forget everything about a key."""
+        found = self.find(subject)
+        if found is not None:
+            await found[0].limiter.reset(found[1])
+
+    def policies(self) -> list[dict[str, object]]:
+        """Describe every policy of the rulebook."""
+        described: list[dict[str, object]] = []
+        for name, entry in self.rules.entries.items():
+            policy = entry.policy
+            described.append({
+                "name": name,
+                "limits": [str(limit) for limit in policy.limits],
+                "mode": policy.mode,
+                "rollout": entry.rollout,
+                "on_store_error": policy.on_store_error,
+                "overrides": [
+                    {"key": each.key if isinstance(each.key, str) else list(each.key),
+                     "limits": [str(limit) for limit in each.limits]}
+                    for each in entry.overrides
+                ],
+            })  # fmt: skip
+        return described
+
+    async def probe(self) -> None:
+        """Ask the store something that changes nothing; raise if it cannot be asked."""
+        decision = (await self.store.apply_async("peek", ((PROBE, "ready", (1,)),)))[0]
+        if isinstance(decision, LocalDecision):
+            raise StoreUnavailable("the store cannot be asked: see the log of the service, and the store's own")
+
+    @property
+    def waiting(self) -> int:
+        """How many calls wait for a permit."""
+        return sum(seat.limiter.waiting for seat in self._seats.values())
+
+    async def close(self) -> None:
+        """Wake who waits, return leases and let the store go."""
+        self.closed = True
+        for seat in self._seats.values():
+            await seat.limiter.close()
+        await self.store.close_async()
+
+
+def tell(observers: Sequence[Observer], record: Record) -> None:
+    """Tell everybody who observes."""
+    for observer in observers:
+        observer(record)
+
+
+def lost(decision: Decision, policy: Policy) -> bool:
+    """Tell whether a no only means that the store could not be asked."""
+    return decision.__class__ is LocalDecision and not decision[0] and policy.on_store_error == "deny"
+
+
+def check_key(key: object) -> Key:
+    """Refuse a key that is none, or longer than anybody needs."""
+    found = normal_key(key)
+    parts = (found,) if isinstance(found, str) else found
+    if sum(map(len, parts)) > LONGEST_KEY or len(parts) > MOST_PARTS:
+        raise ConfigError(f"is longer than {LONGEST_KEY} characters or {MOST_PARTS} parts", field="key")
+    if not all(part.isascii() or whole_text(part) for part in parts):
+        raise ConfigError("has half of a character (a lone surrogate)", field="key")
+    return found
+
+
+def whole_text(text: str) -> bool:
+    """Tell whether a text can be written as UTF-8."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

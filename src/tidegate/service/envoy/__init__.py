@@ -1,0 +1,1 @@
+"""Envoy's rate limit service, version 3, over gRPC."""

@@ -1,0 +1,198 @@
+"""The ASGI application: paths, bounds on what a request may be, and answers.
+
+Requests are bounded in size, time and number. Whatever goes wrong is answered as problem details; what was not
+foreseen as a 500 that says nothing of the inside, with the traceback in the log.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Any, Final
+
+from tidegate.errors import RateLimitError
+from tidegate.service.http import metrics
+from tidegate.service.http.body import Bodies
+from tidegate.service.http.check import check
+from tidegate.service.http.door import Door
+from tidegate.service.http.openapi import document
+from tidegate.service.http.problems import KINDS, ProblemError, Reply, problem_of
+from tidegate.service.http.replays import Replays
+from tidegate.service.http.verbs import Verbs
+from tidegate.service.tally import Latency
+from tidegate.service.wire import loads
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, MutableMapping
+
+    from tidegate.service.desk import Desk
+    from tidegate.service.settings import Settings
+
+    Scope = MutableMapping[str, Any]
+    Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+    Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+    Get = Callable[[Scope, dict[bytes, bytes]], Awaitable[Reply]]
+
+log = logging.getLogger("tidegate.service")
+
+ADMIN: Final = ("reset",)  # verbs that need the admin token
+REPLAYED: Final = ("acquire", "reserve", "batch", "commit", "cancel", "release")
+SECURITY: Final = ((b"x-content-type-options", b"nosniff"), (b"cache-control", b"no-store"))
+
+
+class App:
+    """The service's ASGI application over a desk."""
+
+    def __init__(self, desk: Desk, settings: Settings) -> None:
+        """Answer by this desk, within the bounds of the settings."""
+        self.desk = desk
+        self.settings = settings
+        self.in_flight = 0
+        self.stopping = False
+        self.idle = asyncio.Event()  # set when the last request of a stopping service is answered
+        self.reloads = {"adopted": 0, "refused": 0}
+        self.refused: str | None = None  # why the file as it stands now is not in force
+        self._door = Door(settings)
+        self._clock = desk.store.clock
+        self._replays = Replays(self._clock)
+        self.bodies = Bodies(self._clock, settings.max_body, settings.read_timeout)
+        self._verbs = Verbs(desk)
+        self._posts = {f"/v1/{name}": (name, verb) for name, verb in self._verbs.all.items()}
+        self._gets: dict[str, tuple[str, Get]] = {
+            "/v1/check": ("check", self._check),
+            "/v1/policies": ("policies", self._policies),
+            "/healthz": ("", self._healthz),
+            "/readyz": ("", self._readyz),
+            "/metrics": ("metrics", self._metrics),
+            "/openapi.json": ("", self._openapi),
+        }
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        if scope["type"] != "http":
+            await _lifespan(scope, receive, send)
+            return
+        steady = self._clock.steady
+        start = steady()
+        self.in_flight += 1
+        verb = "other"
+        try:
+            try:
+                path = scope["path"]
+                if (post := self._posts.get(path)) is not None:
+                    verb = post[0]
+                    reply = await self._post(scope, receive, *post)
+                elif (get := self._gets.get(path)) is not None:
+                    verb = get[0] or verb
+                    reply = await self._get(scope, *get)
+                else:
+                    reply = self._refuse(ProblemError("not-found", f"there is no {path[:100]!r}: see /openapi.json"))
+            except ProblemError as problem:
+                reply = self._refuse(problem)
+            except RateLimitError as error:
+                reply = self._refuse(problem_of(error))
+            except ConnectionAbortedError:
+                return  # nobody is there to be answered
+            except Exception:
+                log.exception("a request to %s failed", scope["path"][:100])
+                reply = self._refuse(ProblemError("internal", "see the log of the service"))
+            await respond(send, reply, head=scope["method"] == "HEAD")
+        finally:
+            self.in_flight -= 1
+            if self.stopping and not self.in_flight:
+                self.idle.set()
+        latency = self.desk.tally.latency.get(verb)
+        if latency is None:
+            latency = self.desk.tally.latency[verb] = Latency()
+        latency.add(steady() - start)
+
+    def stop(self) -> None:
+        """Answer no further questions."""
+        self.stopping = True
+        if not self.in_flight:
+            self.idle.set()
+
+    def _refuse(self, problem: ProblemError) -> Reply:
+        self.desk.tally.errors[problem.kind] += 1
+        return problem.reply()
+
+    # ---- questions ---------------------------------------------------------------------------------------------------
+
+    async def _post(self, scope: Scope, receive: Receive, name: str, verb: Callable[[Any], Awaitable[Reply]]) -> Reply:
+        if scope["method"] != "POST":
+            raise ProblemError("method-not-allowed", f"send a POST, not a {scope['method'][:20]}")
+        headers = dict(scope["headers"])
+        self._door.check(headers, admin=name in ADMIN)
+        self._check_load()
+        kind = headers.get(b"content-type", b"")
+        if kind != b"application/json" and kind.partition(b";")[0].strip().lower() != b"application/json":
+            raise ProblemError("unsupported-type", "send JSON, with the header 'Content-Type: application/json'")
+        body = await self.bodies.read(headers, receive)
+        key = headers.get(b"idempotency-key")
+        if key is None or name not in REPLAYED:
+            return await verb(loads(body))
+        return await self._replays.answer(key, (name, body), lambda: verb(loads(body)))
+
+    def _check_load(self) -> None:
+        if self.stopping:
+            raise ProblemError("stopping")
+        if self.in_flight > self.settings.max_concurrency:
+            raise ProblemError("busy", f"more than {self.settings.max_concurrency} requests are under way")
+
+    async def _get(self, scope: Scope, name: str, get: Get) -> Reply:
+        # A proxy may ask with the method of the request that it asks about.
+        if scope["method"] not in ("GET", "HEAD") and name != "check":
+            raise ProblemError("method-not-allowed", f"send a GET, not a {scope['method'][:20]}")
+        headers = dict(scope["headers"])
+        if name:
+            self._door.check(headers, admin=name in ADMIN)
+        return await get(scope, headers)
+
+    async def _check(self, scope: Scope, headers: dict[bytes, bytes]) -> Reply:
+        self._check_load()
+        return await check(self.desk, scope["query_string"], headers, self.settings.headers)
+
+    async def _policies(self, _scope: Scope, _headers: dict[bytes, bytes]) -> Reply:
+        return await self._verbs.policies()
+
+    # ---- operating ---------------------------------------------------------------------------------------------------
+
+    async def _healthz(self, _scope: Scope, _headers: dict[bytes, bytes]) -> Reply:
+        return Reply(200, b'{"ok":true}')
+
+    async def _readyz(self, _scope: Scope, _headers: dict[bytes, bytes]) -> Reply:
+        """Tell whether decisions can be made: the store answers, and the service is not stopping."""
+        if self.stopping:
+            raise ProblemError("stopping")
+        await self.desk.probe()
+        return Reply(200, b'{"ok":true}')
+
+    async def _metrics(self, _scope: Scope, _headers: dict[bytes, bytes]) -> Reply:
+        return Reply(200, metrics.render(self.desk, self.in_flight, self.reloads), metrics.TYPE)
+
+    async def _openapi(self, _scope: Scope, _headers: dict[bytes, bytes]) -> Reply:
+        return Reply(200, document())
+
+
+async def respond(send: Send, reply: Reply, *, head: bool = False) -> None:
+    """Send an answer."""
+    status, body, kind, more = reply
+    headers = [(b"content-type", kind), (b"content-length", b"%d" % len(body)), *SECURITY, *more]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": b"" if head else body})
+
+
+async def _lifespan(scope: Scope, receive: Receive, send: Send) -> None:
+    """Start and stop with the server, where one asks for it; refuse what is neither that nor HTTP."""
+    if scope["type"] != "lifespan":
+        if scope["type"] == "websocket":
+            await send({"type": "websocket.close", "code": 1000})
+        return
+    while True:
+        message = await receive()
+        await send({"type": f"{message['type']}.complete"})
+        if message["type"] == "lifespan.shutdown":
+            return
+
+
+__all__ = ["ADMIN", "KINDS", "REPLAYED", "App", "respond"]

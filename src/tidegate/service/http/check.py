@@ -1,0 +1,90 @@
+"""`/v1/check`: a decision by status, for proxies that ask before they pass a request on.
+
+    /v1/check?policy=api&key=203.0.113.9                 the proxy writes the key into the query
+    /v1/check?policy=api&key_header=x-api-key            ... or names the header field that holds it
+    /v1/check?policy=api&key=203.0.113.9&deny=403        for nginx, which takes a 429 of its subrequest for an error
+
+200: pass it on; 429 (or `deny`): refuse it. What a client may write goes by `key_header` only: a query in which it
+stands could be continued by the client, so a parameter that comes twice is refused.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Final, cast
+from urllib.parse import parse_qsl
+
+from tidegate.headers import PROBLEM_TYPE, Style, problem, write
+from tidegate.service.desk import Subject
+from tidegate.service.http.problems import ProblemError, Reply
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from tidegate.service.desk import Desk
+
+PARAMETERS: Final = ("policy", "key", "key_header", "cost", "deny")
+REPEATED: Final = ("key", "key_header")  # parts of a key, in order
+STATUSES: Final = ("401", "403", "429", "503")
+MOST: Final = 20  # parameters
+FORWARDED: Final = b"x-forwarded-for"
+DIGITS: Final = 16
+
+
+def read_query(query: bytes) -> list[tuple[str, str]]:
+    """Read a query whose parameters are known, and come once."""
+    try:
+        pairs = parse_qsl(
+            query.decode("ascii"), keep_blank_values=True, strict_parsing=bool(query), max_num_fields=MOST
+        )
+    except ValueError as error:
+        raise ProblemError("bad-request", f"the query cannot be read: {error}") from None
+    seen = set()
+    for name, _ in pairs:
+        if name not in PARAMETERS:
+            raise ProblemError("bad-request", f"unknown parameter {name[:50]!r}: known are {', '.join(PARAMETERS)}")
+        if name in seen and name not in REPEATED:
+            raise ProblemError("bad-request", f"the parameter {name!r} comes twice")
+        seen.add(name)
+    return pairs
+
+
+def key_of(pairs: list[tuple[str, str]], headers: Mapping[bytes, bytes]) -> tuple[str, ...]:
+    """Put the key together, in the order of the query; a missing header field is no key that clients may share."""
+    parts = []
+    for name, value in pairs:
+        if name == "key_header":
+            field = value.lower().encode("latin-1", "replace")
+            found = headers.get(field, b"")
+            if field == FORWARDED:
+                found = found.rpartition(b",")[2].strip()  # the last is what the proxy itself has seen
+            value = found.decode("latin-1")  # noqa: PLW2901 - the value that the header field stands for
+        if name in REPEATED:
+            if not value:
+                raise ProblemError("bad-request", f"{name} is empty or missing: whom is this about?")
+            parts.append(value)
+    if not parts:
+        raise ProblemError("bad-request", "needs a key or a key_header")
+    return tuple(parts)
+
+
+async def check(desk: Desk, query: bytes, headers: Mapping[bytes, bytes], style: str) -> Reply:
+    """Decide, and answer by status and header fields."""
+    pairs = read_query(query)
+    values = dict(pairs)
+    if not values.get("policy"):
+        raise ProblemError("bad-request", "needs a policy")
+    cost, deny = values.get("cost", "1"), values.get("deny", "429")
+    if not cost.isdecimal() or not cost.isascii() or len(cost) > DIGITS:
+        raise ProblemError("bad-request", "cost has to be a whole number")
+    if deny not in STATUSES:
+        raise ProblemError("bad-request", f"deny has to be one of {', '.join(STATUSES)}")
+    key = key_of(pairs, headers)
+    decision = await desk.acquire(Subject(values["policy"], key if len(key) > 1 else key[0]), int(cost))
+    if decision is None:  # pragma: no cover - a policy always decides
+        return Reply(200, b"")
+    fields = tuple((name.lower().encode(), value.encode()) for name, value in write(decision, cast("Style", style)))
+    if decision.allowed:
+        return Reply(200, b"", headers=fields)
+    body = json.dumps({**problem(decision), "status": int(deny)}).encode()
+    return Reply(int(deny), body, PROBLEM_TYPE.encode(), (*fields, (b"cache-control", b"no-store")))

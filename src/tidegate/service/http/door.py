@@ -1,0 +1,72 @@
+"""Who may come in: tokens, host names. Decision and admin tokens are apart; both are compared in constant time."""
+
+from __future__ import annotations
+
+import hmac
+from typing import TYPE_CHECKING, Final
+
+from tidegate.service.http.problems import ProblemError
+
+if TYPE_CHECKING:
+    from tidegate.service.settings import Settings
+
+BEARER: Final = b"bearer "
+LOCAL: Final = (b"127.0.0.1", b"localhost", b"[::1]")
+
+
+class Door:
+    """Decides who may ask what.
+
+    With no token at all, everybody who can connect may do everything; the settings allow that on loopback only, or when
+    told so. There, a page in a browser of this machine must not get in by a host name of its own that leads to us (DNS
+    rebinding): the Host has to be one of the machine itself.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        """Take the tokens."""
+        self._decision = _hashable(settings.decision_token)
+        self._admin = _hashable(settings.admin_token)
+        self.open = self._decision is None and self._admin is None
+        self._hosts: tuple[bytes, ...] | None = LOCAL if self.open and settings.listen.loopback else None
+
+    def check(self, headers: dict[bytes, bytes], *, admin: bool) -> None:
+        """Let in, or refuse."""
+        if self.open:
+            if self._hosts is not None:
+                self._check_host(headers.get(b"host", b""))
+            return
+        token = token_of(headers)
+        # All comparisons are made, whatever the first of them says.
+        is_admin = self._admin is not None and hmac.compare_digest(token, self._admin)
+        is_decision = self._decision is not None and hmac.compare_digest(token, self._decision)
+        if is_admin or (is_decision and not admin):
+            return
+        if self._decision is None and not admin:
+            return  # only an admin token is set: decisions are as open as the address that they are asked at
+        if is_decision:
+            raise ProblemError("forbidden", "this needs the admin token")
+        if admin and self._admin is None:
+            raise ProblemError("forbidden", "no admin token is configured: set admin_token or admin_token_file")
+        raise ProblemError("unauthorized", "send the token as 'Authorization: Bearer …' or as 'X-Tidegate-Token: …'")
+
+    def _check_host(self, host: bytes) -> None:
+        name = host.lower()
+        if not name.endswith(b"]"):
+            name, colon, port = name.rpartition(b":")
+            name = name if colon and port.isdigit() else host.lower()
+        if self._hosts is not None and name not in self._hosts:
+            message = "without a token, only this machine may ask, by the name localhost or its loopback address"
+            raise ProblemError("forbidden", message)
+
+
+def token_of(headers: dict[bytes, bytes]) -> bytes:
+    """Find the token: a proxy passes its client's Authorization on, so ours has a field of its own, too."""
+    own = headers.get(b"x-tidegate-token")
+    if own is not None:
+        return own
+    value = headers.get(b"authorization", b"")
+    return value[len(BEARER) :].strip() if value[: len(BEARER)].lower() == BEARER else b""
+
+
+def _hashable(token: str | None) -> bytes | None:
+    return None if token is None else token.encode()

@@ -1,0 +1,79 @@
+"""`/metrics`: what the service counts, in Prometheus's text format. Labels are names from the file, never keys."""
+
+from __future__ import annotations
+
+from itertools import accumulate
+from typing import TYPE_CHECKING, Final
+
+from tidegate.core.bounds import SECOND
+from tidegate.service.tally import BUCKETS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from tidegate.service.desk import Desk
+
+TYPE: Final = b"text/plain; version=0.0.4; charset=utf-8"
+MOST: Final = 1000  # policies with labels of their own
+# name: kind, help
+METRICS: Final[dict[str, tuple[str, str]]] = {
+    "tidegate_decisions_total": ("counter", "Decisions, by policy and outcome."),
+    "tidegate_denials_total": ("counter", "Times that a limit said no, by policy and limit."),
+    "tidegate_last_denied_timestamp_seconds": ("gauge", "When a policy last said no."),
+    "tidegate_waiting": ("gauge", "Calls that wait for a permit."),
+    "tidegate_requests_in_flight": ("gauge", "Requests under way."),
+    "tidegate_problems_total": ("counter", "Answers that were no decision, by kind."),
+    "tidegate_request_seconds": ("histogram", "How long requests took, by verb."),
+    "tidegate_store": ("gauge", "What the store counts, by name."),
+    "tidegate_reloads_total": ("counter", "Times that the file was read again, by outcome."),
+}
+Sample = tuple[str, dict[str, str], float]
+
+
+def render(desk: Desk, in_flight: int, reloads: dict[str, int]) -> bytes:
+    """Write everything."""
+    lines: list[str] = []
+    samples = dict(_families(desk, in_flight, reloads))
+    for name, (kind, about) in METRICS.items():
+        lines += (f"# HELP {name} {about}", f"# TYPE {name} {kind}")
+        lines += (_line(*sample) for sample in samples[name])
+    return ("\n".join(lines) + "\n").encode()
+
+
+def _families(desk: Desk, in_flight: int, reloads: dict[str, int]) -> Iterator[tuple[str, Iterable[Sample]]]:
+    tally = desk.tally
+    name = "tidegate_decisions_total"
+    counts = list(tally.counts.items())[:MOST]
+    outcomes = ("allowed", "denied", "shadow", "local")
+    yield name, [(name, {"policy": p, "outcome": o}, getattr(count, o)) for p, count in counts for o in outcomes]
+    name = "tidegate_denials_total"
+    yield name, [(name, {"policy": p, "limit": i}, n) for (p, i), n in list(tally.violated.items())[: 10 * MOST]]
+    name = "tidegate_last_denied_timestamp_seconds"
+    yield name, [(name, {"policy": p}, at / SECOND) for p, at in list(tally.last.items())[:MOST]]
+    yield "tidegate_waiting", [("tidegate_waiting", {}, desk.waiting)]
+    yield "tidegate_requests_in_flight", [("tidegate_requests_in_flight", {}, in_flight)]
+    name = "tidegate_problems_total"
+    yield name, [(name, {"kind": kind}, n) for kind, n in tally.errors.items()]
+    yield "tidegate_request_seconds", list(_latencies(desk))
+    yield "tidegate_store", [("tidegate_store", {"name": n}, value) for n, value in desk.store.metrics().items()]
+    name = "tidegate_reloads_total"
+    yield name, [(name, {"outcome": outcome}, n) for outcome, n in reloads.items()]
+
+
+def _latencies(desk: Desk) -> Iterator[Sample]:
+    name = "tidegate_request_seconds"
+    for verb, latency in desk.tally.latency.items():
+        sums = list(accumulate(latency.counts))
+        for edge, count in zip((*(str(edge / SECOND) for edge in BUCKETS), "+Inf"), sums, strict=True):
+            yield f"{name}_bucket", {"verb": verb, "le": edge}, count
+        yield f"{name}_sum", {"verb": verb}, latency.total / SECOND
+        yield f"{name}_count", {"verb": verb}, sums[-1]
+
+
+def _line(name: str, labels: dict[str, str], value: float) -> str:
+    inner = ",".join(f'{label}="{_escaped(text)}"' for label, text in labels.items())
+    return f"{name}{{{inner}}} {value}" if inner else f"{name} {value}"
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")

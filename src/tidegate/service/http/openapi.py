@@ -1,0 +1,224 @@
+"""`/openapi.json`: what the service answers to, for programs that generate clients, tests and documentation."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from importlib.metadata import version
+from typing import Any, Final
+
+from tidegate.service.desk import LONGEST_KEY, MOST, MOST_PARTS
+from tidegate.service.http.check import PARAMETERS, REPEATED, STATUSES
+from tidegate.service.http.problems import KINDS, PREFIX
+from tidegate.service.http.replays import LONGEST
+from tidegate.service.receipts import LONGEST_TTL
+from tidegate.service.wire import ASK, DEEPEST, FIELDS
+
+NUMBER: Final = {"type": "number"}
+SECONDS: Final = {"type": "number", "minimum": 0}
+TEXT: Final = {"type": "string"}
+WHOLE: Final = {"type": "integer", "minimum": 0, "maximum": 2**53 - 1}
+FLAG: Final = {"type": "boolean"}
+NAMES: Final = {"type": "array", "items": TEXT}
+KEY: Final = {
+    "description": "Whoever is limited: a text, or its parts, which never collide with another's.",
+    "anyOf": [
+        {"type": "string", "maxLength": LONGEST_KEY},
+        {"type": "array", "items": TEXT, "minItems": 1, "maxItems": MOST_PARTS},
+    ],
+}
+COST: Final = {
+    "description": "Permits: calls, or a number for each unit. 1 by default.",
+    "anyOf": [WHOLE, {"type": "object", "additionalProperties": WHOLE}],
+}
+PAIR: Final = {"type": "array", "items": TEXT, "minItems": 2, "maxItems": 2}
+# Every field of a request. (The `keys` of a batch are read one by one: what is wrong with one is the answer to it.)
+PROPERTIES: Final[dict[str, dict[str, Any]]] = {
+    "policy": {"type": "string", "description": "The name of a policy."},
+    "key": KEY,
+    "domain": {"type": "string", "minLength": 1, "description": "A domain of descriptors, in place of a policy."},
+    "descriptor": {"type": "array", "items": PAIR, "minItems": 1, "maxItems": DEEPEST},
+    "cost": COST,
+    "wait": {**NUMBER, "description": "Seconds to wait for a permit, cut to what the service allows. 0 by default."},
+    "priority": {**NUMBER, "description": "Larger ones are served first. 0 by default."},
+    "ttl": {"type": "number", "exclusiveMinimum": 0, "maximum": LONGEST_TTL, "description": "Seconds to settle. 60."},
+    "id": {"type": "string", "minLength": 1, "description": "What reserve gave."},
+    "keys": {"type": "array", "items": KEY, "minItems": 1, "maxItems": MOST},
+    "asks": {"type": "array", "items": {"$ref": "#/components/schemas/Ask"}, "minItems": 1, "maxItems": MOST},
+}
+NEEDED: Final = [{"required": ["policy", "key"]}, {"required": ["domain", "descriptor"]}]
+SUMMARIES: Final = {
+    "acquire": "Take permits; wait for them if asked to.",
+    "peek": "Give the answer that acquire would give, and change nothing.",
+    "reserve": "Charge an estimate now, to be settled by its id.",
+    "commit": "Settle a reservation by what it really cost.",
+    "cancel": "Give a reservation back.",
+    "release": "Give slots of concurrency limits back.",
+    "batch": f"Decide on up to {MOST}, each by itself.",
+    "usage": "Tell how much of each limit a key has used.",
+    "reset": "Forget everything about a key. Needs the admin token.",
+}
+ANSWERS: Final = {
+    "acquire": "Decision", "peek": "Decision", "reserve": "Held", "commit": "Done", "cancel": "Done",
+    "release": "Done", "batch": "Answers", "usage": "Usage", "reset": "Done",
+}  # fmt: skip
+LIMIT: Final = {
+    "name": TEXT, "quota": WHOLE, "unit": TEXT, "allowed": FLAG, "remaining": WHOLE,
+    "retry_after": {"type": ["number", "null"], "minimum": 0}, "reset_after": SECONDS,
+}  # fmt: skip
+DECISION: Final = {
+    "allowed": FLAG,
+    "remaining": {"type": ["integer", "null"], "description": "Permits left at the tightest limit; null: not limited."},
+    "retry_after": {"type": ["number", "null"], "description": "Seconds; null: never, the cost does not fit."},
+    "reset_after": SECONDS,
+    "violated": {**NAMES, "description": "The limits that said no."},
+    "shadow": {**FLAG, "description": "Allowed only because the policy is in shadow mode."},
+    "local": {**FLAG, "description": "Decided without the store, which could not be asked."},
+    "limits": {"type": "array", "items": {"$ref": "#/components/schemas/Limit"}},
+}
+USED: Final = {"name": TEXT, "quota": WHOLE, "used": {"type": "integer"}, "remaining": WHOLE, "reset_after": SECONDS,
+               "unit": TEXT}  # fmt: skip
+POLICY: Final = {
+    "name": TEXT, "limits": NAMES, "mode": {"enum": ["enforce", "shadow"]}, "rollout": SECONDS,
+    "on_store_error": {"enum": ["allow", "deny", "local"]},
+    "overrides": {"type": "array", "items": {"type": "object"}},
+}  # fmt: skip
+
+
+def whole(properties: dict[str, Any], **more: Any) -> dict[str, Any]:  # noqa: ANN401 - any part of a schema
+    """Describe an object that always has all of its fields and no others."""
+    return {
+        "type": "object", "properties": properties, "required": list(properties), "additionalProperties": False, **more,
+    }  # fmt: skip
+
+
+def schemas() -> dict[str, Any]:
+    """Describe everything that is sent or answered."""
+    found = {name.capitalize(): question(name, fields) for name, fields in FIELDS.items()}
+    problem = {"type": TEXT, "title": TEXT, "status": {"type": "integer"}, "detail": TEXT, "pointer": TEXT}
+    return {
+        **found,
+        "Usage": whole({"limits": {"type": "array", "items": whole(USED)}}),
+        "UsageOf": found["Usage"],
+        "Ask": question("ask", ASK),
+        "Limit": whole(LIMIT),
+        "Decision": whole(DECISION),
+        "Held": whole({**DECISION, "id": {"type": ["string", "null"], "description": "null: nothing is held."}}),
+        "Done": whole({"ok": {"const": True}}),
+        "Answers": whole({"answers": {"type": "array", "items": {"anyOf": [
+            {"$ref": "#/components/schemas/Decision"}, whole({"error": {"$ref": "#/components/schemas/Problem"}}),
+        ]}}}),
+        "Policies": whole({"policies": {"type": "array", "items": whole(POLICY)}, "domains": NAMES}),
+        "Problem": {
+            "type": "object",
+            "description": f"Problem details (RFC 9457); the type is {PREFIX} and one of: {', '.join(KINDS)}.",
+            "properties": problem,
+            "required": ["type", "title", "status", "detail"],
+        },
+    }  # fmt: skip
+
+
+def question(name: str, fields: tuple[str, ...]) -> dict[str, Any]:
+    """Describe a request."""
+    schema = {
+        "type": "object", "properties": {field: PROPERTIES[field] for field in fields}, "additionalProperties": False,
+    }  # fmt: skip
+    if name == "batch":
+        return {**schema, "oneOf": [{"required": ["policy", "keys"]}, {"required": ["asks"]}]}
+    if name in ("commit", "cancel"):
+        return {**schema, "required": ["id"]}
+    return {**schema, "oneOf": NEEDED}
+
+
+def answer(schema: str, about: str, kind: str = "application/json") -> dict[str, Any]:
+    """Describe an answer."""
+    return {"description": about, "content": {kind: {"schema": {"$ref": f"#/components/schemas/{schema}"}}}}
+
+
+def problems(*statuses: int) -> dict[str, Any]:
+    """Describe what else may be answered."""
+    titles = {status: title for status, title in reversed(KINDS.values()) if status in statuses}
+    return {str(status): answer("Problem", titles[status], "application/problem+json") for status in sorted(statuses)}
+
+
+def post(name: str) -> dict[str, Any]:
+    """Describe a verb."""
+    asked = "UsageOf" if name == "usage" else name.capitalize()
+    replayed = {
+        "name": "Idempotency-Key", "in": "header", "required": False,
+        "schema": {"type": "string", "minLength": 1, "maxLength": LONGEST},
+        "description": "The same key and request again get the same answer, and are decided once.",
+    }  # fmt: skip
+    return {
+        "operationId": name,
+        "summary": SUMMARIES[name],
+        "security": [{"admin": []} if name == "reset" else {"decision": []}, {}],
+        "parameters": [] if name in ("peek", "usage", "reset") else [replayed],
+        "requestBody": {
+            "required": True,
+            "content": {"application/json": {"schema": {"$ref": f"#/components/schemas/{asked}"}}},
+        },
+        "responses": {
+            "200": answer(ANSWERS[name], "The answer."),
+            **problems(400, 401, 403, 404, 405, 408, 409, 413, 415, 422, 500, 503),
+        },
+    }
+
+
+def get(name: str, about: str, schema: str, kind: str = "application/json", *more: int) -> dict[str, Any]:
+    """Describe a path that is only read."""
+    return {
+        "operationId": name,
+        "summary": about,
+        "security": [{"decision": []}, {}] if more else [{}],
+        "responses": {
+            "200": answer(schema, "The answer.", kind) if schema
+            else {"description": "The answer.", "content": {kind: {}}},
+            **problems(*(401, 403, 405) if more else (405,), 500, 503),
+        },
+    }  # fmt: skip
+
+
+def check() -> dict[str, Any]:
+    """Describe the check for proxies."""
+    schemas: dict[str, Any] = {"policy": TEXT, "key": NAMES, "key_header": NAMES,
+                               "cost": {**WHOLE, "maximum": 10**16 - 1}, "deny": {"enum": list(STATUSES)}}  # fmt: skip
+    empty = {"description": "Pass the request on."}
+    denial = {"description": "Refuse the request.", "content": {"application/problem+json": {}}}
+    return {
+        "operationId": "check",
+        "summary": "Decide by status, for proxies.",
+        "security": [{"decision": []}, {}],
+        "parameters": [
+            {"name": name, "in": "query", "required": name == "policy", "schema": schemas[name],
+             **({"style": "form", "explode": True} if name in REPEATED else {})}
+            for name in PARAMETERS
+        ],
+        "responses": {
+            "200": empty,
+            **problems(400, 404, 405, 422, 500),
+            **dict.fromkeys(("401", "403", "429", "503"), denial),
+        },
+    }  # fmt: skip
+
+
+@cache
+def document() -> bytes:
+    """Write the whole description."""
+    ok = "Done"
+    paths: dict[str, Any] = {f"/v1/{name}": {"post": post(name)} for name in SUMMARIES}
+    paths |= {
+        "/v1/check": {"get": check()},
+        "/v1/policies": {"get": get("policies", "List the policies.", "Policies", "application/json", 401)},
+        "/healthz": {"get": get("healthz", "The service is alive.", ok)},
+        "/readyz": {"get": get("readyz", "The service can decide: the store answers.", ok)},
+        "/metrics": {"get": get("metrics", "Metrics for Prometheus.", "", "text/plain", 401)},
+        "/openapi.json": {"get": get("openapi", "This description.", "", "application/json")},
+    }
+    bearer = {"type": "http", "scheme": "bearer"}
+    return json.dumps({
+        "openapi": "3.1.0",
+        "info": {"title": "tidegate", "version": version("tidegate"), "description": "Rate limits, decided."},
+        "paths": paths,
+        "components": {"schemas": schemas(), "securitySchemes": {"decision": bearer, "admin": bearer}},
+    }).encode()  # fmt: skip

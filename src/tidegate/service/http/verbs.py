@@ -1,0 +1,155 @@
+"""The verbs as JSON over HTTP: each takes the fields of a request and gives a Reply."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any, Final
+
+from tidegate.errors import RateLimitError
+from tidegate.service.desk import MOST, Subject
+from tidegate.service.http.problems import ProblemError, Reply, problem_of
+from tidegate.service.wire import ASK, FIELDS, BadFieldError, Fields, Templates, describe, describe_usage
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from tidegate.core.decision import Decision
+    from tidegate.service.desk import Desk
+
+    Verb = Callable[[Any], Awaitable[Reply]]
+
+DONE: Final = Reply(200, b'{"ok":true}')
+
+
+class Verbs:
+    """All verbs over one desk."""
+
+    def __init__(self, desk: Desk) -> None:
+        """Ask this desk."""
+        self.desk = desk
+        self._write = Templates().write
+        self.all: dict[str, Verb] = {
+            "acquire": self.acquire,
+            "peek": self.peek,
+            "reserve": self.reserve,
+            "commit": self.commit,
+            "cancel": self.cancel,
+            "release": self.release,
+            "batch": self.batch,
+            "usage": self.usage,
+            "reset": self.reset,
+        }
+
+    async def acquire(self, body: object) -> Reply:
+        """Take permits, waiting if asked to."""
+        fields = Fields.read(body, FIELDS["acquire"])
+        wait = priority = 0.0
+        if "wait" in fields.values or "priority" in fields.values:
+            wait, priority = fields.number("wait", 0.0), fields.number("priority", 0.0)
+        decision = await self.desk.acquire(fields.subject(), fields.cost() or 0, wait, priority)
+        return Reply(200, self._write(decision).encode())
+
+    async def peek(self, body: object) -> Reply:
+        """Give the answer that acquire would give."""
+        fields = Fields.read(body, FIELDS["peek"])
+        return Reply(200, self._write(await self.desk.peek(fields.subject(), fields.cost() or 0)).encode())
+
+    async def reserve(self, body: object) -> Reply:
+        """Charge an estimate."""
+        fields = Fields.read(body, FIELDS["reserve"])
+        wait, priority, ttl = fields.number("wait", 0.0), fields.number("priority", 0.0), fields.number("ttl", 60.0)
+        held = await self.desk.reserve(fields.subject(), fields.cost() or 0, ttl, wait, priority)
+        said = json.loads(self._write(None)) if held.decision is None else describe(held.decision)
+        return Reply(200, json.dumps({**said, "id": held.id}, separators=(",", ":")).encode())
+
+    async def commit(self, body: object) -> Reply:
+        """Settle an estimate by what it really cost."""
+        fields = Fields.read(body, FIELDS["commit"])
+        await self.desk.commit(fields.text("id"), fields.cost(default=None))
+        return DONE
+
+    async def cancel(self, body: object) -> Reply:
+        """Give an estimate back."""
+        await self.desk.cancel(Fields.read(body, FIELDS["cancel"]).text("id"))
+        return DONE
+
+    async def release(self, body: object) -> Reply:
+        """Give slots back."""
+        fields = Fields.read(body, FIELDS["release"])
+        await self.desk.release(fields.subject(), fields.cost() or 0)
+        return DONE
+
+    async def usage(self, body: object) -> Reply:
+        """Tell how much a key has used."""
+        usage = await self.desk.usage(Fields.read(body, FIELDS["usage"]).subject())
+        return Reply(200, json.dumps(describe_usage(usage)).encode())
+
+    async def reset(self, body: object) -> Reply:
+        """Forget a key."""
+        await self.desk.reset(Fields.read(body, FIELDS["reset"]).subject())
+        return DONE
+
+    async def policies(self) -> Reply:
+        """List the policies."""
+        said = {"policies": self.desk.policies(), "domains": sorted(self.desk.rules.domains)}
+        return Reply(200, json.dumps(said).encode())
+
+    # ---- many at once ------------------------------------------------------------------------------------------------
+
+    async def batch(self, body: object) -> Reply:
+        """Decide on many: `keys` of one policy at a cost of 1 each, or `asks` with all that acquire can be told."""
+        fields = Fields.read(body, FIELDS["batch"])
+        values = fields.values
+        if ("keys" in values) == ("asks" in values):
+            raise fields.error("asks", "needs either keys, of one policy, or asks")
+        if "asks" in values:
+            if "policy" in values:
+                raise fields.error("policy", "is for keys: each of the asks names its own")
+            return await self._asks(checked(fields, "asks"))
+        policy, keys = fields.text("policy"), checked(fields, "keys")
+        quick = self.desk.quick(policy)
+        if quick is None:
+            subjects = [(_subject(policy, key, number), 1) for number, key in enumerate(keys)]
+            return self._answers(await self.desk.batch(subjects))
+        write, said = self._write, []
+        for number, key in enumerate(keys):
+            try:
+                said.append(write(quick(key)))
+            except RateLimitError as error:
+                said.append(_wrong(error, f"/keys/{number}"))
+        return Reply(200, f'{{"answers":[{",".join(said)}]}}'.encode())
+
+    async def _asks(self, asks: list[object]) -> Reply:
+        """Read all asks before the first is decided: a batch that cannot be understood charges nothing."""
+        read = []
+        for number, ask in enumerate(asks):
+            fields = Fields.read(ask, ASK, f"/asks/{number}")
+            read.append((fields.subject(), fields.cost() or 0))
+        return self._answers(await self.desk.batch(read))
+
+    def _answers(self, answers: list[Decision | RateLimitError | None]) -> Reply:
+        said = [_wrong(each) if isinstance(each, RateLimitError) else self._write(each) for each in answers]
+        return Reply(200, f'{{"answers":[{",".join(said)}]}}'.encode())
+
+
+def checked(fields: Fields, name: str) -> list[Any]:
+    """Take a list of a size that is allowed."""
+    values = fields.values[name]
+    if not isinstance(values, list) or not 1 <= len(values) <= MOST:
+        raise fields.error(name, f"expected a list of 1 to {MOST}")
+    return values
+
+
+def _subject(policy: str, key: object, number: int) -> Subject:
+    try:
+        return Fields({"policy": policy, "key": key}).subject()
+    except BadFieldError as error:
+        raise BadFieldError(f"/keys/{number}", error.detail) from None
+
+
+def _wrong(error: RateLimitError, pointer: str | None = None) -> str:
+    """Word what was wrong with one of many."""
+    problem: ProblemError = problem_of(error)
+    if pointer is not None:
+        problem.pointer = pointer
+    return f'{{"error":{problem.reply().body.decode()}}}'

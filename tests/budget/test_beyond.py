@@ -1,0 +1,179 @@
+"""Beyond counts: task types, costs, time of day, load, priorities."""
+
+from datetime import UTC, datetime
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.budget.faces import START, used
+from tidegate.budget import TaskBudget
+from tidegate.budget.schedule import Rule, read_between, read_days
+from tidegate.testing import ManualClock
+
+
+def test_limits_for_each_task_type(open_budget):
+    budget = open_budget(per_hour=100, types={"embedding": {"hour": 10}, "completion": {"hour": 30}})
+    assert budget.check_all_limits(10, task_type="embedding")
+    refused = budget.check_all_limits(1, task_type="embedding")
+    assert (refused.tier, refused.limits["hour:embedding"]) == ("hour:embedding", 10)
+    assert budget.check_all_limits(30, task_type="completion")
+    assert budget.check_all_limits(60)  # of no type, or one without limits
+    assert budget.check_all_limits(1, task_type="other").tier == "hour"
+    assert used(budget) == {"hour": 100, "hour:embedding": 10, "hour:completion": 30}
+
+
+def test_a_type_told_only_when_it_is_recorded_counts(open_budget):
+    budget = open_budget(per_hour=100, types={"embedding": {"hour": 10}})
+    budget.check_all_limits(5)
+    budget.record_completed_tasks(4, task_type="embedding")
+    assert used(budget) == {"hour": 4, "hour:embedding": 4}
+    budget.record_completed_tasks(3, task_type="embedding")
+    assert used(budget) == {"hour": 7, "hour:embedding": 7}
+
+
+def test_money_and_tokens_beside_counts(open_budget):
+    budget = open_budget(per_hour=100, costs={"usd_micros": {"day": 1_000_000}, "tokens": {"minute": 9000}})
+    result = budget.check_all_limits(10, cost={"usd_micros": 600_000, "tokens": 4000})
+    assert result.current_usage == {"hour": 10, "day:usd_micros": 600_000, "minute:tokens": 4000}
+    budget.record_completed_tasks(10, cost={"usd_micros": 750_000, "tokens": 4800})
+    assert used(budget) == {"hour": 10, "day:usd_micros": 750_000, "minute:tokens": 4800}
+    refused = budget.check_all_limits(1, cost={"usd_micros": 250_001})
+    assert refused.tier == "day:usd_micros"
+    assert used(budget)["hour"] == 10  # charged nowhere
+    assert budget.check_all_limits(1, cost={"usd_micros": 250_000, "anything": 5})
+
+
+def test_the_estimate_of_a_batch_is_shared_by_its_tasks(open_budget):
+    budget = open_budget(per_hour=100, costs={"tokens": {"hour": 9000}})
+    budget.check_all_limits(10, cost={"tokens": 1005})
+    budget.record_completed_tasks(4)  # nobody says what they cost
+    assert used(budget) == {"hour": 4, "hour:tokens": 402}
+    with budget.batch(3, cost={"tokens": 900}) as batch:
+        batch.record(1, cost={"tokens": 100})
+        assert used(budget) == {"hour": 7, "hour:tokens": 402 + 900}
+        batch.record(1)
+    assert used(budget) == {"hour": 6, "hour:tokens": 402 + 100 + 300}
+
+
+def test_a_task_that_costs_more_than_was_left_of_its_batch(open_budget):
+    budget = open_budget(per_hour=100, costs={"tokens": {"hour": 9000}})
+    with budget.batch(2, cost={"tokens": 100}) as batch:
+        batch.record(1, cost={"tokens": 700})
+    assert used(budget) == {"hour": 1, "hour:tokens": 700}
+
+
+def test_priorities_may_enter_their_share(open_budget):
+    budget = open_budget(per_hour=100, reserved={1: "20%", 5: 0.1})
+    assert budget.check_all_limits(70)
+    refused = budget.check_all_limits(1)
+    assert (refused.tier, refused.exceeded) == ("hour", ("hour",))
+    assert refused.current_usage == {"hour": 70}
+    assert budget.check_all_limits(20, priority=1)
+    assert not budget.check_all_limits(1, priority=4)
+    assert budget.check_all_limits(10, priority=5)
+    assert not budget.check_all_limits(1, priority=9)
+    assert used(budget) == {"hour": 100}
+
+
+def test_what_priorities_use_first_is_their_own_share(open_budget):
+    budget = open_budget(per_hour=100, reserved={1: 0.2})
+    assert budget.check_all_limits(20, priority=1)
+    assert budget.check_all_limits(80)
+    assert not budget.check_all_limits(1, priority=1)
+
+
+def test_what_a_batch_with_priority_gives_back_is_free_for_all(open_budget):
+    budget = open_budget(per_hour=10, reserved={1: 0.5})
+    budget.check_all_limits(10, priority=1)
+    budget.record_completed_tasks(2)
+    assert budget.check_all_limits(5)
+    assert not budget.check_all_limits(1)
+
+
+NIGHT = Rule("night", between=(22 * 60, 6 * 60), limits={"minute": 60})
+BUSY = Rule("busy", load_above=0.8, scale=0.5)
+
+
+def test_limits_by_time_of_day(open_budget, clock):
+    budget = open_budget(per_minute=20, per_day=500, schedule=(NIGHT,))
+    assert budget.check_all_limits(20).limits == {"minute": 20, "day": 500}
+    assert not budget.check_all_limits(1)
+    clock.advance(7 * 3600)  # 22:06:40
+    assert budget.check_all_limits(60).limits == {"minute": 60, "day": 500}
+    clock.advance(8 * 3600)  # 06:06:40
+    assert not budget.check_all_limits(21)
+
+
+def test_a_change_of_limits_refills_nothing(open_budget, clock):
+    clock.advance(7 * 3600 - 410)  # 21:59:50
+    budget = open_budget(per_minute=20, schedule=(NIGHT,))
+    budget.check_all_limits(20)
+    clock.advance(20)
+    assert budget.check_all_limits(41).wait == 40.0
+    assert budget.check_all_limits(40)
+
+
+def test_limits_by_load(open_budget, clock):
+    load = [0.2]
+    budget = open_budget(per_minute=20, per_day=500, schedule=(BUSY,), load=lambda: load[0])
+    assert budget.check_all_limits(15)
+    load[0] = 0.9
+    clock.advance(1)
+    refused = budget.check_all_limits(1)
+    assert (refused.tier, refused.limits) == ("minute", {"minute": 10, "day": 250})
+    load[0] = 0.8
+    clock.advance(1)
+    assert budget.check_all_limits(5)
+
+
+def test_rules_in_a_file(open_budget, path, clock):
+    config = {
+        "tiers": {"minute": 20},
+        "storage": str(path),
+        "timezone": "America/New_York",  # where it is 11:06
+        "schedule": [
+            {"between": "9:00-17:00", "days": "mon-fri", "scale": "50%"},
+            {"between": "11:00-11:30", "days": "sun", "limits": {"minute": 7}},
+        ],
+    }
+    assert open_budget(config).check_all_limits(1).limits == {"minute": 7}
+
+
+@given(st.integers(0, 7 * 1440 - 1), st.integers(0, 1439), st.integers(1, 1440), st.sets(st.integers(0, 6), min_size=1))
+def test_a_span_belongs_to_the_day_on_which_it_begins(minute, start, length, days):
+    end = (start + length) % 1440
+    rule = Rule("r", between=(start, end or 1440), days=frozenset(days))
+    if start == end:
+        return
+    monday = int(datetime(2025, 6, 16, tzinfo=UTC).timestamp())
+    begins = [(day * 1440 + start, day * 1440 + start + length) for week in (-7, 0) for day in (d + week for d in days)]
+    expected = any(begin <= minute < last for begin, last in begins)
+    assert rule.applies((monday + minute * 60) * 1_000_000, "UTC", 0.0) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "days"),
+    [("mon-fri", {0, 1, 2, 3, 4}), ("sat, sun", {5, 6}), ("fri-mon", {4, 5, 6, 0}), ("Wednesday", {2})],
+)
+def test_days(text, days):
+    assert read_days(text) == days
+
+
+def test_spans():
+    assert read_between("9:00 - 17:30") == (540, 1050)
+    assert read_between("22:00-24:00") == (1320, 1440)
+
+
+def test_everything_at_once_is_one_decision(path):
+    clock = ManualClock(start=START)
+    options = {
+        "per_minute": 20, "per_month": 7500, "concurrency": 20, "types": {"a": {"day": 15}},
+        "costs": {"tokens": {"hour": 1000}}, "reserved": {1: 0.1}, "storage": path, "clock": clock,
+    }  # fmt: skip
+    with TaskBudget(**options) as budget:
+        before = budget.store.metrics()["transactions"]
+        assert budget.check_all_limits(5, task_type="a", cost={"tokens": 100})
+        assert budget.store.metrics()["transactions"] == before + 1
+        budget.record_completed_tasks(5)
+        assert budget.store.metrics()["transactions"] == before + 2

@@ -1,0 +1,134 @@
+"""The database is lost, and comes back: what stays in force, and what is made up for."""
+
+import sqlite3
+from contextlib import closing, contextmanager
+
+import pytest
+
+from tests.budget.faces import used
+from tests.budget.waiting import until
+
+
+@contextmanager
+def locked(path):
+    """Another program keeps the file locked."""
+    with closing(sqlite3.connect(path, isolation_level=None, timeout=60)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        yield
+        other.execute("ROLLBACK")
+
+
+def completions(path):
+    with closing(sqlite3.connect(path)) as db:
+        return db.execute("SELECT completed_at, task_id FROM task_completions").fetchall()
+
+
+def back(budget):
+    until(lambda: not budget.lost and not budget.backlog, "the budget caught up")
+
+
+def test_short_term_limits_stay_in_force_and_long_ones_do_not(open_budget, path):
+    budget = open_budget(per_minute=10, per_hour=20, per_day=5, deadline=0.05)
+    budget.check_all_limits(4)
+    budget.record_completed_tasks(4)
+    with locked(path):
+        allowed = budget.check_all_limits(6)  # more than the day allows, which cannot be asked
+        assert (allowed.allowed, allowed.local) == (True, True)
+        refused = budget.check_all_limits(1)
+        assert (refused.tier, refused.wait, refused.local) == ("minute", 60.0, True)
+        assert used(budget) == {"minute": 10, "hour": 10, "day": 4}  # the day as it was seen last
+        budget.cancel(allowed)
+        assert budget.check_all_limits(6)
+
+
+def test_what_is_recorded_meanwhile_is_made_up_for_by_itself(open_budget, path, clock):
+    budget = open_budget(per_minute=10, per_day=50, deadline=0.05)
+    reserved = budget.check_all_limits(3)
+    with locked(path):
+        admitted = budget.check_all_limits(4)
+        assert admitted.local
+        budget.record_completed_tasks(task_ids=["a", "b"], result=reserved)
+        clock.advance(5)
+        budget.record_completed_tasks(task_ids=["c", "d", "e", "f"], result=admitted)
+        budget.record_completed_tasks(1)
+        with budget.batch(2) as batch:
+            batch.record(task_ids=["g"])
+        health = budget.health()
+        assert (health["status"], health["database"]["connected"]) == ("degraded", False)
+        assert health["database"]["waiting"] == budget.backlog == 4
+        clock.advance(600)
+    back(budget)  # nobody asks for it
+    assert used(budget) == {"minute": 0, "day": 8}  # as of when they were completed
+    assert budget.health()["status"] == "ok"
+    assert completions(path) == [
+        ("2025-06-15 15:06:40.000000Z", "a"),
+        ("2025-06-15 15:06:40.000000Z", "b"),
+        *(("2025-06-15 15:06:45.000000Z", name) for name in ("c", "d", "e", "f", None, "g")),
+    ]
+
+
+def test_what_failed_meanwhile_is_given_back(open_budget, path):
+    budget = open_budget(per_day=50, deadline=0.05)
+    reserved = budget.check_all_limits(10)
+    with locked(path):
+        budget.cancel(reserved)
+        with pytest.raises(ZeroDivisionError), budget.batch(5):
+            raise ZeroDivisionError
+    back(budget)
+    assert used(budget) == {"day": 0}
+
+
+def test_a_budget_can_be_opened_while_the_database_is_lost(open_budget, path):
+    path.mkdir()  # a folder where the file should be
+    budget = open_budget(per_minute=5, per_day=100, deadline=0.05)
+    assert budget.check_all_limits(5).local
+    assert not budget.check_all_limits(1)
+    budget.record_completed_tasks(5)
+    path.rmdir()
+    back(budget)
+    assert used(budget) == {"minute": 5, "day": 5}
+
+
+def test_denied_by_choice(open_budget, path):
+    budget = open_budget(per_minute=5, deadline=0.05, on_database_error="deny")
+    assert budget.check_all_limits(1)
+    with locked(path):
+        refused = budget.check_all_limits(1)
+        assert (refused.allowed, refused.local, refused.tier, refused.exceeded) == (False, True, None, ())
+        assert refused.wait <= 2
+        assert "the database cannot be asked: 1 tasks must wait" in refused.reason
+        assert budget.watch.exceeded == {}
+    until(lambda: budget.check_all_limits(1), "it goes on")
+
+
+def test_the_local_share_by_choice(open_budget, path):
+    """Which begins after the others have noticed (see tests/faults): until then, nothing is admitted twice."""
+    budget = open_budget(per_minute=100, deadline=0.05, on_database_error="local")
+    result = budget.check_all_limits(10)
+    with locked(path):
+        assert not budget.check_all_limits(1)
+        budget.record_completed_tasks(9, result=result)
+    back(budget)
+    until(lambda: used(budget) == {"minute": 9}, "what was recorded is settled")
+
+
+def test_many_settlements_are_added_up(open_budget, path, monkeypatch):
+    monkeypatch.setattr("tidegate.budget.backlog.MOST", 3)
+    budget = open_budget(per_day=500, deadline=0.05)
+    budget.check_all_limits(1)
+    with locked(path):
+        budget.check_all_limits(1)
+        for number in range(10):
+            budget.record_completed_tasks(task_ids=[str(number)])
+        assert budget.backlog == 3
+    back(budget)
+    assert used(budget) == {"day": 10}
+    assert len(completions(path)) == 10
+
+
+def test_closing_while_it_is_lost_ends(open_budget, path):
+    budget = open_budget(per_day=500, deadline=0.05)
+    budget.check_all_limits(5)
+    with locked(path):
+        budget.check_all_limits(5)
+        budget.close()

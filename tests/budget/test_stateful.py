@@ -1,0 +1,153 @@
+"""Whatever becomes of batches, the file counts what a plain list does.
+
+They are recorded at once or in parts, cancelled, forgotten, recorded too late, or open when the program ends.
+"""
+
+import tempfile
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, multiple, rule
+
+from tests.budget.faces import START
+from tests.budget.test_exact import Oracle
+from tidegate.budget import TaskBudget
+from tidegate.errors import Denied
+from tidegate.testing import ManualClock
+
+TTL = 600_000_000
+QUOTAS = {"minute": 12, "day": 30}
+
+
+class Open:
+    """A batch under way: what is counted of it, how much of that is open, and until when."""
+
+    def __init__(self, handle, at, tasks):
+        self.handle = handle
+        self.entry = [at, tasks]
+        self.left = tasks
+        self.ends = at + TTL
+        self.lost = False  # given back, or all of it recorded in parts
+
+    def settle(self, oracle, done, now):
+        if self.lost:
+            oracle.entries.append([now, done])
+        else:
+            self.entry[1] += done - self.left
+
+
+class Batches(RuleBasedStateMachine):
+    checked = Bundle("checked")  # by check_all_limits
+    blocks = Bundle("blocks")  # by batch
+
+    def __init__(self):
+        super().__init__()
+        self.clock = ManualClock(start=START)
+        self.oracle = Oracle(QUOTAS)
+        self.folder = tempfile.TemporaryDirectory()
+        self.under_way = []
+        self.start()
+
+    def start(self):
+        path = f"{self.folder.name}/limits.db"
+        self.budget = TaskBudget(per_minute=12, per_day=30, batch_ttl=TTL / 1e6, storage=path, clock=self.clock)
+
+    def teardown(self):
+        self.budget.close()
+        self.folder.cleanup()
+
+    @property
+    def now(self):
+        return self.clock.ns() // 1000
+
+    def open(self, handle, tasks):
+        batch = Open(handle, self.now, tasks)
+        self.under_way.append(batch)
+        self.oracle.entries.append(batch.entry)
+        return batch
+
+    def end(self, batch, done):
+        """Settle a batch in the oracle; false if that has been done."""
+        if batch not in self.under_way:
+            return False
+        self.under_way.remove(batch)
+        batch.settle(self.oracle, done, self.now)
+        return True
+
+    @rule(target=checked, tasks=st.integers(1, 6))
+    def check(self, tasks):
+        allowed = self.oracle.allows(tasks, self.now)
+        result = self.budget.check_all_limits(tasks)
+        assert result.allowed == allowed
+        return self.open(result, tasks) if allowed else multiple()
+
+    @rule(target=blocks, tasks=st.integers(1, 6))
+    def enter(self, tasks):
+        allowed = self.oracle.allows(tasks, self.now)
+        batch = self.budget.batch(tasks)
+        try:
+            batch.__enter__()
+        except Denied:
+            assert not allowed
+            return multiple()
+        assert allowed
+        return self.open(batch, tasks)
+
+    @rule(batch=checked, done=st.integers(0, 7))
+    def record(self, batch, done):
+        if self.end(batch, done):
+            self.budget.record_completed_tasks(done, result=batch.handle)
+
+    @rule(batch=checked)
+    def cancel(self, batch):
+        if self.end(batch, 0):
+            self.budget.cancel(batch.handle)
+
+    @rule(batch=blocks, tasks=st.integers(1, 3))
+    def record_a_part(self, batch, tasks):
+        if batch not in self.under_way:
+            return
+        batch.handle.record(tasks)
+        if batch.lost:
+            self.oracle.entries.append([self.now, tasks])
+            return
+        batch.entry[1] += max(0, tasks - batch.left)
+        batch.left = max(0, batch.left - tasks)
+        batch.lost = not batch.left
+        batch.ends = self.now + TTL  # it is being worked on
+
+    @rule(batch=blocks, well=st.booleans())
+    def leave(self, batch, well):
+        if batch not in self.under_way:
+            return
+        # All of it is recorded, unless parts of it were.
+        self.end(batch, batch.handle.task_count if well and not batch.handle.completed else 0)
+        error = None if well else ValueError()
+        batch.handle.__exit__(type(error) if error else None, error, None)
+
+    @rule(seconds=st.sampled_from([0.5, 30, 61, 200, 599, 600, 3600, 90_000]))
+    def wait(self, seconds):
+        self.clock.advance(seconds)
+
+    @rule()
+    def restart(self):
+        for batch in list(self.under_way):
+            self.end(batch, 0)
+            if hasattr(batch.handle, "__exit__"):
+                batch.handle.__exit__(ValueError, ValueError(), None)
+        self.budget.close()
+        self.start()
+
+    @invariant()
+    def counts(self):
+        for batch in self.under_way:
+            if batch.ends <= self.now and not batch.lost:
+                batch.entry[1] -= batch.left
+                batch.lost = True
+        usage = self.budget.get_current_usage()
+        for tier, quota in QUOTAS.items():
+            assert usage[tier].used == min(quota, self.oracle.used(tier, self.now))
+
+
+TestBatches = Batches.TestCase
+TestBatches.settings = settings(max_examples=30, stateful_step_count=30)

@@ -1,0 +1,71 @@
+"""Every bus keeps what a Bus promises; and the proof notices one that does not."""
+
+import itertools
+
+import pytest
+
+from tidegate.bus import Event, Retain, open_bus
+from tidegate.bus.local import LocalBus
+from tidegate.testing import verify_bus
+
+numbers = itertools.count()
+
+
+def test_the_bus_of_this_process():
+    verify_bus(lambda: open_bus("local://promises"))
+
+
+def test_buses_through_servers(server):
+    verify_bus(lambda: open_bus(server.url), stop=server.kill, start=server.start)
+
+
+class Forgetful(LocalBus):
+    def publish(self, subject, payload, retain=None, *, late=False):
+        super().publish(subject, payload, None, late=late)
+
+
+class Doubling(LocalBus):
+    def publish(self, subject, payload, retain=None, *, late=False):
+        super().publish(subject, payload, retain, late=late)
+        super().publish(subject, payload, retain, late=late)
+
+
+class Fresh(LocalBus):
+    def publish(self, subject, payload, retain=None, *, late=False):
+        super().publish(subject, payload, retain)
+
+
+class Newest(LocalBus):
+    def publish(self, subject, payload, retain=None, *, late=False):
+        retain = None if retain is None else Retain(retain.key, next(numbers) + 1000, retain.ttl)
+        super().publish(subject, payload, retain, late=late)
+
+
+class Fragile(LocalBus):
+    def publish(self, subject, payload, retain=None, *, late=False):
+        if retain is not None:
+            self._hub.keep(subject, payload, retain)
+        for subscription in self._hub.subscriptions:
+            if subscription.subject == subject:
+                subscription._handler(Event(subject, payload, late))  # noqa: SLF001 - past its guard
+
+
+class Immortal(LocalBus):
+    def _check(self):
+        """Refuse nothing."""
+
+
+@pytest.mark.parametrize(
+    ("kind", "promise"),
+    [
+        (Forgetful, "any bytes arrive"),
+        (Doubling, "everybody hears everything in order"),
+        (Fresh, "what is published as late is late"),
+        (Newest, "any bytes arrive|late joiner"),
+        (Fragile, "on purpose"),
+        (Immortal, "a closed bus refuses"),
+    ],
+)
+def test_a_bus_that_breaks_a_promise_is_found_out(kind, promise):
+    with pytest.raises((AssertionError, RuntimeError), match=promise):
+        verify_bus(lambda: kind(f"broken {kind.__name__}"))

@@ -1,0 +1,65 @@
+"""Real web servers in processes of their own, on free loopback ports."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tests.servers.valkey import free_port, until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+ROOT = Path(__file__).parents[2]
+
+
+def command(server: str, site: str, port: int, *more: str) -> list[str]:
+    """Word how a server is started with one of our sites, `module:name`."""
+    app = f"tests.inbound.sites.{site}"
+    if server == "uvicorn":
+        # By default it believes X-Forwarded-For from this machine, and would change the peer's address for us.
+        words = [app, "--no-proxy-headers", "--log-level", "warning", *(more or ("--port", str(port)))]
+    elif server == "granian":
+        words = ["--interface", "wsgi" if "flask" in site else "asgi", "--port", str(port), "--no-log", app]
+    else:
+        words = [app, "--bind", f"127.0.0.1:{port}", "--threads", "4", "--log-level", "error", "--no-control-socket"]
+    return [sys.executable, "-m", server, *words]
+
+
+@contextmanager
+def serving(server: str, site: str, socket_path: str | None = None) -> Iterator[str]:
+    """Serve a site on a port, or (uvicorn) on a Unix socket, and give its URL."""
+    port = free_port()
+    process = subprocess.Popen(
+        command(server, site, port, *(("--uds", socket_path) if socket_path else ())),
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"},
+        start_new_session=True,
+        stdin=subprocess.DEVNULL,
+    )
+    try:
+        until(lambda: listens(process, port, socket_path), f"the start of {server}")
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        os.killpg(process.pid, signal.SIGTERM)
+        try:
+            process.wait(10)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait(10)
+
+
+def listens(process: subprocess.Popen[bytes], port: int, path: str | None) -> bool:
+    """Tell whether the server takes connections."""
+    if process.poll() is not None:
+        raise AssertionError(f"the server ended with {process.returncode}")
+    with socket.socket(socket.AF_UNIX if path else socket.AF_INET) as probe:
+        probe.settimeout(1)
+        probe.connect(path or ("127.0.0.1", port))
+        return True

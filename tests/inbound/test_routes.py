@@ -1,0 +1,380 @@
+"""Limits of single routes, in each framework, with a middleware in front and without."""
+
+import asyncio
+from typing import Any
+
+import httpx
+import pytest
+from fastapi import APIRouter, Depends, FastAPI, WebSocket
+from flask import Flask
+from starlette.applications import Starlette
+from starlette.endpoints import HTTPEndpoint
+from starlette.responses import PlainTextResponse
+from starlette.routing import Mount, Route
+
+from tests.inbound.harness import talk
+from tests.inbound.sites import django_site
+from tidegate import ConfigError, Denied, Limit
+from tidegate.inbound import asgi, django, fastapi, flask, plain, starlette, wsgi
+from tidegate.inbound.request import by_api_key, by_header
+from tidegate.testing import ManualClock
+
+START = 1_728_000_000
+
+
+@pytest.fixture
+def clock():
+    return ManualClock(start=START)
+
+
+class Client:
+    """Asks an ASGI application in process, from whatever address."""
+
+    def __init__(self, app, peer="203.0.113.9"):
+        self.app = app
+        self.peer = peer
+
+    def get(self, path, method="GET", peer=None, **options):
+        async def ask():
+            transport = httpx.ASGITransport(self.app, client=(peer or self.peer, 1))
+            async with httpx.AsyncClient(transport=transport, base_url="http://site") as client:
+                return await client.request(method, path, **options)
+
+        return asyncio.run(ask())
+
+
+# ---- FastAPI ---------------------------------------------------------------------------------------------------------
+
+
+def fastapi_site(limit: Any) -> FastAPI:
+    app = FastAPI()
+    router = APIRouter(prefix="/r", dependencies=[Depends(limit)])
+
+    @app.get("/items/{number}", dependencies=[Depends(limit)])
+    async def item(number: int):
+        return number
+
+    @app.post("/items/{number}", dependencies=[Depends(limit)])
+    def change(number: int):
+        return number
+
+    @router.get("/one")
+    async def one():
+        return 1
+
+    @router.get("/two")
+    async def two():
+        return 2
+
+    @app.websocket("/ws", dependencies=[Depends(limit)])
+    async def socket(websocket: WebSocket):
+        await websocket.accept()
+        await websocket.close()
+
+    app.include_router(router)
+    return app
+
+
+def test_fastapi_counts_by_route_not_by_url(clock):
+    client = Client(fastapi_site(fastapi.limit("2/1m", clock=clock)))
+    replies = [client.get(f"/items/{number}") for number in (1, 2, 3)]
+    assert [reply.status_code for reply in replies] == [200, 200, 429]
+    assert replies[0].headers["x-ratelimit-remaining"] == "1"
+    denied = replies[2]
+    assert denied.json() == {"detail": "Rate limit exceeded. Try again later."}
+    assert denied.headers["retry-after"] == "60"
+    assert denied.headers["cache-control"] == "no-store"
+    assert denied.headers["x-ratelimit-reset"] == str(START + 60)
+    assert client.get("/items/1", "POST").status_code == 200  # a route of its own
+    assert client.get("/r/one").status_code == 200
+    assert client.get("/items/1", peer="198.51.100.1").status_code == 200
+    clock.advance(60)
+    assert client.get("/items/1").status_code == 200
+
+
+def test_fastapi_routes_with_a_scope_are_counted_together(clock):
+    client = Client(fastapi_site(fastapi.limit("2/1m", scope="all", clock=clock)))
+    assert [client.get(path).status_code for path in ("/items/1", "/r/one", "/r/two")] == [200, 200, 429]
+
+
+async def test_fastapi_websockets(clock):
+    app = fastapi_site(fastapi.limit("1/1m", clock=clock))
+    assert [message["type"] for message in await talk(app, [], path="/ws")] == ["websocket.accept", "websocket.close"]
+    (close,) = await talk(app, [], path="/ws")
+    assert (close["type"], close["code"]) == ("websocket.close", 1008)
+
+
+def test_fastapi_behind_a_middleware_uses_its_store_client_and_headers(clock):
+    limit = fastapi.limit("2/1m")
+    site = fastapi_site(limit)
+    app = asgi.RateLimitMiddleware(site, clock=clock, trusted_proxies=["203.0.113.9"])
+    client = Client(app)
+    ann = {"headers": {"X-Forwarded-For": "1.1.1.1"}}
+    replies = [client.get("/items/1", **ann) for _ in range(3)]
+    assert [reply.status_code for reply in replies] == [200, 200, 429]
+    assert replies[0].headers.get_list("x-ratelimit-limit") == ["2"]  # the tightest, once
+    assert replies[2].headers.get_list("retry-after") == ["60"]
+    assert client.get("/items/1", headers={"X-Forwarded-For": "2.2.2.2"}).status_code == 200
+    assert app.guard.store.metrics()["entries"] == 4  # two clients, the category and the route
+
+
+def test_fastapi_denials_can_be_answered_by_a_handler(clock):
+    app = fastapi_site(fastapi.limit("1/1m", clock=clock))
+
+    @app.exception_handler(fastapi.RateLimitExceeded)
+    async def answer(request, error):
+        return PlainTextResponse(f"{error.decision.retry_after:.0f} s", 429, error.headers)
+
+    client = Client(app)
+    client.get("/r/one")
+    assert client.get("/r/one").text == "60 s"
+
+
+# ---- Starlette -------------------------------------------------------------------------------------------------------
+
+
+def starlette_site(limit):
+    @limit
+    async def items(request):
+        return PlainTextResponse("item")
+
+    @limit
+    def threaded(request):
+        return PlainTextResponse("thread")
+
+    class Page(HTTPEndpoint):
+        @limit
+        async def get(self, request):
+            return PlainTextResponse("page")
+
+    return Starlette(
+        routes=[
+            Route("/items/{number}", items),
+            Route("/threaded", threaded),
+            Mount("/mounted", routes=[Route("/page", Page)]),
+        ]
+    )
+
+
+def test_starlette(clock):
+    client = Client(starlette_site(starlette.limit("2/1m", clock=clock)))
+    for paths in (["/items/1", "/items/2", "/items/3"], ["/threaded"] * 3, ["/mounted/page"] * 3):
+        replies = [client.get(path) for path in paths]
+        assert [reply.status_code for reply in replies] == [200, 200, 429]
+        assert [reply.headers["x-ratelimit-remaining"] for reply in replies] == ["1", "0", "0"]
+        assert replies[2].text == "Rate limit exceeded. Try again later."
+    problem = client.get("/items/1", headers={"Accept": "application/json"})
+    assert problem.json()["violated-policies"] == ["1m"]
+
+
+def test_starlette_behind_a_middleware(clock):
+    limit = starlette.limit("2/1m", denied=lambda request, decision: {"no": request.path})
+    app = asgi.RateLimitMiddleware(starlette_site(limit), clock=clock)
+    client = Client(app)
+    replies = [client.get("/items/1") for _ in range(3)]
+    assert [reply.status_code for reply in replies] == [200, 200, 429]
+    assert replies[2].json() == {"no": "/items/1"}
+    assert replies[2].headers.get_list("retry-after") == ["60"]
+    assert replies[2].headers.get_list("x-ratelimit-limit") == ["2"]
+    assert [client.get("/threaded").status_code for _ in range(3)] == [200, 200, 429]
+
+
+def test_an_endpoint_without_a_request_is_told_so(clock):
+    @starlette.limit("2/1m")
+    async def nothing():
+        return None
+
+    with pytest.raises(ConfigError, match="has no argument that is a request"):
+        asyncio.run(nothing())
+
+
+# ---- whose, how much, which ------------------------------------------------------------------------------------------
+
+
+def one_route(limit):
+    @limit
+    async def page(request):
+        return PlainTextResponse("page")
+
+    return Client(Starlette(routes=[Route("/{name}", page)]))
+
+
+def test_per_user_and_per_api_key_beside_per_address(clock):
+    by_user = starlette.limit("2/1m", key=by_header("x-user"), clock=clock)
+    by_key = starlette.limit("3/1m", key=by_api_key(), clock=clock)
+    by_address = starlette.limit("5/1m", clock=clock)
+    client = one_route(lambda page: by_address(by_user(by_key(page))))
+
+    def ask(user, key, peer="203.0.113.9"):
+        return client.get("/page", peer=peer, headers={"x-user": user, "x-api-key": key}).status_code
+
+    assert [ask("ann", "k1"), ask("ann", "k1"), ask("ann", "k1")] == [200, 200, 429]  # the user's limit
+    assert [ask("bob", "k1"), ask("eve", "k1")] == [200, 429]  # the key's
+    assert ask("zoe", "k2") == 429  # the address's: six requests came from there
+    assert ask("zoe", "k2", peer="198.51.100.1") == 200
+
+
+def test_dynamic_limits(clock):
+    plans = {"free": "1/1m", "paid": ["3/1m", "100/1d"], "own": Limit(2, "1m"), "staff": None}
+    limit = starlette.limit(lambda request: plans[request.header("x-plan")], key=by_header("x-plan"), clock=clock)
+    client = one_route(limit)
+
+    def count(plan):
+        return [client.get("/page", headers={"x-plan": plan}).status_code for _ in range(4)].count(200)
+
+    assert {plan: count(plan) for plan in plans} == {"free": 1, "paid": 3, "own": 2, "staff": 4}
+
+
+def test_a_plan_that_changes_refills_nothing(clock):
+    plan = ["3/1m"]
+    client = one_route(starlette.limit(lambda request: plan[0], clock=clock))
+    assert [client.get("/page").status_code for _ in range(4)] == [200, 200, 200, 429]
+    plan[0] = "5/1m"
+    assert [client.get("/page").status_code for _ in range(3)] == [200, 200, 429]
+
+
+def test_costs_by_function_and_shadow_mode(clock):
+    client = one_route(starlette.limit("10/1m", cost=lambda request: len(request.path), clock=clock))
+    assert [client.get(path).status_code for path in ("/abcd", "/abcd", "/")] == [200, 200, 404]
+    assert client.get("/a").status_code == 429
+    shadow = one_route(starlette.limit("1/1m", mode="shadow", clock=clock))
+    assert [shadow.get("/page").status_code for _ in range(3)] == [200] * 3
+
+
+def test_limits_are_exact_unless_named_otherwise(clock):
+    client = one_route(starlette.limit("2/1m", clock=clock))
+    assert client.get("/page").status_code == 200
+    clock.advance(30)
+    assert [client.get("/page").status_code for _ in range(2)] == [200, 429]  # a bucket would have refilled one
+    bucket = one_route(starlette.limit("2/1m token_bucket", clock=clock))
+    bucket.get("/page")
+    clock.advance(30)
+    assert [bucket.get("/page").status_code for _ in range(2)] == [200, 200]
+
+
+def test_exempt_clients_of_the_middleware_are_exempt_here(clock):
+    site = starlette_site(starlette.limit("1/1m"))
+    client = Client(asgi.RateLimitMiddleware(site, {"exempt_clients": ["203.0.113.9"]}, clock=clock))
+    assert [client.get("/items/1").status_code for _ in range(3)] == [200] * 3
+
+
+def test_a_limit_on_a_route_that_the_middleware_exempts_knows_the_client_all_the_same(clock):
+    site = starlette_site(starlette.limit("1/1m"))
+    app = asgi.RateLimitMiddleware(site, {"exempt": ["/items/*"]}, clock=clock, trusted_proxies=["203.0.113.9"])
+    client = Client(app)
+    replies = [client.get("/items/1", headers={"X-Forwarded-For": f"1.1.1.{host}"}) for host in (1, 2, 1)]
+    assert [reply.status_code for reply in replies] == [200, 200, 429]
+    assert [reply.headers.get_list("x-ratelimit-limit") for reply in replies] == [["1"]] * 3
+    assert replies[2].headers["retry-after"] == "60"
+    flask_app = flask_site(flask.limit("1/1m"))
+    flask_app.wsgi_app = wsgi.RateLimitMiddleware(  # type: ignore[method-assign]  # as Flask's docs do
+        flask_app.wsgi_app, {"exempt": ["/items/*"]}, clock=clock, trusted_proxies=["127.0.0.1"]
+    )
+    ask = flask_app.test_client().get
+    replies = [ask("/items/1", headers={"X-Forwarded-For": f"1.1.1.{host}"}) for host in (1, 2, 1)]
+    assert [reply.status_code for reply in replies] == [200, 200, 429]
+    assert replies[0].headers.getlist("X-RateLimit-Limit") == ["1"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "message"),
+    [
+        (["five a minute"], {}, "expected a limit such as"),
+        ([[]], {}, "needs at least one limit"),
+        ([5], {}, "expected a limit such as"),
+        (["5/1m"], {"key": "x-user"}, "must be a function such as by_header"),
+        (["5/1m"], {"mode": "quiet"}, "must be one of enforce, shadow"),
+    ],
+)
+def test_mistakes_are_refused_at_once(arguments, options, message):
+    with pytest.raises(ConfigError, match=message):
+        starlette.limit(*arguments, **options)
+
+
+# ---- Flask, Django, plain functions ----------------------------------------------------------------------------------
+
+
+def flask_site(limit):
+    app = Flask(__name__)
+
+    @app.get("/items/<number>")
+    @limit
+    def items(number):
+        return f"item {number}"
+
+    @app.get("/pair")
+    @limit
+    def pair():
+        return {"a": 1}, 201
+
+    return app
+
+
+def test_flask(clock):
+    client = flask_site(flask.limit("2/1m", clock=clock)).test_client()
+    replies = [client.get(f"/items/{number}") for number in range(3)]
+    assert [reply.status_code for reply in replies] == [200, 200, 429]
+    assert [reply.headers["X-RateLimit-Remaining"] for reply in replies] == ["1", "0", "0"]
+    assert replies[2].text == "Rate limit exceeded. Try again later."
+    assert replies[2].headers["Retry-After"] == "60"
+    assert client.get("/pair").status_code == 201
+    assert client.get("/items/1", environ_base={"REMOTE_ADDR": "198.51.100.1"}).status_code == 200
+
+
+def test_flask_behind_a_middleware(clock):
+    app = flask_site(flask.limit("2/1m"))
+    app.wsgi_app = wsgi.RateLimitMiddleware(app.wsgi_app, clock=clock)  # type: ignore[method-assign]  # as Flask's docs do
+    replies = [app.test_client().get("/items/1") for _ in range(3)]
+    assert [reply.status_code for reply in replies] == [200, 200, 429]
+    assert replies[0].headers.getlist("X-RateLimit-Limit") == ["2"]
+    assert replies[2].headers.getlist("Retry-After") == ["60"]
+
+
+def test_django(clock):
+    from django.http import HttpResponse  # noqa: PLC0415 - configured by django_site
+    from django.test import RequestFactory  # noqa: PLC0415 - as above
+
+    assert django_site.urlpatterns
+
+    @django.limit("2/1m", clock=clock)
+    def view(request, name):
+        return HttpResponse(name)
+
+    ask = RequestFactory().get
+    replies = [view(ask(f"/hello/{name}"), name) for name in ("ann", "bob", "eve")]
+    assert [reply.status_code for reply in replies] == [200, 200, 429]
+    assert [reply["X-RateLimit-Remaining"] for reply in replies] == ["1", "0", "0"]
+    assert replies[2].content == b"Rate limit exceeded. Try again later."
+    assert view(ask("/", REMOTE_ADDR="198.51.100.1"), "ann").status_code == 200
+
+    @django.limit("1/1m", clock=clock)
+    async def coroutine(request):
+        return HttpResponse("hello")
+
+    assert [asyncio.run(coroutine(ask("/"))).status_code for _ in range(2)] == [200, 429]
+
+
+def test_plain_functions(clock):
+    limit = plain.limit("2/1m", key=lambda user, size=1: user, cost=lambda user, size=1: size, clock=clock)
+
+    @limit
+    def render(user, size=1):
+        return f"{user} {size}"
+
+    assert render("ann", size=2) == "ann 2"
+    with pytest.raises(Denied) as denied:
+        render("ann")
+    assert denied.value.decision.retry_after == 60
+    assert render("bob") == "bob 1"
+
+    @limit
+    async def send(user):
+        return user
+
+    async def some():
+        assert await send("ann") == "ann"  # a count of its own
+        assert await send("ann") == "ann"
+        with pytest.raises(Denied):
+            await send("ann")
+
+    asyncio.run(some())

@@ -1,0 +1,78 @@
+"""Real frameworks under real servers, asked by a real client."""
+
+import httpx
+import pytest
+from websockets.exceptions import ConnectionClosed, InvalidStatus
+from websockets.sync.client import connect
+
+from tests.inbound.servers import serving
+
+COMBINATIONS = [
+    ("uvicorn", "starlette_site:app"),
+    ("uvicorn", "fastapi_site:app"),
+    ("granian", "fastapi_site:app"),
+    ("granian", "flask_site:app"),
+    ("gunicorn", "flask_site:app"),
+    ("gunicorn", "django_site:app"),
+    ("uvicorn", "django_site:async_app"),
+]
+
+
+@pytest.mark.parametrize(("server", "site"), COMBINATIONS)
+def test_limits_hold_under(server, site):
+    with serving(server, site) as url, httpx.Client(base_url=url) as client:
+        replies = [client.get(f"/hello/{name}") for name in ("ann", "bob", "ann", "nobody", "eve", "zoe")]
+        assert [reply.status_code for reply in replies] == [200] * 5 + [429]
+        assert [reply.headers["x-ratelimit-remaining"] for reply in replies] == ["4", "3", "2", "1", "0", "0"]
+        assert {reply.headers["x-ratelimit-limit"] for reply in replies} == {"5"}
+        denied = replies[-1]
+        assert 3590 <= int(denied.headers["retry-after"]) <= 3600
+        assert denied.headers["cache-control"] == "no-store"
+        assert denied.text == "Rate limit exceeded. Try again later."
+        assert client.get("/nowhere").status_code == 429  # a probe
+        assert client.head("/hello/ann").status_code == 429
+        assert client.head("/hello/ann").content == b""
+        problem = client.get("/hello/ann", headers={"Accept": "application/json"})
+        assert problem.headers["content-type"] == "application/problem+json"
+        assert problem.json()["violated-policies"] == ["read"]
+        assert client.get("/health").status_code == 200
+        assert "x-ratelimit-limit" not in client.get("/health").headers
+        spoofed = client.get("/hello/ann", headers={"X-Forwarded-For": "1.2.3.4", "Forwarded": "for=1.2.3.4"})
+        assert spoofed.status_code == 429
+        stats = client.get("/api/admin/rate-limit-stats")
+        assert stats.json()["by_category"]["read"] == 1
+
+
+def test_streams_background_tasks_mounts_and_websockets_are_as_without_it():
+    with serving("uvicorn", "starlette_site:app") as url, httpx.Client(base_url=url) as client:
+        stream = client.get("/stream")
+        assert stream.text == "".join(f"part {number}\n" for number in range(5))
+        assert len(stream.headers.get_list("x-ratelimit-remaining")) == 1
+        assert client.get("/background").text == "now"
+        assert client.get("/health").json() == ["later"]
+        assert client.get("/mounted/hello").headers["x-ratelimit-remaining"] == "2"
+        with connect(f"{url.replace('http', 'ws')}/ws") as websocket:
+            assert websocket.response.headers["x-ratelimit-remaining"] == "1"
+            for text in ("one", "two", "three"):
+                websocket.send(text)
+                assert websocket.recv(10) == text
+            websocket.send("four")
+            with pytest.raises(ConnectionClosed) as closed:
+                websocket.recv(10)
+            assert closed.value.rcvd.code == 1008
+        assert client.get("/hello").status_code == 200
+        with pytest.raises(InvalidStatus) as refused, connect(f"{url.replace('http', 'ws')}/ws"):
+            pass
+        assert refused.value.response.status_code == 429
+        assert int(refused.value.response.headers["retry-after"]) > 3000
+
+
+def test_clients_on_a_unix_socket_are_unknown_and_not_blocked(tmp_path):
+    path = str(tmp_path / "site.sock")
+    transport = httpx.HTTPTransport(uds=path)
+    with (
+        serving("uvicorn", "starlette_site:app", path),
+        httpx.Client(transport=transport, base_url="http://site") as client,
+    ):
+        assert [client.get("/hello").status_code for _ in range(7)] == [200] * 7
+        assert client.get("/api/admin/rate-limit-stats").status_code == 403  # who is there cannot be told

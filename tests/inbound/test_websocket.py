@@ -1,0 +1,102 @@
+"""Websockets: connects are requests, messages are limited where the configuration says so."""
+
+import pytest
+
+from tests.inbound.harness import talk
+from tidegate.inbound.asgi import RateLimitMiddleware
+from tidegate.testing import ManualClock
+
+CONFIG = {
+    "categories": {
+        "read": {"limit": 2},
+        "chat": {"limit": 3, "window": "10s", "endpoints": [{"path": "/ws/{room}", "methods": ["MESSAGE"]}]},
+    }
+}
+
+
+async def echo(scope, receive, send):
+    """Accept, and send every message back until the other end goes."""
+    assert (await receive())["type"] == "websocket.connect"
+    await send({"type": "websocket.accept", "headers": [(b"x-app", b"yes")]})
+    while (message := await receive())["type"] == "websocket.receive":
+        await send({"type": "websocket.send", "text": message["text"]})
+    await send({"type": "websocket.send", "text": "too late"})
+
+
+def texts(sent):
+    return [message["text"] for message in sent if message["type"] == "websocket.send"]
+
+
+@pytest.fixture
+def clock():
+    return ManualClock(start=1_728_000_000)
+
+
+async def test_a_connect_is_a_request_and_its_acceptance_carries_the_fields(clock):
+    middleware = RateLimitMiddleware(echo, CONFIG, clock=clock)
+    accept = (await talk(middleware, []))[0]
+    assert accept["type"] == "websocket.accept"
+    assert dict(accept["headers"])[b"x-app"] == b"yes"
+    assert dict(accept["headers"])[b"x-ratelimit-remaining"] == b"1"
+
+
+async def test_a_connect_too_many_is_answered_with_429_where_the_server_can(clock):
+    middleware = RateLimitMiddleware(echo, CONFIG, clock=clock)
+    for _ in range(2):
+        await talk(middleware, [])
+    start, body = await talk(middleware, [], extensions=["websocket.http.response"])
+    assert (start["type"], start["status"]) == ("websocket.http.response.start", 429)
+    assert dict(start["headers"])[b"retry-after"] == b"60"
+    assert body["body"] == b"Rate limit exceeded. Try again later."
+    (close,) = await talk(middleware, [])
+    assert (close["type"], close["code"]) == ("websocket.close", 1008)
+
+
+async def test_messages_too_many_close_the_websocket(clock):
+    middleware = RateLimitMiddleware(echo, CONFIG, clock=clock)
+    sent = await talk(middleware, ["1", "2", "3", "4", "5"])
+    assert texts(sent) == ["1", "2", "3"]
+    assert (sent[-1]["type"], sent[-1]["code"]) == ("websocket.close", 1008)  # and nothing after it
+    assert texts(await talk(middleware, ["6"])) == []  # the client's messages are counted, not the connection's
+    clock.advance(60)
+    assert texts(await talk(middleware, ["7"])) == ["7", "too late"]
+
+
+async def test_messages_too_many_can_be_dropped(clock):
+    middleware = RateLimitMiddleware(echo, CONFIG, clock=clock, on_message="drop")
+    assert texts(await talk(middleware, ["1", "2", "3", "4", "5"])) == ["1", "2", "3", "too late"]
+
+
+async def test_messages_are_not_limited_unless_the_configuration_says_so(clock):
+    middleware = RateLimitMiddleware(echo, {"categories": {"read": {"limit": 2}}}, clock=clock)
+    assert len(texts(await talk(middleware, [str(n) for n in range(50)]))) == 51
+    other = RateLimitMiddleware(echo, CONFIG, clock=clock)
+    assert len(texts(await talk(other, [str(n) for n in range(50)], path="/elsewhere"))) == 51
+
+
+async def test_an_http_method_called_message_is_no_way_around(clock):
+    middleware = RateLimitMiddleware(echo, CONFIG, clock=clock)
+    assert middleware.guard.target("MESSAGE", "/anything").gate.category.name == "read"
+
+
+@pytest.mark.parametrize("path", ["/WS/a", "/ws//a/", "/ws/%61", "/ws/x/../a"])
+async def test_no_way_around_by_writing_the_path_differently(clock, path):
+    middleware = RateLimitMiddleware(echo, CONFIG, clock=clock)
+    assert texts(await talk(middleware, ["1", "2", "3", "4"], path=path)) == ["1", "2", "3"]
+
+
+async def test_charges_that_depend_on_the_answer(clock):
+    """An accepted websocket is not a failure; one that the application refuses is."""
+
+    async def refuse(scope, receive, send):
+        await receive()
+        await send({"type": "websocket.http.response.start", "status": 403, "headers": []})
+        await send({"type": "websocket.http.response.body", "body": b""})
+
+    config = {"categories": {"read": {"limit": 2, "count": [403]}}}
+    middleware = RateLimitMiddleware(echo, config, clock=clock)
+    for _ in range(4):
+        assert dict((await talk(middleware, []))[0]["headers"])[b"x-ratelimit-remaining"] == b"2"
+    refusing = RateLimitMiddleware(refuse, config, clock=clock)
+    statuses = [(await talk(refusing, [], extensions=["websocket.http.response"]))[0]["status"] for _ in range(3)]
+    assert statuses == [403, 403, 429]

@@ -1,0 +1,152 @@
+"""`tidegate start`, `add` and `sources`, as a person would use them."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from tests.outbound.server import Answer, QuotaServer
+from tests.servers.valkey import until
+from tidegate.cli import main
+from tidegate.outbound.sources.control import NAME
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A folder with two providers and a source, and a server that it is fetched from."""
+    with QuotaServer() as server:
+        (tmp_path / "providers").mkdir()
+        (tmp_path / "sources").mkdir()
+        write(tmp_path / "providers" / "a.yaml", "domain: 127.0.0.1\nlimit: 3\nperiod: 1h\napi_key: hunter2\n")
+        write(tmp_path / "special.yaml", "domain: special.test\nlimit: 1\nperiod: 1m\n")
+        write(tmp_path / "sources" / "s1.yaml", f"name: s1\nurl: {server.url}/s1?t=hunter3\ninterval: 1h\n")
+        write(tmp_path / "s2.yaml", f"name: s2\nurl: {server.url}/s2\ninterval: 1h\n")
+        write(tmp_path / "free.yaml", f"name: free\nurl: http://localhost:{server.port}/free\ncron: '0 0 1 1 *'\n")
+        monkeypatch.chdir(tmp_path)
+        yield tmp_path, server
+
+
+def write(path, text):
+    path.write_text(text)
+    path.chmod(0o600)
+
+
+class Running:
+    """A service of its own process."""
+
+    def __init__(self, *words):
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "tidegate", "start", *words],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+
+    def __enter__(self):
+        try:
+            until(lambda: os.path.exists(f"tidegate-data/{NAME}"), "the start of the service")  # noqa: PTH110 - a poll
+        except AssertionError:
+            self.process.kill()
+            raise AssertionError(self.process.communicate()[1]) from None
+        return self
+
+    def stop(self, number=signal.SIGTERM):
+        self.process.send_signal(number)
+        self.out, self.err = self.process.communicate(timeout=60)
+        return self.process.returncode
+
+    def __exit__(self, *_):
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.communicate()
+
+
+START = ("--provider-dir", "providers", "--provider", "special.yaml", "--source-dir", "sources")
+
+
+def test_a_service_from_start_to_stop(folder, capsys):
+    _, server = folder
+    with Running(*START) as service:
+        until(lambda: len(server.requests) == 1, "the first fetch")
+        assert main(["add", "s2.yaml"]) == 0
+        assert capsys.readouterr().out == "added s2: limited by provider a (3/1h sliding_log)\n"
+        assert main(["add", "free.yaml", "--json"]) == 0
+        said = json.loads(capsys.readouterr().out)
+        assert (said["limited"], said["provider"]) == (False, None)
+        assert "runs without rate limiting" in said["says"]
+        until(lambda: len(server.requests) == 3, "the fetches of what was added")
+        until(lambda: sources(capsys)["s2"]["ok"] == 1, "the end of the second")
+        found = sources(capsys)
+        assert found["s1"]["last_result"] == "status 200, 2 bytes"
+        assert {found[name]["provider"] for name in ("s1", "s2")} == {"a"}
+        assert main(["sources"]) == 0
+        table = capsys.readouterr().out.splitlines()
+        assert table[0].split() == ["name", "provider", "next", "run", "last", "result", "ok", "failed", "skipped",
+                                    "requeued"]  # fmt: skip
+        assert [line.split()[:2] for line in table[1:]] == [["free", "unlimited"], ["s1", "a"], ["s2", "a"]]
+        assert service.stop() == 0
+    assert "source s1: every 3600 s, limited by provider a (3/1h sliding_log)" in service.out
+    assert "running with 2 providers and 1 sources" in service.out
+    assert "stopped" in service.out
+    assert "hunter" not in service.out + service.err
+    assert not os.path.exists(f"tidegate-data/{NAME}")  # noqa: PTH110 - as above
+
+    with Running(*START) as again:  # what was added is still there, and nothing is due
+        assert sorted(sources(capsys)) == ["free", "s1", "s2"]
+        assert again.stop(signal.SIGINT) == 0
+    assert len(server.requests) == 3
+
+
+def sources(capsys):
+    assert main(["sources", "--json"]) == 0
+    return {row["name"]: row for row in json.loads(capsys.readouterr().out)["sources"]}
+
+
+def test_a_stop_lets_a_request_end(folder):
+    _, server = folder
+    arrived, let_go = threading.Event(), threading.Event()
+
+    def slow(_request):
+        arrived.set()
+        assert let_go.wait(60)
+        return Answer()
+
+    server.respond = slow
+    with Running(*START) as service:
+        assert arrived.wait(60)
+        service.process.send_signal(signal.SIGTERM)
+        let_go.set()
+        assert service.stop() == 0
+    assert "queued again" not in service.err
+    assert len(list((folder[0] / "tidegate-data" / "bodies" / "s1").iterdir())) == 1
+
+
+def test_one_service_for_each_folder(folder, capsys):
+    with Running(*START):
+        assert main(["start", *START]) == 2
+        assert "a service is running there already" in capsys.readouterr().err
+
+
+def test_without_a_service_the_commands_say_what_to_do(folder, capsys):
+    assert main(["sources"]) == 3
+    assert "start one with 'tidegate start --data tidegate-data'" in capsys.readouterr().err
+    assert main(["add", "s2.yaml", "--data", "elsewhere"]) == 3
+
+
+def test_wrong_files_are_refused_before_anything_runs(folder, capsys):
+    write(folder[0] / "copy.yaml", "domain: 127.0.0.1\nlimit: 9\nperiod: 1m\n")
+    assert main(["start", *START, "--provider", "copy.yaml"]) == 2
+    error = capsys.readouterr().err
+    assert "copy.yaml" in error
+    assert "providers/a.yaml" in error
+    (folder[0] / "providers" / "a.yaml").chmod(0o644)
+    assert main(["start", *START, "--permissions", "refuse"]) == 2
+    assert "chmod 600" in capsys.readouterr().err
+    (folder[0] / "bad.yaml").write_text("name: x\nurl: nowhere\ninterval: 1m\n")
+    assert main(["add", "bad.yaml"]) == 2
+    assert "bad.yaml:2: url: has no host" in capsys.readouterr().err

@@ -1,0 +1,114 @@
+"""A source's file, and when a source is due."""
+
+from datetime import UTC, datetime
+
+import pytest
+
+from tidegate import ConfigError
+from tidegate.outbound.sources import Source, read_source, read_sources
+from tidegate.outbound.sources.source import Target, parse_source, shown
+from tidegate.outbound.sources.timetable import Cron, Interval, read_cron
+
+MINUTE = 60_000_000
+
+
+def test_the_documents_source():
+    source = read_source(
+        {
+            "name": "fmp-aapl-prices",
+            "url": "https://financialmodelingprep.com/api/v3/historical-price-full/AAPL",
+            "interval": "5m",
+        }
+    )
+    assert source == Source(
+        "fmp-aapl-prices",
+        "https://financialmodelingprep.com/api/v3/historical-price-full/AAPL",
+        Interval(5 * MINUTE),
+    )
+
+
+def test_everything_a_source_may_say():
+    source = parse_source(
+        """
+        name: quotes
+        url: https://example.com/quotes
+        cron: "*/5 9-17 * * 1-5"
+        timezone: America/New_York
+        method: post
+        headers: {Accept: text/csv, Authorization: Bearer hunter2}
+        body: '{"all": true}'
+        priority: 2
+        timeout: 10s
+        retries: 5
+        to: {webhook: https://example.net/in}
+        """
+    )
+    assert source.timetable == Cron("*/5 9-17 * * 1-5", "America/New_York")
+    assert (source.method, source.priority, source.timeout, source.retries) == ("POST", 2, 10.0, 5)
+    assert source.target == Target("webhook", "https://example.net/in")
+    assert source.headers["Authorization"] == "Bearer hunter2"
+    assert "hunter2" not in repr(source)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("url: https://a.test/", "f.yaml:1: needs a name"),
+        ("name: a", "f.yaml:1: needs a url"),
+        ("name: a/b\nurl: https://a.test/", "f.yaml:1: name: expected letters, digits"),
+        ("name: a\nurl: a.test", "f.yaml:2: url: has no host"),
+        ("name: a\nurl: ftp://a.test/x\ninterval: 1m", "f.yaml:2: url: expected a URL that begins with http"),
+        ("name: a\nurl: https://a.test/", "f.yaml:1: needs either an interval"),
+        ("name: a\nurl: https://a.test/\ninterval: 1m\ncron: '* * * * *'", "f.yaml:1: needs either an interval"),
+        ("name: a\nurl: https://a.test/\ninterval: soon", "f.yaml:3: interval: unknown unit of time"),
+        ("name: a\nurl: https://a.test/\ncron: '61 * * * *'", "f.yaml:3: cron: Bad minute: expected an expression"),
+        ("name: a\nurl: https://a.test/\ncron: '0 0 30 2 *'", "f.yaml:3: cron: "),
+        ("name: a\nurl: https://a.test/\ncron: '* * * * *'\ntimezone: Mars", "f.yaml:4: timezone: unknown time zone"),
+        ("name: a\nurl: https://a.test/\ninterval: 1m\ntimezone: UTC", "f.yaml:4: timezone: is for cron"),
+        ("name: a\nurl: https://a.test/\ninterval: 1m\nto: {files: x, sqlite: y}", "f.yaml:4: to: expected one of"),
+        ("name: a\nurl: https://a.test/\ninterval: 1m\nto: {webhook: y}", "f.yaml:4: to.webhook: has no host"),
+        ("name: a\nurl: https://a.test/\nintervall: 1m", "f.yaml:3: intervall: unknown setting: is 'interval' meant?"),
+    ],
+)
+def test_mistakes_are_refused_where_they_stand(text, message):
+    with pytest.raises(ConfigError) as error:
+        parse_source(text, "f.yaml")
+    assert str(error.value).startswith(message)
+
+
+def test_names_are_unique_over_files_and_directories(tmp_path):
+    folder = tmp_path / "sources"
+    folder.mkdir()
+    for path in (folder / "one.yaml", folder / "two.yml", tmp_path / "three.yaml"):
+        path.write_text(f"name: {path.stem}\nurl: https://a.test/\ninterval: 1m\n")
+    found = read_sources([tmp_path / "three.yaml"], [folder])
+    assert [source.name for source in found] == ["three", "one", "two"]
+    (folder / "other.yaml").write_text("name: three\nurl: https://a.test/\ninterval: 1m\n")
+    with pytest.raises(ConfigError, match=r"other\.yaml and .*three\.yaml: two sources are called 'three'"):
+        read_sources([tmp_path / "three.yaml"], [folder])
+    with pytest.raises(ConfigError, match="cannot be listed"):
+        read_sources([], [tmp_path / "nowhere"])
+
+
+def test_an_interval_keeps_its_rhythm_and_makes_up_for_nothing():
+    every = Interval(5 * MINUTE)
+    assert every.after(0, 0) == 5 * MINUTE
+    assert every.after(0, 7) == 5 * MINUTE
+    assert every.after(0, 5 * MINUTE) == 10 * MINUTE
+    assert every.after(0, 61 * MINUTE) == 65 * MINUTE
+
+
+def micros(*instant):
+    return int(datetime(*instant, tzinfo=UTC).timestamp()) * 1_000_000
+
+
+def test_cron_knows_time_zones_and_changes_of_clocks():
+    daily = read_cron("30 9 * * *", "America/New_York")
+    assert daily.after(0, micros(2025, 3, 8, 15)) == micros(2025, 3, 9, 13, 30)  # summer time begins that night
+    assert daily.after(0, micros(2025, 3, 8, 14, 30)) == micros(2025, 3, 9, 13, 30)
+    assert daily.after(0, micros(2025, 3, 8, 14, 29)) == micros(2025, 3, 8, 14, 30)
+
+
+def test_a_url_is_shown_without_secrets():
+    assert shown("https://me:pw@a.test:81/x/y?key=secret#part") == "https://a.test:81/x/y"
+    assert shown("https://a.test?key=secret@b") == "https://a.test"

@@ -1,0 +1,160 @@
+"""Providers from files: which are refused, and how a changed file is taken over."""
+
+import logging
+
+import pytest
+
+from tidegate import ConfigError, Denied
+from tidegate.outbound import Call, Gate, Providers
+from tidegate.testing import ManualClock
+
+
+def write(folder, name, domain="a.test", limit=5, more=""):
+    path = folder / name
+    path.write_text(f"domain: {domain}\nlimit: {limit}\nperiod: 1m\n{more}")
+    path.chmod(0o600)
+    return path
+
+
+def call(url):
+    return Call("GET", url, {}.get, lambda: None, True, lambda _error: False)
+
+
+def test_files_and_directories_are_mixed(tmp_path):
+    folder = tmp_path / "providers"
+    folder.mkdir()
+    write(folder, "b.yml", "b.test")
+    write(folder, "a.yaml", "a.test")
+    write(folder, ".hidden.yaml", "hidden.test")
+    write(folder, "notes.txt", "notes.test")
+    special = write(tmp_path, "special.yaml", "special.test")
+    known = Providers.load(files=[str(special)], directories=[folder])
+    assert [each.domain for each in known] == ["special.test", "a.test", "b.test"]
+    assert len(known) == 3
+    assert repr(known) == "<Providers special, a, b>"
+
+
+def test_two_files_for_one_domain_are_refused_with_both_names(tmp_path):
+    first, second = write(tmp_path, "one.yaml", "A.test"), write(tmp_path, "two.yaml", "a.test.")
+    with pytest.raises(ConfigError) as error:
+        Providers.load(files=[first], directories=[tmp_path])
+    assert str(first) in str(error.value)
+    assert "two providers with the domain 'a.test'" in str(error.value)
+    with pytest.raises(ConfigError) as error:
+        Providers.load(files=[first, second])
+    assert str(error.value).startswith(f"{second} and {first}: ")
+
+
+def test_two_files_of_one_name_are_refused_with_both_names(tmp_path):
+    other = tmp_path / "other"
+    other.mkdir()
+    first, second = write(tmp_path, "fmp.yaml", "a.test"), write(other, "fmp.yaml", "b.test")
+    with pytest.raises(ConfigError) as error:
+        Providers.load(files=[first], directories=[other])
+    assert str(error.value).startswith(f"{second} and {first}: two providers with the name 'fmp'")
+
+
+def test_a_missing_file_or_directory_is_named(tmp_path):
+    with pytest.raises(ConfigError, match=r"nowhere\.yaml: cannot be read: No such file"):
+        Providers.load(files=[tmp_path / "nowhere.yaml"])
+    with pytest.raises(ConfigError, match=r"nowhere: cannot be listed: No such file"):
+        Providers.load(directories=[tmp_path / "nowhere"])
+
+
+@pytest.mark.parametrize("mode", [0o644, 0o640, 0o604, 0o666])
+def test_a_key_that_others_can_read_is_warned_about_or_refused(tmp_path, caplog, mode):
+    path = write(tmp_path, "a.yaml", more="api_key: hunter2\n")
+    path.chmod(mode)
+    Providers.load(files=[path])
+    assert f"can be read by others (mode {mode:03o}): chmod 600 {path}" in caplog.text
+    with pytest.raises(ConfigError, match="chmod 600"):
+        Providers.load(files=[path], permissions="refuse")
+    caplog.clear()
+    Providers.load(files=[path], permissions="ignore")
+    assert not caplog.text
+
+
+def test_a_file_without_a_key_or_for_the_owner_alone_is_fine(tmp_path, caplog):
+    open_one, own = write(tmp_path, "a.yaml"), write(tmp_path, "b.yaml", "b.test", more="api_key: hunter2\n")
+    open_one.chmod(0o644)
+    Providers.load(files=[open_one, own], permissions="refuse")
+    assert not caplog.text
+    with pytest.raises(ConfigError, match="permissions: must be warn, refuse or ignore"):
+        Providers.load(permissions="no")
+
+
+def test_a_changed_file_is_taken_over(tmp_path, caplog):
+    caplog.set_level(logging.INFO)
+    path = write(tmp_path, "a.yaml", more="api_key: old-key\n")
+    known = Providers.load(directories=[tmp_path])
+    assert known.reload() == ()
+    write(tmp_path, "a.yaml", more="api_key: new-key-\n")
+    assert known.reload() == ("a.test",)
+    assert known.match("https://a.test").api_key.reveal() == "new-key-"
+    write(tmp_path, "b.yaml", "b.test")
+    assert known.reload() == ("b.test",)
+    path.unlink()
+    assert known.reload() == ("a.test",)
+    assert known.match("https://a.test") is None
+    assert "key" not in caplog.text
+
+
+def test_a_bad_file_leaves_the_old_in_force(tmp_path, caplog):
+    path = write(tmp_path, "a.yaml", limit=5)
+    known = Providers.load(directories=[tmp_path])
+    path.write_text("domain: a.test\nlimit: none\nperiod: 1m\n")
+    assert known.reload() == ()
+    assert known.match("https://a.test").limits[0].quota == 5
+    assert known.problems == (f"{path}:2: limit: expected a whole number from 1, not none",)
+    assert "the old one stays in force" in caplog.text
+    caplog.clear()
+    known.reload()
+    assert not caplog.text  # said once for each state of the file
+    write(tmp_path, "a.yaml", limit=77)
+    assert known.reload() == ("a.test",)
+    assert known.match("https://a.test").limits[0].quota == 77
+    assert known.problems == ()
+
+
+def test_a_conflict_that_comes_later_leaves_the_old_in_force(tmp_path):
+    write(tmp_path, "a.yaml", limit=5)
+    known = Providers.load(directories=[tmp_path])
+    write(tmp_path, "b.yaml", limit=9)
+    known.reload()
+    assert [(each.name, each.limits[0].quota) for each in known] == [("a", 5)]
+    assert "b.yaml and" in known.problems[0]
+
+
+def test_a_directory_that_is_gone_for_a_moment_loses_nothing(tmp_path):
+    folder = tmp_path / "providers"
+    folder.mkdir()
+    write(folder, "a.yaml")
+    known = Providers.load(directories=[folder])
+    folder.rename(tmp_path / "elsewhere")
+    known.reload()
+    assert "cannot be listed" in known.problems[0]
+    (tmp_path / "elsewhere").rename(folder)
+    known.reload()
+    assert known.problems == ()
+    assert len(known) == 1
+
+
+def test_a_running_gate_follows_its_files_and_keeps_what_was_used(tmp_path):
+    """A changed limit, or a rotated key, gives nothing back."""
+    write(tmp_path, "a.yaml", limit=5, more="api_key: old\n")
+    clock = ManualClock(1_728_000_000)
+    gate = Gate(Providers.load(directories=[tmp_path]), clock=clock, timeout=0, reload=5)
+    for _ in range(3):
+        gate.run(gate.passing(call("https://a.test/"), lambda _provider: _reply()))
+    write(tmp_path, "a.yaml", limit=4, more="api_key: newer\n")
+    clock.advance(5)
+    gate.run(gate.passing(call("https://a.test/"), lambda _provider: _reply()))
+    with pytest.raises(Denied, match=r"provider a: 'a\.test' got no permit"):
+        gate.run(gate.passing(call("https://a.test/"), lambda _provider: _reply()))
+    gate.close()
+
+
+def _reply():
+    from tidegate.outbound.calls import Reply  # noqa: PLC0415 - not public
+
+    return Reply(200, (), lambda: None, "answer")

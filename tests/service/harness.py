@@ -1,0 +1,113 @@
+"""The service as tests use it: its app in this process, or whole processes on loopback ports."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import httpx
+
+from tests.servers.valkey import free_port, until
+from tidegate.service.desk import Desk
+from tidegate.service.http import App
+from tidegate.service.settings import load_settings
+from tidegate.stores import MemoryStore
+from tidegate.testing import ManualClock
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+ROOT = Path(__file__).parents[2]
+START = 1_728_000_000
+DECISION = "decision-token-0123"
+ADMIN = "admin-token-01234567"
+
+
+class Site:
+    """An app on a manual clock, asked as over a connection."""
+
+    def __init__(self, store=None, **settings: Any) -> None:
+        self.clock = ManualClock(start=START)
+        self.settings = load_settings(settings)
+        self.desk = Desk(self.settings.rules, store or MemoryStore(clock=self.clock), max_wait=self.settings.max_wait)
+        self.app = App(self.desk, self.settings)
+        transport = httpx.ASGITransport(self.app, raise_app_exceptions=True)
+        self.http = httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:8080")
+
+    async def post(self, verb: str, body: Any, **more: Any) -> httpx.Response:
+        return await self.http.post(f"/v1/{verb}", json=body, **more)
+
+    async def __aenter__(self):
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.http.aclose()
+        self.app.bodies.close()
+        await self.desk.close()
+
+
+class Running:
+    """A process of `tidegate serve`."""
+
+    def __init__(self, process: subprocess.Popen[bytes], port: int, grpc: int, log: Path) -> None:
+        self.process = process
+        self.port = port
+        self.grpc = grpc
+        self.log = log
+        self.url = f"http://127.0.0.1:{port}"
+
+    def post(self, verb: str, body: Any, **more: Any) -> httpx.Response:
+        return httpx.post(f"{self.url}/v1/{verb}", json=body, timeout=30, trust_env=False, **more)
+
+    def get(self, path: str, **more: Any) -> httpx.Response:
+        return httpx.get(f"{self.url}{path}", timeout=30, trust_env=False, **more)
+
+    def logged(self, text: str) -> bool:
+        return text in self.log.read_text(encoding="utf-8")
+
+    def stop(self, number: int = signal.SIGTERM) -> int:
+        if self.process.poll() is None:
+            self.process.send_signal(number)
+        return self.process.wait(30)
+
+
+@contextmanager
+def serving(folder: Path, text: str, *flags: str, **environment: str) -> Iterator[Running]:
+    """Run the service with this file, until the end of the block."""
+    port, grpc = free_port(), free_port()
+    config, log = folder / "service.yaml", folder / "service.log"
+    config.write_text(text, encoding="utf-8")
+    command = [sys.executable, "-m", "tidegate", "serve", str(config), "--listen", f"127.0.0.1:{port}", *flags]
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [word.replace("GRPC", f"127.0.0.1:{grpc}") for word in command],
+            cwd=ROOT,
+            env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1", **environment},
+            start_new_session=True,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+        )
+    running = Running(process, port, grpc, log)
+    try:
+        until(lambda: is_up(running), "the start of the service", 60)
+        yield running
+    finally:
+        try:
+            running.stop()
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait(10)
+            raise
+
+
+def is_up(running: Running) -> bool:
+    """Tell whether the service says that it is ready; fail at once if it has ended."""
+    if running.process.poll() is not None:
+        raise AssertionError(running.log.read_text(encoding="utf-8"))
+    return running.logged("answering on")

@@ -1,0 +1,396 @@
+"""The HTTP face: verbs, tokens, bounds, idempotency, checks for proxies. The app is asked in process."""
+
+import asyncio
+import json
+
+import httpx
+import pytest
+
+from tests.service.harness import ADMIN, DECISION, START, Site
+
+POLICIES = {"api": "2/1m fixed_window", "many": "1000/1m, 5000/1h", "tokens": "100/1m fixed_window unit=tokens",
+            "slots": "1/1m concurrency"}  # fmt: skip
+K = {"policy": "api", "key": "k"}
+
+
+@pytest.fixture
+async def site():
+    async with Site(policies=POLICIES, max_body=2048, max_concurrency=2) as site:
+        yield site
+
+
+def problem(response):
+    assert response.headers["content-type"] == "application/problem+json"
+    said = response.json()
+    assert said["status"] == response.status_code
+    return said["type"].removeprefix("urn:tidegate:problem:"), said.get("pointer")
+
+
+async def test_a_whole_answer(site):
+    assert (await site.post("acquire", {**K, "cost": 2})).json() == {
+        "allowed": True,
+        "remaining": 0,
+        "retry_after": 0.0,
+        "reset_after": 60.0,
+        "violated": [],
+        "shadow": False,
+        "local": False,
+        "limits": [
+            {
+                "name": "1m",
+                "quota": 2,
+                "unit": "requests",
+                "allowed": True,
+                "remaining": 0,
+                "retry_after": 0.0,
+                "reset_after": 60.0,
+            }
+        ],
+    }
+    site.clock.advance(20)
+    said = (await site.post("acquire", K)).json()
+    assert (said["allowed"], said["retry_after"], said["violated"]) == (False, 40.0, ["1m"])
+    assert said["limits"][0]["allowed"] is False
+    said = (await site.post("acquire", {**K, "cost": 3})).json()
+    assert said["retry_after"] is None
+
+
+async def test_templates_say_what_the_long_way_says(site):
+    """The answer of several limits and of one, allowed, is word for word what `describe` would say."""
+    from tidegate.service.desk import Subject  # noqa: PLC0415 - only here
+    from tidegate.service.wire import Templates, describe  # noqa: PLC0415 - only here
+
+    write = Templates().write
+    for policy in ("many", "api", "tokens"):
+        for cost in (1, 3, 0) if policy == "many" else (1,):
+            decision = await site.desk.acquire(Subject(policy, "x"), cost)
+            site.clock.advance(0.123457)
+            assert json.loads(write(decision)) == describe(decision)
+
+
+async def test_reserve_commit_cancel_release(site):
+    said = (await site.post("reserve", {"policy": "tokens", "key": "k", "cost": 60, "ttl": 5})).json()
+    assert (said["allowed"], said["remaining"]) == (True, 40)
+    assert (await site.post("commit", {"id": said["id"], "cost": 10})).json() == {"ok": True}
+    assert problem(await site.post("cancel", {"id": said["id"]})) == ("already-settled", None)
+    assert problem(await site.post("cancel", {"id": "x"})) == ("unknown-reservation", None)
+    usage = (await site.post("usage", {"policy": "tokens", "key": "k"})).json()["limits"]
+    assert [(each["name"], each["used"], each["unit"]) for each in usage] == [("tokens-1m", 10, "tokens")]
+    denied = (await site.post("reserve", {"policy": "tokens", "key": "k", "cost": 91})).json()
+    assert (denied["allowed"], denied["id"]) == (False, None)
+    slot = {"policy": "slots", "key": "k"}
+    assert [(await site.post("acquire", slot)).json()["allowed"] for _ in range(2)] == [True, False]
+    await site.post("release", slot)
+    assert (await site.post("acquire", slot)).json()["allowed"]
+
+
+async def test_batches(site):
+    said = (await site.post("batch", {"policy": "api", "keys": ["a", "a", ["a", "b"], "a", 5]})).json()["answers"]
+    assert [answer.get("allowed") for answer in said] == [True, True, True, False, None]
+    assert said[4]["error"]["pointer"] == "/keys/4"
+    asks = [{**K, "cost": 2}, K, {"policy": "nope", "key": "k"}]
+    said = (await site.post("batch", {"asks": asks})).json()["answers"]
+    assert [answer.get("allowed") for answer in said] == [True, False, None]
+    assert said[2]["error"]["status"] == 404
+    # What cannot be understood charges nothing, not even what stands in front of it.
+    wrong = await site.post("batch", {"asks": [{"policy": "many", "key": "k"}, {"policy": "many"}]})
+    assert problem(wrong) == ("bad-field", "/asks/1/key")
+    usage = (await site.post("usage", {"policy": "many", "key": "k"})).json()["limits"]
+    assert usage[0]["used"] == 0
+
+
+async def test_a_thousand_and_no_more():
+    async with Site(policies=POLICIES) as large:
+        keys = [str(number) for number in range(1000)]
+        assert len((await large.post("batch", {"policy": "api", "keys": keys})).json()["answers"]) == 1000
+        assert problem(await large.post("batch", {"policy": "api", "keys": [*keys, "x"]})) == ("bad-field", "/keys")
+
+
+@pytest.mark.parametrize(
+    ("verb", "body", "kind", "pointer"),
+    [
+        ("acquire", [], "bad-request", None),
+        ("acquire", {}, "bad-field", "/policy"),
+        ("acquire", {"policy": "api"}, "bad-field", "/key"),
+        ("acquire", {"policy": 5, "key": "k"}, "bad-field", "/policy"),
+        ("acquire", {**K, "colour": 1}, "bad-field", "/colour"),
+        ("acquire", {**K, "cost": True}, "bad-field", "/cost"),
+        ("acquire", {**K, "cost": 1.0}, "bad-field", "/cost"),
+        ("acquire", {**K, "cost": None}, "bad-field", "/cost"),
+        ("acquire", {**K, "cost": -1}, "bad-field", "/cost"),
+        ("acquire", {**K, "cost": 2**60}, "bad-field", "/cost"),
+        ("acquire", {**K, "cost": {"usd": 1}}, "bad-field", "/cost"),
+        ("acquire", {**K, "wait": "long"}, "bad-field", "/wait"),
+        ("acquire", {"policy": "api", "key": "k" * 1025}, "bad-field", "/key"),
+        ("acquire", {"policy": "api", "key": "\ud800"}, "bad-field", "/key"),
+        ("acquire", {"policy": "nope", "key": "k"}, "unknown-policy", None),
+        ("acquire", {"domain": "nope", "descriptor": [["a", "b"]]}, "unknown-policy", None),
+        ("acquire", {"domain": "e", "policy": "api", "descriptor": [["a", "b"]]}, "bad-field", "/policy"),
+        ("acquire", {"domain": "e", "descriptor": [["a"]]}, "bad-field", "/descriptor"),
+        ("reserve", {**K, "ttl": 0}, "bad-field", "/ttl"),
+        ("commit", {"id": 7}, "bad-field", "/id"),
+        ("release", K, "bad-field", None),
+        ("batch", {}, "bad-field", "/asks"),
+        ("batch", {"policy": "api", "keys": []}, "bad-field", "/keys"),
+        ("batch", {"policy": "api", "asks": [K]}, "bad-field", "/policy"),
+    ],
+)
+async def test_what_is_wrong_is_said(site, verb, body, kind, pointer):
+    response = await site.http.post(
+        f"/v1/{verb}", content=json.dumps(body), headers={"content-type": "application/json"}
+    )
+    assert problem(response) == (kind, pointer)
+    assert site.desk.tally.errors[kind] == 1
+
+
+@pytest.mark.parametrize(
+    "body", ["", "{", "[NaN]", '{"a":Infinity}', "\xff", "[" * 100_000, "[" * 2000, '"' + "a" * 3000]
+)
+async def test_what_is_not_json_is_refused(site, body):
+    response = await site.http.post(
+        "/v1/acquire", content=body.encode("latin-1"), headers={"content-type": "application/json"}
+    )
+    assert problem(response)[0] in ("bad-request", "too-large")
+
+
+async def test_paths_methods_and_types(site):
+    assert problem(await site.http.get("/v2/acquire"))[0] == "not-found"
+    assert problem(await site.http.get("/v1/acquire"))[0] == "method-not-allowed"
+    assert problem(await site.http.post("/healthz"))[0] == "method-not-allowed"
+    assert problem(await site.http.post("/v1/acquire", content=b"{}"))[0] == "unsupported-type"
+    kind = {"content-type": "Application/JSON; charset=utf-8"}
+    assert (await site.http.post("/v1/peek", content=json.dumps(K), headers=kind)).status_code == 200
+    assert (await site.http.get("/healthz")).json() == {"ok": True}
+    assert (await site.http.get("/readyz")).json() == {"ok": True}
+    assert (await site.http.head("/healthz")).content == b""
+    answer = await site.http.get("/v1/policies")
+    assert [policy["name"] for policy in answer.json()["policies"]] == list(POLICIES)
+    assert answer.headers["x-content-type-options"] == "nosniff"
+
+
+async def test_waiting_over_http(site):
+    await site.post("acquire", {**K, "cost": 2})
+    said = (await site.post("acquire", {**K, "wait": 30})).json()
+    assert not said["allowed"]
+    assert site.clock.now() == START + 30
+    said = (await site.post("acquire", {**K, "wait": 30})).json()
+    assert said["allowed"]
+    assert site.clock.now() == START + 60
+
+
+# ---- bounds ----------------------------------------------------------------------------------------------------------
+
+
+async def test_too_many_at_once_are_told_so(site):
+    await site.post("acquire", {**K, "cost": 2})
+    waiting = [asyncio.create_task(site.post("acquire", {**K, "wait": 20})) for _ in range(2)]
+    while site.desk.waiting < 2:
+        await asyncio.sleep(0)
+    busy = await site.post("acquire", {"policy": "many", "key": "k"})
+    assert problem(busy)[0] == "busy"
+    assert busy.headers["retry-after"] == "1"
+    for each in waiting:
+        await each
+    assert site.app.in_flight == 0
+    assert (await site.post("acquire", {"policy": "many", "key": "k"})).json()["allowed"]
+
+
+async def raw(app, messages, headers=(), path="/v1/acquire"):
+    """Send ASGI messages by hand; what is answered."""
+    sent = []
+
+    async def receive():
+        if not messages:
+            await asyncio.Event().wait()
+        return messages.pop(0)
+
+    async def send(message):
+        sent.append(message)
+
+    headers = [(b"host", b"localhost"), (b"content-type", b"application/json"), *headers]
+    scope = {"type": "http", "method": "POST", "path": path, "query_string": b"", "headers": headers}
+    await app(scope, receive, send)
+    return (sent[0]["status"], json.loads(sent[1]["body"])) if sent else None
+
+
+def piece(body, *, more):
+    return {"type": "http.request", "body": body, "more_body": more}
+
+
+async def test_a_body_in_pieces(site):
+    text = json.dumps(K).encode()
+    status, said = await raw(site.app, [piece(text[:5], more=True), piece(text[5:], more=False)])
+    assert (status, said["remaining"]) == (200, 1)
+    status, said = await raw(site.app, [piece(b" " * 1500, more=True), piece(b" " * 1500, more=True)])
+    assert (status, said["type"]) == (413, "urn:tidegate:problem:too-large")
+    status, _ = await raw(site.app, [], [(b"content-length", b"99999")])
+    assert status == 413
+    assert await raw(site.app, [piece(b"{", more=True), {"type": "http.disconnect"}]) is None
+    assert site.app.in_flight == 0
+
+
+async def test_a_body_that_never_comes():
+    async with Site(policies=POLICIES, read_timeout=0.05) as site:
+        # The timer is of the event loop; the clock of the store says how long it has been.
+        asking = asyncio.create_task(raw(site.app, [piece(b"{", more=True)]))
+        while not site.app.in_flight:
+            await asyncio.sleep(0)
+        site.clock.advance(1)
+        status, said = await asking
+        assert (status, said["type"]) == (408, "urn:tidegate:problem:timeout")
+
+
+async def test_stopping_answers_nobody_new(site):
+    site.app.stop()
+    assert site.app.idle.is_set()
+    assert problem(await site.post("acquire", K))[0] == "stopping"
+    assert problem(await site.http.get("/readyz"))[0] == "stopping"
+    assert (await site.http.get("/healthz")).status_code == 200
+
+
+async def test_what_was_not_foreseen_tells_nothing_of_the_inside(site, monkeypatch, caplog):
+    def fail(_subject):
+        raise RuntimeError("inside")
+
+    monkeypatch.setattr(site.desk, "find", fail)
+    response = await site.post("acquire", K)
+    assert problem(response)[0] == "internal"
+    assert "inside" not in response.text
+    assert "inside" in caplog.text
+
+
+# ---- tokens ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("tokens", "sent", "decides", "administers"),
+    [
+        ({}, None, 200, 200),
+        ({"decision_token": DECISION}, None, 401, 403),
+        ({"decision_token": DECISION}, "wrong", 401, 403),
+        ({"decision_token": DECISION}, DECISION, 200, 403),
+        ({"decision_token": DECISION, "admin_token": ADMIN}, DECISION, 200, 403),
+        ({"decision_token": DECISION, "admin_token": ADMIN}, ADMIN, 200, 200),
+        ({"decision_token": DECISION, "admin_token": ADMIN}, None, 401, 401),
+        ({"admin_token": ADMIN}, None, 200, 401),
+        ({"admin_token": ADMIN}, ADMIN, 200, 200),
+    ],
+)
+@pytest.mark.parametrize("field", ["authorization", "x-tidegate-token"])
+async def test_tokens(tokens, sent, decides, administers, field):
+    value = f"Bearer {sent}" if field == "authorization" else sent
+    headers = {} if sent is None else {field: value}
+    async with Site(policies=POLICIES, **tokens) as site:
+        assert (await site.post("acquire", K, headers=headers)).status_code == decides
+        assert (await site.http.get("/v1/check?policy=api&key=k", headers=headers)).status_code == decides
+        assert (await site.http.get("/metrics", headers=headers)).status_code == decides
+        assert (await site.post("reset", K, headers=headers)).status_code == administers
+        assert (await site.http.get("/healthz")).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [("127.0.0.1:8080", 200), ("localhost", 200), ("[::1]:80", 200), ("[::1]", 200), ("evil.example", 403),
+     ("127.0.0.1.evil.example:8080", 403), ("", 403)],
+)  # fmt: skip
+async def test_a_page_with_a_name_of_its_own_does_not_get_in(site, host, status):
+    assert (await site.post("peek", K, headers={"host": host})).status_code == status
+
+
+# ---- idempotency -----------------------------------------------------------------------------------------------------
+
+
+async def test_the_same_key_gets_the_same_answer(site):
+    headers = {"idempotency-key": "one"}
+    first = await site.post("acquire", K, headers=headers)
+    again = await site.post("acquire", K, headers=headers)
+    assert first.json() == again.json()
+    assert ("idempotency-replayed" in first.headers, again.headers["idempotency-replayed"]) == (False, "true")
+    assert (await site.post("usage", K)).json()["limits"][0]["used"] == 1
+    other = await site.post("acquire", {**K, "cost": 2}, headers=headers)
+    assert problem(other)[0] == "idempotency-mismatch"
+    site.clock.advance(601)
+    later = await site.post("acquire", K, headers=headers)
+    assert "idempotency-replayed" not in later.headers
+
+
+async def test_a_repeated_question_waits_for_the_first(site):
+    await site.post("acquire", {**K, "cost": 1})
+    headers = {"idempotency-key": "two"}
+    both = [site.post("acquire", {**K, "cost": 2, "wait": 30}, headers=headers) for _ in range(2)]
+    answers = [response.json() for response in await asyncio.gather(*both)]
+    assert answers[0] == answers[1]
+    assert site.desk.tally.count("api").denied == 1
+
+
+async def test_a_mistake_is_not_remembered(site):
+    headers = {"idempotency-key": "three"}
+    wrong = {"policy": "nope", "key": "k"}
+    assert [(await site.post("acquire", wrong, headers=headers)).status_code for _ in range(2)] == [404, 404]
+    assert (await site.post("acquire", K, headers=headers)).status_code == 200
+    assert (await site.post("acquire", K, headers={"idempotency-key": "x" * 300})).status_code == 400
+
+
+# ---- checks for proxies ----------------------------------------------------------------------------------------------
+
+
+async def test_check_answers_by_status_and_header_fields(site):
+    path = "/v1/check?policy=api&key=203.0.113.9"
+    answers = [await site.http.get(path) for _ in range(3)]
+    assert [answer.status_code for answer in answers] == [200, 200, 429]
+    assert [answer.headers["x-ratelimit-remaining"] for answer in answers] == ["1", "0", "0"]
+    assert answers[2].headers["retry-after"] == "60"
+    assert answers[2].json()["violated-policies"] == ["1m"]
+    denied = await site.http.get(f"{path}&deny=403")
+    assert (denied.status_code, denied.json()["status"]) == (403, 403)
+    assert (await site.http.request("DELETE", path)).status_code == 429  # a proxy asks with its client's method
+
+
+async def test_check_reads_the_key_from_a_header_field(site):
+    path = "/v1/check?policy=api&key=v1&key_header=X-Api-Key"
+    for key, statuses in (("a", [200, 200, 429]), ("b", [200])):
+        assert [(await site.http.get(path, headers={"x-api-key": key})).status_code for _ in statuses] == statuses
+    assert problem(await site.http.get(path))[0] == "bad-request"  # nobody shares a key because he sends none
+    usage = (await site.post("usage", {"policy": "api", "key": ["v1", "a"]})).json()["limits"]
+    assert usage[0]["used"] == 2
+    forwarded = {"x-forwarded-for": "6.6.6.6, 203.0.113.1"}
+    path = "/v1/check?policy=api&key_header=x-forwarded-for"
+    assert (await site.http.get(path, headers=forwarded)).status_code == 200
+    assert (await site.post("usage", {"policy": "api", "key": "203.0.113.1"})).json()["limits"][0]["used"] == 1
+
+
+@pytest.mark.parametrize(
+    "query",
+    ["", "policy=api", "key=a", "policy=api&key=", "policy=api&key=a&policy=many", "policy=api&key=a&colour=red",
+     "policy=api&key=a&cost=-1", "policy=api&key=a&cost=x", "policy=api&key=a&deny=200",
+     "policy=api&key=a&deny=403&deny=429", "policy=api&key=a&cost=1&cost=0",
+     "%ff", "policy=api&key=a&&", "policy=api;key=a"],
+)  # fmt: skip
+async def test_a_query_that_is_wrong_is_refused(site, query):
+    assert (await site.http.get(httpx.URL("http://127.0.0.1/v1/check", query=query.encode()))).status_code == 400
+    assert site.desk.tally.counts == {}
+
+
+# ---- metrics ---------------------------------------------------------------------------------------------------------
+
+
+async def test_metrics_are_of_the_format_and_bounded(site):
+    from prometheus_client.parser import text_string_to_metric_families  # noqa: PLC0415 - only here
+
+    for number in range(5):
+        await site.post("acquire", {"policy": "api", "key": f"user {number // 4}"})
+    await site.post("acquire", {"policy": 'no\n"such', "key": "k"})
+    text = (await site.http.get("/metrics")).text
+    found = {
+        (sample.name, *sorted(sample.labels.items())): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+    assert found["tidegate_decisions_total", ("outcome", "allowed"), ("policy", "api")] == 3
+    assert found["tidegate_decisions_total", ("outcome", "denied"), ("policy", "api")] == 2
+    assert found["tidegate_denials_total", ("limit", "1m"), ("policy", "api")] == 2
+    assert found["tidegate_problems_total", ("kind", "unknown-policy")] == 1
+    assert found["tidegate_request_seconds_count", ("verb", "acquire")] == 6
+    assert found["tidegate_store", ("name", "entries")] == 2
+    assert "user" not in text
+    assert "such" not in text

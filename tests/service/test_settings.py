@@ -1,0 +1,220 @@
+"""The service's file: what it means, flags and environment above it, and a museum of mistakes."""
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tidegate import ConfigError
+from tidegate.cli.serve import options as serve_options
+from tidegate.service import settings as module
+from tidegate.service.convert import convert
+from tidegate.service.schema import schema
+from tidegate.service.settings import OPTIONS, load_settings
+
+MUSEUM = sorted((Path(__file__).parent / "museum").glob("*.yaml"))
+TOKEN = "a-token-of-some-length"  # noqa: S105 - of a test
+
+NEEDS = "which needs a decision_token, or open: true, for a trusted network"
+
+
+@pytest.fixture
+def load(tmp_path):
+    def write(text, **more):
+        path = tmp_path / "service.yaml"
+        path.write_text(text, encoding="utf-8")
+        return load_settings(path, **more)
+
+    return write
+
+
+@pytest.mark.parametrize("path", MUSEUM, ids=lambda path: path.stem)
+def test_museum(path):
+    """The first line of each file says how it is refused."""
+    expected = path.read_text(encoding="utf-8").splitlines()[0].removeprefix("# ")
+    with pytest.raises(ConfigError) as error:
+        load_settings(path)
+    assert str(error.value) == f"{path}:{expected}".replace("MUSEUM", str(path.parent))
+    assert error.value.file == str(path)
+    assert error.value.line is not None
+
+
+def test_the_museum_is_open():
+    assert len(MUSEUM) > 45
+
+
+def test_nothing_said_is_safe():
+    settings = load_settings()
+    assert (str(settings.listen), settings.grpc, settings.store) == ("127.0.0.1:8080", None, "memory://")
+    assert not settings.open
+    assert settings.rules.entries == {}
+    assert load_settings({}) == settings
+
+
+def test_the_example_of_the_module_is_read():
+    example = module.__doc__.partition("\n\n")[2].partition("\n\n")[0]
+    settings = load_settings(yaml.safe_load("\n".join(line[4:] for line in example.splitlines())))
+    assert set(settings.rules.entries) == {"api", "login"}
+    assert settings.rules.entries["login"].rollout == 25
+    assert set(settings.rules.domains) == {"edge"}
+
+
+def test_flags_go_before_the_environment_and_that_before_the_file(load):
+    text = "listen: 127.0.0.1:1\nmax_wait: 1s\nworkers: 1\n"
+    environment = {"TIDEGATE_LISTEN": "127.0.0.1:2", "TIDEGATE_MAX_WAIT": "2s"}
+    settings = load(text, environment=environment, flags={"listen": "127.0.0.1:3"})
+    assert (settings.listen.port, settings.max_wait, settings.workers) == (3, 2.0, 1)
+
+
+def test_policies_by_flag_and_environment(load):
+    settings = load(
+        "policies: {api: 1/1m, other: 1/1h}\n",
+        environment={"TIDEGATE_POLICIES": "api=2/1m, 20/1h; mail = 5/1d"},
+        policies=("mail=6/1d",),
+    )
+    limits = {name: [str(limit) for limit in entry.policy.limits] for name, entry in settings.rules.entries.items()}
+    assert limits == {"api": ["2/1m", "20/1h"], "other": ["1/1h"], "mail": ["6/1d"]}
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"flags": {"workers": "none"}}, "--workers: expected a whole number from 1 to 256, not none"),
+        (
+            {"environment": {"TIDEGATE_LISTEN": "x"}},
+            "TIDEGATE_LISTEN: expected an address such as 127.0.0.1:8080, not x",
+        ),
+        ({"policies": ("api",)}, "--policy: expected NAME=LIMITS such as 'api=100/1m, 1000/1h', not api"),
+        (
+            {"environment": {"TIDEGATE_POLICIES": "a=b"}},
+            "TIDEGATE_POLICIES: expected a limit such as '60/1m' or '5 per 30s', at column 1 of 'b'",
+        ),
+        (
+            {"flags": {"listen": "0.0.0.0:80"}},
+            f"--listen: 0.0.0.0:80 is reachable from other machines, {NEEDS}",
+        ),
+    ],
+)
+def test_mistakes_outside_the_file_say_where(given, message):
+    with pytest.raises(ConfigError) as error:
+        load_settings(**given)
+    assert str(error.value) == message
+
+
+def test_a_token_is_never_repeated():
+    with pytest.raises(ConfigError) as error:
+        load_settings({"decision_token": "hush hush"})
+    assert "hush" not in str(error.value)
+    assert TOKEN not in repr(load_settings({"decision_token": TOKEN}))
+
+
+def test_tokens_by_file_and_environment(tmp_path, load):
+    (tmp_path / "token").write_text(f"{TOKEN}\n", encoding="utf-8")
+    assert load("admin_token_file: token\n").admin_token == TOKEN  # beside the file that names it
+    assert load_settings(environment={"TIDEGATE_DECISION_TOKEN": TOKEN}).decision_token == TOKEN
+    assert load_settings(flags={"decision_token_file": str(tmp_path / "token")}).decision_token == TOKEN
+    with pytest.raises(ConfigError, match="stands beside decision_token"):
+        load(f"decision_token: {TOKEN}\ndecision_token_file: token\n")
+
+
+@pytest.mark.parametrize("given", [{"decision_token": TOKEN}, {"open": True}])
+def test_beyond_loopback_with_a_token_or_when_told_so(given):
+    assert not load_settings({"listen": "0.0.0.0:8080", **given}).listen.loopback
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "127.8.8.8:1", "[::1]:1", "localhost:1", "8080"])
+def test_loopback_needs_nothing(address):
+    settings = load_settings({"listen": address})
+    assert settings.listen.loopback
+    assert load_settings({"listen": str(settings.listen)}) == settings
+
+
+def test_every_setting_has_a_flag_a_variable_and_a_place_in_the_schema(capsys):
+    import argparse  # noqa: PLC0415 - only here
+
+    parser = argparse.ArgumentParser()
+    serve_options(parser)
+    flags = {flag for action in parser._actions for flag in action.option_strings}  # noqa: SLF001 - no other way to list them
+    described = schema()["properties"]
+    for option in OPTIONS:
+        assert option.name in described
+        if option.secret:
+            assert f"--{option.name.replace('_', '-')}" not in flags
+        else:
+            assert f"--{option.name.replace('_', '-')}" in flags
+
+
+def known_to(part, whole):
+    """All names of settings below a part of the schema."""
+    if "$ref" in part:
+        return known_to(whole["$defs"][part["$ref"].rpartition("/")[2]], {**whole, "$defs": whole["$defs"]})
+    return set(part.get("properties", {}))
+
+
+def test_the_schema_knows_the_same_names_as_the_reader():
+    from tidegate.service import reading  # noqa: PLC0415 - the lists that it reads by
+
+    whole = schema()
+    json.dumps(whole)
+    assert known_to({"$ref": "#/$defs/limit"}, whole) == set(reading.LIMIT)
+    assert known_to({"$ref": "#/$defs/domain"}, whole) == set(reading.DOMAIN)
+    assert known_to({"$ref": "#/$defs/descriptor"}, whole) == set(reading.DESCRIPTOR)
+    descriptor = whole["$defs"]["descriptor"]["properties"]
+    assert set(descriptor["rate_limit"]["properties"]) == set(reading.RATE_LIMIT)
+    policy = whole["properties"]["policies"]["additionalProperties"]["anyOf"][1]
+    assert set(policy["properties"]) == set(reading.POLICY)
+    assert set(policy["properties"]["overrides"]["items"]["properties"]) == set(reading.OVERRIDE)
+
+
+# ---- from Envoy's own service ----------------------------------------------------------------------------------------
+
+ENVOYS = """\
+domain: mongo_cps
+descriptors:
+  - key: database
+    value: users
+    rate_limit: {unit: second, requests_per_unit: 500}
+  - key: database
+    value: default*
+    shadow_mode: true
+    detailed_metric: true
+    rate_limit: {unit: MINUTE, requests_per_unit: 50, name: wild}
+  - key: user
+    descriptors:
+      - {key: plan, value: free, rate_limit: {unit: day, requests_per_unit: 3}}
+      - {key: plan, value: paid, rate_limit: {unlimited: true}}
+"""
+
+
+def test_a_file_of_envoys_service_is_converted(tmp_path):
+    path = tmp_path / "envoy.yaml"
+    path.write_text(ENVOYS, encoding="utf-8")
+    text, remarks = convert([path])
+    settings = load_settings(yaml.safe_load(text))
+    domain = settings.rules.domains["mongo_cps"]
+    limits = {variant.policy.name: str(variant.policy.limits[0]) for variant in domain.variants()}
+    assert limits == {
+        "mongo_cps/database=users": "500/1s fixed_window name=per-second",
+        "mongo_cps/database=default*": "50/1m fixed_window name=wild",
+        "mongo_cps/user/plan=free": "3/1d fixed_window name=per-day",
+    }
+    assert domain.match([("user", "bob"), ("plan", "paid")]) is None
+    assert len(remarks) == 1
+    assert remarks[0].startswith(f"{path}:9: descriptors[1].detailed_metric: left out")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{key: a, rate_limit: {unit: second, requests_per_unit: 0}}", "0 blocks everything"),
+        ("{key: a, rate_limit: {unit: second, requests_per_unit: 1, replaces: [{name: b}]}}", "has no counterpart"),
+        ("{key: a, quota_mode: true, rate_limit: {unit: second, requests_per_unit: 1}}", "has no counterpart"),
+    ],
+)
+def test_what_would_limit_others_is_refused(tmp_path, text, message):
+    path = tmp_path / "envoy.yaml"
+    path.write_text(f"domain: a\ndescriptors:\n  - {text}\n", encoding="utf-8")
+    with pytest.raises(ConfigError, match=message) as error:
+        convert([path])
+    assert error.value.line == 3

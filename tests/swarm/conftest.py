@@ -1,0 +1,59 @@
+"""What tests of the swarm share."""
+
+import asyncio
+import inspect
+import itertools
+
+import pytest
+
+from tidegate.bus import open_bus
+from tidegate.swarm import AsyncMemoryLimiter, AsyncSwarmLimiter, MemoryLimiter, SwarmLimiter
+from tidegate.testing import ManualClock
+
+START = 1_728_000_000
+names = itertools.count()
+
+
+@pytest.fixture
+def clock():
+    return ManualClock(START)
+
+
+@pytest.fixture
+def hub(clock):
+    """Opens buses to one hub in this process, and closes them."""
+    url, opened = f"local://swarm-{next(names)}", []
+
+    def open_one(clock=clock):
+        opened.append(open_bus(url, clock=clock))
+        return opened[-1]
+
+    yield open_one
+    for bus in opened:
+        bus.close()
+
+
+class Face:
+    """One of the two colours: its classes, and how to get the result of a call."""
+
+    def __init__(self, memory, swarm, run):
+        self.memory = memory
+        self.swarm = swarm
+        self.run = run
+
+
+@pytest.fixture(params=["threads", "tasks"])
+def face(request):
+    if request.param == "threads":
+        yield Face(MemoryLimiter, SwarmLimiter, lambda result: result)
+        return
+
+    async def finish(call):
+        return await call
+
+    with asyncio.Runner() as runner:
+        yield Face(
+            AsyncMemoryLimiter,
+            AsyncSwarmLimiter,
+            lambda call: runner.run(finish(call)) if inspect.isawaitable(call) else call,
+        )

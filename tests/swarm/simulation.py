@@ -1,0 +1,256 @@
+"""A swarm in virtual time: real limiters on a bus that loses, delays, repeats and reorders, agents that crash.
+
+All agents call one server with a limit that they do not know. In per-agent mode each has a bucket of its own and is
+slowed by 429s; in shared mode they share a store. Everything is drawn from one seed.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import random
+from collections import deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from tidegate import Limiter
+from tidegate.bus import Bus, Event, Retain, Subscription
+from tidegate.stores import MemoryStore
+from tidegate.swarm import SwarmLimiter
+from tidegate.testing import ManualClock
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+START = 1_728_000_000
+MINUTE = 60.0
+RETAINED = 5000
+
+
+@dataclass
+class Trouble:
+    """What goes wrong: shares of messages, seconds, and crashes per agent and day."""
+
+    loss: float = 0.05
+    duplicate: float = 0.05
+    delay: float = 0.05  # seconds, on average
+    straggler: float = 0.02  # ... and so many messages take up to a minute
+    crashes: float = 4.0
+
+
+class Ether:
+    """What lies between the buses."""
+
+    def __init__(self, simulation: Simulation) -> None:
+        self.simulation = simulation
+        self.buses: dict[str, list[Subscription]] = {}
+        self.retained: dict[tuple[str, str], tuple[int, bytes]] = {}
+
+    def carry(self, event: Event, retain: Retain | None) -> None:
+        """Pass a message on to everybody, in its own time."""
+        simulation, rng, trouble = self.simulation, self.simulation.rng, self.simulation.trouble
+        if retain is not None:
+            kept = self.retained.get((event.subject, retain.key), (0, b""))
+            if kept[0] < retain.version:
+                self.retained[event.subject, retain.key] = (retain.version, event.payload)
+            while len(self.retained) > RETAINED:
+                del self.retained[next(iter(self.retained))]
+        for subscription in self.buses.get(event.subject, ()):
+            if rng.random() < trouble.loss:
+                simulation.lost += 1
+                continue
+            copies = 2 if rng.random() < trouble.duplicate else 1
+            for _ in range(copies):
+                late = rng.random() < trouble.straggler
+                delay = rng.uniform(0, MINUTE) if late else rng.expovariate(1 / trouble.delay)
+                simulation.after(delay, subscription.deliver, event)
+
+
+class SimulatedBus(Bus):
+    """The bus of one agent."""
+
+    def __init__(self, ether: Ether, clock: ManualClock) -> None:
+        self.clock = clock
+        self._ether = ether
+        self._own: list[Subscription] = []
+
+    def publish(self, subject: str, payload: bytes, retain: Retain | None = None, *, late: bool = False) -> None:
+        self._ether.carry(Event(subject, payload, late), retain)
+
+    def subscribe(self, subject: str, handler: Any, synced: Any = None) -> Subscription:
+        subscription = Subscription(self, subject, handler, synced)
+        self._own.append(subscription)
+        self._ether.buses.setdefault(subject, []).append(subscription)
+        retained = {key: kept for (of, key), kept in self._ether.retained.items() if of == subject}
+        for _, payload in retained.values():
+            subscription.deliver(Event(subject, payload, late=True))
+        subscription.sync({key: version for key, (version, _) in retained.items()})
+        return subscription
+
+    def forget(self, subscription: Subscription) -> None:
+        self._ether.buses[subscription.subject].remove(subscription)
+
+    @property
+    def connected(self) -> bool:
+        return True
+
+    def wait(self, seconds: float) -> bool:
+        return True
+
+    def metrics(self) -> dict[str, int]:
+        return {}
+
+    def close(self) -> None:
+        for subscription in self._own:
+            subscription.close()
+
+
+@dataclass
+class Outcome:
+    """What came of it, minute by minute."""
+
+    hidden: int
+    sent: list[int] = field(default_factory=list)
+    refused: list[int] = field(default_factory=list)
+    capacity: list[int] = field(default_factory=list)  # of all agents together
+    announcements: int = 0
+    crashes: int = 0
+    lost: int = 0
+    most_in_a_window: int = 0
+
+    @property
+    def settled(self) -> int | None:
+        """The first minute from which on ten minutes passed without one being a tenth above the hidden limit."""
+        for minute in range(len(self.sent) - 10):
+            if all(sent <= self.hidden * 1.1 for sent in self.sent[minute : minute + 10]):
+                return minute
+        return None
+
+    @property
+    def utilisation(self) -> float:
+        """The share of the hidden limit that was used after settling."""
+        start = self.settled
+        served = [sent - refused for sent, refused in zip(self.sent, self.refused, strict=True)]
+        return 0.0 if start is None else sum(served[start:]) / (self.hidden * len(served[start:]))
+
+    @property
+    def refused_share(self) -> float:
+        """The share of calls after settling that the server refused."""
+        start = self.settled
+        return 1.0 if start is None else sum(self.refused[start:]) / max(1, sum(self.sent[start:]))
+
+
+class Simulation:
+    """Agents, the server, and what happens next."""
+
+    def __init__(
+        self,
+        agents: int,
+        minutes: int,
+        *,
+        shared: bool = False,
+        seed: int = 0,
+        trouble: Trouble | None = None,
+        own_capacity: int = 20,
+        share: float = 0.3,
+        recovery_interval: float = 60.0,
+    ) -> None:
+        """Let the hidden limit be a `share` of what the agents together are configured for."""
+        self.rng = random.Random(seed)
+        self.trouble = trouble or Trouble()
+        self.clock = ManualClock(START)
+        self.now = 0.0
+        self.shared = shared
+        self.minutes = minutes
+        self.own_capacity = own_capacity
+        self.recovery_interval = recovery_interval
+        self.hidden = round(agents * own_capacity * share)
+        self.server = Limiter(f"{self.hidden}/1m burst={max(1, self.hidden // 6)}", clock=self.clock)
+        self.store = MemoryStore(clock=self.clock)
+        self.ether = Ether(self)
+        self.lost = 0
+        self.outcome = Outcome(self.hidden)
+        self._queue: list[tuple[float, int, Callable[..., object], tuple[Any, ...]]] = []
+        self._order = itertools.count()
+        self._names = itertools.count()
+        self._sent = self._refused = 0
+        self._window: deque[float] = deque()
+        self._agents: list[tuple[SwarmLimiter, SimulatedBus]] = []
+        for number in range(agents):
+            self._agents.append(self._join())
+            self.after(self.rng.uniform(0, 60 / own_capacity), self._call, number)
+        self.after(MINUTE, self._count)
+        if self.trouble.crashes:
+            self.after(self._until_crash(), self._crash)
+
+    def after(self, seconds: float, what: Callable[..., object], *arguments: Any) -> None:
+        """Have something happen later."""
+        heapq.heappush(self._queue, (self.now + seconds, next(self._order), what, arguments))
+
+    def run(self) -> Outcome:
+        """Let it all happen."""
+        end = self.minutes * MINUTE
+        while self._queue[0][0] <= end:
+            instant, _, what, arguments = heapq.heappop(self._queue)
+            self.clock.advance(START + instant - self.clock.now())
+            self.now = instant
+            what(*arguments)
+        self.outcome.lost = self.lost
+        return self.outcome
+
+    def _join(self) -> tuple[SwarmLimiter, SimulatedBus]:
+        bus = SimulatedBus(self.ether, self.clock)
+        options: dict[str, Any] = {"store": self.store, "lease": True} if self.shared else {}
+        limiter = SwarmLimiter(
+            bus,
+            f"agent-{next(self._names)}",
+            cooldown=5.0,
+            recovery_interval=self.recovery_interval,
+            clock=self.clock,
+            **options,
+        )
+        limiter.set_capacity("api", self.hidden if self.shared else self.own_capacity, 60)
+        return limiter, bus
+
+    def _call(self, number: int) -> None:
+        """Let an agent make a call if it may, and come again when the next permit should be there."""
+        limiter, _ = self._agents[number]
+        wait = 60 / self.own_capacity
+        if limiter.try_acquire("api"):
+            limiter.release("api", return_token=False)
+            self._sent += 1
+            if self.shared:
+                self._admitted()
+            elif not self.server.try_acquire("api"):
+                self._refused += 1
+                self.outcome.announcements += 1
+                limiter.announce_reduced("api", "received 429 response")
+        if not self.shared:
+            wait = 60 / limiter._resources["api"].policy.limits[0].quota  # noqa: SLF001 - a quick get_capacity
+        self.after(wait * self.rng.uniform(0.9, 1.1), self._call, number)
+
+    def _admitted(self) -> None:
+        window = self._window
+        window.append(self.now)
+        while window[0] <= self.now - MINUTE:
+            window.popleft()
+        self.outcome.most_in_a_window = max(self.outcome.most_in_a_window, len(window))
+
+    def _until_crash(self) -> float:
+        return self.rng.expovariate(len(self._agents) * self.trouble.crashes / 86_400)
+
+    def _crash(self) -> None:
+        """Let an agent end without a word, and another take its place."""
+        number = self.rng.randrange(len(self._agents))
+        self._agents[number][1].close()
+        self._agents[number] = self._join()
+        self.outcome.crashes += 1
+        self.after(self._until_crash(), self._crash)
+
+    def _count(self) -> None:
+        self.outcome.sent.append(self._sent)
+        self.outcome.refused.append(self._refused)
+        self._sent = self._refused = 0
+        capacities = [limiter.get_capacity("api") for limiter, _ in self._agents] if not self.shared else []
+        self.outcome.capacity.append(sum(capacity.total for capacity in capacities if capacity is not None))
+        self.after(MINUTE, self._count)

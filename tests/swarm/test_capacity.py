@@ -1,0 +1,234 @@
+"""The capacity of a resource, in virtual time: the document's timeline, and merging against a brute-force oracle."""
+
+from fractions import Fraction
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tidegate import ConfigError
+from tidegate.adaptive import CapacityState, Terms, read_terms
+from tidegate.adaptive.capacity import HISTORY, LONGEST_FREEZE
+from tidegate.core.bounds import MAX, SECOND
+
+TIMELINE = [50, 55, 60, 66, 72, 79, 86, 94, 100]
+
+
+def test_the_timeline_of_the_document():
+    state = CapacityState(100).reduce(0, 1, "me")
+    assert [state.current(30 * SECOND * step) for step in range(10)] == [*TIMELINE, 100]
+    assert [state.current(30 * SECOND * step - 1) for step in range(1, 10)] == TIMELINE
+    assert state.recovered_at(0) == 240 * SECOND
+    assert state.next_change(0) == 30 * SECOND
+    assert state.next_change(210 * SECOND) == 240 * SECOND
+    assert state.next_change(240 * SECOND) is None
+
+
+def test_nothing_reduced():
+    state = CapacityState(7)
+    assert (state.current(0), state.next_change(0), state.frozen_until, state.epoch) == (7, None, None, 0)
+    assert state.in_force(0) == []
+    assert state.recovered_at(5) == 5
+
+
+@pytest.mark.parametrize(
+    ("terms", "values"),
+    [
+        (Terms(), [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12]),
+        (Terms(recover=Fraction(2)), [1, 2, 4, 8, 12, 12]),
+        (Terms(recover=Fraction(2), beyond=True), [1, 2, 4, 8, 16, 16]),
+        (Terms(interval=None), [1, 1, 1]),
+    ],
+)
+def test_steps_of_recovery(terms, values):
+    state = CapacityState(12, terms).merge(0, 1, "peer", 1)
+    assert [state.current(30 * SECOND * step) for step in range(len(values))] == values
+
+
+def test_factors_are_as_written():
+    """0.1 as a float is a little more than a tenth: of a large capacity, that is a permit."""
+    terms = read_terms(0.1, 1.1)
+    assert (terms.reduce, terms.recover) == (Fraction(1, 10), Fraction(11, 10))
+    assert terms.reduced(10**15) == 10**14
+    assert terms.recovered(10**15) == 11 * 10**14
+    assert read_terms(Fraction(1, 3)).reduced(10) == 3
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"reduce_factor": 1}, "reduce_factor: must be between 0 and 1"),
+        ({"reduce_factor": 0}, "reduce_factor: must be between 0 and 1"),
+        ({"reduce_factor": float("nan")}, "reduce_factor: must be a number, not nan"),
+        ({"reduce_factor": "half"}, "reduce_factor: must be a number, not 'half'"),
+        ({"recovery_factor": 1.0}, "recovery_factor: must be greater than 1"),
+        ({"recovery_interval": 0}, "recovery_interval: must be more than nothing, not 0"),
+        ({"recovery_interval": -1}, "recovery_interval: must be a number of seconds from 0, not -1"),
+        ({"cooldown": "1s"}, "cooldown: must be a number of seconds from 0, not '1s'"),
+    ],
+)
+def test_terms_that_make_no_sense(wrong, message):
+    with pytest.raises(ConfigError, match=message):
+        read_terms(**wrong)
+
+
+def test_reductions_compound_down_to_one():
+    state, seen = CapacityState(10), []
+    for epoch in range(1, 7):
+        state = state.reduce(0, epoch, "me")
+        seen.append(state.current(0))
+    assert seen == [5, 2, 1, 1, 1, 1]
+
+
+def test_an_echo_within_the_cooldown_reduces_no_further():
+    state = CapacityState(100, read_terms(cooldown=2)).reduce(0, 1, "me")
+    assert state.reduce(2 * SECOND - 1, 2, "me").current(2 * SECOND) == 50
+    assert state.reduce(2 * SECOND, 2, "me").current(2 * SECOND) == 25
+    frozen = state.reduce(SECOND, 2, "me", retry_after=5 * SECOND)
+    assert frozen.frozen_until == 6 * SECOND, "what it says of waiting counts all the same"
+
+
+def test_a_freeze_holds_recovery():
+    state = CapacityState(100).reduce(0, 1, "me", retry_after=12 * SECOND)
+    assert state.frozen_until == 12 * SECOND
+    assert state.current(12 * SECOND + 30 * SECOND - 1) == 50
+    assert state.current(12 * SECOND + 30 * SECOND) == 55
+    longer = state.merge(SECOND, 2, "peer", 50, retry_after=5 * SECOND)
+    assert longer.frozen_until == 12 * SECOND, "a shorter one does not end a longer one"
+    absurd = state.merge(SECOND, 2, "peer", 50, retry_after=10**15)
+    assert absurd.frozen_until == SECOND + LONGEST_FREEZE
+
+
+def test_what_is_above_the_original_is_no_reduction():
+    state = CapacityState(100)
+    assert state.merge(0, 1, "peer", 101) is state
+    assert state.merge(0, 1, "peer", 100) is state
+    assert state.merge(0, 1, "peer", 0) is state
+    assert state.merge(0, 1, "peer", 100, retry_after=5).frozen_until == 5, "but its freeze counts"
+
+
+def test_only_reduces_never_increases():
+    state = CapacityState(100).merge(0, 1, "peer", 40).merge(0, 2, "other", 70)
+    assert state.current(0) == 40
+
+
+def test_a_stale_message_undoes_nothing():
+    """The newer reduction has recovered; the older one comes late, for the first time or again."""
+    newer = CapacityState(100).merge(0, 9, "peer", 50)
+    late = 300 * SECOND
+    assert newer.current(late) == 100
+    assert newer.merge(late, 5, "other", 20).current(late) == 46, "as old as the newer at least: ten steps"
+    assert newer.merge(late, 9, "peer", 50) is newer
+    assert newer.merge(late, 5, "other", 60).current(late) == 100
+
+
+def test_an_age_counts():
+    state = CapacityState(100).merge(100 * SECOND, 1, "peer", 50, age=60 * SECOND)
+    assert state.current(100 * SECOND) == 60
+    assert state.merge(100 * SECOND, 1, "peer", 50, age=-5) is state, "from the future is from now"
+
+
+def test_epochs_rise_above_all_heard_of_and_the_wall_clock():
+    state = CapacityState(100)
+    assert state.next_epoch(1000) == 1000
+    assert state.merge(0, 5000, "fast clock", 50).next_epoch(1000) == 5001
+    assert state.merge(0, MAX, "broken", 50).next_epoch(1000) == MAX
+
+
+def test_begin_anew():
+    state = CapacityState(100).merge(0, 7, "peer", 50).restart(80)
+    assert (state.current(0), state.reductions) == (80, ())
+    assert state.merge(0, 7, "peer", 50) is state, "what was reduced before is settled"
+    assert state.merge(0, 8, "peer", 50).current(0) == 50
+
+
+def test_bounded():
+    state = CapacityState(1000).merge(0, 1, "lowest", 3)
+    for epoch in range(2, 200):
+        state = state.merge(epoch, epoch, f"agent {epoch}", 500)
+    assert len(state.reductions) == HISTORY
+    assert state.current(200) == 3, "what is in force is folded, not dropped"
+    assert state.merge(300, 1, "lowest", 3) is state
+    late = 10**6 * SECOND
+    assert state.current(late) == 1000
+    for epoch in range(200, 400):
+        state = state.merge(late, epoch, f"agent {epoch}", 500)
+    assert state.current(late) == 500, "what had recovered is not"
+
+
+# ---- merging, against an oracle --------------------------------------------------------------------------------------
+
+message = st.tuples(
+    st.integers(1, 8),  # epoch
+    st.sampled_from("abc"),
+    st.integers(1, 22),  # value; the original is 20
+    st.sampled_from([0, 0, 7, 40, 100]),  # age
+    st.sampled_from([0, 0, 0, 5, 35]),  # retry_after
+)
+INTERVAL = 10
+
+
+def fresh():
+    return CapacityState(20, Terms(interval=INTERVAL))
+
+
+def oracle(messages, now, at):
+    """The capacity at an instant and when the freeze ends, of messages that all arrived at `now`."""
+    valid = [m for m in messages if m[2] < 20 or (m[2] == 20 and m[4])]
+    capacity, frozen = 20, None
+    for epoch, _, start, _, pause in valid:
+        value = start
+        since = min(now - age for other, _, _, age, _ in valid if other >= epoch)
+        if pause:
+            frozen = max(frozen or 0, since + pause)
+        steps = max(0, at - since - pause) // INTERVAL
+        for _ in range(steps):
+            value = max(value + 1, value * 11 // 10)
+        capacity = min(capacity, value)
+    return capacity, frozen
+
+
+@given(st.lists(message, max_size=8), st.integers(0, 300), st.randoms())
+def test_any_order_any_number_of_times(messages, later, random):
+    now = 1000
+    state = shuffled = fresh()
+    for epoch, agent, value, age, pause in messages:
+        state = state.merge(now, epoch, agent, value, age=age, retry_after=pause)
+    again = messages * 2
+    random.shuffle(again)
+    for epoch, agent, value, age, pause in again:
+        shuffled = shuffled.merge(now, epoch, agent, value, age=age, retry_after=pause)
+    at = now + later
+    assert (state.current(at), state.frozen_until) == (shuffled.current(at), shuffled.frozen_until)
+    assert (state.current(at), state.frozen_until) == oracle(messages, now, at)
+    assert 1 <= state.current(at) <= 20
+
+
+@given(st.lists(st.tuples(st.integers(0, 60), message), max_size=10), st.integers(0, 200), st.data())
+def test_what_was_heard_before_changes_nothing_later(arrivals, later, data):
+    now, state = 1000, fresh()
+    for passed, (epoch, agent, value, age, pause) in arrivals:
+        now += passed
+        state = state.merge(now, epoch, agent, value, age=age, retry_after=pause)
+    if not arrivals:
+        return
+    _, (epoch, agent, value, _, pause) = data.draw(st.sampled_from(arrivals))
+    again = state.merge(now + later, epoch, agent, value, retry_after=pause)
+    for at in range(now + later, now + later + 100, 5):
+        assert (again.current(at), again.frozen_until) == (state.current(at), state.frozen_until)
+
+
+@given(st.lists(st.tuples(st.integers(0, 60), message), max_size=10))
+def test_between_changes_it_never_falls_and_changes_when_told(arrivals):
+    now, state = 1000, fresh()
+    for passed, (epoch, agent, value, age, pause) in arrivals:
+        now += passed
+        state = state.merge(now, epoch, agent, value, age=age, retry_after=pause)
+    value = state.current(now)
+    while (change := state.next_change(now)) is not None:
+        assert change > now
+        assert state.current(change - 1) == value
+        assert state.current(change) >= value
+        now, value = change, state.current(change)
+    assert value == 20
+    assert state.recovered_at(now) == max(now, state.frozen_until or 0)

@@ -1,0 +1,27 @@
+"""The example of the documentation: five processes against a server with a hidden limit."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.servers.nats import NatsServer
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_five_agents_against_a_hidden_limit():
+    with NatsServer() as server:
+        words = [sys.executable, "-W", "error", "-m", "examples.swarm.run", server.url, "30"]
+        done = subprocess.run(words, capture_output=True, text=True, timeout=100, check=False, cwd=ROOT)
+    assert (done.returncode, done.stderr) == (0, "")
+    *lines, last = done.stdout.splitlines()
+    told = json.loads(last)
+    assert told["agents"] == 5
+    assert told["served"] + told["refused"] == 150
+    assert told["refused"] > 0, "together they wanted more than there was"
+    assert re.search(r"agent-\d: agent-\d says \d+", done.stdout), "and told each other"
+    lowest = [int(line.rpartition(" ")[2]) for line in lines if "lowest" in line]
+    assert len(lowest) == 5
+    assert min(lowest) <= 20

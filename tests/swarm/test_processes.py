@@ -1,0 +1,97 @@
+"""20 agents in processes of their own, on a real NATS and a real Redis server that die now and then, as agents do."""
+
+import time
+
+import pytest
+
+from tests.servers.nats import NatsServer
+from tests.servers.valkey import ValkeyServer, until
+from tests.swarm.agents import Agent
+
+AGENTS = 20
+
+
+class Herd:
+    """All agents, and questions to all of them."""
+
+    def __init__(self, url):
+        self.url = url
+        self.agents = [Agent(url, f"agent-{number}") for number in range(AGENTS)]
+        for agent in self.agents:
+            agent.ready()
+
+    def states(self):
+        for agent in self.agents:
+            agent.connection.send(["state"])
+        return [agent.answer() for agent in self.agents]
+
+    def all(self, condition, what, but=None):
+        until(lambda: all(condition(state) for n, state in enumerate(self.states()) if n != but), what, 40)
+
+    def replace(self, *numbers):
+        for number in numbers:
+            self.agents[number].kill()
+            self.agents[number] = Agent(self.url, f"{self.agents[number].name}-again")
+        for number in numbers:
+            self.agents[number].ready()
+
+    def close(self):
+        for agent in self.agents:
+            agent.close()
+
+
+@pytest.mark.parametrize("kind", [NatsServer, ValkeyServer])
+def test_twenty_agents_follow_and_recover_whatever_dies(kind):
+    with kind() as server:
+        herd = Herd(server.url)
+        try:
+            agents = herd.agents
+            delays = []
+            for number in range(5):
+                name = f"r{number}"
+                began = agents[number].ask("announce", name)
+                herd.all(lambda state, name=name: name in state["heard"], "all reduced", but=number)
+                heard = [state["heard"].get(name) for state in herd.states()]
+                delays += [instant - began for place, instant in enumerate(heard) if place != number]
+            assert len(delays) == 5 * (AGENTS - 1)
+            assert max(delays) < 10 * 10**9, "the benchmark tells how long it takes; here, that it happens"
+
+            server.kill()
+            agents[1].ask("announce", "slow")
+            assert herd.states()[1]["totals"]["slow"] == 50, "at once where it happened, server or not"
+            server.start()
+            herd.all(lambda state: state["totals"]["slow"] == 50, "all reduced once the server is back")
+
+            herd.replace(0, 1, 2)  # the one that announced it among them
+            herd.all(lambda state: state["totals"]["slow"] == 50, "those that joined late reduced")
+
+            server.kill()
+            server.start()
+            herd.all(lambda state: state["connected"], "all connected again")
+            herd.replace(3, 4)  # a server that has lost its memory is told again by those who know
+            herd.all(lambda state: state["totals"]["slow"] == 50, "those that joined later still reduced")
+
+            before = [state["done"] for state in herd.states()]
+            herd.all(
+                lambda state: all(total == 100 for name, total in state["totals"].items() if name != "slow"), "recovery"
+            )
+            until(
+                lambda: all(now["done"] > then for now, then in zip(herd.states(), before, strict=True)),
+                "everybody making calls",
+                40,
+            )
+            assert [state["errors"] for state in herd.states()] == [[]] * AGENTS
+        finally:
+            herd.close()
+
+
+def test_an_agent_ends_by_itself_when_its_parent_is_gone():
+    """Nothing is left behind by a test that fails."""
+    with ValkeyServer() as server:
+        agent = Agent(server.url, "orphan")
+        agent.ready()
+        agent.connection.close()
+        deadline = time.monotonic() + 40
+        while agent.process.is_alive() and time.monotonic() < deadline:
+            agent.process.join(0.1)
+        assert not agent.process.is_alive()

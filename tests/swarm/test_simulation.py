@@ -1,0 +1,40 @@
+"""A swarm in virtual time with everything that goes wrong: scaled down here, in full by `python -m bench.swarm`."""
+
+import os
+
+import pytest
+
+from tests.swarm.simulation import Simulation, Trouble
+
+SCALE = float(os.environ.get("TIDEGATE_SIMULATION", "1"))
+AGENTS = round(20 * SCALE)
+MINUTES = round(45 * SCALE)
+EVIL = Trouble(loss=0.2, duplicate=0.2, delay=0.5, straggler=0.1, crashes=200)
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("trouble", [Trouble(), EVIL], ids=["usual", "evil"])
+def test_agents_with_buckets_of_their_own_settle_below_a_limit_they_do_not_know(seed, trouble):
+    """They are configured for more than three times the limit."""
+    outcome = Simulation(AGENTS, MINUTES, seed=seed, trouble=trouble).run()
+    assert max(outcome.capacity) <= AGENTS * 20, "never above the original"
+    assert outcome.settled is not None
+    assert outcome.settled <= 30
+    assert outcome.utilisation > 0.3
+    assert outcome.refused_share < 0.1
+    assert outcome.lost > 0
+    assert outcome.crashes > 0
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_agents_that_share_never_exceed_the_quota_together(seed):
+    simulation = Simulation(AGENTS, MINUTES // 3, shared=True, seed=seed, trouble=EVIL)
+    outcome = simulation.run()
+    assert outcome.most_in_a_window <= simulation.hidden
+    assert sum(outcome.sent) > 0.8 * simulation.hidden * simulation.minutes
+    assert outcome.crashes > 0
+
+
+def test_the_same_seed_gives_the_same_day():
+    first, second = (Simulation(5, 10, seed=3).run() for _ in range(2))
+    assert first == second

@@ -1,0 +1,137 @@
+"""What agents tell each other: the document's JSON, what is refused, and signatures."""
+
+import json
+from datetime import UTC, datetime, timedelta, timezone
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tidegate import ConfigError
+from tidegate.adaptive.update import CapacityUpdate, MalformedError
+
+PLAIN = {
+    "resource": "api",
+    "agent_id": "agent-1",
+    "new_capacity": 50,
+    "reason": "received 429 response",
+    "timestamp": "2024-10-04T00:00:00.5Z",
+}
+UPDATE = CapacityUpdate("api", "agent-1", 50, "received 429 response", datetime(2024, 10, 4, 0, 0, 0, 500_000, UTC))
+
+
+def test_the_documents_json():
+    assert CapacityUpdate.from_json(json.dumps(PLAIN)) == UPDATE
+    assert json.loads(UPDATE.to_json()) == {**PLAIN, "timestamp": "2024-10-04T00:00:00.500000Z"}
+
+
+@pytest.mark.parametrize(
+    "timestamp",
+    ["2024-10-04T00:00:00.500000123Z", "2024-10-04T02:00:00.5+02:00", "2024-10-04T00:00:00.5", "20241004T000000.5Z"],
+)
+def test_other_spellings_of_a_timestamp(timestamp):
+    """Go writes nanoseconds."""
+    assert CapacityUpdate.from_json(json.dumps({**PLAIN, "timestamp": timestamp})) == UPDATE
+
+
+def test_the_timestamp_stands_for_an_epoch():
+    assert UPDATE.order == UPDATE.at == 1_728_000_000_500_000
+    early = CapacityUpdate("api", "a", 1, "", datetime(1, 1, 1, tzinfo=UTC))
+    assert early.order == 1
+    berlin = CapacityUpdate("api", "a", 1, "", datetime(2024, 10, 4, 2, tzinfo=timezone(timedelta(hours=2))))
+    assert json.loads(berlin.to_json())["timestamp"] == "2024-10-04T00:00:00.000000Z"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "not JSON"),
+        ("{", "not JSON"),
+        ("[" * 100_000, "too long"),
+        ("[" * 19_000, "not JSON"),
+        ("[]", "not a JSON object"),
+        ("null", "not a JSON object"),
+        (b"\xff\xfe\x00", "not JSON"),
+        ({"resource": None}, "resource must be text"),
+        ({"resource": ""}, "resource must be text"),
+        ({"resource": "x" * 2000}, "resource must be text"),
+        ({"agent_id": 5}, "agent_id must be text"),
+        ({"reason": ["x"]}, "reason must be text"),
+        ({"new_capacity": None}, "new_capacity must be a whole number"),
+        ({"new_capacity": 0}, "new_capacity must be a whole number"),
+        ({"new_capacity": -5}, "new_capacity must be a whole number"),
+        ({"new_capacity": 1.5}, "new_capacity must be a whole number"),
+        ({"new_capacity": True}, "new_capacity must be a whole number"),
+        ({"new_capacity": "50"}, "new_capacity must be a whole number"),
+        ({"new_capacity": 10**400}, "new_capacity must be a whole number"),
+        ({"timestamp": None}, "timestamp must be"),
+        ({"timestamp": "yesterday"}, "timestamp must be"),
+        ({"timestamp": 1_728_000_000}, "timestamp must be"),
+        ({"timestamp": "0001-01-01T00:00:00+23:59"}, "timestamp must be"),
+        ({"epoch": 0}, "epoch must be"),
+        ({"epoch": 2**52 + 1}, "epoch must be"),
+        ({"epoch": "7"}, "epoch must be"),
+        ({"retry_after": -1}, "retry_after must be"),
+        ({"retry_after": float("nan")}, "retry_after must be"),
+        ({"retry_after": float("inf")}, "retry_after must be"),
+        ({"retry_after": "12"}, "retry_after must be"),
+    ],
+)
+def test_malformed(text, message):
+    if isinstance(text, dict):
+        text = json.dumps({**PLAIN, **text})
+    with pytest.raises(MalformedError, match=message):
+        CapacityUpdate.from_json(text)
+
+
+@given(st.binary(max_size=200) | st.text(max_size=200))
+def test_whatever_comes_is_an_update_or_malformed(text):
+    try:
+        CapacityUpdate.from_json(text)
+    except MalformedError:
+        return
+    raise AssertionError("random bytes are no update")
+
+
+@given(
+    st.text(min_size=1, max_size=50),
+    st.text(min_size=1, max_size=50),
+    st.integers(1, 2**53 - 1),
+    st.text(max_size=50),
+    st.datetimes(timezones=st.just(UTC)),
+    st.none() | st.integers(1, 2**52),
+    st.none() | st.floats(0, 10**6),
+    st.none() | st.text(min_size=1),
+)
+def test_what_is_written_is_read(resource, agent, capacity, reason, timestamp, epoch, retry_after, secret):
+    update = CapacityUpdate(resource, agent, capacity, reason, timestamp, epoch, retry_after)
+    assert CapacityUpdate.from_json(update.to_json(secret), secret) == update
+
+
+def test_with_a_secret_only_signed_messages_count():
+    signed = UPDATE.to_json("secret")
+    assert CapacityUpdate.from_json(signed, "secret") == CapacityUpdate.from_json(signed, b"secret") == UPDATE
+    assert CapacityUpdate.from_json(signed) == UPDATE, "who has no secret takes everything"
+    fields = json.loads(signed)
+    for forged in (
+        UPDATE.to_json(),
+        UPDATE.to_json("guess"),
+        json.dumps({**fields, "new_capacity": 1}),
+        json.dumps({**fields, "signature": "é"}),
+        json.dumps({**fields, "signature": None}),
+        json.dumps({**fields, "extra": 1}),
+    ):
+        with pytest.raises(MalformedError, match="not signed with our secret"):
+            CapacityUpdate.from_json(forged, "secret")
+
+
+def test_the_signature_is_as_documented():
+    """Another language can make it: HMAC-SHA256 of the sorted JSON without spaces."""
+    fields = json.loads(UPDATE.to_json("secret"))
+    assert fields["signature"] == "0fe4008e65cce05617b778efc1980e66d0c332e8478734694b59f42f5de50cbc"
+
+
+@pytest.mark.parametrize("secret", ["", b"", 5])
+def test_an_empty_secret_is_refused(secret):
+    with pytest.raises(ConfigError, match="secret: must be a text that all agents share"):
+        UPDATE.to_json(secret)

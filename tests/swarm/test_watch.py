@@ -1,0 +1,135 @@
+"""Who is there: agents answer whoever asks, and `tidegate swarm` shows them."""
+
+import json
+
+import pytest
+
+from tidegate import cli
+from tidegate.bus import open_bus
+from tidegate.cli.say import Say
+from tidegate.cli.swarm import Board, clean
+from tidegate.swarm import Capacity, SwarmLimiter
+from tidegate.swarm.watch import TELL, Watcher
+
+
+@pytest.fixture
+def swarm(clock, hub):
+    agents = [SwarmLimiter(hub(), name, clock=clock) for name in ("b", "a")]
+    for agent in agents:
+        agent.set_capacity("api", 100, 60)
+    yield agents
+    for agent in agents:
+        agent.close()
+
+
+def test_agents_answer(swarm, hub, clock):
+    swarm[0].try_acquire("api", cost=30)
+    swarm[1].announce_reduced("api", "429", retry_after=5)
+    watcher = Watcher(hub())
+    assert watcher.agents() == []
+    watcher.ask()
+    found = watcher.agents()
+    assert [agent.agent_id for agent in found] == ["a", "b"]
+    assert found[0].resources == {"api": Capacity("api", 0, 50, 60.0, 0)}
+    assert found[1].resources == {"api": Capacity("api", 0, 50, 60.0, 1)}
+    assert (found[1].resources["api"].original, found[1].resources["api"].frozen_for) == (100, 5.0)
+    clock.advance(10.1)
+    assert watcher.agents() == [], "who does not answer is forgotten"
+    watcher.close()
+
+
+def test_nonsense_is_ignored(swarm, hub):
+    watcher = Watcher(hub())
+    for wrong in (b"", b"[]", b"{}", b'{"agent_id":"x","resources":[]}', b'{"agent_id":"x","resources":{"a":{}}}'):
+        hub().publish(TELL, wrong)
+    told = {"resource": "a", "available": "many", "total": 1, "window": 1, "in_flight": 0}
+    hub().publish(TELL, json.dumps({"agent_id": "x", "resources": {"a": told}}).encode())
+    assert watcher.agents() == []
+    assert watcher.malformed == 6
+
+
+def test_with_a_secret_only_those_who_know_it(hub, clock):
+    limiter = SwarmLimiter(hub(), "a", secret=b"shared", clock=clock)
+    knows, does_not = Watcher(hub(), b"shared"), Watcher(hub(), b"guess")
+    knows.ask()
+    assert [agent.agent_id for agent in knows.agents()] == ["a"]
+    assert does_not.agents() == []
+    heard = []
+    hub().subscribe(TELL, heard.append)
+    does_not.ask()
+    assert heard == [], "nor do agents answer those"
+    limiter.close()
+
+
+def test_the_board(swarm, hub, clock, capsys):
+    bus = hub()
+    board = Board(bus, None, Say())
+    watcher = board._watcher  # noqa: SLF001 - asked here instead of every second
+    texts = []
+    for happens in (
+        lambda: None,
+        lambda: swarm[0].announce_reduced("api", "received 429 response"),
+        lambda: clock.advance(30),
+        lambda: swarm[1].announce_reduced("api", "evil \x1b[2J", retry_after=8),
+        lambda: clock.advance(1000),
+    ):
+        happens()
+        watcher.ask()
+        texts.append("\n".join(board.lines(watcher.agents())))
+    assert texts[0].startswith("swarm: 2 agents\n\napi\n  a  ")
+    assert "100/100  free 100    in flight 0" in texts[0]
+    assert "reductions" not in texts[0]
+    assert texts[1].count("50/100") == 2
+    assert texts[1].count("reduced") == 2
+    assert "00:00:00  api to 50 by b: received 429 response" in texts[1]
+    assert texts[2].count("55/100") == texts[2].count("recovering") == 2
+    assert texts[3].count("frozen for 8 s") == 2
+    assert "api to 27 by a: evil ?[2J, no calls for 8 s" in texts[3]
+    assert texts[4].count("recovered") == 2
+    data = board.as_data(watcher.agents())
+    assert data["agents"]["a"]["api"]["original"] == 100
+    assert [update["new_capacity"] for update in data["updates"]] == [50, 27]
+    json.dumps(data)
+
+
+def test_an_empty_board(hub):
+    bus = hub()
+    assert "nobody answers" in "\n".join(Board(bus, None, Say()).lines([]))
+
+
+def test_names_are_shown_safely():
+    assert clean("a\x1b[31m\nb") == "a?[31m?b"
+    assert len(clean("x" * 1000)) == 60
+
+
+def test_the_command_once(swarm, hub, capsys, monkeypatch):
+    monkeypatch.setenv("TIDEGATE_BUS", f"local://{swarm[0]._bus.name}")  # noqa: SLF001 - the same hub
+    assert cli.main(["swarm", "--once", "--interval", "0.01"]) == 0
+    assert "swarm: 2 agents" in capsys.readouterr().out
+    assert cli.main(["swarm", "--once", "--interval", "0.01", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["agents"]["b"]["api"]["total"] == 100
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        ([], 2, "name the bus, such as: tidegate swarm nats://127.0.0.1:4222"),
+        (["local://x", "--interval", "0"], 2, "--interval: must be a number of seconds above 0"),
+        (["carrier-pigeon://x"], 2, "no bus for carrier-pigeon://: known are local://, nats://"),
+        (["redis://user:hidden@127.0.0.1:1"], 3, "no answer from the bus at 127.0.0.1:1: is the server running?"),
+    ],
+)
+def test_the_command_explains_itself(words, code, message, capsys, monkeypatch):
+    monkeypatch.delenv("TIDEGATE_BUS", raising=False)
+    monkeypatch.setattr("tidegate.cli.swarm.CONNECTING", 0.05)
+    assert cli.main(["swarm", *words]) == code
+    assert message in capsys.readouterr().err
+
+
+def test_the_bus_of_the_same_name_is_another_once_all_are_closed():
+    with open_bus("local://short-lived") as bus:
+        bus.publish("a.b", b"x")
+        assert bus.metrics()["published"] == 1
+    with open_bus("local://short-lived") as bus:
+        assert bus.metrics()["retained"] == 0
