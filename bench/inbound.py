@@ -35,7 +35,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 from bench.inbound_sites import ASGI, BARE, DENIED, PATH, SITES, WSGI  # noqa: E402 - after the path to it is known
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
 SLICE: Final = 200  # calls timed together, by the time that this thread has run
 TARGETS: Final = (
@@ -87,28 +87,27 @@ def stores() -> Iterator[None]:
 def in_process(rounds: int) -> dict[str, dict[str, float]]:
     """Time every site in turns; microseconds per call."""
     loop = asyncio.new_event_loop()
-    timers = {name: timer(loop, name) for name in (*ASGI, *DENIED, *WSGI)}
-    able = {name: run for name, run in timers.items() if run is not None}
-    times: dict[str, list[float]] = {name: [] for name in able}
+    apps = {name: app for name in (*ASGI, *DENIED, *WSGI) if (app := built(name)) is not None}
+    times: dict[str, list[float]] = {name: [] for name in apps}
     for turn in range(rounds + 1):
-        for name, run in able.items():
-            taken = run()
+        for name, app in apps.items():
+            taken = plain_slice(app) if name in WSGI else loop.run_until_complete(task_slice(app))
             if turn:  # the first warms up
                 times[name].append(taken)
+    for name, app in apps.items():
+        if name not in WSGI and hasattr(app, "close"):
+            loop.run_until_complete(app.close())
     loop.close()
     return {name: {"best": min(some), "median": median(some)} for name, some in times.items()}
 
 
-def timer(loop: asyncio.AbstractEventLoop, name: str) -> Callable[[], float] | None:
-    """Give what times a slice of one site."""
+def built(name: str) -> Any:  # noqa: ANN401 - an application
+    """Build a site, if what it needs is installed."""
     try:
-        app = SITES[name]()
+        return SITES[name]()
     except ImportError as error:
         print(f"  {name} is left out: {error}")
         return None
-    if name in WSGI:
-        return lambda: plain_slice(app)
-    return lambda: loop.run_until_complete(task_slice(app))
 
 
 HEADERS: Final = [

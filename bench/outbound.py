@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     Get = Callable[[str], Any]
 
-PLENTY: Final = 1_000_000
+PLENTY: Final = 2000  # per second: more than one connection can send
 SLICE: Final = 40  # requests
 
 
@@ -62,7 +62,7 @@ def providers() -> Any:  # noqa: ANN401 - of tidegate
     """Allow plenty."""
     from tidegate.outbound import Providers  # noqa: PLC0415 - as above
 
-    return Providers.of({"domain": "127.0.0.1", "limit": PLENTY, "period": "1m"})
+    return Providers.of({"domain": "127.0.0.1", "limit": PLENTY, "period": "1s"})
 
 
 def tidegate_httpx(store: str) -> Callable[[ExitStack], Get]:
@@ -98,7 +98,7 @@ def pyrate_httpx(stack: ExitStack) -> Get:
     limits = import_module("pyrate_limiter")
     transports = import_module("pyrate_limiter.extras.httpx_limiter")
 
-    limiter = limits.Limiter(limits.Rate(PLENTY, limits.Duration.MINUTE))
+    limiter = limits.Limiter(limits.Rate(PLENTY, limits.Duration.SECOND))
     transport = transports.RateLimiterTransport(limiter=limiter)
     return stack.enter_context(httpx.Client(transport=transport)).get
 
@@ -106,7 +106,7 @@ def pyrate_httpx(stack: ExitStack) -> Get:
 def pyrate_requests(stack: ExitStack) -> Get:
     """Ask requests-ratelimiter, which asks pyrate-limiter."""
     sessions = import_module("requests_ratelimiter")
-    get: Get = stack.enter_context(sessions.LimiterSession(per_minute=PLENTY)).get
+    get: Get = stack.enter_context(sessions.LimiterSession(per_second=PLENTY)).get
     return get
 
 

@@ -3,7 +3,8 @@
 make bench                              everything, about a quarter of an hour
 make bench ARGS=--quick                 a look, a few minutes; writes nothing into docs
 make bench ARGS="--only hot_key"        one comparison: hot_key many_keys five_limits tasks threads memory,
-                                        or of what is shared: sqlite redis_bench postgres_bench leases
+                                        or of what is shared: sqlite redis_bench postgres_bench leases,
+                                        or of the faces: inbound outbound budget
 """
 
 from __future__ import annotations
@@ -42,6 +43,9 @@ PROGRAMS: Final = {
     "redis_bench": "One Valkey server, 1, 32 and 256 tasks",
     "postgres_bench": "One PostgreSQL server, one and four processes",
     "leases": "Permits taken ahead",
+    "inbound": "A middleware in front of a small application",
+    "outbound": "A transport under an HTTP client",
+    "budget": "A batch check on a file with 100,000 tasks",
 }
 
 

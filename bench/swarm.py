@@ -1,6 +1,6 @@
 """How quickly a swarm slows down, how it settles below a limit that it does not know, and what it keeps.
 
-python -m bench.swarm                    everything; the simulated day of 1,000 agents takes a quarter of an hour
+python -m bench.swarm                    everything; the simulated day of 1,000 agents takes an hour or two
 python -m bench.swarm --only reduction   20 processes on real NATS and Redis: from a 429 to all others reduced
 python -m bench.swarm --only day         1,000 agents, a day, lossy bus, crashes: per-agent and shared; draws the plot
 python -m bench.swarm --only leak        1,000,000 pairs of acquire and release: memory before and after

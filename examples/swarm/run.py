@@ -30,11 +30,19 @@ def main() -> int:
         agents = [
             subprocess.Popen(  # noqa: S603 - our own program
                 [sys.executable, "-m", "examples.swarm.agent", args.bus, hidden.url, f"agent-{number}", args.calls],
+                stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 text=True,
             )
             for number in range(1, AGENTS + 1)
         ]
+        for agent in agents:
+            if agent.stdout is not None:
+                agent.stdout.readline()  # it is ready
+        for agent in agents:
+            if agent.stdin is not None:
+                agent.stdin.write("go\n")
+                agent.stdin.flush()
         told = [agent.communicate()[0].splitlines() for agent in agents]
     for line in (line for lines in told for line in lines[:-1]):
         say(line)

@@ -28,7 +28,7 @@ def back(budget):
 
 
 def test_short_term_limits_stay_in_force_and_long_ones_do_not(open_budget, path):
-    budget = open_budget(per_minute=10, per_hour=20, per_day=5, deadline=0.05)
+    budget = open_budget(per_minute=10, per_hour=20, per_day=5, deadline=0.3)
     budget.check_all_limits(4)
     budget.record_completed_tasks(4)
     with locked(path):
@@ -42,7 +42,7 @@ def test_short_term_limits_stay_in_force_and_long_ones_do_not(open_budget, path)
 
 
 def test_what_is_recorded_meanwhile_is_made_up_for_by_itself(open_budget, path, clock):
-    budget = open_budget(per_minute=10, per_day=50, deadline=0.05)
+    budget = open_budget(per_minute=10, per_day=50, deadline=0.3)
     reserved = budget.check_all_limits(3)
     with locked(path):
         admitted = budget.check_all_limits(4)
@@ -68,7 +68,7 @@ def test_what_is_recorded_meanwhile_is_made_up_for_by_itself(open_budget, path, 
 
 
 def test_what_failed_meanwhile_is_given_back(open_budget, path):
-    budget = open_budget(per_day=50, deadline=0.05)
+    budget = open_budget(per_day=50, deadline=0.3)
     reserved = budget.check_all_limits(10)
     with locked(path):
         budget.cancel(reserved)
@@ -80,7 +80,7 @@ def test_what_failed_meanwhile_is_given_back(open_budget, path):
 
 def test_a_budget_can_be_opened_while_the_database_is_lost(open_budget, path):
     path.mkdir()  # a folder where the file should be
-    budget = open_budget(per_minute=5, per_day=100, deadline=0.05)
+    budget = open_budget(per_minute=5, per_day=100, deadline=0.3)
     assert budget.check_all_limits(5).local
     assert not budget.check_all_limits(1)
     budget.record_completed_tasks(5)
@@ -90,7 +90,7 @@ def test_a_budget_can_be_opened_while_the_database_is_lost(open_budget, path):
 
 
 def test_denied_by_choice(open_budget, path):
-    budget = open_budget(per_minute=5, deadline=0.05, on_database_error="deny")
+    budget = open_budget(per_minute=5, deadline=0.3, on_database_error="deny")
     assert budget.check_all_limits(1)
     with locked(path):
         refused = budget.check_all_limits(1)
@@ -103,7 +103,7 @@ def test_denied_by_choice(open_budget, path):
 
 def test_the_local_share_by_choice(open_budget, path):
     """Which begins after the others have noticed (see tests/faults): until then, nothing is admitted twice."""
-    budget = open_budget(per_minute=100, deadline=0.05, on_database_error="local")
+    budget = open_budget(per_minute=100, deadline=0.3, on_database_error="local")
     result = budget.check_all_limits(10)
     with locked(path):
         assert not budget.check_all_limits(1)
@@ -114,7 +114,7 @@ def test_the_local_share_by_choice(open_budget, path):
 
 def test_many_settlements_are_added_up(open_budget, path, monkeypatch):
     monkeypatch.setattr("tidegate.budget.backlog.MOST", 3)
-    budget = open_budget(per_day=500, deadline=0.05)
+    budget = open_budget(per_day=500, deadline=0.3)
     budget.check_all_limits(1)
     with locked(path):
         budget.check_all_limits(1)
@@ -127,7 +127,7 @@ def test_many_settlements_are_added_up(open_budget, path, monkeypatch):
 
 
 def test_closing_while_it_is_lost_ends(open_budget, path):
-    budget = open_budget(per_day=500, deadline=0.05)
+    budget = open_budget(per_day=500, deadline=0.3)
     budget.check_all_limits(5)
     with locked(path):
         budget.check_all_limits(5)

@@ -6,6 +6,7 @@ import os
 import pytest
 
 from tests.budget.faces import KINDS, Awaited, used
+from tests.budget.waiting import until
 from tests.servers.postgres import PostgresServer, find_binaries
 from tests.servers.valkey import ValkeyServer
 
@@ -87,3 +88,27 @@ def test_fixed_windows_and_health(instances):
     health = other.health()
     assert (health["status"], health["database"]["connected"]) == ("limited", True)
     assert other.reset_expired_windows() == 0
+
+
+@pytest.mark.parametrize("kind", ["threads", "tasks"])
+def test_a_redis_that_dies_is_made_up_for(kind):
+    settings = {"per_minute": 20, "per_day": 100}  # a dead server says so at once
+    with ValkeyServer(None, "--appendonly", "yes", "--appendfsync", "always") as server, asyncio.Runner() as runner:
+        make = KINDS[kind]
+        budget = (
+            make(**settings, storage=server.url)
+            if kind == "threads"
+            else Awaited(runner, lambda: make(**settings, storage=server.url))
+        )
+        reserved = budget.check_all_limits(10)
+        server.kill()
+        admitted = budget.check_all_limits(10)
+        assert (admitted.allowed, admitted.local) == (True, True)
+        assert budget.check_all_limits(1).tier == "minute"
+        budget.record_completed_tasks(8, result=reserved)
+        budget.record_completed_tasks(9, result=admitted)
+        assert budget.backlog == 2
+        server.start()
+        until(lambda: not budget.lost and not budget.backlog, "the budget caught up")
+        assert used(budget) == {"minute": 17, "day": 17}
+        budget.close()

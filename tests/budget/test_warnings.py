@@ -87,7 +87,7 @@ def test_refusals_are_logged_when_they_begin(open_budget, said, clock):
 
 
 def test_warnings_are_posted_and_signed(open_budget, receiver, path):
-    budget = open_budget(per_hour=10, webhook_url=receiver.url, webhook_secret="s3cret", deadline=0.05)  # noqa: S106 - of a test
+    budget = open_budget(per_hour=10, webhook_url=receiver.url, webhook_secret="s3cret", deadline=0.3)  # noqa: S106 - of a test
     budget.check_all_limits(8)
     budget.check_all_limits(8)
     with closing(sqlite3.connect(path, isolation_level=None)) as other:

@@ -22,7 +22,7 @@ class Reply(NamedTuple):
     def headers(self) -> dict[str, str]:
         return {name.lower(): value for name, value in self.fields}
 
-    def __getitem__(self, name):  # type: ignore[override]
+    def __getitem__(self, name):  # type: ignore[override]  # by name or, as a tuple, by number
         return self.headers[name] if isinstance(name, str) else tuple.__getitem__(self, name)
 
     @property

@@ -481,3 +481,27 @@ def test_reset_is_an_instant(door):
     assert int(api.ask()["x-ratelimit-reset"]) == START + 60
     api.clock.advance(0.5)
     assert int(api.ask()["x-ratelimit-reset"]) == START + 61  # rounded up
+
+
+def test_clients_are_forgotten_a_few_at_a_time(door):
+    api = door({"cleanup_interval_minutes": 1, "categories": {"read": {"limit": 5, "window": "10s"}}})
+    for host in range(300):
+        api.ask(peer=f"198.51.{host // 256}.{host % 256}")
+    seen = api.guard.gates["read"].seen
+    api.clock.advance(11)
+    api.ask()
+    assert 240 <= len(seen) <= 251  # a sixth of the interval has passed, so a sixth of them was looked at
+    for _ in range(7):
+        api.clock.advance(10)
+        api.ask()
+    assert list(seen) == ["203.0.113.9"]
+
+
+def test_a_clock_that_steps_back_is_survived(door):
+    api = door({"categories": {"read": {"limit": 3}}})
+    assert api.many(2) == [200, 200]
+    api.clock.advance(-1000)
+    assert api.many(2) == [200, 429]  # nothing is credited twice
+    api.guard.chores(api.guard.now())
+    api.clock.advance(1061)
+    assert api.ask().status == 200

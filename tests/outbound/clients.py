@@ -66,7 +66,7 @@ def _requests(providers, urls, method, body, headers, options):
         found = []
         for url in urls:
             answer = session.request(method, url, data=body, headers=headers, timeout=30)
-            found.append((answer.status_code, answer.text, answer.url, answer.tidegate))  # type: ignore[attr-defined]
+            found.append((answer.status_code, answer.text, answer.url, vars(answer)["tidegate"]))
         return [Fetched(*each, adapter.gate.metrics()) for each in found]
 
 

@@ -118,6 +118,15 @@ async def test_a_provider_that_answers_slowly_is_still_used_fully():
     assert all(after - before >= 60 for before, after in zip(arrived, arrived[6:], strict=False))
 
 
+@pytest.mark.parametrize(("limit", "seconds"), [(2000, 60.0), (2001, 60.3)])
+def test_permits_of_large_limits_count_a_little_longer_instead(limit, seconds):
+    gate, send = answers(ManualClock(START), (200, {}), known=providers(limit))
+    send()
+    (account,) = gate._accounts.values()  # noqa: SLF001 - what it decides by
+    assert account.limiter.policy.limits[0].length == seconds * 1_000_000
+    gate.close()
+
+
 @pytest.mark.parametrize("algorithm", ["fixed_window", "calendar_window"])
 def test_a_request_that_arrives_in_the_next_window_counts_there(algorithm):
     clock = ManualClock(START)  # a whole minute

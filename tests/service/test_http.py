@@ -7,6 +7,7 @@ import httpx
 import pytest
 
 from tests.service.harness import ADMIN, DECISION, START, Site
+from tidegate.stores import Store
 
 POLICIES = {"api": "2/1m fixed_window", "many": "1000/1m, 5000/1h", "tokens": "100/1m fixed_window unit=tokens",
             "slots": "1/1m concurrency"}  # fmt: skip
@@ -229,6 +230,16 @@ async def test_a_body_in_pieces(site):
     assert site.app.in_flight == 0
 
 
+async def test_who_hangs_up_leaves_the_line(site):
+    await site.post("acquire", {**K, "cost": 2})
+    waiting = json.dumps({**K, "wait": 30}).encode()
+    assert await raw(site.app, [piece(waiting, more=False), {"type": "http.disconnect"}]) is None
+    assert (site.desk.waiting, site.app.in_flight) == (0, 0)
+    assert site.clock.now() == START
+    site.clock.advance(60)
+    assert (await site.post("peek", {**K, "cost": 2})).json()["allowed"]  # nothing was taken
+
+
 async def test_a_body_that_never_comes():
     async with Site(policies=POLICIES, read_timeout=0.05) as site:
         # The timer is of the event loop; the clock of the store says how long it has been.
@@ -248,15 +259,20 @@ async def test_stopping_answers_nobody_new(site):
     assert (await site.http.get("/healthz")).status_code == 200
 
 
-async def test_what_was_not_foreseen_tells_nothing_of_the_inside(site, monkeypatch, caplog):
-    def fail(_subject):
+class Broken(Store):
+    """A store that fails as nobody foresaw."""
+
+    def apply(self, verb, asks, now=None, at=None):
         raise RuntimeError("inside")
 
-    monkeypatch.setattr(site.desk, "find", fail)
-    response = await site.post("acquire", K)
-    assert problem(response)[0] == "internal"
-    assert "inside" not in response.text
-    assert "inside" in caplog.text
+
+async def test_what_was_not_foreseen_tells_nothing_of_the_inside(caplog):
+    async with Site(store=Broken(), policies=POLICIES) as site:
+        response = await site.post("acquire", K)
+        assert problem(response)[0] == "internal"
+        assert "inside" not in response.text
+        assert "inside" in caplog.text
+        assert site.app.in_flight == 0
 
 
 # ---- tokens ----------------------------------------------------------------------------------------------------------

@@ -240,6 +240,19 @@ def test_a_lost_store_is_told_apart_from_a_denial(tmp_path):
             until(lambda: service.get("/readyz").status_code == 200, "the return of the store")
 
 
+def test_who_hangs_up_leaves_the_line(service):
+    ask = {"policy": "slow", "key": "hangs up"}
+    service.post("acquire", ask)
+    body = json.dumps({**ask, "wait": 25}).encode()
+    head = (
+        f"POST /v1/acquire HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
+    )
+    with socket.create_connection(("127.0.0.1", service.port)) as caller:
+        caller.sendall(f"{head}\r\n\r\n".encode() + body)
+        until(lambda: "tidegate_waiting 1" in service.get("/metrics").text, "a call that waits")
+    until(lambda: "tidegate_waiting 0" in service.get("/metrics").text, "the end of its wait")
+
+
 def test_a_slow_client_holds_nobody_up(service):
     with socket.create_connection(("127.0.0.1", service.port)) as slow:
         slow.sendall(

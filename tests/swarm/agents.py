@@ -77,7 +77,8 @@ class Inside:
             "done": self.done,
             "errors": self.errors,
             "connected": self.bus.connected,
-            "connections": self.bus.metrics()["connections"],
+            "bus": self.bus.metrics(),
+            "updates": self.slow.metrics(),
         }
 
     def close(self) -> None:

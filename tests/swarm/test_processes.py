@@ -26,7 +26,11 @@ class Herd:
         return [agent.answer() for agent in self.agents]
 
     def all(self, condition, what, but=None):
-        until(lambda: all(condition(state) for n, state in enumerate(self.states()) if n != but), what, 40)
+        try:
+            until(lambda: all(condition(state) for n, state in enumerate(self.states()) if n != but), what, 40)
+        except AssertionError as error:
+            wrong = {n: state for n, state in enumerate(self.states()) if n != but and not condition(state)}
+            raise AssertionError(f"{error}: {wrong}") from None
 
     def replace(self, *numbers):
         for number in numbers:

@@ -143,12 +143,14 @@ class Ledger(SQLiteStore):
 
         Several may have been reserved at one instant; those that reserved as much are as good as each other.
         """
-        text = write_costs(policy, costs)
         with self._ticketing:
             tickets = self._tickets.get(at)
             if not tickets:
                 return -1
-            chosen = next((ticket for ticket in tickets if ticket[0] == text), tickets[0])
+            chosen = tickets[0]
+            if len(tickets) > 1:
+                text = write_costs(policy, costs)
+                chosen = next((ticket for ticket in tickets if ticket[0] == text), chosen)
             tickets.remove(chosen)
             if not tickets:
                 del self._tickets[at]

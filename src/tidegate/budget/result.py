@@ -106,7 +106,8 @@ def result_of(
     decision: Decision, tasks: int, usage: Mapping[str, Usage], *, by_tiers: bool, **more: object
 ) -> RateLimitResult:
     """Read a decision on a batch; one that was not made by the tiers names none."""
-    refused = [said for said in decision.limits if by_tiers and not decision.allowed and not said.allowed]
+    asked = decision.limits if by_tiers and not decision.allowed else ()
+    refused = [said for said in asked if not said.allowed]
     never = float("inf")
     longest = max(refused, key=lambda said: never if said.retry_after is None else said.retry_after, default=None)
     return RateLimitResult(

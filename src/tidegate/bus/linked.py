@@ -96,6 +96,7 @@ class LinkedBus(Bus):
         self._listening: set[str] = set()  # on this connection
         self._checks: set[asyncio.Future[None]] = set()
         self._unkept: dict[tuple[str, str], _Message] = {}
+        self._recent: dict[int, None] = {}  # what arrived, so that it is not delivered again as retained
         self._threads = [
             threading.Thread(target=self._run, name=f"tidegate bus {where}", daemon=True),
             threading.Thread(target=self._handle, name=f"tidegate bus {where} handlers", daemon=True),
@@ -173,6 +174,9 @@ class LinkedBus(Bus):
     def _arrived(self, subject: str, payload: bytes) -> None:
         late = subject.endswith(LATE)
         event = Event(subject.removesuffix(LATE), payload, late)
+        self._recent[hash((event.subject, payload))] = None
+        if len(self._recent) > QUEUE:
+            del self._recent[next(iter(self._recent))]
         for subscription in self._subscriptions:
             if subscription.subject == event.subject:
                 self._hand(subscription.deliver, event)
@@ -324,7 +328,11 @@ class LinkedBus(Bus):
             await clock.wait_async(TaskSignal(), clock.steady() + seconds * SECOND)
             for place in [place for place in self._unkept if place[0] == subject]:
                 await self._keep(link, self._unkept.pop(place))
-            more = [kept for kept in await link.recall(subject) if versions.get(kept.key, 0) < kept.version]
+            more = [
+                kept
+                for kept in await link.recall(subject)
+                if versions.get(kept.key, 0) < kept.version and hash((subject, kept.payload)) not in self._recent
+            ]
             versions.update({kept.key: kept.version for kept in more})
             for subscription in joined:
                 self._hand_kept(subscription, more)

@@ -5,11 +5,12 @@ A server without JetStream works too; then a late joiner learns nothing of what 
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
 from tidegate.bus.linked import PATIENCE, Kept, LinkedBus
+from tidegate.clock import SystemClock, TaskSignal
+from tidegate.core.bounds import SECOND
 from tidegate.errors import ConfigError
 
 try:
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from tidegate.bus.linked import Arrived
     from tidegate.clock import Clock
 
+PING: Final = SECOND  # how often a silent server is asked whether it is there
 DAY: Final = 86_400.0
 ATTEMPTS: Final = 5  # to replace a retained message that others replace at the same time
 
@@ -44,7 +46,7 @@ class NatsLink:
         self._arrived = arrived
         self._unretained = unretained
         self._buckets: dict[str, KeyValue] = {}
-        self._gone = asyncio.Event()
+        self._gone = TaskSignal()
 
     async def listen(self, subject: str) -> None:
         """Subscribe, and wait for the server to have heard of it."""
@@ -126,8 +128,12 @@ class NatsLink:
         return self._buckets[subject]
 
     async def lost(self) -> None:
-        """Wait for the client to end."""
-        await self._gone.wait()
+        """Ask the server every second; the client does not tell of every end."""
+        clock = SystemClock()
+        while not self._gone.is_set() and self._client.is_connected:
+            await clock.wait_async(self._gone, clock.steady() + PING)
+            if not self._gone.is_set():
+                await self._client.flush(round(PATIENCE))
         raise ConnectionError("the connection is lost")
 
     def end(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from typing import TYPE_CHECKING
 
 from tidegate.service.settings import OPTIONS, load_settings
@@ -43,16 +44,21 @@ def settings_of(args: argparse.Namespace) -> Settings:
 
 def run(args: argparse.Namespace, say: Say) -> int:
     """Serve until SIGTERM or Ctrl-C."""
-    from tidegate.service import logs, server  # noqa: PLC0415 - `--help` needs neither
+    from tidegate.service import logs, server  # noqa: PLC0415 - help needs neither
 
-    settings = settings_of(args)
     logs.set_up()
 
-    def ready(_service: object) -> None:
+    def ready(settings: Settings) -> None:
         where = f"http://{settings.listen}"
         grpc = "" if settings.grpc is None else f", for Envoy on {settings.grpc}"
-        say.line(f"answering on {where}{grpc}: {len(settings.rules.entries)} policies, store {settings.store}", "bold")
+        count, store = len(settings.rules.entries), shown(settings.store)
+        say.line(f"answering on {where}{grpc}: {count} policies, store {store}", "bold")
         say.data({"ready": True, "http": where, "grpc": str(settings.grpc) if settings.grpc else None})
 
-    server.run(settings, ready)
+    server.run(settings_of(args), ready)
     return 0
+
+
+def shown(url: str) -> str:
+    """Write a store's URL without what only its owner should know."""
+    return re.sub(r"//[^/]*@", "//…@", url)

@@ -6,9 +6,9 @@ With a store that is shared, it knows the clients that this process has met.
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from contextlib import suppress
-from typing import TYPE_CHECKING, NamedTuple
+import math
+from itertools import islice
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from tidegate.core.bounds import SECOND, ceil_div
 from tidegate.policy import join_key
@@ -16,6 +16,9 @@ from tidegate.policy import join_key
 if TYPE_CHECKING:
     from tidegate.core.decision import Decision
     from tidegate.policy import Key
+
+
+FEW: Final = 50  # clients that are looked at each time, if there are so many
 
 
 class Near(NamedTuple):
@@ -35,13 +38,13 @@ class Census:
 
     def __init__(self, most: int) -> None:
         """Remember at most so many."""
-        self.seen: OrderedDict[Key, Decision] = OrderedDict()
+        self.seen: dict[Key, Decision] = {}
         self.most = most
 
     def resize(self, most: int) -> None:
         """Remember so many from now on."""
         self.most = most
-        while len(self.seen) > most:
+        if len(self.seen) > most:
             self.drop()
 
     def note(self, key: Key, decision: Decision) -> None:
@@ -51,9 +54,9 @@ class Census:
             self.drop()
 
     def drop(self) -> None:
-        """Forget who was noted first."""
-        with suppress(KeyError):  # another thread took the last
-            self.seen.popitem(last=False)
+        """Forget some of those who were noted first: several at once, since looking for the first takes time."""
+        for key, _ in self._items(max(1, len(self.seen) - self.most, self.most // 16)):
+            self.seen.pop(key, None)
 
     def forget(self, key: Key) -> None:
         """Forget a client."""
@@ -66,10 +69,10 @@ class Census:
                 return key
         return text
 
-    def _items(self) -> list[tuple[Key, Decision]]:
+    def _items(self, most: int | None = None) -> list[tuple[Key, Decision]]:
         while True:
             try:
-                return list(self.seen.items())
+                return list(islice(self.seen.items(), most))
             except RuntimeError:  # another thread has noted somebody meanwhile
                 continue
 
@@ -79,6 +82,13 @@ class Census:
             if decision.at + _reset(decision) <= now:
                 self.seen.pop(key, None)
         return len(self.seen)
+
+    def sweep(self, now: int, part: float) -> None:
+        """Look at a part of the clients, those not looked at for longest, and forget whose windows are over."""
+        for key, _ in self._items(max(FEW, math.ceil(len(self.seen) * min(1.0, part)))):
+            decision = self.seen.pop(key, None)
+            if decision is not None and decision.at + _reset(decision) > now:
+                self.seen.setdefault(key, decision)  # at the end, unless it was noted again meanwhile
 
     def near(self, now: int, most: int) -> list[Near]:
         """Tell who is nearest to a limit, nearest first."""

@@ -131,7 +131,7 @@ class Guard:
         self.special = self._key_of is not None  # whether nothing is usual: keys of one's own, clients on lists
         self._every = round(get("reload", 1.0) * SECOND)
         self.due = 0  # when chores are to be done
-        self._clean_due = 0
+        self._swept = 0
         self.gates: dict[str, Gate] = {}
         self.take_over(self._source.rules)
 
@@ -177,13 +177,14 @@ class Guard:
     def chores(self, now: int) -> None:
         """Do what is due: look whether the file has changed, forget clients whose windows are over."""
         self.due = now + self._every
-        if now >= self._clean_due:
-            self._clean_due = now + round(self.rules.cleanup_interval * SECOND)
-            for gate in self.gates.values():
-                gate.census.clean(now)
-            self.blocks.clean(now)
-            self.passes.clean(now)
-            self.look_at_lists()
+        # Once in an interval everybody is looked at, a few at a time: no request shall wait for all of them.
+        part = (now - self._swept) / SECOND / self.rules.cleanup_interval
+        self._swept = now
+        for gate in self.gates.values():
+            gate.census.sweep(now, part)
+        self.blocks.clean(now)
+        self.passes.clean(now)
+        self.look_at_lists()
         if self._source.watched:
             self._reload(self._source.changed())
 

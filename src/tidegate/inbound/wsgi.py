@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from tidegate.errors import RateLimitError
 from tidegate.inbound import admin
 from tidegate.inbound.answers import worked_out
-from tidegate.inbound.guard import Guard, Outcome
+from tidegate.inbound.guard import MISSING, Guard, Outcome
 from tidegate.inbound.request import Request, wsgi_header
 from tidegate.inbound.steps import drive
 from tidegate.inbound.visit import NAME, Visit
@@ -63,14 +63,20 @@ class RateLimitMiddleware:
     def __call__(self, environ: Environ, start_response: Start) -> Iterable[bytes]:
         """Let a request in, or answer it."""
         guard = self.guard
-        method, path, root = environ.get("REQUEST_METHOD", "GET"), path_of(environ), environ.get("SCRIPT_NAME", "")
-        target = guard.target(method, text_of(root) + path if root else path, text_of(root))
+        method, path = environ.get("REQUEST_METHOD", "GET"), path_of(environ)
+        root = text_of(environ.get("SCRIPT_NAME", ""))
+        target = guard.targets.get((method, path), MISSING) if not root else MISSING
+        if target is MISSING:
+            target = guard.target(method, root + path, root)
         if target is None:
             if guard.idle:
                 guard.idle_chores()
             visit = environ[NAME] = Visit(guard, None, None)  # for limits of single routes
             return self.app(environ, _Starting(visit, start_response))
-        visitor = guard.client(environ.get("REMOTE_ADDR"), forwarding(environ) if guard.trusted else ())
+        peer = environ.get("REMOTE_ADDR")
+        visitor = guard.visitors.get(peer) if guard.direct else None
+        if visitor is None:
+            visitor = guard.client(peer, forwarding(environ))
         gate, key = target.gate, visitor.key
         if target.special or visitor.special or guard.special or gate is None or key is None:
             return self._seldom(environ, start_response, target, visitor)

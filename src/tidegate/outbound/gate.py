@@ -24,7 +24,7 @@ from tidegate.bus import open_bus
 from tidegate.clock import TaskSignal, ThreadSignal
 from tidegate.core.bounds import SECOND
 from tidegate.errors import Closed, ConfigError, Denied
-from tidegate.headers import read
+from tidegate.headers import Advice, read
 from tidegate.limiter import AsyncLimiter, Limiter, seconds
 from tidegate.outbound.account import Account, terms
 from tidegate.outbound.calls import ASKED, Asked, Passage, Passed, Tail, credential
@@ -39,7 +39,7 @@ from tidegate.policy import join_key
 from tidegate.stores.failure import open_guarded
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
+    from collections.abc import Callable, Generator, Iterable
 
     from tidegate.bus import Bus
     from tidegate.clock import Clock
@@ -55,7 +55,14 @@ R = TypeVar("R")
 
 TTL: Final = 600.0  # seconds within which an answer has to end for its estimate to be corrected downwards
 RELOAD: Final = 5.0  # seconds between two looks at the files
+SPEAKING: Final = frozenset(("ratel", "x-rat", "retry", "anthr"))  # how the names of such headers begin
+SILENCE: Final = Advice()
 COUNTS: Final = ("sent", "unlimited", "denied", "refused", "retried", "corrected")
+
+
+def speaks(headers: Iterable[tuple[str, str]]) -> bool:
+    """Tell whether an answer may say anything of limits: most do not, and reading takes its time."""
+    return any(name[:5].lower() in SPEAKING for name, _ in headers)
 
 
 class _Gate:
@@ -238,7 +245,7 @@ class _Gate:
 
     def _hearing(self, account: Account, ticket: Ticket, sent: int, reply: Reply) -> Flow:
         """Settle what is known, and learn from the answer."""
-        advice = read(reply.headers, self.clock.ns() / 1e9)
+        advice = read(reply.headers, self.clock.ns() / 1e9) if speaks(reply.headers) else SILENCE
         if reply.status == REFUSED:
             self._counts["refused"] += 1
             yield ticket.cancel

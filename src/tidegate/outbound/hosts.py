@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from ipaddress import AddressValueError, IPv4Address, IPv6Address
 from typing import TYPE_CHECKING, Final
 from urllib.parse import unquote, urlsplit
@@ -34,16 +35,19 @@ def host_of(url: object) -> str:
         raise ConfigError(
             f"has no host: {_shown(text)} (expected something like https://example.com/path)", field="url"
         )
-    host = parts.netloc.rpartition("@")[2]
-    if host.startswith("["):
-        address, bracket, port = host[1:].partition("]")
-        good = bracket and (not port or port.startswith(":"))
-        normal = normal_address(address) if good else None
-    else:
-        normal = normal_host(host.partition(":")[0])
+    normal = _normal(parts.netloc.rpartition("@")[2])
     if normal is None or "\\" in parts.netloc:  # a slash to some, part of the user to others
         raise ConfigError(f"has no host that could exist: {_shown(text)}", field="url")
     return normal
+
+
+@lru_cache(maxsize=1024)
+def _normal(host: str) -> str | None:
+    """Take the port and brackets off, and write what is left the one way."""
+    if not host.startswith("["):
+        return normal_host(host.partition(":")[0])
+    address, bracket, port = host[1:].partition("]")
+    return normal_address(address) if bracket and (not port or port.startswith(":")) else None
 
 
 def normal_host(host: str) -> str | None:

@@ -96,6 +96,7 @@ class Desk:
         self._observers = tuple(observers)
         self._on_denial = (*self._observers, *on_denial)
         self._seats: dict[str, Seat] = {}
+        self._quick: dict[str, Callable[[Key], Decision]] = {}  # by policy, until the rules change
         self._receipts = Receipts(store, secret)
         self.closed = False
 
@@ -104,6 +105,7 @@ class Desk:
     def adopt(self, rules: Rulebook) -> None:
         """Decide by other rules from now on, all at once; what was consumed stays consumed, who waits keeps waiting."""
         self.rules = rules
+        self._quick.clear()
         for slot, seat in list(self._seats.items()):
             variant = rules.slots.get(slot)
             if variant is None:
@@ -199,9 +201,13 @@ class Desk:
             return error
 
     def quick(self, policy: str) -> Callable[[Key], Decision] | None:
-        """Give the short way for many calls of cost 1 to one policy, if there is one: memory, and the same for all."""
+        """Give the short way for calls of cost 1 to a policy, if there is one: in memory, and the same for all keys."""
+        found = self._quick.get(policy)
+        return self._shorten(policy) if found is None else found
+
+    def _shorten(self, policy: str) -> Callable[[Key], Decision] | None:
         entry = self.rules.entries.get(policy)
-        if entry is None or entry.plain is None or not self.store.instant or self._observers:
+        if entry is None or entry.plain is None or self._observers:
             return None
         seat = self.seat(entry.plain)
         now, count, seen = seat.now, seat.count, self._seen
@@ -217,6 +223,7 @@ class Desk:
                 return decision
             return seen(seat, key, 1, decision)
 
+        self._quick[policy] = decide
         return decide
 
     async def together(self, asks: Sequence[tuple[Policy, Key, int]]) -> list[Decision]:
@@ -347,6 +354,7 @@ class Desk:
     async def close(self) -> None:
         """Wake who waits, return leases and let the store go."""
         self.closed = True
+        self._quick.clear()
         for seat in self._seats.values():
             await seat.limiter.close()
         await self.store.close_async()

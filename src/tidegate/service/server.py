@@ -12,6 +12,7 @@ import logging
 import os
 import signal
 import socket
+from dataclasses import replace
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, Final
 
@@ -22,16 +23,16 @@ from tidegate.observe.logs import DecisionLog
 from tidegate.service.desk import Desk
 from tidegate.service.http import App
 from tidegate.service.reloading import Reloader
+from tidegate.service.settings import Address, Settings
 from tidegate.stores.failure import open_guarded
 from tidegate.stores.lease import LeasedStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tidegate.service.settings import Settings
     from tidegate.stores import Store
 
-    Ready = Callable[["Service"], object]
+    Ready = Callable[[Settings], object]
 
 log = logging.getLogger("tidegate.service")
 
@@ -80,7 +81,7 @@ class Service:
                 envoy = await envoy_service.serve(self.desk, self.settings)
             await self._listening(serving)
             if ready is not None:
-                ready(self)
+                ready(self.settings)
             stopping = asyncio.create_task(self._stop.wait())
             await asyncio.wait((stopping, serving), return_when=asyncio.FIRST_COMPLETED)
             stopping.cancel()
@@ -159,9 +160,10 @@ def http_server(app: App, settings: Settings) -> Any:  # noqa: ANN401 - loaded w
     )
 
 
-def check_free(settings: Settings) -> None:
-    """Refuse an address that is taken: our processes share theirs, so the system would not."""
-    for name, address in (("listen", settings.listen), ("grpc", settings.grpc)):
+def take_addresses(settings: Settings) -> Settings:
+    """Refuse an address that is taken (our processes share theirs, so the system would not), and choose free ports."""
+    for name in ("listen", "grpc"):
+        address: Address | None = getattr(settings, name)
         if address is None:
             continue
         try:
@@ -170,9 +172,12 @@ def check_free(settings: Settings) -> None:
                 probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 probe.bind(tuple(address))
                 probe.listen(1)
+                chosen = Address(address.host, probe.getsockname()[1])
         except OSError as error:
             message = f"cannot listen on {address}: {error.strerror or error}"
             raise ConfigError(message, field=name) from None
+        settings = replace(settings, **{name: chosen}, flags={**settings.flags, name: str(chosen)})  # type: ignore[arg-type]  # by name
+    return settings
 
 
 async def serve(settings: Settings, ready: Ready | None = None, *, secret: bytes = b"") -> None:
@@ -191,7 +196,7 @@ async def serve(settings: Settings, ready: Ready | None = None, *, secret: bytes
 
 def run(settings: Settings, ready: Ready | None = None) -> None:
     """Run the service until SIGTERM or SIGINT, in as many processes as the settings say."""
-    check_free(settings)
+    settings = take_addresses(settings)
     if settings.workers > 1:
         from tidegate.service.workers import run_workers  # noqa: PLC0415 - most run one process
 

@@ -85,7 +85,7 @@ class Crew:
                 if found is self._reader:
                     up += self._reader.recv() == "ready"
                     if up == self._settings.workers and ready is not None:
-                        ready(None)  # type: ignore[arg-type]  # the services are in other processes
+                        ready(self._settings)
                         ready = None
             for place, process in enumerate(self._processes):
                 if not process.is_alive() and not self._stopping:

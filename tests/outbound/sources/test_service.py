@@ -137,6 +137,19 @@ async def test_failures_back_off_and_are_counted_apart(tmp_path, wrong):
         assert (here.row("a")["failed"], here.row("a")["ok"], here.row("a")["requeued"]) == (5, 0, 0)
 
 
+async def test_what_nobody_foresaw_is_a_failure_of_that_source_alone(tmp_path, caplog):
+    def respond(request):
+        if request.url.path == "/bad":
+            raise ArithmeticError("a bug in a transport")
+        return httpx.Response(200)
+
+    sources = [source("bad", "https://fmp.test/bad"), source("good", "https://fmp.test/good")]
+    async with world(tmp_path, sources, respond=respond) as here:
+        await here.cycle()
+        assert (here.row("bad")["failed"], here.row("bad")["state"], here.row("good")["ok"]) == (1, "idle", 1)
+        assert "a bug in a transport" in caplog.text
+
+
 async def test_sources_of_one_provider_take_turns_and_none_starves(tmp_path):
     """Forty sources that each want more than there is: after a long time none is more than a turn ahead."""
     sources = [source(f"s{i:02}", f"https://fmp.test/{i}", "1s") for i in range(40)]

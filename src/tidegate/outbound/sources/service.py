@@ -134,6 +134,10 @@ class Service:
         except asyncio.CancelledError:
             self.scheduler.put_back(source)
             raise
+        except Exception as error:
+            # Whatever else goes wrong is this source's failure: it must not stay under way for ever.
+            log.exception("%s failed in a way that was not foreseen", source.name)
+            outcome = Outcome(Status.FAILED, type(error).__name__)
         finally:
             self.scheduler.asked(source)
         self._report(source, outcome)

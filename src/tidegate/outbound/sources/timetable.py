@@ -40,7 +40,8 @@ class Cron(NamedTuple):
         """Tell the first instant after now."""
         del due
         local = (EPOCH + timedelta(microseconds=now)).astimezone(ZoneInfo(self.timezone))
-        return (next(cron()(self.expression, local)) - EPOCH) // timedelta(microseconds=1)  # type: ignore[no-any-return]
+        found: datetime = next(cron()(self.expression, local))
+        return (found - EPOCH) // timedelta(microseconds=1)
 
     def __str__(self) -> str:
         """Say it as it was written."""

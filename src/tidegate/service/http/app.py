@@ -57,6 +57,7 @@ class App:
         self._replays = Replays(self._clock)
         self.bodies = Bodies(self._clock, settings.max_body, settings.read_timeout)
         self._verbs = Verbs(desk)
+        self._latency = desk.tally.latency
         self._posts = {f"/v1/{name}": (name, verb) for name, verb in self._verbs.all.items()}
         self._gets: dict[str, tuple[str, Get]] = {
             "/v1/check": ("check", self._check),
@@ -68,7 +69,11 @@ class App:
         }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request."""
+        """Answer one request.
+
+        The usual question, a cost of 1 to a store in memory, is answered at once: coroutines between it and its answer
+        would cost as much as the decision.
+        """
         if scope["type"] != "http":
             await _lifespan(scope, receive, send)
             return
@@ -81,7 +86,11 @@ class App:
                 path = scope["path"]
                 if (post := self._posts.get(path)) is not None:
                     verb = post[0]
-                    reply = await self._post(scope, receive, *post)
+                    headers = self._admit(scope, verb)
+                    body = await self.bodies.read(headers, receive, start)
+                    key = headers.get(b"idempotency-key")
+                    at_once = self._verbs.at_once(body) if verb == "acquire" and key is None else None
+                    reply = at_once or await self._post(verb, post[1], body, key, receive)
                 elif (get := self._gets.get(path)) is not None:
                     verb = get[0] or verb
                     reply = await self._get(scope, *get)
@@ -101,10 +110,10 @@ class App:
             self.in_flight -= 1
             if self.stopping and not self.in_flight:
                 self.idle.set()
-        latency = self.desk.tally.latency.get(verb)
-        if latency is None:
-            latency = self.desk.tally.latency[verb] = Latency()
-        latency.add(steady() - start)
+            latency = self._latency.get(verb)
+            if latency is None:
+                latency = self._latency[verb] = Latency()
+            latency.add(steady() - start)
 
     def stop(self) -> None:
         """Answer no further questions."""
@@ -118,20 +127,28 @@ class App:
 
     # ---- questions ---------------------------------------------------------------------------------------------------
 
-    async def _post(self, scope: Scope, receive: Receive, name: str, verb: Callable[[Any], Awaitable[Reply]]) -> Reply:
+    def _admit(self, scope: Scope, name: str) -> dict[bytes, bytes]:
+        """Let a question in, or refuse it, before its body is read."""
         if scope["method"] != "POST":
             raise ProblemError("method-not-allowed", f"send a POST, not a {scope['method'][:20]}")
         headers = dict(scope["headers"])
         self._door.check(headers, admin=name in ADMIN)
-        self._check_load()
+        if self.stopping or self.in_flight > self.settings.max_concurrency:
+            self._check_load()
         kind = headers.get(b"content-type", b"")
         if kind != b"application/json" and kind.partition(b";")[0].strip().lower() != b"application/json":
             raise ProblemError("unsupported-type", "send JSON, with the header 'Content-Type: application/json'")
-        body = await self.bodies.read(headers, receive)
-        key = headers.get(b"idempotency-key")
-        if key is None or name not in REPLAYED:
-            return await verb(loads(body))
-        return await self._replays.answer(key, (name, body), lambda: verb(loads(body)))
+        return headers
+
+    async def _post(
+        self, name: str, verb: Callable[[Any], Awaitable[Reply]], body: bytes, key: bytes | None, receive: Receive
+    ) -> Reply:
+        if key is not None and name in REPLAYED:
+            return await self._replays.answer(key, (name, body), lambda: verb(loads(body)))
+        asked = loads(body)
+        if isinstance(asked, dict) and asked.get("wait"):
+            return await unless_gone(verb(asked), receive)
+        return await verb(asked)
 
     def _check_load(self) -> None:
         if self.stopping:
@@ -172,6 +189,21 @@ class App:
 
     async def _openapi(self, _scope: Scope, _headers: dict[bytes, bytes]) -> Reply:
         return Reply(200, document())
+
+
+async def unless_gone(answer: Awaitable[Reply], receive: Receive) -> Reply:
+    """Wait for an answer while there is somebody to be answered: who hangs up leaves the line."""
+    answering = asyncio.ensure_future(answer)
+    listening = asyncio.ensure_future(receive())
+    try:
+        await asyncio.wait((answering, listening), return_when=asyncio.FIRST_COMPLETED)
+        if not answering.done() and listening.result()["type"] == "http.disconnect":
+            raise ConnectionAbortedError
+        return await answering
+    finally:
+        for task in (answering, listening):
+            task.cancel()
+        await asyncio.gather(answering, listening, return_exceptions=True)
 
 
 async def respond(send: Send, reply: Reply, *, head: bool = False) -> None:

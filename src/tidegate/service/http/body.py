@@ -34,13 +34,13 @@ class Bodies:
         self._overdue: set[asyncio.Task[Any]] = set()
         self._timer: asyncio.TimerHandle | None = None
 
-    async def read(self, headers: dict[bytes, bytes], receive: Receive) -> bytes:
-        """Read all of it, or refuse."""
+    async def read(self, headers: dict[bytes, bytes], receive: Receive, start: int) -> bytes:
+        """Read all of it, or refuse; the request began at `start`, by the steady clock."""
         length = headers.get(b"content-length", b"0")
         if len(length) > DIGITS or not length.isdigit() or int(length) > self._most:
             raise self._too_large()
         task: Any = asyncio.current_task()
-        self._reading[task] = self._steady()
+        self._reading[task] = start
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(self._within / 2, self._look)
         try:
@@ -58,7 +58,7 @@ class Bodies:
             task.uncancel()
             raise ProblemError("timeout", f"not received within {self._within:g} s") from None
         finally:
-            self._reading.pop(task, None)
+            del self._reading[task]
 
     async def _rest(self, message: MutableMapping[str, Any], receive: Receive) -> bytes:
         """Read a body that comes in pieces."""

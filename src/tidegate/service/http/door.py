@@ -27,13 +27,15 @@ class Door:
         self._decision = _hashable(settings.decision_token)
         self._admin = _hashable(settings.admin_token)
         self.open = self._decision is None and self._admin is None
+        self._last: bytes | None = None  # the host name that was let in last: mostly it is the next one, too
         self._hosts: tuple[bytes, ...] | None = LOCAL if self.open and settings.listen.loopback else None
 
     def check(self, headers: dict[bytes, bytes], *, admin: bool) -> None:
         """Let in, or refuse."""
         if self.open:
-            if self._hosts is not None:
-                self._check_host(headers.get(b"host", b""))
+            if self._hosts is not None and (host := headers.get(b"host", b"")) != self._last:
+                self._check_host(host)
+                self._last = host
             return
         token = token_of(headers)
         # All comparisons are made, whatever the first of them says.

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 from tidegate.errors import RateLimitError
 from tidegate.service.desk import MOST, Subject
 from tidegate.service.http.problems import ProblemError, Reply, problem_of
-from tidegate.service.wire import ASK, FIELDS, BadFieldError, Fields, Templates, describe, describe_usage
+from tidegate.service.wire import ASK, DECODER, FIELDS, BadFieldError, Fields, Templates, describe, describe_usage
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -39,6 +39,21 @@ class Verbs:
             "usage": self.usage,
             "reset": self.reset,
         }
+
+    def at_once(self, body: bytes) -> Reply | None:
+        """Answer the usual acquire: a policy and a key, at a cost of 1, in memory. None: it is another one."""
+        try:
+            text = body.decode()
+            asked, end = DECODER.raw_decode(text)
+        except (ValueError, RecursionError):
+            return None  # the long way says what is wrong
+        if end != len(text) or asked.__class__ is not dict or len(asked) != 2:  # noqa: PLR2004 - a policy and a key
+            return None
+        policy, key = asked.get("policy"), asked.get("key")
+        if policy.__class__ is not str or key.__class__ is not str:
+            return None
+        quick = self.desk.quick(policy)
+        return None if quick is None else Reply(200, self._write(quick(key)).encode())
 
     async def acquire(self, body: object) -> Reply:
         """Take permits, waiting if asked to."""
