@@ -56,6 +56,7 @@ def run(args: argparse.Namespace, say: Say) -> int:
         say.data({"ready": True, "http": where, "grpc": str(settings.grpc) if settings.grpc else None})
 
     server.run(settings_of(args), ready)
+    server.leave()
     return 0
 
 

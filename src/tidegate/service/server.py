@@ -12,6 +12,7 @@ import logging
 import os
 import signal
 import socket
+import sys
 from dataclasses import replace
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, Final
@@ -203,3 +204,15 @@ def run(settings: Settings, ready: Ready | None = None) -> None:
         run_workers(settings, ready)
     else:
         asyncio.run(serve(settings, ready))
+
+
+def leave() -> None:
+    """End the process at once, everything being closed.
+
+    Threads of granian may still want the interpreter while that shuts down, which Rust takes for a fault: it would
+    abort, now and then.
+    """
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)

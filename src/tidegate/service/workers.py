@@ -120,3 +120,4 @@ def work(words: dict[str, Any], secret: bytes, told: Any) -> None:  # noqa: ANN4
     settings = load_settings(**words, environment=os.environ)
     with contextlib.suppress(KeyboardInterrupt):
         asyncio.run(server.serve(settings, lambda _: told.send("ready"), secret=secret))
+    server.leave()

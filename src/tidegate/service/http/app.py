@@ -23,7 +23,7 @@ from tidegate.service.tally import Latency
 from tidegate.service.wire import loads
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, MutableMapping
+    from collections.abc import Awaitable, Callable, Coroutine, MutableMapping
 
     from tidegate.service.desk import Desk
     from tidegate.service.settings import Settings
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     Scope = MutableMapping[str, Any]
     Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
     Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+    Verb = Callable[[Any], Coroutine[Any, Any, Reply]]
     Get = Callable[[Scope, dict[bytes, bytes]], Awaitable[Reply]]
 
 log = logging.getLogger("tidegate.service")
@@ -140,9 +141,7 @@ class App:
             raise ProblemError("unsupported-type", "send JSON, with the header 'Content-Type: application/json'")
         return headers
 
-    async def _post(
-        self, name: str, verb: Callable[[Any], Awaitable[Reply]], body: bytes, key: bytes | None, receive: Receive
-    ) -> Reply:
+    async def _post(self, name: str, verb: Verb, body: bytes, key: bytes | None, receive: Receive) -> Reply:
         if key is not None and name in REPLAYED:
             return await self._replays.answer(key, (name, body), lambda: verb(loads(body)))
         asked = loads(body)
@@ -191,19 +190,23 @@ class App:
         return Reply(200, document())
 
 
-async def unless_gone(answer: Awaitable[Reply], receive: Receive) -> Reply:
+async def unless_gone(answer: Coroutine[Any, Any, Reply], receive: Receive) -> Reply:
     """Wait for an answer while there is somebody to be answered: who hangs up leaves the line."""
-    answering = asyncio.ensure_future(answer)
-    listening = asyncio.ensure_future(receive())
+    answering = asyncio.create_task(answer)
+    # Not cancelled at the end: a server need not allow that, and ends it with the request at the latest.
+    listening = asyncio.create_task(_hung_up(receive))
     try:
         await asyncio.wait((answering, listening), return_when=asyncio.FIRST_COMPLETED)
-        if not answering.done() and listening.result()["type"] == "http.disconnect":
-            raise ConnectionAbortedError
-        return await answering
+        if answering.done():
+            return answering.result()
+        raise ConnectionAbortedError
     finally:
-        for task in (answering, listening):
-            task.cancel()
-        await asyncio.gather(answering, listening, return_exceptions=True)
+        answering.cancel()
+
+
+async def _hung_up(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass  # the end of the body
 
 
 async def respond(send: Send, reply: Reply, *, head: bool = False) -> None:

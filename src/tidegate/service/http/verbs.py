@@ -11,12 +11,12 @@ from tidegate.service.http.problems import ProblemError, Reply, problem_of
 from tidegate.service.wire import ASK, DECODER, FIELDS, BadFieldError, Fields, Templates, describe, describe_usage
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Callable, Coroutine
 
     from tidegate.core.decision import Decision
     from tidegate.service.desk import Desk
 
-    Verb = Callable[[Any], Awaitable[Reply]]
+    Verb = Callable[[Any], Coroutine[Any, Any, Reply]]
 
 DONE: Final = Reply(200, b'{"ok":true}')
 
