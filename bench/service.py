@@ -52,7 +52,7 @@ def main() -> None:
     parser.add_argument("--only", choices=["process", "http", "grpc", "keys"], help="one part only")
     parser.add_argument("--json", type=Path, help="keep the results in this file")
     options = parser.parse_args()
-    rounds, seconds = (1, 2) if options.quick else (5, 4)
+    rounds, seconds = (2, 2) if options.quick else (5, 4)
     parts: dict[str, Callable[[], dict[str, Any]]] = {
         "process": lambda: in_process(rounds * 8),
         "http": lambda: over_http(rounds, seconds),

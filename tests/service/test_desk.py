@@ -9,8 +9,10 @@ from tests.service.harness import START
 from tidegate import Closed, ConfigError, ResourceUnknown
 from tidegate.service.desk import Desk, Subject
 from tidegate.service.receipts import AlreadySettledError
+from tidegate.service.server import open_shared
 from tidegate.service.settings import load_settings
 from tidegate.stores import MemoryStore
+from tidegate.stores.lease import LeasedStore
 from tidegate.testing import ManualClock
 
 POLICIES = {
@@ -204,3 +206,30 @@ async def test_a_key_is_a_text_of_some_length(desk, key):
         return
     with pytest.raises(ConfigError):
         await desk.acquire(Subject("api", key))
+
+
+# ---- leases ----------------------------------------------------------------------------------------------------------
+
+
+async def test_leases_are_returned_when_the_desk_closes(tmp_path):
+    settings = {"store": f"sqlite:///{tmp_path / 'limits.db'}?deadline=10s", "policies": {"api": "100/1h fixed_window"}}
+    leased = load_settings({**settings, "lease": True})
+    desk = Desk(leased.rules, open_shared(leased))
+    assert isinstance(desk.store, LeasedStore)
+    for _ in range(30):
+        assert (await desk.acquire(Subject("api", "k"))).allowed
+    assert desk.store.metrics()["lease_granted_requests"] > 0
+    answers = await desk.batch([(Subject("api", "k"), 1)] * 40 + [(Subject("nope", "k"), 1), (Subject("api", "k"), 40)])
+    assert [bool(answer) for answer in answers[:40]] == [True] * 40
+    assert isinstance(answers[40], ResourceUnknown)
+    assert not answers[41].allowed
+    assert desk.tally.count("api").allowed == 70
+    await desk.close()
+    plain = load_settings(settings)
+    desk = Desk(plain.rules, open_shared(plain))
+    assert await used(desk, "api") == {"1h": 70}
+    await desk.close()
+
+
+def test_memory_needs_no_lease():
+    assert isinstance(open_shared(load_settings({"lease": True})), MemoryStore)

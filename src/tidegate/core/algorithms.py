@@ -371,9 +371,11 @@ class Entries(NamedTuple):
 
     def append(self, tail: int, time: int, total: int) -> None:
         """Put an entry at `tail`, in place of whatever a dropped state had put there."""
-        del self.times[tail:], self.sums[tail:]
-        self.times.append(time)
-        self.sums.append(total)
+        times, sums = self
+        if len(times) > tail:
+            del times[tail:], sums[tail:]
+        times.append(time)
+        sums.append(total)
 
     def costs(self, span: range, head: int, base: int) -> Iterator[tuple[int, int]]:
         """Tell the entries within a span, in its order, and the cost of each."""
