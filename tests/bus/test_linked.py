@@ -7,8 +7,9 @@ import threading
 import pytest
 
 from tests.servers.nats import NatsServer
+from tests.servers.process import until
 from tests.servers.tcp_proxy import TcpProxy
-from tests.servers.valkey import ValkeyServer, until
+from tests.servers.valkey import ValkeyServer
 from tidegate import ConfigError
 from tidegate.bus import Retain, linked, open_bus
 from tidegate.bus.redis import PREFIX

@@ -18,8 +18,9 @@ from functools import partial
 import pytest
 
 from tests.servers.postgres import PostgresServer, find_binaries
+from tests.servers.process import need, until
 from tests.servers.tcp_proxy import TcpProxy
-from tests.servers.valkey import ValkeyCluster, ValkeyServer, need, until
+from tests.servers.valkey import ValkeyCluster, ValkeyServer
 from tidegate import AsyncLimiter, Limit, Limiter, Policy
 from tidegate.core.decision import LocalDecision
 from tidegate.stores import Store, open_store

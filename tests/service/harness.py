@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import httpx
 
-from tests.servers.valkey import free_port, until
+from tests.servers.process import free_port, until
 from tidegate.service.desk import Desk
 from tidegate.service.http import App
 from tidegate.service.settings import load_settings

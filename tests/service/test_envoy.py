@@ -5,7 +5,8 @@ import json
 import grpc
 import pytest
 
-from tests.servers.valkey import ValkeyServer, free_port
+from tests.servers.process import free_port
+from tests.servers.valkey import ValkeyServer
 from tests.service.harness import START
 from tidegate import StoreUnavailable
 from tidegate.service.desk import Desk

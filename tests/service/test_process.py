@@ -12,7 +12,8 @@ import grpc
 import httpx
 import pytest
 
-from tests.servers.valkey import ValkeyServer, free_port, until
+from tests.servers.process import free_port, until
+from tests.servers.valkey import ValkeyServer
 from tests.service.harness import ROOT, serving
 from tests.service.test_envoy import Envoy
 from tidegate import ResourceUnknown, StoreUnavailable

@@ -5,7 +5,8 @@ import time
 import pytest
 
 from tests.servers.nats import NatsServer
-from tests.servers.valkey import ValkeyServer, until
+from tests.servers.process import until
+from tests.servers.valkey import ValkeyServer
 from tests.swarm.agents import Agent
 
 AGENTS = 20

@@ -10,7 +10,7 @@ import threading
 import pytest
 
 from tests.outbound.server import Answer, QuotaServer
-from tests.servers.valkey import until
+from tests.servers.process import until
 from tidegate.cli import main
 from tidegate.outbound.sources.control import NAME
 

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.servers.valkey import ValkeyServer, need
+from tests.servers.process import need
+from tests.servers.valkey import ValkeyServer
 from tidegate.stores.redis import RedisStore
 from tidegate.stores.redis.address import Address
 

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.servers.valkey import ValkeyCluster, until
+from tests.servers.process import until
+from tests.servers.valkey import ValkeyCluster
 from tests.stores.redis.conftest import address_of
 from tidegate import ConfigError, Limit, Policy, StoreUnavailable
 from tidegate.stores.redis import RedisStore

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.servers.process import until
 from tests.servers.tcp_proxy import TcpProxy
-from tests.servers.valkey import until
 from tests.stores.redis.conftest import address_of
 from tidegate import AsyncLimiter, Closed, ConfigError, Limit, Limiter, Policy
 from tidegate.stores.redis import RedisStore

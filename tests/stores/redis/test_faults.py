@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.servers.process import free_port, until
 from tests.servers.tcp_proxy import TcpProxy
-from tests.servers.valkey import ValkeyServer, free_port, until
+from tests.servers.valkey import ValkeyServer
 from tests.stores.redis.conftest import address_of
 from tidegate import Limit, Policy, StoreUnavailable
 from tidegate.stores import open_store

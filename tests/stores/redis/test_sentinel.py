@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.servers.valkey import ValkeyServer, need, until
+from tests.servers.process import need, until
+from tests.servers.valkey import ValkeyServer
 from tidegate import Limit, Policy, StoreUnavailable
 from tidegate.stores import open_store
 

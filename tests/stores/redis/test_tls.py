@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.servers.valkey import ValkeyServer, free_port, need
+from tests.servers.process import free_port, need
+from tests.servers.valkey import ValkeyServer
 from tidegate import AsyncLimiter, Limiter, StoreUnavailable
 from tidegate.stores import open_store
 
