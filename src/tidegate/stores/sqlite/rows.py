@@ -32,6 +32,7 @@ SWEEP: Final = 64  # rows looked at in one sweep
 SHAPES: Final = 1024  # sets of limits remembered
 UNMARKED: Final = 3  # numbers of a bucket without marks
 LOG: Final = 5  # parts of a log's state; no other has as many
+LOGS: Final = ("sliding_log", "concurrency")
 
 READ: Final = "SELECT id, limits, numbers FROM state WHERE policy = ? AND key = ?"
 INSERT: Final = "INSERT INTO state (policy, key, limits, numbers, updated, due) VALUES (?, ?, ?, ?, ?, ?)"
@@ -57,7 +58,8 @@ class Shape(NamedTuple):
 
     limits: Limits
     text: str
-    read: tuple[Callable[[Limit, list[int]], State], ...]
+    read: tuple[Callable[[Limit, list[int]], State | None], ...]
+    plain: bool  # no state of them is a log
     nothing: Row
 
 
@@ -93,10 +95,11 @@ class Rows:
         states: list[State | None] = []
         logs: list[int] = []
         try:
-            for limit, read, numbers in zip(shape.limits, shape.read, scan(text, 0)[0], strict=True):
-                if not numbers:
-                    states.append(None)
-                elif numbers[0].__class__ is list:
+            triples = zip(shape.limits, shape.read, scan(text, 0)[0], strict=True)
+            if shape.plain:
+                return [read(limit, numbers) for limit, read, numbers in triples], ()
+            for limit, read, numbers in triples:
+                if numbers and numbers[0].__class__ is list:
                     log = Log(self.cursor, numbers[0])
                     logs.append(log.id)
                     states.append((limit, log, *numbers[0][2:5]))
@@ -116,15 +119,11 @@ class Rows:
         limits = policy.limits
         if row.limits is not limits:
             limits, states = self._merge(row, limits, states, now)
-        numbers: list[list[Any]] = []
-        logs: list[int] = []
-        for state in states:
-            if state is None:
-                numbers.append([])
-            elif len(state) == LOG:
-                numbers.append(self._write_log(state, logs, INLINE if inline is None else inline))
-            else:
-                numbers.append(write_state(state))
+        logs: Sequence[int] = ()
+        if self._shape(limits).plain:
+            numbers = [write_state(state) for state in states]
+        else:
+            numbers, logs = self._write_logs(states, INLINE if inline is None else inline)
         place = row.id
         if not any(numbers):
             self.delete(row)
@@ -139,6 +138,15 @@ class Rows:
             place = self.cursor.lastrowid or 0
         if logs != row.logs:
             self._keep_logs(place, row.logs, logs)
+
+    def _write_logs(self, states: States, inline: int) -> tuple[list[list[Any]], list[int]]:
+        """Write states of which some are logs; tell which of those have rows of their own."""
+        logs: list[int] = []
+        numbers = [
+            self._write_log(state, logs, inline) if state is not None and len(state) == LOG else write_state(state)
+            for state in states
+        ]
+        return numbers, logs
 
     def _write_log(self, state: State, logs: list[int], inline: int) -> list[Any]:
         """Write a log: as numbers, or as rows once there are many."""
@@ -221,22 +229,30 @@ class Rows:
 def make_shape(limits: Limits) -> Shape:
     """Work out what reading and writing the states of these limits needs."""
     nothing = (None,) * len(limits)
-    read = tuple(READERS.get(limit.algorithm, load) for limit in limits)
-    return Shape(limits, write_limits(limits), read, Row(0, nothing, limits, nothing))
+    read = tuple(READERS.get(limit.algorithm, read_other) for limit in limits)
+    plain = all(limit.algorithm not in LOGS for limit in limits)
+    return Shape(limits, write_limits(limits), read, plain, Row(0, nothing, limits, nothing))
 
 
-def read_bucket(limit: Limit, numbers: list[int]) -> State:
+def read_bucket(limit: Limit, numbers: list[int]) -> State | None:
     """Read a bucket; most have no marks."""
-    return (limit, numbers[0], numbers[1]) if len(numbers) == UNMARKED else load(limit, numbers)
+    return (limit, numbers[0], numbers[1]) if len(numbers) == UNMARKED else read_other(limit, numbers)
 
 
-def read_window(limit: Limit, numbers: list[int]) -> State:
+def read_window(limit: Limit, numbers: list[int]) -> State | None:
     """Read a window, which may have its end noted."""
-    return (limit, numbers[0], numbers[1])
+    return (limit, numbers[0], numbers[1]) if numbers else None
 
 
-def write_state(state: State) -> list[int]:
+def read_other(limit: Limit, numbers: list[int]) -> State | None:
+    """Read any state that stands in its row."""
+    return load(limit, numbers) if numbers else None
+
+
+def write_state(state: State | None) -> list[int]:
     """Write a state that is no log."""
+    if state is None:
+        return []
     limit = state[0]
     if limit.__class__ is Limit:
         if limit.algorithm == "token_bucket":

@@ -31,16 +31,19 @@ if TYPE_CHECKING:
     from tidegate.core.limit import Limit
     from tidegate.policy import Key, Policy
     from tidegate.stores.base import Ask
+    from tidegate.stores.sqlite.worker import Asked
 
-    Work = Callable[[Rows, Question, int], list[Decision]]
+    Work = Callable[[Rows, Asked, int], list[Decision]]
 
 Synchronous = Literal["normal", "full", "extra"]
 
 TENDING: Final = (
     16  # every so many transactions, one also tends the file: removes what ended, sees whether it was replaced
 )
-PAUSE: Final = 0.00002  # seconds, growing up to LONGEST_PAUSE while the file stays locked
-LONGEST_PAUSE: Final = 0.002
+# Seconds between tries while others keep the file locked. A single transaction ends soon. Where many processes want the
+# file all the time, they do half as much again in runs of milliseconds as when each wakes the others at every decision.
+SOON: Final = 0.00002
+LATER: Final = 0.003
 
 
 class SQLiteStore(Store):
@@ -90,17 +93,13 @@ class SQLiteStore(Store):
 
     def apply(self, verb: str, asks: Sequence[Ask], now: int | None = None, at: int | None = None) -> list[Decision]:
         """Apply the verb to every key together, in one transaction."""
-        question = Question(verb, asks, now, at)
-        self._transact([question])
-        return question.answers  # type: ignore[return-value]  # errors were raised
+        return self._transact(((verb, asks, now, at),))[0]
 
     def apply_one(
         self, verb: str, policy: Policy, key: Key, costs: tuple[int, ...], now: int | None = None, at: int | None = None
     ) -> Decision:
         """Apply the verb to one key."""
-        question = Question(verb, ((policy, key, costs),), now, at)
-        self._transact([question])
-        return question.answers[0]  # type: ignore[index]  # errors were raised
+        return self._transact(((verb, ((policy, key, costs),), now, at),))[0][0]
 
     async def apply_async(
         self, verb: str, asks: Sequence[Ask], now: int | None = None, at: int | None = None
@@ -121,10 +120,10 @@ class SQLiteStore(Store):
         """Name the tasks charged to a key's logs at the instant `at`, for those who read `task_completions`."""
         name = text_of(key)
 
-        def work(rows: Rows, _: Question, now: int) -> list[Decision]:
+        def work(rows: Rows, _: Asked, now: int) -> list[Decision]:
             return rows.label(policy, name, at, task_type, task_id, now)
 
-        self._transact([Question("label", [(policy, key, ())])], work)
+        self._transact((("label", ((policy, key, ()),), None, None),), work)
 
     def metrics(self) -> dict[str, int]:
         """Count transactions, how often one found the file locked, and how many failed."""
@@ -149,13 +148,16 @@ class SQLiteStore(Store):
     def _answer(self, questions: list[Question]) -> None:
         """Answer all questions in one transaction; an error is the answer to each."""
         try:
-            self._transact(questions)
+            answers = self._transact([question.asked for question in questions])
         except Exception as error:  # noqa: BLE001 - raised where the answer is awaited
             for question in questions:
                 question.answers = error
+            return
+        for question, answer in zip(questions, answers, strict=True):
+            question.answers = answer
 
-    def _transact(self, questions: list[Question], work: Work | None = None) -> None:
-        """Run a transaction, as often as it takes while others keep the file locked."""
+    def _transact(self, asked: Sequence[Asked], work: Work | None = None) -> list[list[Decision]]:
+        """Answer all of it in one transaction, tried as often as it takes while others keep the file locked."""
         if self._pid != os.getpid():
             self._take_over()
         deadline = None
@@ -163,49 +165,50 @@ class SQLiteStore(Store):
         if not self._lock.acquire(blocking=False) and not self._lock.acquire(timeout=self._patience / SECOND):
             error = sqlite3.OperationalError("other threads of this process are using it")
             error.sqlite_errorcode = sqlite3.SQLITE_BUSY
-            raise self._failed(error, questions)
+            raise self._failed(error, asked)
         try:
             while True:
                 try:
-                    return self._attempt(questions, work or decide)
+                    return self._attempt(asked, work or decide)
                 except sqlite3.Error as error:
                     self._recover(error)
                     if error_code(error) not in BUSY:
-                        raise self._failed(error, questions) from error
+                        raise self._failed(error, asked) from error
                     steady = SystemClock.steady()
                     deadline = deadline or steady + self._patience
                     if steady >= deadline:
-                        raise self._failed(error, questions) from error
+                        raise self._failed(error, asked) from error
                 except BaseException:
                     self._recover(None)
                     raise
                 attempts += 1
                 self._waits += attempts == 1
-                yield_thread(min(LONGEST_PAUSE, PAUSE * attempts))
+                yield_thread(SOON if attempts == 1 else LATER)
         finally:
             self._lock.release()
 
-    def _attempt(self, questions: list[Question], work: Work) -> None:
+    def _attempt(self, asked: Sequence[Asked], work: Work) -> list[list[Decision]]:
         """Answer in one transaction."""
         self._count += 1
         tending = self._count % TENDING == 1
         if tending and self._db is not None and self._replaced():
             self._close()
         rows = self._rows or self._open()
-        looking = questions[0].verb == "peek" and all(question.verb == "peek" for question in questions)
+        looking = asked[0][0] == "peek" and all(verb == "peek" for verb, _, _, _ in asked)
         rows.execute("BEGIN" if looking else "BEGIN IMMEDIATE")
         now = self.clock.ns() // 1000
-        for question in questions:
-            question.answers = work(rows, question, now)
+        answers = [work(rows, each, now) for each in asked]
         if tending and not looking:
-            rows.sweep(min([now, *(question.now for question in questions if question.now is not None)]))
+            rows.sweep(min([now, *(at for _, _, at, _ in asked if at is not None)]))
         rows.execute("COMMIT")
+        return answers
 
-    def _failed(self, error: sqlite3.Error, questions: list[Question]) -> StoreUnavailable:
+    def _failed(self, error: sqlite3.Error, asked: Sequence[Asked]) -> StoreUnavailable:
         self._failures += 1
-        policy, key, _ = questions[0].asks[0]
-        others = f" and {len(questions) - 1} more" if len(questions) > 1 else ""
-        return explain(error, f"{questions[0].verb} {key!r} of policy {policy.name!r}{others}", self.path)
+        verb, asks, _, _ = asked[0]
+        policy, key, _ = asks[0]
+        others = f" and {len(asked) - 1} more" if len(asked) > 1 else ""
+        return explain(error, f"{verb} {key!r} of policy {policy.name!r}{others}", self.path)
 
     # ---- the connection ----------------------------------------------------------------------------------------------
 
@@ -255,29 +258,30 @@ class SQLiteStore(Store):
         self._pid = os.getpid()
 
 
-def decide(rows: Rows, question: Question, now: int) -> list[Decision]:
+def decide(rows: Rows, asked: Asked, now: int) -> list[Decision]:
     """Read the states of every key, apply the verb to all of them, and write them back."""
-    if question.now is not None:
-        now = question.now
-    if len(question.asks) > 1:
-        return decide_together(rows, question, now)
-    ((policy, key, costs),) = question.asks
+    verb, asks, given, at = asked
+    if given is not None:
+        now = given
+    if len(asks) > 1:
+        return decide_together(rows, verb, asks, now, at)
+    ((policy, key, costs),) = asks
     name = text_of(key)
     row = rows.read(policy, name)
-    allowed, changed, left = VERBS[question.verb](policy.limits, row.states, costs, now, question.at)
+    allowed, changed, left = VERBS[verb](policy.limits, row.states, costs, now, at)
     decision = tell(row, allowed, now, policy, changed, left)
     if changed is not row.states:
-        keep(rows, question.verb, policy, name, row, changed, now)
+        keep(rows, verb, policy, name, row, changed, now)
     return [decision]
 
 
-def decide_together(rows: Rows, question: Question, now: int) -> list[Decision]:
+def decide_together(rows: Rows, verb: str, asks: Sequence[Ask], now: int, at: int | None) -> list[Decision]:
     """Decide on several asks; a key that is asked for twice pays both costs."""
     found: dict[tuple[int, str | bytes], tuple[Row, int]] = {}
     limits: list[Limit] = []
     states: list[State | None] = []
     costs: list[int] = []
-    for policy, key, cost in question.asks:
+    for policy, key, cost in asks:
         name = text_of(key)
         if (id(policy), name) in found:
             place = found[id(policy), name][1]
@@ -289,18 +293,18 @@ def decide_together(rows: Rows, question: Question, now: int) -> list[Decision]:
         limits += policy.limits
         states += row.states
         costs += cost
-    allowed, changed, left = VERBS[question.verb](limits, states, costs, now, question.at)
+    allowed, changed, left = VERBS[verb](limits, states, costs, now, at)
     decisions = []
-    for policy, key, _ in question.asks:
+    for policy, key, _ in asks:
         row, place = found[id(policy), text_of(key)]
         end = place + len(policy.limits)
         decisions.append(tell(row, allowed, now, policy, changed[place:end], left[place:end]))
     if changed is not states:
-        for policy, key, _ in question.asks:
+        for policy, key, _ in asks:
             name = text_of(key)
             if (id(policy), name) in found:
                 row, place = found.pop((id(policy), name))
-                keep(rows, question.verb, policy, name, row, changed[place : place + len(policy.limits)], now)
+                keep(rows, verb, policy, name, row, changed[place : place + len(policy.limits)], now)
     return decisions
 
 

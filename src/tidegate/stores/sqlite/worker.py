@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from tidegate.core.decision import Decision
     from tidegate.stores.base import Ask
 
+    Asked = tuple[str, Sequence[Ask], int | None, int | None]  # the verb, what it is applied to, `now`, `at`
     Answers = list[Decision] | BaseException
 
 TOGETHER: Final = 64  # questions decided in one transaction at most: others wait for the file meanwhile
@@ -28,14 +29,11 @@ TOGETHER: Final = 64  # questions decided in one transaction at most: others wai
 class Question:
     """One call of `apply`, and who waits for its answer."""
 
-    __slots__ = ("answers", "asks", "at", "loop", "now", "verb", "waiter")
+    __slots__ = ("answers", "asked", "loop", "waiter")
 
     def __init__(self, verb: str, asks: Sequence[Ask], now: int | None = None, at: int | None = None) -> None:
         """Ask; nobody waits."""
-        self.verb = verb
-        self.asks = asks
-        self.now = now
-        self.at = at
+        self.asked: Asked = (verb, asks, now, at)
         self.answers: Answers = []
         self.loop: asyncio.AbstractEventLoop | None = None
         self.waiter: asyncio.Future[list[Decision]] | None = None
@@ -47,18 +45,16 @@ class Question:
 
     def undoing(self) -> list[Question]:
         """Word what gives back the permits that nobody learned of."""
-        if self.verb not in ("acquire", "hold") or isinstance(self.answers, BaseException) or not self.answers[0]:
+        verb, asks, _, _ = self.asked
+        if verb not in ("acquire", "hold") or isinstance(self.answers, BaseException) or not self.answers[0]:
             return []
         at = self.answers[0].at
         # Which of its charges a bucket corrects is only known where it was marked; else the latest is, just made.
-        marked = [undo(ask, buckets=False) for ask in self.asks]
-        latest = [undo(ask, buckets=True) for ask in self.asks]
-        if self.verb == "hold":
-            return [
-                Question(
-                    "adjust", [(policy, key, tuple(-c for c in costs)) for policy, key, costs in self.asks], None, at
-                )
-            ]
+        marked = [undo(ask, buckets=False) for ask in asks]
+        latest = [undo(ask, buckets=True) for ask in asks]
+        if verb == "hold":
+            back = [(policy, key, tuple(-c for c in costs)) for policy, key, costs in asks]
+            return [Question("adjust", back, None, at)]
         return [Question("adjust", marked, None, at), Question("adjust", latest)]
 
 
