@@ -24,13 +24,14 @@ from tidegate.stores.sqlite.worker import Question, Worker
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from tidegate.clock import Clock
     from tidegate.core.decision import Decision
     from tidegate.policy import Key, Policy
     from tidegate.stores.sqlite.rows import Rows
     from tidegate.stores.sqlite.store import Work
+    from tidegate.stores.sqlite.worker import Asked
 
 PREFIX: Final = "budget:"  # of the names of all policies of budgets
 DAY: Final = 86_400_000_000
@@ -85,30 +86,17 @@ class Settlement(NamedTuple):
     note: Note | None
 
 
-class Settling(Question):
-    """A question to the file that settles a batch."""
-
-    __slots__ = ("settlement",)
-
-    def __init__(self, settlement: Settlement) -> None:
-        """Ask for this."""
-        told = settlement
-        super().__init__("adjust", ((told.policy, told.key, told.deltas),), None, told.at)
-        self.settlement = settlement
+def settling(told: Settlement) -> Asked:
+    """Ask the file to settle a batch."""
+    return "adjust", ((told.policy, told.key, told.deltas),), None, told.at, told
 
 
-class Recording(Question):
-    """A question to the file that charges what was completed without having been reserved, room or not.
+def recording(vast: Policy, key: Key, costs: tuple[int, ...], note: Note | None) -> Asked:
+    """Ask the file to charge what was completed without having been reserved, room or not.
 
     What is told late is charged as of when it was completed, unless others have been charged since.
     """
-
-    __slots__ = ("note",)
-
-    def __init__(self, vast: Policy, key: Key, costs: tuple[int, ...], note: Note | None) -> None:
-        """Ask for this."""
-        super().__init__("acquire", ((vast, key, costs),), note.completed if note else None)
-        self.note = note
+    return "acquire", ((vast, key, costs),), note.completed if note else None, None, note
 
 
 class Ledger(SQLiteStore):
@@ -158,19 +146,19 @@ class Ledger(SQLiteStore):
 
     def settle(self, settlement: Settlement) -> None:
         """Settle a batch, or a part of it."""
-        self._transact([Settling(settlement)])
+        self._transact([settling(settlement)])
 
     async def settle_async(self, settlement: Settlement) -> None:
         """Settle on the store's thread."""
-        await self._working().ask(Settling(settlement))
+        await self._working().ask(Question(settling(settlement)))
 
     def record(self, vast: Policy, key: Key, costs: tuple[int, ...], note: Note | None) -> None:
         """Charge what was completed without a reservation."""
-        self._transact([Recording(vast, key, costs, note)])
+        self._transact([recording(vast, key, costs, note)])
 
     async def record_async(self, vast: Policy, key: Key, costs: tuple[int, ...], note: Note | None) -> None:
         """Charge on the store's thread."""
-        await self._working().ask(Recording(vast, key, costs, note))
+        await self._working().ask(Question(recording(vast, key, costs, note)))
 
     def tidy(self, policy: Policy, key: Key) -> int:
         """Give back every overdue batch and remove every old completion, a few in each transaction; count both."""
@@ -184,11 +172,11 @@ class Ledger(SQLiteStore):
         """Give back and remove a few, in one transaction."""
         found: list[int] = []
 
-        def work(rows: Rows, _: Question, now: int) -> list[Decision]:
+        def work(rows: Rows, _: Asked, now: int) -> list[Decision]:
             found.append(self._give_back(rows, policy, key, now) + self._remove(rows, now, REMOVED))
             return []
 
-        self._transact([Question("tidy", [(policy, key, ())])], work)
+        self._transact([("tidy", ((policy, key, ()),), None, None, None)], work)
         return found[-1]
 
     def close(self) -> None:
@@ -208,33 +196,35 @@ class Ledger(SQLiteStore):
 
     # ---- within a transaction ----------------------------------------------------------------------------------------
 
-    def _transact(self, questions: list[Question], work: Work | None = None) -> None:
-        super()._transact(questions, work or self._decide)
+    def _transact(self, asked: Sequence[Asked], work: Work | None = None) -> list[list[Decision]]:
+        return super()._transact(asked, work or self._decide)
 
-    def _attempt(self, questions: list[Question], work: Work) -> None:
+    def _attempt(self, asked: Sequence[Asked], work: Work) -> list[list[Decision]]:
         self._buried.clear()
         self._issued.clear()
-        super()._attempt(questions, work)
+        answers = super()._attempt(asked, work)
         with self._ticketing:
             for at, text, number in self._issued:
                 self._tickets.setdefault(at, []).append((text, number))
         for owner in self._buried:  # only now: before, a kill would have left them neither alive nor known to be dead
             self._me.forget(owner)
+        return answers
 
-    def _decide(self, rows: Rows, question: Question, now: int) -> list[Decision]:
+    def _decide(self, rows: Rows, asked: Asked, now: int) -> list[Decision]:
         """Decide as any SQLite store does, and keep the books."""
-        policy, key, costs = question.asks[0]
-        verb, moment = question.verb, now if question.now is None else question.now
+        verb, asks, given, charged, more = asked
+        policy, key, costs = asks[0]
+        moment = now if given is None else given
         if verb == "peek" or not policy.name.startswith(PREFIX):
-            return decide(rows, question, now)
-        if isinstance(question, Settling):
-            return self._settle(rows, question, moment)
+            return decide(rows, asked, now)
+        if isinstance(more, Settlement):
+            return self._settle(rows, more, moment)
         if verb != "adjust":
             self._give_back(rows, policy, key, moment)
-        answers = decide(rows, question, now)
+        answers = decide(rows, asked, now)
         in_need = verb != "adjust" and not (answers[0][0] and any(costs))  # refused, or a look at what is used
         if in_need and self._find_dead(rows, policy) and self._give_back(rows, policy, key, moment):
-            answers = decide(rows, question, now)
+            answers = decide(rows, asked, now)
         if verb == "hold" and answers[0][0] and any(costs):
             if self._me.is_new:
                 self._me.live()
@@ -243,24 +233,23 @@ class Ledger(SQLiteStore):
             at, number, text = answers[0].at, next(self._numbers), write_costs(policy, costs)
             rows.execute(OPEN, (self.owner, at, number, policy.name, moment + self._lasting, text))
             self._issued.append((at, text, number))
-        elif verb == "adjust" and question.at is not None:  # a check that nobody waited for is undone
+        elif verb == "adjust" and charged is not None:  # a check that nobody waited for is undone
             held = tuple(-cost for cost in costs)
-            place = (self.owner, question.at, self.ticket(policy, question.at, held))
+            place = (self.owner, charged, self.ticket(policy, charged, held))
             self._close_open(rows, policy, place, held, (), moment)
-        elif isinstance(question, Recording):
-            self._complete(rows, policy, question.note, moment)
+        elif isinstance(more, Note):
+            self._complete(rows, policy, more, moment)
         return answers
 
-    def _settle(self, rows: Rows, question: Settling, now: int) -> list[Decision]:
-        told = question.settlement
+    def _settle(self, rows: Rows, told: Settlement, now: int) -> list[Decision]:
         answers: list[Decision] = []
         anew = told.actual
         if self._close_open(rows, told.policy, (self.owner, told.at, told.number), told.held, told.left, now):
             if any(told.deltas):
-                answers = decide(rows, question, now)
+                answers = decide(rows, settling(told), now)
             anew = told.fresh
         if any(anew):
-            answers = decide(rows, Question("acquire", ((told.vast, told.key, anew),)), now)
+            answers = decide(rows, recording(told.vast, told.key, anew, None), now)
         self._complete(rows, told.policy, told.note, now)
         return answers
 
@@ -309,7 +298,7 @@ class Ledger(SQLiteStore):
         for owner, at, number, text in overdue:
             held = json.loads(text)
             deltas = tuple(-held.get(limit.name, 0) for limit in policy.limits)
-            decide(rows, Question("adjust", ((policy, key, deltas),), now, at), now)
+            decide(rows, ("adjust", ((policy, key, deltas),), now, at, None), now)
             rows.execute(CLOSE, (owner, at, number))
         return len(overdue)
 

@@ -93,13 +93,13 @@ class SQLiteStore(Store):
 
     def apply(self, verb: str, asks: Sequence[Ask], now: int | None = None, at: int | None = None) -> list[Decision]:
         """Apply the verb to every key together, in one transaction."""
-        return self._transact(((verb, asks, now, at),))[0]
+        return self._transact(((verb, asks, now, at, None),))[0]
 
     def apply_one(
         self, verb: str, policy: Policy, key: Key, costs: tuple[int, ...], now: int | None = None, at: int | None = None
     ) -> Decision:
         """Apply the verb to one key."""
-        return self._transact(((verb, ((policy, key, costs),), now, at),))[0][0]
+        return self._transact(((verb, ((policy, key, costs),), now, at, None),))[0][0]
 
     async def apply_async(
         self, verb: str, asks: Sequence[Ask], now: int | None = None, at: int | None = None
@@ -108,7 +108,7 @@ class SQLiteStore(Store):
         if self._pid != os.getpid():
             self._take_over()
         worker = self._worker or self._start_worker()
-        return await worker.ask(Question(verb, asks, now, at))
+        return await worker.ask(Question((verb, asks, now, at, None)))
 
     def _start_worker(self) -> Worker:
         with self._starting:
@@ -123,7 +123,7 @@ class SQLiteStore(Store):
         def work(rows: Rows, _: Asked, now: int) -> list[Decision]:
             return rows.label(policy, name, at, task_type, task_id, now)
 
-        self._transact((("label", ((policy, key, ()),), None, None),), work)
+        self._transact((("label", ((policy, key, ()),), None, None, None),), work)
 
     def metrics(self) -> dict[str, int]:
         """Count transactions, how often one found the file locked, and how many failed."""
@@ -194,18 +194,18 @@ class SQLiteStore(Store):
         if tending and self._db is not None and self._replaced():
             self._close()
         rows = self._rows or self._open()
-        looking = asked[0][0] == "peek" and all(verb == "peek" for verb, _, _, _ in asked)
+        looking = asked[0][0] == "peek" and all(each[0] == "peek" for each in asked)
         rows.execute("BEGIN" if looking else "BEGIN IMMEDIATE")
         now = self.clock.ns() // 1000
         answers = [work(rows, each, now) for each in asked]
         if tending and not looking:
-            rows.sweep(min([now, *(at for _, _, at, _ in asked if at is not None)]))
+            rows.sweep(min([now, *(each[2] for each in asked if each[2] is not None)]))
         rows.execute("COMMIT")
         return answers
 
     def _failed(self, error: sqlite3.Error, asked: Sequence[Asked]) -> StoreUnavailable:
         self._failures += 1
-        verb, asks, _, _ = asked[0]
+        verb, asks, *_ = asked[0]
         policy, key, _ = asks[0]
         others = f" and {len(asked) - 1} more" if len(asked) > 1 else ""
         return explain(error, f"{verb} {key!r} of policy {policy.name!r}{others}", self.path)
@@ -260,7 +260,7 @@ class SQLiteStore(Store):
 
 def decide(rows: Rows, asked: Asked, now: int) -> list[Decision]:
     """Read the states of every key, apply the verb to all of them, and write them back."""
-    verb, asks, given, at = asked
+    verb, asks, given, at, _ = asked
     if given is not None:
         now = given
     if len(asks) > 1:

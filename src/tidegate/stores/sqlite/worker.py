@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from tidegate.core.decision import Decision
     from tidegate.stores.base import Ask
 
-    Asked = tuple[str, Sequence[Ask], int | None, int | None]  # the verb, what it is applied to, `now`, `at`
+    # The verb, what it is applied to, `now`, `at`, and what a store that keeps more than states adds.
+    Asked = tuple[str, Sequence[Ask], int | None, int | None, object]
     Answers = list[Decision] | BaseException
 
 TOGETHER: Final = 64  # questions decided in one transaction at most: others wait for the file meanwhile
@@ -31,9 +32,9 @@ class Question:
 
     __slots__ = ("answers", "asked", "loop", "waiter")
 
-    def __init__(self, verb: str, asks: Sequence[Ask], now: int | None = None, at: int | None = None) -> None:
+    def __init__(self, asked: Asked) -> None:
         """Ask; nobody waits."""
-        self.asked: Asked = (verb, asks, now, at)
+        self.asked = asked
         self.answers: Answers = []
         self.loop: asyncio.AbstractEventLoop | None = None
         self.waiter: asyncio.Future[list[Decision]] | None = None
@@ -45,7 +46,7 @@ class Question:
 
     def undoing(self) -> list[Question]:
         """Word what gives back the permits that nobody learned of."""
-        verb, asks, _, _ = self.asked
+        verb, asks, *_ = self.asked
         if verb not in ("acquire", "hold") or isinstance(self.answers, BaseException) or not self.answers[0]:
             return []
         at = self.answers[0].at
@@ -54,8 +55,8 @@ class Question:
         latest = [undo(ask, buckets=True) for ask in asks]
         if verb == "hold":
             back = [(policy, key, tuple(-c for c in costs)) for policy, key, costs in asks]
-            return [Question("adjust", back, None, at)]
-        return [Question("adjust", marked, None, at), Question("adjust", latest)]
+            return [Question(("adjust", back, None, at, None))]
+        return [Question(("adjust", marked, None, at, None)), Question(("adjust", latest, None, None, None))]
 
 
 def undo(ask: Ask, *, buckets: bool) -> Ask:
