@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 HIGH: Final = 1_000_000_000
 PATH: Final = "/api/feeds"
 ASGI: Final = (
-    "starlette", "tidegate", "tidegate-bucket", "tidegate-sqlite-leased", "tidegate-redis-leased", "slowapi",
+    "starlette", "minimal", "tidegate", "tidegate-bucket", "tidegate-sqlite-leased", "tidegate-redis-leased", "slowapi",
     "fastapi", "tidegate-fastapi", "tidegate-depends", "fastapi-limiter",
 )  # fmt: skip
 DENIED: Final = ("tidegate-denied", "slowapi-denied")
@@ -67,6 +67,32 @@ def tidegate(app: Any, limit: int = HIGH, **more: Any) -> Any:  # noqa: ANN401 -
     algorithm, store, lease = more.get("algorithm", "sliding_log"), more.get("store", "memory://"), more.get("lease")
     rules = {"categories": {"read": {"limit": limit, "algorithm": algorithm, "on_store_error": "deny"}}}
     return RateLimitMiddleware(app, rules, store=store, lease=lease)
+
+
+def minimal() -> Any:  # noqa: ANN401 - an application
+    """The least that counts calls by address and writes three fields: what no limiter can go below."""
+    app, counts = starlette_site(), dict[str, int]()
+
+    async def middleware(scope: Any, receive: Any, send: Any) -> None:  # noqa: ANN401 - as ASGI has it
+        if scope["type"] != "http":
+            await app(scope, receive, send)
+            return
+        host = scope["client"][0]
+        counts[host] = count = counts.get(host, 0) + 1
+
+        async def sending(message: Any) -> None:  # noqa: ANN401 - as ASGI has it
+            if message["type"] == "http.response.start":
+                fields = [
+                    (b"x-ratelimit-limit", b"%d" % HIGH),
+                    (b"x-ratelimit-remaining", b"%d" % (HIGH - count)),
+                    (b"x-ratelimit-reset", b"1728000000"),
+                ]
+                message = {**message, "headers": [*message["headers"], *fields]}
+            await send(message)
+
+        await app(scope, receive, sending)
+
+    return middleware
 
 
 def slowapi(limit: int) -> Any:  # noqa: ANN401 - an application
@@ -123,6 +149,7 @@ def flask_limiter() -> Any:  # noqa: ANN401 - an application
 
 SITES: Final[dict[str, Callable[[], Any]]] = {
     "starlette": starlette_site,
+    "minimal": minimal,
     "tidegate": lambda: tidegate(starlette_site()),
     "tidegate-bucket": lambda: tidegate(starlette_site(), algorithm="token_bucket", limit=1_000_000),
     "tidegate-sqlite-leased": lambda: tidegate(starlette_site(), store=os.environ["BENCH_SQLITE"], lease=True),

@@ -14,6 +14,7 @@ from tests.inbound.harness import AsgiDoor, WsgiDoor
 ADDRESSES = int(os.environ.get("TIDEGATE_ATTACK", "12000"))
 CALLS = int(os.environ.get("TIDEGATE_CALLS", "10000"))
 MOST = 1000
+pytestmark = pytest.mark.timeout(120 + ADDRESSES // 500)  # the full numbers take minutes
 
 
 def address(number):
@@ -54,9 +55,9 @@ def test_a_normal_client_is_not_slowed_down():
             if flood:
                 for one in range(flood):
                     await api.asked(peer=address(number * flood + one))
-            start = time.perf_counter_ns()
+            start = time.thread_time_ns()  # what this thread has run: others on the machine do not count
             await api.asked()
-            found.append(time.perf_counter_ns() - start)
+            found.append(time.thread_time_ns() - start)
         return statistics.quantiles(found, n=100)[98]
 
     quiet = api.runner.run(times(0))

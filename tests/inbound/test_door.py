@@ -483,6 +483,16 @@ def test_reset_is_an_instant(door):
     assert int(api.ask()["x-ratelimit-reset"]) == START + 61  # rounded up
 
 
+def test_requests_are_counted_and_noted_whichever_way_they_take(door):
+    api = door({"categories": {"read": {"limit": 4}}})
+    gate = api.guard.gates["read"]
+    for asked in range(1, 7):  # new, known (the short way), known when chores are due, denied
+        api.ask()
+        assert (gate.allowed, gate.denied) == (min(asked, 4), max(0, asked - 4))
+        assert gate.seen["203.0.113.9"].remaining == max(0, 4 - asked)
+        api.clock.advance(0.6)
+
+
 def test_clients_are_forgotten_a_few_at_a_time(door):
     api = door({"cleanup_interval_minutes": 1, "categories": {"read": {"limit": 5, "window": "10s"}}})
     for host in range(300):

@@ -89,14 +89,14 @@ def test_however_it_is_written_five_are_let_in(requests):
 def test_nobody_can_choose_another_address(guarded, hops, client):
     """Whatever stands left of what the proxy saw, the client is who the proxy saw."""
     header = ("X-Forwarded-For", ",".join([*hops, client]))
-    assert guarded.guard.client("10.0.0.1", [header]).address == client
+    assert guarded.guard.clients.find("10.0.0.1", [header]).address == client
 
 
 def test_what_is_remembered_is_bounded(guarded):
     for number in range(6000):
         guarded.guard.target("GET", f"/{number}")
-        guarded.guard.client(f"198.18.{number // 256}.{number % 256}", [])
+        guarded.guard.clients.find(f"198.18.{number // 256}.{number % 256}", [])
     assert len(guarded.guard.targets) <= 4096
-    assert len(guarded.guard.visitors) <= 4096
+    assert len(guarded.guard.clients.known) <= 4096
     guarded.ask("/" + "x" * 10_000)
     assert all(len(place[1]) <= 256 for place in guarded.guard.targets)

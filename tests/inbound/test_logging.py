@@ -50,6 +50,18 @@ def test_a_flood_of_denials_is_no_flood_of_lines(door, caplog):
     assert lines(caplog)[-1][1].endswith("GET /api/feeds (7 more were not logged)")
 
 
+def test_observers_are_told_what_no_log_wants(door, caplog):
+    caplog.set_level(logging.ERROR, "tidegate.inbound")
+    told = []
+    door(ONE, observer=told.append).many(3)
+    assert [(record.decision.allowed, record.subject) for record in told] == [
+        (True, "GET /api/feeds"),
+        (False, "GET /api/feeds"),
+        (False, "GET /api/feeds"),
+    ]
+    assert lines(caplog) == []
+
+
 def test_no_lines_at_all(door, caplog):
     door(ONE, log_burst=0).many(5)
     assert lines(caplog) == []

@@ -148,10 +148,10 @@ def _listing(guard: Guard, action: str, key: str, seconds: object) -> dict[str, 
     if action in ("block", "allow"):
         if not isinstance(seconds, (int, float)) or isinstance(seconds, bool) or not 0 < seconds <= LONGEST_BLOCK:
             raise ConfigError("must be a number of seconds above 0, a year at most", field="seconds")
-        name = some.add(key, now + round(seconds * SECOND), now, guard.ipv6_prefix)
+        name = some.add(key, now + round(seconds * SECOND), now, guard.clients.ipv6_prefix)
         done = {"done": action, "key": name, "seconds": seconds}
     else:
-        done = {"done": action, "key": key, "found": some.remove(key, guard.ipv6_prefix)}
+        done = {"done": action, "key": key, "found": some.remove(key, guard.clients.ipv6_prefix)}
     guard.look_at_lists()
     return done
 
@@ -161,7 +161,7 @@ def _resetting(guard: Guard, text: str, category: object) -> Steps[dict[str, Any
     if category is not None and (not isinstance(category, str) or category not in guard.gates):
         raise ConfigError(f"must be one of {', '.join(guard.gates)}, not {category!r}", field="category")
     names = [category] if isinstance(category, str) else list(guard.gates)
-    wanted: Key = address_key(text, guard.ipv6_prefix) if parse_address(text) else text
+    wanted: Key = address_key(text, guard.clients.ipv6_prefix) if parse_address(text) else text
     for name in names:
         gate = guard.gates[name]
         key = gate.census.find(wanted)

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from tidegate.core.bounds import SECOND, ceil_div
+from tidegate.core.bounds import SECOND
 from tidegate.core.decision import Decision, LocalDecision
 from tidegate.headers import PROBLEM_TYPE, check_style, problem, write
 from tidegate.headers.writing import tightest
@@ -77,7 +77,7 @@ class Answers:
         """Write fields of this style; `expose` them to scripts of other origins; `denied` writes bodies of its own."""
         check_style(style)
         self.style = style
-        self._denied = denied
+        self.own = denied
         self._extra: Fields = [("Access-Control-Expose-Headers", EXPOSED[style])] if expose else []
         self._raw_extra = raw(self._extra)
 
@@ -103,14 +103,15 @@ class Answers:
             remaining, retry, reset = told[0]  # type: ignore[misc]  # without costs, a view
         else:
             remaining, retry, reset = limit.rules.view(told[0], limit, costs[0], at)
+        quota = limit.quota
         fields = [
-            (b"x-ratelimit-limit", b"%d" % limit.quota),
-            _remaining(min(remaining, limit.quota)),
-            (b"x-ratelimit-reset", b"%d" % ceil_div(at + reset, SECOND)),
+            (b"x-ratelimit-limit", b"%d" % quota),
+            _remaining(min(remaining, quota)),
+            (b"x-ratelimit-reset", b"%d" % ((at + reset + ALMOST) // SECOND)),
             *self._raw_extra,
         ]
         if retry > 0 and not decision.allowed:
-            fields.append((b"retry-after", b"%d" % max(1, ceil_div(retry, SECOND))))
+            fields.append((b"retry-after", b"%d" % ((retry + ALMOST) // SECOND)))
         return fields
 
     def writer(self, policy: Policy) -> Callable[[Decision], RawFields]:
@@ -119,37 +120,39 @@ class Answers:
         limit = limits[0]
         if self.style != "x" or len(limits) > 1 or limit.algorithm != "sliding_log":
             return self.raw_fields
-        quota, ahead, general = limit.quota, limit.length + ALMOST, self.raw_fields
+        quota, length, general = limit.quota, limit.length, self.raw_fields
         first, extra = (b"x-ratelimit-limit", b"%d" % quota), tuple(self._raw_extra)
-        last = [(0, first)]  # the second of the last reset, and how it is written: most likely also the next
+        # How the last reset was written, and for charges after when, until when: most likely also the next one.
+        last: tuple[int, int, RawField] = (0, 0, first)
 
         def fields(decision: Decision) -> RawFields:
+            nonlocal last
             state = decision[3][0]
             if not decision[0] or decision[2] is not limits or state is None or state[0] is not limit:
                 return general(decision)
             # What view_log says of a state just written, whose last entry is this request.
-            times, sums = state[1]
-            place = state[3] - 1
-            at = times[place]
+            _, log, _, tail, base = state
+            at = log.times[tail - 1]
             if at < decision[1]:
                 return general(decision)
-            second = (at + ahead) // SECOND
-            written = last[0]
-            if second != written[0]:
-                written = last[0] = (second, (b"x-ratelimit-reset", b"%d" % second))
-            left = quota - sums[place] + state[4]
-            return [first, SMALL[left] if left < FEW else _remaining(left), written[1], *extra]
+            after, until, reset = last
+            if not after < at <= until:
+                second = (at + length + ALMOST) // SECOND
+                until = second * SECOND - length
+                reset = (b"x-ratelimit-reset", b"%d" % second)
+                last = (until - SECOND, until, reset)
+            left = quota - log.sums[tail - 1] + base
+            return [first, SMALL[left] if left < FEW else (b"x-ratelimit-remaining", b"%d" % left), reset, *extra]
 
         return fields
 
     def denial(self, request: Request, decision: Decision, policy: Policy, kind: Kind = "quota-exceeded") -> Answer:
         """Write the answer to a denied request, but for the fields that every response carries."""
-        if isinstance(decision, LocalDecision) and policy.on_store_error == "deny":
-            kind = "temporary-reduced-capacity"  # it is not the client who has done too much
-        status = 503 if kind == "temporary-reduced-capacity" else 429
-        made = self._denied(request, decision) if self._denied is not None else None
+        made = self.own(request, decision) if self.own is not None else None
         if made is None and not prefers_json(request.header("accept")):
-            return UNAVAILABLE if status == 503 else NEVER if decision.retry < 0 else PLAIN  # noqa: PLR2004 - a status
+            return plain_denial(decision, policy, kind)
+        kind = reason(decision, policy, kind)
+        status = 503 if kind == "temporary-reduced-capacity" else 429
         if isinstance(made, Answer):
             return _unkept(made)
         if isinstance(made, (str, bytes)):
@@ -157,6 +160,22 @@ class Answers:
         if made is not None:
             return _answer(status, json.dumps(made), "application/json")
         return _answer(status, json.dumps(problem(decision, kind)), PROBLEM_TYPE)
+
+
+def plain_denial(decision: Decision, policy: Policy, kind: Kind = "quota-exceeded") -> Answer:
+    """Give the usual answer to a denied request, as plain text."""
+    if reason(decision, policy, kind) == "temporary-reduced-capacity":
+        return UNAVAILABLE
+    for _, retry, _ in decision.views:
+        if retry < 0:
+            return NEVER
+    return PLAIN
+
+
+def reason(decision: Decision, policy: Policy, kind: Kind) -> Kind:
+    """Tell why a request is denied: if the store is lost, it is not the client who has done too much."""
+    lost = isinstance(decision, LocalDecision) and policy.on_store_error == "deny"
+    return "temporary-reduced-capacity" if lost else kind
 
 
 def _remaining(left: int) -> RawField:
@@ -199,6 +218,14 @@ def together(decisions: Sequence[Decision]) -> Decision:
     limits = tuple(limit for decision in decisions for limit in decision[2])
     views = tuple(view for decision in decisions for view in decision.views)
     return Decision((all(decisions), max(decision.at for decision in decisions), limits, views, None))
+
+
+def asks_for_json(headers: Iterable[RawField]) -> bool:
+    """Tell whether a request's headers speak of JSON at all: if not, `prefers_json` need not be asked."""
+    for name, value in headers:  # noqa: SIM110 - any() would cost a generator with each denial
+        if name == b"accept" and b"json" in value.lower():
+            return True
+    return False
 
 
 def prefers_json(accept: str | None) -> bool:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tidegate.errors import RateLimitError
 from tidegate.inbound import admin
-from tidegate.inbound.answers import PLAIN, RAW_PLAIN, Answer, raw, worked_out
+from tidegate.inbound.answers import PLAIN, RAW_PLAIN, Answer, asks_for_json, plain_denial, raw, worked_out
 from tidegate.inbound.guard import MISSING, Guard, Outcome
 from tidegate.inbound.request import Request, asgi_header
 from tidegate.inbound.rules import MESSAGE
@@ -29,8 +29,9 @@ if TYPE_CHECKING:
     from tidegate.core.decision import Decision
     from tidegate.headers import Style
     from tidegate.headers.problems import Kind
+    from tidegate.inbound.clients import Visitor
     from tidegate.inbound.gate import Gate, Settlement
-    from tidegate.inbound.guard import Target, Visitor
+    from tidegate.inbound.guard import Target
     from tidegate.inbound.identity import TrustedProxies
     from tidegate.inbound.options import Options
     from tidegate.policy import Key
@@ -65,7 +66,7 @@ class RateLimitMiddleware:
         self.app = app
         self.guard = Guard(config, store, trusted_proxies, headers, clock, tasks=True, **options)
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: C901 - a call for each branch would cost every request
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: C901, PLR0912 - a call for each branch would cost every request
         """Let a request in, or answer it."""
         kind = scope["type"]
         if kind != "http" and kind != "websocket":  # noqa: PLR1714 - twice as fast
@@ -74,7 +75,7 @@ class RateLimitMiddleware:
         guard = self.guard
         method, path = scope["method"] if kind == "http" else "GET", scope["path"]
         target = MISSING
-        if not scope.get("root_path") and not scope.get("route"):
+        if not scope.get("root_path") and "route" not in scope:
             target = guard.targets.get((method, path), MISSING)
         if target is MISSING:
             target = guard.target(method, path, root_of(scope), template_of(scope))
@@ -87,9 +88,9 @@ class RateLimitMiddleware:
         gate, cost, special, _ = target
         peer = scope.get("client")
         host = peer[0] if peer else None
-        visitor = guard.visitors.get(host) if guard.direct else None
+        visitor = guard.met.get(host)
         if visitor is None:
-            visitor = guard.client(host, scope["headers"])
+            visitor = guard.clients.find(host, scope["headers"])
         key = visitor[0]
         if special or visitor[2] or guard.special or gate is None or key is None:
             await self._seldom(scope, receive, send, target, visitor)
@@ -101,7 +102,11 @@ class RateLimitMiddleware:
         except RateLimitError as error:
             await self._after(guard.lost(gate, error), scope, receive, send, target, visitor)
             return
-        if not guard.told(gate, key, cost, decision, method, path):
+        seen = gate.seen
+        if decision[0] and decision[1] < guard.quiet and key in seen:
+            seen[key] = decision  # a client that is known is allowed once more: this is all there is to note
+            gate.allowed += 1
+        elif not guard.told(gate, key, cost, decision, method, path):
             await self._deny(scope, receive, send, gate, visitor, decision)
             return
         visit = scope[NAME] = Visit(guard, visitor, decision)
@@ -142,7 +147,7 @@ class RateLimitMiddleware:
             if settlement is not None:
                 await drive_async(settlement.ending())
 
-    async def _deny(
+    def _deny(
         self,
         scope: Scope,
         receive: Receive,
@@ -151,11 +156,15 @@ class RateLimitMiddleware:
         visitor: Visitor,
         decision: Decision,
         kind: Kind = "quota-exceeded",
-    ) -> None:
-        answers = self.guard.answers
+    ) -> Awaitable[None]:
+        """Answer a request that is not let in. No coroutine of its own: a flood of these should cost little."""
+        answers, policy = self.guard.answers, gate.category.policy
         decision = worked_out(decision)
-        answer = answers.denial(request_of(scope, visitor), decision, gate.category.policy, kind)
-        await respond(scope, receive, send, answer, answers.raw_fields(decision))
+        if answers.own is None and not asks_for_json(scope["headers"]):
+            answer = plain_denial(decision, policy, kind)
+        else:
+            answer = answers.denial(request_of(scope, visitor), decision, policy, kind)
+        return respond(scope, receive, send, answer, answers.raw_fields(decision))
 
     async def _admin(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer the operator."""

@@ -18,8 +18,9 @@ from tidegate.core.bounds import SECOND
 from tidegate.core.decision import Decision, LocalDecision
 from tidegate.errors import ConfigError, Denied, RateLimitError
 from tidegate.inbound.answers import Answers
+from tidegate.inbound.clients import Clients
 from tidegate.inbound.gate import Gate, Settlement
-from tidegate.inbound.identity import UNKNOWN, TrustedProxies, address_key, client_address
+from tidegate.inbound.identity import UNKNOWN
 from tidegate.inbound.lists import TemporaryList
 from tidegate.inbound.options import check_options
 from tidegate.inbound.reloading import Source
@@ -27,7 +28,6 @@ from tidegate.inbound.rules import ADMIN, beneath
 from tidegate.limiter import AsyncLimiter, Limiter
 from tidegate.observe import Record
 from tidegate.observe.logs import DecisionLog, Sparing
-from tidegate.policy.key import normal_key
 from tidegate.stores import MemoryStore, Store
 from tidegate.stores.failure import open_guarded
 from tidegate.stores.lease import LeasedStore, read_lease
@@ -39,9 +39,10 @@ if TYPE_CHECKING:
     from tidegate.clock import Clock
     from tidegate.headers import Style
     from tidegate.headers.problems import Kind
+    from tidegate.inbound.clients import Visitor
     from tidegate.inbound.gate import Counts
-    from tidegate.inbound.identity import Headers
-    from tidegate.inbound.request import KeyOf, Request
+    from tidegate.inbound.identity import TrustedProxies
+    from tidegate.inbound.request import Request
     from tidegate.inbound.rules import Match, Rules
     from tidegate.inbound.steps import Steps
     from tidegate.observe import Observer
@@ -50,7 +51,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("tidegate.inbound")
 
-CACHED: Final = 4096  # places and clients that are remembered, so as not to be worked out for each request
+CACHED: Final = 4096  # places that are remembered, so as not to be worked out for each request
 LONGEST_CACHED: Final = 256  # characters of a path worth remembering
 MISSING: Final[Any] = object()
 
@@ -62,15 +63,6 @@ class Target(NamedTuple):
     cost: Cost
     special: bool = False  # charged by its response, or for the operator: not the usual way
     admin: bool = False
-
-
-class Visitor(NamedTuple):
-    """Who asks: the key it is limited by, or None if it is not limited; its address."""
-
-    key: Key | None
-    address: str | None
-    special: bool = False  # exempt or blocked: not the usual way
-    blocked: bool = False
 
 
 class Outcome(NamedTuple):
@@ -104,14 +96,8 @@ class Guard:
         self._source = Source(config)
         self._check(self._source.rules)
         self.answers = Answers(headers, expose=get("expose", False), denied=get("denied"))
-        self.ipv6_prefix: int = get("ipv6_prefix", 64)
-        if not isinstance(trusted_proxies, TrustedProxies):
-            trusted_proxies = TrustedProxies(trusted_proxies)
-        self.trusted = trusted_proxies
-        self.direct = not trusted_proxies  # every peer is a client
-        self._key_of: KeyOf | None = get("key")
-        self.lets_unknown_in = get("unknown", "allow") == "allow"
-        self._warned_unknown = False
+        who = {name: options[name] for name in ("ipv6_prefix", "unknown", "key") if name in options}
+        self.clients = Clients(trusted_proxies, self._source.rules, **who)
         self.drops_messages = get("on_message", "close") == "drop"
         admin = get("admin", True)
         self.admin_path: str | None = ADMIN if admin is True else admin or None
@@ -128,9 +114,10 @@ class Guard:
         self.watched = self.observer is not None or every > 0
         self.blocks = TemporaryList()
         self.passes = TemporaryList()
-        self.special = self._key_of is not None  # whether nothing is usual: keys of one's own, clients on lists
+        self.special = self.clients.own_key is not None  # whether nothing is usual: keys of one's own, clients on lists
         self._every = round(get("reload", 1.0) * SECOND)
         self.due = 0  # when chores are to be done
+        self.quiet = 0  # until when what is allowed needs no more than a note: until then, or never if it is watched
         self._swept = 0
         self.gates: dict[str, Gate] = {}
         self.take_over(self._source.rules)
@@ -170,13 +157,14 @@ class Guard:
         self.idle = self._source.watched and not rules.enabled  # nobody decides, but the file may change again
         if self._sized and isinstance(self.store, MemoryStore):
             self.store.max_entries = rules.max_entries
-        # New dictionaries, not emptied ones: a thread that still works by the former rules must not fill these.
-        self.targets: dict[object, Target | None] = {}
-        self.visitors: dict[str | None, Visitor] = {}
+        self.clients.take_over(rules)
+        self.met = self.clients.direct  # at hand for every request
+        self.targets: dict[object, Target | None] = {}  # a new one: see Clients.take_over
 
     def chores(self, now: int) -> None:
         """Do what is due: look whether the file has changed, forget clients whose windows are over."""
         self.due = now + self._every
+        self.quiet = 0 if self.watched else self.due
         # Once in an interval everybody is looked at, a few at a time: no request shall wait for all of them.
         part = (now - self._swept) / SECOND / self.rules.cleanup_interval
         self._swept = now
@@ -196,7 +184,7 @@ class Guard:
 
     def look_at_lists(self) -> None:
         """Note whether anybody stands on a list: most of the time nobody does, and requests need not be looked up."""
-        self.special = self._key_of is not None or bool(self.blocks or self.passes)
+        self.special = self.clients.own_key is not None or bool(self.blocks or self.passes)
 
     def reload(self) -> str | None:
         """Read the file again now; tell why it was refused, if it was."""
@@ -248,87 +236,42 @@ class Guard:
         gate = self.gates[match.category.name]
         return Target(gate, match.cost, special=gate.held)
 
-    # ---- who ---------------------------------------------------------------------------------------------------------
-
-    def client(self, peer: str | None, headers: Headers) -> Visitor:
-        """Tell who the client is."""
-        if self.trusted:
-            peer = client_address(peer, headers, self.trusted)
-        visitors = self.visitors
-        found = visitors.get(peer)
-        if found is None:
-            found = self._meet(peer)
-            if len(visitors) >= CACHED:
-                visitors.clear()
-            visitors[peer] = found
-        return found
-
-    def _meet(self, peer: str | None) -> Visitor:
-        address = peer if self.trusted else client_address(peer)
-        if address is None:
-            self._warn_unknown()
-            return Visitor(UNKNOWN, None)
-        key = address_key(address, self.ipv6_prefix)
-        if address in self.rules.blocked_clients:
-            return Visitor(key, address, special=True, blocked=True)
-        if address in self.rules.exempt_clients:
-            return Visitor(None, address, special=True)
-        return Visitor(key, address)
-
-    def _warn_unknown(self) -> None:
-        if not self._warned_unknown:
-            self._warned_unknown = True
-            log.warning(
-                "requests without a client's address are %s (key 'unknown'): if they come from a proxy over a Unix "
-                "socket, trust it: trusted_proxies=['unix']",
-                "let in without being limited" if self.lets_unknown_in else "limited together",
-            )
-
-    def key_of(self, request: Request, otherwise: Key) -> Key:
-        """Tell the key that the application's function chooses; addresses and these never collide."""
-        chosen = self._key_of(request) if self._key_of is not None else None
-        if chosen is None:
-            return otherwise
-        chosen = normal_key(chosen)
-        return ("key", chosen) if isinstance(chosen, str) else ("key", *chosen)
-
     # ---- what was decided --------------------------------------------------------------------------------------------
 
     def told(self, gate: Gate, key: Key, cost: Cost, decision: Decision, method: str, path: str) -> bool:
-        """Note a decision; tell whether the request is let in."""
-        seen = gate.seen  # what census.note does: every request pays for this
-        seen[key] = decision
-        if len(seen) > gate.census.most:
-            gate.census.drop()
-        if decision[1] >= self.due:
-            self.chores(decision[1])
-        if decision[0]:
-            gate.allowed += 1
-            if self.watched:
-                self.watch(gate.limiter.policy, key, cost, decision, f"{method} {path}")
-            return True
-        if key is UNKNOWN and self.lets_unknown_in:  # a warning has said so, once
-            gate.allowed += 1
-            return True
-        let_in = decision.allowed
+        """Note a decision; tell whether the request is let in.
+
+        The middlewares do the usual part of this themselves: a client that was met before, allowed, with nobody
+        watching and nothing due (`quiet`).
+        """
+        gate.census.note(key, decision)
+        now = decision[1]
+        if now >= self.due:
+            self.chores(now)
+        # Clients without an address may be let in whatever was decided; a warning has said so, once.
+        unlimited = key is UNKNOWN and self.clients.lets_unknown_in and not decision[0]
+        let_in = unlimited or decision.allowed
         if let_in:
             gate.allowed += 1
         else:
             gate.denied += 1
-        self.watch(gate.limiter.policy, key, cost, decision, f"{method} {path}")
+        if not unlimited and (self.watched or not decision[0]):
+            self.watch(gate.limiter.policy, key, cost, decision, method, path)
         return let_in
 
-    def watch(self, policy: Policy, key: Key, cost: Cost, decision: Decision, subject: str) -> None:
+    def watch(self, policy: Policy, key: Key, cost: Cost, decision: Decision, method: str, path: str) -> None:
         """Tell logs and observers of a decision."""
+        if self.observer is None and not log.isEnabledFor(logging.INFO if decision[0] else logging.WARNING):
+            return  # nobody listens, and a flood of denials should cost little
         costs = policy.one if cost == 1 else policy.costs(cost)
-        record = Record("acquire", policy, key, costs, decision, subject)
+        record = Record("acquire", policy, key, costs, decision, f"{method} {path}")
         self.log(record)
         if self.observer is not None:
             self.observer(record)
 
     def admitting(self, request: Request, gate: Gate, cost: Cost, visitor: Visitor) -> Steps[Outcome]:
         """Decide about a request with something special about it."""
-        key = self.key_of(request, visitor.key or UNKNOWN)
+        key = self.clients.key_of(request, visitor.key or UNKNOWN)
         if self.blocks or self.passes or visitor.blocked:
             now = self.now()
             if self.passes.until(key, visitor.address, now):
@@ -360,7 +303,7 @@ class Guard:
         limits = gate.category.policy.limits
         decision = Decision((False, now, limits, ((0, until - now, until - now),) * len(limits), None))
         gate.denied += 1
-        self.watch(gate.limiter.policy, key, {}, decision, f"{request.method} {request.path}")
+        self.watch(gate.limiter.policy, key, {}, decision, request.method, request.path)
         return Outcome(let_in=False, decision=decision, key=key, kind="abnormal-usage-detected")
 
     def lost(self, gate: Gate, error: Exception) -> Outcome:

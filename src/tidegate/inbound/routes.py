@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from tidegate.core.decision import Decision
     from tidegate.headers import Style
     from tidegate.inbound.answers import Answer, Denying
-    from tidegate.inbound.guard import Visitor
+    from tidegate.inbound.clients import Visitor
     from tidegate.inbound.request import KeyOf, Request
     from tidegate.inbound.steps import Steps
     from tidegate.inbound.visit import Visit
@@ -115,7 +115,7 @@ class RouteLimit:
                 return None
             decision = outcome.decision
         if guard.watched or not decision[0]:
-            guard.watch(limiter.policy, key, cost, decision, f"{request.method} {request.path}")
+            guard.watch(limiter.policy, key, cost, decision, request.method, request.path)
         if visit is not None:
             visit.add(decision)
         return decision
@@ -126,7 +126,7 @@ class RouteLimit:
             return None
         chosen = self._key_of(request) if self._key_of is not None else None
         if chosen is None:
-            return None if visitor.key is UNKNOWN and guard.lets_unknown_in else visitor.key
+            return None if visitor.key is UNKNOWN and guard.clients.lets_unknown_in else visitor.key
         chosen = normal_key(chosen)
         return ("key", chosen) if isinstance(chosen, str) else ("key", *chosen)
 
@@ -180,7 +180,7 @@ def name_of(function: Any) -> str:  # noqa: ANN401 - any function
 def visitor_of(visit: Visit | None, guard: Guard, peer: str | None, headers: Any) -> Visitor:  # noqa: ANN401 - of any framework
     """Tell who asks: as the middleware in front has found out, or by ourselves."""
     known = visit.visitor if visit is not None else None
-    return guard.client(peer, headers) if known is None else known
+    return guard.clients.find(peer, headers) if known is None else known
 
 
 __all__ = ["Limits", "LimitsOf", "RouteLimit", "exact", "name_of", "visitor_of"]

@@ -13,7 +13,8 @@ from tidegate.inbound.answers import together
 
 if TYPE_CHECKING:
     from tidegate.core.decision import Decision
-    from tidegate.inbound.guard import Guard, Visitor
+    from tidegate.inbound.clients import Visitor
+    from tidegate.inbound.guard import Guard
 
 NAME: Final = "tidegate"
 

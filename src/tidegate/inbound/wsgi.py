@@ -29,8 +29,9 @@ if TYPE_CHECKING:
     from tidegate.headers import Style
     from tidegate.headers.problems import Kind
     from tidegate.inbound.answers import Answer
+    from tidegate.inbound.clients import Visitor
     from tidegate.inbound.gate import Gate, Settlement
-    from tidegate.inbound.guard import Target, Visitor
+    from tidegate.inbound.guard import Target
     from tidegate.inbound.identity import TrustedProxies
     from tidegate.inbound.options import Options
     from tidegate.stores import Store
@@ -74,9 +75,9 @@ class RateLimitMiddleware:
             visit = environ[NAME] = Visit(guard, None, None)  # for limits of single routes
             return self.app(environ, _Starting(visit, start_response))
         peer = environ.get("REMOTE_ADDR")
-        visitor = guard.visitors.get(peer) if guard.direct else None
+        visitor = guard.met.get(peer)
         if visitor is None:
-            visitor = guard.client(peer, forwarding(environ))
+            visitor = guard.clients.find(peer, forwarding(environ))
         gate, key = target.gate, visitor.key
         if target.special or visitor.special or guard.special or gate is None or key is None:
             return self._seldom(environ, start_response, target, visitor)
@@ -84,7 +85,10 @@ class RateLimitMiddleware:
             decision = gate.decide(key, target.cost)
         except RateLimitError as error:
             return self._after(guard.lost(gate, error), environ, start_response, target, visitor)
-        if not guard.told(gate, key, target.cost, decision, method, path):
+        if decision[0] and decision[1] < guard.quiet and key in gate.seen:
+            gate.seen[key] = decision  # a client that is known is allowed once more: this is all there is to note
+            gate.allowed += 1
+        elif not guard.told(gate, key, target.cost, decision, method, path):
             return self._deny(environ, start_response, gate, visitor, decision)
         visit = environ[NAME] = Visit(guard, visitor, decision)
         return self.app(environ, _Starting(visit, start_response))

@@ -45,7 +45,8 @@ def shortcut(policy: Policy, table: Table, otherwise: TryAcquire, guard: Guard, 
     if policy.only is None:
         build = _several_buckets if buckets else _several
     else:
-        build = _one_bucket if buckets else _one_limit
+        logs = policy.limits[0].algorithm == "sliding_log"
+        build = _one_bucket if buckets else _one_log if logs else _one_limit
     return build(policy, table, otherwise, guard, retire)
 
 
@@ -91,6 +92,53 @@ def _one_bucket(policy: Policy, table: Table, otherwise: TryAcquire, guard: Guar
                     return Decision((True, now, limits, (state,), nothing))
             except (ValueError, TypeError):
                 pass  # a state of another shape, or no key at all
+            finally:
+                give(None)
+        return otherwise(key, cost)
+
+    return try_acquire
+
+
+def _one_log(policy: Policy, table: Table, otherwise: TryAcquire, guard: Guard, retire: list[Retire]) -> TryAcquire:
+    token, give, contend, ns, _ = guard
+    entries, limits, one, nothing = table.entries, policy.limits, policy.one, (0,)
+    limit = limits[0]
+    charge, quota, length = limit.charge, limit.quota, limit.length
+
+    usual: int | None = 1
+
+    def end() -> None:
+        nonlocal usual
+        usual = None  # no cost is usual any more: cheaper than another question at each call
+
+    retire.append(end)
+
+    def try_acquire(key: Key, cost: Cost = 1) -> Decision:
+        if cost == usual:
+            try:
+                del token[0]
+            except IndexError:
+                contend()
+            try:
+                now = ns() // 1000
+                owner, log, head, tail, base = entry = entries[key]
+                if owner is limit and now < table.due:
+                    times, sums = log
+                    # This is charge_log, written out, where no entry leaves and none is to be overwritten.
+                    if times[head] <= now - length or now < times[tail - 1] or len(times) != tail:
+                        state = charge(entry, limit, 1, now)
+                    elif (total := sums[tail - 1]) - base < quota:
+                        times.append(now)
+                        sums.append(total + 1)
+                        state = (limit, log, head, tail + 1, base)
+                    else:
+                        state = None
+                    if state is None:
+                        return Decision((False, now, limits, (entry,), one))
+                    entries[key] = state
+                    return Decision((True, now, limits, (state,), nothing))
+            except (KeyError, ValueError, TypeError):
+                pass  # a new key, a state of another shape, or no key at all
             finally:
                 give(None)
         return otherwise(key, cost)

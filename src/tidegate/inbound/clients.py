@@ -1,0 +1,103 @@
+"""Who sent a request: the key it is limited by, remembered for clients that come again."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from tidegate.inbound.identity import UNKNOWN, TrustedProxies, address_key, client_address
+from tidegate.policy.key import normal_key
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from tidegate.inbound.identity import Headers
+    from tidegate.inbound.request import KeyOf, Request
+    from tidegate.inbound.rules import Rules
+    from tidegate.policy import Key
+
+log = logging.getLogger("tidegate.inbound")
+
+CACHED: Final = 4096  # clients that are remembered, so as not to be worked out for each request
+
+
+class Visitor(NamedTuple):
+    """Who asks: the key it is limited by, or None if it is not limited; its address."""
+
+    key: Key | None
+    address: str | None
+    special: bool = False  # exempt or blocked: not the usual way
+    blocked: bool = False
+
+
+class Clients:
+    """Tells who the client is, by the peer's address or by what trusted proxies say."""
+
+    def __init__(
+        self,
+        trusted_proxies: TrustedProxies | Iterable[str],
+        rules: Rules,
+        *,
+        ipv6_prefix: int = 64,
+        unknown: str = "allow",
+        key: KeyOf | None = None,
+    ) -> None:
+        """Believe these proxies; `unknown` clients are let in (allow) or limited together; `key` chooses other keys."""
+        if not isinstance(trusted_proxies, TrustedProxies):
+            trusted_proxies = TrustedProxies(trusted_proxies)
+        self.trusted = trusted_proxies
+        self.ipv6_prefix = ipv6_prefix
+        self.lets_unknown_in = unknown == "allow"
+        self.own_key = key
+        self._warned = False
+        self.take_over(rules)
+
+    def take_over(self, rules: Rules) -> None:
+        """Go by these lists of clients from now on."""
+        self._rules = rules
+        # New dictionaries, not emptied ones: a thread that still works by the former rules must not fill these.
+        self.known: dict[str | None, Visitor] = {}
+        # Clients by their peer's address, for whoever need not look at headers: nobody, where there are proxies.
+        self.direct: dict[str | None, Visitor] = {} if self.trusted else self.known
+
+    def find(self, peer: str | None, headers: Headers) -> Visitor:
+        """Tell who the client is."""
+        if self.trusted:
+            peer = client_address(peer, headers, self.trusted)
+        known = self.known
+        found = known.get(peer)
+        if found is None:
+            found = self._meet(peer)
+            if len(known) >= CACHED:
+                known.clear()
+            known[peer] = found
+        return found
+
+    def _meet(self, peer: str | None) -> Visitor:
+        address = peer if self.trusted else client_address(peer)
+        if address is None:
+            self._warn_unknown()
+            return Visitor(UNKNOWN, None)
+        key = address_key(address, self.ipv6_prefix)
+        if address in self._rules.blocked_clients:
+            return Visitor(key, address, special=True, blocked=True)
+        if address in self._rules.exempt_clients:
+            return Visitor(None, address, special=True)
+        return Visitor(key, address)
+
+    def _warn_unknown(self) -> None:
+        if not self._warned:
+            self._warned = True
+            log.warning(
+                "requests without a client's address are %s (key 'unknown'): if they come from a proxy over a Unix "
+                "socket, trust it: trusted_proxies=['unix']",
+                "let in without being limited" if self.lets_unknown_in else "limited together",
+            )
+
+    def key_of(self, request: Request, otherwise: Key) -> Key:
+        """Tell the key that the application's function chooses; addresses and these never collide."""
+        chosen = self.own_key(request) if self.own_key is not None else None
+        if chosen is None:
+            return otherwise
+        chosen = normal_key(chosen)
+        return ("key", chosen) if isinstance(chosen, str) else ("key", *chosen)
