@@ -37,14 +37,17 @@ async def send(url: str, store: str, limit: int, period: float, tasks: int, seco
 
 
 class Telling(httpx.AsyncHTTPTransport):
-    """Writes a byte to a pipe before each request and after each answer."""
+    """Writes a byte to a pipe before each request and after each answer; a fatal one ends within the first request."""
 
-    def __init__(self, pipe: int, context: ssl.SSLContext) -> None:
+    def __init__(self, pipe: int, context: ssl.SSLContext, *, fatal: bool = False) -> None:
         super().__init__(verify=context)
         self.pipe = pipe
+        self.fatal = fatal
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         os.write(self.pipe, b".")
+        if self.fatal:
+            os.kill(os.getpid(), signal.SIGKILL)
         answer = await super().handle_async_request(request)
         os.write(self.pipe, b".")
         return answer
@@ -53,15 +56,17 @@ class Telling(httpx.AsyncHTTPTransport):
 def be_killed(url: str, folder: str, kills: int, limit: int, period: float, seed: int) -> None:
     """Run services on one folder, one after another, each killed at a random moment; the last one ends by itself.
 
-    The moment is a random while after a random number of requests and answers, or after a while without any.
+    The moment is a random while after a random number of requests and answers, or after a while without any; the last
+    one is killed in mid-request.
     """
     draw = random.Random(seed)
     providers = Providers.of({"domain": "127.0.0.1", "limit": limit, "period": f"{period}s"})
     sources = [read_source({"name": f"s{i}", "url": f"{url}/{i}", "interval": "10ms"}) for i in range(6)]
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 
-    async def serve(pipe: int, each: int | None) -> None:
-        options = {"data": folder, "workers": 3, "cycle": 0.05, "grace": 0.2, "transport": Telling(pipe, context)}
+    async def serve(pipe: int, each: int | None, *, fatal: bool = False) -> None:
+        transport = Telling(pipe, context, fatal=fatal)
+        options = {"data": folder, "workers": 3, "cycle": 0.05, "grace": 0.2, "transport": transport}
         async with Service(providers, sources, **options) as service:
             running = asyncio.create_task(service.run())
             while each is None or any(row["ok"] < each for row in service.describe()):
@@ -85,6 +90,10 @@ def be_killed(url: str, folder: str, kills: int, limit: int, period: float, seed
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
         os.close(mine)
+    child = os.fork()
+    if not child:
+        asyncio.run(serve(nowhere, None, fatal=True))
+    os.waitpid(child, 0)
     asyncio.run(serve(nowhere, 3))
 
 

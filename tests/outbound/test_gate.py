@@ -118,6 +118,52 @@ async def test_a_provider_that_answers_slowly_is_still_used_fully():
     assert all(after - before >= 60 for before, after in zip(arrived, arrived[6:], strict=False))
 
 
+async def test_a_request_under_way_for_more_than_a_period_keeps_its_permit():
+    """It may arrive at any moment: until it is answered, one fewer is sent."""
+    clock = ManualClock(START)
+    gate = AsyncGate(providers(2), clock=clock)
+    delays, arrived = iter([90.0, *[0.0] * 7]), []
+
+    async def send(_provider):
+        await clock.wait_async(TaskSignal(), clock.steady() + round(next(delays) * 1_000_000))
+        arrived.append(clock.now() - START)
+        return Reply(200, (), lambda: None, None)
+
+    tasks = [asyncio.create_task(gate.run(gate.passing(call(), send))) for _ in range(8)]
+    while not all(task.done() for task in tasks):
+        for _ in range(8):
+            await asyncio.sleep(0)
+        clock.advance(0.5)
+    await gate.close()
+    assert arrived[:4] == [0.0, 60.0, 90.0, 120.0]
+    assert all(after - before >= 60 for before, after in zip(arrived, arrived[2:], strict=False))
+
+
+class Ticking(ManualClock):
+    """A clock that goes on by itself: a microsecond each time it is read."""
+
+    def steady(self):
+        self.advance(0.000001)
+        return super().steady()
+
+
+@pytest.mark.parametrize(("took", "ends"), [(0.2, 60.3), (1.0, 61.3), (10.0, 70.3)])
+def test_where_time_passes_by_itself_a_quick_answer_is_covered_by_a_margin(took, ends):
+    """A permit counts a two-hundredth longer: from its charge, or from an answer that took longer than that."""
+    clock = Ticking(START)
+    gate = Gate(providers(1), clock=clock, timeout=0)
+
+    def send(_provider):
+        clock.advance(took)
+        return Reply(200, (), lambda: None, None)
+
+    gate.run(gate.passing(call(), send))
+    with pytest.raises(Denied) as denied:
+        gate.run(gate.passing(call(), send))
+    assert clock.now() - START + denied.value.decision.retry_after == pytest.approx(ends, abs=0.01)
+    gate.close()
+
+
 @pytest.mark.parametrize(("limit", "seconds"), [(2000, 60.0), (2001, 60.3)])
 def test_permits_of_large_limits_count_a_little_longer_instead(limit, seconds):
     gate, send = answers(ManualClock(START), (200, {}), known=providers(limit))
@@ -211,7 +257,7 @@ def test_capacity_recovers_gradually_after_refusals():
             client.get(URL)
         server.limit = 40  # whatever was wrong there is over
         seen = [transport.gate.capacities()["x.example"]]
-        for _ in range(30):
+        for _ in range(32):
             clock.advance(300)
             client.get(URL)
             seen.append(transport.gate.capacities()["x.example"])
@@ -219,6 +265,18 @@ def test_capacity_recovers_gradually_after_refusals():
     assert max(after - before for before, after in pairwise(seen)) <= 2
     assert seen == sorted(seen)
     assert seen[-1] == 40
+
+
+def test_capacity_recovers_where_nobody_waits():
+    clock = ManualClock(START)
+    gate, send = answers(clock, (429, {}), *[(200, {})] * 11)
+    send()
+    clock.advance(10 * 3600)
+    for _ in range(10):
+        assert send() == 200
+    with pytest.raises(Denied):
+        send()
+    gate.close()
 
 
 def answers(clock, *steps, known=None, **options):

@@ -1,84 +1,43 @@
 """An Account: one quota at a provider, how much of it we may use right now, and what its answers have taught.
 
-**When a permit counts.** The provider counts a request when it arrives, which nobody here knows exactly: after it was
-sent, before it was answered. So a permit is charged before the request is sent and, when the answer is there, charged
-anew and the first charge given back: it counts until a period after the answer. So whatever the network delays, by up
-to a period, no window of the provider sees more than its limit. The price is the time of an answer per period. Where
-answers are slow that would be much, although their requests arrive as quickly as others: an account that has paid a
-whole quota for it in all (`Patience`) lets permits count a fortieth longer instead, which covers what a network does.
-So do limits of more than `MOST_MOVED`, by less: to find one permit among so many takes longer than it is worth.
+**When a permit counts.** See `delays`: no window of the provider sees more than its limit, whatever the network delays.
 
-**Refusals.** A 429 gives its permit back and lowers the capacity to what is in use then, which is what the provider has
-let through, though not below half at once; a 503 lowers it to half. Nothing is sent before Retry-After has passed or,
-where that is not said, for a while that doubles with each refusal. Capacity recovers by a twentieth at a time; where it
-is refused again and again at the same level, that level is held for longer and longer before the next step.
+**Refusals.** See `refusals` for what they teach and `board` for how processes on one store hear of each other's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
 from dataclasses import replace
-from datetime import timedelta
 from fractions import Fraction
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from tidegate.adaptive import GatedStore, RecoveringClock, Terms
 from tidegate.core.bounds import MAX, SECOND, ceil_div
+from tidegate.outbound.board import Board
+from tidegate.outbound.delays import MOVED, Delays
 from tidegate.outbound.learning import REFUSED, Correction, corrections
 from tidegate.outbound.provider import CALLS, SLOTS
+from tidegate.outbound.refusals import Refusals
 from tidegate.outbound.tokens import UNITS
 from tidegate.policy import Policy
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from tidegate.core import Decision, Limit
     from tidegate.headers import Advice
     from tidegate.limiter import AsyncLimiter, Limiter
+    from tidegate.outbound.board import News
     from tidegate.outbound.pressure import Pressure
     from tidegate.outbound.provider import Provider
+    from tidegate.outbound.ticket import Flow, Ticket
     from tidegate.policy import Cost, Key
-    from tidegate.reservation import AsyncReservation, Reservation
     from tidegate.stores import Store
 
-    Ticket = Reservation | AsyncReservation
-
-Flow = Generator[Callable[[], Any], Any, Any]  # steps to call, or to call and await; sent what they gave
-
-MOVED: Final = ("sliding_log", "fixed_window", "calendar_window")  # what knows when a permit was taken
 FREE: Final = 4  # periods between two steps of recovery
 PROBES: Final = 200  # of a small quota, more periods: a step too far costs a refusal, which should stay rare
-MOST_HELD: Final = 8  # steps of recovery for which a level is held at most
 SLOWEST: Final = 900 * SECOND
-FIRST_PAUSE: Final = SECOND  # after the first refusal that says nothing of when; less where the period is short
-LONGEST_PAUSE: Final = 60 * SECOND
-MOST_MOVED: Final = 2000
-LONGEST_DELAY: Final = 5 * SECOND  # of a network
-
-
-class Patience:
-    """How much use of a quota may still be given up for certainty, in permits times microseconds.
-
-    A quota for one period to begin with; each answer costs its time, less a thirtieth of the period.
-    """
-
-    def __init__(self, limit: Limit) -> None:
-        """Begin with all of it."""
-        self._cheap = limit.length // 33
-        self._most = self._left = limit.quota * limit.length
-        self.lost = False
-
-    def spend(self, flight: int) -> bool:
-        """Tell whether a permit is charged anew after an answer that took so many microseconds."""
-        self._left = min(self._most, self._left + self._cheap - flight)
-        if self.lost and flight > self._cheap:
-            self._left = min(self._left + flight, self._most // 2)  # not spent: it comes back when answers are quick
-        if self._left < 0:
-            self.lost, self._left = True, 0
-        elif self._left > self._most // 2:
-            self.lost = False
-        return not self.lost
 
 
 class Lesson(NamedTuple):
@@ -94,11 +53,6 @@ def terms(provider: Provider) -> Terms:
     limit = provider.limits[narrowest(provider.limits)]
     interval = limit.length * max(FREE, ceil_div(PROBES, limit.quota))
     return Terms(Fraction(1, 2), Fraction(21, 20), min(interval, max(SLOWEST, limit.length)))
-
-
-def moved(limit: Limit) -> bool:
-    """Tell whether a permit of a limit is charged anew after the answer."""
-    return limit.algorithm in MOVED and (limit.algorithm != "sliding_log" or limit.quota <= MOST_MOVED)
 
 
 def narrowest(limits: tuple[Limit, ...]) -> int:
@@ -127,18 +81,12 @@ class Account:
         self.store.clock = RecoveringClock(store.clock, partial(pressure.due, resource), self.refresh)
         self.clock = self.store.clock
         self._apply = apply
-        self._strikes = 0
-        self._paused = 0  # no refusal of what was sent before then counts as another one
-        self._level = 0  # of the last refusals, held until then
-        self._hold = 0
-        self._hold_until = 0
         self._empty = 0  # until then the provider has nothing left
-        self._episode: tuple[int, int] | None = None
         self._lessons: list[Lesson] = []
-        self._patience: Patience | None = None
         self._set(provider)
+        self._begin()
         self.limiter: Any = limiter(provider.policy, store=self.store)
-        pressure.set(resource, self._narrow.quota, self.refresh)
+        pressure.set(resource, self._narrow.quota, self.refresh, self._told)
         self.refresh()
 
     def _set(self, provider: Provider) -> None:
@@ -146,20 +94,41 @@ class Account:
         limits = provider.limits
         self._index = narrowest(limits)
         self._narrow = limits[self._index]
-        self.moves = any(map(moved, limits))
         self.settles = any(limit.algorithm == "concurrency" or limit.unit in UNITS for limit in limits)
+        # Nothing that will be corrected as a rule, nor needs a mark in case it is.
+        self.plain = not self.settles and all(limit.algorithm in MOVED for limit in limits)
         self.units = frozenset(limit.unit for limit in limits)
-        self._patience = Patience(self._narrow)
-        # The same limits without an end: what must be charged whether it fits or not.
+        self.guessed = tuple(unit for unit in UNITS if unit in self.units)
+        self.usual_cost = self._usual_cost()
+        self._wide = self._without_end(limits)
+        self.delays = Delays(limits, self._narrow, self.clock, self.refresh)
+
+    def _begin(self) -> None:
+        """Know nothing yet of how its narrowest limit is kept."""
+        self._refusals = Refusals(self._narrow, self.pressure.interval or 0)
+        self._board = Board(self.provider.domain, self.key, self._apply, self._narrow.length)
+        self._look_at = self.clock.steady()
+
+    def _without_end(self, limits: tuple[Limit, ...]) -> Policy:
+        """Give the same limits without an end: what must be charged whether it fits or not."""
         wide = [replace(each, quota=MAX, burst=0) if each.algorithm in MOVED else each for each in limits]
-        self._wide = Policy(provider.policy.name, tuple(wide), "enforce", provider.policy.on_store_error)
+        return Policy(self.provider.policy.name, tuple(wide), "enforce", self.provider.policy.on_store_error)
+
+    def _usual_cost(self) -> Cost | None:
+        """Tell what every request costs; None: that depends on the request."""
+        policy, cost = self.provider.policy, self.fit(self.provider.cost(None))
+        if self.provider.endpoints or self.guessed:
+            return None
+        return 1 if policy.counted and policy.costs(cost) == policy.one else cost
 
     def take_over(self, provider: Provider) -> None:
         """Follow a changed file."""
         before = self._narrow
         self._set(provider)
+        if self._narrow != before:
+            self._begin()
         if self._narrow.quota != before.quota:
-            self.pressure.set(self.resource, self._narrow.quota, self.refresh)
+            self.pressure.set(self.resource, self._narrow.quota, self.refresh, self._told)
         self.limiter.update(provider.policy)
         self.refresh()
 
@@ -168,15 +137,17 @@ class Account:
         look = self.pressure.look(self.resource)
         if look is None:
             return
-        if look.current > self._level and self.clock.steady() < self._hold_until:
-            self.pressure.say(self.resource, self._level, 0, "refused at more than this before")  # calls refresh again
+        held = self._refusals.held(self.clock.steady(), look.current)
+        if held is not None:
+            self.pressure.hold(self.resource, held)  # calls refresh again
             return
         until = max(look.frozen_until or 0, self._empty)
         if until > self.clock.steady():
             self.store.shut(self.provider.policy.name, until)
         else:
             self.store.open(self.provider.policy.name)
-        limits = [self._stretched(limit) for limit in self.provider.limits]
+        limits = self.delays.stretched()
+        self._longer = self._without_end(tuple(limits))
         if look.current < self._narrow.quota:
             least = max((costs[self._index] for costs in self._costs()), default=1)  # each must fit still
             burst = 0 if self._narrow.burst == self._narrow.quota else min(self._narrow.burst, look.current)
@@ -184,17 +155,11 @@ class Account:
         if self.limiter.policy.limits != tuple(limits):
             self.limiter.update(replace(self.provider.policy, limits=tuple(limits)))
 
-    def _stretched(self, limit: Limit) -> Limit:
-        """Let permits count a little longer, where they are not charged anew."""
-        if limit.algorithm != "sliding_log":
-            return limit
-        if self._patience is not None and self._patience.lost:
-            longer = min(limit.length // 40, LONGEST_DELAY)
-        elif limit.quota > MOST_MOVED:
-            longer = min(limit.length // 200, SECOND)
-        else:
-            return limit
-        return replace(limit, period=timedelta(microseconds=limit.length + longer), name=limit.name)
+    def recover(self) -> None:
+        """Take a step of recovery that is due: who waits sees to that, but not everybody waits."""
+        due = self.pressure.due(self.resource)
+        if due is not None and self.clock.steady() >= due:
+            self.refresh()
 
     def _costs(self) -> list[tuple[int, ...]]:
         return [self.provider.policy.costs(self.provider.cost(endpoint)) for endpoint in self.provider.endpoints]
@@ -216,23 +181,26 @@ class Account:
 
     # ---- after an answer ---------------------------------------------------------------------------------------------
 
-    def moving(self, ticket: Ticket, sent: int) -> Flow:
-        """Let a permit count from now instead of from when it was asked for."""
-        flight = self.clock.steady() - sent
-        if not self.moves or flight <= 0 or self._patience is None:
-            return
-        before = self._patience.lost
-        anew = self._patience.spend(flight)
-        if self._patience.lost != before:
-            self.refresh()
-        if not anew:
-            return
-        pairs = zip(self.provider.limits, ticket.costs, strict=False)
-        costs = tuple(cost if moved(limit) else 0 for limit, cost in pairs)
-        if len(costs) == len(self._wide.limits) and any(costs):
-            (again,) = yield self._asking("acquire", costs)
-            if again.allowed:  # else the store could not be asked, and the first charge must do
-                yield from self._giving_back(costs, ticket.decision.at)
+    def moving(self, ticket: Ticket) -> Flow:
+        """Let a permit count from now instead of from when it was asked for, if need be; tell whether there was."""
+        costs = self.delays.overdue(ticket)
+        if not costs:
+            return False
+        (again,) = yield self._asking("acquire", costs)
+        if again.allowed:  # else the store could not be asked, and the first charge must do
+            yield from self._giving_back(costs, ticket.at)
+            ticket.at = again.at
+        return True
+
+    def renewing(self, ticket: Ticket) -> Flow:
+        """Charge a request anew that may yet arrive, as long as there is patience for that; tell whether it was."""
+        if not self.delays.take(ticket):
+            return True  # another thread does it
+        if not (yield from self.moving(ticket)):
+            return False
+        ticket.since = self.clock.steady()
+        self.delays.begin(ticket)
+        return True
 
     def charging_again(self, amount: int, earlier: int | None) -> Flow:
         """Count requests of which nobody knows when they arrived, if at all, as if they arrived now.
@@ -256,7 +224,7 @@ class Account:
         if not said:
             return 0
         changed = 0
-        (looked,) = yield self._asking("peek", (0,) * len(self._wide.limits))
+        looked = yield from self._looking()
         for each in said:
             limit = self.provider.limits[each.place]
             left = limit.burst - self._used(looked, each.place)
@@ -287,47 +255,68 @@ class Account:
                 self._lessons.append(lesson._replace(amount=lesson.amount - back))
         return 0
 
-    def using(self) -> Flow:
-        """Tell how much of the narrowest limit is in use, over all who share the store."""
-        (looked,) = yield self._asking("peek", (0,) * len(self._wide.limits))
-        return self._used(looked, self._index)
+    def _looking(self) -> Flow:
+        """Look at what is in use, over all who share the store."""
+        (looked,) = yield partial(self._apply, "peek", ((self._wide, self.key, (0,) * len(self._wide.limits)),))
+        return looked
 
     def _used(self, looked: Decision, index: int) -> int:
         limit = looked[2][index]
         return limit.burst - looked.views[index][0] if index < len(looked.views) else 0
 
-    def refused(self, status: int, used: int, sent: int, retry_after: float | None) -> None:
-        """Send less, and nothing for a while; others hear of it over the bus."""
-        now = self.clock.steady()
+    # ---- refusals ----------------------------------------------------------------------------------------------------
+
+    def refusing(self, status: int, ticket: Ticket, sent: int, retry_after: float | None) -> Flow:
+        """Send less, and nothing for a while; others hear of it through the store and over the bus."""
+        yield from self.noticing()
+        used = (yield from self._let_through(ticket)) if status == REFUSED else 0
         current = self.capacity
-        if self._episode is None or sent >= self._episode[0] + self._narrow.length:
-            self._episode = (now, current)
-            again = self._level * 9 < current * 10 and current * 9 < self._level * 11
-            self._hold = min(MOST_HELD, self._hold * 2 or 1) if again else 0
-        value = max(1, self._episode[1] // 2, used if status == REFUSED else 0)
-        self._level = min(value, current)
-        self._hold_until = now + self._hold * (self.pressure.interval or 0)
-        if retry_after is not None:
-            pause = round(retry_after * SECOND)
-        elif sent >= self._paused:
-            self._strikes += 1
-            first = min(FIRST_PAUSE, self._narrow.length // 20)
-            pause = min(first << min(self._strikes - 1, 20), self._narrow.length, LONGEST_PAUSE)
-        else:
-            pause = 0  # an answer to something sent before the pause began
-        self._paused = max(self._paused, now + pause)
-        if value < current or pause:
+        notice = self._refusals.refused(self.clock.steady(), sent, current, used, retry_after)
+        if notice.value < current or notice.pause:
             said = "answered 429 Too Many Requests" if status == REFUSED else "answered 503 Service Unavailable"
-            self.pressure.say(self.resource, min(value, current), pause, said)
+            self.pressure.say(self.resource, *notice, said)
+            self._hear((yield from self._board.writing(notice)))
+
+    def _let_through(self, ticket: Ticket) -> Flow:
+        """Tell how much of the narrowest limit was in use when a refused request arrived.
+
+        That is what was in use when it was charged. But if much less is now, then because others were refused with it.
+        """
+        own, charged = ticket.costs[self._index], self._used(ticket.decision, self._index)
+        looked = yield from self._looking()
+        now = self._used(looked, self._index)
+        return (charged if charged * 7 <= now * 8 else now) - own
+
+    def stale(self) -> bool:
+        """Tell whether it is time to look what other processes were told."""
+        now = self.clock.steady()
+        if now < self._look_at:
+            return False
+        self._look_at = now + self._board.every
+        return True
+
+    def noticing(self) -> Flow:
+        """Look what other processes were told; tell whether that changes what may be sent."""
+        return self._hear((yield from self._board.looking()))
+
+    def _hear(self, news: News | None) -> bool:
+        if news is None:
+            return False
+        self._told(news.notice.value, news.age)
+        return self.pressure.hear(self.resource, *news.notice, news.age)
+
+    def _told(self, value: int, age: int = 0) -> None:
+        now = self.clock.steady()
+        self._refusals.heard(now, now - age, self.capacity, value)
 
     def worked(self) -> None:
-        """Take note of an answer that was no refusal: the next refusal is a first one."""
-        self._strikes = 0
+        """Take note of an answer that was no refusal."""
+        self._refusals.worked()
 
     # ---- asking the store --------------------------------------------------------------------------------------------
 
     def _asking(self, verb: str, costs: tuple[int, ...], at: int | None = None) -> Callable[[], Any]:
-        return partial(self._apply, verb, ((self._wide, self.key, costs),), None, at)
+        return partial(self._apply, verb, ((self._longer, self.key, costs),), None, at)
 
     def _giving_back(self, costs: tuple[int, ...], at: int) -> Flow:
         yield self._asking("adjust", tuple(-cost for cost in costs), at)

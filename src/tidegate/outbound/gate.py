@@ -18,7 +18,6 @@ from collections import Counter
 from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
-from urllib.parse import urlsplit
 
 from tidegate.bus import open_bus
 from tidegate.clock import TaskSignal, ThreadSignal
@@ -27,42 +26,35 @@ from tidegate.errors import Closed, ConfigError, Denied
 from tidegate.headers import Advice, read
 from tidegate.limiter import AsyncLimiter, Limiter, seconds
 from tidegate.outbound.account import Account, terms
-from tidegate.outbound.calls import ASKED, Asked, Passage, Passed, Tail, credential
-from tidegate.outbound.hosts import host_of
+from tidegate.outbound.calls import ASKED, Asked, Passage, Passed, Tail, speaks
+from tidegate.outbound.costs import cost_of, key_of
 from tidegate.outbound.learning import REFUSED, UNAVAILABLE
 from tidegate.outbound.pressure import Pressure
-from tidegate.outbound.provider import EVERYTHING
 from tidegate.outbound.providers import Providers
 from tidegate.outbound.retrying import again
-from tidegate.outbound.tokens import UNITS, estimate
+from tidegate.outbound.ticket import TTL, Ticket
 from tidegate.policy import join_key
 from tidegate.stores.failure import open_guarded
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterable
+    from collections.abc import Callable, Generator
 
     from tidegate.bus import Bus
     from tidegate.clock import Clock
     from tidegate.core import Decision
     from tidegate.observe import Observer
-    from tidegate.outbound.account import Flow, Ticket
-    from tidegate.outbound.calls import Call, Reply
-    from tidegate.outbound.provider import Endpoint, Provider
+    from tidegate.outbound.calls import Call
+    from tidegate.outbound.provider import Provider
+    from tidegate.outbound.ticket import Flow
     from tidegate.policy import Cost, Key
     from tidegate.stores import Store
 
 R = TypeVar("R")
 
-TTL: Final = 600.0  # seconds within which an answer has to end for its estimate to be corrected downwards
 RELOAD: Final = 5.0  # seconds between two looks at the files
-SPEAKING: Final = frozenset(("ratel", "x-rat", "retry", "anthr"))  # how the names of such headers begin
 SILENCE: Final = Advice()
+REFUSALS: Final = (REFUSED, UNAVAILABLE)
 COUNTS: Final = ("sent", "unlimited", "denied", "refused", "retried", "corrected")
-
-
-def speaks(headers: Iterable[tuple[str, str]]) -> bool:
-    """Tell whether an answer may say anything of limits: most do not, and reading takes its time."""
-    return any(name[:5].lower() in SPEAKING for name, _ in headers)
 
 
 class _Gate:
@@ -92,8 +84,7 @@ class _Gate:
         if not isinstance(providers, Providers):
             raise ConfigError(f"must be Providers.load(...), not {providers!r}", field="providers")
         self.providers = providers
-        self._timeout = None if timeout is None else seconds("timeout", timeout)
-        self._priority = seconds("priority", priority)
+        self._usual = Asked(None if timeout is None else seconds("timeout", timeout), seconds("priority", priority))
         self._owns = (isinstance(store, str), isinstance(bus, str))
         self.store = open_guarded(store, clock=clock) if isinstance(store, str) else store
         self.clock = self.store.clock
@@ -120,8 +111,7 @@ class _Gate:
 
     def account(self, provider: Provider, call: Call) -> Account:
         """Give the account that a request is charged to."""
-        key = self._key(provider, call) if provider.per else provider.domain
-        return self.open(provider, key)
+        return self.open(provider, key_of(provider, call))
 
     def account_of(self, call: Call) -> Account | None:
         """Give the account that a request would be charged to; None: nothing limits it."""
@@ -153,31 +143,6 @@ class _Gate:
                 self._accounts[provider.domain, key] = account
             return account
 
-    def _key(self, provider: Provider, call: Call) -> Key:
-        parts = [provider.domain]
-        if "host" in provider.per:
-            parts.append(f"host={host_of(call.url)}")
-        if "path" in provider.per:
-            endpoint = self._endpoint(provider, call)
-            parts.append(f"path={endpoint.path if endpoint else EVERYTHING}")
-        if "credential" in provider.per:
-            parts.append(f"credential={credential(provider.key_place, call)}")
-        return tuple(parts)
-
-    def _endpoint(self, provider: Provider, call: Call) -> Endpoint | None:
-        return provider.endpoint(urlsplit(call.url).path or "/", call.method) if provider.endpoints else None
-
-    def _cost(self, account: Account, call: Call, asked: Mapping[str, int] | None) -> Cost:
-        provider = account.provider
-        cost = provider.cost(self._endpoint(provider, call))
-        guessed = [unit for unit in UNITS if unit in account.units and unit not in cost]
-        if guessed:
-            whole = estimate(call.body())
-            cost = {**cost, **{unit: whole[unit] for unit in guessed}}
-        if asked:
-            cost = {**cost, **asked}
-        return account.fit(cost)
-
     # ---- the flow ----------------------------------------------------------------------------------------------------
 
     def passing(
@@ -190,25 +155,31 @@ class _Gate:
             reply = yield partial(send, None)
             return Passed(reply.answer, Passage(None), None)
         account = self.account(provider, call)
-        asked = Asked(**{"timeout": self._timeout, "priority": self._priority, **(ASKED.get() or {})})
+        wishes = ASKED.get()
+        asked = self._usual if wishes is None else self._usual._replace(**wishes)
         began, attempt = self.clock.steady(), 0
         while True:
             attempt += 1
             ticket = yield from self._reserving(account, call, asked, began)
             sent = self.clock.steady()
-            waited = (sent - began) / SECOND
-            reply = yield from self._sending(account, call, partial(send, provider), ticket, sent)
-            retry_after = yield from self._hearing(account, ticket, sent, reply)
+            reply = yield from self._sending(account, call, partial(send, provider), ticket)
+            advice = read(reply.headers, self.clock.ns() / 1e9) if speaks(reply.headers) else SILENCE
             pause = None
-            if call.replays:
+            if reply.status in REFUSALS:
+                yield from self._refusing(account, ticket, sent, reply.status, advice.retry_after)
                 spent = self.clock.steady() - began
-                rules = provider.retries, attempt, reply.status, call.method, spent, retry_after
-                pause = again(*rules, self._chance())
+                rules = provider.retries, attempt, reply.status, call.method, spent, advice.retry_after
+                pause = again(*rules, self._chance()) if call.replays else None
+            else:
+                account.worked()
+                if advice.limits and provider.learn != "off":
+                    self._counts["corrected"] += yield from account.learning(advice)
             if pause is None:
-                tail = Tail(account, ticket, reply.status, not account.units.isdisjoint(UNITS))
-                keeps = account.settles and not ticket.settled
-                passage = Passage(provider.name, waited, attempt, ticket.decision)
-                return Passed(reply.answer, passage, tail if keeps else None)
+                tail = None
+                if account.settles and not ticket.settled:
+                    tail = Tail(account, ticket, reply.status, bool(account.guessed))
+                passage = Passage(provider.name, (sent - began) / SECOND, attempt, ticket.decision)
+                return Passed(reply.answer, passage, tail)
             self._counts["retried"] += 1
             if not ticket.settled:
                 yield ticket.commit
@@ -216,19 +187,37 @@ class _Gate:
             yield partial(self._sleep, self.clock.steady() + pause)
 
     def _reserving(self, account: Account, call: Call, asked: Asked, began: int) -> Flow:
-        timeout = asked.timeout
-        if timeout is not None:
-            timeout = max(0.0, seconds("timeout", timeout) - (self.clock.steady() - began) / SECOND)
-        cost = self._cost(account, call, asked.cost)
-        try:
-            ticket = yield partial(account.limiter.reserve, account.key, cost, TTL, timeout, asked.priority)
-        except Denied as denied:
-            self._counts["denied"] += 1
-            raise Denied(f"provider {account.provider.name}: {denied}", denied.decision) from None
-        self._counts["sent"] += 1
-        return ticket
+        """Wait for permits; where there turn out to be fewer than was known, give them back and wait again."""
+        limiter, key, cost = account.limiter, account.key, cost_of(account, call, asked.cost)
+        account.recover()
+        while True:
+            ticket = None
+            if account.plain and self._observer is None and not limiter.waiting:
+                decision = yield partial(limiter.try_acquire, key, cost)
+                if decision.allowed:
+                    ticket = Ticket(limiter, key, cost, decision)
+            if ticket is None:
+                timeout = asked.timeout
+                if timeout is not None:
+                    timeout = max(0.0, seconds("timeout", timeout) - (self.clock.steady() - began) / SECOND)
+                try:
+                    held = yield partial(limiter.reserve, key, cost, TTL, timeout, asked.priority)
+                except Denied as denied:
+                    self._counts["denied"] += 1
+                    raise Denied(f"provider {account.provider.name}: {denied}", denied.decision) from None
+                ticket = Ticket(limiter, key, cost, held.decision, held)
+            fewer = False
+            if (late := account.delays.outlasting()) is not None:
+                fewer = yield from account.renewing(late)
+            elif account.stale():
+                fewer = yield from account.noticing()
+            if not fewer:
+                self._counts["sent"] += 1
+                account.delays.begin(ticket)
+                return ticket
+            yield ticket.cancel
 
-    def _sending(self, account: Account, call: Call, send: Callable[[], Any], ticket: Ticket, sent: int) -> Flow:
+    def _sending(self, account: Account, call: Call, send: Callable[[], Any], ticket: Ticket) -> Flow:
         """Send; a request that never left gives its permits back, of any other nobody knows: it counts."""
         try:
             reply = yield send
@@ -238,29 +227,21 @@ class _Gate:
             if call.unreached(error):
                 yield ticket.cancel
             else:
-                yield from account.moving(ticket, sent)
+                yield from account.moving(ticket)
                 yield ticket.commit
             raise
+        finally:
+            ticket.answered = True
+        if reply.status != REFUSED:
+            yield from account.moving(ticket)
         return reply
 
-    def _hearing(self, account: Account, ticket: Ticket, sent: int, reply: Reply) -> Flow:
-        """Settle what is known, and learn from the answer."""
-        advice = read(reply.headers, self.clock.ns() / 1e9) if speaks(reply.headers) else SILENCE
-        if reply.status == REFUSED:
-            self._counts["refused"] += 1
+    def _refusing(self, account: Account, ticket: Ticket, sent: int, status: int, retry_after: float | None) -> Flow:
+        """Learn from a refusal; a 429 costs nothing, which others may use once they know that there is less."""
+        self._counts["refused"] += 1
+        yield from account.refusing(status, ticket, sent, retry_after)
+        if status == REFUSED:
             yield ticket.cancel
-            used = yield from account.using()
-            account.refused(REFUSED, used, sent, advice.retry_after)
-            return advice.retry_after
-        yield from account.moving(ticket, sent)
-        if reply.status == UNAVAILABLE:
-            self._counts["refused"] += 1
-            account.refused(UNAVAILABLE, 0, sent, advice.retry_after)
-            return advice.retry_after
-        account.worked()
-        if advice.limits and account.provider.learn != "off":
-            self._counts["corrected"] += yield from account.learning(advice)
-        return None
 
     # ---- looking -----------------------------------------------------------------------------------------------------
 
@@ -268,8 +249,10 @@ class _Gate:
         account = self.account_of(call)
         if account is None:
             return None
-        cost = self._cost(account, call, None)
-        return account, {unit: amount * times for unit, amount in cost.items()} if isinstance(cost, Mapping) else cost
+        cost = cost_of(account, call, None)
+        if isinstance(cost, Mapping):
+            return account, {unit: amount * times for unit, amount in cost.items()}
+        return account, cost * times
 
     def metrics(self) -> dict[str, int]:
         """Count requests: sent, unlimited, denied here, refused by the provider, sent again; corrections learned."""

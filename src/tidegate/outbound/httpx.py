@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from tidegate.errors import ConfigError
-from tidegate.outbound.calls import Call, Passed, Reply, Tail, added_key
+from tidegate.outbound.calls import Call, Passed, Reply, Tail, added_key, speaks
 from tidegate.outbound.gate import AsyncGate, Gate
 from tidegate.outbound.tokens import UsageReader
 
@@ -19,7 +19,7 @@ except ImportError:  # pragma: no cover - the extra is part of every test enviro
     raise ConfigError("needs httpx: pip install 'tidegate[httpx]'") from None
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
+    from collections.abc import AsyncIterator, Iterator, Sequence
 
     from tidegate.outbound.provider import Provider
     from tidegate.outbound.providers import Providers
@@ -48,7 +48,7 @@ class RateLimitTransport(httpx.BaseTransport):
 
         def send(provider: Provider | None) -> Reply:
             response = self._inner.handle_request(signed(request, provider, call))
-            return Reply(response.status_code, response.headers.multi_items(), response.close, response)
+            return Reply(response.status_code, said(response), response.close, response)
 
         passed: Passed[httpx.Response] = self.gate.run(self.gate.passing(call, send))
         response = passed.answer
@@ -83,7 +83,7 @@ class AsyncRateLimitTransport(httpx.AsyncBaseTransport):
 
         async def send(provider: Provider | None) -> Reply:
             response = await self._inner.handle_async_request(signed(request, provider, call))
-            return Reply(response.status_code, response.headers.multi_items(), response.aclose, response)
+            return Reply(response.status_code, said(response), response.aclose, response)
 
         passed: Passed[httpx.Response] = await self.gate.run(self.gate.passing(call, send))
         response = passed.answer
@@ -150,6 +150,11 @@ def call_of(request: httpx.Request) -> Call:
         return b"".join(request.stream) if isinstance(request.stream, httpx.ByteStream) else None
 
     return Call(request.method, str(request.url), request.headers.get, body, whole, unreached)
+
+
+def said(response: httpx.Response) -> Sequence[tuple[str, str]]:
+    """Give the headers of an answer if there are any that matter: to decode them takes its time."""
+    return response.headers.multi_items() if speaks(response.headers.raw) else ()
 
 
 def unreached(error: BaseException) -> bool:

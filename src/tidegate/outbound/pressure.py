@@ -34,28 +34,46 @@ class Pressure:
         self._latest = 0
         self.interval = terms.interval
         self._changed: dict[str, Callable[[], object]] = {}
+        self._told: dict[str, Callable[[int], object]] = {}
         self.capacities = Capacities(agent, terms=terms, clock=clock, bus=bus, changed=self._look, told=self._note)
         self.look = self.capacities.look
         self.due = self.capacities.due
 
-    def set(self, resource: str, quota: int, changed: Callable[[], object]) -> None:
-        """Begin with the whole quota (less what others have said); `changed` is called when to look again."""
+    def set(self, resource: str, quota: int, changed: Callable[[], object], told: Callable[[int], object]) -> None:
+        """Begin with the whole quota (less what others have said).
+
+        `changed` is called when to look again, `told` with the capacity that another process says on the bus.
+        """
         self._changed[resource] = changed
+        self._told[resource] = told
         self.capacities.set(resource, quota)
 
     def say(self, resource: str, value: int, pause: int, reason: str) -> None:
-        """Reduce to a value, and ask for no calls for so many microseconds."""
-        wall = self._clock.ns() // 1000
-        epoch = min(MAX, max(self._latest + 1, wall))
-        wait = pause / SECOND or None
-        instant = datetime.fromtimestamp(wall / SECOND, UTC)
-        update = CapacityUpdate(resource, self._agent, value, reason, instant, epoch, wait)
+        """Reduce to a value, and ask for no calls for so many microseconds; others are told."""
+        update = self._update(resource, value, pause, reason, 0)
         payload = update.to_json()
         if self.capacities.hear(update, payload) and self._bus is not None:
-            self._bus.publish(SUBJECT, payload, Retain(f"{resource}\n{self._agent}", epoch, KEPT + (wait or 0)))
+            kept = KEPT + (update.retry_after or 0)
+            self._bus.publish(SUBJECT, payload, Retain(f"{resource}\n{self._agent}", update.order, kept))
+
+    def hold(self, resource: str, value: int) -> None:
+        """Stay at a value; others were told of the same refusals, and hold it by themselves."""
+        self.capacities.hear(self._update(resource, value, 0, "refused at more than this before", 0))
+
+    def hear(self, resource: str, value: int, pause: int, age: int) -> bool:
+        """Take over what another process was told so many microseconds ago; tell whether it changes anything."""
+        return self.capacities.hear(self._update(resource, value, pause, "another process was refused", age), late=True)
+
+    def _update(self, resource: str, value: int, pause: int, reason: str, age: int) -> CapacityUpdate:
+        wall = self._clock.ns() // 1000
+        epoch = min(MAX, max(self._latest + 1, wall))
+        instant = datetime.fromtimestamp((wall - age) / SECOND, UTC)
+        return CapacityUpdate(resource, self._agent, value, reason, instant, epoch, pause / SECOND or None)
 
     def _note(self, update: CapacityUpdate) -> None:
         self._latest = max(self._latest, update.order)
+        if update.agent_id != self._agent and update.resource in self._told:
+            self._told[update.resource](update.new_capacity)
 
     def _look(self, resource: str) -> None:
         changed = self._changed.get(resource)

@@ -66,7 +66,16 @@ class Running:
         self.process.communicate()
 
 
-START = ("--provider-dir", "providers", "--provider", "special.yaml", "--source-dir", "sources")
+START = (
+    "--listen",
+    "127.0.0.1:0",
+    "--provider-dir",
+    "providers",
+    "--provider",
+    "special.yaml",
+    "--source-dir",
+    "sources",
+)
 
 
 def test_a_service_from_start_to_stop(folder, capsys):

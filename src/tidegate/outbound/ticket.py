@@ -1,0 +1,69 @@
+"""A Ticket: what a request was charged, until that is known to be right."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from typing import TYPE_CHECKING, Any, Final
+
+from tidegate.limiter import Limiter
+from tidegate.reservation import AsyncReservation, Reservation
+
+if TYPE_CHECKING:
+    from tidegate.core import Decision
+    from tidegate.limiter import AsyncLimiter
+    from tidegate.policy import Cost, Key
+
+Flow = Generator[Callable[[], Any], Any, Any]  # steps to call, or to call and await; sent what they gave
+
+TTL: Final = 600.0  # seconds within which an answer has to end for its estimate to be corrected downwards
+
+
+class Ticket:
+    """A charge, and how to correct it: most charges never are, so the reservation for that is made when one is."""
+
+    __slots__ = ("_cost", "_held", "_key", "_limiter", "answered", "at", "decision", "since")
+
+    def __init__(
+        self,
+        limiter: Limiter | AsyncLimiter,
+        key: Key,
+        cost: Cost,
+        decision: Decision,
+        held: Reservation | AsyncReservation | None = None,
+    ) -> None:
+        """Know what was charged; `held` is its reservation, where there is one already."""
+        self._limiter = limiter
+        self._key = key
+        self._cost = cost
+        self._held = held
+        self.decision = decision
+        self.at = decision.at  # when it was charged last, by the store's clock
+        self.since = limiter.clock.steady()  # ... and by ours
+        self.answered = False
+
+    @property
+    def settled(self) -> bool:
+        """Whether it was committed or cancelled."""
+        return self._held is not None and self._held.settled
+
+    @property
+    def costs(self) -> tuple[int, ...]:
+        """What was charged to each limit."""
+        return self._reservation().costs
+
+    def commit(self, actual: Cost | None = None) -> Any:  # noqa: ANN401 - to be awaited, or not
+        """Charge the actual cost instead (None: as it was)."""
+        return self._reservation().commit(actual)
+
+    def cancel(self) -> Any:  # noqa: ANN401 - to be awaited, or not
+        """Give everything back."""
+        return self._reservation().cancel()
+
+    def _reservation(self) -> Reservation | AsyncReservation:
+        if self._held is None:
+            limiter, decision = self._limiter, self.decision
+            policy = limiter._policy_of(decision)  # noqa: SLF001 - as `reserve` itself does
+            settle: Any = limiter._settle  # noqa: SLF001 - what `reserve` itself hands to a reservation
+            kind = Reservation if isinstance(limiter, Limiter) else AsyncReservation
+            self._held = kind(settle, limiter.clock, policy, self._key, policy.costs(self._cost), decision, TTL)
+        return self._held

@@ -1,0 +1,260 @@
+"""What one gate was told is heard by the others: over a bus, or through the store they share."""
+
+import asyncio
+from contextlib import ExitStack
+from functools import partial
+
+import httpx
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.outbound.clients import QUICK
+from tests.outbound.server import Answer, QuotaServer
+from tests.servers.nats import NatsServer
+from tests.servers.process import until
+from tests.servers.valkey import ValkeyServer
+from tidegate import Denied, StoreUnavailable
+from tidegate.clock import TaskSignal
+from tidegate.outbound import AsyncGate, Call, Gate, Providers
+from tidegate.outbound.board import Board
+from tidegate.outbound.calls import Reply
+from tidegate.outbound.httpx import RateLimitTransport
+from tidegate.outbound.refusals import Notice
+from tidegate.stores import MemoryStore, open_store
+from tidegate.testing import ManualClock
+
+START = 1_728_000_000
+CALL = Call("GET", "https://x.example/", {}.get, lambda: None, True, lambda _error: False)
+
+
+def providers(limit=10, **more):
+    return Providers.of({"domain": "x.example", "limit": limit, "period": "1m", **more})
+
+
+def answer(gate, status=200, headers=()):
+    return gate.run(gate.passing(CALL, lambda _provider: Reply(status, headers, lambda: None, status))).answer
+
+
+# ---- over a bus ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [NatsServer, ValkeyServer])
+def test_one_refusal_slows_every_transport_on_a_bus(kind):
+    """Two transports that share nothing but the bus; the server refuses one of them."""
+    paths = []
+
+    def respond(request):
+        paths.append(request.path)
+        return Answer(429, (("Retry-After", "3600"),)) if request.path == "/refused" else Answer()
+
+    with ExitStack() as stack:
+        bus = stack.enter_context(kind())
+        server = stack.enter_context(QuotaServer(respond=respond))
+        known = Providers.of({"domain": "127.0.0.1", "limit": 10, "period": "1m"})
+        transports = [
+            RateLimitTransport(known, transport=httpx.HTTPTransport(verify=QUICK), bus=bus.url, timeout=0)
+            for _ in range(2)
+        ]
+        clients = [stack.enter_context(httpx.Client(transport=each)) for each in transports]
+        for client in clients:
+            assert client.get(f"{server.url}/fine").status_code == 200
+        assert clients[0].get(f"{server.url}/refused").status_code == 429
+        for transport in transports:
+            until(lambda gate=transport.gate: gate.capacities() == {"127.0.0.1": 5}, "the news")
+        for client in clients:
+            with pytest.raises(Denied) as denied:
+                client.get(f"{server.url}/late")
+            assert 3000 < denied.value.decision.retry_after <= 3600
+    assert paths == ["/fine", "/fine", "/refused"]
+
+
+# ---- through the store -----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(params=["memory", "sqlite", "redis"])
+def stores(request, tmp_path):
+    """Two stores with one content, and what lets time pass."""
+    with ExitStack() as stack:
+        if request.param == "redis":
+            server = stack.enter_context(ValkeyServer())
+            yield [stack.enter_context(_closing(open_store(server.url))) for _ in range(2)]
+            return
+        clock = ManualClock(START)
+        if request.param == "memory":
+            yield [MemoryStore(clock=clock)] * 2
+            return
+        url = f"sqlite:///{tmp_path}/quota.db"
+        yield [stack.enter_context(_closing(open_store(url, clock=clock))) for _ in range(2)]
+
+
+class _closing:  # noqa: N801 - like contextlib's
+    def __init__(self, store):
+        self.store = store
+
+    def __enter__(self):
+        return self.store
+
+    def __exit__(self, *_):
+        self.store.close()
+
+
+def test_one_refusal_slows_every_gate_on_a_store(stores):
+    mine, other = (Gate(providers(1000), store, timeout=0) for store in stores)
+    assert answer(other) == 200
+    assert answer(mine, 429, [("Retry-After", "3600")]) == 429
+    until(lambda: _denied(other), "the look")  # at most a second later
+    assert other.capacities() == mine.capacities() == {"x.example": 500}
+    for gate in (mine, other):
+        with pytest.raises(Denied) as denied:
+            answer(gate)
+        assert 3000 < denied.value.decision.retry_after <= 3600
+        gate.close()
+
+
+def _denied(gate):
+    if isinstance(gate.clock, ManualClock):
+        gate.clock.advance(0.5)
+    try:
+        answer(gate)
+    except Denied:
+        return True
+    return False
+
+
+async def test_gates_on_one_store_find_a_stricter_limit_together():
+    """Four of them, a provider that allows a third: each alone would be refused nearly twice as often."""
+    clock = ManualClock(START)
+    store = MemoryStore(clock=clock)
+    gates = [AsyncGate(providers(90), store) for _ in range(4)]
+    recent, log = [], []
+
+    async def send(_provider):
+        await clock.wait_async(TaskSignal(), clock.steady() + 250_000)
+        now = clock.now()
+        recent[:] = [at for at in recent if at > now - 60]
+        fits = len(recent) < 30
+        recent.extend([now] * fits)
+        log.append((now - START, fits))
+        await clock.wait_async(TaskSignal(), clock.steady() + 250_000)
+        return Reply(200 if fits else 429, (), lambda: None, None)
+
+    async def work(gate):
+        while clock.now() < START + 20 * 60:
+            await gate.run(gate.passing(CALL, send))
+
+    tasks = [asyncio.create_task(work(gate)) for gate in gates for _ in range(3)]
+    while not all(task.done() for task in tasks):
+        for _ in range(8):
+            await asyncio.sleep(0)
+        clock.advance(0.25)
+    for gate in gates:
+        await gate.close()
+    settled = [fits for at, fits in log if 180 <= at < 1200]
+    assert sum(settled) >= 0.95 * 30 * 17
+    assert settled.count(False) / len(settled) < 0.01
+
+
+# ---- the board itself ------------------------------------------------------------------------------------------------
+
+
+take = partial(Gate.run, None)  # takes the steps of a flow, which needs nothing of a gate
+
+
+def boards(count, clock):
+    store = MemoryStore(clock=clock)
+    return [Board("x.example", "x.example", store.apply, 60_000_000) for _ in range(count)]
+
+
+def test_a_store_that_cannot_be_asked_tells_nothing():
+    store = MemoryStore(clock=ManualClock(START))
+    lost = False
+
+    def apply(*args):
+        if lost:
+            raise StoreUnavailable("away")
+        return store.apply(*args)
+
+    board = Board("x.example", "x.example", apply, 60_000_000)
+    take(board.looking())
+    lost = True
+    assert take(board.looking()) is None
+    assert take(board.writing(Notice(30, 0))) is None
+    lost = False
+    assert take(board.looking()) is None  # so nothing was written
+
+
+def test_a_notice_is_read_once_by_everybody_else():
+    clock = ManualClock(START)
+    mine, *others = boards(3, clock)
+    assert take(mine.looking()) is None
+    assert take(mine.writing(Notice(30, 5_000_000))) is None
+    clock.advance(2)
+    for other in others:
+        assert take(other.looking()) == (Notice(30, 5_000_000), 2_000_000)
+        assert take(other.looking()) is None
+    assert take(mine.looking()) is None
+
+
+def test_of_two_notices_at_once_one_is_left_and_told():
+    clock = ManualClock(START)
+    mine, other = boards(2, clock)
+    take(mine.looking())
+    take(other.looking())
+    assert take(mine.writing(Notice(30, 0))) is None
+    assert take(other.writing(Notice(40, 9))) == (Notice(30, 0), 0)
+    assert take(other.writing(Notice(20, 0))) is None
+    assert take(mine.looking()) == (Notice(20, 0), 0)
+
+
+def test_a_notice_that_cannot_be_written_down_is_left_out():
+    mine, other = boards(2, ManualClock(START))
+    assert take(mine.writing(Notice(30, 0))) is None  # without a look: the store could not be asked
+    take(mine.looking())
+    assert take(mine.writing(Notice(2**31, 0))) is None
+    assert take(other.looking()) is None
+
+
+def test_a_day_that_ends_between_look_and_notice_does_no_harm():
+    """The counters began anew, so what is left is nonsense, and so old that nobody minds."""
+    clock = ManualClock(START)
+    mine, other = boards(2, clock)
+    take(mine.looking())
+    take(mine.writing(Notice(30, 0)))
+    clock.advance(86_399)
+    take(mine.looking())
+    clock.advance(2)
+    take(mine.writing(Notice(40, 0)))
+    news = take(other.looking())
+    assert news.age > 10**15
+    assert news.notice.pause <= 86_400_000_000
+
+
+steps = st.tuples(st.sampled_from(("look", "write", "wait")), st.integers(0, 2), st.integers(1, 90), st.integers(0, 99))
+
+
+@given(st.lists(steps, max_size=30))
+def test_whatever_the_order_everybody_ends_with_the_last_notice(plan):
+    clock = ManualClock(START)
+    everybody = boards(3, clock)
+    for board in everybody:
+        assert take(board.looking()) is None
+    known = [None] * 3  # by each: the notice it knows of
+    fresh = [True] * 3  # whether nobody has written since its last look
+    last = None
+    for what, who, value, pause in plan:
+        if what == "wait":
+            clock.advance(pause / 10)
+        elif what == "look":
+            news = take(everybody[who].looking())
+            known[who], fresh[who] = news.notice.value if news else known[who], True
+            assert known[who] == last
+        else:
+            news = take(everybody[who].writing(Notice(value, pause)))
+            assert (news is None) == fresh[who]
+            if news is None:
+                last, fresh = value, [False] * 3
+            known[who], fresh[who] = last, True
+    for board, value in zip(everybody, known, strict=True):
+        news = take(board.looking())
+        assert (news.notice.value if news else value) == last
