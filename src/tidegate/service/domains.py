@@ -44,6 +44,8 @@ class Node:
     policy: Policy | None = None
     children: tuple[Node, ...] = ()
     shared: bool = False  # all values that the wildcard matches are counted together
+    name: str = ""  # of its limit, if the file gives one
+    replaces: tuple[str, ...] = ()  # names of limits that do not count where this one does, in the same request
     exact: dict[tuple[str, str], Node] = field(init=False, repr=False, compare=False, default_factory=dict)
     wild: tuple[Node, ...] = field(init=False, repr=False, compare=False, default=())
     any: dict[str, Node] = field(init=False, repr=False, compare=False, default_factory=dict)

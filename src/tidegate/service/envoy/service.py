@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from tidegate.core.decision import Decision
     from tidegate.policy import Key, Policy
     from tidegate.service.desk import Desk
+    from tidegate.service.domains import Node
     from tidegate.service.settings import Settings
 
 log = logging.getLogger("tidegate.service")
@@ -81,26 +82,28 @@ class RateLimitService:
             raise ConfigError("must not be empty", field="domain")
         if not 1 <= len(request.descriptors) <= MOST:
             raise ConfigError(f"must be 1 to {MOST}, not {len(request.descriptors)}", field="descriptors")
-        asked = [self._asked(request, descriptor) for descriptor in request.descriptors]
+        domain = self.desk.rules.domains.get(request.domain)
+        found = [None if domain is None else domain.find(pairs_of(each)) for each in request.descriptors]
+        replaced = {name for each in found if each is not None for name in each[0].replaces}
+        each = zip(request.descriptors, found, strict=True)
+        asked = [self._asked(request, descriptor, place, replaced) for descriptor, place in each]
         decisions = await self._decide(asked)
         return self._response(decisions)
 
-    def _asked(self, request: Any, descriptor: Any) -> Asked:  # noqa: ANN401 - made at run time
-        pairs = tuple((entry.key, entry.value) for entry in descriptor.entries)
+    def _asked(self, request: Any, descriptor: Any, found: tuple[Node, Key] | None, replaced: set[str]) -> Asked:  # noqa: ANN401 - made at run time
         cost = int(request.hits_addend) or 1
         look = False
         if descriptor.HasField("hits_addend"):
             cost = int(descriptor.hits_addend.value)
             look = not cost
-        domain = self.desk.rules.domains.get(request.domain)
-        found = None if domain is None else domain.find(pairs)
         node = None if found is None else found[0]
-        policy = None if node is None else node.policy
+        policy = None if node is None or node.name in replaced else node.policy
         if descriptor.HasField("limit") and descriptor.limit.requests_per_unit:
             unit = descriptor.limit.unit
             if not 1 <= unit < len(UNITS):
                 raise ConfigError(f"unknown unit {unit}", field="limit.unit")
             policy = by_request(request.domain, node, descriptor.limit.requests_per_unit, UNITS[unit])
+        pairs = pairs_of(descriptor)
         key: Key = found[1] if found is not None else (request.domain, *(part for pair in pairs for part in pair))
         return Asked(policy, key, max(1, cost), look)
 
@@ -158,6 +161,11 @@ class RateLimitService:
         status.limit_remaining = min(LARGEST, remaining)
         status.duration_until_reset.seconds = reset // SECOND
         status.duration_until_reset.nanos = reset % SECOND * 1000
+
+
+def pairs_of(descriptor: Any) -> tuple[tuple[str, str], ...]:  # noqa: ANN401 - made at run time
+    """Read a descriptor's keys and values."""
+    return tuple((entry.key, entry.value) for entry in descriptor.entries)
 
 
 def is_over(decision: Decision) -> bool:

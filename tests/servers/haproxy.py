@@ -1,0 +1,18 @@
+"""A throw-away HAProxy."""
+
+from __future__ import annotations
+
+from tests.servers.proxy import Proxy
+
+
+class Haproxy(Proxy):
+    """One HAProxy."""
+
+    name = "haproxy"
+    install = "apt-get install haproxy"
+    files = ("haproxy.cfg", "haproxy.lua")
+    refusals = (503, 503, 503)
+
+    def words(self) -> list[str]:
+        """Give the command that starts it."""
+        return [self.program, "-db", "-f", "haproxy.cfg"]

@@ -1,0 +1,37 @@
+"""A throw-away nginx."""
+
+from __future__ import annotations
+
+from tests.servers.proxy import Proxy
+
+# What the system's own nginx.conf is around files in conf.d; everything that it writes stays in the folder.
+AROUND = """daemon off;
+pid nginx.pid;
+events {{}}
+http {{
+    access_log off;
+    client_body_temp_path body;
+    proxy_temp_path proxied;
+    fastcgi_temp_path fastcgi;
+    uwsgi_temp_path uwsgi;
+    scgi_temp_path scgi;
+{text}}}
+"""
+
+
+class Nginx(Proxy):
+    """One nginx."""
+
+    name = "nginx"
+    install = "apt-get install nginx"
+    files = ("nginx.conf",)
+    refusals = (500, 500, 500)
+
+    def adapt(self, text: str) -> str:
+        """Put the example into a whole configuration."""
+        return AROUND.format(text=text)
+
+    def words(self) -> list[str]:
+        """Give the command that starts it."""
+        folder = self.folder
+        return [self.program, "-p", str(folder), "-e", str(folder / "log"), "-c", str(folder / "nginx.conf")]

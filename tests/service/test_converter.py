@@ -1,0 +1,179 @@
+"""Files of Envoy's own rate limit service, converted: a museum of them, and an oracle of how it reads them."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.service.test_envoy import Envoy, run
+from tidegate import ConfigError
+from tidegate.service.convert import convert
+from tidegate.service.desk import Desk
+from tidegate.service.domains import PERIODS
+from tidegate.service.envoy.messages import OK, OVER
+from tidegate.service.schema import schema
+from tidegate.service.settings import load_settings
+from tidegate.stores import MemoryStore
+from tidegate.testing import ManualClock
+
+MUSEUM = Path(__file__).parent / "envoy_museum"
+GOOD = sorted(path.name for path in MUSEUM.glob("*.yaml"))
+REMARKS = {
+    "modes.yaml": [
+        "5: descriptors[0].detailed_metric: left out: metrics here have one label for each limit, and never values",
+        "10: descriptors[1].value_to_metric: left out: metrics here have one label for each limit, and never values",
+        "11: descriptors[1].rate_limit.unit: a month of the calendar here, 30 days in Envoy's service",
+        "12: descriptors[2]: has no limit, which Envoy takes as a name for metrics: kept as unlimited",
+    ],
+}
+
+
+def rules_of(*names):
+    text, _ = convert([MUSEUM / name for name in names])
+    return load_settings(yaml.safe_load(text)).rules
+
+
+def limits_of(rules):
+    domain = rules.domains["shop"]
+    return {variant.policy.name: str(variant.policy.limits[0]) for variant in domain.variants()}
+
+
+# ---- the museum ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", GOOD)
+def test_what_is_different_is_said_by_file_line_and_field(name):
+    path = MUSEUM / name
+    _, remarks = convert([path])
+    assert remarks == [f"{path}:{remark}" for remark in REMARKS.get(name, [])]
+
+
+@pytest.mark.parametrize("name", sorted(path.name for path in (MUSEUM / "refused").iterdir()))
+def test_what_cannot_be_carried_over_is_refused(name):
+    path = MUSEUM / "refused" / name
+    message = path.read_text(encoding="utf-8").rpartition("# refused: ")[2].strip()
+    with pytest.raises(ConfigError) as error:
+        convert([path])
+    assert str(error.value) == f"{path}:{message.replace('FILE', str(path))}"
+
+
+@pytest.mark.parametrize("name", GOOD)
+def test_a_converted_file_is_one_of_ours(name, tmp_path):
+    text, _ = convert([MUSEUM / name])
+    (tmp_path / "service.yaml").write_text(text, encoding="utf-8")
+    assert list(load_settings(tmp_path / "service.yaml").rules.domains) == ["shop"]
+
+
+def test_nothing_is_lost():
+    assert limits_of(rules_of("plain.yaml")) == {"shop/api_key": "100/1m fixed_window name=per-minute"}
+    assert limits_of(rules_of("nested.yaml")) == {
+        "shop/country/method=POST": "10/1s fixed_window name=per-second",
+        "shop/country/method": "50/1s fixed_window name=per-second",
+        "shop/country=aq": "3/1d fixed_window name=per-day",
+    }
+    assert limits_of(rules_of("several_units.yaml")) == {
+        "shop/user": "10/5m fixed_window",
+        "shop/team": "10/1h fixed_window name=teams",
+        "shop/guest": "10/3d fixed_window name=guests",
+    }
+    rules = rules_of("wildcards.yaml")
+    for path, quota in (("/admin/users/7", 5), ("/admin/x", 20), ("/admi", 600), ("/health", None)):
+        found = rules.describe("shop", [("path", path)])
+        assert (None if found is None else found[0].policy.limits[0].quota) == quota
+    keys = {rules.describe("shop", [("path", path)])[1] for path in ("/admin/x", "/admin/y")}
+    assert keys == {("shop", "path", "/admin/*")}  # one threshold for both
+    modes = {variant.policy.name: variant.policy.mode for variant in rules_of("modes.yaml").domains["shop"].variants()}
+    assert modes == {"shop/user": "shadow", "shop/team": "enforce"}
+    rules = rules_of("numbers_and_flags.yaml")
+    for number, pair in enumerate((("status", "404"), ("cached", "true"), ("version", "1.0"), ("off", "no")), start=1):
+        assert rules.describe("shop", [pair])[0].policy.limits[0].quota == number
+
+
+def test_files_of_one_domain_are_put_together(tmp_path):
+    first, second = MUSEUM / "plain.yaml", MUSEUM / "another_part.yaml"
+    text, remarks = convert([first, second])
+    assert remarks == [f"{second}:1: domain: shop is in several files: its descriptors are put together"]
+    assert [each["key"] for each in yaml.safe_load(text)["domains"][0]["descriptors"]] == ["api_key", "basket"]
+    with pytest.raises(ConfigError) as error:
+        convert([first, second, second])
+    assert str(error.value) == f"{second}:3: descriptors[0]: a second descriptor for basket, the first is in {second}:3"
+    other = tmp_path / "other.yaml"
+    other.write_text("domain: other\n", encoding="utf-8")
+    assert [each["domain"] for each in yaml.safe_load(convert([other, first])[0])["domains"]] == ["other", "shop"]
+
+
+async def test_a_limit_replaces_others_of_the_same_request():
+    clock = ManualClock(start=1_728_000_000)
+    desk = Desk(rules_of("replaces.yaml"), MemoryStore(clock=clock))
+    async for envoy in run(desk):
+        client, partner, staff = (({name: "x"},) for name in ("client", "partner", "staff"))
+        for _ in range(4):
+            assert await envoy.codes(client, partner, domain="shop") == (OK, [OK, OK])
+        assert await envoy.codes(client, partner, domain="shop") == (OVER, [OK, OVER])
+        for _ in range(3):
+            assert await envoy.codes(client, partner, staff, domain="shop") == (OK, [OK] * 3)
+        # What was replaced has not been charged.
+        assert [await codes(envoy, client) for _ in range(3)] == [OK, OK, OVER]
+
+
+async def codes(envoy: Envoy, descriptor):
+    return (await envoy.codes(descriptor, domain="shop"))[0]
+
+
+def test_the_schema_knows_what_the_reader_knows():
+    descriptor = schema()["$defs"]["descriptor"]["properties"]
+    assert "replaces" in descriptor["rate_limit"]["properties"]
+
+
+# ---- the oracle ------------------------------------------------------------------------------------------------------
+
+VALUES = ("", "a", "ab", "a*", "ab*", "*")
+
+
+def nodes(depth):
+    limit = st.builds(
+        lambda unit, quota: {"unit": unit, "requests_per_unit": quota},
+        st.sampled_from(sorted(PERIODS)),
+        st.integers(1, 9),
+    )
+    below = trees(depth - 1) if depth else st.just([])
+    parts = {"key": st.sampled_from("kl"), "value": st.sampled_from(VALUES), "descriptors": below}
+    return st.fixed_dictionaries(parts, optional={"rate_limit": limit | st.just({"unlimited": True})})
+
+
+def trees(depth):
+    return st.lists(nodes(depth), max_size=4, unique_by=lambda node: (node["key"], node["value"]))
+
+
+def expected(tree, descriptor):
+    """Find the limit as Envoy's service does: by value, else by the first wildcard of the file, else by the key."""
+    limit = None
+    for key, value in descriptor:
+        ours = [node for node in tree if node["key"] == key]
+        wild = [node for node in ours if node["value"].endswith("*") and value.startswith(node["value"][:-1])]
+        exact = [node for node in ours if node["value"] == value != ""]
+        found = next(iter(exact + wild + [node for node in ours if not node["value"]]), None)
+        if found is None:
+            return None
+        limit, tree = found.get("rate_limit"), found["descriptors"]
+    return None if limit is None or limit.get("unlimited") else (limit["requests_per_unit"], PERIODS[limit["unit"]])
+
+
+@given(
+    trees(2),
+    st.lists(st.tuples(st.sampled_from("kl"), st.sampled_from(("a", "ab", "abc", "b"))), min_size=1, max_size=3),
+)
+@settings(max_examples=60, deadline=None)
+def test_a_converted_tree_limits_as_before(tmp_path_factory, tree, descriptor):
+    path = tmp_path_factory.getbasetemp() / "oracle.yaml"
+    path.write_text(yaml.safe_dump({"domain": "shop", "descriptors": tree}), encoding="utf-8")
+    try:
+        text, _ = convert([path])
+    except ConfigError as error:
+        assert "is never reached" in str(error)  # noqa: PT017 - the only reason that there may be
+        return
+    found = load_settings(yaml.safe_load(text)).rules.describe("shop", descriptor)
+    limit = None if found is None else found[0].policy.limits[0]
+    assert (None if limit is None else (limit.quota, limit.period)) == expected(tree, descriptor)

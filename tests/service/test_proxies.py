@@ -1,0 +1,164 @@
+"""nginx, Caddy, HAProxy and Traefik, each with its file in examples/proxies, before a real service."""
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from tests.servers.caddy import Caddy
+from tests.servers.haproxy import Haproxy
+from tests.servers.nginx import Nginx
+from tests.servers.process import free_port
+from tests.servers.proxy import EXAMPLES
+from tests.servers.traefik import Traefik
+from tests.service.harness import ADMIN, DECISION, serving
+from tests.service.proxying import App, Clients, ask, lose_everything, rate_fields
+from tidegate.service.settings import load_settings
+
+RULES = "policies: {api: 5/1h fixed_window}\n"
+PROXIES = (Nginx, Caddy, Haproxy, Traefik)
+CLIENTS = Clients()
+CHOICES = {
+    "X-Forwarded-For": "203.0.113.{n}",
+    "X-Real-Ip": "203.0.113.{n}",
+    "Forwarded": "for=203.0.113.{n}",
+    "X-Original-Uri": "/v1/check?policy=other&key={n}",
+    "X-Forwarded-Uri": "/v1/check?policy=other&key={n}",
+    "X-Tidegate-Token": "{n}",
+}
+
+
+@pytest.fixture(scope="module")
+def app():
+    with App() as it:
+        yield it
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory):
+    with serving(tmp_path_factory.mktemp("service"), RULES) as it:
+        yield it
+
+
+@pytest.fixture(scope="module", params=PROXIES, ids=lambda proxy: proxy.name)
+def proxy(request, app, service):
+    with request.param(app.port, service.port) as it:
+        yield it
+
+
+def test_exactly_the_limit_is_admitted(proxy, app):
+    client, path = CLIENTS.new(), f"/exact/{proxy.name}"
+    with ThreadPoolExecutor(4) as pool:
+        answers = list(pool.map(lambda _: ask(proxy, client, path), range(12)))
+    assert sorted(answer.status_code for answer in answers) == [200] * 5 + [429] * 7
+    assert app.seen[f"GET {path}"] == 5
+    assert ask(proxy, CLIENTS.new(), path).status_code == 200  # another client
+
+
+def test_a_denied_client_is_told_when_to_come_again(proxy):
+    client = CLIENTS.new()
+    allowed = [ask(proxy, client) for _ in range(5)]
+    denied = ask(proxy, client)
+    assert denied.status_code == 429
+    fields = rate_fields(denied)
+    now = time.time()
+    assert fields.keys() == {"retry-after", "x-ratelimit-limit", "x-ratelimit-remaining", "x-ratelimit-reset"}
+    assert (fields["x-ratelimit-limit"], fields["x-ratelimit-remaining"]) == (5, 0)
+    assert 3500 < fields["retry-after"] <= 3600
+    assert now + 3500 < fields["x-ratelimit-reset"] < now + 3700
+    assert denied.headers.get_list("cache-control") == ["no-store"]
+    assert denied.headers["content-type"] == "application/problem+json"
+    assert denied.json()["status"] == 429
+    left = [rate_fields(answer).get("x-ratelimit-remaining") for answer in allowed]
+    assert left == ([4, 3, 2, 1, 0] if proxy.on_allowed else [None] * 5)
+    assert not any("retry-after" in answer.headers for answer in allowed)
+
+
+def test_a_client_cannot_choose_whom_it_is_counted_as(proxy):
+    client = CLIENTS.new()
+    statuses = []
+    for number in range(6):
+        path = f"/?policy=other&address=203.0.113.{number}&key={number}"
+        fields = {name: value.format(n=number) for name, value in CHOICES.items()}
+        statuses.append(ask(proxy, client, path, **fields).status_code)
+    assert statuses == [200] * 5 + [429]
+
+
+def test_the_check_itself_is_not_for_clients(proxy, app):
+    client = CLIENTS.new()
+    for path in ("/_tidegate", "/v1/check?policy=api&key=x", "/v1/reset"):
+        said = ask(proxy, client, path)
+        assert said.status_code == (404 if (proxy.name, path) == ("nginx", "/_tidegate") else 200)
+        assert said.status_code == 404 or app.seen[f"GET {path}"]
+
+
+def test_requests_and_answers_pass_unchanged(proxy, app):
+    client, body = CLIENTS.new(), bytes(range(256)) * 1000
+    said = ask(proxy, client, "/status/201", "POST", body)
+    assert (said.status_code, said.text, app.bodies[-1]) == (201, "the app says 201", body)
+    for status in (403, 429, 503):  # which mean something between the proxy and the service
+        said = ask(proxy, client, f"/status/{status}")
+        assert (said.status_code, said.text) == (status, f"the app says {status}")
+        assert "retry-after" not in said.headers
+
+
+def test_what_broke_in_the_application_is_not_sent_again(proxy, app):
+    before = app.seen["POST /drop"]
+    assert ask(proxy, CLIENTS.new(), "/drop", "POST", b"pay").status_code in (500, 502, 504)
+    assert app.seen["POST /drop"] == before + 1
+
+
+@pytest.mark.parametrize("kind", PROXIES, ids=lambda proxy: proxy.name)
+def test_when_nobody_decides(kind, app, tmp_path):
+    lose_everything(kind, app, CLIENTS, tmp_path, RULES)
+
+
+@pytest.mark.parametrize("kind", PROXIES, ids=lambda proxy: proxy.name)
+def test_a_proxy_starts_before_its_service(kind, app):
+    with kind(app.port, free_port()) as proxy:
+        assert ask(proxy, CLIENTS.new()).status_code == 200
+
+
+def test_an_address_is_counted_by_its_network(service):
+    def statuses(*queries, **headers):
+        path = "/v1/check?policy=api&{}"
+        return [service.get(path.format(query), headers=headers).status_code for query in queries]
+
+    network = [f"address=2001:db8:1:2::{number}" for number in range(6)]
+    assert statuses(*network, "address=2001:db8:1:3::1") == [200] * 5 + [429, 200]
+    assert statuses("address=203.0.113.5&cost=5", "address=::ffff:203.0.113.5", "key=203.0.113.5") == [200, 429, 429]
+    by_header = {"x-real-ip": "203.0.113.5", "x-forwarded-for": "203.0.113.6, 203.0.113.5"}
+    assert statuses("address_header=x-real-ip", "address_header=X-Forwarded-For", **by_header) == [429, 429]
+    assert statuses("address=nobody", "address=", "address_header=x-real-ip", "address=203.0.113.5:80") == [400] * 4
+    assert statuses("key=login&address=203.0.113.5", "address=203.0.113.5&key=login") == [200, 200]
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory):
+    with serving(tmp_path_factory.mktemp("guarded"), f"decision_token: {DECISION}\n{RULES}") as it:
+        yield it
+
+
+@pytest.mark.parametrize("kind", PROXIES, ids=lambda proxy: proxy.name)
+def test_mistakes_are_not_taken_for_a_service_that_is_down(kind, app, guarded):
+    class Mistaken(kind):
+        def adapt(self, text):
+            return super().adapt(text.replace("policy=api", "policy=nope"))
+
+    path = f"/mistake/{kind.name}"
+    with kind(app.port, guarded.port, token=DECISION) as proxy:
+        client = CLIENTS.new()
+        assert [ask(proxy, client).status_code for _ in range(6)] == [200] * 5 + [429]
+    with Mistaken(app.port, guarded.port, token=DECISION) as proxy:
+        assert ask(proxy, CLIENTS.new(), path).status_code == (500 if kind is Nginx else 404)
+    with kind(app.port, guarded.port, token=ADMIN) as proxy:
+        assert ask(proxy, CLIENTS.new(), path).status_code == 401
+    assert not app.seen[f"GET {path}"]
+
+
+def test_the_service_of_the_examples():
+    rules = load_settings(EXAMPLES / "service.yaml").rules
+    assert rules.choose("api", "203.0.113.9").policy.limits[0].quota == 60
+    address = ("masked_remote_address", "203.0.113.9/32")
+    assert rules.describe("edge", [address])[0].policy.limits[0].quota == 60
+    assert rules.describe("edge", [("path", "/login"), address])[0].policy.limits[0].quota == 5
