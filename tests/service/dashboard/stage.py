@@ -1,0 +1,160 @@
+"""A service with everything that the dashboard can show, as real processes: for tests and for screenshots."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import threading
+from contextlib import ExitStack, contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import TYPE_CHECKING, Any
+
+import httpx
+import pytest
+
+from tests.servers.nats import NatsServer
+from tests.service.harness import Running, serving
+from tidegate.budget import TaskBudget
+from tidegate.bus import open_bus
+from tidegate.swarm import SwarmLimiter
+
+if TYPE_CHECKING:
+    import random
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from playwright.sync_api import Browser
+
+PROGRAM = "chromium-headless-shell"
+POLICIES = """
+policies:
+  api: 2000/1m token_bucket
+  login: {limits: [5/1m fixed_window, 20/1h], overrides: [{key: "partner:*", limits: 500/1m}]}
+  search: {limits: 30/10s, rollout: 25%}
+  openai: [60/1m, 9000/1m unit=tokens name=tokens]
+  exports: {limits: 2/1m concurrency, mode: shadow}
+"""
+BUDGET = {
+    "RATE_LIMIT_ENABLED": "true",
+    "RATE_LIMIT_PER_MINUTE": "40",
+    "RATE_LIMIT_PER_HOUR": "200",
+    "RATE_LIMIT_PER_DAY": "1500",
+    "RATE_LIMIT_PER_MONTH": "20000",
+}
+
+
+class Stage:
+    """A running service, and what happens to it."""
+
+    def __init__(self, running: Running) -> None:
+        """Talk to this service."""
+        self.running = running
+        self.url = running.url
+        self.http = httpx.Client(base_url=running.url, trust_env=False, timeout=30)
+        self.agents: list[SwarmLimiter] = []
+
+    def acquire(self, policy: str, key: str, times: int = 1, **more: Any) -> list[bool]:
+        """Ask so many times."""
+        body = {"policy": policy, "key": key, **more}
+        return [self.http.post("/v1/acquire", json=body).json()["allowed"] for _ in range(times)]
+
+    def overview(self) -> dict[str, Any]:
+        """Look at what the page is told."""
+        return self.http.get("/v1/overview").json()  # type: ignore[no-any-return]  # JSON
+
+
+class Upstream(BaseHTTPRequestHandler):
+    """Something to be fetched."""
+
+    def do_GET(self) -> None:
+        """Answer."""
+        self.send_response(200)
+        self.send_header("Content-Length", "2")
+        self.end_headers()
+        self.wfile.write(b"ok")
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing."""
+
+
+@contextmanager
+def upstream() -> Iterator[int]:
+    """Answer on a port of this machine."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Upstream)
+    thread = threading.Thread(target=server.serve_forever, args=(0.05,))
+    thread.start()
+    try:
+        yield server.server_address[1]
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+@contextmanager
+def plain(folder: Path, text: str = POLICIES, *flags: str, **environment: str) -> Iterator[Stage]:
+    """Run a service that only decides."""
+    with serving(folder, text, *flags, **environment) as running:
+        stage = Stage(running)
+        try:
+            yield stage
+        finally:
+            stage.http.close()
+
+
+@contextmanager
+def whole(folder: Path) -> Iterator[Stage]:
+    """Run a service with sources, a budget and a swarm on a bus."""
+    with ExitStack() as stack:
+        nats = stack.enter_context(NatsServer())
+        port = stack.enter_context(upstream())
+        provider = folder / "quotes.yaml"
+        provider.write_text("name: quotes\ndomain: localhost\nlimit: 30\nperiod: 1m\n", encoding="utf-8")
+        for name, interval in (("prices", "2s"), ("news", "15s"), ("rates", "1h")):
+            path = folder / "sources" / f"{name}.yaml"
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(f"name: {name}\nurl: http://localhost:{port}/{name}\ninterval: {interval}\n", "utf-8")
+        budget = {**BUDGET, "RATE_LIMIT_STORAGE_PATH": str(folder / "budget.db")}
+        with TaskBudget.from_env(budget) as tasks:
+            tasks.record_completed_tasks(33)
+        flags = ("--provider", provider, "--source-dir", folder / "sources", "--data", folder / "data", "--budget",
+                 "true", "--bus", nats.url, "--swarm", nats.url)  # fmt: skip
+        stage = stack.enter_context(plain(folder, POLICIES, *map(str, flags), **budget))
+        bus = stack.enter_context(open_bus(nats.url))
+        assert bus.wait(20)
+        for number in (1, 2, 3):
+            agent = stack.enter_context(SwarmLimiter(bus=bus, agent_id=f"agent-{number}"))
+            agent.set_capacity("openai", 100, window=60)
+            agent.set_capacity("crawler", 40, window=60)
+            stage.agents.append(agent)
+        yield stage
+
+
+def visit(stage: Stage, random: random.Random) -> None:
+    """Be one second of traffic."""
+    users = [f"user:{random.randint(1, 40)}" for _ in range(random.randint(25, 70))]
+    stage.http.post("/v1/batch", json={"policy": "api", "keys": users}).raise_for_status()
+    stage.http.post("/v1/batch", json={"policy": "search", "keys": users[: random.randint(4, 16)] + ["crawler"] * 5})
+    for address in ("203.0.113.9", "198.51.100.4", "partner:acme", "2001:db8::7"):
+        if random.random() < 0.6:
+            stage.acquire("login", address)
+    asks = [{"policy": "openai", "key": "team-blue", "cost": {"requests": 1, "tokens": random.randint(50, 400)}}]
+    asks += [{"policy": "exports", "key": "nightly"}] * (random.random() < 0.3)
+    stage.http.post("/v1/batch", json={"asks": asks})
+
+
+@contextmanager
+def browser() -> Iterator[Browser]:
+    """Start the system's headless Chromium."""
+    from playwright.sync_api import sync_playwright  # noqa: PLC0415 - not where the program is missing
+
+    program = shutil.which(PROGRAM)
+    if program is None:
+        message = f"{PROGRAM} is not installed: apt-get install {PROGRAM}"
+        pytest.fail(message) if os.environ.get("CI") else pytest.skip(message)
+    with sync_playwright() as playwright:
+        found = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
+        try:
+            yield found
+        finally:
+            found.close()
