@@ -11,13 +11,13 @@ BENCH  := .venv-bench
 ARGS   :=
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-main test-others lint format docs bench mutants lock clean venv servers
+.PHONY: help run screenshots test test-main test-others lint format docs bench mutants lock clean venv servers
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-run: venv ## a short live demonstration in the terminal
-	@$(PY) -m tidegate.demo
+run: venv ## the service with demonstration traffic and its dashboard; Ctrl-C ends it
+	@$(PY) -m tidegate start examples/demo/service.yaml --demo
 
 test: servers test-main test-others ## the whole suite on Python 3.11, then most of it on 3.12 and 3.13 where they are found
 
@@ -51,6 +51,9 @@ lint: venv ## ruff (everything), mypy (strict), import contracts
 format: venv ## let ruff format and fix what it can
 	@$(PY) -m ruff format .
 	@$(PY) -m ruff check --fix .
+
+screenshots: venv servers ## draw the dashboard into build/screenshots
+	@$(PY) -m tests.service.dashboard.screenshots
 
 docs: venv ## run every code block of the README and the docs
 	@$(PY) -m pytest tests/docs $(ARGS)

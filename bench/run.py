@@ -1,10 +1,10 @@
 """Compare tidegate with other limiters in one run, and say whether the targets of the project are met.
 
-make bench                              everything, about a quarter of an hour
+make bench                              everything, about half an hour
 make bench ARGS=--quick                 a look, a few minutes; writes nothing into docs
 make bench ARGS="--only hot_key"        one comparison: hot_key many_keys five_limits tasks threads memory,
                                         or of what is shared: sqlite redis_bench postgres_bench leases,
-                                        or of the faces: inbound outbound budget
+                                        or of the faces: inbound outbound budget service
 """
 
 from __future__ import annotations
@@ -46,6 +46,7 @@ PROGRAMS: Final = {
     "inbound": "A middleware in front of a small application",
     "outbound": "A transport under an HTTP client",
     "budget": "A batch check on a file with 100,000 tasks",
+    "service": "The decision service, beside its bare server",
 }
 
 

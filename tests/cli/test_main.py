@@ -27,6 +27,20 @@ def test_help_imports_no_command():
     assert said.splitlines()[-1] == "['tidegate.cli.say']"
 
 
+def test_help_has_the_exit_codes(capsys):
+    main([])
+    said = capsys.readouterr().out
+    for code in (OK, 1, WRONG, UNAVAILABLE, 130):
+        assert f"\n  {code:<6} " in said
+
+
+def test_what_is_converted_is_json_too(tmp_path, capsys):
+    path = tmp_path / "envoy.yaml"
+    path.write_text("domain: a\ndescriptors: [{key: b, rate_limit: {unit: day, requests_per_unit: 1}}]\n")
+    assert main(["validate", "--from-envoy", str(path), "--json"]) == OK
+    assert "domains" in json.loads(capsys.readouterr().out)["yaml"]
+
+
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_command_has_help(name, capsys):
     with pytest.raises(SystemExit) as ended:

@@ -52,7 +52,7 @@ class Site:
 
 
 class Running:
-    """A process of `tidegate serve`."""
+    """A process of `tidegate start`."""
 
     def __init__(self, process: subprocess.Popen[bytes], port: int, grpc: int, log: Path) -> None:
         self.process = process
@@ -82,7 +82,7 @@ def serving(folder: Path, text: str, *flags: str, **environment: str) -> Iterato
     port, grpc = free_port(), free_port()
     config, log = folder / "service.yaml", folder / "service.log"
     config.write_text(text, encoding="utf-8")
-    command = [sys.executable, "-m", "tidegate", "serve", str(config), "--listen", f"127.0.0.1:{port}", *flags]
+    command = [sys.executable, "-m", "tidegate", "start", str(config), "--listen", f"127.0.0.1:{port}", *flags]
     with log.open("wb") as output:
         process = subprocess.Popen(
             [word.replace("GRPC", f"127.0.0.1:{grpc}") for word in command],

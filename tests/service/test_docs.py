@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from tidegate.cli import COMMANDS
 from tidegate.service.http.metrics import METRICS
 from tidegate.service.http.problems import KINDS
 from tidegate.service.settings import OPTIONS, SECTIONS, load_settings
@@ -22,6 +23,11 @@ def test_every_setting_is_described(name):
 @pytest.mark.parametrize("name", METRICS)
 def test_every_metric_is_described(name):
     assert f"`{name}" in SERVICE
+
+
+@pytest.mark.parametrize("name", [name for name in COMMANDS if name != "demo"])
+def test_every_command_is_described(name):
+    assert f"`tidegate {name}" in SERVICE
 
 
 @pytest.mark.parametrize("name", KINDS)

@@ -36,6 +36,8 @@ LIKELY = {
     "wait": st.sampled_from([0, 0.5, -3, 1e300]),
     "priority": st.integers(-5, 5),
     "ttl": st.sampled_from([1, 0, 60, 1e9]),
+    "seconds": st.sampled_from([1, 0, -1, 60, 1e9]),
+    "most": st.integers(-1, 20),
     "id": st.text(max_size=10),
     "keys": st.lists(st.text(max_size=3) | JSON, max_size=4),
     "asks": st.lists(st.fixed_dictionaries({"policy": st.sampled_from([*POLICIES]), "key": st.text()}), max_size=3),

@@ -116,7 +116,7 @@ async def test_a_thousand_and_no_more():
         ("acquire", {"policy": 5, "key": "k"}, "bad-field", "/policy"),
         ("acquire", {**K, "colour": 1}, "bad-field", "/colour"),
         ("acquire", {**K, "cost": True}, "bad-field", "/cost"),
-        ("acquire", {**K, "cost": 1.0}, "bad-field", "/cost"),
+        ("acquire", {**K, "cost": 1.5}, "bad-field", "/cost"),
         ("acquire", {**K, "cost": None}, "bad-field", "/cost"),
         ("acquire", {**K, "cost": -1}, "bad-field", "/cost"),
         ("acquire", {**K, "cost": 2**60}, "bad-field", "/cost"),

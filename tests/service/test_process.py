@@ -93,7 +93,7 @@ async def test_a_client_for_tasks(service):
 
 
 def test_a_client_without_a_service():
-    with Client(f"http://127.0.0.1:{free_port()}") as client, pytest.raises(StoreUnavailable, match="tidegate serve"):
+    with Client(f"http://127.0.0.1:{free_port()}") as client, pytest.raises(StoreUnavailable, match="tidegate start"):
         client.acquire("api", "k")
 
 
@@ -141,7 +141,7 @@ def test_validate(tmp_path, capsys):
 
 
 def test_an_address_that_is_taken_is_refused(service, tmp_path):
-    full = [sys.executable, "-m", "tidegate", "serve", "--listen", f"127.0.0.1:{service.port}"]
+    full = [sys.executable, "-m", "tidegate", "start", "--listen", f"127.0.0.1:{service.port}"]
     done = subprocess.run(full, capture_output=True, text=True, check=False, cwd=ROOT)
     assert done.returncode == 2
     assert "listen: cannot listen on" in done.stderr

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from tidegate.budget import BudgetSettings, TaskBudget
-from tidegate.budget.config import read_config
-from tidegate.budget.environment import read_environment
+from tidegate.budget import TaskBudget
 from tidegate.budget.forecast import Forecast, forecast
 from tidegate.clock import Clock, SystemClock, ThreadSignal
 from tidegate.core.bounds import SECOND
 from tidegate.errors import ConfigError, StoreUnavailable
+from tidegate.service.parts import budget_settings
 
 if TYPE_CHECKING:
     import argparse
 
-    from tidegate.budget import Usage
+    from tidegate.budget import BudgetSettings, Usage
     from tidegate.cli.say import Say
 
 HELP: Final = "show how much of a task budget is used, and when it runs out"
@@ -46,17 +44,11 @@ def run(args: argparse.Namespace, say: Say) -> int:
 
 def read_settings(args: argparse.Namespace) -> BudgetSettings:
     """Find the budget; one that is switched off can be looked at all the same."""
-    if args.config is None:
-        settings = read_environment({**os.environ, "RATE_LIMIT_ENABLED": "true"})
-    else:
-        settings = BudgetSettings(**read_config(args.config) | {"enabled": True})
-    values: dict[str, Any] = {**settings.__dict__, "webhook_url": None}
-    if args.storage is not None:
-        values["storage"] = args.storage
-    if "://" not in str(values["storage"]) and not Path(values["storage"]).exists():
-        message = f"no budget is kept in {values['storage']} yet: give another path, or check a first batch"
+    settings = budget_settings(None if args.config is None else Path(args.config), args.storage)
+    if "://" not in str(settings.storage) and not Path(settings.storage).exists():
+        message = f"no budget is kept in {settings.storage} yet: give another path, or check a first batch"
         raise ConfigError(message, field="storage")
-    return BudgetSettings(**values)
+    return settings
 
 
 def watch(budget: TaskBudget, say: Say, clock: Clock, seconds: float | None, rounds: int | None = None) -> None:

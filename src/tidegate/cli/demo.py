@@ -16,7 +16,7 @@ def options(parser: argparse.ArgumentParser) -> None:
     """Take no options."""
 
 
-def run(_args: argparse.Namespace, _say: Say) -> int:
+def run(_args: argparse.Namespace, say: Say) -> int:
     """Play the demonstration."""
-    demo.main()
+    say.data(demo.main(say.line) if say.as_json else demo.main())
     return 0

@@ -28,6 +28,12 @@ class Say:
         if not self.as_json:
             print(self.style(text, *styles), flush=True)
 
+    @staticmethod
+    def clean(text: str, longest: int = 60) -> str:
+        """Show what somebody else wrote without letting it steer the terminal."""
+        shown = "".join(sign if sign.isprintable() else "?" for sign in text)
+        return shown if len(shown) <= longest else shown[: longest - 1] + "…"
+
     def data(self, value: object) -> None:
         """Print the answer as JSON, if that was asked for."""
         if self.as_json:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from tidegate.adaptive import SUBJECT, CapacityUpdate
 from tidegate.adaptive.update import MalformedError
 from tidegate.bus import open_bus
+from tidegate.cli.say import Say
 from tidegate.clock import SystemClock, ThreadSignal
 from tidegate.core.bounds import SECOND
 from tidegate.errors import ConfigError, StoreUnavailable
@@ -20,12 +21,11 @@ if TYPE_CHECKING:
     import argparse
 
     from tidegate.bus import Bus, Event
-    from tidegate.cli.say import Say
 
 RECENT: Final = 8  # updates shown
 CLEAR: Final = "\x1b[H\x1b[J"
 CONNECTING: Final = 3.0
-LONGEST: Final = 60  # characters of a name or reason
+clean: Final = Say.clean
 
 
 def options(parser: argparse.ArgumentParser) -> None:
@@ -164,9 +164,3 @@ def _told(update: CapacityUpdate) -> str:
     pause = "" if update.retry_after is None else f", no calls for {update.retry_after:g} s"
     when, why = update.timestamp.strftime("%H:%M:%S"), clean(update.reason) or "no reason given"
     return f"{when}  {clean(update.resource)} to {update.new_capacity} by {clean(update.agent_id)}: {why}{pause}"
-
-
-def clean(text: str) -> str:
-    """Show what somebody else wrote without letting it steer the terminal."""
-    shown = "".join(sign if sign.isprintable() else "?" for sign in text)
-    return shown if len(shown) <= LONGEST else shown[: LONGEST - 1] + "…"

@@ -37,8 +37,9 @@ def run(args: argparse.Namespace, say: Say) -> int:
         raise ConfigError("name a file, such as: tidegate validate service.yaml")
     if args.from_envoy:
         text, remarks = convert(args.files)
-        write(say, text.rstrip("\n"))
-        for remark in remarks:
+        say.line(text.rstrip("\n"))
+        say.data({"yaml": text, "remarks": remarks})
+        for remark in () if say.as_json else remarks:
             say.error(remark)
         return 0
     for file in args.files:

@@ -13,6 +13,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from tidegate.errors import ConfigError
+from tidegate.observe.names import OTHER, Names
 
 try:
     from prometheus_client import REGISTRY, Counter, Gauge, Histogram
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from tidegate.observe.record import Record
     from tidegate.stores import Store
 
-OTHER: Final = "other"
 SHARES: Final = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0)
 ASKED: Final = ("acquire", "hold")
 
@@ -38,9 +38,8 @@ class PrometheusObserver:
 
     def __init__(self, registry: CollectorRegistry = REGISTRY, *, most: int = 100) -> None:
         """Register the metrics; `most` policies have labels of their own."""
-        self._most = most
         self._children: dict[object, Any] = {}
-        self._names: set[str] = set()
+        self._names = Names(most)
         self._decisions = Counter(
             "tidegate_decisions", "Decisions, by policy and outcome.", ["policy", "outcome"], registry=registry
         )
@@ -66,7 +65,7 @@ class PrometheusObserver:
         if record.verb not in ASKED:
             return
         decision = record.decision
-        policy = self._name(record.policy.name)
+        policy = self._names.label(record.policy.name)
         outcome = "allowed" if decision[0] else "shadow" if decision.allowed else "denied"
         self._child(self._decisions, policy, outcome).inc()
         views = decision.views
@@ -77,15 +76,6 @@ class PrometheusObserver:
             for limit, view in zip(decision[2], views, strict=True):
                 if view[1]:
                     self._child(self._denials, policy, OTHER if policy == OTHER else limit.name).inc()
-
-    def _name(self, policy: str) -> str:
-        """Keep the number of labels bounded."""
-        if policy in self._names:
-            return policy
-        if len(self._names) >= self._most:
-            return OTHER
-        self._names.add(policy)
-        return policy
 
     def _child(self, metric: Any, *labels: str) -> Any:  # noqa: ANN401 - a metric of any kind
         place = (metric, *labels)

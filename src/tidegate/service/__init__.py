@@ -1,13 +1,14 @@
 """The engine over the network: HTTP, Envoy's rate limit service, checks for proxies.
 
 settings = load_settings("service.yaml")
-run(settings)                                # until SIGTERM or Ctrl-C; `tidegate serve` does the same
+run(settings)                                # until SIGTERM or Ctrl-C; `tidegate start` does the same
 
-settings -> rulebook      what the file says (reading), which policy decides on a key (rulebook, domains)
-desk                      every verb, over one store; receipts are its reservations, tally its counts
-http, envoy               how questions arrive
-server, workers           processes
-client                    the other end
+settings -> rulebook      what the file says (options, values, reading); which policy decides on a key (domains)
+desk                      every verb, over one store: seats, receipts of reservations, leases, blocks; tally counts
+http, envoy, dashboard    how questions arrive; a page that shows everything
+server, workers, parts    processes, and what runs beside the decisions: sources, a budget, a swarm
+client                    the other end: questions words and reads, shelf keeps what was taken ahead
+doctor, telemetry, demo   looks at a deployment; OpenTelemetry; demonstration traffic
 """
 
 from tidegate.service.settings import Settings, load_settings

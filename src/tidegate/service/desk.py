@@ -8,69 +8,39 @@ limits anybody: the limiters do. Its verbs take plain values and give Decisions;
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-from tidegate.core import Limit
 from tidegate.core.decision import Decision, LocalDecision, ShadowDecision
-from tidegate.errors import ConfigError, Denied, RateLimitError, ResourceUnknown, StoreUnavailable
-from tidegate.limiter import AsyncLimiter, Limiter, seconds
+from tidegate.errors import Denied, RateLimitError, ResourceUnknown, StoreUnavailable
+from tidegate.limiter import seconds
 from tidegate.observe import Observer, Record
-from tidegate.policy import Policy, normal_key
+from tidegate.service.blocks import DEFAULT, SHOWN, Block, Blocks
+from tidegate.service.leases import LATER, PART, Lease, may_lease, terms, was_charged
+from tidegate.service.leases import LONGEST as LONGEST_LEASE
 from tidegate.service.receipts import Receipts
-from tidegate.service.tally import Count, Tally
+from tidegate.service.seats import (
+    ASK,
+    LONGEST_KEY,
+    MOST,
+    MOST_PARTS,
+    PROBE,
+    Held,
+    Seat,
+    Subject,
+    check_key,
+    lost,
+    tell,
+)
+from tidegate.service.tally import Tally
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from tidegate.limiter import Usage
-    from tidegate.policy import Cost, Key
+    from tidegate.policy import Cost, Key, Policy
+    from tidegate.reservation import AsyncReservation
     from tidegate.service.rulebook import Rulebook, Variant
     from tidegate.stores import Store
-
-MOST: Final = 1000  # decisions in a batch
-LONGEST_KEY: Final = 1024  # characters of all parts of a key
-MOST_PARTS: Final = 32
-ASK: Final = object()
-PROBE: Final = Policy("tidegate.ready", (Limit(1, "1s"),))
-
-
-class Subject(NamedTuple):
-    """Who is asked about: a key of a policy, or a descriptor of a domain."""
-
-    policy: str = ""
-    key: Key = ""
-    domain: str = ""
-    descriptor: tuple[tuple[str, str], ...] = ()
-
-
-class Held(NamedTuple):
-    """What `reserve` gives: the decision, and, where it allows, the id to settle by."""
-
-    decision: Decision | None
-    id: str | None
-
-
-class Seat:
-    """A variant at work: its limiter and its counts."""
-
-    __slots__ = ("count", "limiter", "now", "policy", "slot")
-
-    def __init__(self, slot: str, policy: Policy, store: Store, count: Count) -> None:
-        """Open a limiter for the policy."""
-        self.slot = slot
-        self.limiter = AsyncLimiter(policy, store=store)
-        self.count = count
-        self.take(policy, store)
-
-    def take(self, policy: Policy, store: Store) -> None:
-        """Decide by this policy from now on."""
-        self.policy = policy
-        if self.limiter.policy is not policy:
-            self.limiter.update(policy)
-        # A store that answers at once needs no coroutine: the same question, a third cheaper.
-        self.now: Callable[[Key, Cost], Decision] | None = None
-        if store.instant:
-            self.now = Limiter(policy, store=store).try_acquire
 
 
 class Desk:
@@ -99,6 +69,7 @@ class Desk:
         self._seats: dict[str, Seat] = {}
         self._quick: dict[str, Callable[[Key], Decision]] = {}  # by policy, until the rules change
         self._receipts = Receipts(store, secret)
+        self.blocks = Blocks(store)
         self.closed = False
 
     # ---- rules -------------------------------------------------------------------------------------------------------
@@ -143,6 +114,8 @@ class Desk:
         if found is None:
             return None
         seat, key = found
+        if self.blocks.active and (no := await self._blocked(seat, key, cost)) is not None:
+            return no
         if wait:
             return await self._waiting(seat, key, cost, self._wait(wait), priority)
         decision = seat.now(key, cost) if seat.now is not None else await seat.limiter.try_acquire(key, cost)
@@ -155,6 +128,11 @@ class Desk:
             decision = denied.decision
         return self._seen(seat, key, cost, decision)
 
+    async def _blocked(self, seat: Seat, key: Key, cost: Cost, verb: str = "acquire") -> Decision | None:
+        """Give the denial of a key that is blocked, whatever its limits, its policy's mode and its patience."""
+        decision = await self.blocks.find(seat.policy.name, key)
+        return None if decision is None else self._seen(seat, key, cost, decision, verb)
+
     def _wait(self, wait: float) -> float:
         return min(self.max_wait, max(0.0, seconds("wait", wait)))
 
@@ -162,6 +140,8 @@ class Desk:
         """Count a decision, and tell whoever observes; raise where the store could not be asked and that is a no."""
         if decision[0]:
             seat.count.allowed += 1
+            if self.tally.near.left:
+                self.tally.near.note(seat.policy.name, key, decision)
             if self._observers:
                 tell(self._observers, Record(verb, seat.policy, key, seat.policy.costs(cost), decision))
             return decision
@@ -184,6 +164,8 @@ class Desk:
         if found is None:
             return None
         seat, key = found
+        if self.blocks.active and (no := await self.blocks.find(seat.policy.name, key)) is not None:
+            return no
         decision = await seat.limiter.peek(key, cost)
         if not decision[0] and lost(decision, seat.policy):
             raise StoreUnavailable(f"the store of policy {seat.policy.name!r} cannot be asked")
@@ -205,7 +187,7 @@ class Desk:
         """Decide from a share that is leased already, without a task of its own; ASK: the store has to be asked."""
         try:
             found = self.find(subject) if cost == 1 and cost.__class__ is int else None
-            if found is None:
+            if found is None or (self.blocks.active and self.blocks.known(found[0].policy.name, found[1]) is not True):
                 return ASK
             shortcut = found[0].limiter._shortcut  # noqa: SLF001 - what `try_acquire` itself looks at first
             decision = None if shortcut is None else shortcut(found[1], 1)
@@ -226,10 +208,10 @@ class Desk:
 
     def _shorten(self, policy: str) -> Callable[[Key], Decision] | None:
         entry = self.rules.entries.get(policy)
-        if entry is None or entry.plain is None or self._observers:
+        if entry is None or entry.plain is None or self._observers or self.blocks.active:
             return None
         seat = self.seat(entry.plain)
-        now, count, seen = seat.now, seat.count, self._seen
+        now, count, seen, near = seat.now, seat.count, self._seen, self.tally.near
         if now is None:
             return None
 
@@ -239,6 +221,8 @@ class Desk:
             decision = now(key, 1)
             if decision[0]:
                 count.allowed += 1
+                if near.left:
+                    near.note(policy, key, decision)
                 return decision
             return seen(seat, key, 1, decision)
 
@@ -250,6 +234,8 @@ class Desk:
 
         Those in shadow mode are decided apart, after the others: they refuse nobody.
         """
+        if self.blocks.active and (no := await self._one_blocked(asks)) is not None:
+            return no
         answers: list[Decision | None] = [None] * len(asks)
         enforced = [number for number, (policy, _, _) in enumerate(asks) if policy.mode == "enforce"]
         for group in (enforced, *([number] for number in range(len(asks)) if number not in enforced)):
@@ -260,8 +246,20 @@ class Desk:
                 answers[number] = self._counted(*asks[number], decision)
         return [answer for answer in answers if answer is not None]
 
+    async def _one_blocked(self, asks: Sequence[tuple[Policy, Key, int]]) -> list[Decision] | None:
+        """Deny a request of which one key is blocked: that one says no, the others are only looked at."""
+        found = [await self.blocks.find(policy.name, key) for policy, key, _ in asks]
+        if not any(no is not None for no in found):
+            return None
+        return [
+            await self.look(policy, key) if no is None else self._counted(policy, key, cost, no)
+            for (policy, key, cost), no in zip(asks, found, strict=True)
+        ]
+
     async def look(self, policy: Policy, key: Key) -> Decision:
         """Tell whether one more call would be allowed, for Envoy."""
+        if self.blocks.active and (no := await self.blocks.find(policy.name, key)) is not None:
+            return no
         decision = (await self.store.apply_async("peek", ((policy, key, policy.costs(1)),)))[0]
         if lost(decision, policy):
             raise StoreUnavailable(f"the store of policy {policy.name!r} cannot be asked")
@@ -274,8 +272,10 @@ class Desk:
         count = self.tally.count(policy.name)
         if decision[0]:
             count.allowed += 1
+            if self.tally.near.left:
+                self.tally.near.note(policy.name, key, decision)
             return decision
-        if policy.mode == "shadow":
+        if policy.mode == "shadow" and decision[2] is not SHOWN:  # a block is one in any mode
             decision = ShadowDecision(decision)
             count.shadow += 1
         elif decision.retry:
@@ -291,17 +291,56 @@ class Desk:
         self, subject: Subject, cost: Cost = 1, ttl: float = 60.0, wait: float = 0.0, priority: float = 0.0
     ) -> Held:
         """Charge an estimate now, to be settled within `ttl` seconds by the id that is given."""
+        ttl = self._receipts.check_ttl(ttl)
         found = self.find(subject)
         if found is None:
             return Held(None, None)
         seat, key = found
-        ttl = self._receipts.check_ttl(ttl)
+        if self.blocks.active and (no := await self._blocked(seat, key, cost, "hold")) is not None:
+            return Held(no, None)
         try:
             held = await seat.limiter.reserve(key, cost, ttl, self._wait(wait), priority)
         except Denied as denied:
             return Held(self._seen(seat, key, cost, denied.decision, "hold"), None)
         decision = self._seen(seat, key, cost, held.decision, "hold")
         return Held(decision, self._receipts.write(seat.slot, held, ttl))
+
+    async def lease(self, subject: Subject, cost: Cost = 1, most: int = 1, lasting: float = 1.0) -> Lease:
+        """Take permits ahead: for a call of this cost, and for further ones up to `most`, for `lasting` seconds.
+
+        Where `leases` knows no safe terms, it is an acquire.
+        """
+        lasting = min(LONGEST_LEASE, self._receipts.check_ttl(lasting))
+        found = self.find(subject)
+        if found is None:
+            return Lease(None, None, most, lasting, 0.0)
+        seat, key = found
+        if self.blocks.active or not may_lease(seat.policy, cost):
+            decision = await self.acquire(subject, cost)
+            return Lease(decision, None, 0, 0.0, 0.0)
+        needed = cost if isinstance(cost, int) else 1
+        # A part of what there can be: others want some, too.
+        bursts = (limit.burst // PART for limit, one in zip(seat.policy.limits, seat.policy.one, strict=True) if one)
+        try:
+            held = await self._take(seat, key, needed, max(needed, min(most, *bursts)), lasting + LATER)
+        except Denied as denied:
+            return Lease(self._seen(seat, key, cost, denied.decision, "hold"), None, 0, lasting, 0.0)
+        decision = self._seen(seat, key, cost, held.decision, "hold")
+        if not was_charged(decision):
+            return Lease(decision, None, 0, 0.0, 0.0)
+        permits = max(held.costs)
+        return Lease(decision, self._receipts.write(seat.slot, held, lasting + LATER), permits,
+                     *terms(seat.policy, decision, lasting))  # fmt: skip
+
+    async def _take(self, seat: Seat, key: Key, needed: int, most: int, ttl: float) -> AsyncReservation:
+        """Charge as much as there is from `needed` to `most`."""
+        while True:
+            try:
+                return await seat.limiter.reserve(key, most, ttl)
+            except Denied as denied:
+                if most == needed:
+                    raise
+                most = max(needed, min(most // 2, denied.decision.remaining))
 
     async def commit(self, receipt: str, actual: Cost | None = None) -> None:
         """Charge what it really cost instead of the estimate (None: as estimated)."""
@@ -339,6 +378,28 @@ class Desk:
         found = self.find(subject)
         if found is not None:
             await found[0].limiter.reset(found[1])
+            self.tally.near.forget(found[0].policy.name, found[1])
+
+    async def block(self, subject: Subject, lasting: float = DEFAULT) -> float:
+        """Deny a key for so many seconds, whatever its limits say; give the seconds."""
+        name, key = self._limited(subject)
+        lasting = await self.blocks.block(name, key, lasting)
+        self._quick.clear()
+        return lasting
+
+    async def unblock(self, subject: Subject) -> None:
+        """Let a key be decided by its limits again."""
+        await self.blocks.unblock(*self._limited(subject))
+
+    def blocked(self) -> list[Block]:
+        """List the blocks that this process knows of."""
+        return self.blocks.list()
+
+    def _limited(self, subject: Subject) -> tuple[str, Key]:
+        found = self.find(subject)
+        if found is None:
+            raise ResourceUnknown("no limit applies to this descriptor, so there is nobody to block")
+        return found[0].policy.name, found[1]
 
     def policies(self) -> list[dict[str, object]]:
         """Describe every policy of the rulebook."""
@@ -370,6 +431,13 @@ class Desk:
         """How many calls wait for a permit."""
         return sum(seat.limiter.waiting for seat in self._seats.values())
 
+    def waiting_by_policy(self) -> dict[str, int]:
+        """Tell how many calls wait for a permit of each policy that anybody has asked for."""
+        found: dict[str, int] = {}
+        for seat in self._seats.values():
+            found[seat.policy.name] = found.get(seat.policy.name, 0) + seat.limiter.waiting
+        return found
+
     async def close(self) -> None:
         """Wake who waits, return leases and let the store go."""
         self.closed = True
@@ -379,32 +447,4 @@ class Desk:
         await self.store.close_async()
 
 
-def tell(observers: Sequence[Observer], record: Record) -> None:
-    """Tell everybody who observes."""
-    for observer in observers:
-        observer(record)
-
-
-def lost(decision: Decision, policy: Policy) -> bool:
-    """Tell whether a no only means that the store could not be asked."""
-    return decision.__class__ is LocalDecision and not decision[0] and policy.on_store_error == "deny"
-
-
-def check_key(key: object) -> Key:
-    """Refuse a key that is none, or longer than anybody needs."""
-    found = normal_key(key)
-    parts = (found,) if isinstance(found, str) else found
-    if sum(map(len, parts)) > LONGEST_KEY or len(parts) > MOST_PARTS:
-        raise ConfigError(f"is longer than {LONGEST_KEY} characters or {MOST_PARTS} parts", field="key")
-    if not all(part.isascii() or whole_text(part) for part in parts):
-        raise ConfigError("has half of a character (a lone surrogate)", field="key")
-    return found
-
-
-def whole_text(text: str) -> bool:
-    """Tell whether a text can be written as UTF-8."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
+__all__ = ["LONGEST_KEY", "MOST", "MOST_PARTS", "PROBE", "Desk", "Held", "Subject", "check_key"]

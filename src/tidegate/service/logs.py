@@ -37,3 +37,11 @@ def set_up(stream: TextIO | None = None, *, level: int = logging.INFO) -> loggin
     logger.setLevel(level)
     logger.propagate = False
     return handler
+
+
+def take_down(handler: logging.Handler) -> None:
+    """Log as before `set_up`."""
+    logger = logging.getLogger("tidegate")
+    logger.removeHandler(handler)
+    logger.setLevel(logging.NOTSET)
+    logger.propagate = True

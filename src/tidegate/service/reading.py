@@ -29,7 +29,7 @@ DESCRIPTOR: Final = (
     *("key", "value", "rate_limit", "limits", "shadow_mode", "share_threshold", "on_store_error"),
     *("descriptors", "detailed_metric"),
 )
-RATE_LIMIT: Final = ("unit", "requests_per_unit", "algorithm", "name", "unlimited")
+RATE_LIMIT: Final = ("unit", "requests_per_unit", "algorithm", "name", "unlimited", "replaces")
 DEEPEST: Final = 16  # levels of descriptors
 RESERVED: Final = "tidegate."  # names of policies that the service itself counts by
 
@@ -205,7 +205,23 @@ class _Tree:
             with entry.blame(**fields):
                 policy = Policy(name, limits, "shadow" if shadow else "enforce", lost)
         children = self.children(below, name, depth + 1) if below is not None else ()
-        return Node(key, value, policy, children, shared)
+        return Node(key, value, policy, children, shared, *self.names(fields))
+
+    def names(self, fields: Fields) -> tuple[str, tuple[str, ...]]:
+        """Read the name of a rate_limit, and of those that do not count where it does."""
+        if "rate_limit" not in fields:
+            return "", ()
+        words = fields["rate_limit"].entries()
+        name = words["name"].text() if "name" in words else ""
+        found = []
+        for entry in words["replaces"].items() if "replaces" in words else ():
+            other = entry.fields("name").get("name")
+            if other is None:
+                raise entry.error("needs a name, as in {name: other}: the name of another rate_limit")
+            if other.text() == name:
+                raise other.error("is the name of this rate_limit itself: it can only replace others")
+            found.append(other.text())
+        return name, tuple(found)
 
     def limits(self, fields: Fields) -> tuple[Limit, ...] | None:
         """Read the limit of a descriptor: in Envoy's words, or `limits` in ours."""

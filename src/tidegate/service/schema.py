@@ -32,6 +32,7 @@ LIMIT: Final = {
 }
 ONE: Final = {"anyOf": [{"type": "string", "description": "as in 60/1m"}, {"$ref": "#/$defs/limit"}]}
 LIMITS: Final = {"anyOf": [*ONE["anyOf"], {"type": "array", "minItems": 1, "items": ONE}]}
+REPLACED: Final = {"type": "object", "additionalProperties": False, "required": ["name"], "properties": {"name": TEXT}}
 LOST: Final = {"enum": list(get_args(OnStoreError)), "description": "what a call gets while the store is lost"}
 
 
@@ -96,6 +97,7 @@ def _descriptor(limits: dict[str, str]) -> dict[str, Any]:
             "algorithm": {"enum": list(ALGORITHMS)},
             "name": TEXT,
             "unlimited": {"type": "boolean"},
+            "replaces": {"type": "array", "items": REPLACED},
         },
     }
     return {

@@ -23,6 +23,7 @@ from tidegate.errors import ConfigError, StoreUnavailable
 from tidegate.observe.logs import DecisionLog
 from tidegate.service.desk import Desk
 from tidegate.service.http import App
+from tidegate.service.parts import Parts
 from tidegate.service.reloading import Reloader
 from tidegate.service.settings import Address, Settings
 from tidegate.stores.failure import open_guarded
@@ -31,9 +32,10 @@ from tidegate.stores.lease import LeasedStore
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from tidegate.service.telemetry import Telemetry
     from tidegate.stores import Store
 
-    Ready = Callable[[Settings], object]
+    Ready = Callable[[Settings, Parts | None], object]
 
 log = logging.getLogger("tidegate.service")
 
@@ -62,6 +64,8 @@ class Service:
             on_denial=(DecisionLog("tidegate.service"),),
         )
         self.app = App(self.desk, settings)
+        self.parts = Parts(settings, self.app)
+        self.telemetry = open_telemetry(self.app) if settings.telemetry else None
         self.reloader = Reloader(settings, self.app, self.store.clock)
         self._stop = asyncio.Event()
 
@@ -71,9 +75,21 @@ class Service:
 
     async def run(self, ready: Ready | None = None) -> None:
         """Serve until stopped; `ready` is called once questions can be asked."""
+        try:
+            async with self.parts:
+                self.app.overview.start()
+                await self._serve(ready)
+        finally:
+            if self.telemetry is not None:
+                await asyncio.to_thread(self.telemetry.flush)
+            self.app.overview.close()
+            self.app.bodies.close()
+            await self._close_desk()
+
+    async def _serve(self, ready: Ready | None) -> None:
         server = http_server(self.app, self.settings)
         serving = asyncio.create_task(server.serve())
-        reloading = asyncio.create_task(self.reloader.run())
+        watching = asyncio.gather(self.reloader.run(), self.desk.blocks.watch())
         envoy = None
         try:
             if self.settings.grpc is not None:
@@ -81,13 +97,18 @@ class Service:
 
                 envoy = await envoy_service.serve(self.desk, self.settings)
             await self._listening(serving)
+            self.parts.start()
             if ready is not None:
-                ready(self.settings)
+                ready(self.settings, self.parts)
             stopping = asyncio.create_task(self._stop.wait())
-            await asyncio.wait((stopping, serving), return_when=asyncio.FIRST_COMPLETED)
+            running = [stopping, serving, *([self.parts.fetching] if self.parts.fetching else [])]
+            await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
             stopping.cancel()
         finally:
-            await self._end(server, serving, reloading, envoy)
+            # Both parts end at the same time, each within its patience.
+            await asyncio.gather(self._end(server, serving, watching, envoy), self.parts.stop())
+        if self.parts.fetching is not None:
+            self.parts.fetching.result()  # if it failed, so has the service
 
     async def _listening(self, serving: asyncio.Task[None]) -> None:
         """Wait until the server takes connections."""
@@ -110,7 +131,7 @@ class Service:
                 await writer.wait_closed()
             return
 
-    async def _end(self, server: Any, serving: asyncio.Task[None], reloading: asyncio.Task[None], envoy: Any) -> None:  # noqa: ANN401 - no types
+    async def _end(self, server: Any, serving: asyncio.Task[None], watching: asyncio.Future[Any], envoy: Any) -> None:  # noqa: ANN401 - no types
         """Finish requests, wake those that wait for too long, return leases, close."""
         self.app.stop()
         if envoy is not None:
@@ -121,16 +142,22 @@ class Service:
                 break
             except TimeoutError:
                 await self._close_desk()  # whoever still waits is told so
-        reloading.cancel()
-        self.app.bodies.close()
+        watching.cancel()
         server.stop()
         with contextlib.suppress(asyncio.CancelledError):
-            await asyncio.gather(serving, reloading, return_exceptions=True)
-        await self._close_desk()
+            await asyncio.gather(serving, watching, return_exceptions=True)
 
     async def _close_desk(self) -> None:
         if not self.desk.closed:
             await self.desk.close()
+
+
+def open_telemetry(app: App) -> Telemetry:
+    """Tell OpenTelemetry of an app."""
+    from tidegate.observe import otel  # noqa: F401, PLC0415 - says which extra is missing
+    from tidegate.service.telemetry import Telemetry  # noqa: PLC0415 - needs it
+
+    return Telemetry(app)
 
 
 def open_shared(settings: Settings, clock: Clock | None = None) -> Store:

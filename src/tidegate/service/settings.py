@@ -12,166 +12,32 @@
       - domain: edge
         descriptors: [{key: remote_address, rate_limit: {unit: minute, requests_per_unit: 60}}]
 
-What a flag says goes before the environment (`TIDEGATE_` and the name in capitals), and that before the file. OPTIONS
-is the whole list; the flags, the variables, the schema for editors and the documentation are made from it or checked
-against it.
+What a flag says goes before the environment (`TIDEGATE_` and the name in capitals), and that before the file.
+`options` has the whole list.
 """
 
 from __future__ import annotations
 
-import ipaddress
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
-from tidegate.core.bounds import SECOND
-from tidegate.core.limit import parse_period
 from tidegate.errors import ConfigError
-from tidegate.headers import STYLES
 from tidegate.policy.settings import Setting, load, parse
+from tidegate.service.options import OPTIONS, TEXT, Option
 from tidegate.service.reading import read_domains, read_entries, read_entry
 from tidegate.service.rulebook import Entry, Rulebook
-from tidegate.stores.lease import Lease
+from tidegate.service.values import DEFAULT, Address, read_path
 
 if TYPE_CHECKING:
     from tidegate.service.domains import Domain
+    from tidegate.stores.lease import Lease
 
 PREFIX: Final = "TIDEGATE_"
-PORTS: Final = 65_535
-LONGEST_BODY: Final = 2**30
-MOST_WORKERS: Final = 256
-SHORTEST_TOKEN: Final = 16
-LOCAL_NAMES: Final = ("localhost",)
-
-
-class Address(NamedTuple):
-    """Where to listen."""
-
-    host: str
-    port: int
-
-    @property
-    def loopback(self) -> bool:
-        """Whether only this machine can connect."""
-        if self.host in LOCAL_NAMES:
-            return True
-        try:
-            return ipaddress.ip_address(self.host).is_loopback
-        except ValueError:
-            return False
-
-    def __str__(self) -> str:
-        """Write it as people do."""
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
-
-
-DEFAULT: Final = Address("127.0.0.1", 8080)
-
-# ---- how single values are read --------------------------------------------------------------------------------------
-
-
-def _address(setting: Setting) -> Address:
-    text = setting.text() if not isinstance(setting.raw, int) else str(setting.raw)
-    host, colon, port = text.rpartition(":")
-    if not port.isdecimal() or len(port) > len(str(PORTS)) or int(port) > PORTS or (colon and not host):
-        raise setting.error(f"expected an address such as 127.0.0.1:8080, not {setting}")
-    host = host or "127.0.0.1"
-    if ":" in host and not (host.startswith("[") and host.endswith("]")):
-        raise setting.error(f"an IPv6 address stands in brackets, as in [::1]:8080, not {setting}")
-    return Address(host.strip("[]"), int(port))
-
-
-def _seconds(setting: Setting) -> float:
-    try:
-        return setting.number()
-    except ConfigError:
-        text = setting.text()
-    try:
-        return parse_period(text) / SECOND
-    except ConfigError:
-        raise setting.error(f"expected a time such as 30s or 250ms, not {setting}") from None
-
-
-def _lease(setting: Setting) -> Lease | None:
-    try:
-        return Lease() if setting.flag() else None
-    except ConfigError:
-        pass
-    seconds = _seconds(setting)
-    with setting.blame(**{"lease.seconds": setting}):
-        return Lease(seconds)
-
-
-def _token(setting: Setting) -> str:
-    token = setting.text().strip()
-    if len(token) < SHORTEST_TOKEN or not token.isascii() or not token.isprintable() or " " in token:
-        # The value itself is not repeated: messages end in logs.
-        raise setting.error(f"a token has at least {SHORTEST_TOKEN} printable ASCII characters and no spaces")
-    return token
-
-
-def _token_file(setting: Setting) -> str:
-    path = Path(setting.text())
-    if setting.file is not None and not path.is_absolute():
-        path = Path(setting.file).parent / path  # beside the file that names it
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, ValueError) as error:
-        raise setting.error(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from None
-    return _token(Setting(text, setting.file, setting.line, setting.field))
-
-
-def _style(setting: Setting) -> str:
-    return setting.choice(*STYLES)
-
-
-def _workers(setting: Setting) -> int:
-    return setting.whole(1, MOST_WORKERS)
-
-
-def _bytes(setting: Setting) -> int:
-    return setting.whole(1024, LONGEST_BODY)
-
-
-class Option(NamedTuple):
-    """One setting that is a single value. `schema` is what an editor is told of it."""
-
-    name: str
-    read: Callable[[Setting], Any]
-    help: str
-    schema: Mapping[str, object]
-    metavar: str = "TEXT"
-    secret: bool = False  # not by flag: the command line of a process is public
-
-
-TEXT: Final = {"type": "string", "minLength": 1}
-TIME: Final = {"type": ["string", "number"]}
-FLAG: Final = {"type": "boolean"}
-WHOLE: Final = {"type": "integer", "minimum": 1}
-OPTIONS: Final = (
-    Option("store", Setting.text, "where states are kept, by URL (memory://)", TEXT, "URL"),
-    Option(
-        "listen", _address, "address of the HTTP service (127.0.0.1:8080)", {"type": ["string", "integer"]}, "ADDRESS"
-    ),
-    Option("grpc", _address, "address of the service for Envoy (none)", {"type": ["string", "integer"]}, "ADDRESS"),
-    Option("open", Setting.flag, "listen beyond this machine without a token (false)", FLAG, "FLAG"),
-    Option("decision_token", _token, "token that decisions need", TEXT, secret=True),
-    Option("decision_token_file", _token_file, "file that holds that token", TEXT, "FILE"),
-    Option("admin_token", _token, "token that resets and the like need", TEXT, secret=True),
-    Option("admin_token_file", _token_file, "file that holds that token", TEXT, "FILE"),
-    Option(
-        "lease", _lease, "take permits ahead, for so long (false)", {"type": ["boolean", "string", "number"]}, "TIME"
-    ),
-    Option("workers", _workers, "processes that serve (1)", {**WHOLE, "maximum": MOST_WORKERS}, "N"),
-    Option("headers", _style, "header fields of /v1/check: x, ietf, both or none (x)", {"enum": list(STYLES)}, "STYLE"),
-    Option("max_wait", _seconds, "longest that a call may wait for a permit (30s)", TIME, "TIME"),
-    Option("max_body", _bytes, "largest request, in bytes (1048576)", {**WHOLE, "maximum": LONGEST_BODY}, "BYTES"),
-    Option("max_concurrency", Setting.whole, "requests under way at most, in each process (4096)", WHOLE, "N"),
-    Option("read_timeout", _seconds, "longest that reading a request may take (5s)", TIME, "TIME"),
-    Option("stop_within", _seconds, "how long requests under way may take when stopping (10s)", TIME, "TIME"),
-    Option("reload_every", _seconds, "how often the file is looked at (1s)", TIME, "TIME"),
-)
+SEPARATOR: Final = ";"  # between several values in one variable
+Flag = str | Sequence[str]  # what a command line says of a setting: several texts of one that is a list
+FOLDER: Final = Path("tidegate-data")
 BY_NAME: Final = {option.name: option for option in OPTIONS}
 SECTIONS: Final = ("policies", "domains")
 
@@ -195,14 +61,38 @@ class Settings:
     read_timeout: float = 5.0
     stop_within: float = 10.0
     reload_every: float = 1.0
+    providers: tuple[Path, ...] = ()
+    provider_dirs: tuple[Path, ...] = ()
+    sources: tuple[Path, ...] = ()
+    source_dirs: tuple[Path, ...] = ()
+    data: Path | None = None
+    fetchers: int = 8
+    permissions: str = "warn"
+    bus: str | None = None
+    budget: bool | Path = False
+    swarm: str | None = None
+    telemetry: bool = False
+    demo: bool = False  # make demonstration traffic; only by the command `start --demo`
     rules: Rulebook = field(default_factory=Rulebook)
     file: Path | None = None
-    flags: Mapping[str, str] = field(default_factory=dict, repr=False, compare=False)
+    flags: Mapping[str, Flag] = field(default_factory=dict, repr=False, compare=False)
     policies: tuple[str, ...] = field(default=(), repr=False, compare=False)
+    secrets: tuple[Path, ...] = field(default=(), repr=False, compare=False)  # files that hold tokens
+
+    @property
+    def fetches(self) -> bool:
+        """Whether sources are run: one of them, a provider or their folder is named."""
+        named = (self.providers, self.provider_dirs, self.sources, self.source_dirs, self.data)
+        return any(each for each in named)
+
+    @property
+    def folder(self) -> Path:
+        """Where sources keep what they need."""
+        return FOLDER if self.data is None else self.data
 
     def restart_needed(self, other: Settings) -> tuple[str, ...]:
         """Name the settings that differ and are only read at the start."""
-        kept = ("rules", "file", "flags", "policies")
+        kept = ("demo", "rules", "file", "flags", "policies", "secrets")
         names = [each.name for each in fields(self) if each.name not in kept]
         return tuple(name for name in names if getattr(self, name) != getattr(other, name))
 
@@ -210,7 +100,7 @@ class Settings:
 def load_settings(
     source: str | Path | Mapping[str, object] | None = None,
     *,
-    flags: Mapping[str, str] | None = None,
+    flags: Mapping[str, Flag] | None = None,
     policies: tuple[str, ...] = (),
     environment: Mapping[str, str] | None = None,
 ) -> Settings:
@@ -236,6 +126,7 @@ def load_settings(
         file=None if source is None or isinstance(source, Mapping) else Path(source),
         flags=flags,
         policies=policies,
+        secrets=tuple(read_path(chosen[name]) for name in chosen if name.endswith("_token_file")),
     )
     _check(settings, {**{option.name: whole for option in OPTIONS}, **chosen})
     return settings
@@ -247,7 +138,7 @@ def _rules(
     entries: dict[str, Entry] = {}
     if "policies" in written and not written["policies"].is_nothing:
         entries = read_entries(written["policies"])
-    several = [text for text in environment.get(f"{PREFIX}POLICIES", "").split(";") if text.strip()]
+    several = [text for text in environment.get(f"{PREFIX}POLICIES", "").split(SEPARATOR) if text.strip()]
     for place, text in (*((f"{PREFIX}POLICIES", text) for text in several), *(("--policy", text) for text in policies)):
         name, equals, limits = text.partition("=")
         setting = Setting(limits.strip(), field=place)
@@ -264,7 +155,7 @@ def _rules(
     return entries, domains
 
 
-def _given(values: Mapping[str, str], name_of: Callable[[Option], str], prefix: tuple[str, ...]) -> dict[str, Setting]:
+def _given(values: Mapping[str, Flag], name_of: Callable[[Option], str], prefix: tuple[str, ...]) -> dict[str, Setting]:
     """Read what the environment or flags say, with their names as the place."""
     found = {}
     for option in OPTIONS:
@@ -272,9 +163,13 @@ def _given(values: Mapping[str, str], name_of: Callable[[Option], str], prefix: 
         text = values.get(name)
         if not text:
             continue
-        place = f"{prefix[0]}{name.replace('_', '-')}" if prefix else name
-        plain = option.read is Setting.text or "token" in option.name
-        setting = Setting(text) if plain else parse(text)
+        place = option.flag if prefix else name
+        if option.many:
+            texts = text.split(SEPARATOR) if isinstance(text, str) else text
+            found[option.name] = Setting([each.strip() for each in texts if each.strip()], field=place)
+            continue
+        # A text is a text, even if YAML would take it for something else.
+        setting = Setting(text) if option.schema is TEXT or not isinstance(text, str) else parse(text)
         found[option.name] = replace(setting, file=None, line=None, field=place)
     return found
 
@@ -298,3 +193,6 @@ def _check(settings: Settings, places: Mapping[str, Setting]) -> None:
         given = ("admin_token", "admin_token_file")
         place = next(places[name] for name in given if places[name].field)
         raise place.error("is the decision token too: they have to differ")
+
+
+__all__ = ["FOLDER", "OPTIONS", "SECTIONS", "Address", "Settings", "load_settings"]

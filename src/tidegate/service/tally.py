@@ -6,12 +6,16 @@ from bisect import bisect_left
 from collections import Counter, deque
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from tidegate.service.dashboard.near import Notes
+
 if TYPE_CHECKING:
     from tidegate.core.decision import Decision
     from tidegate.policy import Key
 
 RECENT: Final = 200  # denials that are remembered one by one
 BUCKETS: Final = (
+    25,
+    50,
     100,
     250,
     500,
@@ -74,6 +78,7 @@ class Tally:
         self.violated: Counter[tuple[str, str]] = Counter()  # by policy and limit
         self.last: dict[str, int] = {}  # when a policy last said no
         self.recent: deque[Denial] = deque(maxlen=RECENT)
+        self.near = Notes()
         self.latency: dict[str, Latency] = {}  # by verb
         self.errors: Counter[str] = Counter()  # answers that were no decision, by problem
 
@@ -91,3 +96,4 @@ class Tally:
             self.violated[policy, name] += 1
         self.last[policy] = decision.at
         self.recent.append(Denial(decision.at, policy, key, names, decision.retry, decision.allowed))
+        self.near.note(policy, key, decision)

@@ -10,7 +10,7 @@ import json
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from tidegate.core.algorithms import NEVER
-from tidegate.core.bounds import SECOND
+from tidegate.core.bounds import MAX, SECOND
 from tidegate.core.decision import Decision, LocalDecision, ShadowDecision
 from tidegate.errors import ConfigError
 from tidegate.service.desk import Subject
@@ -140,11 +140,14 @@ FIELDS: Final[dict[str, tuple[str, ...]]] = {
     "acquire": (*SUBJECT, "cost", "wait", "priority"),
     "peek": (*SUBJECT, "cost"),
     "reserve": (*SUBJECT, "cost", "ttl", "wait", "priority"),
+    "lease": (*SUBJECT, "cost", "most", "ttl"),
     "commit": ("id", "cost"),
     "cancel": ("id",),
     "release": (*SUBJECT, "cost"),
     "usage": SUBJECT,
     "reset": SUBJECT,
+    "block": (*SUBJECT, "seconds"),
+    "unblock": SUBJECT,
     "batch": ("policy", "keys", "asks"),
 }
 ASK: Final = (*SUBJECT, "cost")
@@ -216,11 +219,14 @@ class Fields(NamedTuple):
     def cost(self, default: int | None = 1) -> Cost | None:
         """Read a cost: a whole number, or one for each unit."""
         cost = self.values.get("cost", default)
-        if cost.__class__ is int or (cost is None and default is None):
+        if (cost.__class__ is int and 0 <= cost <= MAX) or (cost is None and default is None):
             return cost
-        if isinstance(cost, dict) and all(amount.__class__ is int for amount in cost.values()):
-            return cost
-        raise self.error("cost", 'expected a whole number, or one for each unit such as {"tokens": 100}')
+        asked = cost if isinstance(cost, dict) else {"": cost}
+        amounts = {unit: amount for unit, value in asked.items() if (amount := whole(value)) is not None}
+        if len(amounts) < len(asked):
+            message = f'expected a whole number from 0 to {MAX}, or one for each unit such as {{"tokens": 100}}'
+            raise self.error("cost", message)
+        return amounts if isinstance(cost, dict) else amounts[""]
 
     def number(self, name: str, default: float) -> float:
         """Read a number of seconds, or the like."""
@@ -229,12 +235,26 @@ class Fields(NamedTuple):
             return float(min(max(value, -1e15), 1e15))
         raise self.error(name, "expected a number")
 
+    def whole(self, name: str, default: int, most: int) -> int:
+        """Read a whole number from 1."""
+        value = self.values.get(name, default)
+        if value.__class__ is int and 1 <= value <= most:
+            return int(value)
+        raise self.error(name, f"expected a whole number from 1 to {most}")
+
     def text(self, name: str) -> str:
         """Read a text that has to be there."""
         value = self.values.get(name)
         if value.__class__ is str and value:
             return value
         raise self.error(name, "expected a text")
+
+
+def whole(value: object) -> int | None:
+    """Read a whole number; 3.0 is one: JSON has one kind of number, and some languages write all of them like that."""
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX else None
 
 
 def loads(body: bytes) -> Any:  # noqa: ANN401 - whatever was sent

@@ -10,6 +10,7 @@ import multiprocessing.connection
 import os
 import secrets
 import signal
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from tidegate.service import logs, server
@@ -24,6 +25,13 @@ if TYPE_CHECKING:
 log = logging.getLogger("tidegate.service")
 
 SPAWN: Final = multiprocessing.get_context("spawn")  # threads of stores and servers do not survive a fork
+ALONE: Final[dict[str, Any]] = {
+    **dict.fromkeys(("providers", "provider_dirs", "sources", "source_dirs"), ()),
+    "data": None,
+    "bus": None,
+    "budget": False,
+    "swarm": None,
+}
 PATIENCE: Final = 5.0  # seconds beyond `stop_within` after which a process that does not end is killed
 
 
@@ -69,10 +77,11 @@ class Crew:
 
     def start(self) -> None:
         """Start them all."""
-        self._processes = [self._new() for _ in range(self._settings.workers)]
+        self._processes = [self._new(place) for place in range(self._settings.workers)]
 
-    def _new(self) -> SpawnProcess:
-        process = SPAWN.Process(target=work, args=(given(self._settings), self._secret, self._writer))
+    def _new(self, place: int) -> SpawnProcess:
+        words = given(self._settings)
+        process = SPAWN.Process(target=work, args=(words, self._secret, self._writer, place == 0))
         process.start()
         return process
 
@@ -85,7 +94,7 @@ class Crew:
                 if found is self._reader:
                     up += self._reader.recv() == "ready"
                     if up == self._settings.workers and ready is not None:
-                        ready(self._settings)
+                        ready(self._settings, None)
                         ready = None
             for place, process in enumerate(self._processes):
                 if not process.is_alive() and not self._stopping:
@@ -93,7 +102,7 @@ class Crew:
                         self._stopping = True  # it could not even start: so would not the next
                         break
                     log.error("process %s ended with %s: another takes its place", process.pid, process.exitcode)
-                    self._processes[place] = self._new()
+                    self._processes[place] = self._new(place)
 
     def end(self) -> None:
         """Stop them all."""
@@ -114,10 +123,12 @@ def given(settings: Settings) -> dict[str, Any]:
     return {"source": settings.file, "flags": dict(settings.flags), "policies": settings.policies}
 
 
-def work(words: dict[str, Any], secret: bytes, told: Any) -> None:  # noqa: ANN401 - a connection
-    """Be one of the processes."""
+def work(words: dict[str, Any], secret: bytes, told: Any, first: bool) -> None:  # noqa: ANN401, FBT001 - a connection, and as `args`
+    """Be one of the processes; the first also runs what there is one of: sources, what shows a budget or a swarm."""
     logs.set_up()
     settings = load_settings(**words, environment=os.environ)
+    if not first:
+        settings = replace(settings, **ALONE)
     with contextlib.suppress(KeyboardInterrupt):
-        asyncio.run(server.serve(settings, lambda _: told.send("ready"), secret=secret))
+        asyncio.run(server.serve(settings, lambda *_: told.send("ready"), secret=secret))
     server.leave()

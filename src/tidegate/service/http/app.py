@@ -11,9 +11,11 @@ import logging
 from typing import TYPE_CHECKING, Any, Final
 
 from tidegate.errors import RateLimitError
+from tidegate.service.dashboard.files import read_files
+from tidegate.service.dashboard.overview import Overview
 from tidegate.service.http import metrics
 from tidegate.service.http.body import Bodies
-from tidegate.service.http.check import check
+from tidegate.service.http.check import METHODS, check
 from tidegate.service.http.door import Door
 from tidegate.service.http.openapi import document
 from tidegate.service.http.problems import KINDS, ProblemError, Reply, problem_of
@@ -33,11 +35,12 @@ if TYPE_CHECKING:
     Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
     Verb = Callable[[Any], Coroutine[Any, Any, Reply]]
     Get = Callable[[Scope, dict[bytes, bytes]], Awaitable[Reply]]
+    Panel = Callable[[], Awaitable[object] | object]
 
 log = logging.getLogger("tidegate.service")
 
-ADMIN: Final = ("reset",)  # verbs that need the admin token
-REPLAYED: Final = ("acquire", "reserve", "batch", "commit", "cancel", "release")
+ADMIN: Final = ("reset", "block", "unblock", "blocks")  # verbs that need the admin token
+REPLAYED: Final = ("acquire", "reserve", "lease", "batch", "commit", "cancel", "release")
 SECURITY: Final = ((b"x-content-type-options", b"nosniff"), (b"cache-control", b"no-store"))
 
 
@@ -53,6 +56,9 @@ class App:
         self.idle = asyncio.Event()  # set when the last request of a stopping service is answered
         self.reloads = {"adopted": 0, "refused": 0}
         self.refused: str | None = None  # why the file as it stands now is not in force
+        self.checks: dict[str, Callable[[], None]] = {}  # what else has to be there for the service to be ready
+        self.panels: dict[str, Panel] = {}  # what other faces show on the dashboard: see dashboard/panels.py
+        self.overview = Overview(self)
         self._door = Door(settings)
         self._clock = desk.store.clock
         self._replays = Replays(self._clock)
@@ -63,11 +69,14 @@ class App:
         self._gets: dict[str, tuple[str, Get]] = {
             "/v1/check": ("check", self._check),
             "/v1/policies": ("policies", self._policies),
+            "/v1/blocks": ("blocks", self._blocks),
             "/healthz": ("", self._healthz),
             "/readyz": ("", self._readyz),
             "/metrics": ("metrics", self._metrics),
             "/openapi.json": ("", self._openapi),
+            "/v1/overview": ("overview", self._overview),
         }
+        self._files = read_files(token=not self._door.open)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request.
@@ -96,7 +105,7 @@ class App:
                     verb = get[0] or verb
                     reply = await self._get(scope, *get)
                 else:
-                    reply = self._refuse(ProblemError("not-found", f"there is no {path[:100]!r}: see /openapi.json"))
+                    reply = await self._page(scope, path)
             except ProblemError as problem:
                 reply = self._refuse(problem)
             except RateLimitError as error:
@@ -131,7 +140,7 @@ class App:
     def _admit(self, scope: Scope, name: str) -> dict[bytes, bytes]:
         """Let a question in, or refuse it, before its body is read."""
         if scope["method"] != "POST":
-            raise ProblemError("method-not-allowed", f"send a POST, not a {scope['method'][:20]}")
+            raise ProblemError("method-not-allowed", f"send a POST, not a {scope['method'][:20]}", allow="POST")
         headers = dict(scope["headers"])
         self._door.check(headers, admin=name in ADMIN)
         if self.stopping or self.in_flight > self.settings.max_concurrency:
@@ -156,12 +165,15 @@ class App:
             raise ProblemError("busy", f"more than {self.settings.max_concurrency} requests are under way")
 
     async def _get(self, scope: Scope, name: str, get: Get) -> Reply:
-        # A proxy may ask with the method of the request that it asks about.
-        if scope["method"] not in ("GET", "HEAD") and name != "check":
-            raise ProblemError("method-not-allowed", f"send a GET, not a {scope['method'][:20]}")
+        methods = METHODS if name == "check" else ("GET", "HEAD")
+        if scope["method"] not in methods:
+            detail = f"send a GET, not a {scope['method'][:20]}"
+            raise ProblemError("method-not-allowed", detail, allow=", ".join(methods))
         headers = dict(scope["headers"])
         if name:
-            self._door.check(headers, admin=name in ADMIN)
+            # The overview tells of keys: where there is any token, it is not for everybody who can connect.
+            admin = name in ADMIN or (name == "overview" and self.settings.decision_token is None)
+            self._door.check(headers, admin=admin)
         return await get(scope, headers)
 
     async def _check(self, scope: Scope, headers: dict[bytes, bytes]) -> Reply:
@@ -171,16 +183,35 @@ class App:
     async def _policies(self, _scope: Scope, _headers: dict[bytes, bytes]) -> Reply:
         return await self._verbs.policies()
 
+    async def _blocks(self, _scope: Scope, _headers: dict[bytes, bytes]) -> Reply:
+        return self._verbs.blocks()
+
+    # ---- the dashboard -----------------------------------------------------------------------------------------------
+
+    async def _page(self, scope: Scope, path: str) -> Reply:
+        """Give a file of the page, which has no data in it and therefore needs no token."""
+        if path not in self._files:
+            raise ProblemError("not-found", f"there is no {path[:100]!r}: see /openapi.json")
+        return await self._get(scope, "", self._file)
+
+    async def _file(self, scope: Scope, _headers: dict[bytes, bytes]) -> Reply:
+        return self._files[scope["path"]]
+
+    async def _overview(self, scope: Scope, _headers: dict[bytes, bytes]) -> Reply:
+        return Reply(200, await self.overview.write(scope["query_string"]))
+
     # ---- operating ---------------------------------------------------------------------------------------------------
 
     async def _healthz(self, _scope: Scope, _headers: dict[bytes, bytes]) -> Reply:
         return Reply(200, b'{"ok":true}')
 
     async def _readyz(self, _scope: Scope, _headers: dict[bytes, bytes]) -> Reply:
-        """Tell whether decisions can be made: the store answers, and the service is not stopping."""
+        """Tell whether decisions can be made: store and bus answer, and the service is not stopping."""
         if self.stopping:
             raise ProblemError("stopping")
         await self.desk.probe()
+        for needed in self.checks.values():
+            needed()
         return Reply(200, b'{"ok":true}')
 
     async def _metrics(self, _scope: Scope, _headers: dict[bytes, bytes]) -> Reply:

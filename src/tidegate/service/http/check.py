@@ -1,11 +1,13 @@
 """`/v1/check`: a decision by status, for proxies that ask before they pass a request on.
 
-    /v1/check?policy=api&key=203.0.113.9                 the proxy writes the key into the query
-    /v1/check?policy=api&key_header=x-api-key            ... or names the header field that holds it
-    /v1/check?policy=api&key=203.0.113.9&deny=403        for nginx, which takes a 429 of its subrequest for an error
+    /v1/check?policy=api&address=203.0.113.9             the proxy writes its client's address into the query
+    /v1/check?policy=api&address_header=x-real-ip        ... or names the header field that holds it
+    /v1/check?policy=api&key_header=x-api-key            a key that is no address (`key`: written into the query)
+    /v1/check?policy=api&address=203.0.113.9&deny=403    for nginx, which takes a 429 of its subrequest for an error
 
-200: pass it on; 429 (or `deny`): refuse it. What a client may write goes by `key_header` only: a query in which it
-stands could be continued by the client, so a parameter that comes twice is refused.
+200: pass it on; 429 (or `deny`): refuse it. An IPv6 client has a whole network to itself, so an address is counted by
+its /64. What a client may write goes by a header field only: a query in which it stands could be continued by the
+client, so a parameter that comes twice is refused.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from typing import TYPE_CHECKING, Final, cast
 from urllib.parse import parse_qsl
 
 from tidegate.headers import PROBLEM_TYPE, Style, problem, write
+from tidegate.inbound.identity import address_key, parse_address
 from tidegate.service.desk import Subject
 from tidegate.service.http.problems import ProblemError, Reply
 
@@ -23,8 +26,9 @@ if TYPE_CHECKING:
 
     from tidegate.service.desk import Desk
 
-PARAMETERS: Final = ("policy", "key", "key_header", "cost", "deny")
-REPEATED: Final = ("key", "key_header")  # parts of a key, in order
+REPEATED: Final = ("key", "key_header", "address", "address_header")  # parts of a key, in order
+PARAMETERS: Final = ("policy", *REPEATED, "cost", "deny")
+METHODS: Final = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")  # a proxy may ask with its client's
 STATUSES: Final = ("401", "403", "429", "503")
 MOST: Final = 20  # parameters
 FORWARDED: Final = b"x-forwarded-for"
@@ -53,19 +57,28 @@ def key_of(pairs: list[tuple[str, str]], headers: Mapping[bytes, bytes]) -> tupl
     """Put the key together, in the order of the query; a missing header field is no key that clients may share."""
     parts = []
     for name, value in pairs:
-        if name == "key_header":
-            field = value.lower().encode("latin-1", "replace")
-            found = headers.get(field, b"")
-            if field == FORWARDED:
-                found = found.rpartition(b",")[2].strip()  # the last is what the proxy itself has seen
-            value = found.decode("latin-1")  # noqa: PLW2901 - the value that the header field stands for
-        if name in REPEATED:
-            if not value:
-                raise ProblemError("bad-request", f"{name} is empty or missing: whom is this about?")
-            parts.append(value)
+        if name not in REPEATED:
+            continue
+        found = field_of(value, headers) if name.endswith("_header") else value
+        if not found:
+            raise ProblemError("bad-request", f"{name} is empty or missing: whom is this about?")
+        if name.startswith("address"):
+            if parse_address(found) is None:
+                raise ProblemError("bad-request", f"{name}: {found[:50]!r} is no address")
+            found = address_key(found)
+        parts.append(found)
     if not parts:
-        raise ProblemError("bad-request", "needs a key or a key_header")
+        raise ProblemError("bad-request", "needs a key: key, key_header, address or address_header")
     return tuple(parts)
+
+
+def field_of(name: str, headers: Mapping[bytes, bytes]) -> str:
+    """Read a header field; of the addresses that a request came by, the last is what the proxy itself has seen."""
+    field = name.lower().encode("latin-1", "replace")
+    found = headers.get(field, b"")
+    if field == FORWARDED:
+        found = found.rpartition(b",")[2].strip()
+    return found.decode("latin-1")
 
 
 async def check(desk: Desk, query: bytes, headers: Mapping[bytes, bytes], style: str) -> Reply:
@@ -87,4 +100,4 @@ async def check(desk: Desk, query: bytes, headers: Mapping[bytes, bytes], style:
     if decision.allowed:
         return Reply(200, b"", headers=fields)
     body = json.dumps({**problem(decision), "status": int(deny)}).encode()
-    return Reply(int(deny), body, PROBLEM_TYPE.encode(), (*fields, (b"cache-control", b"no-store")))
+    return Reply(int(deny), body, PROBLEM_TYPE.encode(), fields)

@@ -7,10 +7,12 @@ from functools import cache
 from importlib.metadata import version
 from typing import Any, Final
 
+from tidegate.service.blocks import LONGEST as LONGEST_BLOCK
 from tidegate.service.desk import LONGEST_KEY, MOST, MOST_PARTS
-from tidegate.service.http.check import PARAMETERS, REPEATED, STATUSES
+from tidegate.service.http.check import METHODS, PARAMETERS, REPEATED, STATUSES
 from tidegate.service.http.problems import KINDS, PREFIX
 from tidegate.service.http.replays import LONGEST
+from tidegate.service.leases import MOST as MOST_LEASED
 from tidegate.service.receipts import LONGEST_TTL
 from tidegate.service.wire import ASK, DEEPEST, FIELDS
 
@@ -32,9 +34,12 @@ COST: Final = {
     "anyOf": [WHOLE, {"type": "object", "additionalProperties": WHOLE}],
 }
 PAIR: Final = {"type": "array", "items": TEXT, "minItems": 2, "maxItems": 2}
-# Every field of a request. (The `keys` of a batch are read one by one: what is wrong with one is the answer to it.)
+# Of many, what is wrong with one key is the answer to that one, so that the others are decided.
+ANY_KEY: Final = {"description": "A key. What is none, or too long, is answered by an error in its place."}
+LONG_KEY: Final = {**ANY_KEY, "anyOf": [TEXT, {"type": "array", "items": TEXT, "minItems": 1}]}
+# Every field of a request.
 PROPERTIES: Final[dict[str, dict[str, Any]]] = {
-    "policy": {"type": "string", "description": "The name of a policy."},
+    "policy": {"type": "string", "minLength": 1, "description": "The name of a policy."},
     "key": KEY,
     "domain": {"type": "string", "minLength": 1, "description": "A domain of descriptors, in place of a policy."},
     "descriptor": {"type": "array", "items": PAIR, "minItems": 1, "maxItems": DEEPEST},
@@ -42,25 +47,31 @@ PROPERTIES: Final[dict[str, dict[str, Any]]] = {
     "wait": {**NUMBER, "description": "Seconds to wait for a permit, cut to what the service allows. 0 by default."},
     "priority": {**NUMBER, "description": "Larger ones are served first. 0 by default."},
     "ttl": {"type": "number", "exclusiveMinimum": 0, "maximum": LONGEST_TTL, "description": "Seconds to settle. 60."},
-    "id": {"type": "string", "minLength": 1, "description": "What reserve gave."},
-    "keys": {"type": "array", "items": KEY, "minItems": 1, "maxItems": MOST},
+    "seconds": {**NUMBER, "exclusiveMinimum": 0, "maximum": LONGEST_BLOCK, "description": "How long. 3600 by default."},
+    "most": {"type": "integer", "minimum": 1, "maximum": MOST_LEASED, "description": "Permits wanted. 1 by default."},
+    "id": {"type": "string", "minLength": 1, "description": "What reserve or lease gave."},
+    "keys": {"type": "array", "items": ANY_KEY, "minItems": 1, "maxItems": MOST},
     "asks": {"type": "array", "items": {"$ref": "#/components/schemas/Ask"}, "minItems": 1, "maxItems": MOST},
 }
-NEEDED: Final = [{"required": ["policy", "key"]}, {"required": ["domain", "descriptor"]}]
 SUMMARIES: Final = {
     "acquire": "Take permits; wait for them if asked to.",
     "peek": "Give the answer that acquire would give, and change nothing.",
     "reserve": "Charge an estimate now, to be settled by its id.",
+    "lease": "Take permits ahead, to be used for a while without asking.",
     "commit": "Settle a reservation by what it really cost.",
     "cancel": "Give a reservation back.",
     "release": "Give slots of concurrency limits back.",
     "batch": f"Decide on up to {MOST}, each by itself.",
     "usage": "Tell how much of each limit a key has used.",
     "reset": "Forget everything about a key. Needs the admin token.",
+    "block": "Deny a key for a while, whatever its limits say. Needs the admin token.",
+    "unblock": "Let a key be decided by its limits again. Needs the admin token.",
 }
+ADMIN: Final = ("reset", "block", "unblock")
 ANSWERS: Final = {
-    "acquire": "Decision", "peek": "Decision", "reserve": "Held", "commit": "Done", "cancel": "Done",
-    "release": "Done", "batch": "Answers", "usage": "Usage", "reset": "Done",
+    "acquire": "Decision", "peek": "Decision", "reserve": "Held", "lease": "Leased", "commit": "Done",
+    "cancel": "Done", "release": "Done", "batch": "Answers", "usage": "Usage", "reset": "Done", "block": "Blocked",
+    "unblock": "Done",
 }  # fmt: skip
 LIMIT: Final = {
     "name": TEXT, "quota": WHOLE, "unit": TEXT, "allowed": FLAG, "remaining": WHOLE,
@@ -78,6 +89,13 @@ DECISION: Final = {
 }
 USED: Final = {"name": TEXT, "quota": WHOLE, "used": {"type": "integer"}, "remaining": WHOLE, "reset_after": SECONDS,
                "unit": TEXT}  # fmt: skip
+LEASE: Final = {
+    "id": {"type": ["string", "null"], "description": "To settle by; null: nothing was taken ahead."},
+    "permits": {**WHOLE, "description": "Taken, the call itself included; 0: each call has to be asked for."},
+    "seconds": {**SECONDS, "description": "How long they may be used, from the request on."},
+    "decay": {**SECONDS, "description": "Permits that become void each second."},
+}
+BLOCK: Final = {"policy": TEXT, "key": KEY, "seconds": {**SECONDS, "description": "How long it will still last."}}
 POLICY: Final = {
     "name": TEXT, "limits": NAMES, "mode": {"enum": ["enforce", "shadow"]}, "rollout": SECONDS,
     "on_store_error": {"enum": ["allow", "deny", "local"]},
@@ -104,11 +122,19 @@ def schemas() -> dict[str, Any]:
         "Limit": whole(LIMIT),
         "Decision": whole(DECISION),
         "Held": whole({**DECISION, "id": {"type": ["string", "null"], "description": "null: nothing is held."}}),
+        "Leased": whole({**DECISION, **LEASE}),
         "Done": whole({"ok": {"const": True}}),
+        "Blocked": whole({"ok": {"const": True}, "seconds": SECONDS}),
+        "Blocks": whole({"blocks": {"type": "array", "items": whole(BLOCK)}}),
         "Answers": whole({"answers": {"type": "array", "items": {"anyOf": [
             {"$ref": "#/components/schemas/Decision"}, whole({"error": {"$ref": "#/components/schemas/Problem"}}),
         ]}}}),
         "Policies": whole({"policies": {"type": "array", "items": whole(POLICY)}, "domains": NAMES}),
+        "Overview": {
+            "type": "object",
+            "description": "Fields may be added: see the documentation of the dashboard.",
+            "required": ["at", "tick", "seconds", "tracks", "latency", "policies", "store", "panels"],
+        },
         "Problem": {
             "type": "object",
             "description": f"Problem details (RFC 9457); the type is {PREFIX} and one of: {', '.join(KINDS)}.",
@@ -119,15 +145,24 @@ def schemas() -> dict[str, Any]:
 
 
 def question(name: str, fields: tuple[str, ...]) -> dict[str, Any]:
-    """Describe a request."""
-    schema = {
-        "type": "object", "properties": {field: PROPERTIES[field] for field in fields}, "additionalProperties": False,
-    }  # fmt: skip
-    if name == "batch":
-        return {**schema, "oneOf": [{"required": ["policy", "keys"]}, {"required": ["asks"]}]}
+    """Describe a request, in each of the ways that whoever it is about may be named."""
     if name in ("commit", "cancel"):
-        return {**schema, "required": ["id"]}
-    return {**schema, "oneOf": NEEDED}
+        return asking(fields, "id")
+    ways = (("policy", "keys"), ("asks",)) if name == "batch" else (("policy", "key"), ("domain", "descriptor"))
+    named = {field for way in ways for field in way}
+    others = tuple(field for field in fields if field not in named)
+    found = [asking((*way, *others), *way) for way in ways]
+    if name == "ask":
+        found[0]["properties"] |= {"policy": TEXT, "key": LONG_KEY}
+    return {"oneOf": found}
+
+
+def asking(fields: tuple[str, ...], *needed: str) -> dict[str, Any]:
+    """Describe an object that has some of these fields, and all that are needed."""
+    return {
+        "type": "object", "properties": {field: PROPERTIES[field] for field in fields}, "required": list(needed),
+        "additionalProperties": False,
+    }  # fmt: skip
 
 
 def answer(schema: str, about: str, kind: str = "application/json") -> dict[str, Any]:
@@ -152,8 +187,8 @@ def post(name: str) -> dict[str, Any]:
     return {
         "operationId": name,
         "summary": SUMMARIES[name],
-        "security": [{"admin": []} if name == "reset" else {"decision": []}, {}],
-        "parameters": [] if name in ("peek", "usage", "reset") else [replayed],
+        "security": [{"admin": []} if name in ADMIN else {"decision": []}, {}],
+        "parameters": [] if name in ("peek", "usage", *ADMIN) else [replayed],
         "requestBody": {
             "required": True,
             "content": {"application/json": {"schema": {"$ref": f"#/components/schemas/{asked}"}}},
@@ -179,14 +214,14 @@ def get(name: str, about: str, schema: str, kind: str = "application/json", *mor
     }  # fmt: skip
 
 
-def check() -> dict[str, Any]:
-    """Describe the check for proxies."""
-    schemas: dict[str, Any] = {"policy": TEXT, "key": NAMES, "key_header": NAMES,
+def check(method: str) -> dict[str, Any]:
+    """Describe the check for proxies, which is the same with every method."""
+    schemas: dict[str, Any] = {"policy": TEXT, **dict.fromkeys(REPEATED, NAMES),
                                "cost": {**WHOLE, "maximum": 10**16 - 1}, "deny": {"enum": list(STATUSES)}}  # fmt: skip
     empty = {"description": "Pass the request on."}
     denial = {"description": "Refuse the request.", "content": {"application/problem+json": {}}}
     return {
-        "operationId": "check",
+        "operationId": "check" if method == "GET" else f"check_{method.lower()}",
         "summary": "Decide by status, for proxies.",
         "security": [{"decision": []}, {}],
         "parameters": [
@@ -202,14 +237,29 @@ def check() -> dict[str, Any]:
     }  # fmt: skip
 
 
+def overview() -> dict[str, Any]:
+    """Describe what the dashboard is told."""
+    described = get("overview", "What the dashboard shows.", "Overview", "application/json", 401)
+    since = {"name": "since", "in": "query", "required": False, "schema": {**WHOLE, "maximum": 10**16 - 1},
+             "description": "The tick of an earlier answer: only the seconds after it are told."}  # fmt: skip
+    return {**described, "parameters": [since], "responses": {**described["responses"], **problems(422)}}
+
+
 @cache
 def document() -> bytes:
     """Write the whole description."""
     ok = "Done"
     paths: dict[str, Any] = {f"/v1/{name}": {"post": post(name)} for name in SUMMARIES}
     paths |= {
-        "/v1/check": {"get": check()},
+        "/v1/check": {method.lower(): check(method) for method in METHODS},
         "/v1/policies": {"get": get("policies", "List the policies.", "Policies", "application/json", 401)},
+        "/v1/blocks": {
+            "get": {
+                **get("blocks", "List the blocks.", "Blocks", "application/json", 401),
+                "security": [{"admin": []}, {}],
+            }
+        },
+        "/v1/overview": {"get": overview()},
         "/healthz": {"get": get("healthz", "The service is alive.", ok)},
         "/readyz": {"get": get("readyz", "The service can decide: the store answers.", ok)},
         "/metrics": {"get": get("metrics", "Metrics for Prometheus.", "", "text/plain", 401)},

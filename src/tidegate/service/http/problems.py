@@ -33,6 +33,7 @@ KINDS: Final[dict[str, tuple[int, str]]] = {
     "busy": (503, "Too many requests are under way"),
     "stopping": (503, "The service is stopping"),
     "store-unavailable": (503, "The store cannot be asked"),
+    "bus-unavailable": (503, "The bus cannot be reached"),
 }
 
 
@@ -48,11 +49,12 @@ class Reply(NamedTuple):
 class ProblemError(Exception):
     """An answer that is no decision."""
 
-    def __init__(self, kind: str, detail: str = "", pointer: str | None = None) -> None:
-        """Say which kind, and what exactly."""
+    def __init__(self, kind: str, detail: str = "", pointer: str | None = None, *, allow: str = "") -> None:
+        """Say which kind, and what exactly; of a method that is not allowed, which are."""
         super().__init__(detail or KINDS[kind][1])
         self.kind = kind
         self.pointer = pointer
+        self.allow = allow
 
     def reply(self) -> Reply:
         """Word the answer."""
@@ -65,6 +67,8 @@ class ProblemError(Exception):
             headers = ((b"www-authenticate", b'Bearer realm="tidegate"'),)
         elif status == 503:  # noqa: PLR2004 - when to come again
             headers = ((b"retry-after", b"1"),)
+        elif self.allow:  # RFC 9110 wants it on a 405
+            headers = ((b"allow", self.allow.encode()),)
         return Reply(status, json.dumps(body).encode(), TYPE, headers)
 
 

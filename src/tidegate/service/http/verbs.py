@@ -6,8 +6,10 @@ import json
 from typing import TYPE_CHECKING, Any, Final
 
 from tidegate.errors import RateLimitError
+from tidegate.service.blocks import DEFAULT as LASTING
 from tidegate.service.desk import MOST, Subject
 from tidegate.service.http.problems import ProblemError, Reply, problem_of
+from tidegate.service.leases import MOST as MOST_LEASED
 from tidegate.service.wire import ASK, DECODER, FIELDS, BadFieldError, Fields, Templates, describe, describe_usage
 
 if TYPE_CHECKING:
@@ -32,12 +34,15 @@ class Verbs:
             "acquire": self.acquire,
             "peek": self.peek,
             "reserve": self.reserve,
+            "lease": self.lease,
             "commit": self.commit,
             "cancel": self.cancel,
             "release": self.release,
             "batch": self.batch,
             "usage": self.usage,
             "reset": self.reset,
+            "block": self.block,
+            "unblock": self.unblock,
         }
 
     def at_once(self, body: bytes) -> Reply | None:
@@ -74,8 +79,19 @@ class Verbs:
         fields = Fields.read(body, FIELDS["reserve"])
         wait, priority, ttl = fields.number("wait", 0.0), fields.number("priority", 0.0), fields.number("ttl", 60.0)
         held = await self.desk.reserve(fields.subject(), fields.cost() or 0, ttl, wait, priority)
-        said = json.loads(self._write(None)) if held.decision is None else describe(held.decision)
-        return Reply(200, json.dumps({**said, "id": held.id}, separators=(",", ":")).encode())
+        return self._described(held.decision, id=held.id)
+
+    async def lease(self, body: object) -> Reply:
+        """Take permits ahead."""
+        fields = Fields.read(body, FIELDS["lease"])
+        most, ttl = fields.whole("most", 1, MOST_LEASED), fields.number("ttl", 1.0)
+        lease = await self.desk.lease(fields.subject(), fields.cost() or 0, most, ttl)
+        told = {"permits": lease.permits, "seconds": lease.seconds, "decay": lease.decay}
+        return self._described(lease.decision, id=lease.id, **told)
+
+    def _described(self, decision: Decision | None, **more: object) -> Reply:
+        said = json.loads(self._write(None)) if decision is None else describe(decision)
+        return Reply(200, json.dumps({**said, **more}, separators=(",", ":")).encode())
 
     async def commit(self, body: object) -> Reply:
         """Settle an estimate by what it really cost."""
@@ -104,6 +120,25 @@ class Verbs:
         await self.desk.reset(Fields.read(body, FIELDS["reset"]).subject())
         return DONE
 
+    async def block(self, body: object) -> Reply:
+        """Deny a key for a while."""
+        fields = Fields.read(body, FIELDS["block"])
+        lasting = await self.desk.block(fields.subject(), fields.number("seconds", LASTING))
+        return Reply(200, json.dumps({"ok": True, "seconds": lasting}).encode())
+
+    async def unblock(self, body: object) -> Reply:
+        """Deny a key no longer."""
+        await self.desk.unblock(Fields.read(body, FIELDS["unblock"]).subject())
+        return DONE
+
+    def blocks(self) -> Reply:
+        """List the blocks."""
+        said = [
+            {"policy": policy, "key": key if isinstance(key, str) else list(key), "seconds": seconds}
+            for policy, key, seconds in self.desk.blocked()
+        ]
+        return Reply(200, json.dumps({"blocks": said}).encode())
+
     async def policies(self) -> Reply:
         """List the policies."""
         said = {"policies": self.desk.policies(), "domains": sorted(self.desk.rules.domains)}
@@ -124,9 +159,21 @@ class Verbs:
         policy, keys = fields.text("policy"), checked(fields, "keys")
         quick = self.desk.quick(policy)
         if quick is None:
-            subjects = [(_subject(policy, key, number), 1) for number, key in enumerate(keys)]
-            return self._answers(await self.desk.batch(subjects))
+            return self._answers(await self._each(policy, keys))
         return self._quickly([(quick, key) for key in keys], "keys")
+
+    async def _each(self, policy: str, keys: list[Any]) -> list[Decision | RateLimitError | None]:
+        """Decide on keys of one policy; what is no key is answered in its place."""
+        subjects, wrong = [], {}
+        for number, key in enumerate(keys):
+            try:
+                subjects.append((_subject(policy, key, number), 1))
+            except BadFieldError as error:
+                wrong[number] = error
+        answers = await self.desk.batch(subjects)
+        for place, mistake in wrong.items():
+            answers.insert(place, mistake)
+        return answers
 
     def _quickly(self, asks: list[tuple[Callable[[Any], Decision], Any]], name: str) -> Reply:
         """Answer many that take the short way."""

@@ -1,0 +1,25 @@
+"""Names as labels of metrics: so many have their own, all further ones share one, so that nobody can multiply them."""
+
+from __future__ import annotations
+
+from typing import Final
+
+OTHER: Final = "other"
+
+
+class Names:
+    """Gives each name its label."""
+
+    def __init__(self, most: int) -> None:
+        """Give `most` names labels of their own."""
+        self._most = most
+        self._names: set[str] = set()
+
+    def label(self, name: str) -> str:
+        """Give the label of a name: itself, or `other` where there are too many."""
+        if name in self._names:
+            return name
+        if len(self._names) >= self._most:
+            return OTHER
+        self._names.add(name)
+        return name

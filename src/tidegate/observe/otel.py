@@ -1,0 +1,64 @@
+"""Records as OpenTelemetry metrics and events, by its API alone: which SDK exports them is the program's choice.
+
+    Limiter("100/1m", observer=OpenTelemetryObserver())
+    RateLimitMiddleware(app, observer=OpenTelemetryObserver())
+
+Counts `tidegate.decisions` (by policy and outcome) and `tidegate.denials` (by policy and limit); a denial is an event
+of the span that it happened in. Attributes are names of policies and limits, never keys.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from tidegate.errors import ConfigError
+from tidegate.observe.names import OTHER, Names
+
+try:
+    from opentelemetry import metrics, trace
+except ImportError as error:  # pragma: no cover - the development environment has it
+    raise ConfigError("OpenTelemetry needs opentelemetry-api: pip install 'tidegate[otel]'") from error
+
+if TYPE_CHECKING:
+    from opentelemetry.metrics import Meter
+
+    from tidegate.observe.record import Record
+
+ASKED: Final = ("acquire", "hold")
+POLICY: Final = "tidegate.policy"
+OUTCOME: Final = "tidegate.outcome"
+LIMIT: Final = "tidegate.limit"
+DECISIONS: Final = ("tidegate.decisions", "{decision}", "Decisions, by policy and outcome.")
+DENIALS: Final = ("tidegate.denials", "{denial}", "Times that a limit said no, by policy and limit.")
+
+
+class OpenTelemetryObserver:
+    """An observer that counts decisions and denials, and notes denials in the current span."""
+
+    def __init__(self, meter: Meter | None = None, *, most: int = 100) -> None:
+        """Count by this meter, or the program's; `most` policies have attributes of their own."""
+        meter = meter or metrics.get_meter("tidegate")
+        self._decisions = meter.create_counter(*DECISIONS)
+        self._denials = meter.create_counter(*DENIALS)
+        self._names = Names(most)
+
+    def __call__(self, record: Record) -> None:
+        """Count one decision."""
+        if record.verb not in ASKED:
+            return
+        decision = record.decision
+        policy = self._names.label(record.policy.name)
+        outcome = "allowed" if decision[0] else "shadow" if decision.allowed else "denied"
+        self._decisions.add(1, {POLICY: policy, OUTCOME: outcome})
+        if decision[0]:
+            return
+        violated = decision.violated
+        for name in violated:
+            self._denials.add(1, {POLICY: policy, LIMIT: OTHER if policy == OTHER else name})
+        span = trace.get_current_span()
+        if span.is_recording():
+            retry = decision.retry_after
+            after = {} if retry is None else {"tidegate.retry_after": retry}
+            span.add_event(
+                "tidegate.denied", {POLICY: policy, OUTCOME: outcome, "tidegate.violated": violated, **after}
+            )

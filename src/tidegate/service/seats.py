@@ -1,0 +1,95 @@
+"""Who is asked about, and who answers: subjects, keys, and a seat for each policy at work."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from tidegate.core import Limit
+from tidegate.core.decision import Decision, LocalDecision
+from tidegate.errors import ConfigError
+from tidegate.limiter import AsyncLimiter, Limiter
+from tidegate.policy import Policy, normal_key
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from tidegate.observe import Observer, Record
+    from tidegate.policy import Cost, Key
+    from tidegate.service.tally import Count
+    from tidegate.stores import Store
+
+MOST: Final = 1000  # decisions in a batch
+LONGEST_KEY: Final = 1024  # characters of all parts of a key
+MOST_PARTS: Final = 32
+ASK: Final = object()
+PROBE: Final = Policy("tidegate.ready", (Limit(1, "1s"),))
+
+
+class Subject(NamedTuple):
+    """Who is asked about: a key of a policy, or a descriptor of a domain."""
+
+    policy: str = ""
+    key: Key = ""
+    domain: str = ""
+    descriptor: tuple[tuple[str, str], ...] = ()
+
+
+class Held(NamedTuple):
+    """What `reserve` gives: the decision, and, where it allows, the id to settle by."""
+
+    decision: Decision | None
+    id: str | None
+
+
+class Seat:
+    """A variant at work: its limiter and its counts."""
+
+    __slots__ = ("count", "limiter", "now", "policy", "slot")
+
+    def __init__(self, slot: str, policy: Policy, store: Store, count: Count) -> None:
+        """Open a limiter for the policy."""
+        self.slot = slot
+        self.limiter = AsyncLimiter(policy, store=store)
+        self.count = count
+        self.take(policy, store)
+
+    def take(self, policy: Policy, store: Store) -> None:
+        """Decide by this policy from now on."""
+        self.policy = policy
+        if self.limiter.policy is not policy:
+            self.limiter.update(policy)
+        # A store that answers at once needs no coroutine: the same question, a third cheaper.
+        self.now: Callable[[Key, Cost], Decision] | None = None
+        if store.instant:
+            self.now = Limiter(policy, store=store).try_acquire
+
+
+def tell(observers: Sequence[Observer], record: Record) -> None:
+    """Tell everybody who observes."""
+    for observer in observers:
+        observer(record)
+
+
+def lost(decision: Decision, policy: Policy) -> bool:
+    """Tell whether a no only means that the store could not be asked."""
+    return decision.__class__ is LocalDecision and not decision[0] and policy.on_store_error == "deny"
+
+
+def check_key(key: object) -> Key:
+    """Refuse a key that is none, or longer than anybody needs."""
+    found = normal_key(key)
+    parts = (found,) if isinstance(found, str) else found
+    if sum(map(len, parts)) > LONGEST_KEY or len(parts) > MOST_PARTS:
+        raise ConfigError(f"is longer than {LONGEST_KEY} characters or {MOST_PARTS} parts", field="key")
+    if not all(part.isascii() or whole_text(part) for part in parts):
+        raise ConfigError("has half of a character (a lone surrogate)", field="key")
+    return found
+
+
+def whole_text(text: str) -> bool:
+    """Tell whether a text can be written as UTF-8."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -1,0 +1,152 @@
+"""How single values of the settings are read: addresses, times, tokens, files."""
+
+from __future__ import annotations
+
+import ipaddress
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from tidegate.core.bounds import SECOND
+from tidegate.core.limit import parse_period
+from tidegate.errors import ConfigError
+from tidegate.headers import STYLES
+from tidegate.policy.settings import Setting
+from tidegate.stores.lease import Lease
+
+PORTS: Final = 65_535
+LONGEST_BODY: Final = 2**30
+MOST_WORKERS: Final = 256
+MOST_FETCHERS: Final = 10_000
+SHORTEST_TOKEN: Final = 16
+LOCAL_NAMES: Final = ("localhost",)
+PERMISSIONS: Final = ("warn", "refuse", "ignore")  # those of Providers
+
+
+class Address(NamedTuple):
+    """Where to listen."""
+
+    host: str
+    port: int
+
+    @property
+    def loopback(self) -> bool:
+        """Whether only this machine can connect."""
+        if self.host in LOCAL_NAMES:
+            return True
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return False
+
+    def __str__(self) -> str:
+        """Write it as people do."""
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+DEFAULT: Final = Address("127.0.0.1", 8080)
+
+
+def read_address(setting: Setting) -> Address:
+    """Read where to listen: host and port, or a port of this machine."""
+    text = setting.text() if not isinstance(setting.raw, int) else str(setting.raw)
+    host, colon, port = text.rpartition(":")
+    if not port.isdecimal() or len(port) > len(str(PORTS)) or int(port) > PORTS or (colon and not host):
+        raise setting.error(f"expected an address such as 127.0.0.1:8080, not {setting}")
+    host = host or "127.0.0.1"
+    if ":" in host and not (host.startswith("[") and host.endswith("]")):
+        raise setting.error(f"an IPv6 address stands in brackets, as in [::1]:8080, not {setting}")
+    return Address(host.strip("[]"), int(port))
+
+
+def read_seconds(setting: Setting) -> float:
+    """Read a time."""
+    try:
+        return setting.number()
+    except ConfigError:
+        text = setting.text()
+    try:
+        return parse_period(text) / SECOND
+    except ConfigError:
+        raise setting.error(f"expected a time such as 30s or 250ms, not {setting}") from None
+
+
+def read_lease(setting: Setting) -> Lease | None:
+    """Read whether permits are taken ahead, and for how long."""
+    try:
+        return Lease() if setting.flag() else None
+    except ConfigError:
+        pass
+    seconds = read_seconds(setting)
+    with setting.blame(**{"lease.seconds": setting}):
+        return Lease(seconds)
+
+
+def read_token(setting: Setting) -> str:
+    """Read a token that is worth its name."""
+    token = setting.text().strip()
+    if len(token) < SHORTEST_TOKEN or not token.isascii() or not token.isprintable() or " " in token:
+        # The value itself is not repeated: messages end in logs.
+        raise setting.error(f"a token has at least {SHORTEST_TOKEN} printable ASCII characters and no spaces")
+    return token
+
+
+def read_token_file(setting: Setting) -> str:
+    """Read the token that a file holds."""
+    path = read_path(setting)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise setting.error(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from None
+    return read_token(Setting(text, setting.file, setting.line, setting.field))
+
+
+def read_style(setting: Setting) -> str:
+    """Read which header fields are meant."""
+    return setting.choice(*STYLES)
+
+
+def read_workers(setting: Setting) -> int:
+    """Read a number of processes."""
+    return setting.whole(1, MOST_WORKERS)
+
+
+def read_bytes(setting: Setting) -> int:
+    """Read the size of a request."""
+    return setting.whole(1024, LONGEST_BODY)
+
+
+def read_path(setting: Setting) -> Path:
+    """Read a path; in a file, a relative one lies beside that file."""
+    path = Path(setting.text())
+    return path if setting.file is None or path.is_absolute() else Path(setting.file).parent / path
+
+
+def read_paths(setting: Setting) -> tuple[Path, ...]:
+    """Read several paths, or one."""
+    return tuple(read_path(each) for each in setting.one_or_many())
+
+
+def read_fetchers(setting: Setting) -> int:
+    """Read a number of requests under way."""
+    return setting.whole(1, MOST_FETCHERS)
+
+
+def read_permissions(setting: Setting) -> str:
+    """Read what happens to a file that others may read."""
+    return setting.choice(*PERMISSIONS)
+
+
+def read_url(setting: Setting) -> str:
+    """Read a URL as far as that it is one."""
+    text = setting.text()
+    if "://" not in text:
+        raise setting.error(f"expected a URL such as nats://127.0.0.1:4222, not {setting}")
+    return text
+
+
+def read_budget(setting: Setting) -> bool | Path:
+    """Read which budget is shown: that of the environment, or that of a file."""
+    try:
+        return setting.flag()
+    except ConfigError:
+        return read_path(setting)

@@ -1,0 +1,80 @@
+"""Completion scripts: bash sources ours and completes; the other shells' name every command and option."""
+
+import json
+import shutil
+import subprocess
+
+import pytest
+
+from tests.servers.process import need
+from tidegate.cli import COMMANDS, main
+from tidegate.cli.completion import SHELLS, commands
+
+
+@pytest.fixture
+def script(capsys):
+    def give(shell):
+        assert main(["completion", shell]) == 0
+        return capsys.readouterr().out
+
+    return give
+
+
+def complete(script, line, folder):
+    """What bash offers at the end of a line."""
+    program = f"""{script}
+COMP_WORDS=({line})
+COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1))
+_tidegate
+printf '%s\\n' "${{COMPREPLY[@]}}"
+"""
+    bash = need(shutil.which("bash"), "bash")
+    done = subprocess.run([bash, "-c", program], capture_output=True, text=True, check=True, cwd=folder)
+    assert not done.stderr
+    return done.stdout.split("\n")[:-1]
+
+
+@pytest.mark.parametrize(
+    ("line", "offered"),
+    [
+        ("tidegate do", ["doctor"]),
+        ("tidegate --ver", ["--version"]),
+        ("tidegate start --sto", ["--store", "--stop-within"]),
+        ("tidegate completion ''", ["bash", "fish", "zsh"]),
+        ("tidegate completion b", ["bash"]),
+        ("tidegate start ser", ["service file.yaml"]),
+        ("tidegate start --data ser", ["service file.yaml"]),
+        ("tidegate start --workers ser", [""]),
+        ("tidegate block --json --f", ["--for"]),
+    ],
+)
+def test_bash_completes(script, tmp_path, line, offered):
+    (tmp_path / "service file.yaml").touch()
+    assert complete(script("bash"), line, tmp_path) == offered
+
+
+def test_bash_offers_every_command(script, tmp_path):
+    assert set(complete(script("bash"), "tidegate ''", tmp_path)) == {*COMMANDS, "--help", "--version"}
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_every_command_and_option_is_named(script, shell):
+    text = script(shell)
+    for command in commands():
+        assert command.name in text
+        for option in command.options:
+            for flag in option.flags:
+                assert (flag.lstrip("-") if shell == "fish" else flag) in text
+
+
+def test_quotes_are_kept_apart(script):
+    """Fish and zsh texts stand in single quotes, and some have one inside."""
+    for shell in ("fish", "zsh"):
+        for line in script(shell).splitlines():
+            assert line.replace("'\\''", "").count("'") % 2 == 0, line
+
+
+def test_json(capsys):
+    assert main(["completion", "bash", "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert said["script"].startswith("# bash completion")

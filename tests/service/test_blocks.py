@@ -1,0 +1,262 @@
+"""Blocking keys: over HTTP, with every verb, in every mode, in all that share a store; and how it ends."""
+
+import json
+
+import pytest
+
+from tests.servers.process import until
+from tests.servers.valkey import ValkeyServer
+from tests.service.harness import ADMIN, DECISION, START, Site, serving
+from tidegate import ConfigError, ResourceUnknown, StoreUnavailable
+from tidegate.cli import main
+from tidegate.policy import Policy
+from tidegate.service import blocks as module
+from tidegate.service.blocks import Blocks
+from tidegate.service.client import Client
+from tidegate.service.desk import Desk, Subject
+from tidegate.service.settings import load_settings
+from tidegate.stores import open_store
+from tidegate.stores.failure import GuardedStore
+from tidegate.stores.lease import Lease, LeasedStore
+from tidegate.testing import ManualClock
+
+RULES = {
+    "api": "5/1m",
+    "quiet": {"limits": "5/1m", "mode": "shadow"},
+    "other": {"limits": "5/1m", "overrides": [{"key": "vip", "limits": "9/1m"}]},
+}
+DOMAINS = [{"domain": "edge", "descriptors": [{"key": "ip", "limits": "5/1m"}, {"key": "path", "limits": "5/1m"}]}]
+BAD = {"policy": "api", "key": "bad"}
+
+
+async def test_a_blocked_key_is_denied_until_the_block_ends():
+    async with Site(policies=RULES) as site:
+        assert (await site.post("acquire", BAD)).json()["remaining"] == 4
+        assert (await site.post("block", {**BAD, "seconds": 90})).json() == {"ok": True, "seconds": 90.0}
+        said = (await site.post("acquire", BAD)).json()
+        assert (said["allowed"], said["violated"], said["retry_after"]) == (False, ["blocked"], 90.0)
+        assert said["limits"][0]["name"] == "blocked"
+        assert (await site.post("acquire", {**BAD, "key": "good"})).json()["allowed"]
+        assert (await site.post("acquire", {**BAD, "policy": "other"})).json()["allowed"]
+        site.clock.advance(89.999)
+        assert (await site.post("acquire", BAD)).json()["retry_after"] == 0.001
+        site.clock.advance(0.001)
+        assert (await site.post("acquire", BAD)).json()["remaining"] == 4  # its limits went on meanwhile
+        assert site.desk.tally.counts["api"].denied == 2
+        assert site.desk.tally.violated["api", "blocked"] == 2
+
+
+async def test_the_short_way_knows_blocks_and_comes_back_after_them():
+    async with Site(policies=RULES) as site:
+        assert site.desk.quick("api") is not None
+        await site.post("block", {**BAD, "seconds": 10})
+        batch = {"policy": "api", "keys": ["bad", "good"]}
+        said = (await site.post("batch", batch)).json()["answers"]
+        assert [each["allowed"] for each in said] == [False, True]
+        site.clock.advance(10)
+        assert site.desk.quick("api") is not None
+        await site.post("block", BAD)
+        assert site.desk.quick("api") is None
+        await site.post("unblock", BAD)
+        assert site.desk.quick("api") is not None
+
+
+@pytest.mark.parametrize("policy", ["api", "quiet", "other"])
+async def test_every_verb_and_mode(policy):
+    async with Site(policies=RULES) as site:
+        ask = {"policy": policy, "key": "vip"}
+        await site.post("block", ask)
+        for verb in ("acquire", "peek", "reserve"):
+            said = (await site.post(verb, ask)).json()
+            assert (said["allowed"], said["violated"], said["retry_after"]) == (False, ["blocked"], 3600.0)
+        assert (await site.post("acquire", {**ask, "wait": 20})).json()["allowed"] is False  # at once
+        assert (await site.http.get("/v1/check", params=ask)).status_code == 429
+        assert (await site.post("usage", ask)).json()["limits"][0]["used"] == 0
+
+
+async def test_descriptors_alone_and_together():
+    async with Site(policies=RULES, domains=DOMAINS) as site:
+        body = {"domain": "edge", "descriptor": [["ip", "1"]]}
+        await site.post("block", body)
+        assert (await site.post("acquire", body)).json()["violated"] == ["blocked"]
+        found = [site.desk.rules.describe("edge", pairs) for pairs in ((("ip", "1"),), (("path", "/"),))]
+        asks = [(variant.policy, key, 1) for variant, key in found]
+        decisions = await site.desk.together(asks)
+        assert [decision.allowed for decision in decisions] == [False, True]
+        assert (await site.desk.usage(Subject(domain="edge", descriptor=(("path", "/"),))))["1m"].used == 0
+        assert not (await site.desk.look(*asks[0][:2])).allowed
+        await site.post("unblock", body)
+        assert all(await site.desk.together(asks))
+        said = await site.post("block", {"domain": "edge", "descriptor": [["unknown", "1"]]})
+        assert said.status_code == 404
+
+
+async def test_listing_and_changing():
+    async with Site(policies=RULES) as site:
+        await site.post("block", {"policy": "api", "key": ["a", "b"], "seconds": 50})
+        await site.post("block", {**BAD, "seconds": 500})
+        await site.post("block", {**BAD, "seconds": 20})  # the later one counts
+        listed = (await site.http.get("/v1/blocks")).json()["blocks"]
+        assert listed == [
+            {"policy": "api", "key": "bad", "seconds": 20.0},
+            {"policy": "api", "key": ["a", "b"], "seconds": 50.0},
+        ]
+        site.clock.advance(20)
+        assert [block.key for block in site.desk.blocked()] == [("a", "b")]
+
+
+@pytest.mark.parametrize(
+    ("change", "status", "pointer"),
+    [
+        ({"seconds": 0}, 422, "/seconds"),
+        ({"seconds": 40 * 86_400}, 422, "/seconds"),
+        ({"seconds": "1h"}, 422, "/seconds"),
+        ({"policy": "nope"}, 404, None),
+        ({"cost": 1}, 422, "/cost"),
+    ],
+)
+async def test_mistakes(change, status, pointer):
+    async with Site(policies=RULES) as site:
+        said = await site.post("block", {**BAD, **change})
+        assert (said.status_code, said.json().get("pointer")) == (status, pointer)
+        assert site.desk.blocked() == []
+
+
+async def test_blocking_needs_the_admin_token():
+    async with Site(policies=RULES, decision_token=DECISION, admin_token=ADMIN) as site:
+        for verb in ("block", "unblock"):
+            refused = await site.post(verb, BAD, headers={"authorization": f"Bearer {DECISION}"})
+            assert refused.status_code == 403
+            assert (await site.post(verb, BAD, headers={"authorization": f"Bearer {ADMIN}"})).status_code == 200
+        for token, status in ((DECISION, 403), (ADMIN, 200)):
+            found = await site.http.get("/v1/blocks", headers={"authorization": f"Bearer {token}"})
+            assert found.status_code == status
+
+
+async def test_they_are_bounded(monkeypatch):
+    monkeypatch.setattr(module, "MOST", 2)
+    async with Site(policies=RULES) as site:
+        for key in "ab":
+            await site.desk.block(Subject("api", key), 10)
+        with pytest.raises(ConfigError, match="2 keys are blocked already"):
+            await site.desk.block(Subject("api", "c"))
+        site.clock.advance(10)
+        await site.desk.block(Subject("api", "c"))
+
+
+# ---- with others -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(params=["plain", "leased"])
+async def desks(request, tmp_path):
+    """Two desks over one file, each as in a process of its own."""
+    clock = ManualClock(start=START)
+    rules = load_settings({"policies": {"api": "1000/1m"}}).rules
+    stores = [open_store(f"sqlite:///{tmp_path / 'limits.db'}", clock=clock) for _ in range(2)]
+    if request.param == "leased":
+        stores = [LeasedStore(store, Lease(1.0)) for store in stores]
+    found = [Desk(rules, store) for store in stores]
+    yield clock, *found
+    for desk in found:
+        await desk.close()
+
+
+async def test_all_that_share_a_store_hold_it(desks):
+    clock, here, there = desks
+    subject = Subject("api", "bad")
+    assert await here.acquire(subject)
+    assert await there.acquire(subject)
+    await here.block(subject, 90)
+    assert not await here.acquire(subject)
+    await there.blocks.refresh()
+    for said in (await there.acquire(subject), (await there.batch([(subject, 1)]))[0]):
+        assert (said.allowed, said.violated, said.retry_after) == (False, ("blocked",), 90.0)
+    assert await there.acquire(Subject("api", "good"))
+    assert [block.key for block in there.blocked()] == ["bad"]  # met here
+    clock.advance(30)
+    await there.unblock(subject)  # by another than who made it
+    assert await there.acquire(subject)
+    assert await here.acquire(subject)
+    assert here.blocked() == []
+    clock.advance(60)
+    assert not here.blocks.active
+    await there.blocks.refresh()
+    assert not there.blocks.active
+
+
+async def test_a_longer_one_after_a_shorter_one(desks):
+    clock, here, there = desks
+    await here.block(Subject("api", "short"), 10)
+    await there.block(Subject("api", "long"), 100)
+    clock.advance(50)
+    for desk in (here, there):
+        await desk.blocks.refresh()
+        assert (await desk.acquire(Subject("api", "short"))).allowed
+        assert (await desk.acquire(Subject("api", "long"))).retry_after == 50.0
+
+
+async def test_a_lost_store_keeps_who_is_known_to_be_blocked(tmp_path):
+    clock = ManualClock(start=START)
+    with ValkeyServer() as valkey:
+        store = GuardedStore(open_store(valkey.url), deadline=5.0, clock=clock, background=False)
+        blocks = Blocks(store)
+        try:
+            await blocks.block("api", "bad", 3600)
+            assert (await blocks.find("api", "bad")).violated == ("blocked",)
+            valkey.kill()
+            assert await blocks.find("api", "good") is None
+            blocks._known = {place: known._replace(told=-(10**9)) for place, known in blocks._known.items()}  # noqa: SLF001 - heard of long ago
+            assert (await blocks.find("api", "bad")).violated == ("blocked",)
+            with pytest.raises(StoreUnavailable):
+                await blocks.block("api", "worse", 10)
+        finally:
+            await store.close_async()
+
+
+def test_no_policy_of_a_file_has_this_name():
+    with pytest.raises(ConfigError, match=r"does not begin with 'tidegate\.'"):
+        load_settings({"policies": {module.DEBT.name: "1/1s"}})
+    assert isinstance(module.DEBT, Policy)
+
+
+# ---- whole processes -------------------------------------------------------------------------------------------------
+
+
+def test_the_command_and_every_process(tmp_path, capsys):
+    text = f"store: sqlite:///{tmp_path / 'limits.db'}?deadline=10s\npolicies: {{api: 1000/1h}}\n"
+
+    def command(*words):
+        code = main([*words, "--url", service.url])
+        said = capsys.readouterr()
+        return code, said.out.strip(), said.err.strip()
+
+    with serving(tmp_path, text, "--workers", "2") as service:
+        assert command("block", "api", "bad", "--for", "10m") == (0, "api: bad is blocked for 10 min", "")
+
+        def allowed():  # connections of their own: any process may answer
+            return {service.post("acquire", {"policy": "api", "key": "bad"}).json()["allowed"] for _ in range(8)}
+
+        until(lambda: allowed() == {False}, "both processes to hold it")
+        assert allowed() == {False}
+        assert command("acquire", "api", "bad")[:2][0] == 1
+        assert command("block", "api", "bad", "--remove") == (0, "api: bad is not blocked", "")
+        until(lambda: allowed() == {True}, "both processes to let go")
+        code, _, wrong = command("block", "api", "bad", "--for", "long")
+        assert (code, wrong) == (2, "tidegate: --for: expected a time such as 10m or 1h, not long")
+        assert command("block", "api")[0] == 2
+
+
+def test_the_list_and_the_client(tmp_path, capsys):
+    with serving(tmp_path, "policies: {api: 10/1h}\n") as service, Client(service.url) as client:
+        assert main(["block", "--url", service.url]) == 0
+        assert capsys.readouterr().out == "nobody is blocked\n"
+        client.block("api", ("a", "b\x1b[2J"), 3600)
+        assert main(["block", "--url", service.url]) == 0
+        assert capsys.readouterr().out.startswith("api: a b?[2J, for another ")
+        assert main(["block", "--json", "--url", service.url]) == 0
+        assert json.loads(capsys.readouterr().out)["blocks"][0]["key"] == ["a", "b\x1b[2J"]
+        assert client.acquire("api", ("a", "b\x1b[2J")).violated == ("blocked",)
+        client.unblock("api", ("a", "b\x1b[2J"))
+        assert client.blocks() == []
+        with pytest.raises(ResourceUnknown):
+            client.block("nope", "k")

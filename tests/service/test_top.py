@@ -1,0 +1,123 @@
+"""`tidegate top`: what it shows of a running service, for people and for programs."""
+
+import json
+
+import pytest
+
+from tests.servers.process import until
+from tests.service.harness import ADMIN, DECISION, serving
+from tidegate.cli import main, top
+from tidegate.cli.say import Say
+
+RULES = "policies: {api: 3/1h fixed_window, quiet: 5/1h}\n"
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory):
+    with serving(tmp_path_factory.mktemp("service"), RULES) as running:
+        running.get("/v1/overview")  # from now on, calls near a limit are noted
+        for key in ("k", "k", "k", "k", "evil\x1b[2J"):
+            running.post("acquire", {"policy": "api", "key": key})
+        yield running
+
+
+def look(service, capsys, *words):
+    code = main(["top", "--once", "--url", service.url, *words])
+    return code, capsys.readouterr().out
+
+
+def test_once_for_people(service, capsys):
+    def settled():
+        said.append(look(service, capsys))
+        return "4       1" in " ".join(said[-1][1].split("\n")[3:4])
+
+    said = []
+    until(settled, "the counts of the first seconds")
+    code, text = said[-1]
+    assert code == 0
+    lines = text.splitlines()
+    assert lines[0].startswith("tidegate ")
+    assert "store memory well, 1 under way, 0 waiting" in lines[0]
+    assert lines[2].split() == ["policy", "admitted/s", "denied/s", "waiting", "admitted", "denied"]
+    assert lines[3].split()[0] == "api"
+    near = text.partition("nearest to a limit\n")[2].splitlines()
+    assert near[0].startswith("api: k")
+    assert "0 of 3 requests left in 1h, all back in " in near[0]
+    assert "by 1h, again in " in text.partition("denied last\n")[2]
+    assert "\x1b" not in text
+
+
+def test_once_for_programs(service, capsys):
+    code, text = look(service, capsys, "--json", "--rows", "1")
+    said = json.loads(text)
+    assert code == 0
+    assert set(said) == {"store", "waiting", "in_flight", "policies", "near", "denials"}
+    assert [len(said[name]) for name in ("policies", "near", "denials")] == [1, 1, 1]
+    assert said["denials"][0]["violated"] == ["1h"]
+
+
+@pytest.mark.parametrize(("words", "field"), [(["--interval", "0"], "--interval"), (["--rows", "0"], "--rows")])
+def test_mistakes(words, field, capsys):
+    assert main(["top", *words]) == 2
+    assert capsys.readouterr().err.startswith(f"tidegate: {field}: must be")
+
+
+def test_with_tokens(tmp_path, capsys, monkeypatch):
+    text = f"decision_token: {DECISION}\nadmin_token: {ADMIN}\n{RULES}"
+    with serving(tmp_path, text) as service:
+        assert main(["top", "--once", "--url", service.url]) == 2
+        assert "token" in capsys.readouterr().err
+        monkeypatch.setenv("TIDEGATE_TOKEN", DECISION)
+        assert main(["top", "--once", "--url", service.url]) == 0
+
+
+TOLD = {
+    "at": 1_728_000_090_000,
+    "process": {"id": 7, "workers": 2, "since": 1_728_000_000_000, "version": "1"},
+    "waiting": 1,
+    "in_flight": 2,
+    "policies": [
+        {"name": name, "mode": "enforce", "waiting": 0, "admitted": 10, "denied": denied, "shadow": 0}
+        for name, denied in (("calm", 0), ("busy", 4))
+    ],
+    "tracks": {"calm": [[1, 1], [0, 0], [0, 0]], "busy": [[0, 8, 4], [0, 0, 4], [0, 0, 0]]},
+    "latency": [[None, 80], [None, 2500]],
+    "store": {"kind": "redis", "lost": True, "leased": False, "counts": {}},
+    "near": [],
+    "denials": [
+        {"at": 0, "policy": "busy", "key": ["a", "b"], "violated": ["1m"], "retry_after": None, "shadow": True},
+    ],
+}
+
+
+def test_the_busiest_come_first():
+    rows = top.busiest(TOLD)
+    assert [(row["name"], row["admitted_per_second"], row["denied_per_second"]) for row in rows] == [
+        ("busy", 4.0, 1.3),
+        ("calm", 1.0, 0.0),
+    ]
+    assert top.curve([0, 1, 8]).lstrip(" ") == "▁█"
+    assert top.curve([]) == " " * top.PAST
+
+
+def test_the_screen(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "140")
+    lines = top.draw(TOLD, "http://here", Say(), 5)
+    assert lines[0] == (
+        "tidegate 1 on http://here: process 7 (one of 2), up 1 min 30 s, store redis lost, 2 under way, 1 waiting, "
+        "half within 0.08 ms, 99 % within 2.5 ms"
+    )
+    assert lines[3].endswith(" █▄")
+    assert lines[-1] == "00:00:00  busy: a b  by 1m, never (shadow: allowed all the same)"
+    monkeypatch.setenv("COLUMNS", "80")
+    assert not top.draw(TOLD, "http://here", Say(), 5)[3].endswith("▄")
+    assert "no policy is configured" in top.draw({**TOLD, "policies": []}, "", Say(), 5)
+
+
+def test_on_a_terminal_it_draws_over_itself(monkeypatch, capsys):
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    monkeypatch.setenv("TERM", "xterm")
+    top.show(TOLD, "http://here", Say(), 5, redraw=True)
+    said = capsys.readouterr().out
+    assert top.CLEAR in said
+    assert "Ctrl-C ends." in said
