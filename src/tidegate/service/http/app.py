@@ -100,7 +100,9 @@ class App:
                     body = await self.bodies.read(headers, receive, start)
                     key = headers.get(b"idempotency-key")
                     at_once = self._verbs.at_once(body) if verb == "acquire" and key is None else None
-                    reply = at_once or await self._post(verb, post[1], body, key, receive)
+                    # What may wait is timed apart: its time is mostly the client's wish.
+                    verb = f"{verb} wait" if at_once is None and b'"wait"' in body else verb
+                    reply = at_once or await self._post(post[0], post[1], body, key, receive)
                 elif (get := self._gets.get(path)) is not None:
                     verb = get[0] or verb
                     reply = await self._get(scope, *get)

@@ -17,9 +17,9 @@ LOCAL: Final = (b"127.0.0.1", b"localhost", b"[::1]")
 class Door:
     """Decides who may ask what.
 
-    With no token at all, everybody who can connect may do everything; the settings allow that on loopback only, or when
-    told so. There, a page in a browser of this machine must not get in by a host name of its own that leads to us (DNS
-    rebinding): the Host has to be one of the machine itself.
+    With no token at all, everybody who can connect may do everything, and with only an admin token everybody may
+    decide; the settings allow that on loopback only, or when told so. There, a page in a browser of this machine must
+    not get in by a host name of its own that leads to us (DNS rebinding): the Host has to be one of the machine itself.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -28,11 +28,11 @@ class Door:
         self._admin = _hashable(settings.admin_token)
         self.open = self._decision is None and self._admin is None
         self._last: bytes | None = None  # the host name that was let in last: mostly it is the next one, too
-        self._hosts: tuple[bytes, ...] | None = LOCAL if self.open and settings.listen.loopback else None
+        self._hosts: tuple[bytes, ...] | None = LOCAL if self._decision is None and settings.listen.loopback else None
 
     def check(self, headers: dict[bytes, bytes], *, admin: bool) -> None:
         """Let in, or refuse."""
-        if self.open:
+        if self.open or (self._decision is None and not admin):
             if self._hosts is not None and (host := headers.get(b"host", b"")) != self._last:
                 self._check_host(host)
                 self._last = host
@@ -43,8 +43,6 @@ class Door:
         is_decision = self._decision is not None and hmac.compare_digest(token, self._decision)
         if is_admin or (is_decision and not admin):
             return
-        if self._decision is None and not admin:
-            return  # only an admin token is set: decisions are as open as the address that they are asked at
         if is_decision:
             raise ProblemError("forbidden", "this needs the admin token")
         if admin and self._admin is None:
@@ -57,7 +55,7 @@ class Door:
             name, colon, port = name.rpartition(b":")
             name = name if colon and port.isdigit() else host.lower()
         if self._hosts is not None and name not in self._hosts:
-            message = "without a token, only this machine may ask, by the name localhost or its loopback address"
+            message = "without a decision token, only this machine may ask: by the name localhost or a loopback address"
             raise ProblemError("forbidden", message)
 
 
