@@ -7,6 +7,8 @@ OTHERS := $(filter-out $(MAIN),3.12 3.13)
 VENV   := .venv
 PY     := $(VENV)/bin/python
 BENCH  := .venv-bench
+# Who only wants to look gets an environment without what tests need.
+RUN    := $(if $(wildcard $(PY)),$(VENV),.venv-run)
 # Arguments for pytest: make test ARGS="-k waiting -x"
 ARGS   :=
 
@@ -16,8 +18,9 @@ ARGS   :=
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-run: venv ## the service with demonstration traffic and its dashboard; Ctrl-C ends it
-	@$(PY) -m tidegate start examples/demo/service.yaml --demo
+run: ## the service with demonstration traffic and its dashboard; Ctrl-C ends it
+	@tools/make-venv $(RUN) $(MAIN) $(if $(filter $(VENV),$(RUN)),requirements.lock,requirements-run.lock)
+	@$(RUN)/bin/python -m tidegate start examples/demo/service.yaml --demo
 
 test: servers test-main test-others ## the whole suite on Python 3.11, then most of it on 3.12 and 3.13 where they are found
 
@@ -67,11 +70,14 @@ mutants: venv ## plant faults in core/ and count how many the tests catch
 	@$(PY) tests/mutants/run.py $(ARGS)
 
 # uv reads only PyPI here (no configuration of this machine), so that the hashes are those that everybody gets.
-lock: ## resolve the dependencies again into requirements.lock
+lock: ## resolve the dependencies again into requirements.lock and requirements-run.lock
 	@python3 -m venv .venv-lock && .venv-lock/bin/python -m pip install -qq --disable-pip-version-check --upgrade uv
 	@env -i PATH="$$PATH" HOME="$${HOME:-/tmp}" .venv-lock/bin/uv pip compile pyproject.toml --extra dev --upgrade \
 	    --no-config --system-certs --universal --python-version 3.11 --generate-hashes --no-header --quiet -o requirements.lock
-	@grep -c == requirements.lock | xargs printf 'requirements.lock: %s packages\n'
+	@env -i PATH="$$PATH" HOME="$${HOME:-/tmp}" .venv-lock/bin/uv pip compile pyproject.toml --extra all --extra build \
+	    --constraint requirements.lock --no-config --system-certs --universal --python-version 3.11 --generate-hashes \
+	    --no-header --no-annotate --quiet -o requirements-run.lock
+	@grep -c == requirements.lock requirements-run.lock
 
 clean: ## remove environments and caches
 	@rm -rf .venv .venv-* .venv*.lock .*_cache .hypothesis .coverage* build dist

@@ -48,8 +48,12 @@ def test_no_address_of_a_package_registry(texts):
     assert places(texts, r"(index|extra)[-_]url|find[-_]links|files[.]pythonhosted|pypi[.]org/simple") == []
 
 
-def test_lock_is_hashed_and_names_no_host(texts):
-    lock = texts["requirements.lock"]
+LOCKS = ["requirements.lock", "requirements-run.lock"]
+
+
+@pytest.mark.parametrize("name", LOCKS)
+def test_lock_is_hashed_and_names_no_host(texts, name):
+    lock = texts[name]
     assert not re.search(r"://|^-|\s@\s", lock, re.MULTILINE), "an address, an option or a direct reference"
     pinned = re.split(r"\n(?=\S)", lock.strip())
     assert len(pinned) > 20
@@ -65,6 +69,11 @@ def test_lock_holds_what_pyproject_asks_for(texts):
     names = {normal(re.split(r"[^\w.-]", entry)[0]) for entry in asked} - {"tidegate"}
     locked = {normal(name) for name in re.findall(r"^([\w.-]+)==", texts["requirements.lock"], re.MULTILINE)}
     assert names <= locked, f"run make lock: {sorted(names - locked)}"
+
+
+def test_both_locks_agree(texts):
+    tests, run = (dict(re.findall(r"^([\w.-]+)==(\S+)", texts[name], re.MULTILINE)) for name in LOCKS)
+    assert {name: version for name, version in run.items() if tests.get(name) != version} == {}
 
 
 def normal(name):
