@@ -102,6 +102,22 @@ async def test_a_call_cancelled_before_it_is_decided_is_never_charged(store, loc
     assert await remaining(store) == {99}
 
 
+async def test_what_gives_back_is_not_dropped_with_its_task(store, lock):
+    held = await ask(store, "hold")
+    lock.execute("BEGIN IMMEDIATE")
+    first = asyncio.create_task(store.apply_async("acquire", [(POLICY, "other", ONE)]))
+    await waiting(store)
+    back = [(POLICY, "k", (-1,) * len(KINDS))]
+    second = asyncio.create_task(store.apply_async("adjust", back, None, held.at))
+    await asyncio.sleep(0)
+    second.cancel()
+    lock.execute("ROLLBACK")
+    assert await first
+    with pytest.raises(asyncio.CancelledError):
+        await second
+    assert await remaining(store) == {100}
+
+
 async def answer_at_hand(task):
     """Wait until the loop is about to hand an answer over; tell whether that moment was met, not missed."""
     ready = asyncio.get_running_loop()._ready  # type: ignore[attr-defined]  # noqa: SLF001 - no other way to meet that moment

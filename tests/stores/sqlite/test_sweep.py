@@ -47,6 +47,17 @@ def test_keys_that_ended_go_a_few_at_a_time(store, clock):
     assert left == 1
 
 
+@pytest.mark.parametrize("shifted", [False, True])
+def test_keys_that_ended_go_whichever_calls_only_look(store, clock, shifted):
+    if shifted:
+        store.apply_one("acquire", SHORT, "first", (1, 1))
+    for key in range(100):
+        store.apply_one("peek", SHORT, f"k{key}", (1, 1))
+        store.apply_one("acquire", SHORT, f"k{key}", (1, 1))
+        clock.advance(2)
+    assert rows(store) < SWEEP
+
+
 def test_a_key_in_use_stays(store, clock):
     for _ in range(200):
         assert store.apply_one("acquire", SHORT, "k", (1, 1))

@@ -37,9 +37,8 @@ if TYPE_CHECKING:
 
 Synchronous = Literal["normal", "full", "extra"]
 
-TENDING: Final = (
-    16  # every so many transactions, one also tends the file: removes what ended, sees whether it was replaced
-)
+# Every so many transactions, one sees whether the file was replaced, and the next that writes removes what ended.
+TENDING: Final = 16
 # Seconds between tries while others keep the file locked. A single transaction ends soon. Where many processes want the
 # file all the time, they do half as much again in runs of milliseconds as when each wakes the others at every decision.
 SOON: Final = 0.00002
@@ -86,6 +85,7 @@ class SQLiteStore(Store):
         self._worker: Worker | None = None
         self._closed = False
         self._count = 0
+        self._untended = False
         self._waits = 0
         self._failures = 0
         if hasattr(os, "register_at_fork"):
@@ -190,15 +190,17 @@ class SQLiteStore(Store):
     def _attempt(self, asked: Sequence[Asked], work: Work) -> list[list[Decision]]:
         """Answer in one transaction."""
         self._count += 1
-        tending = self._count % TENDING == 1
-        if tending and self._db is not None and self._replaced():
-            self._close()
+        if self._count % TENDING == 1:
+            self._untended = True
+            if self._db is not None and self._replaced():
+                self._close()
         rows = self._rows or self._open()
         looking = asked[0][0] == "peek" and all(each[0] == "peek" for each in asked)
         rows.execute("BEGIN" if looking else "BEGIN IMMEDIATE")
         now = self.clock.ns() // 1000
         answers = [work(rows, each, now) for each in asked]
-        if tending and not looking:
+        if self._untended and not looking:
+            self._untended = False
             rows.sweep(min([now, *(each[2] for each in asked if each[2] is not None)]))
         rows.execute("COMMIT")
         return answers

@@ -1,7 +1,8 @@
 """The async form of a store whose `apply` blocks: one thread decides, tasks wait.
 
 Questions that wait when the thread comes to look are decided in one transaction, one after another. A task that is
-cancelled before its question is looked at was never charged; one cancelled later gets its permits given back.
+cancelled before its question is looked at was never charged; one cancelled later gets its permits given back. What
+gives back is not dropped with its task.
 """
 
 from __future__ import annotations
@@ -40,14 +41,19 @@ class Question:
         self.waiter: asyncio.Future[list[Decision]] | None = None
 
     @property
+    def takes(self) -> bool:
+        """Whether it takes permits and does nothing else, so that who does not wait for them does not want them."""
+        return self.asked[0] in ("acquire", "hold") and self.asked[4] is None
+
+    @property
     def dropped(self) -> bool:
-        """Whether nobody waits for the answer any more."""
-        return self.waiter is not None and self.waiter.cancelled()
+        """Whether it need not be asked, since nobody waits any more; what gives back or writes down has to be."""
+        return self.waiter is not None and self.waiter.cancelled() and (self.takes or self.asked[0] == "peek")
 
     def undoing(self) -> list[Question]:
         """Word what gives back the permits that nobody learned of."""
         verb, asks, *_ = self.asked
-        if verb not in ("acquire", "hold") or isinstance(self.answers, BaseException) or not self.answers[0]:
+        if not self.takes or isinstance(self.answers, BaseException) or not self.answers[0]:
             return []
         at = self.answers[0].at
         # Which of its charges a bucket corrects is only known where it was marked; else the latest is, just made.
