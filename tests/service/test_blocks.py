@@ -1,5 +1,6 @@
 """Blocking keys: over HTTP, with every verb, in every mode, in all that share a store; and how it ends."""
 
+import asyncio
 import json
 
 import pytest
@@ -44,6 +45,20 @@ async def test_a_blocked_key_is_denied_until_the_block_ends():
         assert (await site.post("acquire", BAD)).json()["remaining"] == 4  # its limits went on meanwhile
         assert site.desk.tally.counts["api"].denied == 2
         assert site.desk.tally.violated["api", "blocked"] == 2
+
+
+@pytest.mark.parametrize("verb", ["acquire", "reserve"])
+async def test_who_waits_is_blocked_too(verb):
+    async with Site(policies=RULES) as site:
+        await site.post("acquire", {**BAD, "cost": 5})
+        waiting = asyncio.create_task(site.post(verb, {**BAD, "wait": 30}))
+        while not site.desk.waiting:
+            await asyncio.sleep(0)
+        await site.post("block", {**BAD, "seconds": 90})
+        site.clock.advance(12)
+        said = (await waiting).json()
+        assert (said["allowed"], said["violated"]) == (False, ["blocked"])
+        assert (await site.post("usage", BAD)).json()["limits"][0]["used"] == 4
 
 
 async def test_the_short_way_knows_blocks_and_comes_back_after_them():

@@ -7,7 +7,10 @@ import httpx
 import pytest
 
 from tests.service.harness import ADMIN, DECISION, START, Site
+from tidegate.service.http.problems import Reply
+from tidegate.service.http.replays import Replays
 from tidegate.stores import Store
+from tidegate.testing import ManualClock
 
 POLICIES = {"api": "2/1m fixed_window", "many": "1000/1m, 5000/1h", "tokens": "100/1m fixed_window unit=tokens",
             "slots": "1/1m concurrency"}  # fmt: skip
@@ -310,13 +313,39 @@ async def test_tokens(tokens, sent, decides, administers, field):
 
 @pytest.mark.parametrize(
     ("host", "status"),
-    [("127.0.0.1:8080", 200), ("localhost", 200), ("[::1]:80", 200), ("[::1]", 200), ("evil.example", 403),
-     ("127.0.0.1.evil.example:8080", 403), ("", 403)],
+    [("127.0.0.1:8080", 200), ("localhost", 200), ("[::1]:80", 200), ("[::1]", 200), ("127.0.0.2:80", 200),
+     ("evil.example", 403), ("127.0.0.1.evil.example:8080", 403), ("", 403)],
 )  # fmt: skip
 @pytest.mark.parametrize("tokens", [{}, {"admin_token": ADMIN}])
 async def test_a_page_with_a_name_of_its_own_does_not_get_in(tokens, host, status):
     async with Site(policies=POLICIES, **tokens) as site:
         assert (await site.post("peek", K, headers={"host": host})).status_code == status
+
+
+DOMAINS = [{"domain": "edge", "descriptors": [{"key": "ip", "limits": "2/1h"}]}]
+
+
+async def test_long_descriptors_are_limited_and_take_no_room():
+    async with Site(domains=DOMAINS) as site:
+        long = {"domain": "edge", "descriptor": [["ip", "x" * 100_000]]}
+        other = {"domain": "edge", "descriptor": [["ip", "x" * 100_001]]}
+        allowed = [(await site.post("acquire", ask)).json()["allowed"] for ask in (long, long, long, other)]
+        assert allowed == [True, True, False, True]
+        kept = site.desk.store._tables.values()  # noqa: SLF001 - nothing else shows how long a kept key is
+        assert all(len(str(key)) < 100 for table in kept for key in table.entries)
+
+
+async def test_a_descriptor_with_half_a_character_is_refused():
+    async with Site(domains=DOMAINS) as site:
+        body = rb'{"domain":"edge","descriptor":[["ip","\ud800"]]}'
+        reply = await site.http.post("/v1/acquire", content=body, headers={"content-type": "application/json"})
+        assert (reply.status_code, "surrogate" in reply.json()["detail"]) == (422, True)
+
+
+async def test_a_lease_says_what_is_wrong_with_its_cost():
+    async with Site(policies={"two": ["5/1h unit=tokens", "5/1h unit=widgets"]}) as site:
+        asked = {"policy": "two", "key": "k", "most": 10}
+        assert (await site.post("lease", asked)).status_code == (await site.post("acquire", asked)).status_code == 422
 
 
 # ---- idempotency -----------------------------------------------------------------------------------------------------
@@ -334,6 +363,19 @@ async def test_the_same_key_gets_the_same_answer(site):
     site.clock.advance(601)
     later = await site.post("acquire", K, headers=headers)
     assert "idempotency-replayed" not in later.headers
+
+
+async def test_large_answers_are_forgotten_first():
+    replays = Replays(ManualClock(), largest=1000)
+
+    async def ask():
+        return Reply(200, b"x" * 400)
+
+    for number in range(10):
+        await replays.answer(b"%d" % number, ("batch", b"asked"), ask)
+    assert len(replays) == 3
+    again = await replays.answer(b"9", ("batch", b"asked"), ask)
+    assert again.headers == ((b"idempotency-replayed", b"true"),)
 
 
 async def test_a_repeated_question_waits_for_the_first(site):

@@ -157,6 +157,9 @@ def test_reloading(tmp_path):
         until(lambda: service.logged("refused, the former rules stay in force"), "the refusal of a bad file")
         assert service.logged("service.yaml:1: policies.api: expected a limit")
         assert service.post("acquire", ask).json()["allowed"] is False
+        config.write_text("", encoding="utf-8")
+        service.process.send_signal(signal.SIGHUP)
+        until(lambda: service.logged("has neither policies nor domains"), "the refusal of an empty file")
         config.write_text("policies: {api: 4/1h fixed_window, new: 1/1h}\n", encoding="utf-8")
         service.process.send_signal(signal.SIGHUP)
         until(lambda: service.logged("new rules are in force"), "the new rules")
@@ -165,7 +168,7 @@ def test_reloading(tmp_path):
         assert service.post("acquire", {"policy": "slow", "key": "k"}).status_code == 404
         text = service.get("/metrics").text
         assert 'tidegate_reloads_total{outcome="adopted"} 1' in text
-        assert 'tidegate_reloads_total{outcome="refused"} 1' in text
+        assert 'tidegate_reloads_total{outcome="refused"} 2' in text
 
 
 def test_a_changed_file_is_noticed(tmp_path):

@@ -29,6 +29,7 @@ from tidegate.service.seats import (
     Subject,
     check_key,
     lost,
+    short_key,
     tell,
 )
 from tidegate.service.tally import Tally
@@ -90,7 +91,7 @@ class Desk:
         """Find who decides on somebody, and as which key; None: nobody, it is not limited."""
         if subject.domain:
             found = self.rules.describe(subject.domain, subject.descriptor)
-            return None if found is None else (self.seat(found[0]), found[1])
+            return None if found is None else (self.seat(found[0]), short_key(found[1]))
         key = subject.key
         if key.__class__ is not str or len(key) > LONGEST_KEY or not key.isascii():
             key = check_key(key)
@@ -125,7 +126,10 @@ class Desk:
         try:
             decision = await seat.limiter.acquire(key, cost, wait, priority)
         except Denied as denied:
-            decision = denied.decision
+            return self._seen(seat, key, cost, denied.decision)
+        if self.blocks.active and (no := await self._blocked(seat, key, cost)) is not None:  # meanwhile
+            await seat.limiter.refund(key, cost)
+            return no
         return self._seen(seat, key, cost, decision)
 
     async def _blocked(self, seat: Seat, key: Key, cost: Cost, verb: str = "acquire") -> Decision | None:
@@ -302,6 +306,9 @@ class Desk:
             held = await seat.limiter.reserve(key, cost, ttl, self._wait(wait), priority)
         except Denied as denied:
             return Held(self._seen(seat, key, cost, denied.decision, "hold"), None)
+        if wait and self.blocks.active and (no := await self._blocked(seat, key, cost, "hold")) is not None:
+            await held.cancel()
+            return Held(no, None)
         decision = self._seen(seat, key, cost, held.decision, "hold")
         return Held(decision, self._receipts.write(seat.slot, held, ttl))
 
@@ -318,11 +325,12 @@ class Desk:
         if self.blocks.active or not may_lease(seat.policy, cost):
             decision = await self.acquire(subject, cost)
             return Lease(decision, None, 0, 0.0, 0.0)
+        seat.policy.costs(cost)  # says what is wrong with it
         needed = cost if isinstance(cost, int) else 1
         # A part of what there can be: others want some, too.
         bursts = (limit.burst // PART for limit, one in zip(seat.policy.limits, seat.policy.one, strict=True) if one)
         try:
-            held = await self._take(seat, key, needed, max(needed, min(most, *bursts)), lasting + LATER)
+            held = await self._take(seat, key, needed, max(needed, min((most, *bursts))), lasting + LATER)
         except Denied as denied:
             return Lease(self._seen(seat, key, cost, denied.decision, "hold"), None, 0, lasting, 0.0)
         decision = self._seen(seat, key, cost, held.decision, "hold")

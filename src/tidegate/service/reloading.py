@@ -5,11 +5,12 @@ from __future__ import annotations
 import logging
 import os
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from tidegate.clock import TaskSignal
 from tidegate.core.bounds import SECOND
 from tidegate.errors import ConfigError
+from tidegate.service.rulebook import Rulebook
 from tidegate.service.settings import load_settings
 
 if TYPE_CHECKING:
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from tidegate.service.settings import Settings
 
 log = logging.getLogger("tidegate.service")
+
+NONE: Final = Rulebook()
 
 
 class Reloader:
@@ -74,6 +77,11 @@ class Reloader:
                 policies=self.settings.policies,
                 environment=self._environment,
             )
+            if self._look() != seen:
+                self._seen = None  # somebody is writing it: look again
+                return False
+            if settings.rules == NONE != self.settings.rules:
+                raise ConfigError(f"{self.settings.file}: has neither policies nor domains")  # noqa: TRY301 - as any other mistake in it
         except ConfigError as error:
             self._app.reloads["refused"] += 1
             self._app.refused = str(error)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from hashlib import blake2b
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from tidegate.core import Limit
 from tidegate.core.decision import Decision, LocalDecision
 from tidegate.errors import ConfigError
 from tidegate.limiter import AsyncLimiter, Limiter
-from tidegate.policy import Policy, normal_key
+from tidegate.policy import Policy, join_key, normal_key
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -84,6 +85,14 @@ def check_key(key: object) -> Key:
     if not all(part.isascii() or whole_text(part) for part in parts):
         raise ConfigError("has half of a character (a lone surrogate)", field="key")
     return found
+
+
+def short_key(key: Key) -> Key:
+    """Bound the key of a descriptor: what clients may make as long as they like is limited too, by its digest."""
+    parts = (key,) if isinstance(key, str) else key
+    if sum(map(len, parts)) <= LONGEST_KEY:
+        return key if all(part.isascii() for part in parts) else check_key(key)
+    return blake2b(join_key(key).encode(errors="surrogatepass"), digest_size=16).hexdigest()
 
 
 def whole_text(text: str) -> bool:

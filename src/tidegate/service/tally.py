@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from tidegate.core.decision import Decision
     from tidegate.policy import Key
 
+MOST: Final = 10_000  # policies that are counted one by one
+OTHERS: Final = "(others)"
 RECENT: Final = 200  # denials that are remembered one by one
 BUCKETS: Final = (
     25,
@@ -86,12 +88,17 @@ class Tally:
         """Give the counts of a policy."""
         found = self.counts.get(policy)
         if found is None:
-            found = self.counts[policy] = Count()
+            found = self.counts.setdefault(self._known(policy), Count())
         return found
+
+    def _known(self, policy: str) -> str:
+        """Name a policy, or all others: requests of Envoy may bring some along."""
+        return policy if policy in self.counts or len(self.counts) < MOST else OTHERS
 
     def deny(self, policy: str, key: Key, decision: Decision) -> None:
         """Remember that a policy said no (in shadow mode: would have)."""
         names = decision.violated
+        policy = self._known(policy)
         for name in names:
             self.violated[policy, name] += 1
         self.last[policy] = decision.at

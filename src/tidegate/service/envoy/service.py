@@ -15,6 +15,7 @@ from tidegate.errors import ConfigError, RateLimitError, StoreUnavailable
 from tidegate.headers import PROBLEM_TYPE, Style, problem, write
 from tidegate.service.domains import PERIODS, UNITS, by_request
 from tidegate.service.envoy.messages import METHOD, OK, OVER, SERVICE, classes
+from tidegate.service.seats import short_key
 
 try:
     import grpc  # type: ignore[import-untyped]  # it has no types
@@ -105,7 +106,7 @@ class RateLimitService:
             policy = by_request(request.domain, node, descriptor.limit.requests_per_unit, UNITS[unit])
         pairs = pairs_of(descriptor)
         key: Key = found[1] if found is not None else (request.domain, *(part for pair in pairs for part in pair))
-        return Asked(policy, key, max(1, cost), look)
+        return Asked(policy, short_key(key), max(1, cost), look)
 
     async def _decide(self, asked: list[Asked]) -> list[Decision | None]:
         """Decide on those that are limited, all or nothing; look at those that only look."""

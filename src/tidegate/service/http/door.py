@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hmac
+from contextlib import suppress
+from ipaddress import ip_address
 from typing import TYPE_CHECKING, Final
 
 from tidegate.service.http.problems import ProblemError
@@ -11,7 +13,6 @@ if TYPE_CHECKING:
     from tidegate.service.settings import Settings
 
 BEARER: Final = b"bearer "
-LOCAL: Final = (b"127.0.0.1", b"localhost", b"[::1]")
 
 
 class Door:
@@ -28,13 +29,13 @@ class Door:
         self._admin = _hashable(settings.admin_token)
         self.open = self._decision is None and self._admin is None
         self._last: bytes | None = None  # the host name that was let in last: mostly it is the next one, too
-        self._hosts: tuple[bytes, ...] | None = LOCAL if self._decision is None and settings.listen.loopback else None
+        self._local = self._decision is None and settings.listen.loopback
 
     def check(self, headers: dict[bytes, bytes], *, admin: bool) -> None:
         """Let in, or refuse."""
         if self.open or (self._decision is None and not admin):
-            if self._hosts is not None and (host := headers.get(b"host", b"")) != self._last:
-                self._check_host(host)
+            if self._local and (host := headers.get(b"host", b"")) != self._last:
+                check_host(host)
                 self._last = host
             return
         token = token_of(headers)
@@ -49,14 +50,18 @@ class Door:
             raise ProblemError("forbidden", "no admin token is configured: set admin_token or admin_token_file")
         raise ProblemError("unauthorized", "send the token as 'Authorization: Bearer …' or as 'X-Tidegate-Token: …'")
 
-    def _check_host(self, host: bytes) -> None:
-        name = host.lower()
-        if not name.endswith(b"]"):
-            name, colon, port = name.rpartition(b":")
-            name = name if colon and port.isdigit() else host.lower()
-        if self._hosts is not None and name not in self._hosts:
-            message = "without a decision token, only this machine may ask: by the name localhost or a loopback address"
-            raise ProblemError("forbidden", message)
+
+def check_host(host: bytes) -> None:
+    """Refuse a name that is not this machine's own."""
+    name = host.lower().decode("latin-1")
+    if not name.endswith("]"):
+        before, colon, port = name.rpartition(":")
+        name = before if colon and port.isdigit() else name
+    with suppress(ValueError):
+        if name == "localhost" or ip_address(name.strip("[]")).is_loopback:
+            return
+    message = "without a decision token, only this machine may ask: by the name localhost or a loopback address"
+    raise ProblemError("forbidden", message)
 
 
 def token_of(headers: dict[bytes, bytes]) -> bytes:

@@ -1,13 +1,14 @@
 """Idempotency keys: the same question with the same key gets the same answer, and is decided once.
 
-Bounded and forgetful: the oldest of too many go first, and each after its time. They belong to this process: a client
-that repeats a request keeps its connection, or asks a service of one process.
+Bounded and forgetful: the oldest of too many or too large answers go first, and each after its time. They belong to
+this process: a client that repeats a request keeps its connection, or asks a service of one process.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
+from hashlib import blake2b
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from tidegate.core.bounds import SECOND
@@ -19,13 +20,14 @@ if TYPE_CHECKING:
     from tidegate.clock import Clock
 
 MOST: Final = 10_000
+LARGEST: Final = 64 * 2**20  # bytes of all answers
 LASTS: Final = 600 * SECOND
 LONGEST: Final = 255  # characters of a key
 HEADER: Final = (b"idempotency-replayed", b"true")
 
 
 class _Kept(NamedTuple):
-    question: tuple[str, bytes]
+    question: bytes  # its digest
     answer: asyncio.Future[Reply]
     ends: int
 
@@ -33,10 +35,12 @@ class _Kept(NamedTuple):
 class Replays:
     """Remembers answers by idempotency key."""
 
-    def __init__(self, clock: Clock, most: int = MOST) -> None:
-        """Remember at most so many."""
+    def __init__(self, clock: Clock, most: int = MOST, largest: int = LARGEST) -> None:
+        """Remember at most so many, and answers of so many bytes."""
         self._clock = clock
         self._most = most
+        self._largest = largest
+        self._bytes = 0
         self._kept: OrderedDict[bytes, _Kept] = OrderedDict()
 
     def __len__(self) -> int:
@@ -48,26 +52,35 @@ class Replays:
         if not key or len(key) > LONGEST:
             raise ProblemError("bad-request", f"an idempotency key has 1 to {LONGEST} characters")
         now = self._clock.steady()
-        while self._kept and (next(iter(self._kept.values())).ends <= now or len(self._kept) >= self._most):
-            self._kept.popitem(last=False)
+        while self._kept and (next(iter(self._kept.values())).ends <= now or self._full):
+            self._forget(next(iter(self._kept)))
+        digest = blake2b(question[1], person=question[0].encode()).digest()
         kept = self._kept.get(key)
         if kept is not None:
-            if kept.question != question:
+            if kept.question != digest:
                 raise ProblemError("idempotency-mismatch", "use a new idempotency key for a new request")
             reply = await asyncio.shield(kept.answer)
             return reply._replace(headers=(*reply.headers, HEADER))
-        return await self._first(key, question, ask, now)
+        return await self._first(key, digest, ask, now)
 
-    async def _first(
-        self, key: bytes, question: tuple[str, bytes], ask: Callable[[], Awaitable[Reply]], now: int
-    ) -> Reply:
+    @property
+    def _full(self) -> bool:
+        return len(self._kept) >= self._most or self._bytes > self._largest
+
+    def _forget(self, key: bytes) -> None:
+        kept = self._kept.pop(key, None)
+        if kept is not None and kept.answer.done() and not kept.answer.cancelled() and not kept.answer.exception():
+            self._bytes -= len(kept.answer.result().body)
+
+    async def _first(self, key: bytes, digest: bytes, ask: Callable[[], Awaitable[Reply]], now: int) -> Reply:
         future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
-        self._kept[key] = _Kept(question, future, now + LASTS)
+        mine = self._kept[key] = _Kept(digest, future, now + LASTS)
         try:
             reply = await ask()
         except BaseException as error:
             # Nothing was decided, as far as we know: the next one with this key asks again.
-            self._kept.pop(key, None)
+            if self._kept.get(key) is mine:
+                self._forget(key)
             if isinstance(error, Exception):
                 future.set_exception(error)
                 future.exception()  # nobody has to be waiting
@@ -75,4 +88,6 @@ class Replays:
                 future.cancel()
             raise
         future.set_result(reply)
+        if self._kept.get(key) is mine:
+            self._bytes += len(reply.body)
         return reply
