@@ -69,10 +69,16 @@ def test_a_store_that_answers_and_one_that_does_not(look):
         valkey.kill()
         (finding,) = look(text.replace("5s", "200ms"))
         assert finding.level == "wrong"
-        assert finding.what.endswith("does not answer in time")
+        assert "does not answer: " in finding.what
+        assert "Connection refused" in finding.what
         (finding,) = look(f"store: mars://x:hidden@y\n{RULES}")
         assert "hidden" not in finding.what.partition(":")[0]
         assert "cannot be opened" in finding.what
+
+
+def test_a_file_that_cannot_be_made_says_why(look, tmp_path):
+    (finding,) = look(f"store: sqlite:///{tmp_path / 'missing' / 'limits.db'}\n{RULES}")
+    assert (finding.level, "the folder must exist" in finding.what) == ("wrong", True)
 
 
 @pytest.mark.parametrize(

@@ -10,11 +10,12 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.service.harness import Site, serving
-from tidegate import ConfigError, Limit, RateLimitError
+from tidegate import ConfigError, Limit, RateLimitError, ResourceUnknown, StoreUnavailable
 from tidegate.core.bounds import SECOND
 from tidegate.service.client import AsyncClient, Client
-from tidegate.service.questions import acquiring, read, settling
+from tidegate.service.questions import TRIES, acquiring, read, settling
 from tidegate.service.shelf import Shelf, read_lasting
+from tidegate.testing import ManualClock
 
 
 class Leasing:
@@ -30,7 +31,7 @@ class Leasing:
 
     async def close(self):
         if self.shelf is not None:
-            await self._drive(settling(self.shelf.all()))
+            await self._drive(settling(self.shelf, self.shelf.all()))
 
     async def _drive(self, steps):
         try:
@@ -230,6 +231,49 @@ async def test_a_share_that_cannot_be_settled_stays_charged():
             share.id = "unknown"
         await client.close()
         assert (await site.post("usage", {"policy": "api", "key": "k"})).json()["limits"][0]["used"] > 1
+
+
+def test_a_service_that_is_gone_is_not_asked_for_the_rest():
+    shelf = Shelf(1.0, ManualClock().steady)
+    steps = settling(shelf, [("a", 0), ("b", 1)])
+    assert next(steps).body == {"id": "a"}
+    with pytest.raises(StopIteration):
+        steps.throw(StoreUnavailable("gone"))
+
+
+def test_giving_back_has_one_deadline():
+    clock = ManualClock()
+    steps = settling(Shelf(1.0, clock.steady), [(str(number), 1) for number in range(9)])
+    question, asked = next(steps), []
+    with pytest.raises(StopIteration):  # noqa: PT012 - one of them is the last
+        while True:
+            asked.append((question.body["id"], question.timeout * TRIES))
+            clock.advance(2)  # so slow is the service
+            question = steps.send({}) if len(asked) % 2 else steps.throw(ResourceUnknown("gone"))
+    assert asked == [("0", 5.0), ("1", 3.0), ("2", 1.0)]
+
+
+async def test_who_is_cancelled_leaves_the_key_to_others():
+    heard = asyncio.Event()
+
+    async def say_nothing(reader, writer):
+        await reader.readline()
+        heard.set()
+        await reader.read()
+        writer.close()
+
+    server = await asyncio.start_server(say_nothing, "127.0.0.1", 0)
+    async with server:
+        client = AsyncClient(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", lease="1s")
+        asking = asyncio.create_task(client.acquire("api", "k"))
+        await heard.wait()
+        assert not client._shelf.begin(("api", "k"))  # noqa: SLF001 - what the next call asks
+        asking.cancel()
+        with pytest.raises(asyncio.CancelledError) as caught:
+            await asking
+        assert client._shelf.begin(("api", "k"))  # noqa: SLF001 - as above
+        assert caught.tb is not None  # while the frames of the cancelled call are still there
+        await client.close()
 
 
 @pytest.mark.parametrize("field", [{"most": 0}, {"most": "many"}, {"most": 10**9}, {"ttl": "1s"}])

@@ -16,7 +16,7 @@ from tests.servers.process import free_port, until
 from tests.servers.valkey import ValkeyServer
 from tests.service.harness import ROOT, serving
 from tests.service.test_envoy import Envoy
-from tidegate import ResourceUnknown, StoreUnavailable
+from tidegate import ConfigError, ResourceUnknown, StoreUnavailable
 from tidegate.cli import main
 from tidegate.service.client import AsyncClient, Client
 from tidegate.service.receipts import AlreadySettledError
@@ -76,6 +76,20 @@ def test_a_client_for_threads(service):
         assert {policy["name"] for policy in client.policies()["policies"]} == {"api", "slow", "tokens"}
         with pytest.raises(ResourceUnknown, match="there is no policy 'nope'"):
             client.acquire("nope", "x")
+
+
+def test_a_client_says_zeros_and_checks_keys(service):
+    with Client(service.url) as client:
+        with pytest.raises(ConfigError, match="seconds"):
+            client.block("slow", "zero", seconds=0)
+        with pytest.raises(ConfigError, match="ttl"):
+            client.reserve("slow", "zero", ttl=0)
+        assert client.acquire("slow", "zero", wait=0, priority=0)  # neither blocked nor charged
+        for key in (5, (), ("a", 1)):
+            with pytest.raises(ConfigError, match="a key is a string or a tuple of strings"):
+                client.acquire("api", key)
+            with pytest.raises(ConfigError, match="a key is a string or a tuple of strings"):
+                client.batch([("api", key)])
 
 
 async def test_a_client_for_tasks(service):

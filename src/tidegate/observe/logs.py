@@ -86,7 +86,7 @@ class DecisionLog:
         retry = record.decision.retry
         self._logger.warning(
             "rate limit exceeded%s: %s: %s, %s%s%s",
-            " (shadow: allowed all the same)" if record.policy.mode == "shadow" else "",
+            " (shadow: allowed all the same)" if record.decision.allowed else "",
             record.policy.name,
             shown_key(record),
             "never allowed" if retry < 0 else f"retry in {max(1, ceil_div(retry, SECOND))} s",

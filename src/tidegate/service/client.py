@@ -69,6 +69,8 @@ class Client:
                     question = steps.send(said)
         except StopIteration as done:
             return done.value  # type: ignore[no-any-return]  # what the steps return
+        finally:
+            steps.close()  # also if this was cancelled or interrupted: others must not wait for what it began
 
     def _ask(self, question: Question) -> Any:  # noqa: ANN401 - whatever JSON says
         method, path, body, headers, timeout = question
@@ -139,7 +141,7 @@ class Client:
     def close(self) -> None:
         """Give back what was taken ahead, and close the connections."""
         if self._shelf is not None:
-            self._drive(settling(self._shelf.all()))
+            self._drive(settling(self._shelf, self._shelf.all()))
         self._http.close()
 
     def __enter__(self) -> Self:
@@ -174,6 +176,8 @@ class AsyncClient:
                     question = steps.send(said)
         except StopIteration as done:
             return done.value  # type: ignore[no-any-return]  # what the steps return
+        finally:
+            steps.close()  # also if this was cancelled or interrupted: others must not wait for what it began
 
     async def _ask(self, question: Question) -> Any:  # noqa: ANN401 - whatever JSON says
         method, path, body, headers, timeout = question
@@ -246,7 +250,7 @@ class AsyncClient:
     async def close(self) -> None:
         """Give back what was taken ahead, and close the connections."""
         if self._shelf is not None:
-            await self._drive(settling(self._shelf.all()))
+            await self._drive(settling(self._shelf, self._shelf.all()))
         await self._http.aclose()
 
     async def __aenter__(self) -> Self:

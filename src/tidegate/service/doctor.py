@@ -22,12 +22,13 @@ from tidegate.core.decision import LocalDecision
 from tidegate.errors import ConfigError, RateLimitError
 from tidegate.inbound.identity import TrustedProxies
 from tidegate.service.desk import PROBE
-from tidegate.stores.failure import open_guarded
+from tidegate.stores.failure import GuardedStore, open_guarded
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from tidegate.service.settings import Address, Settings
+    from tidegate.stores import Store
 
 Level = Literal["well", "note", "wrong"]
 
@@ -136,16 +137,26 @@ def store(settings: Settings) -> Iterator[Finding]:
             decision = opened.apply("peek", ((PROBE, "ready", (1,)),))[0]
             took = clock.steady() - began
             if isinstance(decision, LocalDecision):
-                yield wrong(
-                    f"the store {name} does not answer in time",
-                    "start it, check address, login and firewall, or allow it longer: ?deadline=200ms",
-                )
+                yield wrong(*unanswered(opened, name))
                 return
             times.append(took)
             skews.append(decision.at - (clock.ns() // 1000 - took // 2))
         yield from answered(name, median(times), median(skews))
     finally:
         opened.close()
+
+
+def unanswered(opened: Store, name: str) -> tuple[str, str]:
+    """Say why a store did not answer, by its own word, and what to do."""
+    try:
+        if isinstance(opened, GuardedStore):
+            opened.ask_store("peek", ((PROBE, "ready", (1,)),))  # the guard itself only decides without it
+    except (RateLimitError, OSError) as error:
+        return f"the store {name} does not answer: {error}", "put that right, or correct its URL"
+    return (
+        f"the store {name} does not answer in time",
+        "start it, check address, login and firewall, or allow it longer: ?deadline=200ms",
+    )
 
 
 def answered(name: str, took: float, skew: float) -> Iterator[Finding]:

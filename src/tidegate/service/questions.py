@@ -6,11 +6,12 @@ What Client and AsyncClient share: they only ask, one in threads, the other in t
 from __future__ import annotations
 
 import secrets
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from tidegate.core.bounds import SECOND
 from tidegate.errors import ConfigError, RateLimitError, ResourceUnknown, StoreUnavailable
+from tidegate.policy import normal_key
 from tidegate.service.receipts import AlreadySettledError
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 MARGIN: Final = 5.0  # seconds that an answer may take beyond the wait that was asked for
 TRIES: Final = 2  # of a question that is not charged twice
 REPEATED: Final = ("acquire", "reserve", "lease", "batch", "commit", "cancel", "release")
+ZERO: Final = ("wait", "priority")  # what is 0 unless it is said
 ERRORS: Final[dict[int, type[RateLimitError]]] = {
     400: ConfigError,
     401: ConfigError,
@@ -85,8 +87,15 @@ def look(name: str) -> Question:
 
 
 def about(policy: str, key: Key, **more: object) -> dict[str, Any]:
-    """Word whom a question is about; what is at its default is left out."""
-    return {"policy": policy, "key": key if isinstance(key, str) else list(key), **{k: v for k, v in more.items() if v}}
+    """Word whom a question is about; what the service takes to be 0 anyway is left out."""
+    said = {name: value for name, value in more.items() if value or name not in ZERO}
+    return {"policy": policy, "key": written(key), **said}
+
+
+def written(key: Key) -> str | list[str]:
+    """Check a key, and write it as JSON has it."""
+    found = normal_key(key)
+    return found if isinstance(found, str) else list(found)
 
 
 def read(response: httpx.Response) -> Any:  # noqa: ANN401 - whatever JSON says
@@ -117,8 +126,7 @@ def batch(asks: Sequence[tuple[str, Key] | tuple[str, Key, Cost]]) -> Question:
     policies = {each[0] for each in asks}
     costs = [each[2:] for each in asks]  # nothing, or the cost
     if len(policies) == 1 and not any(costs):
-        keys = [each[1] if isinstance(each[1], str) else list(each[1]) for each in asks]
-        return ask("batch", {"policy": policies.pop(), "keys": keys})
+        return ask("batch", {"policy": policies.pop(), "keys": [written(each[1]) for each in asks]})
     bodies = [
         about(each[0], each[1]) | ({"cost": cost[0]} if cost else {}) for each, cost in zip(asks, costs, strict=True)
     ]
@@ -129,14 +137,14 @@ def acquiring(
     shelf: Shelf | None, policy: str, key: Key, cost: Cost, wait: float, priority: float
 ) -> Generator[Question, Any, Answer]:
     """Go through an acquire: yields questions, is sent what was answered."""
-    place = (policy, key if isinstance(key, str) else tuple(key))
+    place = (policy, normal_key(key))
     plain = ask("acquire", costing(policy, key, cost, wait=wait, priority=priority), wait)
     if shelf is None or not isinstance(cost, int) or cost < 1 or not shelf.may_ask(place):
         return Answer.read((yield plain))
     found = shelf.take(place, cost)
     if found is None and not wait and shelf.begin(place):
         try:
-            yield from settling(shelf.spent(place))
+            yield from settling(shelf, shelf.spent(place))
             began = shelf.now()
             said = yield ask("lease", costing(policy, key, cost, most=shelf.want(place, cost), ttl=shelf.lasting))
             found = shelf.put(place, cost, began, said)
@@ -148,11 +156,23 @@ def acquiring(
     return Answer.read(found)
 
 
-def settling(shares: Sequence[tuple[str, int]]) -> Generator[Question, Any, None]:
-    """Give back what was taken ahead and not used; where that fails, it stays charged, which harms nobody else."""
+def settling(shelf: Shelf, shares: Sequence[tuple[str, int]]) -> Generator[Question, Any, None]:
+    """Give back what was taken ahead and not used, within MARGIN seconds in all.
+
+    Where that fails, it stays charged, which harms nobody else.
+    """
+    end = shelf.now() + round(MARGIN * SECOND)
     for number, used in shares:
-        with suppress(RateLimitError):
-            yield ask("commit", {"id": number, "cost": used}) if used else ask("cancel", {"id": number})
+        left = (end - shelf.now()) / SECOND
+        if left <= 0:
+            return
+        question = ask("commit", {"id": number, "cost": used}) if used else ask("cancel", {"id": number})
+        try:
+            yield question._replace(timeout=left / TRIES)
+        except StoreUnavailable:
+            return  # so it would be with the others
+        except RateLimitError:
+            continue
 
 
 def unreachable(url: str, error: httpx.TransportError) -> StoreUnavailable:

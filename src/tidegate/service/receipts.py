@@ -1,19 +1,23 @@
 """Reservations by id, without keeping any: the id is a signed receipt that says what was charged, where and when.
 
-So nothing has to be bounded or forgotten, a restart loses no reservation, and any process that shares the secret (and
-the store) can settle it. That each is settled once only is counted by the store itself: the first to take the single
-permit of the receipt's own key settles, everybody after is told that it is settled already.
+So a restart loses no reservation, and any process that shares the secret (and the store) can settle it. That each is
+settled once only is counted by the store itself: the first to take the single permit of the receipt's own key settles,
+everybody after is told that it is settled already. A store in memory, whose entries are few and which nobody shares, is
+spared that: `Marks` remembers what was settled.
 """
 
 from __future__ import annotations
 
 import binascii
+import heapq
 import hmac
 import json
 import secrets
+import threading
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Final, NamedTuple
+from weakref import WeakKeyDictionary
 
 from tidegate.core import Limit
 from tidegate.core.bounds import SECOND
@@ -33,6 +37,7 @@ SETTLED: Final = "tidegate.settled"
 SIZE: Final = 16  # bytes of a signature
 LONGEST_TTL: Final = 86_400
 LONGEST: Final = 16_384  # characters of a receipt
+MOST: Final = 200_000  # settled reservations that are remembered beside a store in memory
 UNKNOWN: Final = "no such reservation: its id is not one of ours, or it was made under another secret"
 
 
@@ -51,6 +56,11 @@ class Receipt(NamedTuple):
     charged: bool
     ttl: float
 
+    @property
+    def end(self) -> int:
+        """Until when it can be read, in microseconds since 1970."""
+        return self.at + round(2 * self.ttl * SECOND)
+
     def again(self, limiter: AsyncLimiter, policy: Policy) -> AsyncReservation:
         """Make the reservation again; limits that came or went meanwhile are not corrected."""
         costs = tuple(self.costs.get(limit.name, 0) for limit in policy.limits)
@@ -60,12 +70,43 @@ class Receipt(NamedTuple):
         return AsyncReservation(settle, limiter.clock, policy, normal_key(self.key), costs, decision, left)
 
 
+class Marks:
+    """Remembers which receipts were settled while they can be read; the first to end go if there are too many."""
+
+    def __init__(self, most: int = MOST) -> None:
+        """Remember at most so many."""
+        self._most = most
+        self._lock = threading.Lock()
+        self._settled: set[str] = set()
+        self._ends: list[tuple[int, str]] = []  # a heap: when a receipt is read no more
+
+    def take(self, number: str, end: int, now: int) -> bool:
+        """Mark a receipt that is read until `end` as settled; False: it is already."""
+        with self._lock:
+            if number in self._settled:
+                return False
+            while self._ends and (self._ends[0][0] < now or len(self._ends) >= self._most):
+                self._settled.discard(heapq.heappop(self._ends)[1])
+            self._settled.add(number)
+            heapq.heappush(self._ends, (end, number))
+            return True
+
+    def drop(self, number: str) -> None:
+        """Take a mark back; should it be made again, it ends at the same time."""
+        with self._lock:
+            self._settled.discard(number)
+
+
+MARKS: Final[WeakKeyDictionary[Store, Marks]] = WeakKeyDictionary()  # whoever settles over a store has to know
+
+
 class Receipts:
     """Writes and reads receipts."""
 
     def __init__(self, store: Store, secret: bytes) -> None:
         """Sign with the secret, or, without one, with a new one that only this process has."""
         self._store = store
+        self._marks = MARKS.setdefault(store, Marks()) if store.instant else None
         self._secret = blake2b(secret, digest_size=32).digest() if secret else secrets.token_bytes(32)
 
     @staticmethod
@@ -98,25 +139,36 @@ class Receipts:
         if not hmac.compare_digest(signature, self._sign(said)):
             raise ResourceUnknown(UNKNOWN)
         found = Receipt(*json.loads(said))
-        if self._store.clock.ns() // 1000 > found.at + 2 * found.ttl * SECOND:
+        if self._store.clock.ns() // 1000 > found.end:
             raise ResourceUnknown("this reservation ended long ago: the estimate stands")
         return found
 
     async def settle(self, receipt: Receipt, settle: Callable[[], Awaitable[None]]) -> None:
-        """Settle once: take the receipt's only permit, then settle; give it back if that was not possible."""
-        key = receipt.number  # not the text: there are several ways to write the same bytes
-        # The window opens now and lasts longer than the receipt will still be read.
-        policy = Policy(SETTLED, (Limit(1, 2 * receipt.ttl + 1, "fixed_window", name="once"),))
-        mark = (await self._store.apply_async("acquire", ((policy, key, (1,)),)))[0]
-        if isinstance(mark, LocalDecision):
-            raise StoreUnavailable("the store cannot be asked whether this reservation is settled already")
-        if not mark.allowed:
+        """Settle once: mark the receipt as settled, then settle; take the mark back if that was not possible."""
+        if not await self._mark(receipt):
             raise AlreadySettledError("this reservation is settled already")
         try:
             await settle()
         except BaseException:
-            await self._store.apply_async("reset", ((policy, key, (0,)),))
+            if self._marks is not None:
+                self._marks.drop(receipt.number)
+            else:
+                await self._store.apply_async("reset", ((once(receipt), receipt.number, (0,)),))
             raise
+
+    async def _mark(self, receipt: Receipt) -> bool:
+        """Take the receipt's only permit; its key is its number: there are several ways to write the same bytes."""
+        if self._marks is not None:
+            return self._marks.take(receipt.number, receipt.end, self._store.clock.ns() // 1000)
+        mark = (await self._store.apply_async("acquire", ((once(receipt), receipt.number, (1,)),)))[0]
+        if isinstance(mark, LocalDecision):
+            raise StoreUnavailable("the store cannot be asked whether this reservation is settled already")
+        return mark.allowed
+
+
+def once(receipt: Receipt) -> Policy:
+    """Allow one settlement, in a window that opens with it and lasts longer than the receipt will still be read."""
+    return Policy(SETTLED, (Limit(1, 2 * receipt.ttl + 1, "fixed_window", name="once"),))
 
 
 def _text(data: bytes) -> str:

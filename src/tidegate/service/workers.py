@@ -1,4 +1,7 @@
-"""Several processes behind one address: each serves by itself, the store makes them exact together."""
+"""Several processes behind one address: each serves by itself, the store makes them exact together.
+
+Each tells the one that started it when it serves, or why it cannot, and ends when that one does.
+"""
 
 from __future__ import annotations
 
@@ -10,17 +13,21 @@ import multiprocessing.connection
 import os
 import secrets
 import signal
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
+from tidegate.clock import SystemClock
+from tidegate.core.bounds import SECOND
+from tidegate.errors import ConfigError, RateLimitError, StoreUnavailable
 from tidegate.service import logs, server
 from tidegate.service.settings import load_settings
 
 if TYPE_CHECKING:
     from multiprocessing.context import SpawnProcess
-    from multiprocessing.sharedctypes import Synchronized
 
     from tidegate.service.settings import Settings
+
+    Why = tuple[type[RateLimitError], str]
 
 log = logging.getLogger("tidegate.service")
 
@@ -33,10 +40,15 @@ ALONE: Final[dict[str, Any]] = {
     "swarm": None,
 }
 PATIENCE: Final = 5.0  # seconds beyond `stop_within` after which a process that does not end is killed
+FIRST: Final = 1  # seconds before a process that died is replaced
+LONGEST: Final = 30  # seconds before that at most, and how long one has to last to count as well
+READY: Final = "ready"
+TEXT: Final = 900  # characters of what a process says: what it writes to the pipe must not mix with another's
+HANGUP: Final = {signal.SIGHUP}
 
 
 def run_workers(settings: Settings, ready: server.Ready | None = None) -> None:
-    """Run processes until SIGTERM or SIGINT; one that dies is replaced."""
+    """Run processes until SIGTERM or SIGINT; one that dies is replaced, unless it never came to serve."""
     crew = Crew(settings)
     previous = {number: signal.signal(number, crew.told) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
     try:
@@ -48,16 +60,29 @@ def run_workers(settings: Settings, ready: server.Ready | None = None) -> None:
             signal.signal(number, handler)
 
 
+@dataclass
+class Place:
+    """The place of one process, and of whoever comes after it."""
+
+    first: bool
+    process: SpawnProcess | None = None
+    began: int = 0  # when the process was started, and when the next one is to be, both in steady time
+    due: int = 0
+    pause: int = 0  # seconds from the end of the last one
+
+
 class Crew:
     """The processes of one service."""
 
     def __init__(self, settings: Settings) -> None:
         """Prepare them."""
         self._settings = settings
+        self._clock = SystemClock()
         self._secret = secrets.token_bytes(32)  # all settle each other's reservations
-        self._up: Synchronized[int] = SPAWN.Value("i", 0)
-        self._processes: list[SpawnProcess] = []
+        self._places = [Place(first=number == 0) for number in range(settings.workers)]
         self._reader, self._writer = SPAWN.Pipe(duplex=False)
+        self._up = 0  # how many have come to serve
+        self._why: dict[int, Why] = {}  # by process: why it ended
         self._stopping = False
 
     def told(self, number: int, _frame: object) -> None:
@@ -70,52 +95,99 @@ class Crew:
                 self._writer.send(number)  # wakes `watch`
 
     def _tell(self, number: int) -> None:
-        for process in self._processes:
+        for process in self._running():
             if process.pid is not None and process.is_alive():
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(process.pid, number)
 
+    def _running(self) -> list[SpawnProcess]:
+        return [place.process for place in self._places if place.process is not None]
+
     def start(self) -> None:
         """Start them all."""
-        self._processes = [self._new(place) for place in range(self._settings.workers)]
+        for place in self._places:
+            self._fill(place)
 
-    def _new(self, place: int) -> SpawnProcess:
-        words = given(self._settings)
-        process = SPAWN.Process(target=work, args=(words, self._secret, self._writer, place == 0))
-        process.start()
-        return process
+    def _fill(self, place: Place) -> None:
+        """Start a process; it inherits that SIGHUP has to wait, until it knows what to do with one."""
+        process = SPAWN.Process(target=work, args=(given(self._settings), self._secret, self._writer, place.first))
+        place.began = self._clock.steady()
+        signal.pthread_sigmask(signal.SIG_BLOCK, HANGUP)
+        try:
+            process.start()
+            place.process = process
+        finally:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, HANGUP)
 
     def watch(self, ready: server.Ready | None) -> None:
-        """Wait until told to stop; replace who dies."""
-        up = 0
+        """Wait until told to stop; replace who dies, raise if one cannot even start."""
         while not self._stopping:
-            waiting: list[Any] = [self._reader, *(process.sentinel for process in self._processes)]
-            for found in multiprocessing.connection.wait(waiting):
-                if found is self._reader:
-                    up += self._reader.recv() == "ready"
-                    if up == self._settings.workers and ready is not None:
-                        ready(self._settings, None)
-                        ready = None
-            for place, process in enumerate(self._processes):
-                if not process.is_alive() and not self._stopping:
-                    if up < self._settings.workers:
-                        self._stopping = True  # it could not even start: so would not the next
-                        break
-                    log.error("process %s ended with %s: another takes its place", process.pid, process.exitcode)
-                    self._processes[place] = self._new(place)
+            waiting: list[Any] = [self._reader, *(process.sentinel for process in self._running())]
+            multiprocessing.connection.wait(waiting, self._patience())
+            ended = [place for place in self._places if place.process is not None and not place.process.is_alive()]
+            self._listen()  # after that look: what a process says, it says before it ends
+            if ready is not None and self._up >= self._settings.workers:
+                ready(self._settings, None)
+                ready = None
+            for place in ended:
+                if not self._stopping:
+                    self._clear(place)
+            for place in self._places:
+                if place.process is None and place.due <= self._clock.steady() and not self._stopping:
+                    self._fill(place)
+
+    def _patience(self) -> float | None:
+        """Tell how many seconds there are until the next process is due."""
+        due = [place.due for place in self._places if place.process is None]
+        return max(0, min(due) - self._clock.steady()) / SECOND if due else None
+
+    def _listen(self) -> None:
+        """Hear what the processes say."""
+        while self._reader.poll():
+            said = self._reader.recv()
+            if said == READY:
+                self._up += 1
+            elif isinstance(said, tuple):
+                number, kind, text = said
+                self._why[number] = kind, text
+
+    def _clear(self, place: Place) -> None:
+        """Make room for the next process, after a pause: what ended this one may end that one, too."""
+        process, place.process = place.process, None
+        if process is None or process.pid is None:
+            return
+        number, code = process.pid, process.exitcode
+        process.close()
+        kind, why = self._why.pop(number, (ConfigError, f"process {number} ended with {code}"))
+        if self._up < self._settings.workers:
+            raise kind(why)  # it could not even start: so would not the next
+        now = self._clock.steady()
+        place.pause = pause_after(place.pause, now - place.began)
+        place.due = now + place.pause * SECOND
+        log.error(
+            "%s: another takes its place in %d s; it reads the file as it is then, the others keep their rules",
+            why,
+            place.pause,
+        )
 
     def end(self) -> None:
         """Stop them all."""
         self._stopping = True
         self._tell(signal.SIGTERM)
-        for process in self._processes:
+        for process in self._running():
             process.join(self._settings.stop_within + PATIENCE)
             if process.is_alive():
                 process.kill()
                 process.join()
             process.close()
+        self._places.clear()
         self._reader.close()
         self._writer.close()
+
+
+def pause_after(pause: int, lived: int) -> int:
+    """Tell how many seconds to wait after a process that lived for so many microseconds, and the pause before it."""
+    return FIRST if lived > LONGEST * SECOND else max(FIRST, min(LONGEST, 2 * pause))
 
 
 def given(settings: Settings) -> dict[str, Any]:
@@ -126,9 +198,37 @@ def given(settings: Settings) -> dict[str, Any]:
 def work(words: dict[str, Any], secret: bytes, told: Any, first: bool) -> None:  # noqa: ANN401, FBT001 - a connection, and as `args`
     """Be one of the processes; the first also runs what there is one of: sources, what shows a budget or a swarm."""
     logs.set_up()
-    settings = load_settings(**words, environment=os.environ)
-    if not first:
-        settings = replace(settings, **ALONE)
-    with contextlib.suppress(KeyboardInterrupt):
-        asyncio.run(server.serve(settings, lambda *_: told.send("ready"), secret=secret))
+    try:
+        settings = load_settings(**words, environment=os.environ)
+        if not first:
+            settings = replace(settings, **ALONE)
+        with contextlib.suppress(KeyboardInterrupt):
+            asyncio.run(attend(settings, secret, told))
+    except RateLimitError as error:
+        kind = StoreUnavailable if isinstance(error, StoreUnavailable) else ConfigError
+        tell(told, (os.getpid(), kind, str(error)[:TEXT]))
     server.leave()
+
+
+async def attend(settings: Settings, secret: bytes, told: Any) -> None:  # noqa: ANN401 - a connection
+    """Serve until told to stop, or until the process that started this one is gone."""
+    loop, parent = asyncio.get_running_loop(), multiprocessing.parent_process()
+
+    def up(*_: object) -> None:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, HANGUP)  # by now it is handled
+        tell(told, READY)
+
+    def orphaned(sentinel: int) -> None:
+        loop.remove_reader(sentinel)
+        log.warning("the process that started this one is gone: stopping")
+        signal.raise_signal(signal.SIGTERM)
+
+    if parent is not None:
+        loop.add_reader(parent.sentinel, orphaned, parent.sentinel)
+    await server.serve(settings, up, secret=secret)
+
+
+def tell(told: Any, what: object) -> None:  # noqa: ANN401 - a connection
+    """Say something to the process that started this one, if it is still there."""
+    with contextlib.suppress(OSError):
+        told.send(what)
