@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Coroutine, Generator, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
 from tidegate.core.bounds import SECOND
+from tidegate.core.decision import LocalDecision
 from tidegate.errors import RateLimitError, StoreUnavailable
 from tidegate.waiting import Ask
 
@@ -13,6 +14,15 @@ if TYPE_CHECKING:
     from tidegate.clock import Clock
     from tidegate.core.decision import Decision
     from tidegate.policy import Cost, Key, Policy
+
+
+def charged_at(decision: Decision, policy: Policy) -> int | None:
+    """Tell when a decision has charged its cost; None: it has not.
+
+    In shadow mode a call may proceed although it did not fit, and under `allow` although the store could not be asked.
+    """
+    free = isinstance(decision, LocalDecision) and policy.on_store_error == "allow"
+    return decision.at if decision[0] and not free else None
 
 
 class _Reservation:
@@ -25,6 +35,8 @@ class _Reservation:
         self.key = key
         self.costs = costs
         self.decision = decision
+        # When each limit was charged, by the store's clock; None: it never was.
+        self.ats: tuple[int | None, ...] = (charged_at(decision, policy),) * len(costs)
         self._clock = clock
         self._ends = clock.steady() + round(ttl * SECOND)
         self._open = [True]  # emptied by whoever settles, and only by one
@@ -39,7 +51,7 @@ class _Reservation:
         """Whether the time to settle is over: then the estimate stands, and only what was used beyond it is charged."""
         return self._clock.steady() >= self._ends
 
-    def _committing(self, actual: Cost | None) -> Ask:
+    def _committing(self, actual: Cost | None) -> list[Ask]:
         """Word the correction from the estimate to the actual cost; units not named stay as estimated."""
         costs = self.costs
         if isinstance(actual, Mapping):
@@ -56,23 +68,30 @@ class _Reservation:
             )
         return self._settling(costs)
 
-    def _settling(self, actual: tuple[int, ...]) -> Ask:
+    def _settling(self, actual: tuple[int, ...]) -> list[Ask]:
+        """Word a correction for each instant of a charge: there is one, unless some of it was charged anew."""
         expired = self.expired
         try:
             self._open.pop()
         except IndexError:
             raise RateLimitError(f"the reservation for {self.key!r} is settled already") from None
-        if not self.decision[0]:  # in shadow mode: allowed, but never charged
-            return Ask("adjust", self.policy, self.key, (0,) * len(self.costs), self.decision.at)
         deltas = []
         for limit, new, old in zip(self.policy.limits, actual, self.costs, strict=True):
             if limit.algorithm == "concurrency":  # the work is over: its slots are free again
                 deltas.append(-old)
             else:
                 deltas.append(max(0, new - old) if expired else new - old)
-        return Ask("adjust", self.policy, self.key, tuple(deltas), self.decision.at)
+        return [Ask("adjust", self.policy, self.key, part, at) for at, part in self.parts(deltas)]
 
-    def _cancelling(self) -> Ask:
+    def parts(self, amounts: Sequence[int]) -> list[tuple[int, tuple[int, ...]]]:
+        """Tell amounts apart by the instant at which their limits were charged; what never was is left out."""
+        instants = {at for at in self.ats if at is not None} or {self.decision.at}
+        return [
+            (at, tuple(amount if own == at else 0 for own, amount in zip(self.ats, amounts, strict=True)))
+            for at in sorted(instants)
+        ]
+
+    def _cancelling(self) -> list[Ask]:
         return self._settling((0,) * len(self.costs))
 
     def _reopen(self) -> None:
@@ -101,12 +120,14 @@ class Reservation(_Reservation):
         """Give everything back."""
         self._tell(self._cancelling())
 
-    def _tell(self, ask: Ask) -> None:
-        try:
-            self._settle(ask)
-        except StoreUnavailable:
-            self._reopen()
-            raise
+    def _tell(self, asks: list[Ask]) -> None:
+        for ask in asks:
+            try:
+                self._settle(ask)
+            except StoreUnavailable:
+                if ask is asks[0]:  # of what was told in part, the rest stays as it was charged
+                    self._reopen()
+                raise
 
     def __enter__(self) -> Self:
         """Settle at the end of the block."""
@@ -134,12 +155,14 @@ class AsyncReservation(_Reservation):
         """Give everything back."""
         await self._tell(self._cancelling())
 
-    async def _tell(self, ask: Ask) -> None:
-        try:
-            await self._settle(ask)
-        except StoreUnavailable:
-            self._reopen()
-            raise
+    async def _tell(self, asks: list[Ask]) -> None:
+        for ask in asks:
+            try:
+                await self._settle(ask)
+            except StoreUnavailable:
+                if ask is asks[0]:  # of what was told in part, the rest stays as it was charged
+                    self._reopen()
+                raise
 
     async def __aenter__(self) -> Self:
         """Settle at the end of the block."""

@@ -215,6 +215,27 @@ def test_a_notice_that_cannot_be_written_down_is_left_out():
     assert take(other.looking()) is None
 
 
+def test_a_store_whose_clock_is_set_back_still_tells_of_a_pause():
+    clock = ManualClock(START)
+    store = MemoryStore(clock=clock)
+    mine, other = (Gate(providers(1000), store, timeout=0) for _ in range(2))
+    for gate in (mine, other):
+        answer(gate)
+    answer(mine, 429, [("Retry-After", "1")])
+    clock.advance(120)
+    store._ns = lambda: clock.ns() - 3600 * 10**9  # noqa: SLF001 - the store's clock alone; steady time goes on
+    assert _denied(other)  # hears of the first pause only now
+    clock.advance(5)
+    assert not _denied(other)
+    answer(mine, 429, [("Retry-After", "600")])
+    clock.advance(2)
+    with pytest.raises(Denied) as denied:
+        answer(other)
+    assert denied.value.decision.retry_after > 590
+    for gate in (mine, other):
+        gate.close()
+
+
 def test_a_day_that_ends_between_look_and_notice_does_no_harm():
     """The counters began anew, so what is left is nonsense, and so old that nobody minds."""
     clock = ManualClock(START)

@@ -3,7 +3,8 @@
 hosts.py, secret.py                    which host a URL leads to; keys that nobody sees
 provider.py, reading.py, providers.py  what a provider is, its YAML file, all of them by URL
 gate.py, calls.py, costs.py            the way of a request through its provider's quota
-account.py, ticket.py, delays.py       one quota, a charge to it, and when that counts at the provider
+accounts.py, account.py                all quotas in use, and one of them
+ticket.py, delays.py                   a charge to a quota, and when that counts at the provider
 learning.py, refusals.py, retrying.py  what answers teach, what refusals teach, sending again
 pressure.py, board.py                  capacity shared with others, over a bus and through the store
 tokens.py                              what a call to a language model costs

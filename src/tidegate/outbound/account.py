@@ -7,24 +7,28 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import replace
 from fractions import Fraction
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
 from tidegate.adaptive import GatedStore, RecoveringClock, Terms
 from tidegate.core.bounds import MAX, SECOND, ceil_div
+from tidegate.errors import StoreUnavailable
 from tidegate.outbound.board import Board
 from tidegate.outbound.delays import MOVED, Delays
-from tidegate.outbound.learning import REFUSED, Correction, corrections
+from tidegate.outbound.learning import REFUSED, Correction, Lesson, Lessons, corrections
 from tidegate.outbound.provider import CALLS, SLOTS
 from tidegate.outbound.refusals import Refusals
 from tidegate.outbound.tokens import UNITS
 from tidegate.policy import Policy
+from tidegate.reservation import charged_at
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from tidegate.adaptive.shared import Look
     from tidegate.core import Decision, Limit
     from tidegate.headers import Advice
     from tidegate.limiter import AsyncLimiter, Limiter
@@ -37,15 +41,8 @@ if TYPE_CHECKING:
 
 FREE: Final = 4  # periods between two steps of recovery
 PROBES: Final = 200  # of a small quota, more periods: a step too far costs a refusal, which should stay rare
+IDLE: Final = 600 * SECOND
 SLOWEST: Final = 900 * SECOND
-
-
-class Lesson(NamedTuple):
-    """A charge that only the provider's word stands for: which limit, how much, when."""
-
-    place: int
-    amount: int
-    at: int
 
 
 def terms(provider: Provider) -> Terms:
@@ -81,9 +78,12 @@ class Account:
         self.store.clock = RecoveringClock(store.clock, partial(pressure.due, resource), self.refresh)
         self.clock = self.store.clock
         self._apply = apply
+        self._lock = threading.RLock()
+        self.used = self.clock.steady()  # when it was last asked for
         self._empty = 0  # until then the provider has nothing left
-        self._lessons: list[Lesson] = []
+        self._lessons = Lessons()
         self._set(provider)
+        self.delays = Delays(provider.limits, self._narrow, self.clock, self.refresh)
         self._begin()
         self.limiter: Any = limiter(provider.policy, store=self.store)
         pressure.set(resource, self._narrow.quota, self.refresh, self._told)
@@ -101,7 +101,6 @@ class Account:
         self.guessed = tuple(unit for unit in UNITS if unit in self.units)
         self.usual_cost = self._usual_cost()
         self._wide = self._without_end(limits)
-        self.delays = Delays(limits, self._narrow, self.clock, self.refresh)
 
     def _begin(self) -> None:
         """Know nothing yet of how its narrowest limit is kept."""
@@ -123,24 +122,32 @@ class Account:
 
     def take_over(self, provider: Provider) -> None:
         """Follow a changed file."""
-        before = self._narrow
-        self._set(provider)
-        if self._narrow != before:
-            self._begin()
-        if self._narrow.quota != before.quota:
-            self.pressure.set(self.resource, self._narrow.quota, self.refresh, self._told)
-        self.limiter.update(provider.policy)
-        self.refresh()
+        with self._lock:
+            before, limits = self._narrow, self.provider.limits
+            self._set(provider)
+            if provider.limits != limits:
+                self.delays = Delays(provider.limits, self._narrow, self.clock, self.refresh, self.delays.line)
+                self._lessons.clear()
+            if self._narrow != before:
+                self._begin()
+            if self._narrow.quota != before.quota:
+                self.pressure.set(self.resource, self._narrow.quota, self.refresh, self._told)
+            self.limiter.update(provider.policy)
+            self.refresh()
 
     def refresh(self) -> None:
-        """Keep to the capacity of this moment."""
-        look = self.pressure.look(self.resource)
-        if look is None:
-            return
-        held = self._refusals.held(self.clock.steady(), look.current)
-        if held is not None:
-            self.pressure.hold(self.resource, held)  # calls refresh again
-            return
+        """Keep to the capacity of this moment; of two threads, the second looks after the first is done."""
+        with self._lock:
+            look = self.pressure.look(self.resource)
+            if look is None:
+                return
+            held = self._refusals.held(self.clock.steady(), look.current)
+            if held is None:
+                self._keep_to(look)
+            else:
+                self.pressure.hold(self.resource, held)  # calls refresh again
+
+    def _keep_to(self, look: Look) -> None:
         until = max(look.frozen_until or 0, self._empty)
         if until > self.clock.steady():
             self.store.shut(self.provider.policy.name, until)
@@ -160,6 +167,15 @@ class Account:
         due = self.pressure.due(self.resource)
         if due is not None and self.clock.steady() >= due:
             self.refresh()
+
+    def idle(self) -> bool:
+        """Tell whether it knows nothing that one opened anew would not: nothing is under way, reduced or in use."""
+        now = self.clock.steady()
+        quiet = max(IDLE, 2 * max(limit.length for limit in self.provider.limits))  # a lease is a length too
+        if now - self.used < quiet or self._empty > now or self.limiter.waiting or self.delays.busy:
+            return False
+        look = self.pressure.look(self.resource)
+        return look is None or (look.current >= look.original and look.frozen_until is None)
 
     def _costs(self) -> list[tuple[int, ...]]:
         return [self.provider.policy.costs(self.provider.cost(endpoint)) for endpoint in self.provider.endpoints]
@@ -182,25 +198,49 @@ class Account:
     # ---- after an answer ---------------------------------------------------------------------------------------------
 
     def moving(self, ticket: Ticket) -> Flow:
-        """Let a permit count from now instead of from when it was asked for, if need be; tell whether there was."""
-        costs = self.delays.overdue(ticket)
+        """Let a permit count from now instead of from when it was asked for, if need be."""
+        try:
+            yield from self._moving(ticket, self.delays.overdue(ticket))
+        except StoreUnavailable:
+            return  # the first charge must do
+
+    def _moving(self, ticket: Ticket, costs: tuple[int, ...]) -> Flow:
+        """Charge anew, and give the first charge back; tell whether that could be done."""
         if not costs:
+            return True
+        (anew,) = yield self._asking("acquire", costs)
+        if charged_at(anew, self._longer) is None:
             return False
-        (again,) = yield self._asking("acquire", costs)
-        if again.allowed:  # else the store could not be asked, and the first charge must do
-            yield from self._giving_back(costs, ticket.at)
-            ticket.at = again.at
+        if ticket.settled:  # answered meanwhile: the first charge was dealt with
+            parts = [(anew.at, costs)]
+        else:
+            parts = ticket.parts(costs)
+            ticket.move(costs, anew)
+        for at, part in parts:
+            if any(part):
+                yield from self._giving_back(part, at)
         return True
 
-    def renewing(self, ticket: Ticket) -> Flow:
-        """Charge a request anew that may yet arrive, as long as there is patience for that; tell whether it was."""
+    def renewing(self, ticket: Ticket, at: int) -> Flow:
+        """Charge a request anew that may yet arrive, as long as there is patience for that; tell whether it was.
+
+        It is to count beside a permit that was charged `at`.
+        """
         if not self.delays.take(ticket):
             return True  # another thread does it
-        if not (yield from self.moving(ticket)):
-            return False
-        ticket.since = self.clock.steady()
-        self.delays.begin(ticket)
-        return True
+        costs = self.delays.overdue(ticket, at)
+        try:
+            charged = yield from self._moving(ticket, costs)
+        except BaseException:
+            self.delays.put_back(ticket)
+            raise
+        if not charged:  # nor will the next permit be used where that must not be
+            self.delays.put_back(ticket)
+            return self.provider.policy.on_store_error == "deny"
+        if costs or ticket.ends < MAX:  # else there is no patience left, and no window to end
+            ticket.since = self.clock.steady()
+            self.delays.begin(ticket)
+        return bool(costs)
 
     def charging_again(self, amount: int, earlier: int | None) -> Flow:
         """Count requests of which nobody knows when they arrived, if at all, as if they arrived now.
@@ -212,7 +252,7 @@ class Account:
         if not any(costs):
             return None
         (decision,) = yield self._asking("acquire", costs)
-        if not decision.allowed:
+        if charged_at(decision, self._longer) is None:
             return earlier
         if earlier is not None:
             yield from self._giving_back(costs, earlier)
@@ -227,37 +267,37 @@ class Account:
         looked = yield from self._looking()
         for each in said:
             limit = self.provider.limits[each.place]
-            left = limit.burst - self._used(looked, each.place)
-            if limit.algorithm in MOVED:
-                changed += yield from self._correcting(each, left)
+            if limit.algorithm in MOVED and looked is not None:
+                changed += yield from self._correcting(each, limit.burst - self._used(looked, each.place), looked.at)
             if not each.remaining and each.reset:
                 self._empty = max(self._empty, self.clock.steady() + each.reset)
                 self.refresh()
         return changed
 
-    def _correcting(self, said: Correction, left: int) -> Flow:
+    def _correcting(self, said: Correction, left: int, now: int) -> Flow:
         costs = [0] * len(self._wide.limits)
-        if said.remaining < left:
-            costs[said.place] = left - said.remaining
-            (decision,) = yield self._asking("acquire", tuple(costs))
-            self._lessons.append(Lesson(said.place, left - said.remaining, decision.at))
-            return 1
-        free = said.remaining - left
-        for lesson in [each for each in self._lessons if each.place == said.place]:
-            if not free:
-                return 1
-            self._lessons.remove(lesson)
-            back = min(free, lesson.amount)
-            free -= back
-            costs[said.place] = back
-            yield from self._giving_back(tuple(costs), lesson.at)
-            if back < lesson.amount:
-                self._lessons.append(lesson._replace(amount=lesson.amount - back))
+        self._lessons.forget(self.provider.limits, now)
+        try:
+            if said.remaining < left:
+                costs[said.place] = left - said.remaining
+                (decision,) = yield self._asking("acquire", tuple(costs))
+                at = charged_at(decision, self._longer)
+                if at is not None:
+                    self._lessons.add(Lesson(said.place, left - said.remaining, at))
+                return int(at is not None)
+            for lesson in self._lessons.take(said.place, said.remaining - left):
+                costs[said.place] = lesson.amount
+                yield from self._giving_back(tuple(costs), lesson.at)
+        except StoreUnavailable:
+            pass  # what others use will be denied by the provider, and learned from that
         return 0
 
     def _looking(self) -> Flow:
-        """Look at what is in use, over all who share the store."""
-        (looked,) = yield partial(self._apply, "peek", ((self._wide, self.key, (0,) * len(self._wide.limits)),))
+        """Look at what is in use, over all who share the store; None: it cannot be asked."""
+        try:
+            (looked,) = yield partial(self._apply, "peek", ((self._wide, self.key, (0,) * len(self._wide.limits)),))
+        except StoreUnavailable:
+            return None
         return looked
 
     def _used(self, looked: Decision, index: int) -> int:
@@ -284,7 +324,7 @@ class Account:
         """
         own, charged = ticket.costs[self._index], self._used(ticket.decision, self._index)
         looked = yield from self._looking()
-        now = self._used(looked, self._index)
+        now = charged if looked is None else self._used(looked, self._index)
         return (charged if charged * 7 <= now * 8 else now) - own
 
     def stale(self) -> bool:

@@ -64,7 +64,10 @@ class RateLimitMiddleware:
     def _watch(self, response: aiohttp.ClientResponse, tail: Tail) -> None:
         """Settle when the body has been read or, where nothing in it matters, has arrived."""
         if tail.counts:
-            response.content = _Content(response.content, lambda used: self._settle(tail, used))  # type: ignore[assignment]  # like it
+            content = _Content(response.content, lambda used: self._settle(tail, used))
+            response.content = content  # type: ignore[assignment]  # like it
+            if response.connection is not None:
+                response.connection.add_callback(content.lost)
         elif response.connection is None:
             self._settle(tail, None)
         else:
@@ -101,9 +104,24 @@ class _Content:
         if self._reader is not None:
             self._reader.feed(piece)
             if self._content.at_eof():
-                reader, self._reader = self._reader, None
-                self._done(reader.result())
+                self._end()
         return piece
+
+    def _end(self) -> None:
+        """Tell what was found, once."""
+        reader, self._reader = self._reader, None
+        if reader is not None:
+            self._done(reader.result())
+
+    def set_exception(self, *error: Any) -> None:  # noqa: ANN401 - as aiohttp has it
+        """Be read no further: the answer was let go, with the rest of its body unread."""
+        self._content.set_exception(*error)
+        self._end()
+
+    def lost(self) -> None:
+        """Take note that the connection is gone: unless all has arrived, no more will be read."""
+        if not self._content.is_eof():
+            self._end()
 
     async def read(self, n: int = -1) -> bytes:
         return self._saw(await self._content.read(n))

@@ -83,7 +83,8 @@ class Board:
         count = (number >> WIDTH) + 1
         if not self._at or notice.value > MOST or count > NUMBERS:  # never seen, as the store could not be asked
             return None
-        said = (count << WIDTH | notice.value, max(since, self._at), max(until, self._at + notice.pause))
+        since = max(since, self._at)  # the store's clock may have been set back
+        said = (count << WIDTH | notice.value, since, max(until, since + notice.pause))
         costs = tuple(new - old for new, old in zip(said, self._seen, strict=True))
         written = yield from self._asking("acquire", self._up_to(said), costs)
         if written is None or not written.allowed:

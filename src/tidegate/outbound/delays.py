@@ -6,6 +6,7 @@ answered. A permit is charged before the request is sent, so it could end here w
     quick answers    permits count a two-hundredth of the period longer: that covers them, and who is killed meanwhile
     slower ones      the permit is charged anew with the answer, and the first charge given back
     over a period    before its permit is used again, that of a request still under way is charged anew
+    over a window    likewise before permits of the next window are used, however short that time was
 
 So whatever the network delays, no window of the provider sees more than its limit. The price is the time of an answer
 per period. Where answers are slow that would be much, although their requests arrive as quickly as others: an account
@@ -21,7 +22,7 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
-from tidegate.core.bounds import SECOND
+from tidegate.core.bounds import MAX, SECOND
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -63,8 +64,15 @@ class Patience:
 class Delays:
     """What is known of the delays of one account's requests; `changed` is called when `stretched` has become other."""
 
-    def __init__(self, limits: tuple[Limit, ...], narrow: Limit, clock: Clock, changed: Callable[[], None]) -> None:
-        """Begin with nothing under way; `narrow` is the limit that patience is measured by."""
+    def __init__(
+        self,
+        limits: tuple[Limit, ...],
+        narrow: Limit,
+        clock: Clock,
+        changed: Callable[[], None],
+        line: deque[Ticket] | None = None,
+    ) -> None:
+        """Begin with a `line` of requests under way, or none; `narrow` is the limit that patience is measured by."""
         self._limits = limits
         self._length = narrow.length
         self._clock = clock
@@ -73,7 +81,8 @@ class Delays:
         self._patience = Patience(narrow)
         self._moves = any(map(moved, limits))
         self._covered = min((self._cover(limit) for limit in limits if moved(limit)), default=0)
-        self._line: deque[Ticket] = deque()  # under way; those charged first stand first
+        self._windows = [place for place, limit in enumerate(limits) if windowed(limit)]
+        self.line: deque[Ticket] = deque() if line is None else line  # under way; those charged first stand first
 
     def stretched(self) -> list[Limit]:
         """Give the limits with permits that count a little longer, where they are counted one by one."""
@@ -94,8 +103,11 @@ class Delays:
         """Tell how old a charge may be at its answer without being made anew."""
         return margin(limit) if self._flows and limit.algorithm == "sliding_log" else 0
 
-    def overdue(self, ticket: Ticket) -> tuple[int, ...]:
-        """Tell what of a charge is to count from now on, by limit; nothing: it stands where it should."""
+    def overdue(self, ticket: Ticket, at: int = 0) -> tuple[int, ...]:
+        """Tell what of a charge is to count from now on, by limit; nothing: it stands where it should.
+
+        `at` is an instant of the store's clock that is known to have come.
+        """
         flight = self._clock.steady() - ticket.since
         if not self._moves or flight <= 0:
             return ()
@@ -104,42 +116,58 @@ class Delays:
         if self._patience.lost != before:
             self._changed()
         # The permit was charged before it came here: how long before, the store's clock tells, where it is ours too.
-        age = max(flight, self._clock.ns() // 1000 - ticket.at)
-        return self._outlived(ticket, age) if anew and age > self._covered else ()
+        age = max(flight, self._clock.ns() // 1000 - ticket.at, at - ticket.at)
+        return self._outlived(ticket, age, anew=anew) if (anew or self._windows) and age > self._covered else ()
 
-    def _outlived(self, ticket: Ticket, age: int) -> tuple[int, ...]:
-        limits, costs, views = self._limits, ticket.costs, ticket.decision.views
+    def _outlived(self, ticket: Ticket, age: int, *, anew: bool) -> tuple[int, ...]:
+        limits, costs, views = self._limits, ticket.costs, (ticket.anew or ticket.decision).views
         if not len(limits) == len(costs) == len(views):  # the file has changed meanwhile
             return ()
-        # A window that has not ended is the right place still; whether a later one has, the decision does not tell.
-        first = ticket.at == ticket.decision.at
-        ends = [self._cover(limit) if limit.algorithm == "sliding_log" else (view[2] - 1) * first
-                for limit, view in zip(limits, views, strict=True)]  # fmt: skip
-        triples = zip(limits, costs, ends, strict=True)
-        found = tuple(cost if moved(limit) and age > end else 0 for limit, cost, end in triples)
+        # A window that has not ended is the right place still; to move on into the next costs no patience.
+        found = tuple(
+            cost if (age >= view[2] if windowed(limit) else anew and moved(limit) and age > self._cover(limit)) else 0
+            for limit, cost, view in zip(limits, costs, views, strict=True)
+        )
         return found if any(found) else ()
 
     # ---- under way ---------------------------------------------------------------------------------------------------
 
     def begin(self, ticket: Ticket) -> None:
         """Keep an eye on a request that is about to be sent, or was charged anew."""
-        if self._moves:
-            self._line.append(ticket)
+        if not self._moves:
+            return
+        if self._windows:
+            views = (ticket.anew or ticket.decision).views
+            ends = (ticket.at + views[place][2] for place in self._windows if place < len(views))
+            ticket.ends = min(ends, default=MAX)
+        self.line.append(ticket)
 
-    def outlasting(self) -> Ticket | None:
-        """Give the request that has been under way for longest, if that is a period: its permit has ended."""
-        line = self._line
+    def outlasting(self, at: int) -> Ticket | None:
+        """Give the request that has been under way for longest, if its permit has ended before a charge made `at`.
+
+        That is after a period, or where a window has ended: its permits would count in a window that is over.
+        """
+        line = self.line
         try:
             while (ticket := line[0]).answered:
                 line.remove(ticket)
         except (IndexError, ValueError):  # there is none, or another thread was quicker
             return None
-        return ticket if self._clock.steady() - ticket.since >= self._length else None
+        return ticket if at >= ticket.ends or self._clock.steady() - ticket.since >= self._length else None
+
+    @property
+    def busy(self) -> bool:
+        """Whether any request is under way."""
+        return not all(ticket.answered for ticket in self.line.copy())
+
+    def put_back(self, ticket: Ticket) -> None:
+        """Keep an eye on a request as before: it could not be charged anew."""
+        self.line.appendleft(ticket)
 
     def take(self, ticket: Ticket) -> bool:
         """Take a request out of sight; tell whether no other thread has done so before."""
         try:
-            self._line.remove(ticket)
+            self.line.remove(ticket)
         except ValueError:
             return False
         return True
@@ -148,6 +176,11 @@ class Delays:
 def moved(limit: Limit) -> bool:
     """Tell whether a permit of a limit is charged anew after a slow answer."""
     return limit.algorithm in MOVED and (limit.algorithm != "sliding_log" or limit.quota <= MOST_MOVED)
+
+
+def windowed(limit: Limit) -> bool:
+    """Tell whether the permits of a limit end all at once, with their window."""
+    return limit.algorithm in MOVED and limit.algorithm != "sliding_log"
 
 
 def margin(limit: Limit) -> int:

@@ -12,24 +12,23 @@ requests and answers look) is in `httpx`, `requests` and `aiohttp` beside this m
 from __future__ import annotations
 
 import random
-import threading
-import uuid
 from collections import Counter
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from tidegate.bus import open_bus
 from tidegate.clock import TaskSignal, ThreadSignal
 from tidegate.core.bounds import SECOND
-from tidegate.errors import Closed, ConfigError, Denied
+from tidegate.errors import ConfigError, Denied
 from tidegate.headers import Advice, read
 from tidegate.limiter import AsyncLimiter, Limiter, seconds
-from tidegate.outbound.account import Account, terms
+from tidegate.outbound.account import Account
+from tidegate.outbound.accounts import Accounts
 from tidegate.outbound.calls import ASKED, Asked, Passage, Passed, Tail, speaks
 from tidegate.outbound.costs import cost_of, key_of
 from tidegate.outbound.learning import REFUSED, UNAVAILABLE
-from tidegate.outbound.pressure import Pressure
 from tidegate.outbound.providers import Providers
 from tidegate.outbound.retrying import again
 from tidegate.outbound.ticket import TTL, Ticket
@@ -43,7 +42,8 @@ if TYPE_CHECKING:
     from tidegate.clock import Clock
     from tidegate.core import Decision
     from tidegate.observe import Observer
-    from tidegate.outbound.calls import Call
+    from tidegate.outbound.calls import Call, Reply
+    from tidegate.outbound.pressure import Pressure
     from tidegate.outbound.provider import Provider
     from tidegate.outbound.ticket import Flow
     from tidegate.policy import Cost, Key
@@ -55,6 +55,12 @@ RELOAD: Final = 5.0  # seconds between two looks at the files
 SILENCE: Final = Advice()
 REFUSALS: Final = (REFUSED, UNAVAILABLE)
 COUNTS: Final = ("sent", "unlimited", "denied", "refused", "retried", "corrected")
+
+
+def trying(step: Callable[[], Any]) -> Flow:
+    """Take a step whose failure would only hide what matters more: an answer, or an error."""
+    with suppress(Exception):
+        yield step
 
 
 class _Gate:
@@ -91,14 +97,10 @@ class _Gate:
         self.bus = open_bus(bus, clock=clock) if isinstance(bus, str) else bus
         self._observer = observer
         self._chance = chance
-        self._agent = uuid.uuid4().hex
-        self._lock = threading.Lock()
-        self._accounts: dict[tuple[str, Key], Account] = {}
-        self._pressures: dict[str, Pressure] = {}
+        self._accounts = Accounts(self.clock, self.bus, self._make)
         self._reload = None if reload is None else round(seconds("reload", reload) * SECOND)
         self._look_at = self.clock.steady() + (self._reload or 0)
         self._counts: Counter[str] = Counter()
-        self.closed = False
 
     # ---- whose quota -------------------------------------------------------------------------------------------------
 
@@ -120,28 +122,11 @@ class _Gate:
 
     def open(self, provider: Provider, key: Key) -> Account:
         """Give the account of a key, opened if need be, with the provider's limits as they are now."""
-        account = self._accounts.get((provider.domain, key))
-        if account is None:
-            account = self._open(provider, key)
-        elif account.provider is not provider:
-            with self._lock:
-                account.take_over(provider)
-        return account
+        return self._accounts.open(provider, key)
 
-    def _open(self, provider: Provider, key: Key) -> Account:
-        with self._lock:
-            if self.closed:
-                raise Closed("the gate is closed")
-            pressure = self._pressures.get(provider.domain)
-            if pressure is None:
-                pressure = Pressure(self._agent, terms(provider), self.clock, self.bus)
-                self._pressures[provider.domain] = pressure
-            account = self._accounts.get((provider.domain, key))
-            if account is None:
-                make = partial(self._limiter, observer=self._observer)
-                account = Account(provider, key, join_key(key), self.store, pressure, make, self._applies())
-                self._accounts[provider.domain, key] = account
-            return account
+    def _make(self, provider: Provider, key: Key, pressure: Pressure) -> Account:
+        limiter = partial(self._limiter, observer=self._observer)
+        return Account(provider, key, join_key(key), self.store, pressure, limiter, self._applies())
 
     # ---- the flow ----------------------------------------------------------------------------------------------------
 
@@ -163,17 +148,17 @@ class _Gate:
             ticket = yield from self._reserving(account, call, asked, began)
             sent = self.clock.steady()
             reply = yield from self._sending(account, call, partial(send, provider), ticket)
-            advice = read(reply.headers, self.clock.ns() / 1e9) if speaks(reply.headers) else SILENCE
-            pause = None
-            if reply.status in REFUSALS:
-                yield from self._refusing(account, ticket, sent, reply.status, advice.retry_after)
-                spent = self.clock.steady() - began
-                rules = provider.retries, attempt, reply.status, call.method, spent, advice.retry_after
-                pause = again(*rules, self._chance()) if call.replays else None
-            else:
-                account.worked()
-                if advice.limits and provider.learn != "off":
-                    self._counts["corrected"] += yield from account.learning(advice)
+            try:
+                pause = yield from self._heeding(account, call, ticket, reply, (sent, began, attempt))
+                if pause is not None and not ticket.settled:
+                    yield from trying(ticket.commit)
+            except GeneratorExit:
+                raise
+            except BaseException:  # the program will never see this answer
+                yield from trying(reply.close)
+                if not ticket.settled:
+                    yield from trying(ticket.commit)
+                raise
             if pause is None:
                 tail = None
                 if account.settles and not ticket.settled:
@@ -181,41 +166,48 @@ class _Gate:
                 passage = Passage(provider.name, (sent - began) / SECOND, attempt, ticket.decision)
                 return Passed(reply.answer, passage, tail)
             self._counts["retried"] += 1
-            if not ticket.settled:
-                yield ticket.commit
             yield reply.close
             yield partial(self._sleep, self.clock.steady() + pause)
 
     def _reserving(self, account: Account, call: Call, asked: Asked, began: int) -> Flow:
         """Wait for permits; where there turn out to be fewer than was known, give them back and wait again."""
-        limiter, key, cost = account.limiter, account.key, cost_of(account, call, asked.cost)
+        cost = cost_of(account, call, asked.cost)
         account.recover()
         while True:
-            ticket = None
-            if account.plain and self._observer is None and not limiter.waiting:
-                decision = yield partial(limiter.try_acquire, key, cost)
-                if decision.allowed:
-                    ticket = Ticket(limiter, key, cost, decision)
-            if ticket is None:
-                timeout = asked.timeout
-                if timeout is not None:
-                    timeout = max(0.0, seconds("timeout", timeout) - (self.clock.steady() - began) / SECOND)
-                try:
-                    held = yield partial(limiter.reserve, key, cost, TTL, timeout, asked.priority)
-                except Denied as denied:
-                    self._counts["denied"] += 1
-                    raise Denied(f"provider {account.provider.name}: {denied}", denied.decision) from None
-                ticket = Ticket(limiter, key, cost, held.decision, held)
-            fewer = False
-            if (late := account.delays.outlasting()) is not None:
-                fewer = yield from account.renewing(late)
-            elif account.stale():
-                fewer = yield from account.noticing()
+            ticket = yield from self._charging(account, cost, asked, began)
+            try:
+                fewer = yield from self._outdated(account, ticket)
+            except GeneratorExit:
+                raise
+            except BaseException:  # it will never be sent
+                yield from trying(ticket.cancel)
+                raise
             if not fewer:
                 self._counts["sent"] += 1
                 account.delays.begin(ticket)
                 return ticket
             yield ticket.cancel
+
+    def _charging(self, account: Account, cost: Cost, asked: Asked, began: int) -> Flow:
+        limiter, key, timeout = account.limiter, account.key, asked.timeout
+        if account.plain and self._observer is None and not limiter.waiting:
+            decision = yield partial(limiter.try_acquire, key, cost)
+            if decision.allowed:
+                return Ticket(limiter, key, cost, decision)
+        if timeout is not None:
+            timeout = max(0.0, seconds("timeout", timeout) - (self.clock.steady() - began) / SECOND)
+        try:
+            held = yield partial(limiter.reserve, key, cost, TTL, timeout, asked.priority)
+        except Denied as denied:
+            self._counts["denied"] += 1
+            raise Denied(f"provider {account.provider.name}: {denied}", denied.decision) from None
+        return Ticket(limiter, key, cost, held.decision, held)
+
+    def _outdated(self, account: Account, ticket: Ticket) -> Flow:
+        """Tell whether there is less than was known when a permit was given."""
+        if (late := account.delays.outlasting(ticket.at)) is not None:
+            return (yield from account.renewing(late, ticket.at))
+        return (yield from account.noticing()) if account.stale() else False
 
     def _sending(self, account: Account, call: Call, send: Callable[[], Any], ticket: Ticket) -> Flow:
         """Send; a request that never left gives its permits back, of any other nobody knows: it counts."""
@@ -225,23 +217,40 @@ class _Gate:
             raise
         except BaseException as error:
             if call.unreached(error):
-                yield ticket.cancel
+                yield from trying(ticket.cancel)
             else:
                 yield from account.moving(ticket)
-                yield ticket.commit
+                yield from trying(ticket.commit)
             raise
         finally:
             ticket.answered = True
+        return reply
+
+    def _heeding(self, account: Account, call: Call, ticket: Ticket, reply: Reply, when: tuple[int, int, int]) -> Flow:
+        """Learn from an answer; tell after which pause its request is to be sent again (None: it is not).
+
+        `when` is the instant at which it was sent, and at which its first attempt began, and the number of attempts.
+        """
+        sent, began, attempt = when
         if reply.status != REFUSED:
             yield from account.moving(ticket)
-        return reply
+        advice = read(reply.headers, self.clock.ns() / 1e9) if speaks(reply.headers) else SILENCE
+        if reply.status in REFUSALS:
+            yield from self._refusing(account, ticket, sent, reply.status, advice.retry_after)
+            spent = self.clock.steady() - began
+            rules = account.provider.retries, attempt, reply.status, call.method, spent, advice.retry_after
+            return again(*rules, self._chance()) if call.replays else None
+        account.worked()
+        if advice.limits and account.provider.learn != "off":
+            self._counts["corrected"] += yield from account.learning(advice)
+        return None
 
     def _refusing(self, account: Account, ticket: Ticket, sent: int, status: int, retry_after: float | None) -> Flow:
         """Learn from a refusal; a 429 costs nothing, which others may use once they know that there is less."""
         self._counts["refused"] += 1
         yield from account.refusing(status, ticket, sent, retry_after)
         if status == REFUSED:
-            yield ticket.cancel
+            yield from trying(ticket.cancel)
 
     # ---- looking -----------------------------------------------------------------------------------------------------
 
@@ -256,20 +265,15 @@ class _Gate:
 
     def metrics(self) -> dict[str, int]:
         """Count requests: sent, unlimited, denied here, refused by the provider, sent again; corrections learned."""
-        waiting = sum(account.limiter.waiting for account in self._accounts.values())
+        waiting = sum(account.limiter.waiting for account in tuple(self._accounts.values()))
         return {**{name: self._counts[name] for name in COUNTS}, "waiting": waiting, "accounts": len(self._accounts)}
 
     def capacities(self) -> dict[str, int]:
         """Tell what may be used at present of the narrowest limit of each account, by its key."""
-        return {account.resource: account.capacity for account in self._accounts.values()}
+        return {account.resource: account.capacity for account in tuple(self._accounts.values())}
 
     def _close(self) -> list[Account]:
-        with self._lock:
-            self.closed = True
-            accounts = list(self._accounts.values())
-            self._accounts.clear()
-        for pressure in self._pressures.values():
-            pressure.close()
+        accounts = self._accounts.close()
         if self.bus is not None and self._owns[1]:
             self.bus.close()
         return accounts

@@ -7,6 +7,7 @@ says, the effect of one answer ends with the limit's period, so that an absurd v
 
 from __future__ import annotations
 
+import threading
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from tidegate.core.bounds import SECOND
@@ -61,3 +62,55 @@ def which(limits: Sequence[Limit], said: LimitAdvice) -> int | None:
     if len(same) > 1 and said.reset_after is not None:  # it resets within the period: the shortest that can be meant
         same = [i for i in same if limits[i].length >= said.reset_after * SECOND] or same
     return min(same, key=lambda i: limits[i].length, default=None)
+
+
+class Lesson(NamedTuple):
+    """A charge that only the provider's word stands for: which limit, how much, when (by the store's clock)."""
+
+    place: int
+    amount: int
+    at: int
+
+
+class Lessons:
+    """What the provider took and may give back. Thread-safe."""
+
+    def __init__(self) -> None:
+        """Know of none."""
+        self._known: list[Lesson] = []
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        """Count them."""
+        return len(self._known)
+
+    def add(self, lesson: Lesson) -> None:
+        """Keep one."""
+        with self._lock:
+            self._known.append(lesson)
+
+    def forget(self, limits: Sequence[Limit], now: int) -> None:
+        """Drop those whose charges have ended by themselves, or were made to limits that are no more."""
+        with self._lock:
+            self._known = [
+                each for each in self._known if each.place < len(limits) and each.at > now - limits[each.place].length
+            ]
+
+    def clear(self) -> None:
+        """Drop them all."""
+        with self._lock:
+            self._known.clear()
+
+    def take(self, place: int, amount: int) -> list[Lesson]:
+        """Take as much as may come back of a limit, oldest first."""
+        taken, left = [], []
+        with self._lock:
+            for each in self._known:
+                part = min(amount, each.amount) if each.place == place else 0
+                amount -= part
+                if part:
+                    taken.append(each._replace(amount=part))
+                if part < each.amount:
+                    left.append(each._replace(amount=each.amount - part))
+            self._known = left
+        return taken

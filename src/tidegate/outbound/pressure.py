@@ -48,6 +48,12 @@ class Pressure:
         self._told[resource] = told
         self.capacities.set(resource, quota)
 
+    def remove(self, resource: str) -> None:
+        """Forget a resource."""
+        self._changed.pop(resource, None)
+        self._told.pop(resource, None)
+        self.capacities.remove(resource)
+
     def say(self, resource: str, value: int, pause: int, reason: str) -> None:
         """Reduce to a value, and ask for no calls for so many microseconds; others are told."""
         update = self._update(resource, value, pause, reason, 0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any, Final
 
+from tidegate.core.bounds import MAX
 from tidegate.limiter import Limiter
 from tidegate.reservation import AsyncReservation, Reservation
 
@@ -21,7 +22,7 @@ TTL: Final = 600.0  # seconds within which an answer has to end for its estimate
 class Ticket:
     """A charge, and how to correct it: most charges never are, so the reservation for that is made when one is."""
 
-    __slots__ = ("_cost", "_held", "_key", "_limiter", "answered", "at", "decision", "since")
+    __slots__ = ("_cost", "_held", "_key", "_limiter", "anew", "answered", "at", "decision", "ends", "since")
 
     def __init__(
         self,
@@ -39,6 +40,8 @@ class Ticket:
         self.decision = decision
         self.at = decision.at  # when it was charged last, by the store's clock
         self.since = limiter.clock.steady()  # ... and by ours
+        self.ends = MAX  # when the first window ends that it was charged to, by the store's clock; see `delays`
+        self.anew: Decision | None = None  # what the store said when it was charged anew
         self.answered = False
 
     @property
@@ -50,6 +53,16 @@ class Ticket:
     def costs(self) -> tuple[int, ...]:
         """What was charged to each limit."""
         return self._reservation().costs
+
+    def parts(self, amounts: tuple[int, ...]) -> list[tuple[int, tuple[int, ...]]]:
+        """Tell amounts apart by the instant at which their limits were charged last."""
+        return self._reservation().parts(amounts)
+
+    def move(self, costs: tuple[int, ...], anew: Decision) -> None:
+        """Take note that these costs were charged anew: they are what is settled."""
+        held = self._reservation()
+        held.ats = tuple(anew.at if cost else at for cost, at in zip(costs, held.ats, strict=True))
+        self.at, self.anew = anew.at, anew
 
     def commit(self, actual: Cost | None = None) -> Any:  # noqa: ANN401 - to be awaited, or not
         """Charge the actual cost instead (None: as it was)."""

@@ -120,7 +120,7 @@ class Receipts:
     def write(self, slot: str, held: AsyncReservation, ttl: float) -> str:
         """Write the receipt of a reservation."""
         costs = {limit.name: cost for limit, cost in zip(held.policy.limits, held.costs, strict=True)}
-        charged = bool(held.decision[0])
+        charged = any(at is not None for at in held.ats)  # not where the store was lost and the policy says allow
         said = json.dumps([secrets.token_hex(8), slot, held.key, costs, held.decision.at, charged, ttl]).encode()
         return f"{_text(said)}.{_text(self._sign(said))}"
 

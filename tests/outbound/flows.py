@@ -1,0 +1,70 @@
+"""What tests of the flow share: a provider, a request, and stores that fail or wait when told to."""
+
+import asyncio
+
+from tidegate import StoreUnavailable
+from tidegate.outbound import Call, Providers
+from tidegate.outbound.calls import Reply
+from tidegate.stores import MemoryStore
+
+START = 1_728_000_000  # a whole minute
+CALL = Call("GET", "https://x.example/", {}.get, lambda: None, True, lambda error: isinstance(error, ConnectionError))
+
+
+def providers(limit=10, period="1m", **more):
+    return Providers.of({"domain": "x.example", "limit": limit, "period": period, **more})
+
+
+def limited(*limits, **more):
+    return Providers.of({"domain": "x.example", "limits": list(limits), **more})
+
+
+def reply(status=200, headers=(), close=lambda: None):
+    return Reply(status, headers, close, status)
+
+
+def answer(gate, status=200, headers=(), call=CALL):
+    """Send a request that is answered at once."""
+    return gate.run(gate.passing(call, lambda _provider: reply(status, headers)))
+
+
+def used(store, known, key="x.example"):
+    """Tell what is in use of each limit."""
+    policy = known.match("https://x.example").policy
+    (looked,) = store.apply("peek", ((policy, key, (0,) * len(policy.limits)),))
+    return [said.limit.burst - said.remaining for said in looked.limits]
+
+
+async def settle():
+    """Let every task go as far as it can."""
+    for _ in range(50):
+        await asyncio.sleep(0)
+
+
+class Failing(MemoryStore):
+    """Cannot be asked while it is told to fail."""
+
+    fail = False
+
+    def apply(self, *asked):
+        if self.fail:
+            raise StoreUnavailable("lost")
+        return super().apply(*asked)
+
+    def apply_one(self, *asked):
+        if self.fail:
+            raise StoreUnavailable("lost")
+        return super().apply_one(*asked)
+
+
+class Waiting(MemoryStore):
+    """Answers tasks when it is told to."""
+
+    instant = False
+    blocked = ""  # asked of a policy whose name begins so
+    until = None
+
+    async def apply_async(self, verb, asks, *rest):
+        if self.until is not None and asks[0][0].name.startswith(self.blocked):
+            await self.until.wait()
+        return self.apply(verb, asks, *rest)

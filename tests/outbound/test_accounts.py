@@ -1,0 +1,89 @@
+"""Accounts of a gate that sees many credentials."""
+
+import sys
+import threading
+
+import pytest
+
+from tests.outbound.flows import START, answer, reply
+from tidegate.outbound import Call, Gate, Providers
+from tidegate.outbound.accounts import FEW
+from tidegate.stores import MemoryStore
+from tidegate.testing import ManualClock
+
+
+def call(number):
+    headers = {"authorization": f"Bearer {number}"}
+    return Call("GET", "https://x.example/", headers.get, lambda: None, True, lambda _error: False)
+
+
+@pytest.fixture
+def gate():
+    known = Providers.of({"domain": "x.example", "limit": 10, "period": "1s", "per": ["credential"]})
+    gate = Gate(known, MemoryStore(clock=ManualClock(START)))
+    yield gate
+    gate.close()
+
+
+def test_accounts_that_nobody_uses_are_dropped(gate):
+    for number in range(4 * FEW):
+        answer(gate, call=call(number))
+        gate.clock.advance(10)
+    assert gate.metrics()["accounts"] <= FEW
+    assert gate.metrics()["sent"] == 4 * FEW
+
+
+def test_accounts_with_something_to_remember_are_kept(gate):
+    """One was refused for long, at one a request is under way; those used lately are not looked at."""
+    answer(gate, 429, [("Retry-After", "86400")], call("refused"))
+    refused, under_way = gate.account_of(call("refused")), []
+
+    def send(_provider):
+        under_way.append(gate.account_of(call("slow")))
+        for number in range(2 * FEW):
+            gate.clock.advance(10)
+            answer(gate, call=call(number))
+        return reply()
+
+    gate.run(gate.passing(call("slow"), send))
+    assert gate.metrics()["accounts"] < FEW
+    assert gate.account_of(call("refused")) is refused
+    assert gate.account_of(call("slow")) is under_way[0]
+    assert gate.capacities()[refused.resource] < 10
+
+
+def test_a_dropped_account_is_opened_anew_with_what_is_still_in_use(gate):
+    first = gate.account_of(call("first"))
+    answer(gate, call=call("first"))
+    for number in range(FEW):
+        gate.clock.advance(10)
+        answer(gate, call=call(number))
+    again = gate.account_of(call("first"))
+    assert again is not first
+    answer(gate, 429, call=call("first"))
+    assert gate.capacities()[again.resource] < 10
+
+
+def test_metrics_can_be_looked_at_while_accounts_are_opened(gate):
+    errors, done = [], threading.Event()
+
+    def look():
+        while not done.is_set():
+            try:
+                gate.metrics()
+                gate.capacities()
+            except RuntimeError as error:
+                errors.append(error)
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    thread = threading.Thread(target=look)
+    thread.start()
+    try:
+        for number in range(300):
+            answer(gate, call=call(number))
+    finally:
+        done.set()
+        thread.join()
+        sys.setswitchinterval(interval)
+    assert errors == []

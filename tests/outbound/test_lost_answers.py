@@ -1,0 +1,115 @@
+"""What becomes of a permit and of an answer when something fails between them and the program."""
+
+import asyncio
+
+import pytest
+
+from tests.outbound.flows import CALL, START, Failing, Waiting, limited, providers, reply, settle, used
+from tidegate import StoreUnavailable
+from tidegate.outbound import AsyncGate, Gate
+from tidegate.stores import MemoryStore
+from tidegate.testing import ManualClock
+
+SLOTS = {"concurrency": {"limit": 1, "lease": "10m"}}
+
+
+@pytest.mark.parametrize(("status", "capacity"), [(200, 10), (429, 5), (503, 5)])
+@pytest.mark.parametrize("headers", [(), (("X-RateLimit-Limit", "10"), ("X-RateLimit-Remaining", "0"))])
+def test_the_answer_comes_through_though_the_store_is_lost_meanwhile(status, capacity, headers):
+    clock = ManualClock(START)
+    store, known = Failing(clock=clock), limited("10/1m", **SLOTS)
+    gate = Gate(known, store)
+
+    def send(_provider):
+        store.fail = True
+        clock.advance(1)
+        return reply(status, headers)
+
+    passed = gate.run(gate.passing(CALL, send))
+    assert passed.answer == status
+    assert gate.capacities() == {"x.example": capacity}
+    store.fail = False
+    gate.run(passed.tail.settling(None))
+    assert used(store, known)[1] == 0
+    gate.close()
+
+
+async def test_a_task_cancelled_with_its_answer_at_hand_lets_go_of_everything():
+    clock = ManualClock(START)
+    store, known, closed = Waiting(clock=clock), limited("10/1m", **SLOTS), []
+    gate = AsyncGate(known, store)
+
+    async def close():
+        closed.append(True)
+
+    async def send(_provider):
+        store.until = asyncio.Event()
+        clock.advance(1)
+        return reply(close=close)
+
+    task = asyncio.create_task(gate.run(gate.passing(CALL, send)))
+    await settle()
+    task.cancel()
+    await settle()
+    assert closed == [True]
+    store.until.set()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert used(store, known) == [1, 0]
+    await gate.close()
+
+
+async def test_a_permit_of_a_task_cancelled_before_sending_comes_back():
+    store, known = Waiting(clock=ManualClock(START)), limited("10/1m", **SLOTS)
+    gate = AsyncGate(known, store)
+    store.blocked, store.until = "capacity:", asyncio.Event()
+
+    async def send(_provider):
+        raise AssertionError
+
+    task = asyncio.create_task(gate.run(gate.passing(CALL, send)))
+    await settle()
+    assert used(store, known) == [1, 1]
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert used(store, known) == [0, 0]
+    await gate.close()
+
+
+async def test_a_request_under_way_stays_known_when_it_cannot_be_charged_anew():
+    clock = ManualClock(START)
+    store, known, hang = Unwilling(clock=clock), providers(2), asyncio.Event()
+    gate = AsyncGate(known, store, timeout=0)
+
+    async def slow(_provider):
+        await hang.wait()
+        return reply()
+
+    async def quick(_provider):
+        return reply()
+
+    late = asyncio.create_task(gate.run(gate.passing(CALL, slow)))
+    await settle()
+    clock.advance(61)
+    store.unwilling = True
+    with pytest.raises(StoreUnavailable):
+        await gate.run(gate.passing(CALL, quick))
+    assert used(store, known) == [0]
+    store.unwilling = False
+    await gate.run(gate.passing(CALL, quick))
+    assert used(store, known) == [2]
+    hang.set()
+    await late
+    await gate.close()
+
+
+class Unwilling(MemoryStore):
+    """Cannot be asked to charge without an end."""
+
+    unwilling = False
+
+    def apply(self, verb, asks, *rest):
+        if self.unwilling and verb == "acquire" and asks[0][0].limits[0].quota > 10**9:
+            raise StoreUnavailable("lost")
+        return super().apply(verb, asks, *rest)
