@@ -11,7 +11,7 @@ from contextlib import suppress
 import pytest
 
 from tidegate import Closed, Denied, ResourceUnknown
-from tidegate.swarm import AsyncSwarmLimiter, Capacity, MemoryLimiter, SwarmLimiter
+from tidegate.swarm import AsyncMemoryLimiter, AsyncSwarmLimiter, Capacity, MemoryLimiter, SwarmLimiter
 
 PAIRS = int(os.environ.get("TIDEGATE_PAIRS", "25000"))  # the benchmark does a million
 
@@ -84,6 +84,22 @@ def do_something(agent, rng):
             assert 0 <= capacity.available <= 20
             assert 1 <= capacity.total <= 20
             assert capacity.in_flight >= 0
+
+
+def test_a_resource_removed_in_the_moment_of_a_release(clock):
+    with MemoryLimiter(clock=clock) as limiter:
+        limiter.set_capacity("api", 4, 3600)
+        limiter.acquire("api")
+        limiter._resources["api"].limiter.close()  # noqa: SLF001 - what another thread's set_capacity(…, 0, …) does last
+        limiter.release("api")
+
+
+async def test_a_resource_removed_in_the_moment_of_a_release_by_tasks(clock):
+    async with AsyncMemoryLimiter(clock=clock) as limiter:
+        await limiter.set_capacity("api", 4, 3600)
+        await limiter.acquire("api")
+        await limiter._resources["api"].limiter.close()  # noqa: SLF001 - as above
+        await limiter.release("api")
 
 
 @pytest.mark.parametrize("seed", range(3))

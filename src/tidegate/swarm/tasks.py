@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Self
 
 from tidegate.adaptive import read_terms
@@ -83,7 +84,8 @@ class _AsyncLimiter(Swarm[AsyncLimiter]):
         """Tell that a call is done, and return its permit to the bucket; see `SwarmLimiter.release`."""
         held = self._find(resource)
         if held is not None and held.end() and return_token:
-            await held.limiter.refund(resource, cost)
+            with suppress(Closed):  # removed in this moment, with all its permits
+                await held.limiter.refund(resource, cost)
 
     def reserve(
         self, resource: str, cost: int = 1, ttl: float = 60.0, timeout: float | None = 0.0, priority: float = 0

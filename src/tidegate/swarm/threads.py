@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Self
 
 from tidegate.adaptive import read_terms
@@ -78,7 +79,8 @@ class _Limiter(Swarm[Limiter]):
         """
         held = self._find(resource)
         if held is not None and held.end() and return_token:
-            held.limiter.refund(resource, cost)
+            with suppress(Closed):  # removed in this moment, with all its permits
+                held.limiter.refund(resource, cost)
 
     def reserve(
         self, resource: str, cost: int = 1, ttl: float = 60.0, timeout: float | None = 0.0, priority: float = 0
