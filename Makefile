@@ -29,8 +29,8 @@ test-main: venv ## the suite on one Python only (the oldest found)
 	@$(PY) -m pytest -n auto $(ARGS)
 
 # Fewer random examples than on the main Python, and not the protocols proved in virtual time or against dying servers
-# and processes, nor proxies and the browser: these look for differences between versions, not for new examples. What lies between the oldest and the
-# newest gets the engine only.
+# and processes, nor proxies and the browser: these look for differences between versions, not for new examples. What
+# lies between the oldest and the newest gets the engine only.
 LONG   := tests/faults tests/stores/lease tests/budget/test_processes.py tests/budget/test_retention.py \
           tests/outbound/test_proof.py tests/outbound/sources/test_kills.py tests/swarm/test_example.py \
           tests/swarm/test_processes.py tests/swarm/test_simulation.py tests/swarm/test_stress.py \
