@@ -63,13 +63,13 @@ class Service:
             self.data.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as error:
             raise ConfigError(f"cannot be made: {error.strerror or error}", file=str(data)) from None
-        self.ledger = Ledger(self.data / "sources.db")
         # Written ahead of use: a killed process loses nothing, whatever SQLite's `synchronous` is.
         where = store or f"sqlite:///{(self.data / 'quota.db').absolute()}?deadline=5s"
         inner = Noting(transport or httpx.AsyncHTTPTransport())
         self._transport = AsyncRateLimitTransport(providers, where, inner, timeout=0, **options)
         self.gate = self._transport.gate
         self.clock = self.gate.clock
+        self.ledger = Ledger(self.data / "sources.db")  # opened now, so after what may be refused
         self.client = httpx.AsyncClient(transport=self._transport, follow_redirects=True)
         self._cycle = round(cycle * SECOND)
         self.scheduler = Scheduler(self.ledger, self.gate, self._cycle)
