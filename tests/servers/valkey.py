@@ -8,7 +8,7 @@ from contextlib import suppress
 from importlib.util import find_spec
 from typing import Self
 
-from tests.servers.process import Server, need, until
+from tests.servers.process import Server, Started, need, until
 
 
 def find_server() -> str | None:
@@ -58,7 +58,7 @@ class ValkeyServer(Server):
         return 0
 
 
-class ValkeyCluster:
+class ValkeyCluster(Started):
     """Three primaries, each with a replica, on loopback ports. A context manager that leaves nothing behind."""
 
     OPTIONS = (
@@ -105,15 +105,3 @@ class ValkeyCluster:
         """Kill all."""
         for server in self.servers:
             server.close()
-
-    def __enter__(self) -> Self:
-        """Start."""
-        try:
-            return self.start()
-        except BaseException:
-            self.close()
-            raise
-
-    def __exit__(self, *_: object) -> None:
-        """Leave nothing behind."""
-        self.close()

@@ -1,8 +1,14 @@
-"""Names as labels of metrics: so many have their own, all further ones share one, so that nobody can multiply them."""
+"""What metrics call things.
+
+Of names so many have their own label, and all further ones share one, so that nobody can multiply them.
+"""
 
 from __future__ import annotations
 
-from typing import Final
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from tidegate.core.decision import Decision
 
 OTHER: Final = "other"
 
@@ -23,3 +29,8 @@ class Names:
             return OTHER
         self._names.add(name)
         return name
+
+
+def outcome_of(decision: Decision) -> str:
+    """Name how a decision ended."""
+    return "allowed" if decision[0] else "shadow" if decision.allowed else "denied"

@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from tidegate.errors import ConfigError
-from tidegate.observe.names import OTHER, Names
+from tidegate.observe.names import OTHER, Names, outcome_of
 
 try:
     from opentelemetry import metrics, trace
@@ -48,7 +48,7 @@ class OpenTelemetryObserver:
             return
         decision = record.decision
         policy = self._names.label(record.policy.name)
-        outcome = "allowed" if decision[0] else "shadow" if decision.allowed else "denied"
+        outcome = outcome_of(decision)
         self._decisions.add(1, {POLICY: policy, OUTCOME: outcome})
         if decision[0]:
             return

@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from tidegate.errors import ConfigError
-from tidegate.observe.names import OTHER, Names
+from tidegate.observe.names import OTHER, Names, outcome_of
 
 try:
     from prometheus_client import REGISTRY, Counter, Gauge, Histogram
@@ -66,7 +66,7 @@ class PrometheusObserver:
             return
         decision = record.decision
         policy = self._names.label(record.policy.name)
-        outcome = "allowed" if decision[0] else "shadow" if decision.allowed else "denied"
+        outcome = outcome_of(decision)
         self._child(self._decisions, policy, outcome).inc()
         views = decision.views
         left = min(view[0] / limit.burst for limit, view in zip(decision[2], views, strict=True))

@@ -6,14 +6,14 @@ from bisect import bisect_left
 from collections import Counter, deque
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from tidegate.observe.names import Names
 from tidegate.service.dashboard.near import Notes
 
 if TYPE_CHECKING:
     from tidegate.core.decision import Decision
     from tidegate.policy import Key
 
-MOST: Final = 10_000  # policies that are counted one by one
-OTHERS: Final = "(others)"
+MOST: Final = 10_000  # policies that are counted one by one: requests of Envoy may bring some along
 RECENT: Final = 200  # denials that are remembered one by one
 BUCKETS: Final = (
     25,
@@ -76,6 +76,7 @@ class Tally:
 
     def __init__(self) -> None:
         """Start at nothing."""
+        self._names = Names(MOST)
         self.counts: dict[str, Count] = {}  # by the policy's name
         self.violated: Counter[tuple[str, str]] = Counter()  # by policy and limit
         self.last: dict[str, int] = {}  # when a policy last said no
@@ -88,17 +89,13 @@ class Tally:
         """Give the counts of a policy."""
         found = self.counts.get(policy)
         if found is None:
-            found = self.counts.setdefault(self._known(policy), Count())
+            found = self.counts.setdefault(self._names.label(policy), Count())
         return found
-
-    def _known(self, policy: str) -> str:
-        """Name a policy, or all others: requests of Envoy may bring some along."""
-        return policy if policy in self.counts or len(self.counts) < MOST else OTHERS
 
     def deny(self, policy: str, key: Key, decision: Decision) -> None:
         """Remember that a policy said no (in shadow mode: would have)."""
         names = decision.violated
-        policy = self._known(policy)
+        policy = self._names.label(policy)
         for name in names:
             self.violated[policy, name] += 1
         self.last[policy] = decision.at

@@ -47,7 +47,7 @@ def main() -> None:
             }
             for page in pages.values():
                 page.goto(stage.url)
-            time.sleep(seconds)
+            time.sleep(seconds)  # a picture of real traffic; no test
             for name, page in pages.items():
                 page.screenshot(path=FOLDER / f"{name}.png", full_page=True)
             page = pages["dashboard-light"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import threading
 from contextlib import ExitStack, contextmanager
@@ -10,9 +9,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any
 
 import httpx
-import pytest
 
 from tests.servers.nats import NatsServer
+from tests.servers.process import need
 from tests.service.harness import Running, serving
 from tidegate.budget import TaskBudget
 from tidegate.bus import open_bus
@@ -148,10 +147,7 @@ def browser() -> Iterator[Browser]:
     """Start the system's headless Chromium."""
     from playwright.sync_api import sync_playwright  # noqa: PLC0415 - not where the program is missing
 
-    program = shutil.which(PROGRAM)
-    if program is None:
-        message = f"{PROGRAM} is not installed: apt-get install {PROGRAM}"
-        pytest.fail(message) if os.environ.get("CI") else pytest.skip(message)
+    program = need(shutil.which(PROGRAM), PROGRAM, f"apt-get install {PROGRAM}")
     with sync_playwright() as playwright:
         found = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
         try:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import hmac
-from contextlib import suppress
-from ipaddress import ip_address
 from typing import TYPE_CHECKING, Final
 
 from tidegate.service.http.problems import ProblemError
+from tidegate.service.values import Address
 
 if TYPE_CHECKING:
     from tidegate.service.settings import Settings
@@ -57,11 +56,9 @@ def check_host(host: bytes) -> None:
     if not name.endswith("]"):
         before, colon, port = name.rpartition(":")
         name = before if colon and port.isdigit() else name
-    with suppress(ValueError):
-        if name == "localhost" or ip_address(name.strip("[]")).is_loopback:
-            return
-    message = "without a decision token, only this machine may ask: by the name localhost or a loopback address"
-    raise ProblemError("forbidden", message)
+    if not Address(name.strip("[]"), 0).loopback:
+        message = "without a decision token, only this machine may ask: by the name localhost or a loopback address"
+        raise ProblemError("forbidden", message)
 
 
 def token_of(headers: dict[bytes, bytes]) -> bytes:
