@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from typing import TYPE_CHECKING, Final
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote
 from weakref import WeakValueDictionary
 
 from tidegate.bus.base import Bus, Event, Handler, Retain, Subscription, Synced, check_subject, closed_bus
@@ -136,5 +136,4 @@ class LocalBus(Bus):
 
 def open_local(url: str, clock: Clock | None) -> LocalBus:
     """Open the bus of the name that stands where a host would."""
-    parts = urlsplit(url)
-    return LocalBus(unquote(parts.netloc + parts.path), clock)
+    return LocalBus(unquote(url.partition(":")[2].removeprefix("//")), clock)

@@ -6,12 +6,12 @@ A server without JetStream works too; then a late joiner learns nothing of what 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
-from urllib.parse import urlsplit
 
 from tidegate.bus.linked import PATIENCE, Kept, LinkedBus
 from tidegate.clock import SystemClock, TaskSignal
 from tidegate.core.bounds import SECOND
 from tidegate.errors import ConfigError
+from tidegate.urls import redact, server_url, split_hosts
 
 try:
     import nats
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from tidegate.bus.linked import Arrived
     from tidegate.clock import Clock
 
+PORT: Final = 4222
+SCHEMES: Final = ("nats", "tls", "ws", "wss")
 PING: Final = SECOND  # how often a silent server is asked whether it is there
 DAY: Final = 86_400.0
 ATTEMPTS: Final = 5  # to replace a retained message that others replace at the same time
@@ -151,12 +153,7 @@ class NatsBus(LinkedBus):
     def __init__(self, url: str, clock: Clock | None = None) -> None:
         """Start connecting."""
         self._servers = [part.strip() for part in url.split(",")]
-        try:
-            places = [urlsplit(server) for server in self._servers]
-            where = ",".join(f"{part.scheme}://{part.hostname or '127.0.0.1'}:{part.port or 4222}" for part in places)
-        except ValueError as error:
-            raise ConfigError(f"cannot use this URL of a bus: {error}", field="bus") from None
-        super().__init__(where, clock)
+        super().__init__(",".join(_place(server) for server in self._servers), clock)
 
     async def _connect(self, arrived: Arrived) -> NatsLink:
         links: list[NatsLink] = []
@@ -185,6 +182,15 @@ class NatsBus(LinkedBus):
         if not client.is_connected:
             await ended()
         return links[0]
+
+
+def _place(url: str) -> str:
+    """Name a server as people do, without the password."""
+    parts = server_url(url, "bus")
+    if parts.scheme not in SCHEMES:
+        raise ConfigError(f"each server is a URL such as nats://host:{PORT}, not {redact(url)!r}", field="bus")
+    ((host, port),) = split_hosts(url, parts.netloc, "bus")
+    return f"{parts.scheme}://{host or '127.0.0.1'}:{port or PORT}"
 
 
 def _version(value: bytes | None) -> int:

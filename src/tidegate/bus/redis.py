@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from typing import TYPE_CHECKING, Any, Final
-from urllib.parse import urlsplit
 
 from tidegate.bus.linked import PATIENCE, Kept, LinkedBus
 from tidegate.clock import SystemClock, TaskSignal
 from tidegate.core.bounds import SECOND
 from tidegate.errors import ConfigError
+from tidegate.urls import server_url, split_hosts
 
 try:
     from redis.asyncio import Redis
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from tidegate.clock import Clock
 
 PREFIX: Final = "tidegate:bus:"
+PORT: Final = 6379
 PING: Final = SECOND  # how often a silent server is asked whether it is there
 # A value is "version end message"; the end is by the server's clock, in milliseconds. Everything has a TTL.
 KEEP: Final = """
@@ -130,13 +131,16 @@ class RedisBus(LinkedBus):
 
     def __init__(self, url: str, clock: Clock | None = None) -> None:
         """Start connecting."""
-        parts = urlsplit(url)
+        parts = server_url(url, "bus")
+        hosts = split_hosts(url, parts.netloc, "bus")
+        if len(hosts) > 1:
+            raise ConfigError("a bus runs through one Redis server: give one host", field="bus")
         self._url = f"{parts.scheme.replace('valkey', 'redis')}{url[len(parts.scheme) :]}"
         try:
             Redis.from_url(self._url)
         except ValueError as error:
             raise ConfigError(f"cannot use this URL of a bus: {error}", field="bus") from None
-        super().__init__(f"{parts.scheme}://{parts.hostname or '127.0.0.1'}:{parts.port or 6379}", clock)
+        super().__init__(f"{parts.scheme}://{hosts[0][0] or '127.0.0.1'}:{hosts[0][1] or PORT}", clock)
 
     async def _connect(self, arrived: Arrived) -> RedisLink:
         link = RedisLink(self._url, arrived)

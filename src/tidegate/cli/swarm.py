@@ -16,6 +16,7 @@ from tidegate.clock import SystemClock, ThreadSignal
 from tidegate.core.bounds import SECOND
 from tidegate.errors import ConfigError, StoreUnavailable
 from tidegate.swarm.watch import Agent, Watcher
+from tidegate.urls import redact
 
 if TYPE_CHECKING:
     import argparse
@@ -44,7 +45,7 @@ def run(args: argparse.Namespace, say: Say) -> int:
         raise ConfigError(f"must be a number of seconds above 0, not {args.interval}", field="--interval")
     with open_bus(url) as bus:
         if not bus.wait(CONNECTING):
-            raise StoreUnavailable(f"no answer from the bus at {url.rpartition('@')[2]}: is the server running?")
+            raise StoreUnavailable(f"no answer from the bus at {redact(url)}: is the server running?")
         Board(bus, os.environ.get("TIDEGATE_SWARM_SECRET") or None, say).watch(args.interval, once=args.once)
     return 0
 

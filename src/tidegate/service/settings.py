@@ -46,7 +46,7 @@ SECTIONS: Final = ("policies", "domains")
 class Settings:
     """All settings of the service, read and checked."""
 
-    store: str = "memory://"
+    store: str = field(default="memory://", repr=False)
     listen: Address = DEFAULT
     grpc: Address | None = None
     open: bool = False
@@ -68,9 +68,9 @@ class Settings:
     data: Path | None = None
     fetchers: int = 8
     permissions: str = "warn"
-    bus: str | None = None
+    bus: str | None = field(default=None, repr=False)
     budget: bool | Path = False
-    swarm: str | None = None
+    swarm: str | None = field(default=None, repr=False)
     telemetry: bool = False
     demo: bool = False  # make demonstration traffic; only by the command `start --demo`
     rules: Rulebook = field(default_factory=Rulebook)

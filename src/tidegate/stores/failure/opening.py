@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
-from urllib.parse import parse_qsl, urlencode, urlsplit
+from urllib.parse import parse_qsl, urlencode
 
 from tidegate.core.bounds import SECOND
 from tidegate.core.limit import parse_period
 from tidegate.errors import ConfigError
 from tidegate.stores.failure.guard import GuardedStore
 from tidegate.stores.registry import open_store
+from tidegate.urls import server_url
 
 if TYPE_CHECKING:
     from tidegate.clock import Clock
@@ -34,8 +35,8 @@ def open_guarded(url: str, *, clock: Clock | None = None) -> Store:
 
     The guard's options stand in the URL beside the store's: `redis://host?deadline=100ms&local_for=1h&beat=1s`.
     """
-    parts = urlsplit(url) if isinstance(url, str) else None
-    if parts is None or not parts.scheme or parts.scheme == "memory":
+    parts = server_url(url, "store") if isinstance(url, str) and ":" in url else None
+    if parts is None or parts.scheme == "memory":
         return open_store(url, clock=clock)
     query = parse_qsl(parts.query, keep_blank_values=True)
     options = {name: _seconds(name, value) for name, value in query if name in OPTIONS}

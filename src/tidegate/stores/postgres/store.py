@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from typing import TYPE_CHECKING, Final, NamedTuple
-from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
+from urllib.parse import parse_qsl, urlencode, urlunsplit
 
 from tidegate.clock import TaskSignal, ThreadSignal
 from tidegate.core.bounds import MAX, SECOND
@@ -13,6 +13,7 @@ from tidegate.core.decision import Decision
 from tidegate.errors import ConfigError, RateLimitError, StoreUnavailable
 from tidegate.policy.key import join_key
 from tidegate.stores.base import Store
+from tidegate.urls import server_url
 
 try:
     from psycopg import pq
@@ -409,7 +410,7 @@ OPTIONS: Final = ("schema", "timeout", "connect_timeout", "pool_size", "synchron
 
 def open_postgres(url: str, clock: Clock | None) -> Store:
     """Open a PostgresStore with the options of the URL's query; libpq takes the others."""
-    parts = urlsplit(url)
+    parts = server_url(url, "store")
     query = parse_qsl(parts.query, keep_blank_values=True)
     options: dict[str, object] = {name: value for name, value in query if name in OPTIONS}
     rest = urlencode([(name, value) for name, value in query if name not in OPTIONS])
@@ -430,7 +431,7 @@ def open_postgres(url: str, clock: Clock | None) -> Store:
 def read_target(url: str) -> Target:
     """Check a URL as libpq does, without ever repeating its password."""
     known = {option.keyword.decode() for option in pq.Conninfo.get_defaults()}
-    for name, _ in parse_qsl(urlsplit(url).query, keep_blank_values=True):
+    for name, _ in parse_qsl(server_url(url, "store").query, keep_blank_values=True):
         if name not in known:
             message = f"postgresql:// has no option {name!r}: use {', '.join(OPTIONS)}, or one of libpq's"
             raise ConfigError(message, field="store")

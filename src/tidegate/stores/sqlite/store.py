@@ -10,7 +10,7 @@ import weakref
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal, get_args
-from urllib.parse import parse_qsl, unquote, urlsplit
+from urllib.parse import parse_qsl, unquote
 
 from tidegate.clock import Clock, SystemClock, yield_thread
 from tidegate.core.bounds import MAX, SECOND
@@ -22,6 +22,7 @@ from tidegate.stores.base import Store
 from tidegate.stores.sqlite.file import BUSY, connect, error_code, explain
 from tidegate.stores.sqlite.rows import Row, Rows, storable
 from tidegate.stores.sqlite.worker import Question, Worker
+from tidegate.urls import redact, split_url
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -362,10 +363,10 @@ def read_timeout(busy_timeout: str | float) -> int:
 
 def open_sqlite(url: str, clock: Clock | None) -> Store:
     """Open the store of a URL: `sqlite:///relative.db`, `sqlite:////absolute.db`, options after a `?`."""
-    parts = urlsplit(url)
+    parts = split_url(url, "store")
     path = unquote(parts.path.removeprefix("/"))
     if parts.netloc or not path or parts.fragment or path.endswith("/"):
-        message = f"an SQLite store is named sqlite:///relative.db or sqlite:////absolute.db, not {url!r}"
+        message = f"an SQLite store is named sqlite:///relative.db or sqlite:////absolute.db, not {redact(url)!r}"
         raise ConfigError(message, field="store")
     if path == ":memory:":
         raise ConfigError("for a store in memory use memory://", field="store")
