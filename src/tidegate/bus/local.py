@@ -7,7 +7,17 @@ from typing import TYPE_CHECKING, Final
 from urllib.parse import unquote
 from weakref import WeakValueDictionary
 
-from tidegate.bus.base import Bus, Event, Handler, Retain, Subscription, Synced, check_subject, closed_bus
+from tidegate.bus.base import (
+    Bus,
+    Event,
+    Handler,
+    Retain,
+    Subscription,
+    Synced,
+    check_message,
+    check_subject,
+    closed_bus,
+)
 from tidegate.clock import Clock, SystemClock
 from tidegate.core.bounds import SECOND
 
@@ -72,6 +82,7 @@ class LocalBus(Bus):
     def publish(self, subject: str, payload: bytes, retain: Retain | None = None, *, late: bool = False) -> None:
         """Call every handler of the subject."""
         self._check()
+        check_message(payload, retain)
         event = Event(check_subject(subject), bytes(payload), late)
         self._published += 1
         if retain is not None:
