@@ -2,7 +2,8 @@
 
 token_bucket                   level, at, scale, then since and level of each high-water mark
 fixed_window, calendar_window  used, start; where it carries older windows or was opened by an earlier limit, also its
-                               end, what was used in ended windows, then used, start and end of each older window
+                               end, the latest charge, what was used in ended windows, then used, start and end of
+                               each older window
 sliding_window                 current, previous, start, length
 sliding_log, concurrency       time and cost of each entry, oldest first
 """
@@ -42,7 +43,8 @@ def dump(state: State) -> list[int]:
         return [number for entry in zip(times[head:tail], costs, strict=True) for number in entry]
     owner, used, start = state
     if isinstance(owner, Carried):
-        return [used, start, owner.end, owner.ended, *(number for window in owner.older for number in window)]
+        numbers = (number for window in owner.older for number in window)
+        return [used, start, owner.end, owner.last, owner.ended, *numbers]
     return [used, start]
 
 
@@ -59,6 +61,6 @@ def load(limit: Limit, numbers: Sequence[int]) -> State:
     used, start, *carried = numbers
     if not carried:
         return (limit, used, start)
-    end, ended, *older = carried
+    end, last, ended, *older = carried
     windows = tuple(zip(older[::3], older[1::3], older[2::3], strict=True))
-    return (Carried(limit, end, ended, windows), used, start)
+    return (Carried(limit, end, last, ended, windows), used, start)

@@ -3,7 +3,7 @@
 A window reaches from its start to its end, which belongs to the next. A limit whose period, time zone or reset was
 changed has other windows, and no change gives anything back: what was used stays used until its window ends, and what
 still counts when the changed limit is charged also counts until that limit's present window ends. So a state may carry
-older windows (see Carried); a change back finds them again.
+older windows (see Carried), and a change back finds them again.
 
 `used` is everything that counted when the state was written, in whichever window. No sum exceeds MAX: a charge adds
 at most what the quota leaves free, a correction and what is counted again at most what is missing to MAX.
@@ -17,6 +17,8 @@ from tidegate.core.bounds import MAX
 from tidegate.core.state import NEVER, State, View, current
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from tidegate.core.limit import Limit
 
 Window = tuple[int, int, int]  # used, start, end
@@ -41,6 +43,7 @@ def view_fixed(state: State | None, limit: Limit, cost: int, now: int) -> View:
 
 def _fixed(state: State | None, limit: Limit, now: int) -> tuple[int, int]:
     """Give the window around now: the open one as long as this limit makes it, or one that opens now."""
+    now = _seen(state, now)
     start = state[2] if state is not None and now - state[2] < limit.length else now
     return start, start + limit.length
 
@@ -74,9 +77,7 @@ def view_calendar(state: State | None, limit: Limit, cost: int, now: int) -> Vie
 
 def _calendar(state: State | None, limit: Limit, now: int) -> tuple[int, int]:
     """Give the calendar window around now."""
-    if state is not None:
-        now = max(now, state[2])
-    return limit.calendar.window(now)  # type: ignore[union-attr]  # Limit gives every calendar_window one
+    return limit.calendar.window(_seen(state, now))  # type: ignore[union-attr]  # Limit gives every calendar_window one
 
 
 def adjust_calendar(state: State | None, limit: Limit, delta: int, now: int, at: int | None) -> State | None:
@@ -95,51 +96,68 @@ def expires_calendar(state: State) -> int:
 class Carried(NamedTuple):
     """Stands for the limit in the state of a window that carries older ones, or that an earlier limit opened.
 
-    `end` is that of the window itself. `older` are windows of earlier limits, which end later than it. `ended` is what
-    was used in windows that have ended since the first of `older` opened: it counts again for a limit whose windows
-    reach back to them.
+    `end` is that of the window itself, `last` the instant of the latest charge. `older` are windows of earlier limits,
+    which end later than it. `ended` is what was used before its start, in windows that have ended: it counts again for
+    a limit whose window reaches back to them.
     """
 
     limit: Limit
     end: int
+    last: int
     ended: int
     older: Windows
+
+
+def _seen(state: State | None, now: int) -> int:
+    """Move now up to the last instant that a state has seen, as far as it knows."""
+    if state is None:
+        return now
+    owner, _, start = state
+    return max(now, owner.last if isinstance(owner, Carried) else start)
 
 
 def _last_end(owner: Carried) -> int:
     return max([owner.end, *(end for _, _, end in owner.older)])
 
 
-def _windows(state: State | None) -> tuple[Windows, int]:
-    """Give the windows of a state, its own one last, and what was used in ended ones."""
+def _windows(state: State | None) -> Windows:
+    """Give the windows of a state, its own one last."""
     if state is None:
-        return (), 0
+        return ()
     owner, used, start = state
-    if not isinstance(owner, Carried):
-        return ((used, start, owner.rules.expires(state)),), 0
-    return (*owner.older, (used - _sum(owner.older), start, owner.end)), owner.ended
+    if isinstance(owner, Carried):
+        return *owner.older, (used - _sum(owner.older), start, owner.end)
+    return ((used, start, owner.rules.expires(state)),)
 
 
-def _sum(windows: Windows) -> int:
-    return sum(used for used, _, _ in windows)
+def _sum(windows: Iterable[Window]) -> int:
+    return sum([used for used, _, _ in windows])
 
 
-def _open(state: State | None, limit: Limit, now: int, start: int) -> tuple[Windows, int, int]:
-    """Give the windows that are open, how much of what was used in ended ones counts again, and the rest of that.
+def _counted(state: State, limit: Limit, now: int, start: int, end: int) -> tuple[list[Window], int]:
+    """Give what counts in the limit's window [start, end), with when it ends, and what was used in ended windows.
 
-    It counts again where the window of the limit, which begins at `start`, reaches back before that of the state. A
-    fixed window has no place of its own in time, so an open one that becomes longer is taken to reach back.
+    What has ended counts on in a window that overlaps it, as long as the state lasts. A fixed window has no place of
+    its own in time: an open one stays where it is, and is taken to reach back if it becomes longer.
     """
-    windows, ended = _windows(state)
-    if not windows:
-        return (), 0, 0
-    _, since, end = windows[-1]
-    live = tuple(window for window in windows if window[2] > now)
-    used = _sum(live)
+    windows, now = _windows(state), _seen(state, now)
+    expires = max(until for _, _, until in windows)
+    if expires <= now:
+        return [], 0
+    owner, _, since = state
+    last, ended = (owner.last, owner.ended) if isinstance(owner, Carried) else (since, 0)
+    overlaps, back = start <= last, start < since
+    if limit.calendar is None:
+        overlaps = start == since
+        back = overlaps and limit.length > windows[-1][2] - since
+    again = min(end, expires) if overlaps else 0
+    counted = [(used, opened, max(until, again)) for used, opened, until in windows if until > now or overlaps]
+    used = _sum(counted)
     ended += min(_sum(windows) - used, MAX - ended)
-    if start < since or (limit.calendar is None and start == since and limit.length > end - since):
-        return live, min(ended, MAX - used), 0
-    return live, 0, ended
+    if back:
+        counted.append((min(ended, MAX - used), since, again))
+        ended = 0
+    return counted, ended
 
 
 def _charge_window(state: State | None, limit: Limit, cost: int, now: int, start: int, end: int) -> State | None:
@@ -147,39 +165,42 @@ def _charge_window(state: State | None, limit: Limit, cost: int, now: int, start
     if state is None or state[0] is limit:  # the usual state, of nothing but this limit
         used = state[1] if state is not None and state[2] == start else 0
         return (limit, used + cost, start) if cost <= limit.quota - used else None
-    live, again, _ = _open(state, limit, now, start)
-    return _taken(state, limit, cost, now, start, end) if cost <= limit.quota - (_sum(live) + again) else None
+    counted, _ = _counted(state, limit, now, start, end)
+    return _taken(state, limit, cost, now, start, end) if cost <= limit.quota - _sum(counted) else None
 
 
 def _taken(state: State | None, limit: Limit, cost: int, now: int, start: int, end: int) -> State:
     """Take permits, whether or not they are there; what would end before the window [start, end) now counts in it."""
-    live, again, ended = _open(state, limit, now, start)
-    used = _sum(live) + again
-    older = tuple(window for window in live if window[2] > end and window[0])
+    if state is None:
+        return limit, cost, start
+    counted, ended = _counted(state, limit, now, start, end)
+    used, older = _sum(counted), tuple(window for window in counted if window[2] > end and window[0])
     if len(older) > MAX_OLDER:
         (one, first, ends), (other, second, until), *rest = older
         older = ((one + other, min(first, second), max(ends, until)), *rest)
-    return (Carried(limit, end, ended, older) if older else limit, used + min(cost, MAX - used), start)
+    owner = Carried(limit, end, max(start, _seen(state, now)), ended, older) if older or ended else limit
+    return owner, used + min(cost, MAX - used), start
 
 
 def _view_window(state: State | None, limit: Limit, cost: int, now: int, start: int, end: int) -> View:
     """Explain what is used of the window [start, end), and when that ends."""
-    live, again, _ = _open(state, limit, now, start)
-    parts = [(until, used) for used, _, until in live]
-    reset = max([until - now for until, _ in parts], default=0)
-    if again:
-        parts.append((min(end, now + reset), again))
-    left = free = limit.quota - sum(used for _, used in parts)
+    counted: list[Window] = []
+    if state is not None and state[0] is limit:  # the usual state
+        if state[2] == start:
+            counted.append((state[1], start, end))
+    elif state is not None:
+        counted = sorted(_counted(state, limit, now, start, end)[0], key=lambda window: window[2])
+    left = free = limit.quota - _sum(counted)
     retry = 0
     if cost > limit.quota:
         retry = NEVER
     elif cost > max(0, left):
-        for until, used in sorted(parts):
+        for used, _, until in counted:
             free += used
             retry = until - now
             if cost <= free:
                 break
-    return max(0, left), retry, reset
+    return max(0, left), retry, counted[-1][2] - now if counted else 0
 
 
 def _adjust_window(
@@ -190,26 +211,29 @@ def _adjust_window(
     The windows stay as they are, whichever limit opened them. What is taken without an instant, or for one of the
     present window in which nothing is used yet, is used in the present window.
     """
-    windows, ended = _windows(state)
-    changed = list(windows)
+    windows, now = list(_windows(state)), _seen(state, now)
     held = [
-        place for place, (_, since, until) in enumerate(windows) if until > now and (at is None or since <= at < until)
+        place
+        for place, (_, since, until) in enumerate(windows)
+        if until > now and (at is None or since <= at < until)
     ]
     if delta > 0 and (at is None or (not held and start <= at <= now)):
         return _taken(state, limit, delta, now, start, end)
-    if not held:
+    if state is None or not held:
         return state
     total = _sum(windows)
     for place in reversed(held):
-        used, since, until = changed[place]
+        used, since, until = windows[place]
         change = min(max(delta, -used), MAX - total)
-        changed[place] = (used + change, since, until)
+        windows[place] = (used + change, since, until)
         delta -= change
         if delta >= 0:  # all of it, or more than can be counted
             break
-    *older, (used, since, until) = changed
+    *older, (used, since, until) = windows
     kept = tuple(window for window in older if window[0])
     if not used and not kept:
         return None
-    own = not kept and (since, until) == (start, end)
-    return (limit if own else Carried(limit, until, ended, kept), used + _sum(kept), since)
+    owner = state[0]
+    last, ended = (owner.last, owner.ended) if isinstance(owner, Carried) else (now, 0)
+    own = not kept and not ended and (since, until) == (start, end)
+    return limit if own else Carried(limit, until, last, ended, kept), used + _sum(kept), since
