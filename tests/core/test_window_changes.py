@@ -1,4 +1,4 @@
-"""Windows of limits that change: what was used stays used until its window ends, whatever changes, and however often."""
+"""Windows of limits that change: what was used stays used until its window ends, whatever changes, however often."""
 
 import pytest
 from hypothesis import given
@@ -6,9 +6,9 @@ from hypothesis import strategies as st
 
 from tests.core.strategies import START
 from tidegate import Limit
-from tidegate.core.bounds import MAX, SECOND
+from tidegate.core.bounds import SECOND
 from tidegate.core.codec import dump, limit_of, load
-from tidegate.core.windows import MAX_OLDER, Carried
+from tidegate.core.windows import MAX_OLDER
 
 MINUTE, HOUR, DAY = 60 * SECOND, 3600 * SECOND, 86_400 * SECOND
 
@@ -79,7 +79,7 @@ quotas = st.integers(1, 30)
 calendars = st.builds(
     lambda quota, period, zone, hour, day: Limit(
         quota, period, "calendar_window", name="l", timezone=zone,
-        reset_hour=0 if period in ("minute", "hour") else hour, reset_day=1 if period in ("minute", "hour", "day") else day,
+        reset_hour=0 if period == "hour" else hour, reset_day=1 if period in ("hour", "day") else day,
     ),
     quotas,
     st.sampled_from(["hour", "day", "day", "week", "month", "year"]),

@@ -213,9 +213,7 @@ def _adjust_window(
     """
     windows, now = list(_windows(state)), _seen(state, now)
     held = [
-        place
-        for place, (_, since, until) in enumerate(windows)
-        if until > now and (at is None or since <= at < until)
+        place for place, (_, since, until) in enumerate(windows) if until > now and (at is None or since <= at < until)
     ]
     if delta > 0 and (at is None or (not held and start <= at <= now)):
         return _taken(state, limit, delta, now, start, end)

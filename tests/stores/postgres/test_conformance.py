@@ -9,6 +9,7 @@ import psycopg
 import pytest
 
 import tidegate.stores.postgres
+from tests.conformance.changes import changing_history
 from tests.stores.postgres.comparing import first_difference
 from tests.stores.postgres.conftest import asking
 from tests.stores.postgres.directed import DIRECTED
@@ -57,6 +58,11 @@ def test_it_is_a_store(empty):
 @pytest.mark.parametrize("seed", range(6))
 def test_answers_and_stored_states_are_those_of_the_core(empty, place, seed):
     assert first_difference(empty(), place[1], random_vectors(1000 + seed, 240)) is None
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_so_they_are_for_a_limit_that_changes(empty, place, seed):
+    assert first_difference(empty(), place[1], changing_history(seed)) is None
 
 
 def test_so_they_are_where_random_histories_seldom_go(empty, place):
