@@ -5,6 +5,7 @@ from itertools import count, pairwise
 
 import pytest
 
+from tests.conformance.changes import changing_history
 from tidegate import Limit, Policy
 from tidegate.core.algorithms import ALGORITHMS
 from tidegate.core.decision import VERBS, Decision, nothing
@@ -63,6 +64,13 @@ class DictStore(Store):
 @pytest.mark.parametrize("store", [MemoryStore, DictStore, lambda: MemoryStore(max_entries=100)])
 def test_good_stores_pass(store):
     verify_store(store)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_limit_that_changes_is_answered_as_by_the_core(seed):
+    store = MemoryStore()
+    for place, (verb, asks, now, at, answers) in enumerate(changing_history(seed)):
+        assert tuple(map(answer_of, store.apply(verb, asks, now, at))) == answers, f"step {place}"
 
 
 def test_other_seeds_pass_too():

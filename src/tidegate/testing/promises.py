@@ -20,6 +20,18 @@ if TYPE_CHECKING:
 
 NOW: Final = 1_750_000_000 * SECOND + 123_456  # 2025-06-15 15:06:40 UTC, and a bit, on no whole second
 HOUR: Final = 3600 * SECOND
+MIDNIGHT: Final = 1_750_032_000 * SECOND
+JULY: Final = 1_751_328_000 * SECOND
+CHANGES: Final = (  # of windows: before, after; an instant in a window of both; when the window before ends
+    ("month calendar_window", "day calendar_window", NOW, JULY),
+    ("month calendar_window", "month calendar_window reset_day=10", NOW, JULY),
+    ("day calendar_window", "month calendar_window", NOW, MIDNIGHT),
+    ("day calendar_window", "day calendar_window timezone=Asia/Kolkata", NOW + 4 * HOUR, MIDNIGHT),
+    ("day calendar_window", "day calendar_window reset_hour=16", NOW + HOUR, MIDNIGHT),
+    ("week calendar_window", "week calendar_window reset_day=7", NOW, MIDNIGHT),
+    ("1h fixed_window", "1m fixed_window", NOW + HOUR // 6, NOW + HOUR),
+    ("1m fixed_window", "1h fixed_window", NOW + SECOND, NOW + 60 * SECOND),
+)
 
 
 def a_quota_is_a_quota(store: Store) -> None:
@@ -127,6 +139,28 @@ def a_changed_limit_refills_nothing(store: Store) -> None:
     ask(store, "acquire", before, "k", (50,), NOW)
     expect(ask(store, "peek", after, "k", (0,), NOW), remaining=[30], what="token_bucket: 50 of 100 left, then 30")
     expect(ask(store, "peek", more, "k", (0,), NOW), remaining=[50], what="token_bucket: 50 of 100 left, then 1000")
+
+
+def a_changed_window_refills_nothing(store: Store) -> None:
+    """What was used stays used until its window ends, also where a changed limit has other windows."""
+    for old, new, then, ends in CHANGES:
+        before, after = (Policy(f"{old} to {new}", (Limit.parse(f"100/{text} name=w"),)) for text in (old, new))
+        for key in ("k", "idle"):
+            ask(store, "acquire", before, key, (60,), NOW)
+        expect(ask(store, "peek", after, "k", (0,), then), remaining=[40], what=f"{old}, then {new}: 60 of 100 used")
+        denied = ask(store, "acquire", after, "k", (41,), then)
+        expect(denied, allowed=False, retry=[ends - then], reset=[ends - then], what=f"{old}, then {new}: 41 more")
+        more = ask(store, "acquire", after, "k", (40,), then)
+        expect(more, allowed=True, remaining=[0], what=f"{old}, then {new}: 40 more")
+        back = ask(store, "acquire", before, "k", (1,), then)
+        expect(back, allowed=False, remaining=[0], what=f"{old}, then {new}, then {old} again")
+        early = ask(store, "peek", after, "idle", (41,), ends - 1)
+        expect(early, allowed=False, what=f"{old}, then {new}: a microsecond before the window ends")
+        expect(ask(store, "peek", after, "idle", (41,), ends), allowed=True, what=f"{old}, then {new}: when it ends")
+        over = then + back.views[0][2]
+        early = ask(store, "peek", before, "k", (100,), over - 1)
+        expect(early, allowed=False, what=f"{old}, then {new}, then {old}: a microsecond before all is over")
+        expect(ask(store, "acquire", before, "k", (100,), over), allowed=True, what=f"{old}, then {new}: all is over")
 
 
 def a_changed_policy_keeps_the_rest(store: Store) -> None:
@@ -335,6 +369,7 @@ PROMISES: Final[tuple[Callable[[Store], None], ...]] = (
     keys_are_separate,
     policies_are_separate,
     a_changed_limit_refills_nothing,
+    a_changed_window_refills_nothing,
     a_changed_policy_keeps_the_rest,
     a_clock_that_steps_back_credits_nothing,
     a_refund_comes_back,

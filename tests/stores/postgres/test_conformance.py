@@ -9,11 +9,12 @@ import psycopg
 import pytest
 
 import tidegate.stores.postgres
+from tests.conformance.changes import changing_history
 from tests.stores.postgres.comparing import first_difference
 from tests.stores.postgres.conftest import asking
 from tests.stores.postgres.directed import DIRECTED
 from tests.stores.postgres.faults import FAULTS
-from tidegate.core import algorithms
+from tidegate.core import bucket, log, sliding, state, windows
 from tidegate.errors import StoreUnavailable
 from tidegate.stores.postgres import PostgresStore
 from tidegate.stores.postgres.steps import CLOCK, drive
@@ -59,6 +60,11 @@ def test_answers_and_stored_states_are_those_of_the_core(empty, place, seed):
     assert first_difference(empty(), place[1], random_vectors(1000 + seed, 240)) is None
 
 
+@pytest.mark.parametrize("seed", range(12))
+def test_so_they_are_for_a_limit_that_changes(empty, place, seed):
+    assert first_difference(empty(), place[1], changing_history(seed)) is None
+
+
 def test_so_they_are_where_random_histories_seldom_go(empty, place):
     store = empty()
     assert [first_difference(store, place[1], vectors) for vectors in DIRECTED] == [None] * len(DIRECTED)
@@ -92,10 +98,11 @@ def batched(items, size):
 
 def test_functions_stand_in_the_order_of_the_core():
     """The same names in the same order, so that the two can be read side by side."""
-    code = Path(algorithms.__file__).read_text(encoding="utf-8")
+    modules = (state, bucket, windows, sliding, log)
+    code = "".join(Path(module.__file__).read_text(encoding="utf-8") for module in modules)
     ours = [line.split("(")[0].split(".")[1] for line in CORE.splitlines() if line.startswith("create or replace")]
     theirs = [line[4:].split("(")[0] for line in code.splitlines() if line.startswith("def ")]
-    theirs = [name for name in theirs if name not in ("marked", "unmarked")]  # shapes of Python's states
+    theirs = [name for name in theirs if name != "marked"]  # a shape of Python's states
     assert [name for name in ours if name in theirs and name != "adjust"] == theirs
 
 

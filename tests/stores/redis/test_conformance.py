@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 import redis
 
+from tests.conformance.changes import changing_history
 from tests.servers.valkey import ValkeyServer
 from tests.stores.redis.conftest import address_of
 from tests.stores.redis.stored import stored_states
@@ -22,7 +23,7 @@ from tidegate.testing import Model, Vector, random_vectors, verify_store
 from tidegate.testing.model import answer_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
 HISTORIES = 60
 STEPS = 120
@@ -34,9 +35,19 @@ def test_redis_store_keeps_every_promise(any_server: ValkeyServer) -> None:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_stored_states_are_those_of_the_core(valkey: ValkeyServer, seed: int) -> None:
+    assert_stored(valkey, random_vectors(1000 + seed, 300))
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_stored_states_of_a_changing_limit_are_those_of_the_core(valkey: ValkeyServer, seed: int) -> None:
+    assert_stored(valkey, changing_history(seed))
+
+
+def assert_stored(valkey: ValkeyServer, vectors: Iterable[Vector]) -> None:
+    """Put vectors to the script, and compare every answer and every stored state with the core's."""
     with redis.Redis(port=valkey.port) as client:
         store, model = RedisStore(address_of(valkey)), Model()
-        for place, (verb, asks, now, at, answers) in enumerate(random_vectors(1000 + seed, 300)):
+        for place, (verb, asks, now, at, answers) in enumerate(vectors):
             decisions = store.apply(verb, asks, now, at)
             assert tuple(map(answer_of, decisions)) == answers, f"step {place}"
             model.apply(verb, asks, now, at)
