@@ -62,14 +62,15 @@ class LeasedStore(Store):
         book = self.desk.book(policy)
         if not book.length or not any(policy.one):
             return otherwise
-        turn, steady = self.desk.turn, self.clock.steady
-        take, give, contend = turn.take, turn.give, turn.contend
+        lock, steady = self.desk.lock, self.clock.steady
+        token, give, contend = lock.token, lock.give, lock.contend
         holders, limits, single = book.holders, policy.limits, policy.only is not None
 
         def try_acquire(key: Key, cost: Cost = 1) -> Any:  # noqa: ANN401 - a Decision, or whatever `otherwise` gives
             if cost == 1:
+                held = token  # see tidegate.lock
                 try:
-                    take()
+                    del held[0]
                 except IndexError:
                     contend()
                 try:
@@ -89,6 +90,7 @@ class LeasedStore(Store):
                     pass  # a key without a share, or no key at all
                 finally:
                     give(None)
+                del held
             return otherwise(key, cost)
 
         return try_acquire
