@@ -115,8 +115,8 @@ class Lock:
             raise RuntimeError(message)
 
 
-def threads_holding(token: deque[None]) -> set[int]:
-    """Find the threads that may hold a token."""
+def threads_holding(token: object) -> set[int]:
+    """Find the threads that may hold a token, or anything else that a frame names as `held`."""
     found = set()
     for thread, top in sys._current_frames().items():  # noqa: SLF001 - the only way to see the stacks of other threads
         frame: FrameType | None = top
@@ -128,7 +128,7 @@ def threads_holding(token: deque[None]) -> set[int]:
     return found
 
 
-def may_hold(frame: FrameType, called: FrameType | None, token: deque[None]) -> bool:
+def may_hold(frame: FrameType, called: FrameType | None, token: object) -> bool:
     """Tell whether a frame, which has called another one, may hold a token."""
     if not frame.f_globals.get("__name__", "").startswith("tidegate.") or "held" not in frame.f_code.co_varnames:
         return False
