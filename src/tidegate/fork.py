@@ -33,6 +33,7 @@ class Hooks(NamedTuple):
 NUMBERS: Final = count()
 HOOKS: Final[dict[int, Hooks]] = {}
 LOCKS: Final[WeakSet[Any]] = WeakSet()
+ABANDONED: Final[list[object]] = []  # in a child process: what is its parent's
 
 
 def at_fork(
@@ -59,6 +60,11 @@ def fork_safe(lock: L) -> L:
     install()
     LOCKS.add(lock)
     return lock
+
+
+def abandon(*parents: object) -> None:
+    """Keep, in a child process, what must be neither used nor finalized there: connections and loops of its parent."""
+    ABANDONED.extend(parents)
 
 
 @cache

@@ -126,9 +126,7 @@ class _Engine:
         policy = self.policy
         return Ask(verb, policy, key, policy.costs(cost))
 
-    def _acquiring(
-        self, call: Call, verb: str, key: Key, cost: Cost, timeout: float | None, priority: float
-    ) -> Steps:
+    def _acquiring(self, call: Call, verb: str, key: Key, cost: Cost, timeout: float | None, priority: float) -> Steps:
         """Ask at once where nobody waits; otherwise, or when denied, stand in line until the deadline."""
         key = normal_key(key)
         timeout = None if timeout is None else seconds("timeout", timeout)

@@ -24,6 +24,7 @@ from tidegate.core.algorithms import NEVER
 from tidegate.core.bounds import SECOND
 from tidegate.core.decision import Decision
 from tidegate.errors import Closed
+from tidegate.fork import at_fork
 from tidegate.lock import Lock, locked
 
 if TYPE_CHECKING:
@@ -130,6 +131,7 @@ class Lines:
         self._lines: dict[Key, list[Waiter]] = {}
         self._numbers = count()
         self.closed = False
+        at_fork(child=self._forget)
 
     def __contains__(self, key: Key) -> bool:
         """Tell whether anybody waits for the key."""
@@ -176,6 +178,11 @@ class Lines:
         """Wake everybody; they find the lines closed."""
         for waiter in self._close():
             waiter.signal.set()
+
+    @locked
+    def _forget(self) -> None:
+        """Forget all waiters, in a child process: they are threads of its parent."""
+        self._lines.clear()
 
     @locked
     def _close(self) -> list[Waiter]:

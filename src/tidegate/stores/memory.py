@@ -6,7 +6,6 @@ import logging
 from collections import deque
 from typing import TYPE_CHECKING, Final, Literal
 
-from tidegate.clock import Clock
 from tidegate.core.algorithms import NEVER
 from tidegate.core.bounds import MAX
 from tidegate.core.decision import VERBS, Decision, States, acquire
@@ -19,6 +18,7 @@ from tidegate.stores.table import Table, expires, read_entry, write_entry
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from tidegate.clock import Clock
     from tidegate.core.algorithms import State
     from tidegate.core.limit import Limit
     from tidegate.policy import Key, Policy

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tidegate.adaptive.update import MalformedError, read_signed, write_signed
 from tidegate.core.bounds import SECOND
+from tidegate.fork import fork_safe
 from tidegate.swarm.model import Capacity
 
 if TYPE_CHECKING:
@@ -69,7 +70,7 @@ class Watcher:
         """Listen to answers on the bus."""
         self._bus = bus
         self._secret = secret
-        self._lock = threading.Lock()
+        self._lock = fork_safe(threading.Lock())
         self._answers: dict[str, tuple[int, dict[str, Capacity]]] = {}
         self.malformed = 0
         self._subscription = bus.subscribe(TELL, self._hear)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import atexit
-import os
 import weakref
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 from tidegate.core.decision import Decision
 from tidegate.errors import StoreUnavailable
+from tidegate.fork import at_fork
 from tidegate.stores.base import Store
 from tidegate.stores.failure import GuardedStore
 from tidegate.stores.lease.keeper import Keeper
@@ -50,8 +50,7 @@ class LeasedStore(Store):
         self._owns = owns
         self.desk = Desk(self.lease, self.clock.steady, self._lost if isinstance(inner, GuardedStore) else None)
         self._keeper = Keeper(self)
-        if hasattr(os, "register_at_fork"):
-            os.register_at_fork(after_in_child=unless_gone(weakref.WeakMethod(self._disown)))
+        at_fork(child=self._disown)
         self._at_exit = unless_gone(weakref.WeakMethod(self._give_back))
         atexit.register(self._at_exit)
 

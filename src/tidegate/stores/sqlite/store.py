@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import sqlite3
 import threading
 from contextlib import suppress
@@ -16,7 +15,7 @@ from tidegate.core.bounds import MAX, SECOND
 from tidegate.core.decision import VERBS, Decision
 from tidegate.core.limit import parse_period
 from tidegate.errors import Closed, ConfigError, StoreUnavailable
-from tidegate.fork import at_fork
+from tidegate.fork import abandon, at_fork
 from tidegate.lock import Lock, locked, threads_holding
 from tidegate.policy.key import join_key
 from tidegate.stores.base import Store
@@ -25,6 +24,7 @@ from tidegate.stores.sqlite.rows import Row, Rows, storable
 from tidegate.stores.sqlite.worker import Question, Worker
 
 if TYPE_CHECKING:
+    import os
     from collections.abc import Callable, Sequence
 
     from tidegate.core.algorithms import State
@@ -99,7 +99,6 @@ class SQLiteStore(Store):
         self._rows: Rows | None = None
         self._unsure = False
         self._inode = (0, 0)
-        self._abandoned: list[sqlite3.Connection] = []
         self._forking = 0  # until then no connection is opened, in steady time
         self._workers: list[Worker] = []
         self._worker: Worker | None = None
@@ -326,8 +325,7 @@ class SQLiteStore(Store):
     def _take_over(self) -> None:
         """Start afresh in a forked process: a connection must not be used there, nor closed, which would drop locks."""
         self._forking = 0
-        if self._db is not None:
-            self._abandoned.append(self._db)
+        abandon(self._db)
         self._db = self._rows = self._worker = None
         self._workers.clear()
         self._gate = threading.Lock()
