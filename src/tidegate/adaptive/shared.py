@@ -17,6 +17,7 @@ from tidegate.bus import Bus, Event, Retain
 from tidegate.clock import Clock, SystemClock
 from tidegate.core.bounds import SECOND
 from tidegate.errors import Closed, ConfigError
+from tidegate.fork import fork_safe
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -85,7 +86,7 @@ class Capacities:
         self._subject = subject
         self._changed = changed or (lambda _resource: None)
         self._told = told or (lambda _update: None)
-        self._lock = threading.Lock()
+        self._lock = fork_safe(threading.Lock())
         self._entries: dict[str, _Entry] = {}
         self._strangers: OrderedDict[str, list[tuple[CapacityUpdate, bytes, int]]] = OrderedDict()
         self._counts = dict.fromkeys(COUNTS, 0)

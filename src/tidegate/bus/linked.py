@@ -33,6 +33,7 @@ from tidegate.bus.base import (
 from tidegate.bus.retained import Kept, Recalled
 from tidegate.clock import Clock, SystemClock, TaskSignal
 from tidegate.core.bounds import SECOND
+from tidegate.fork import abandon, at_fork, fork_safe
 from tidegate.urls import redact_text
 
 if TYPE_CHECKING:
@@ -93,32 +94,58 @@ class LinkedBus(Bus):
         """Start connecting to `where`, which is shown in messages."""
         self.clock = clock or SystemClock()
         self.where = where
+        self._subscriptions: list[Subscription] = []
+        self._closing = False
+        self._starting = fork_safe(threading.Lock())
+        self._reset()
+        at_fork(child=self._start_over)
+        self._start()
+
+    def _reset(self) -> None:
+        self._running = False
         self._outbox: deque[_Message] = deque()
         self._inbox: deque[tuple[Callable[..., None], object]] = deque()
         self._inbox_bytes = 0
         self._arriving = threading.Condition()
         self._lock = threading.Lock()
-        self._subscriptions: list[Subscription] = []
         self._new: list[Subscription] = []
         self._counts = dict.fromkeys(COUNTS, 0)
         self._linked = threading.Event()
         self._ready = threading.Event()
-        self._closing = False
         self._told = False
         self._refused = False
-        self._loop = asyncio.new_event_loop()
+        self._threads: list[threading.Thread] = []
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._signal: TaskSignal | None = None
         self._listening: set[str] = set()  # on this connection
         self._checks: set[asyncio.Future[None]] = set()
         self._unkept: dict[tuple[str, str], _Message] = {}
         self._recent: dict[int, None] = {}  # what arrived, so that it is not delivered again as retained
-        self._threads = [
-            threading.Thread(target=self._run, name=f"tidegate bus {where}", daemon=True),
-            threading.Thread(target=self._handle, name=f"tidegate bus {where} handlers", daemon=True),
-        ]
-        for thread in self._threads:
-            thread.start()
-        self._ready.wait()
+
+    def _start(self) -> None:
+        """Start the threads, unless they run."""
+        with self._starting:
+            if self._running or self._closing:
+                return
+            self._loop = asyncio.new_event_loop()
+            self._threads = [
+                threading.Thread(target=self._run, name=f"tidegate bus {self.where}", daemon=True),
+                threading.Thread(target=self._handle, name=f"tidegate bus {self.where} handlers", daemon=True),
+            ]
+            for thread in self._threads:
+                thread.start()
+            self._ready.wait()
+            self._running = True
+
+    def _start_over(self) -> None:
+        """Have threads and a connection of one's own in a forked process: for who listens at once, else when needed.
+
+        What its parent has queued, the parent sends.
+        """
+        abandon(self._loop, self._checks, self._signal)
+        self._reset()
+        if self._subscriptions:
+            self._start()
 
     @abstractmethod
     async def _connect(self, arrived: Arrived) -> Link:
@@ -132,6 +159,8 @@ class LinkedBus(Bus):
             raise closed_bus()
         check_message(payload, retain)
         message = _Message(check_subject(subject), bytes(payload), retain, late or not self._linked.is_set())
+        if not self._running:
+            self._start()
         with self._lock:
             self._counts["published"] += 1
             self._outbox.append(message)
@@ -145,6 +174,8 @@ class LinkedBus(Bus):
         if self._closing:
             raise closed_bus()
         subscription = Subscription(self, check_subject(subject), handler, synced)
+        if not self._running:
+            self._start()
         with self._lock:
             self._subscriptions = [*self._subscriptions, subscription]
             self._new.append(subscription)
@@ -163,6 +194,8 @@ class LinkedBus(Bus):
 
     def wait(self, seconds: float) -> bool:
         """Wait for a connection."""
+        if not self._running:
+            self._start()
         return self._linked.wait(seconds)
 
     def metrics(self) -> dict[str, int]:
@@ -182,7 +215,7 @@ class LinkedBus(Bus):
 
     def _wake(self) -> None:
         with suppress(RuntimeError):  # the loop has ended: the bus is closed
-            if self._signal is not None:
+            if self._signal is not None and self._loop is not None:
                 self._loop.call_soon_threadsafe(self._signal.set)
 
     # ---- the thread that calls handlers ------------------------------------------------------------------------------
@@ -225,7 +258,9 @@ class LinkedBus(Bus):
     # ---- the thread that talks to the server -------------------------------------------------------------------------
 
     def _run(self) -> None:
-        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+        loop = self._loop
+        assert loop is not None  # noqa: S101 - made before the thread was started
+        with asyncio.Runner(loop_factory=lambda: loop) as runner:
             runner.run(self._stay_linked())
 
     async def _stay_linked(self) -> None:

@@ -20,6 +20,7 @@ from tidegate.bus.base import (
 )
 from tidegate.clock import Clock, SystemClock
 from tidegate.core.bounds import SECOND
+from tidegate.fork import fork_safe
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -32,7 +33,7 @@ class Hub:
 
     def __init__(self, clock: Clock) -> None:
         self.clock = clock  # of whoever came first: ends are told by one clock
-        self.lock = threading.Lock()
+        self.lock = fork_safe(threading.Lock())
         self.subscriptions: list[Subscription] = []
         self.retained: dict[tuple[str, str], tuple[int, int, bytes]] = {}  # version, end in steady time, message
 
@@ -62,7 +63,7 @@ class Hub:
 
 
 HUBS: Final[WeakValueDictionary[str, Hub]] = WeakValueDictionary()
-HUBS_LOCK: Final = threading.Lock()
+HUBS_LOCK: Final = fork_safe(threading.Lock())
 
 
 class LocalBus(Bus):

@@ -43,10 +43,13 @@ class Entries(NamedTuple):
         return bisect_left(self.sums, total, head, tail)
 
     def append(self, tail: int, time: int, total: int) -> None:
-        """Put an entry at `tail`, in place of whatever a dropped state had put there."""
+        """Put an entry at `tail`, in place of whatever a dropped state had put there.
+
+        `times` is cut last and grows first, so its length shows an append or a cut that was interrupted.
+        """
         times, sums = self
         if len(times) > tail:
-            del times[tail:], sums[tail:]
+            del sums[tail:], times[tail:]
         times.append(time)
         sums.append(total)
 

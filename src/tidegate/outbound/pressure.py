@@ -40,6 +40,11 @@ class Pressure:
         self.look = self.capacities.look
         self.due = self.capacities.due
 
+    def rename(self, agent: str) -> None:
+        """Speak under another name from now on."""
+        self._agent = f"{agent}/answers"
+        self.capacities.agent_id = agent
+
     def set(self, resource: str, quota: int, changed: Callable[[], object], told: Callable[[int], object]) -> None:
         """Begin with the whole quota (less what others have said).
 

@@ -23,6 +23,7 @@ from tidegate.core import Limit
 from tidegate.core.bounds import SECOND
 from tidegate.core.decision import Decision, LocalDecision
 from tidegate.errors import ConfigError, RateLimitError, ResourceUnknown, StoreUnavailable
+from tidegate.fork import fork_safe
 from tidegate.limiter import seconds
 from tidegate.policy import Policy, normal_key
 from tidegate.reservation import AsyncReservation
@@ -76,7 +77,7 @@ class Marks:
     def __init__(self, most: int = MOST) -> None:
         """Remember at most so many."""
         self._most = most
-        self._lock = threading.Lock()
+        self._lock = fork_safe(threading.Lock())
         self._settled: set[str] = set()
         self._ends: list[tuple[int, str]] = []  # a heap: when a receipt is read no more
 

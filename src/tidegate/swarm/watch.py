@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from tidegate.adaptive.signing import MalformedError, Signer
 from tidegate.adaptive.update import is_name
 from tidegate.core.bounds import MAX, SECOND
+from tidegate.fork import fork_safe
 from tidegate.swarm.model import Capacity
 
 if TYPE_CHECKING:
@@ -91,7 +92,7 @@ class Watcher:
         """Listen to answers on the bus."""
         self._bus = bus
         self._signer = Signer(secret, bus.clock)
-        self._lock = threading.Lock()
+        self._lock = fork_safe(threading.Lock())
         self._answers: dict[str, _Answer] = {}
         self._bytes = 0  # of the messages they came in
         self.malformed = 0

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import atexit
 import logging
-import os
 import secrets
 import threading
 import weakref
@@ -19,6 +18,7 @@ from tidegate.core.bounds import MAX, SECOND
 from tidegate.core.decision import Decision
 from tidegate.core.limit import Limit
 from tidegate.errors import Closed, ConfigError, StoreUnavailable
+from tidegate.fork import at_fork
 from tidegate.policy import Policy
 from tidegate.stores.base import Store
 from tidegate.stores.failure.alone import SHORTLY, Alone
@@ -90,14 +90,15 @@ class GuardedStore(Store):
         self._steady: Clock = clock or SystemClock()
         self._number = number
         self._background = background
-        self._workers = None if bounded else Workers()
-        self._tasks = Tasks()
+        self._bounded = bounded
         self._ask_one: Callable[..., Decision] = store.apply_one if bounded else self._bounded_one
-        self._watch_forks()
+        at_fork(child=self._reset)
         self._reset()
 
     def _reset(self) -> None:
         """Start afresh: at first, and in a process that was forked from one that guarded."""
+        self._workers = None if self._bounded else Workers()
+        self._tasks = Tasks()
         self._breaker = Breaker()
         self._reckoning = Reckoning()
         self._alone = Alone(self._breaker, self._reckoning, self.clock, self._steady)
@@ -424,17 +425,6 @@ class GuardedStore(Store):
                 for share in self._shares.values():
                     share.settle(self._ask, self._alone.memory, self._now())
                     share.peers.leave(self._ask)
-
-    def _watch_forks(self) -> None:
-        if hasattr(os, "register_at_fork"):
-            me = weakref.ref(self)
-
-            def after() -> None:
-                guard = me()
-                if guard is not None:
-                    guard._reset()  # noqa: SLF001 - part of the class
-
-            os.register_at_fork(after_in_child=after)
 
 
 def _leave_at_exit(me: weakref.ref[GuardedStore]) -> None:

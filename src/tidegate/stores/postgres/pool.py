@@ -6,12 +6,12 @@ calls that come while the server is busy share a round trip and a transaction, a
 
 from __future__ import annotations
 
-import os
 import threading
 from collections import deque
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from tidegate.errors import Closed, StoreUnavailable
+from tidegate.fork import abandon, at_fork
 from tidegate.stores.postgres.steps import CLOCK, Sleep, Steps, Work, drive
 
 if TYPE_CHECKING:
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from tidegate.stores.postgres.connection import Connection
 
 T = TypeVar("T")
-
-_inherited: list[Connection] = []  # of a parent process: closing them here would end its sessions
 
 
 class Turn(Generic[T]):
@@ -50,21 +48,23 @@ class Pool(Generic[T]):
         """Open connections with these steps."""
         self.size = size
         self._opening = opening
+        self._closed = False
+        at_fork(child=self._forget)
         self._start()
 
     def _start(self) -> None:
         self._lock = threading.Lock()
-        self._process = os.getpid()
         self._idle: list[Connection] = []
         self._open = 0
         self._line: deque[Turn[T]] = deque()
-        self._closed = False
+
+    def _forget(self) -> None:
+        """Start without connections in a forked process: closing those of its parent would end its sessions."""
+        abandon(self._idle)
+        self._start()
 
     def taking(self, what: T, until: int, new_signal: Callable[[], Signal]) -> Steps[Connection | None]:
         """Take a connection for a while: `give` it back, or `drop` it. None: somebody else has said it."""
-        if self._process != os.getpid():
-            _inherited.extend(self._idle)
-            self._start()
         turn = None
         connection = None
         with self._lock:
@@ -167,8 +167,6 @@ class Pool(Generic[T]):
 
     def close(self) -> None:
         """Close what is idle now, and the rest when it comes back; wake who waits."""
-        if self._process != os.getpid():
-            return
         with self._lock:
             self._closed = True
             idle, self._idle = self._idle, []

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tidegate.errors import Closed
+from tidegate.fork import abandon, at_fork, fork_safe
 from tidegate.stores.base import Store
 from tidegate.stores.redis import driver
 from tidegate.stores.redis.address import Address, read_url
@@ -56,23 +56,24 @@ class RedisStore(Store):
         slot = driver.key_slot if self.address.kind == "cluster" else None
         self.wire = Wire(self.address, self.clock, slot, source)
         self._counts = Counts()
-        self._lock = threading.Lock()
+        self._lock = fork_safe(threading.Lock())
         self._closed = False
-        self._forget()
+        at_fork(child=self._forget)
+        self._start()
 
-    def _forget(self) -> None:
-        """Start without connections: at first, and in a process that was forked from one that had them."""
-        self._process = os.getpid()
+    def _start(self) -> None:
         self._threads = ThreadLine(self.address, self.wire, self._counts)
         self._loops: dict[asyncio.AbstractEventLoop, TaskLine] = {}
+
+    def _forget(self) -> None:
+        """Start without connections in a forked process: those of its parent are not for use."""
+        abandon(self._threads, self._loops)
+        self._start()
 
     def apply(self, verb: str, asks: Sequence[Ask], now: int | None = None, at: int | None = None) -> list[Decision]:
         """Apply the verb to every key together."""
         if not asks:
             return []
-        if self._process != os.getpid():
-            self._lock = threading.Lock()
-            self._forget()
         if now is None and self._by_hand:
             now = self.clock.ns() // 1000
         return self._threads.ask(ThreadGroup(verb, asks, now, at))
@@ -88,9 +89,6 @@ class RedisStore(Store):
         return await self._line().ask(verb, asks, now, at)
 
     def _line(self) -> TaskLine:
-        if self._process != os.getpid():
-            self._lock = threading.Lock()
-            self._forget()
         loop = asyncio.get_running_loop()
         line = self._loops.get(loop)
         if line is None:

@@ -102,8 +102,8 @@ class Worker:
                 raise Closed("the store is closed")
             self._questions.extend(questions)
             if questions and not self._busy:
-                self._busy = True
                 self._thread.submit(self._work)
+                self._busy = True  # after it, so that nobody counts on work that an interrupt kept from being submitted
 
     def _work(self) -> None:
         while True:
@@ -141,8 +141,8 @@ class Worker:
             for question in questions:
                 self._questions.extend(question.undoing())
             if self._questions and not self._busy:
-                self._busy = True
                 self._thread.submit(self._work)
+                self._busy = True
 
     def close(self) -> None:
         """Answer what was asked, then end."""
