@@ -7,10 +7,23 @@ import io
 from typing import Any, NamedTuple
 
 from tidegate.inbound import asgi, wsgi
+from tidegate.inbound.readings import asgi_routes
 from tidegate.testing import ManualClock
 
 START = 1_728_000_000
 PEER = "203.0.113.9"
+
+
+def matches(rules, path, method="GET", template=None, root=""):
+    """Tell everything that a request is charged to by some rules."""
+    return rules.matches(asgi_routes(path, root), [method], template)
+
+
+def only_match(rules, path, method="GET"):
+    """Tell the one thing that a request is charged to; None: it is not limited."""
+    found = matches(rules, path, method)
+    assert len(found) <= 1
+    return found[0] if found else None
 
 
 class Reply(NamedTuple):

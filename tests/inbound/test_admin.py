@@ -9,10 +9,11 @@ from tidegate.inbound.admin import LONGEST_BODY
 STATS = "/api/admin/rate-limit-stats"
 TOKEN = "a-long-enough-token"  # noqa: S105 - of this test
 LOCAL = {"peer": "127.0.0.1"}
+BEARER = ("Authorization", f"Bearer {TOKEN}")
 
 
 def order(api, **what):
-    return api.ask(STATS, "POST", body=json.dumps(what).encode(), **LOCAL)
+    return api.ask(STATS, "POST", [BEARER], body=json.dumps(what).encode(), **LOCAL)
 
 
 def stats(api, query="?top=100"):
@@ -51,11 +52,27 @@ def test_the_token_opens_it_from_anywhere(door):
     assert api.ask(STATS, **LOCAL).status == 200
 
 
-def test_a_page_in_a_browser_on_this_machine_gives_no_orders(door):
-    api = door()
+@pytest.mark.parametrize("peer", ["127.0.0.1", "::1", "testclient", "203.0.113.9", None])
+@pytest.mark.parametrize("token", [None, TOKEN])
+@pytest.mark.parametrize(
+    "headers",
+    [[], [("Origin", "http://evil.example")], [("Authorization", "Bearer None")], [("Authorization", "Bearer wrong")]],
+)
+def test_orders_need_the_token_wherever_they_come_from(door, peer, token, headers):
+    """A proxy on this machine that says nothing of whom it asks for would make everybody a local caller."""
+    api = door(admin_token=token)
     body = json.dumps({"action": "block", "key": "1.2.3.4", "seconds": 60}).encode()
-    assert api.ask(STATS, "POST", [("Origin", "http://evil.example")], body=body, **LOCAL).status == 403
+    refused = api.ask(STATS, "POST", headers, body=body, peer=peer)
+    assert refused.status == 403
+    assert "admin_token" in json.loads(refused.body)["error"]
     assert stats(api)["blocked"] == {}
+
+
+def test_orders_with_the_token_are_obeyed_from_anywhere(door):
+    api = door(admin_token=TOKEN)
+    body = json.dumps({"action": "block", "key": "1.2.3.4", "seconds": 60}).encode()
+    assert api.ask(STATS, "POST", [BEARER], body=body).status == 200
+    assert list(stats(api)["blocked"]) == ["1.2.3.4"]
 
 
 def test_a_flood_of_strangers_is_no_flood_of_lines(door, caplog):
@@ -65,7 +82,7 @@ def test_a_flood_of_strangers_is_no_flood_of_lines(door, caplog):
 
 
 def test_the_list_of_networks_is_bounded(door):
-    api = door()
+    api = door(admin_token=TOKEN)
     orders = [order(api, action="block", key=f"10.{n}.0.0/16", seconds=60).status for n in range(102)]
     assert orders == [200] * 100 + [400] * 2
 
@@ -106,7 +123,7 @@ def test_who_is_near_a_limit(door):
 
 
 def test_reset_of_a_key(door):
-    api = door()
+    api = door(admin_token=TOKEN)
     api.many(6, "/api/cluster")
     api.many(61, "/api/feeds")
     assert order(api, action="reset", key="203.0.113.9", category="expensive").status == 200
@@ -116,7 +133,7 @@ def test_reset_of_a_key(door):
 
 
 def test_reset_of_a_key_as_the_statistics_show_it(door):
-    api = door({"categories": {"read": {"limit": 1}}}, key=lambda request: request.header("x-user"))
+    api = door({"categories": {"read": {"limit": 1}}}, key=lambda request: request.header("x-user"), admin_token=TOKEN)
     alice = [("X-User", "alice/7")]
     assert [api.ask(headers=alice).status for _ in range(2)] == [200, 429]
     assert order(api, action="reset", key=stats(api)["near_limit"][0]["key"]).status == 200
@@ -124,7 +141,7 @@ def test_reset_of_a_key_as_the_statistics_show_it(door):
 
 
 def test_a_block_and_its_end(door):
-    api = door()
+    api = door(admin_token=TOKEN)
     assert order(api, action="block", key="203.0.113.9", seconds=60).status == 200
     reply = api.ask("/api/feeds")
     assert (reply.status, reply["retry-after"], reply["x-ratelimit-remaining"]) == (429, "60", "0")
@@ -136,7 +153,7 @@ def test_a_block_and_its_end(door):
 
 
 def test_a_block_of_a_network_and_its_order_to_end(door):
-    api = door()
+    api = door(admin_token=TOKEN)
     order(api, action="block", key="203.0.113.0/24", seconds=60)
     order(api, action="block", key="2001:db8::1", seconds=60)
     assert [api.ask(peer=peer).status for peer in ("203.0.113.77", "203.0.114.1", "2001:db8::2")] == [429, 200, 429]
@@ -146,7 +163,7 @@ def test_a_block_of_a_network_and_its_order_to_end(door):
 
 
 def test_a_client_let_through_for_a_while(door):
-    api = door({"categories": {"read": {"limit": 1}}})
+    api = door({"categories": {"read": {"limit": 1}}}, admin_token=TOKEN)
     order(api, action="allow", key="203.0.113.9", seconds=60)
     order(api, action="block", key="203.0.113.0/24", seconds=600)
     assert api.many(5) == [200] * 5
@@ -180,19 +197,19 @@ def test_a_client_let_through_for_a_while(door):
     ],
 )
 def test_orders_that_make_no_sense(door, body, message):
-    reply = door().ask(STATS, "POST", body=body, **LOCAL)
+    reply = door(admin_token=TOKEN).ask(STATS, "POST", [BEARER], body=body, **LOCAL)
     assert reply.status == 400
     assert message in json.loads(reply.body)["error"]
 
 
 def test_an_order_has_a_size(door):
-    assert door().ask(STATS, "POST", body=b" " * (LONGEST_BODY + 1), **LOCAL).status == 413
+    assert door(admin_token=TOKEN).ask(STATS, "POST", [BEARER], body=b" " * (LONGEST_BODY + 1), **LOCAL).status == 413
 
 
 def test_reload_by_order(door, tmp_path):
     path = tmp_path / "config.yaml"
     path.write_text("rate_limiting: {}\n")
-    api = door(path)
+    api = door(path, admin_token=TOKEN)
     path.write_text("rate_limiting: {categories: {read: {limit: 0}}}\n")
     refused = order(api, action="reload")
     assert refused.status == 400

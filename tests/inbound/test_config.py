@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tests.inbound.harness import only_match
 from tidegate import ConfigError
 from tidegate.inbound.config import load_rules
 from tidegate.policy.settings import parse
@@ -43,7 +44,7 @@ def load(tmp_path):
 
 
 def matched(rules, path, method="GET"):
-    match = rules.match(path, method)
+    match = only_match(rules, path, method)
     return match and (match.category.name, match.cost)
 
 
@@ -80,27 +81,22 @@ def test_a_mapping_is_the_file_or_its_section():
 def test_what_is_left_out_has_the_specs_default(load, text):
     rules = load(f"rate_limiting:\n  categories:\n    {text}\n")
     assert table(rules) == DEFAULTS | {"read": [(7, "1m", "sliding_log")]}
-    assert rules.match("/api/feeds").category.policy.limits[0].quota == 7
-    assert (
-        load("rate_limiting: {categories: {expensive: {window_minutes: 0.5}}}")
-        .match("/api/cluster")
-        .category.policy.limits[0]
-        .period
-        == "30s"
-    )
+    assert only_match(rules, "/api/feeds").category.policy.limits[0].quota == 7
+    rules = load("rate_limiting: {categories: {expensive: {window_minutes: 0.5}}}")
+    assert only_match(rules, "/api/cluster").category.policy.limits[0].period == "30s"
 
 
 def test_a_limit_is_called_after_its_category_so_that_a_changed_window_refills_nothing(load):
     for minutes in (1, 2):
         rules = load(f"rate_limiting: {{categories: {{read: {{window_minutes: {minutes}}}}}}}")
-        (limit,) = rules.match("/api/feeds").category.policy.limits
+        (limit,) = only_match(rules, "/api/feeds").category.policy.limits
         assert limit.name == "read"
 
 
 def test_disabled(load):
     rules = load("rate_limiting: {enabled: no}")
     assert not rules.enabled
-    assert rules.match("/api/cluster") is None
+    assert only_match(rules, "/api/cluster") is None
 
 
 EXTENDED = """\
@@ -187,7 +183,7 @@ def test_without_the_specs_categories():
 
 def test_requests_that_no_endpoint_names_can_go_free():
     rules = load_rules({"unmatched": None})
-    assert rules.match("/elsewhere") is None
+    assert only_match(rules, "/elsewhere") is None
     assert matched(rules, "/api/feeds") == ("read", 1)
 
 

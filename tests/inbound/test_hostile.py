@@ -94,7 +94,7 @@ def test_nobody_can_choose_another_address(guarded, hops, client):
 
 def test_what_is_remembered_is_bounded(guarded):
     for number in range(6000):
-        guarded.guard.target("GET", f"/{number}")
+        guarded.ask(f"/{number}")
         guarded.guard.clients.find(f"198.18.{number // 256}.{number % 256}", [])
     assert len(guarded.guard.targets) <= 4096
     assert len(guarded.guard.clients.known) <= 4096

@@ -1,12 +1,13 @@
 """Log lines: what is said, how often, and that nothing a client writes can forge one."""
 
 import logging
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.inbound.harness import WsgiDoor
+from tests.inbound.harness import START, AsgiDoor, WsgiDoor
 from tidegate import Limiter
 from tidegate.observe.logs import DecisionLog, shown
 from tidegate.testing import ManualClock
@@ -41,13 +42,98 @@ def test_checks_are_sampled(door, caplog):
     assert len(lines(caplog)) == 3
 
 
-def test_a_flood_of_denials_is_no_flood_of_lines(door, caplog):
+MORE = "rate limit exceeded: read: {} more denials within one second"
+
+
+def test_beyond_ten_a_second_denials_are_counted(door, caplog):
+    api = door(ONE)
+    api.many(301)
+    assert len(lines(caplog)) == 10
+    api.clock.advance(1)
+    api.ask()
+    written = [message for _, message in lines(caplog)[10:]]
+    assert written == [MORE.format(290), "rate limit exceeded: read: 203.0.113.9, retry in 59 s: GET /api/feeds"]
+
+
+def test_45_seconds_of_denials(door, caplog):
+    api = door(ONE)
+    for _ in range(45):
+        api.many(69)
+        api.clock.advance(1)
+    api.ask()
+    assert len(lines(caplog)) <= 45 * 11 + 1
+    counted = sum(int(message.split()[4]) for _, message in lines(caplog) if "more denials" in message)
+    alone = sum("203.0.113.9" in message for _, message in lines(caplog))
+    assert counted + alone == 45 * 69  # every denial is told of; the first request was allowed, the last denied
+
+
+def test_each_policy_has_ten_lines_of_its_own(door, caplog):
+    api = door({"categories": {"read": {"limit": 1}, "expensive": {"limit": 1}}})
+    api.many(21)
+    api.many(21, "/api/cluster")
+    assert [sum(name in message for _, message in lines(caplog)) for name in ("read", "expensive")] == [10, 10]
+
+
+def test_the_count_is_told_by_the_next_request_that_is_allowed_too(door, caplog):
+    api = door(ONE)
+    api.many(31)
+    api.clock.advance(2)
+    assert api.ask(peer="198.51.100.7").status == 200
+    assert lines(caplog)[10:] == [("WARNING", MORE.format(20))]
+
+
+@pytest.mark.parametrize("kind", [AsgiDoor, WsgiDoor], ids=["asgi", "wsgi"])
+def test_the_count_is_told_at_the_end_at_the_latest(kind, caplog):
+    api = kind(ONE)
+    api.many(31)
+    api.close()
+    assert lines(caplog)[10:] == [("WARNING", MORE.format(20))]
+
+
+def test_a_number_of_ones_own(door, caplog):
     api = door(ONE, log_burst=3)
     api.many(11)
     assert len(lines(caplog)) == 3
-    api.clock.advance(1)
+
+
+def test_threads_lose_no_denial(caplog):
+    told = DecisionLog("mine")
+    limiter = Limiter("1/1m", clock=ManualClock(start=START), observer=told)
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda _: [limiter.try_acquire("a") for _ in range(100)], range(8)))
+    told.flush()
+    assert lines(caplog)[10:] == [("WARNING", "rate limit exceeded: default: 789 more denials within one second")]
+    limiter.close()
+
+
+def test_a_clock_that_steps_back_does_not_silence_the_log(door, caplog):
+    api = door(ONE)
+    api.many(31)
+    api.clock.advance(-5)
     api.ask()
-    assert lines(caplog)[-1][1].endswith("GET /api/feeds (7 more were not logged)")
+    assert next(message for _, message in lines(caplog)[10:]) == MORE.format(20)
+    assert len(lines(caplog)) == 12
+
+
+def test_policies_without_number_share_a_count(caplog):
+    told = DecisionLog("mine")
+    for number in range(1100):
+        with Limiter("1/1m", name=f"policy {number}", clock=ManualClock(start=START), observer=told) as limiter:
+            limiter.try_acquire("a", 2)
+    told.flush()
+    assert len(lines(caplog)) == 1000 + 10 + 1
+    assert lines(caplog)[-1][1] == "rate limit exceeded: other policies: 90 more denials within one second"
+
+
+def test_errors_that_anybody_can_bring_about_are_counted_too(door, caplog):
+    api = door()
+    api.many(13, "/api/admin/rate-limit-stats")
+    api.clock.advance(1)
+    api.ask("/api/admin/rate-limit-stats")
+    assert lines(caplog)[10:] == [
+        ("WARNING", "refused the operator's page to …: 3 more within one second"),
+        ("WARNING", "refused the operator's page to 203.0.113.9"),
+    ]
 
 
 def test_observers_are_told_what_no_log_wants(door, caplog):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.inbound.harness import talk
+from tests.inbound.harness import only_match, talk
 from tidegate.inbound.asgi import RateLimitMiddleware
 from tidegate.testing import ManualClock
 
@@ -76,7 +76,8 @@ async def test_messages_are_not_limited_unless_the_configuration_says_so(clock):
 
 async def test_an_http_method_called_message_is_no_way_around(clock):
     middleware = RateLimitMiddleware(echo, CONFIG, clock=clock)
-    assert middleware.guard.target("MESSAGE", "/anything").gate.category.name == "read"
+    rules = middleware.guard.rules
+    assert [only_match(rules, path, "MESSAGE").category.name for path in ("/anything", "/ws/a")] == ["read", "read"]
 
 
 @pytest.mark.parametrize("path", ["/WS/a", "/ws//a/", "/ws/%61", "/ws/x/../a"])

@@ -1,10 +1,13 @@
 """What the log says of denials."""
 
+import asyncio
+
 import pytest
 
 from tests.service.harness import START
 from tidegate.observe.logs import DecisionLog
 from tidegate.service.desk import Desk, Subject
+from tidegate.service.logs import count_denials
 from tidegate.service.settings import load_settings
 from tidegate.stores import MemoryStore
 from tidegate.testing import ManualClock
@@ -22,4 +25,21 @@ async def test_only_what_was_allowed_is_said_to_be(verb, caplog):
         "rate limit exceeded (shadow: allowed all the same): quiet: good, retry in 60 s",
         "rate limit exceeded: quiet: bad, retry in 90 s",
     ]
+    await desk.close()
+
+
+async def test_beyond_ten_a_second_they_are_counted(caplog):
+    clock = ManualClock(start=START)
+    denials = DecisionLog("tidegate.service")
+    rules = load_settings({"policies": {"busy": {"limits": "1/1m"}}}).rules
+    desk = Desk(rules, MemoryStore(clock=clock), on_denial=(denials,))
+    counting = asyncio.create_task(count_denials(denials, clock))
+    for number in range(301):
+        await desk.acquire(Subject("busy", f"client {number % 3}"), 2)
+    assert len(caplog.records) == 10
+    clock.advance(1)
+    while len(caplog.records) == 10:
+        await asyncio.sleep(0)
+    assert caplog.records[-1].getMessage() == "rate limit exceeded: busy: 291 more denials within one second"
+    counting.cancel()
     await desk.close()

@@ -6,8 +6,9 @@
                                                 {"action": "block" | "allow", "key": "203.0.113.0/24", "seconds": 600}
                                                 {"action": "unblock" | "disallow", "key": …}     {"action": "reload"}
 
-For callers on the machine itself, or with the token (`Authorization: Bearer …`). A proxy on the same machine would make
-everybody such a caller, so a request that was forwarded is not taken for one.
+Orders need the token (`Authorization: Bearer …`). The statistics can also be read by callers on the machine itself. A
+proxy there would make everybody such a caller: a request that says it was forwarded is not taken for one, but not every
+proxy says so.
 """
 
 from __future__ import annotations
@@ -45,20 +46,26 @@ TEST_CLIENT: Final = "testclient"  # the peer of Starlette's test client, which 
 
 
 def forbidden(guard: Guard, request: Request, peer: str | None) -> Answer | None:
-    """Refuse whoever may not see the page; None: the caller may."""
+    """Refuse whoever may not use the page; None: the caller may."""
     if request.method not in ("GET", "HEAD", "POST"):
         return json_answer(405, {"error": "use GET or POST"})
-    given = request.header("authorization") or ""
-    if guard.admin_token is not None:
-        expected = f"Bearer {guard.admin_token}"
-        if hmac.compare_digest(given.encode("utf-8", "replace"), expected.encode()):
-            return None
-    local = _is_local(peer) and not any(request.header(name) for name in FORWARDED)
-    from_a_page = request.method == "POST" and request.header("origin") is not None
-    if local and not from_a_page:
+    if _has_token(guard, request):
         return None
+    if request.method == "POST":
+        error = "orders need the operator's token (admin_token), as in 'Authorization: Bearer …'"
+    elif _is_local(peer) and not any(request.header(name) for name in FORWARDED):
+        return None
+    else:
+        error = "for callers on this machine, or with the operator's token"
     guard.say(logging.WARNING, "refused the operator's page to %s", shown(str(request.address)))
-    return json_answer(403, {"error": "for callers on this machine, or with the operator's token"})
+    return json_answer(403, {"error": error})
+
+
+def _has_token(guard: Guard, request: Request) -> bool:
+    given = request.header("authorization") or ""
+    expected = f"Bearer {guard.admin_token}"
+    same = hmac.compare_digest(given.encode("utf-8", "replace"), expected.encode())
+    return same and guard.admin_token is not None
 
 
 def _is_local(peer: str | None) -> bool:

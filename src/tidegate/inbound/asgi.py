@@ -15,13 +15,13 @@ from tidegate.errors import RateLimitError
 from tidegate.inbound import admin
 from tidegate.inbound.answers import PLAIN, RAW_PLAIN, Answer, asks_for_json, plain_denial, raw, worked_out
 from tidegate.inbound.guard import MISSING, Guard, Outcome
-from tidegate.inbound.request import Request, asgi_header
-from tidegate.inbound.rules import MESSAGE
+from tidegate.inbound.readings import Route, asgi_routes
+from tidegate.inbound.request import LONGEST_METHOD, METHOD_OVERRIDES, Request, asgi_header
 from tidegate.inbound.steps import drive_async
 from tidegate.inbound.visit import NAME, Visit
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Mapping
+    from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
     from pathlib import Path
     from typing import Unpack
 
@@ -46,6 +46,8 @@ if TYPE_CHECKING:
     Writer = Callable[[Decision], RawFields]
 
 POLICY_VIOLATION: Final = 1008  # how a websocket is closed when it has sent too much
+OVERRIDES: Final = frozenset(name.encode() for name in METHOD_OVERRIDES)
+LONGEST_STACK: Final = 32  # applications that are looked through, one behind the other
 STARTS: Final = frozenset(("http.response.start", "websocket.accept", "websocket.http.response.start"))
 
 
@@ -65,6 +67,8 @@ class RateLimitMiddleware:
         """Limit by a configuration: the path of a file, a mapping, or None for the spec's defaults."""
         self.app = app
         self.guard = Guard(config, store, trusted_proxies, headers, clock, tasks=True, **options)
+        self._own_root = self.guard.root_path or own_root(app)
+        self._blank = any(type(part).__module__.startswith("quart.") for part in stack(app))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: C901, PLR0912 - a call for each branch would cost every request
         """Let a request in, or answer it."""
@@ -75,17 +79,17 @@ class RateLimitMiddleware:
         guard = self.guard
         method, path = scope["method"] if kind == "http" else "GET", scope["path"]
         target = MISSING
-        if not scope.get("root_path") and "route" not in scope:
+        if not scope.get("root_path") and "route" not in scope and not guard.by_method:
             target = guard.targets.get((method, path), MISSING)
         if target is MISSING:
-            target = guard.target(method, path, root_of(scope), template_of(scope))
+            target = self._target(scope, method, path)
         if target is None:
             if guard.idle:
                 guard.idle_chores()
-            visit = scope[NAME] = Visit(guard, None, None)  # for limits of single routes
+            visit = scope[NAME] = Visit(guard, None, None, scope.get(NAME))  # for limits of single routes
             await self.app(scope, receive, sending(visit, send))
             return
-        gate, cost, special, _ = target
+        gate, cost, special, _, _ = target
         peer = scope.get("client")
         host = peer[0] if peer else None
         visitor = guard.met.get(host)
@@ -109,7 +113,7 @@ class RateLimitMiddleware:
         elif not guard.told(gate, key, cost, decision, method, path):
             await self._deny(scope, receive, send, gate, visitor, decision)
             return
-        visit = scope[NAME] = Visit(guard, visitor, decision)
+        visit = scope[NAME] = Visit(guard, visitor, decision, scope.get(NAME))
         if kind == "http":
             await self.app(scope, receive, sending(visit, send, gate.fields))
         else:
@@ -117,12 +121,27 @@ class RateLimitMiddleware:
 
     # ---- what is not usual -------------------------------------------------------------------------------------------
 
+    def _target(self, scope: Scope, method: str, path: str) -> Target | None:
+        """Tell where a request goes; None: it is not limited."""
+        overrides = method_overrides(scope["headers"]) if self.guard.by_method else ()
+        root, template = scope.get("root_path") or "", template_of(scope)
+        plain = not root and template is None and not overrides
+        place = (method, path) if plain else (method, path, root, template, "" if is_fixed(scope) else None, *overrides)
+        target: Target | None = self.guard.targets.get(place, MISSING)
+        if target is MISSING:
+            target = self.guard.target(place, (method, *overrides), self._routes(scope), template)
+        return target
+
+    def _routes(self, scope: Scope) -> tuple[Route, ...]:
+        root = scope.get("root_path") or ""
+        return asgi_routes(scope["path"], root, self._own_root, fixed=is_fixed(scope), blank=self._blank)
+
     async def _seldom(self, scope: Scope, receive: Receive, send: Send, target: Target, visitor: Visitor) -> None:
         """Let in or answer a request with something special about it."""
         outcome = Outcome(let_in=True)
         if target.gate is not None and visitor.key is not None:
             request = request_of(scope, visitor)
-            outcome = await drive_async(self.guard.admitting(request, target.gate, target.cost, visitor))
+            outcome = await drive_async(self.guard.admitting(request, target, visitor))
         await self._after(outcome, scope, receive, send, target, visitor)
 
     async def _after(
@@ -130,10 +149,10 @@ class RateLimitMiddleware:
     ) -> None:
         """Do what was decided."""
         decision, settlement = outcome.decision, outcome.settlement
-        if not outcome.let_in and target.gate is not None and decision is not None:
-            await self._deny(scope, receive, send, target.gate, visitor, decision, outcome.kind)
+        if not outcome.let_in and outcome.gate is not None and decision is not None:
+            await self._deny(scope, receive, send, outcome.gate, visitor, decision, outcome.kind)
             return
-        visit = scope[NAME] = Visit(self.guard, visitor, decision)
+        visit = scope[NAME] = Visit(self.guard, visitor, decision, scope.get(NAME))
         plain = sending(visit, send)
         settling = plain if settlement is None else _Settling(plain, visit, settlement)
         try:
@@ -164,7 +183,10 @@ class RateLimitMiddleware:
             answer = plain_denial(decision, policy, kind)
         else:
             answer = answers.denial(request_of(scope, visitor), decision, policy, kind)
-        return respond(scope, receive, send, answer, answers.raw_fields(decision))
+        outer: Visit | None = scope.get(NAME)
+        if outer is not None:
+            outer.add(decision)
+        return respond(scope, receive, send, answer, answers.raw_fields(decision) if outer is None else [])
 
     async def _admin(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer the operator."""
@@ -184,8 +206,8 @@ class RateLimitMiddleware:
 
     async def _websocket(self, scope: Scope, receive: Receive, send: Send, key: Key) -> None:
         """Let a websocket in; each of its messages is limited too, where the configuration says so."""
-        target = self.guard.message_target(scope["path"], root_of(scope))
-        if target is None or target.gate is None:
+        target = self.guard.message_target(self._routes(scope))
+        if target is None:
             await self.app(scope, receive, send)
             return
         messages = _Messages(self.guard, scope, target, key, receive, send)
@@ -193,6 +215,7 @@ class RateLimitMiddleware:
 
     async def close(self) -> None:
         """Let the store go, if it was opened here."""
+        self.guard.flush()
         if self.guard.owns_store:
             await self.guard.store.close_async()
 
@@ -203,6 +226,8 @@ def sending(visit: Visit, send: Send, write: Writer | None = None) -> Send:
     The scope must not lead to it: the server's `send` leads back to the scope, and such a circle would be left to the
     garbage collector with every request, which costs more than all the rest.
     """
+    if visit.nested:  # the middleware in front adds them
+        return send
 
     def passing(message: Message) -> Awaitable[None]:
         # Not a coroutine itself, and a function rather than an object: it costs next to nothing.
@@ -261,16 +286,7 @@ class _Messages:
                 return {"type": "websocket.disconnect", "code": POLICY_VIOLATION, "reason": "Rate limit exceeded"}
 
     async def _allowed(self) -> bool:
-        gate, cost = self._target.gate, self._target.cost
-        if gate is None:
-            return True
-        try:
-            decision = gate.decide(self._key, cost)
-            if gate.awaited:
-                decision = await decision
-        except RateLimitError as error:
-            return self._guard.lost(gate, error).let_in
-        return self._guard.told(gate, self._key, cost, decision, MESSAGE, self._scope["path"])
+        return await drive_async(self._guard.admitting_message(self._target, self._key, self._scope["path"]))
 
     async def send(self, message: Message) -> None:
         """Pass on what the application sends, until the websocket is closed."""
@@ -315,12 +331,38 @@ def request_of(scope: Scope, visitor: Visitor) -> Request:
     return Request(method, scope["path"], visitor.address, scope, lambda name: asgi_header(scope, name))
 
 
-def root_of(scope: Scope) -> str:
-    """Tell under which part of the path the application is mounted."""
-    return scope.get("app_root_path") or scope.get("root_path") or ""
-
-
 def template_of(scope: Scope) -> str | None:
     """Tell the route that the framework has found, if it has found one before us."""
-    template = getattr(scope.get("route"), "path", None)
+    route = scope.get("route")
+    if not hasattr(route, "endpoint"):
+        return None  # none, or a mount: which route it leads to is still open
+    # FastAPI leaves out the prefix that a router is included with, and tells the whole elsewhere.
+    included = scope.get("fastapi", {}).get("effective_route_context")
+    if getattr(included, "original_route", None) is route:
+        route = getattr(included, "starlette_route", None) or included
+    template = getattr(route, "path", None)
     return template if isinstance(template, str) else None
+
+
+def is_fixed(scope: Scope) -> bool:
+    """Tell whether no part of the mount point was chosen by the client, as in Starlette's Mount("/{tenant}")."""
+    root = scope.get("root_path") or ""
+    parts = scope.get("path_params") if root else None
+    return not any(str(part) in root for part in (parts or {}).values())
+
+
+def stack(app: Any) -> Iterator[Any]:  # noqa: ANN401 - any application
+    """Give an application and those that it wraps, as far as can be seen."""
+    for _ in range(LONGEST_STACK):
+        yield getattr(app, "__self__", app)  # of a method, whose it is
+        app = getattr(app, "app", None)
+
+
+def own_root(app: Any) -> str:  # noqa: ANN401 - any application
+    """Tell which prefix an application puts in place of `root_path`: FastAPI(root_path=…) does so behind us."""
+    return next((str(part.root_path) for part in stack(app) if hasattr(part, "root_path_in_servers")), "")
+
+
+def method_overrides(headers: Iterable[tuple[bytes, bytes]]) -> tuple[str, ...]:
+    """Tell the methods that a request asks to be taken for; some applications do."""
+    return tuple(value.decode("latin-1").strip()[:LONGEST_METHOD] for name, value in headers if name in OVERRIDES)

@@ -1,18 +1,19 @@
-"""A category in force, and the correction of a charge when a response is known."""
+"""A category in force, charges to it, and their correction when a response is known."""
 
 from __future__ import annotations
 
 import logging
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from tidegate.core.bounds import SECOND
-from tidegate.errors import RateLimitError
+from tidegate.errors import Denied, RateLimitError
+from tidegate.inbound.answers import together
 from tidegate.inbound.census import Census
 from tidegate.limiter import AsyncLimiter, Limiter
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from tidegate.core.decision import Decision
     from tidegate.inbound.answers import Answers
@@ -84,38 +85,80 @@ class Gate:
         return None if self.charging.cost(status, int(counts)) else 0  # of several units, all or nothing
 
 
+class Charged(NamedTuple):
+    """What a gate decided about a request, at this cost; `held` is the reservation, if the charge can be corrected."""
+
+    gate: Gate
+    cost: Cost
+    decision: Decision
+    held: Any = None  # of either colour
+
+
+def charging(gate: Gate, key: Key, cost: Cost, *, held: bool) -> Steps[Charged]:
+    """Charge a gate; `held`: such that it can be corrected."""
+    try:
+        if held:
+            reservation = yield partial(gate.reserve, key, cost)
+            return Charged(gate, cost, reservation.decision, reservation)
+        decision = yield partial(gate.decide, key, cost)
+    except Denied as denied:
+        decision = denied.decision
+    return Charged(gate, cost, decision)
+
+
+def cancelling(charged: Iterable[Charged]) -> Steps[None]:
+    """Give back what was charged for a request that another gate has denied."""
+    for charge in charged:
+        if charge.held is not None:
+            yield from _correcting(charge.gate, charge.held.cancel)
+
+
+def refunding(charged: Iterable[Charged], key: Key) -> Steps[None]:
+    """Give back charges that were made for good."""
+    for charge in charged:
+        if charge.decision[0]:
+            yield from _correcting(charge.gate, partial(charge.gate.limiter.refund, key, charge.cost))
+
+
+def _correcting(gate: Gate, step: Callable[[], Any]) -> Steps[None]:
+    """Correct a charge. A store that is lost must not cost the client its response."""
+    try:
+        yield step
+    except RateLimitError as error:
+        log.error("category %s: a charge could not be corrected: %s", gate.category.name, error)  # noqa: TRY400 - the message says it all
+
+
 class Settlement:
-    """A request whose charge is corrected when the status of its response is known."""
+    """A request whose charges are corrected when the status of its response is known."""
 
-    __slots__ = ("_cost", "_gate", "_held", "_key", "_request", "at_the_start", "status")
+    __slots__ = ("_charged", "_key", "_request", "at_the_start", "status")
 
-    def __init__(self, gate: Gate, key: Key, cost: Cost, held: Any, request: Request) -> None:  # noqa: ANN401 - a reservation of either colour
+    def __init__(self, charged: list[Charged], key: Key, request: Request) -> None:
         """Begin with what is reserved."""
-        self._gate = gate
+        self._charged = charged
         self._key = key
-        self._cost = cost
-        self._held = held
         self._request = request
         self.status = FAILED
-        self.at_the_start = gate.slots is None  # slots are held until the response is complete
+        # Slots are held until the response is complete.
+        self.at_the_start = all(charge.gate.slots is None for charge in charged)
 
     def starting(self) -> Steps[Decision | None]:
         """Charge what the request costs after all, and tell how its client stands then, if the store can tell."""
+        gates = [charge.gate for charge in self._charged]
         yield from self.ending()
-        try:
-            decision: Decision = yield partial(self._gate.limiter.peek, self._key, {})
-        except RateLimitError:
-            return None  # `ending` has logged that the store is lost, or the next request will
-        self._gate.census.note(self._key, decision)
-        return decision
+        decisions: list[Decision] = []
+        for gate in gates:
+            try:
+                decision: Decision = yield partial(gate.limiter.peek, self._key, {})
+            except RateLimitError:
+                return None  # `ending` has logged that the store is lost, or the next request will
+            gate.census.note(self._key, decision)
+            decisions.append(decision)
+        return together(decisions) if decisions else None
 
     def ending(self) -> Steps[None]:
-        """Charge what the request costs after all; once. A store that is lost must not cost the client its response."""
-        held, self._held = self._held, None
-        if held is None:
-            return
-        actual = self._gate.charge(self._request, self.status, self._cost)
-        try:
-            yield partial(held.commit, actual)
-        except RateLimitError as error:
-            log.error("category %s: a charge could not be corrected: %s", self._gate.category.name, error)  # noqa: TRY400 - the message says it all
+        """Charge what the request costs after all; once."""
+        charged, self._charged = self._charged, []
+        for charge in charged:
+            actual = charge.gate.charge(self._request, self.status, charge.cost)
+            yield from _correcting(charge.gate, partial(charge.held.commit, actual))

@@ -11,29 +11,28 @@ with everything that may be special about a request: blocked clients, keys of on
 from __future__ import annotations
 
 import logging
-from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from tidegate.core.bounds import SECOND
 from tidegate.core.decision import Decision, LocalDecision
-from tidegate.errors import ConfigError, Denied, RateLimitError
-from tidegate.inbound.answers import Answers
+from tidegate.errors import ConfigError, RateLimitError
+from tidegate.inbound.answers import Answers, together
 from tidegate.inbound.clients import Clients
-from tidegate.inbound.gate import Gate, Settlement
+from tidegate.inbound.gate import Charged, Gate, Settlement, cancelling, charging, refunding
 from tidegate.inbound.identity import UNKNOWN
 from tidegate.inbound.lists import TemporaryList
 from tidegate.inbound.options import check_options
 from tidegate.inbound.reloading import Source
-from tidegate.inbound.rules import ADMIN, beneath
+from tidegate.inbound.rules import ADMIN, MESSAGE
 from tidegate.limiter import AsyncLimiter, Limiter
 from tidegate.observe import Record
-from tidegate.observe.logs import DecisionLog, Sparing
+from tidegate.observe.logs import BURST, DecisionLog, Sparing
 from tidegate.stores import MemoryStore, Store
 from tidegate.stores.failure import open_guarded
 from tidegate.stores.lease import LeasedStore, read_lease
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
     from tidegate.clock import Clock
@@ -42,6 +41,7 @@ if TYPE_CHECKING:
     from tidegate.inbound.clients import Visitor
     from tidegate.inbound.gate import Counts
     from tidegate.inbound.identity import TrustedProxies
+    from tidegate.inbound.readings import Route
     from tidegate.inbound.request import Request
     from tidegate.inbound.rules import Match, Rules
     from tidegate.inbound.steps import Steps
@@ -57,22 +57,29 @@ MISSING: Final[Any] = object()
 
 
 class Target(NamedTuple):
-    """Where a request goes: through a gate, at a cost; or (too) to the operator's page."""
+    """Where a request goes: through a gate, at a cost, and through `more` gates; or (too) to the operator's page."""
 
     gate: Gate | None
     cost: Cost
-    special: bool = False  # charged by its response, or for the operator: not the usual way
+    special: bool = False  # charged by its response, several times, or for the operator: not the usual way
     admin: bool = False
+    more: tuple[tuple[Gate, Cost], ...] = ()
+
+    @property
+    def charges(self) -> tuple[tuple[Gate, Cost], ...]:
+        """Every gate, and the cost there."""
+        return self.more if self.gate is None else ((self.gate, self.cost), *self.more)
 
 
 class Outcome(NamedTuple):
-    """What becomes of a request, and the decision about it, if there was one."""
+    """What becomes of a request, and the decision about it, if there was one; `gate` is the one that said no."""
 
     let_in: bool
     decision: Decision | None = None
     key: Key = UNKNOWN
     settlement: Settlement | None = None
     kind: Kind = "quota-exceeded"
+    gate: Gate | None = None
 
 
 class Guard:
@@ -98,6 +105,7 @@ class Guard:
         self.answers = Answers(headers, expose=get("expose", False), denied=get("denied"))
         who = {name: options[name] for name in ("ipv6_prefix", "unknown", "key") if name in options}
         self.clients = Clients(trusted_proxies, self._source.rules, **who)
+        self.root_path: str = get("root_path", "")
         self.drops_messages = get("on_message", "close") == "drop"
         admin = get("admin", True)
         self.admin_path: str | None = ADMIN if admin is True else admin or None
@@ -108,8 +116,8 @@ class Guard:
         self.clock = clock or self.store.clock
         self._tasks = tasks and not self.store.instant
         every = get("log_every", 0)
-        self.log = DecisionLog(log, every=every, burst=get("log_burst", 100))
-        self._lines = Sparing(get("log_burst") or 100)  # errors are never silent
+        self.log = DecisionLog(log, every=every, burst=get("log_burst", BURST))
+        self._lines = Sparing(get("log_burst") or BURST)  # errors are never silent
         self.observer: Observer | None = get("observer")
         self.watched = self.observer is not None or every > 0
         self.blocks = TemporaryList()
@@ -153,6 +161,7 @@ class Guard:
                 gate.census.resize(rules.max_entries)
             gates[category.name] = gate
         self.rules = rules
+        self.by_method = rules.by_method  # at hand for every request
         self.gates = gates
         self.idle = self._source.watched and not rules.enabled  # nobody decides, but the file may change again
         if self._sized and isinstance(self.store, MemoryStore):
@@ -165,6 +174,7 @@ class Guard:
         """Do what is due: look whether the file has changed, forget clients whose windows are over."""
         self.due = now + self._every
         self.quiet = 0 if self.watched else self.due
+        self.log.flush(now)
         # Once in an interval everybody is looked at, a few at a time: no request shall wait for all of them.
         part = (now - self._swept) / SECOND / self.rules.cleanup_interval
         self._swept = now
@@ -203,38 +213,36 @@ class Guard:
 
     # ---- which category ----------------------------------------------------------------------------------------------
 
-    def target(self, method: str, path: str, root: str = "", template: str | None = None) -> Target | None:
-        """Tell where a request goes; None: it is not limited."""
-        place = (method, path) if not root and template is None else (method, path, root, template)
-        targets = self.targets
-        found = targets.get(place, MISSING)
-        if found is not MISSING:
-            return found  # type: ignore[no-any-return]  # MISSING was ruled out
-        found = self._find(method, path, root, template)
-        if len(path) + len(method) + len(root) <= LONGEST_CACHED:
-            if len(targets) >= CACHED:
-                targets.clear()
-            targets[place] = found
+    def target(
+        self, place: tuple[str | None, ...], methods: tuple[str, ...], routes: Sequence[Route], template: str | None
+    ) -> Target | None:
+        """Tell where a request goes, and remember it for all requests of the same place; None: it is not limited."""
+        found = self._find(methods, routes, template)
+        if sum(len(part) for part in place if part) <= LONGEST_CACHED:
+            if len(self.targets) >= CACHED:
+                self.targets.clear()
+            self.targets[place] = found
         return found
 
-    def _find(self, method: str, path: str, root: str, template: str | None) -> Target | None:
-        through = self._through(self.rules.match(path, method, template, root))
-        if self.admin_path is None or self.admin_path not in (path, beneath(path, root)):
+    def _find(self, methods: tuple[str, ...], routes: Sequence[Route], template: str | None) -> Target | None:
+        through = self._through(self.rules.matches(routes, methods, template))
+        path, prefixes, _ = routes[0]
+        if self.admin_path is None or self.admin_path not in (path, *(prefix + path for prefix in prefixes)):
             return through
         # The page is not limited unless the configuration names it; elsewhere than usual it is never.
         if through is None or self.admin_path != ADMIN:
             return Target(None, 0, special=True, admin=True)
         return through._replace(special=True, admin=True)
 
-    def message_target(self, path: str, root: str = "") -> Target | None:
+    def message_target(self, routes: Sequence[Route]) -> Target | None:
         """Tell where each message of a websocket goes; None: messages are not limited."""
-        return self._through(self.rules.match_message(path, root))
+        return self._through(self.rules.message_matches(routes))
 
-    def _through(self, match: Match | None) -> Target | None:
-        if match is None:
+    def _through(self, matches: tuple[Match, ...]) -> Target | None:
+        if not matches:
             return None
-        gate = self.gates[match.category.name]
-        return Target(gate, match.cost, special=gate.held)
+        (gate, cost), *more = [(self.gates[match.category.name], match.cost) for match in matches]
+        return Target(gate, cost, special=gate.held or bool(more), more=tuple(more))
 
     # ---- what was decided --------------------------------------------------------------------------------------------
 
@@ -248,16 +256,21 @@ class Guard:
         now = decision[1]
         if now >= self.due:
             self.chores(now)
-        # Clients without an address may be let in whatever was decided; a warning has said so, once.
-        unlimited = key is UNKNOWN and self.clients.lets_unknown_in and not decision[0]
-        let_in = unlimited or decision.allowed
+        let_in = self.lets_in(key, decision)
         if let_in:
             gate.allowed += 1
         else:
             gate.denied += 1
-        if not unlimited and (self.watched or not decision[0]):
+        if decision.allowed == let_in and (self.watched or not decision[0]):
             self.watch(gate.limiter.policy, key, cost, decision, method, path)
         return let_in
+
+    def lets_in(self, key: Key, decision: Decision) -> bool:
+        """Tell whether a decision lets a request in.
+
+        Clients without an address may be let in whatever was decided; a warning has said so, once.
+        """
+        return decision.allowed or (key is UNKNOWN and self.clients.lets_unknown_in)
 
     def watch(self, policy: Policy, key: Key, cost: Cost, decision: Decision, method: str, path: str) -> None:
         """Tell logs and observers of a decision."""
@@ -269,30 +282,55 @@ class Guard:
         if self.observer is not None:
             self.observer(record)
 
-    def admitting(self, request: Request, gate: Gate, cost: Cost, visitor: Visitor) -> Steps[Outcome]:
+    def admitting(self, request: Request, target: Target, visitor: Visitor) -> Steps[Outcome]:
         """Decide about a request with something special about it."""
         key = self.clients.key_of(request, visitor.key or UNKNOWN)
-        if self.blocks or self.passes or visitor.blocked:
+        if target.gate is not None and (self.blocks or self.passes or visitor.blocked):
             now = self.now()
             if self.passes.until(key, visitor.address, now):
                 return Outcome(let_in=True, key=key)
             until = self._blocked_until(key, visitor, now)
             if until:
-                return self._refuse(request, gate, key, now, until)
-        held = None
-        try:
-            if gate.held:
-                held = yield partial(gate.reserve, key, cost)
-                decision = held.decision
+                return self._refuse(request, target.gate, key, now, until)
+        charged: list[Charged] = []
+        for gate, cost in target.charges:
+            try:
+                charge = yield from charging(gate, key, cost, held=gate.held or bool(target.more))
+            except RateLimitError as error:
+                outcome = self.lost(gate, error)
+                if outcome.let_in:
+                    continue
+                yield from cancelling(charged)
+                return outcome
+            if not self.lets_in(key, charge.decision):
+                yield from cancelling(charged)
+                self.told(gate, key, cost, charge.decision, request.method, request.path)
+                return Outcome(let_in=False, decision=charge.decision, key=key, gate=gate)
+            charged.append(charge)
+        for charge in charged:
+            self.told(charge.gate, key, charge.cost, charge.decision, request.method, request.path)
+        if not charged:
+            return Outcome(let_in=True, key=key)
+        decision = together([charge.decision for charge in charged])
+        open_charges = [charge for charge in charged if charge.held is not None]
+        settlement = Settlement(open_charges, key, request) if open_charges else None
+        return Outcome(let_in=True, decision=decision, key=key, settlement=settlement)
+
+    def admitting_message(self, target: Target, key: Key, path: str) -> Steps[bool]:
+        """Decide about a message of a websocket."""
+        charged: list[Charged] = []
+        for gate, cost in target.charges:
+            try:
+                charge = yield from charging(gate, key, cost, held=False)
+            except RateLimitError as error:
+                let_in = self.lost(gate, error).let_in
             else:
-                decision = yield partial(gate.decide, key, cost)
-        except Denied as denied:
-            decision = denied.decision
-        except RateLimitError as error:
-            return self.lost(gate, error)
-        let_in = self.told(gate, key, cost, decision, request.method, request.path)
-        settlement = None if held is None else Settlement(gate, key, cost, held, request)
-        return Outcome(let_in, decision, key, settlement)
+                let_in = self.told(gate, key, cost, charge.decision, MESSAGE, path)
+                charged.append(charge)
+            if not let_in:
+                yield from refunding(charged[:-1], key)
+                return False
+        return True
 
     def _blocked_until(self, key: Key, visitor: Visitor, now: int) -> int:
         until = self.blocks.until(key, visitor.address, now) or 0
@@ -304,11 +342,11 @@ class Guard:
         decision = Decision((False, now, limits, ((0, until - now, until - now),) * len(limits), None))
         gate.denied += 1
         self.watch(gate.limiter.policy, key, {}, decision, request.method, request.path)
-        return Outcome(let_in=False, decision=decision, key=key, kind="abnormal-usage-detected")
+        return Outcome(let_in=False, decision=decision, key=key, kind="abnormal-usage-detected", gate=gate)
 
     def lost(self, gate: Gate, error: Exception) -> Outcome:
         """Do without the store about a category."""
-        return self.lost_by(gate.category.policy, error)
+        return self.lost_by(gate.category.policy, error)._replace(gate=gate)
 
     def lost_by(self, policy: Policy, error: Exception) -> Outcome:
         """Log that the store could not decide; do as the policy says, where it leaves a choice."""
@@ -320,9 +358,20 @@ class Guard:
 
     def say(self, level: int, message: str, *about: object) -> None:
         """Log what any client can bring about, sparingly."""
-        more = self._lines.line(self.now())
-        if more is not None:
-            log.log(level, "%s%s", message % about, more)
+        now = self.now()
+        self._count_unwritten(now)
+        if self._lines.may_write((level, message), now):
+            log.log(level, message, *about)
+
+    def _count_unwritten(self, now: int | None) -> None:
+        for name, lines in self._lines.unwritten(now):
+            level, message = name if isinstance(name, tuple) else (logging.WARNING, "other messages")
+            log.log(level, "%s: %d more within one second", message.replace("%s", "…"), lines)
+
+    def flush(self) -> None:
+        """Log how many lines were left out until now."""
+        self.log.flush()
+        self._count_unwritten(None)
 
     def now(self) -> int:
         """Tell the time, in microseconds since 1970."""

@@ -32,6 +32,7 @@ class Options(TypedDict, total=False):
     denied: Denying | None  # writes answers of its own to denied requests
     expose: bool  # let scripts of other origins read the fields
     count: Mapping[str, Counts] | None  # by category: whether a response counts
+    root_path: str  # a prefix that the application takes off paths by itself
     on_message: OnMessage  # what a websocket message too many does
     admin: str | bool  # the path of the operator's page
     admin_token: str | None  # who has it may see that page from anywhere
@@ -77,6 +78,9 @@ CHECKS: Final[dict[str, Callable[[Any], str | None]]] = {
     "count": _is(
         lambda value: value is None or (hasattr(value, "values") and all(map(callable, value.values()))),
         "a mapping of categories to functions",
+    ),
+    "root_path": _is(
+        lambda value: isinstance(value, str) and (not value or value.startswith("/")), "a path such as '/v1'"
     ),
     "on_message": _one_of(*get_args(OnMessage)),
     "admin": _is(

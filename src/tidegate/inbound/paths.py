@@ -1,79 +1,68 @@
-"""Paths as a router might read them, and the tree that finds what an endpoint is written for.
+"""Endpoints as configurations write them, and the tree that finds those which a path matches.
 
-Nobody escapes a category by writing its path differently. How an application reads an odd path depends on its router
-and on what stands in between, so an odd path is looked up in every reading, and the strictest answer counts:
-
-    as written      upper case, doubled slashes and a slash at the end mean nothing: /API//cluster/
-    decoded         percent-encoding undone, however often it was done; backslashes are slashes: /api%2fcluster
-    cut             without ;parameters of segments, a ?query or #fragment, control characters: /api/cluster;x=1
-    resolved        . and .. followed, doubled slashes merged before or after that: /api/./x/../cluster
-
-Endpoints are written as paths with
+An endpoint is a path with
     *               one segment, or, at the end, everything beneath and the path itself: /api/timeline/*
     {name} <name>   one segment, as routers write it; {name:path} <path:name> at the end: everything beneath
 and the most specific one wins: segment by segment from the left, a literal before `*` before everything beneath.
+
+The tree compares folded readings (see `tidegate.inbound.readings`). Each endpoint also has a regular expression that
+compares literally: it matches what a router is sure to match whose route is written like the endpoint.
 """
 
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Final, Generic, TypeVar
+from typing import TYPE_CHECKING, Final, Generic, NamedTuple, TypeVar
 from urllib.parse import unquote
 
 from tidegate.errors import ConfigError
+from tidegate.inbound.readings import fold
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
 T = TypeVar("T")
 
-# A path with one reading: lower case, nothing encoded, no empty, dotted or parametrised segment.
-CLEAN = re.compile(r"/|(?:/[a-z0-9_~!$&'()+,=:@*-][a-z0-9_~!$&'()+,=:@*.-]*)+")
-SLASHES = re.compile(r"/{2,}")
-CUT = re.compile(r";[^/]*|[?#].*", re.DOTALL)
-CONTROL = re.compile(r"[\x00-\x20\x7f]+")
-ROUNDS: Final = 3  # times that percent-encoding is undone
-
 ONE, REST = "{}", "{*}"  # canonical segments
-SEGMENT = re.compile(r"\{[^{}/:]+\}|\{[^{}/:]+:(?!path\})[^{}/]+\}|<(?!path:)[^<>/]+>")  # one segment
-BENEATH = re.compile(r"\{[^{}/:]+:path\}|<path:[^<>/]+>")  # everything beneath
+PARAMETER = re.compile(r"\{[^{}/:]+(?::(?P<brace>[^{}/]+))?\}|<(?:(?P<angle>[^<>/:]+):)?[^<>/]+>")
 ANY: Final = ""  # in place of a method: whatever is not named
+LITERAL, SINGLE, BENEATH = 0, 1, 2  # what a segment of an endpoint is, the most specific first
+
+# What each converter of a router is sure to match: the least that Werkzeug, Django and Starlette agree on.
+CONVERTERS: Final = {
+    "": "[^/]+",
+    "str": "[^/]+",
+    "string": "[^/]+",
+    "int": "[0-9]+",
+    "float": r"[0-9]+\.[0-9]+",
+    "uuid": "[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}",
+    "slug": "[-a-zA-Z0-9_]+",
+    "path": r"[^/\n].*",  # Werkzeug's begins with no slash; no router's takes a line break
+}
+ALL: Final = "(?:/.*)?"  # with the slash before it
+NEVER: Final = "(?!)"  # a converter of the application's own may match anything or nothing
 
 
-def readings(path: str) -> tuple[str, ...]:
-    """Give the different ways to read a path; a clean one has a single way."""
-    if CLEAN.fullmatch(path):
-        return (path,)
-    decoded = path
-    for _ in range(ROUNDS):
-        decoded = unquote(decoded)
-    decoded = decoded.replace("\\", "/")
-    cut = CONTROL.sub("", CUT.sub("", decoded))
-    found = (path, decoded, cut, _resolve(cut), _resolve(SLASHES.sub("/", cut)))
-    return tuple(dict.fromkeys(_tidy(reading) for reading in found))
+class Found(NamedTuple, Generic[T]):
+    """An endpoint that a path matches: what it leads to, how specific it is, and how it is compared literally."""
 
+    target: T
+    kinds: tuple[int, ...]  # LITERAL, SINGLE or BENEATH, of each segment
+    path: str  # canonical
+    parts: tuple[str, ...]  # of the regular expression: one of each segment
+    literally: re.Pattern[str]
 
-def _tidy(path: str) -> str:
-    """Drop what means nothing to any router: case, doubled slashes, the slash at the end."""
-    return "/" + SLASHES.sub("/", path.lower()).strip("/")
-
-
-def _resolve(path: str) -> str:
-    """Follow . and .. (RFC 3986, 5.2.4)."""
-    segments: list[str] = []
-    for segment in path.removeprefix("/").split("/"):
-        if segment == "..":
-            del segments[-1:]
-        elif segment != ".":
-            segments.append(segment)
-    return "/" + "/".join(segments)
+    def covers(self, template: str) -> bool:
+        """Tell whether the endpoint matches whatever the route with this template matches."""
+        pairs = zip(self.parts, parts_of(template), strict=False)  # as many: their canonical forms are the same
+        return all(ours in (theirs, CONVERTERS[""], ALL) for ours, theirs in pairs)
 
 
 def canonical(endpoint: str) -> str:
     """Write an endpoint or a route template with {} for one segment and {*} for everything beneath."""
     if not endpoint.startswith("/"):
         raise ConfigError(f"a path starts with '/', as in '/{endpoint}'")
-    segments = [_segment(segment) for segment in _tidy(unquote(endpoint)).split("/")]
+    segments = [_canonical(segment) for segment in fold(unquote(endpoint)).split("/")]
     if segments[-1] == "*":
         segments[-1] = REST
     segments = [ONE if segment == "*" else segment for segment in segments]
@@ -86,21 +75,37 @@ def canonical(endpoint: str) -> str:
     return "/".join(segments)
 
 
-def _segment(segment: str) -> str:
-    if BENEATH.fullmatch(segment):
-        return REST
-    return ONE if SEGMENT.fullmatch(segment) else segment
+def _converter(segment: str) -> str | None:
+    """Tell by which converter a segment is a parameter; None: it is none."""
+    found = PARAMETER.fullmatch(segment)
+    return None if found is None else found["brace"] or found["angle"] or ""
+
+
+def _canonical(segment: str) -> str:
+    converter = _converter(segment)
+    return segment if converter is None else REST if converter == "path" else ONE
+
+
+def parts_of(endpoint: str) -> tuple[str, ...]:
+    """Give the regular expression of each segment: what a router is sure to match whose route is written like this."""
+    *segments, last = unquote(endpoint).split("/")
+    return (*map(_part, segments), ALL if last == "*" else _part(last))
+
+
+def _part(segment: str) -> str:
+    converter = "" if segment == "*" else _converter(segment)
+    return re.escape(segment) if converter is None else CONVERTERS.get(converter, NEVER)
 
 
 class Tree(Generic[T]):
-    """Finds the target of a path and method. Paths without `*` are looked up as a whole, others segment by segment."""
+    """Finds the endpoints of a path and method. Those without `*` are looked up whole, others segment by segment."""
 
     __slots__ = ("_exact", "_root", "_templates")
 
     def __init__(self) -> None:
         """Start empty."""
-        self._exact: dict[str, dict[str, T]] = {}
-        self._templates: dict[str, dict[str, T]] = {}
+        self._exact: dict[str, dict[str, Found[T]]] = {}
+        self._templates: dict[str, dict[str, Found[T]]] = {}
         self._root: _Node[T] = _Node()
 
     def add(self, endpoint: str, methods: Iterable[str], target: T) -> T | None:
@@ -109,14 +114,17 @@ class Tree(Generic[T]):
         Where one has been set before, that stays and is given back.
         """
         path = canonical(endpoint)
+        kinds = tuple(BENEATH if s == REST else SINGLE if s == ONE else LITERAL for s in path.split("/")[1:])
+        parts = parts_of(endpoint)
+        found = Found(target, kinds, path, parts, re.compile("/".join(parts).replace(f"/{ALL}", ALL)))
         taken = None
         for method in methods or (ANY,):
-            known = self._methods(path).setdefault(method, target)
-            if known is not target:
-                taken = known
+            known = self._methods(path).setdefault(method, found)
+            if known is not found:
+                taken = known.target
         return taken
 
-    def _methods(self, path: str) -> dict[str, T]:
+    def _methods(self, path: str) -> dict[str, Found[T]]:
         if ONE not in path and REST not in path:
             return self._exact.setdefault(path, {})
         if path in self._templates:
@@ -129,13 +137,8 @@ class Tree(Generic[T]):
         self._templates[path] = found
         return found
 
-    def exact(self, path: str, method: str) -> T | None:
-        """Find the target of a path that is written as a whole."""
-        methods = self._exact.get(path)
-        return None if methods is None else _of(methods, method)
-
-    def template(self, template: str, method: str) -> T | None:
-        """Find the target of a route template that an endpoint is written as, whatever its parameters are called."""
+    def template(self, template: str, method: str) -> Found[T] | None:
+        """Find the endpoint that is written like a route template, whatever its parameters are called."""
         try:
             path = canonical(template)
         except ConfigError:
@@ -143,12 +146,18 @@ class Tree(Generic[T]):
         methods = self._exact.get(path) or self._templates.get(path)
         return None if methods is None else _of(methods, method)
 
+    def matching(self, path: str, method: str) -> Iterator[Found[T]]:
+        """Give all endpoints that a folded reading of a path matches, the most specific first."""
+        exact = _of(self._exact.get(path, {}), method)
+        if exact is not None:
+            yield exact
+        if self._templates:
+            yield from self._root.matching(path.split("/")[1:] if path != "/" else [], 0, method)
+
     def find(self, path: str, method: str) -> T | None:
-        """Find the target of the most specific endpoint that a reading of a path matches."""
-        found = self.exact(path, method)
-        if found is None and self._templates:
-            return self._root.find(path.split("/")[1:] if path != "/" else [], 0, method)
-        return found
+        """Find the target of the most specific endpoint that a folded reading of a path matches."""
+        found = next(self.matching(path, method), None)
+        return None if found is None else found.target
 
 
 class _Node(Generic[T]):
@@ -159,8 +168,8 @@ class _Node(Generic[T]):
     def __init__(self) -> None:
         self.literals: dict[str, _Node[T]] = {}
         self.one: _Node[T] | None = None
-        self.here: dict[str, T] = {}
-        self.beneath: dict[str, T] = {}
+        self.here: dict[str, Found[T]] = {}
+        self.beneath: dict[str, Found[T]] = {}
 
     def child(self, segment: str) -> _Node[T]:
         """Give the node of a segment that follows, a new one if there was none."""
@@ -169,19 +178,22 @@ class _Node(Generic[T]):
             return self.one
         return self.literals.setdefault(segment, _Node())
 
-    def find(self, segments: list[str], place: int, method: str) -> T | None:
-        """Try what follows literally, then any segment, then everything beneath."""
-        found = None
+    def matching(self, segments: list[str], place: int, method: str) -> Iterator[Found[T]]:
+        """Give what follows literally, then any segment, then everything beneath."""
         if place == len(segments):
             found = _of(self.here, method)
+            if found is not None:
+                yield found
         else:
             for node in (self.literals.get(segments[place]), self.one):
-                if found is None and node is not None:
-                    found = node.find(segments, place + 1, method)
-        return _of(self.beneath, method) if found is None else found
+                if node is not None:
+                    yield from node.matching(segments, place + 1, method)
+        found = _of(self.beneath, method)
+        if found is not None:
+            yield found
 
 
-def _of(methods: dict[str, T], method: str) -> T | None:
+def _of(methods: dict[str, Found[T]], method: str) -> Found[T] | None:
     """Choose by method; HEAD does what GET does, unless it is named itself."""
     found = methods.get(method)
     if found is None and method == "HEAD":

@@ -10,6 +10,9 @@ if TYPE_CHECKING:
     from tidegate.policy import Key
 
 LONGEST_KEY: Final = 256  # characters of a header that stand in a key as they are
+# Headers by which a client asks to be taken for another method; the application may do so or not.
+METHOD_OVERRIDES: Final = ("x-http-method-override", "x-http-method", "x-method-override")
+LONGEST_METHOD: Final = 32
 
 
 class Request:

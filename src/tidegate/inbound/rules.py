@@ -7,24 +7,33 @@ The categories of the API limiting spec are what there is when nothing else is c
     read            60 a minute     /api/feeds, /api/clusters, /api/timeline, …, and whatever no endpoint names
     very_expensive   3 an hour      /api/cleanup-orphaned
 
-`tidegate.inbound.config` reads them from a file; `tidegate.inbound.paths` says what a path can be and how it is read.
+`tidegate.inbound.config` reads them from a file, `tidegate.inbound.paths` finds the endpoint that a path matches, and
+`tidegate.inbound.readings` says how else a router may read that path. A request is charged to every category that one
+of these readings falls into, and each of them has to allow it: so whichever route it reaches, the category of that
+route has been asked.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from fractions import Fraction
+from itertools import groupby
+from operator import itemgetter
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from tidegate.errors import ConfigError
 from tidegate.inbound.identity import AddressSet
-from tidegate.inbound.paths import Tree, readings
+from tidegate.inbound.paths import BENEATH, Tree
+from tidegate.inbound.readings import Route, all_readings, fold
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
     from tidegate.inbound.charging import Charging
+    from tidegate.inbound.paths import Found
     from tidegate.policy import Cost, Policy
 
 ADMIN: Final = "/api/admin/rate-limit-stats"  # never limited
+ROOT: Final = ("", "/")  # how the path of the route is written that stands at an application's mount point
 MESSAGE: Final = "MESSAGE"  # among an endpoint's methods: each message that a client sends over a websocket
 
 
@@ -75,88 +84,148 @@ class Rules:
     enabled: bool = True
     cleanup_interval: float = 300.0
     max_entries: int = 10_000
+    by_method: bool = field(init=False, repr=False, compare=False)  # whether the method of a request matters
     _tree: Tree[_Target] = field(init=False, repr=False, compare=False)
     _messages: Tree[_Target] = field(init=False, repr=False, compare=False)
-    _otherwise: _Target = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         """Build the trees; the same endpoint written twice is refused."""
         tree: Tree[_Target] = Tree()
         messages: Tree[_Target] = Tree()
+        by_method = bool(self.exempt_methods)
         for category, endpoints in ((None, self.exempt), *((known, known.endpoints) for known in self.categories)):
             for endpoint in endpoints:
-                target = _Target.of(category, endpoint.cost)
-                taken = tree.add(endpoint.path, endpoint.methods, target)
+                target = _Target(category, endpoint.cost)
+                methods = [method for method in endpoint.methods if method != MESSAGE]
+                by_method = by_method or bool(methods)
+                taken = None
+                if methods or not endpoint.methods:
+                    taken = tree.add(endpoint.path, methods, target)
+                if MESSAGE in endpoint.methods:
+                    taken = messages.add(endpoint.path, (), target) or taken
                 if taken is not None:
                     raise ConfigError(f"{endpoint.path} is an endpoint of {taken} already", field="endpoints")
-                if MESSAGE in endpoint.methods:
-                    messages.add(endpoint.path, (), target)
+        object.__setattr__(self, "by_method", by_method)
         object.__setattr__(self, "_tree", tree)
         object.__setattr__(self, "_messages", messages)
-        object.__setattr__(self, "_otherwise", _Target.of(self.unmatched, self.unmatched.cost if self.unmatched else 1))
 
-    def match(self, path: str, method: str = "GET", template: str | None = None, root: str = "") -> Match | None:
-        """Tell the category and cost of a request; None: it is not limited.
+    def matches(
+        self, routes: Sequence[Route], methods: Iterable[str] = ("GET",), template: str | None = None
+    ) -> tuple[Match, ...]:
+        """Tell everything that a request is charged to; nothing: it is not limited.
 
-        `path` is the request's whole path, decoded, without the query; `template` the route that the framework has
-        found, where it knows; `root` the part of the path under which the application is mounted. Endpoints may be
-        written with or without that. A path that can be read in several ways is charged to the strictest category.
+        `routes` are the literal readings of its path, `methods` the request's and the one that it asks to be taken for,
+        `template` the route that the framework has found, where it knows.
         """
         if not self.enabled:
-            return None
-        if not method.isupper():
-            method = method.upper()
-        if method in self.exempt_methods:
-            return None
-        paths = readings(path)
-        inner = readings(beneath(path, root)) if root else paths
-        if len(paths) == len(inner) == 1:
-            found = self._tree.exact(inner[0], method)
-            if found is None and template is not None:
-                found = self._tree.template(template, method)
-            return (
-                found or self._tree.find(inner[0], method) or self._tree.find(paths[0], method) or self._otherwise
-            ).match
-        found_as = [self._tree.find(reading, method) for reading in dict.fromkeys((*inner, *paths))]
-        targets = [found or self._otherwise for found in found_as]
-        if template is not None and (known := self._tree.template(template, method)):
-            targets.append(known)
-        return min(targets, key=_Target.allowance).match
+            return ()
+        asked = {method.upper() for method in methods} - self.exempt_methods
+        otherwise = _Target(self.unmatched, self.unmatched.cost if self.unmatched else 1)
+        targets: list[_Target] = []
+        for method in sorted(asked):
+            for found in _named(self._tree, routes, method, template):
+                targets += [endpoint.target for endpoint in found]
+                if not any(endpoint.certain for endpoint in found):
+                    targets.append(otherwise)
+        return _together(targets)
 
-    def match_message(self, path: str, root: str = "") -> Match | None:
+    def message_matches(self, routes: Sequence[Route]) -> tuple[Match, ...]:
         """Tell what a message over a websocket is charged to: only endpoints that name MESSAGE as a method count."""
         if not self.enabled:
-            return None
-        paths = dict.fromkeys((*readings(beneath(path, root)), *readings(path)))
-        targets = [found for found in (self._messages.find(reading, MESSAGE) for reading in paths) if found]
-        return min(targets, key=_Target.allowance).match if targets else None
-
-
-def beneath(path: str, root: str) -> str:
-    """Take the part under which an application is mounted off a path."""
-    root = root.rstrip("/")
-    if path == root:
-        return "/"
-    return path[len(root) :] if root and path.startswith(root + "/") else path
+            return ()
+        named = _named(self._messages, routes, MESSAGE)
+        return _together([endpoint.target for found in named for endpoint in found])
 
 
 class _Target(NamedTuple):
-    """Where an endpoint leads: to a match, or (None) to no limit at all."""
+    """Where an endpoint leads: to a category, or (None) to no limit at all."""
 
-    match: Match | None
-    rate: Fraction
-
-    @classmethod
-    def of(cls, category: Category | None, cost: Cost) -> _Target:
-        if category is None:
-            return cls(None, Fraction(0))
-        most = cost if isinstance(cost, int) else max(cost.values(), default=1)
-        rate = min(Fraction(limit.quota, limit.length) for limit in category.policy.limits)
-        return cls(Match(category, cost), rate / max(1, most))
-
-    def allowance(self) -> tuple[bool, Fraction]:
-        """Compare strictness: how many such requests are allowed in the long run, exempt ones without end."""
-        return self.match is None, self.rate
+    category: Category | None
+    cost: Cost
 
     def __str__(self) -> str:
-        return f"category {self.match.category.name!r}" if self.match else "exempt"
+        return f"category {self.category.name!r}" if self.category else "exempt"
+
+
+class _Named(NamedTuple):
+    """An endpoint that names a route: how specific it is (the smaller, the more), and whether it surely means it."""
+
+    rank: tuple[int, ...]
+    certain: bool
+    target: _Target
+
+
+def _named(
+    tree: Tree[_Target], routes: Sequence[Route], method: str, template: str | None = None
+) -> Iterator[list[_Named]]:
+    """Give, for each reading of a path, the endpoints that name its route: the most specific ones."""
+    for route in routes:
+        yield _most_specific(_naming(tree, route, method, template, literal=True))
+    for route in all_readings(routes):
+        yield _most_specific(_naming(tree, route, method, template, literal=False))
+
+
+def _most_specific(naming: Iterable[_Named]) -> list[_Named]:
+    """Keep the most specific endpoints, and less specific ones until one of them is certain."""
+    chosen: list[_Named] = []
+    for _, group in groupby(sorted(naming, key=itemgetter(0)), key=itemgetter(0)):
+        chosen += group
+        if any(named.certain for named in chosen):
+            break
+    return chosen
+
+
+def _naming(tree: Tree[_Target], route: Route, method: str, template: str | None, *, literal: bool) -> Iterable[_Named]:
+    """Give all endpoints that name the route of a reading: without a prefix, or with one of its prefixes.
+
+    Only segments behind the prefix tell how specific an endpoint is. Where an application is mounted under `/v1`,
+    `/v1/items` surely means its route `/items`, not `/v1/items`; and `/{a}/{b}` surely means `/x/y`, not `/y`. Where
+    the client chooses the mount point, only endpoints without it are sure.
+    """
+    known: dict[int, _Named] = {}
+    starts = tuple(f"{fold(prefix)}/" for prefix in route.prefixes)
+    for prefix in ("", *route.prefixes):
+        depth = prefix.count("/")
+        spellings = (prefix + route.path,) if route.path not in ROOT else tuple(prefix + path for path in ROOT)
+        written = prefix + template if template else ""
+        for found in _found(tree, spellings, written, method, literal=literal):
+            rank = found.kinds[depth:] or (BENEATH + 1 + depth - len(found.kinds),)
+            certain = f"{found.path}/".startswith(starts) == bool(prefix) and (route.fixed or not prefix)
+            earlier = known.get(id(found))
+            if earlier is not None:  # it is as specific as it is in its widest meaning
+                rank, certain = max(rank, earlier.rank), certain or earlier.certain
+            known[id(found)] = _Named(rank, certain, found.target)
+    return known.values()
+
+
+def _found(
+    tree: Tree[_Target], spellings: tuple[str, ...], template: str, method: str, *, literal: bool
+) -> Iterator[Found[_Target]]:
+    """Give all endpoints that a path matches, however it is spelled, or that are written like a route's template."""
+    for found in tree.matching(fold(spellings[0]), method):
+        if not literal or any(map(found.literally.fullmatch, spellings)):
+            yield found
+    named = tree.template(template, method) if template else None
+    if named is not None and (not literal or named.covers(template)):
+        yield named
+
+
+def _together(targets: Iterable[_Target]) -> tuple[Match, ...]:
+    """Charge each category once: where endpoints of one category cost differently, what is more."""
+    found: dict[str, Match] = {}
+    for category, cost in targets:
+        if category is None:
+            continue
+        earlier = found.get(category.name)
+        if earlier is not None and earlier.cost != cost:
+            cost = _more(category.policy, earlier.cost, cost)  # noqa: PLW2901 - what is charged after all
+        found[category.name] = Match(category, cost)
+    return tuple(found.values())
+
+
+def _more(policy: Policy, one: Cost, other: Cost) -> Cost:
+    """Give the larger of two costs, of each unit."""
+    if isinstance(one, int) and isinstance(other, int):
+        return max(one, other)
+    pairs = zip(policy.limits, policy.costs(one), policy.costs(other), strict=True)
+    return {limit.unit: max(costs) for limit, *costs in pairs}

@@ -20,19 +20,27 @@ NAME: Final = "tidegate"
 
 
 class Visit:
-    """Who asks, and what was decided."""
+    """Who asks, and what was decided.
 
-    __slots__ = ("decision", "guard", "inner", "visitor")
+    Where a middleware stands in front of another one, the outer one writes what both have decided.
+    """
 
-    def __init__(self, guard: Guard, visitor: Visitor | None, decision: Decision | None) -> None:
+    __slots__ = ("decision", "guard", "inner", "nested", "visitor")
+
+    def __init__(
+        self, guard: Guard, visitor: Visitor | None, decision: Decision | None, outer: Visit | None = None
+    ) -> None:
         """Begin with the middleware's decision; None: it limits no such requests, and did not ask who it is."""
         self.guard = guard
         self.visitor = visitor
         self.decision = decision
-        self.inner: list[Decision] | None = None
+        self.inner: list[Decision | Visit] | None = None
+        self.nested = outer is not None
+        if outer is not None:
+            outer.add(self)
 
-    def add(self, decision: Decision) -> None:
-        """Note the decision of a limit further in."""
+    def add(self, decision: Decision | Visit) -> None:
+        """Note the decision of a limit further in, or the visit to a middleware there."""
         self.inner = [*(self.inner or ()), decision]
 
     def look_again(self, decision: Decision | None) -> None:
@@ -45,4 +53,6 @@ class Visit:
         """What the client is told: everything that was decided."""
         if self.inner is None:
             return self.decision
-        return together(self.inner if self.decision is None else [self.decision, *self.inner])
+        inner = [part.told if isinstance(part, Visit) else part for part in self.inner]
+        decisions = [decision for decision in (self.decision, *inner) if decision is not None]
+        return together(decisions) if decisions else None

@@ -15,7 +15,8 @@ from tidegate.errors import RateLimitError
 from tidegate.inbound import admin
 from tidegate.inbound.answers import worked_out
 from tidegate.inbound.guard import MISSING, Guard, Outcome
-from tidegate.inbound.request import Request, wsgi_header
+from tidegate.inbound.readings import wsgi_routes
+from tidegate.inbound.request import LONGEST_METHOD, METHOD_OVERRIDES, Request, wsgi_header
 from tidegate.inbound.steps import drive
 from tidegate.inbound.visit import NAME, Visit
 
@@ -65,14 +66,14 @@ class RateLimitMiddleware:
         """Let a request in, or answer it."""
         guard = self.guard
         method, path = environ.get("REQUEST_METHOD", "GET"), path_of(environ)
-        root = text_of(environ.get("SCRIPT_NAME", ""))
-        target = guard.targets.get((method, path), MISSING) if not root else MISSING
+        plain = not environ.get("SCRIPT_NAME") and not guard.by_method
+        target = guard.targets.get((method, path), MISSING) if plain else MISSING
         if target is MISSING:
-            target = guard.target(method, root + path, root)
+            target = self._target(environ, method, path)
         if target is None:
             if guard.idle:
                 guard.idle_chores()
-            visit = environ[NAME] = Visit(guard, None, None)  # for limits of single routes
+            visit = environ[NAME] = Visit(guard, None, None, environ.get(NAME))  # for limits of single routes
             return self.app(environ, _Starting(visit, start_response))
         peer = environ.get("REMOTE_ADDR")
         visitor = guard.met.get(peer)
@@ -90,17 +91,28 @@ class RateLimitMiddleware:
             gate.allowed += 1
         elif not guard.told(gate, key, target.cost, decision, method, path):
             return self._deny(environ, start_response, gate, visitor, decision)
-        visit = environ[NAME] = Visit(guard, visitor, decision)
+        visit = environ[NAME] = Visit(guard, visitor, decision, environ.get(NAME))
         return self.app(environ, _Starting(visit, start_response))
 
     # ---- what is not usual -------------------------------------------------------------------------------------------
+
+    def _target(self, environ: Environ, method: str, path: str) -> Target | None:
+        """Tell where a request goes; None: it is not limited."""
+        guard = self.guard
+        overrides = method_overrides(environ) if guard.by_method else ()
+        root = text_of(environ.get("SCRIPT_NAME", ""))
+        place = (method, path) if not root and not overrides else (method, path, root, *overrides)
+        target: Target | None = guard.targets.get(place, MISSING)
+        if target is MISSING:
+            target = guard.target(place, (method, *overrides), wsgi_routes(path, root, guard.root_path), None)
+        return target
 
     def _seldom(self, environ: Environ, start: Start, target: Target, visitor: Visitor) -> Iterable[bytes]:
         """Let in or answer a request with something special about it."""
         outcome = Outcome(let_in=True)
         if target.gate is not None and visitor.key is not None:
             request = request_of(environ, visitor)
-            outcome = drive(self.guard.admitting(request, target.gate, target.cost, visitor))
+            outcome = drive(self.guard.admitting(request, target, visitor))
         return self._after(outcome, environ, start, target, visitor)
 
     def _after(
@@ -108,9 +120,9 @@ class RateLimitMiddleware:
     ) -> Iterable[bytes]:
         """Do what was decided."""
         decision, settlement = outcome.decision, outcome.settlement
-        if not outcome.let_in and target.gate is not None and decision is not None:
-            return self._deny(environ, start, target.gate, visitor, decision, outcome.kind)
-        visit = environ[NAME] = Visit(self.guard, visitor, decision)
+        if not outcome.let_in and outcome.gate is not None and decision is not None:
+            return self._deny(environ, start, outcome.gate, visitor, decision, outcome.kind)
+        visit = environ[NAME] = Visit(self.guard, visitor, decision, environ.get(NAME))
         starting = _Starting(visit, start)
         app = self._admin if target.admin else self.app
         if settlement is None:
@@ -133,7 +145,10 @@ class RateLimitMiddleware:
         answers = self.guard.answers
         decision = worked_out(decision)
         answer = answers.denial(request_of(environ, visitor), decision, gate.category.policy, kind)
-        return respond(environ, start, answer, answers.fields(decision))
+        outer: Visit | None = environ.get(NAME)
+        if outer is not None:
+            outer.add(decision)
+        return respond(environ, start, answer, answers.fields(decision) if outer is None else [])
 
     def _admin(self, environ: Environ, start: Start) -> Iterable[bytes]:
         """Answer the operator."""
@@ -148,6 +163,7 @@ class RateLimitMiddleware:
 
     def close(self) -> None:
         """Let the store go, if it was opened here."""
+        self.guard.flush()
         if self.guard.owns_store:
             self.guard.store.close()
 
@@ -167,7 +183,7 @@ class _Starting:
 
     def __call__(self, status: str, headers: Fields, exc_info: Any = None) -> Any:  # noqa: ANN401 - as WSGI has it
         """Begin the response."""
-        decision = self._visit.told
+        decision = None if self._visit.nested else self._visit.told  # nested: the middleware in front adds them
         if decision is not None:
             headers = [*headers, *self._visit.guard.answers.fields(decision)]
         return self._start(status, headers) if exc_info is None else self._start(status, headers, exc_info)
@@ -226,6 +242,12 @@ def request_of(environ: Environ, visitor: Visitor) -> Request:
 def path_of(environ: Environ) -> str:
     """Give the path beneath the application's root; WSGI hands bytes over as if they were Latin-1."""
     return text_of(environ.get("PATH_INFO") or "/")
+
+
+def method_overrides(environ: Environ) -> tuple[str, ...]:
+    """Tell the methods that a request asks to be taken for; some applications do."""
+    values = [wsgi_header(environ, name) for name in METHOD_OVERRIDES]
+    return tuple(value.strip()[:LONGEST_METHOD] for value in values if value)
 
 
 def text_of(value: str) -> str:

@@ -1,54 +1,91 @@
-"""Records as log lines: each denial as a warning, checks as a sample, nothing raw that a client wrote.
+"""Records as log lines: denials as warnings, checks as a sample, nothing raw that a client wrote.
 
     INFO     read: 203.0.113.9 allowed, 59 of 60 left: GET /api/feeds          every `every`-th check; 0: none
     WARNING  rate limit exceeded: read: 203.0.113.9, retry in 12 s: GET /api/feeds
+    WARNING  rate limit exceeded: read: 290 more denials within one second
 
-A flood of denials must not become a flood of lines: beyond `burst` lines at once and as many a second, denials are only
-counted, and the next line says how many there were.
+A flood of denials must not become a flood of lines: of each policy, the first `burst` denials of a second have a line
+of their own. The others are counted, and one line tells how many they were, when the second is over and somebody calls:
+the next denial, or whoever calls `flush` from time to time.
 """
 
 from __future__ import annotations
 
 import logging
+import threading
 from itertools import count
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
-from tidegate.core import Limit
 from tidegate.core.bounds import SECOND, ceil_div
 from tidegate.policy import join_key
 
 if TYPE_CHECKING:
-    from tidegate.core.algorithms import State
+    from collections.abc import Hashable
+
     from tidegate.observe.record import Record
 
 LONGEST: Final = 200  # characters of what a client wrote that a line repeats
+MAX_NAMES: Final = 1000  # kinds of lines that are counted apart: a program may make up any number of policies
+BURST: Final = 10  # lines of a kind in a second
+SHADOW: Final = " (shadow: allowed all the same)"
+
+
+class Unwritten(NamedTuple):
+    """How many lines of a kind were not written, within one second."""
+
+    name: Hashable
+    lines: int
 
 
 class Sparing:
-    """Says of lines whether they may be written: so many at once and as many a second; the others are counted."""
+    """Tells of lines whether they may be written: of each kind so many in a second. The others are counted."""
 
     def __init__(self, burst: int) -> None:
-        """Let `burst` lines through at once (0: none ever)."""
-        self._limit = Limit(burst, "1s") if burst else None
-        self._state: State | None = None
-        self._unsaid = 0
+        """Let `burst` lines of a kind through in a second (0: none ever, and they are not counted)."""
+        self._burst = burst
+        # Of each kind: when its second began, and lines asked for since. Reentrant, as a signal handler may log, too.
+        self._seconds: dict[Hashable, tuple[int, int]] = {}
+        self._over = 0  # when the first of these seconds is over, and the latest instant: a clock may step back
+        self._latest = 0
+        self._lock = threading.RLock()
 
-    def line(self, now: int) -> str | None:
-        """Give what to add to a line, about those that were not written before it; None: do not write it."""
-        state = self._limit.charge(self._state, self._limit, 1, now) if self._limit is not None else None
-        if state is None:
-            self._unsaid += 1
-            return None
-        self._state = state
-        unsaid, self._unsaid = self._unsaid, 0
-        return f" ({unsaid} more were not logged)" if unsaid else ""
+    def may_write(self, name: Hashable, now: int) -> bool:
+        """Tell whether a line of this kind may be written now; call `unwritten` before."""
+        if not self._burst:
+            return False
+        with self._lock:
+            if name not in self._seconds and len(self._seconds) >= MAX_NAMES:
+                name = None  # all further kinds together
+            began, lines = self._seconds.get(name, (now, 0))
+            self._seconds[name] = (began, lines + 1)
+            self._over = min(self._over, began + SECOND) if len(self._seconds) > 1 else began + SECOND
+            self._latest = now
+        return lines < self._burst
+
+    def unwritten(self, now: int | None = None) -> list[Unwritten]:
+        """Tell how many lines were not written in seconds that are over, of each kind; None: in all of them."""
+        if not self._seconds or (now is not None and self._latest <= now < self._over):
+            return []
+        with self._lock:
+            over = [
+                (name, lines)
+                for name, (began, lines) in self._seconds.items()
+                if now is None or not began <= now < began + SECOND
+            ]
+            for name, _ in over:
+                del self._seconds[name]
+            self._over = min((began + SECOND for began, _ in self._seconds.values()), default=0)
+        return [Unwritten(name, lines - self._burst) for name, lines in over if lines > self._burst]
 
 
 class DecisionLog:
     """An observer that writes log lines. Each decision is told once, so it can be several limiters' observer."""
 
-    def __init__(self, logger: logging.Logger | str = "tidegate", *, every: int = 0, burst: int = 100) -> None:
-        """Log every so-many-th check as INFO (0: none), and up to `burst` denials a second as WARNING (0: none)."""
+    def __init__(self, logger: logging.Logger | str = "tidegate", *, every: int = 0, burst: int = BURST) -> None:
+        """Log every so-many-th check as INFO (0: none).
+
+        Log up to `burst` denials of a policy in a second as WARNING, and how many more there were (0: none of this).
+        """
         self._logger = logging.getLogger(logger) if isinstance(logger, str) else logger
         self._every = every
         self._checks = count(1)
@@ -80,19 +117,25 @@ class DecisionLog:
         """Log a denial, if there were not too many this second."""
         if not self._logger.isEnabledFor(logging.WARNING):
             return
-        more = self._lines.line(record.decision.at)
-        if more is None:
+        decision = record.decision
+        self.flush(decision.at)
+        kind = (SHADOW if decision.allowed else "", record.policy.name)
+        if not self._lines.may_write(kind, decision.at):
             return
-        retry = record.decision.retry
+        retry = decision.retry
         self._logger.warning(
-            "rate limit exceeded%s: %s: %s, %s%s%s",
-            " (shadow: allowed all the same)" if record.decision.allowed else "",
-            record.policy.name,
+            "rate limit exceeded%s: %s: %s, %s%s",
+            *kind,
             shown_key(record),
             "never allowed" if retry < 0 else f"retry in {max(1, ceil_div(retry, SECOND))} s",
             _about(record),
-            more,
         )
+
+    def flush(self, now: int | None = None) -> None:
+        """Log how many denials had no line of their own in seconds that are over; None: in all of them."""
+        for name, lines in self._lines.unwritten(now):
+            shadow, policy = name if isinstance(name, tuple) else ("", "other policies")
+            self._logger.warning("rate limit exceeded%s: %s: %d more denials within one second", shadow, policy, lines)
 
 
 def shown_key(record: Record) -> str:

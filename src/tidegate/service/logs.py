@@ -6,7 +6,14 @@ import json
 import logging
 import sys
 from datetime import UTC, datetime
-from typing import Final, TextIO
+from typing import TYPE_CHECKING, Final, TextIO
+
+from tidegate.clock import TaskSignal
+from tidegate.core.bounds import SECOND
+
+if TYPE_CHECKING:
+    from tidegate.clock import Clock
+    from tidegate.observe.logs import DecisionLog
 
 TEXT: Final = "%(asctime)s %(levelname)-7s %(message)s"
 
@@ -45,3 +52,11 @@ def take_down(handler: logging.Handler) -> None:
     logger.removeHandler(handler)
     logger.setLevel(logging.NOTSET)
     logger.propagate = True
+
+
+async def count_denials(denials: DecisionLog, clock: Clock) -> None:
+    """Log once a second how many denials had no line of their own, until cancelled."""
+    never = TaskSignal()
+    while True:
+        await clock.wait_async(never, clock.steady() + SECOND)
+        denials.flush(clock.ns() // 1000)

@@ -23,6 +23,7 @@ from tidegate.errors import ConfigError, StoreUnavailable
 from tidegate.observe.logs import DecisionLog
 from tidegate.service.desk import Desk
 from tidegate.service.http import App
+from tidegate.service.logs import count_denials
 from tidegate.service.parts import Parts
 from tidegate.service.reloading import Reloader
 from tidegate.service.settings import Address, Settings
@@ -56,12 +57,13 @@ class Service:
         if token is not None:  # so that services that share a token and a store settle each other's reservations
             secret = blake2b(token.encode(), person=b"reservations").digest()
         self.store = open_shared(settings, clock)
+        self.denials = DecisionLog("tidegate.service")
         self.desk = Desk(
             settings.rules,
             self.store,
             secret=secret,
             max_wait=settings.max_wait,
-            on_denial=(DecisionLog("tidegate.service"),),
+            on_denial=(self.denials,),
         )
         self.app = App(self.desk, settings)
         self.parts = Parts(settings, self.app)
@@ -80,6 +82,7 @@ class Service:
                 self.app.overview.start()
                 await self._serve(ready)
         finally:
+            self.denials.flush()
             if self.telemetry is not None:
                 await asyncio.to_thread(self.telemetry.flush)
             self.app.overview.close()
@@ -89,7 +92,8 @@ class Service:
     async def _serve(self, ready: Ready | None) -> None:
         server = http_server(self.app, self.settings)
         serving = asyncio.create_task(server.serve())
-        watching = asyncio.gather(self.reloader.run(), self.desk.blocks.watch())
+        counting = count_denials(self.denials, self.store.clock)
+        watching = asyncio.gather(self.reloader.run(), self.desk.blocks.watch(), counting)
         envoy = None
         try:
             if self.settings.grpc is not None:

@@ -1,0 +1,142 @@
+"""How routers may read the path of a request.
+
+Nobody escapes a category by writing its path differently. How an application reads an odd path depends on its router
+and on what stands in between, so an odd path has several readings, of two kinds:
+
+    literal   character by character, as routers do. They differ in what they take off and put back: the prefix under
+              which the application is mounted (`root_path`), slashes at the beginning, a slash that is missing there.
+    folded    without anything that some router, proxy or application may ignore or undo:
+                upper case, doubled slashes, a slash at the end     /API//cluster/
+                percent-encoding, however often; backslashes        /api%2fcluster
+                ;parameters, a ?query, a #fragment, control codes   /api/cluster;x=1
+                . and .., before or after doubled slashes           /api/./x/../cluster
+
+Verified against the routers of Flask, Django, Starlette, FastAPI and Quart (tests/inbound/test_routers.py).
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Final, NamedTuple
+from urllib.parse import unquote, urlparse
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+# A path with one reading: lower case, nothing encoded, no empty, dotted or parametrised segment.
+CLEAN = re.compile(r"/|(?:/[a-z0-9_~!$&'()+,=:@*-][a-z0-9_~!$&'()+,=:@*.-]*)+")
+SLASHES = re.compile(r"/{2,}")
+CUT = re.compile(r";[^/]*|[?#].*", re.DOTALL)
+CONTROL = re.compile(r"[\x00-\x20\x7f]+")
+ROUNDS: Final = 3  # times that percent-encoding is undone
+MAX_MOUNTS: Final = 8  # segments of a mount point that endpoints may be written with
+# Letters that case-insensitive regular expressions take for an i, and `casefold` does not.
+DOTTED_AND_DOTLESS: Final = {0x130: "i", 0x131: "i"}
+
+
+class Route(NamedTuple):
+    """A path as a router may read it, within the application, and prefixes that endpoints may be written with."""
+
+    path: str
+    prefixes: tuple[str, ...] = ()
+    fixed: bool = True  # whether the application's mount point is: a client may choose one such as /{tenant}
+
+
+def wsgi_routes(path: str, script_name: str, own: str = "") -> tuple[Route, ...]:
+    """Give the literal readings of a WSGI request's PATH_INFO beneath its SCRIPT_NAME.
+
+    `own` is a prefix that the application takes off paths by itself.
+    """
+    return _routes(path, own, _prefixes(script_name + own))
+
+
+def asgi_routes(path: str, root: str, own: str = "", *, fixed: bool = True, blank: bool = False) -> tuple[Route, ...]:
+    """Give the literal readings of an ASGI request's path beneath its `root_path`.
+
+    `own` is the prefix that the application itself uses in place of `root_path`. `fixed`: no part of that was chosen by
+    the client. `blank`: the application reads what lies outside of it as " ".
+    """
+    mount = own or root
+    prefixes = _prefixes(mount)
+    routes = _routes(path, mount, prefixes, fixed=fixed)
+    outside = blank and mount and (path == mount or not path.startswith(mount))
+    return (*routes, Route("/ ", prefixes, fixed)) if outside else routes
+
+
+def _routes(path: str, mount: str, prefixes: tuple[str, ...], *, fixed: bool = True) -> tuple[Route, ...]:
+    found = (literal for reading in _beneath(path, mount) for literal in _literal(reading))
+    return tuple(Route(literal, prefixes, fixed) for literal in dict.fromkeys(found))
+
+
+def _prefixes(mount: str) -> tuple[str, ...]:
+    """Give the mount point as a whole, and as seen from within each application that is mounted itself."""
+    segments = [segment for segment in mount.split("/") if segment][-MAX_MOUNTS:]
+    return tuple("/" + "/".join(segments[place:]) for place in range(len(segments)))
+
+
+def _beneath(path: str, root: str) -> Iterator[str]:
+    """Give what routers take for the path within an application that is mounted under `root`."""
+    rest = path[len(root) :] if root and path.startswith(root) else None
+    if rest is not None:
+        yield rest  # Django and Quart, whatever follows
+    if rest is None or (rest and not rest.startswith("/")):
+        yield path  # Starlette and FastAPI, if no slash follows
+    if rest is None and root and root in path:
+        yield path.partition(root)[2]  # Quart before 0.21, wherever it stands
+
+
+def _literal(path: str) -> Iterator[str]:
+    """Give what routers compare with their routes, character by character."""
+    if path.startswith("/") or not path:
+        yield path
+        if path.startswith("//"):
+            yield "/" + path.lstrip("/")  # Werkzeug: Flask and Quart
+        return
+    yield "/" + path  # Werkzeug restores the slash
+    yield from _literal("/" + path.partition("/")[2])  # Werkzeug's dispatcher of mounted applications takes a name off
+    try:
+        yield "/" + urlparse(path).path.lstrip("/")  # Quart takes it for a URL, as in `GET http://host/path HTTP/1.1`
+    except ValueError:
+        return  # no URL either
+
+
+def readings(path: str) -> tuple[str, ...]:
+    """Give the folded readings of a path; a clean one has a single reading."""
+    if CLEAN.fullmatch(path):
+        return (path,)
+    decoded = path
+    for _ in range(ROUNDS):
+        decoded = unquote(decoded)
+    decoded = decoded.replace("\\", "/")
+    cut = CONTROL.sub("", CUT.sub("", decoded))
+    found = (path, decoded, cut, _resolve(cut), _resolve(SLASHES.sub("/", cut)))
+    return tuple(dict.fromkeys(fold(reading) for reading in found))
+
+
+def all_readings(routes: Iterable[Route]) -> dict[Route, None]:
+    """Give the folded readings of routes, also those of dots that lead out of the mount and back into it."""
+    found: dict[Route, None] = {}
+    for path, prefixes, fixed in routes:
+        found.update((Route(reading, prefixes, fixed), None) for reading in readings(path))
+        for prefix in prefixes[:1] if ".." in path or "%" in path else ():
+            start = fold(prefix) + "/"
+            whole = (reading for reading in readings(prefix + path) if reading.startswith(start))
+            found.update((Route(reading[len(start) - 1 :], prefixes, fixed), None) for reading in whole)
+    return found
+
+
+def fold(path: str) -> str:
+    """Drop what some routers ignore: case, doubled slashes, the slash at the end."""
+    folded = path.lower() if path.isascii() else path.translate(DOTTED_AND_DOTLESS).casefold()
+    return "/" + SLASHES.sub("/", folded).strip("/")
+
+
+def _resolve(path: str) -> str:
+    """Follow . and .. (RFC 3986, 5.2.4)."""
+    segments: list[str] = []
+    for segment in path.removeprefix("/").split("/"):
+        if segment == "..":
+            del segments[-1:]
+        elif segment != ".":
+            segments.append(segment)
+    return "/" + "/".join(segments)

@@ -1,0 +1,256 @@
+"""One set of routes in each framework, behind our middleware: every handler notes that it has run.
+
+A request is charged to the categories that the observer is told of. Which one it had to be charged to is known from the
+handler that has run: CATEGORY.
+"""
+
+import asyncio
+import contextlib
+import io
+import warnings
+from typing import Any
+
+import django.urls
+from django.core.asgi import get_asgi_application
+from django.core.wsgi import get_wsgi_application
+from django.http import HttpResponse
+from fastapi import APIRouter, FastAPI
+from flask import Flask
+from quart import Quart
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse
+from starlette.routing import Mount, Route, Router, WebSocketRoute
+from werkzeug.middleware.dispatcher import DispatcherMiddleware
+
+from tests.inbound.harness import START
+from tests.inbound.sites import django_site  # noqa: F401 - it configures Django
+from tidegate.inbound import asgi, wsgi
+from tidegate.testing import ManualClock
+
+# Name of the route, its template, and its category; None: exempt. The most specific first: some routers take the first
+# that matches. No endpoint is written for `item`, which falls into the next wider one, nor for `anything`, which falls
+# into the category of unmatched requests.
+ROUTES = (
+    ("import", "/import/{name}", "strict"),
+    ("health", "/health", None),
+    ("feeds", "/api/feeds", "lax"),
+    ("upper", "/Reports/Daily", "lax"),
+    ("slash", "/slash/", "lax"),
+    ("number", "/items/{number:int}", "lax"),
+    ("item", "/items/{name}", "middle"),
+    ("nested", "/pre/lax", "lax"),
+    ("files", "/files/{rest:path}", "lax"),
+    ("two", "/{one}/{other}", "middle"),
+    ("anything", "/{rest:path}", "unmatched"),
+)
+CATEGORY = {name: category for name, _, category in ROUTES}
+QUOTA = 10**9
+ran: list[str] = []
+charged: list[str] = []
+
+
+def config(prefix: str = "") -> dict[str, Any]:
+    """Write the rules, with endpoints as the application sees them or with a prefix."""
+    endpoints: dict[str, list[Any]] = {"strict": [], "lax": [], "middle": []}
+    for name, template, category in ROUTES:
+        if category in endpoints and name != "item":
+            endpoints[category].append(prefix + template)
+    categories: dict[str, Any] = {
+        name: {"limit": QUOTA, "window": "1s", "endpoints": some} for name, some in endpoints.items()
+    }
+    categories["unmatched"] = {"limit": QUOTA, "window": "1s", "endpoints": []}
+    return {"defaults": False, "categories": categories, "unmatched": "unmatched", "exempt": [f"{prefix}/health"]}
+
+
+def observe(record: Any) -> None:
+    charged.append(record.policy.name)
+
+
+def build(kind: Any, app: Any, prefix: str = "", **options: Any) -> Any:
+    """Put a middleware in front of an application."""
+    rules = config(prefix)
+    return kind.RateLimitMiddleware(app, rules, clock=ManualClock(start=START), observer=observe, **options)
+
+
+# ---- the frameworks --------------------------------------------------------------------------------------------------
+
+
+def angled(template: str) -> str:
+    """Write a template as Flask, Quart and Django do."""
+    for ours, theirs in (("{number:int}", "<int:number>"), ("{rest:path}", "<path:rest>")):
+        template = template.replace(ours, theirs)
+    return template.replace("{", "<").replace("}", ">")
+
+
+def flask_app(kind: Any = Flask) -> Any:
+    app = kind("routes", static_folder=None)
+    for name, template, _ in ROUTES:
+
+        def view(_name=name, **parts):
+            ran.append(_name)
+            return "ok"
+
+        app.add_url_rule(angled(template), name, view)
+    return app
+
+
+def quart_app() -> Any:
+    return flask_app(Quart)
+
+
+def django_view(name):
+    def view(request, **parts):
+        ran.append(name)
+        return HttpResponse("ok")
+
+    return view
+
+
+# Routes of the application, and one that ignores case and a line break, as `re_path` may.
+urlpatterns = [
+    django.urls.re_path(r"(?i)^import/(?P<name>[^/]+)$", django_view("import")),
+    *(django.urls.path(angled(template)[1:], django_view(name)) for name, template, _ in ROUTES),
+]
+
+
+def starlette_endpoint(name: str) -> Any:
+    async def endpoint(request: Request) -> PlainTextResponse:
+        ran.append(name)
+        return PlainTextResponse("ok")
+
+    return endpoint
+
+
+def starlette_socket(name: str) -> Any:
+    async def endpoint(websocket: Any) -> None:
+        ran.append(name)
+        await websocket.accept()
+        await websocket.close()
+
+    return endpoint
+
+
+def starlette_routes() -> list[Any]:
+    return [
+        kind(template, make(name))
+        for name, template, _ in ROUTES
+        for kind, make in ((Route, starlette_endpoint), (WebSocketRoute, starlette_socket))
+    ]
+
+
+def starlette_app() -> Starlette:
+    return Starlette(routes=starlette_routes())
+
+
+def fastapi_app(**options: Any) -> FastAPI:
+    """Build an application of which one half comes from a router of its own."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # FastAPI would rather have the server set root_path
+        app = FastAPI(openapi_url=None, **options)
+    router = APIRouter()
+    for name, template, _ in ROUTES:
+        first, _, rest = template[1:].partition("/")
+        if first == "import":
+            router.add_api_route(f"/{rest}", starlette_endpoint(name), methods=["GET", "POST"], response_model=None)
+            app.include_router(router, prefix="/import")
+        else:
+            app.add_api_route(template, starlette_endpoint(name), methods=["GET", "POST"], response_model=None)
+    return app
+
+
+# ---- asking ----------------------------------------------------------------------------------------------------------
+
+
+class Asked:
+    """An application behind a middleware: `ask` tells which route has run, and what was charged."""
+
+    def __init__(self, site: Any, runner: asyncio.Runner | None, root: str | None = None) -> None:
+        self.site = site
+        self.runner = runner
+        self.root = root  # the only place where it may be mounted; None: anywhere
+
+    def ask(self, path: str, root: str = "", method: str = "GET", kind: str = "http") -> tuple[str | None, set[str]]:
+        ran.clear()
+        charged.clear()
+        if self.runner is None:
+            self._wsgi(path, root, method)
+        else:
+            self.runner.run(self._asgi(path, root, method, kind))
+        assert len(ran) <= 1
+        return (ran[0] if ran else None), set(charged)
+
+    def _wsgi(self, path: str, root: str, method: str) -> None:
+        environ = {
+            "REQUEST_METHOD": method, "SCRIPT_NAME": _latin(root), "PATH_INFO": _latin(path), "QUERY_STRING": "",
+            "SERVER_NAME": "site", "SERVER_PORT": "80", "SERVER_PROTOCOL": "HTTP/1.1", "wsgi.version": (1, 0),
+            "wsgi.url_scheme": "http", "wsgi.input": io.BytesIO(), "wsgi.errors": io.StringIO(), "REMOTE_ADDR": "::1",
+            "wsgi.multithread": False, "wsgi.multiprocess": False, "wsgi.run_once": False,
+        }  # fmt: skip
+        body = self.site(environ, lambda *_: None)
+        b"".join(body)
+        if hasattr(body, "close"):
+            body.close()
+
+    async def _asgi(self, path: str, root: str, method: str, kind: str) -> None:
+        scope = {
+            "type": kind, "asgi": {"version": "3.0"}, "http_version": "1.1", "method": method, "path": path,
+            "scheme": "http" if kind == "http" else "ws", "raw_path": b"", "query_string": b"", "root_path": root,
+            "headers": [(b"host", b"site")], "client": ("::1", 1), "server": ("site", 80), "subprotocols": [],
+        }  # fmt: skip
+        messages = [{"type": "http.request", "body": b""} if kind == "http" else {"type": "websocket.connect"}]
+
+        async def receive() -> Any:
+            if messages:
+                return messages.pop()
+            return await asyncio.Event().wait()
+
+        async def send(message: Any) -> None:
+            pass
+
+        with contextlib.suppress(ValueError, IndexError):  # Quart has no answer to some paths
+            await self.site(scope, receive, send)
+
+
+def _latin(text: str) -> str:
+    return text.encode("utf-8", "surrogateescape").decode("latin-1")
+
+
+def wsgi_site(app: Any, root: str | None = None, **options: Any) -> Asked:
+    return Asked(build(wsgi, app, **options), None, root)
+
+
+def asgi_site(app: Any, runner: asyncio.Runner, root: str | None = None, **options: Any) -> Asked:
+    return Asked(build(asgi, app, **options), runner, root)
+
+
+def django_wsgi() -> Any:
+    return get_wsgi_application()
+
+
+def django_asgi() -> Any:
+    return get_asgi_application()
+
+
+def nothing(environ: Any, start: Any) -> list[bytes]:
+    """Have no route."""
+    start("404 Not Found", [])
+    return []
+
+
+def dispatched_inside(prefix: str = "") -> Asked:
+    """Mount the application with its middleware beneath a dispatcher."""
+    return Asked(DispatcherMiddleware(nothing, {prefix or "/sub": build(wsgi, flask_app(), prefix)}), None)
+
+
+def mounted_inside(runner: asyncio.Runner, app: Any, prefix: str = "") -> Asked:
+    """Mount the application with its middleware beneath another application."""
+    return Asked(Starlette(routes=[Mount(prefix or "/sub", build(asgi, app, prefix))]), runner)
+
+
+def routed_inside(runner: asyncio.Runner) -> Asked:
+    """Put the middleware on the routes, where the framework has found the route before."""
+    routes = [Route(template, starlette_endpoint(name)) for name, template, _ in ROUTES]
+    for route in routes:
+        route.app = build(asgi, route.app)
+    return Asked(Router(routes), runner)
