@@ -47,7 +47,6 @@ class Site:
 
     async def __aexit__(self, *_: object) -> None:
         await self.http.aclose()
-        self.app.bodies.close()
         await self.desk.close()
 
 
