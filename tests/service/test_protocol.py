@@ -597,6 +597,7 @@ def test_connections_fit_below_the_limit_of_open_files():
     assert fit_connections(8192, 1_048_576) == 8192
     assert fit_connections(8192, 1024) == 896
     assert fit_connections(500, 1024) == 500
+    assert fit_connections(500, 1024, addresses=2) == 448
     assert fit_connections(8192, 64) == 16
     assert [connections_for_requests(count) for count in (16, 100, 896, 8192)] == [12, 75, 864, 8160]
 

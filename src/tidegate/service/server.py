@@ -100,7 +100,8 @@ class Service:
             if self.settings.grpc is not None:
                 from tidegate.service.envoy import service as envoy_service  # noqa: PLC0415 - needs grpcio
 
-                envoy = await envoy_service.serve(self.desk, self.settings)
+                fitting = replace(self.settings, max_connections=self._connections.max_connections)
+                envoy = await envoy_service.serve(self.desk, fitting)
             await http.start(self._listener)
             self.parts.start()
             if ready is not None:
@@ -150,7 +151,8 @@ def open_shared(settings: Settings, clock: Clock | None = None) -> Store:
 
 def bounded_connections(settings: Settings, descriptors: int | None) -> Connections:
     """Bound the connections by the settings and by the limit of descriptors."""
-    fitting = fit_connections(settings.max_connections, descriptors)
+    addresses = 1 if settings.grpc is None else 2
+    fitting = fit_connections(settings.max_connections, descriptors, addresses)
     if fitting < settings.max_connections:
         log.warning("max_connections is lowered to %d: the limit of open files is %d", fitting, descriptors)
     return Connections(fitting, settings.read_timeout, settings.idle_timeout)

@@ -26,7 +26,7 @@ TICKS: Final = 4  # at least, in the shortest of the times
 MAX_TICK: Final = 1.0  # seconds
 RESERVED_CONNECTIONS: Final = 32  # for health, metrics and admin
 BACKLOG: Final = 1024  # connections that the system holds until they are accepted
-OTHER_DESCRIPTORS: Final = 128  # files, stores, gRPC, pipes
+OTHER_DESCRIPTORS: Final = 128  # files, stores, pipes
 REPORT_TICKS: Final = 30  # between two log lines about closed connections
 
 
@@ -121,11 +121,14 @@ class Connections:
         return list(self._open)
 
 
-def fit_connections(max_connections: int, descriptors: int | None) -> int:
-    """Lower a number of connections such that they fit below the limit of descriptors (None: there is none)."""
+def fit_connections(max_connections: int, descriptors: int | None, addresses: int = 1) -> int:
+    """Lower a number of connections such that they fit below the limit of descriptors (None: there is none).
+
+    Each of the addresses that the process listens on may have so many.
+    """
     if descriptors is None:
         return max_connections
-    return max(MIN_CONNECTIONS, min(max_connections, descriptors - OTHER_DESCRIPTORS))
+    return max(MIN_CONNECTIONS, min(max_connections, (descriptors - OTHER_DESCRIPTORS) // addresses))
 
 
 def connections_for_requests(max_connections: int) -> int:
