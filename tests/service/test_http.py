@@ -247,17 +247,6 @@ async def test_who_hangs_up_leaves_the_line(site):
     assert (await site.post("peek", {**K, "cost": 2})).json()["allowed"]  # nothing was taken
 
 
-async def test_a_body_that_never_comes():
-    async with Site(policies=POLICIES, read_timeout=0.05) as site:
-        # The timer is of the event loop; the clock of the store says how long it has been.
-        asking = asyncio.create_task(raw(site.app, [piece(b"{", more=True)]))
-        while not site.app.in_flight:
-            await asyncio.sleep(0)
-        site.clock.advance(1)
-        status, said = await asking
-        assert (status, said["type"]) == (408, "urn:tidegate:problem:timeout")
-
-
 async def test_stopping_answers_nobody_new(site):
     site.app.stop()
     assert site.app.idle.is_set()

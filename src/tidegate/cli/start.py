@@ -64,8 +64,6 @@ def add_data(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, say: Say) -> int:
     """Run until SIGTERM or Ctrl-C."""
-    from tidegate.service import server  # noqa: PLC0415 - help does not need it
-
     if args.demo:
         from tidegate.cli.showing import show  # noqa: PLC0415 - hardly anybody needs it
 
@@ -75,7 +73,6 @@ def run(args: argparse.Namespace, say: Say) -> int:
         serve(wanted, lambda settings, parts: greet(settings, parts, say))
         if wanted.fetches:
             say.line("stopped; what was not fetched is queued for the next start")
-    server.leave()
     return 0
 
 

@@ -42,7 +42,7 @@ OTHERS: Final = stat.S_IRWXG | stat.S_IRWXO
 WRITE: Final = stat.S_IWGRP | stat.S_IWOTH
 # extra: the packages it stands for
 EXTRAS: Final[dict[str, tuple[str, ...]]] = {
-    "service": ("granian", "grpcio", "protobuf"),
+    "service": ("uvicorn", "httptools", "grpcio", "protobuf"),
     "sources": ("httpx", "cronsim"),
     "redis": ("redis",),
     "postgres": ("psycopg",),

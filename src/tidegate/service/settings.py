@@ -58,7 +58,9 @@ class Settings:
     max_wait: float = 30.0
     max_body: int = 2**20
     max_concurrency: int = 4096
+    max_connections: int = 8192
     read_timeout: float = 5.0
+    idle_timeout: float = 75.0
     stop_within: float = 10.0
     reload_every: float = 1.0
     providers: tuple[Path, ...] = ()

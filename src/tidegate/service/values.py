@@ -18,6 +18,7 @@ LONGEST_BODY: Final = 2**30
 MOST_WORKERS: Final = 256
 MOST_FETCHERS: Final = 10_000
 SHORTEST_TOKEN: Final = 16
+MIN_CONNECTIONS: Final = 16
 LOCAL_NAMES: Final = ("localhost",)
 PERMISSIONS: Final = ("warn", "refuse", "ignore")  # those of Providers
 
@@ -113,6 +114,11 @@ def read_workers(setting: Setting) -> int:
 def read_bytes(setting: Setting) -> int:
     """Read the size of a request."""
     return setting.whole(1024, LONGEST_BODY)
+
+
+def read_connections(setting: Setting) -> int:
+    """Read a number of connections."""
+    return setting.whole(MIN_CONNECTIONS)
 
 
 def read_path(setting: Setting) -> Path:

@@ -183,7 +183,14 @@ async def serve(desk: Desk, settings: Settings) -> Any:  # noqa: ANN401 - gRPC h
     """Start a gRPC server; gives it, to be stopped."""
     if settings.grpc is None:
         raise ConfigError("needs an address such as 127.0.0.1:8081", field="grpc")
-    options = (("grpc.so_reuseport", 1 if settings.workers > 1 else 0), ("grpc.max_receive_message_length", 2**20))
+    options = (
+        ("grpc.so_reuseport", 1 if settings.workers > 1 else 0),
+        ("grpc.max_receive_message_length", 2**20),
+        # As for HTTP: silent and idle connections are closed, and there are no more than descriptors.
+        ("grpc.server_handshake_timeout_ms", round(settings.read_timeout * 1000)),
+        ("grpc.max_connection_idle_ms", round(settings.idle_timeout * 1000)),
+        ("grpc.max_allowed_incoming_connections", settings.max_connections),
+    )
     server = grpc.aio.server(options=options, maximum_concurrent_rpcs=settings.max_concurrency)
     server.add_generic_rpc_handlers((RateLimitService(desk, settings.headers).handler(),))
     try:

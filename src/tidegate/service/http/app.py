@@ -14,7 +14,7 @@ from tidegate.errors import RateLimitError
 from tidegate.service.dashboard.files import read_files
 from tidegate.service.dashboard.overview import Overview
 from tidegate.service.http import metrics
-from tidegate.service.http.body import Bodies
+from tidegate.service.http.body import read_body
 from tidegate.service.http.check import METHODS, check
 from tidegate.service.http.door import Door
 from tidegate.service.http.openapi import document
@@ -62,7 +62,6 @@ class App:
         self._door = Door(settings)
         self._clock = desk.store.clock
         self._replays = Replays(self._clock)
-        self.bodies = Bodies(self._clock, settings.max_body, settings.read_timeout)
         self._verbs = Verbs(desk)
         self._latency = desk.tally.latency
         self._posts = {f"/v1/{name}": (name, verb) for name, verb in self._verbs.all.items()}
@@ -97,7 +96,7 @@ class App:
                 if (post := self._posts.get(path)) is not None:
                     verb = post[0]
                     headers = self._admit(scope, verb)
-                    body = await self.bodies.read(headers, receive, start)
+                    body = await read_body(headers, receive, self.settings.max_body)
                     key = headers.get(b"idempotency-key")
                     at_once = self._verbs.at_once(body) if verb == "acquire" and key is None else None
                     # What may wait is timed apart: its time is mostly the client's wish.
@@ -145,7 +144,8 @@ class App:
             raise ProblemError("method-not-allowed", f"send a POST, not a {scope['method'][:20]}", allow="POST")
         headers = dict(scope["headers"])
         self._door.check(headers, admin=name in ADMIN)
-        if self.stopping or self.in_flight > self.settings.max_concurrency:
+        # The admin has to get in when there are too many requests.
+        if self.stopping or (self.in_flight > self.settings.max_concurrency and name not in ADMIN):
             self._check_load()
         kind = headers.get(b"content-type", b"")
         if kind != b"application/json" and kind.partition(b";")[0].strip().lower() != b"application/json":

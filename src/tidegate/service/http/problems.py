@@ -29,6 +29,7 @@ KINDS: Final[dict[str, tuple[int, str]]] = {
     "unsupported-type": (415, "The request has to be application/json"),
     "bad-field": (422, "A field of the request cannot be used"),
     "idempotency-mismatch": (422, "This idempotency key belongs to another request"),
+    "head-too-large": (431, "The header fields are too large"),
     "internal": (500, "The service failed"),
     "busy": (503, "Too many requests are under way"),
     "stopping": (503, "The service is stopping"),
