@@ -248,6 +248,11 @@ def mounted_inside(runner: asyncio.Runner, app: Any, prefix: str = "") -> Asked:
     return Asked(Starlette(routes=[Mount(prefix or "/sub", build(asgi, app, prefix))]), runner)
 
 
+def tenants_inside(runner: asyncio.Runner) -> Asked:
+    """Mount the application with its middleware where the client chooses a part of the mount point."""
+    return Asked(Starlette(routes=[Mount("/{tenant}", build(asgi, starlette_app()))]), runner)
+
+
 def routed_inside(runner: asyncio.Runner) -> Asked:
     """Put the middleware on the routes, where the framework has found the route before."""
     routes = [Route(template, starlette_endpoint(name)) for name, template, _ in ROUTES]

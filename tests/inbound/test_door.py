@@ -5,6 +5,7 @@ import json
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from starlette.routing import Mount
 
 from tests.inbound.harness import PEER, START, AsgiDoor, WsgiDoor
 from tidegate import ConfigError, Decision
@@ -406,14 +407,137 @@ def test_inside_a_mounted_application_endpoints_are_written_as_a_whole():
     assert WsgiDoor().ask("/cluster", SCRIPT_NAME="/api")["x-ratelimit-limit"] == "5"
 
 
-def test_a_route_that_the_framework_has_found():
-    class Route:
-        path = "/feed/{id}/cluster"
+@pytest.mark.parametrize("path", ["/api/cluster", "api/cluster", "//api/cluster"])
+def test_a_missing_or_doubled_slash_behind_the_mount_point_is_no_way_around(path):
+    """gunicorn under SCRIPT_NAME=/pre makes `api/cluster` of GET /preapi/cluster; Flask serves /api/cluster."""
+    wsgi = WsgiDoor()
+    assert wsgi.many(5, "/api/cluster", SCRIPT_NAME="/pre") == [200] * 5
+    assert wsgi.ask(path, SCRIPT_NAME="/pre").status == 429
+    api = AsgiDoor()
+    assert api.many(5, "/pre/api/cluster", root_path="/pre") == [200] * 5
+    assert api.ask(f"/pre{path}", root_path="/pre").status == 429
+    api.close()
 
+
+def test_endpoints_in_a_mounted_application_are_written_from_any_mount_point():
+    limits = {"strict": {"limit": 1, "endpoints": ["/outer/inner/a", "/inner/b", "/c"]}}
+    api = AsgiDoor({"categories": limits})
+    root = {"root_path": "/outer/inner", "app_root_path": "/outer"}
+    for path in "abc":
+        assert api.ask(f"/outer/inner/{path}", **root, peer=f"203.0.113.{ord(path)}")["x-ratelimit-limit"] == "1"
+    api.close()
+
+
+def test_the_most_specific_endpoint_wins_with_and_without_the_prefix(door):
+    """`/*` is less specific than an endpoint of a route, in whichever form that is written."""
+    categories = {
+        "all": {"limit": 7, "endpoints": ["/*"]},
+        "some": {"limit": 9, "endpoints": ["/items/*"]},
+        "one": {"limit": 8, "endpoints": ["/v1/items/7"]},
+    }
+    api = door({"categories": categories})
+    for path, limit in (("/items/1", "9"), ("/items/7", "8"), ("/other", "7")):
+        assert mounted(api, path)["x-ratelimit-limit"] == limit
+
+
+def mounted(api, path, root="/v1", **more):
+    """Ask an application that is mounted under a root."""
+    if isinstance(api, AsgiDoor):
+        return api.ask(root + path, root_path=root, **more)
+    return api.ask(path, SCRIPT_NAME=root, **more)
+
+
+# ---- paths with several readings -------------------------------------------------------------------------------------
+
+# Which route serves /jobs/../login depends on the router: both categories are charged.
+BOTH = "/jobs/../login"
+
+
+def both(**login):
+    jobs = {"limit": 3, "window": "1h", "endpoints": ["/jobs/*"]}
+    return {"categories": {"jobs": jobs, "login": {"limit": 5, "window": "1h", "endpoints": ["/login"], **login}}}
+
+
+def test_a_path_with_two_readings_is_charged_to_both(door):
+    api = door(both())
+    assert [api.ask(path).remaining for path in (BOTH, "/jobs/1", "/login", BOTH)] == [2, 1, 3, 0]
+    assert api.ask(BOTH).status == 429
+    assert api.ask("/login").remaining == 1  # what one of them denies, the other is not charged for
+    assert api.guard.gates["login"].allowed == 4
+
+
+def test_neither_a_shadow_nor_a_charge_by_status_makes_way_for_a_path_with_two_readings(door):
+    shadow = door(both(mode="shadow", limit=1))
+    assert shadow.many(4, BOTH) == [200, 200, 200, 429]
+    failures = door(both(count=[401], limit=1))
+    assert [failures.ask(BOTH, headers=[("X-Status", "200")]).status for _ in range(4)] == [200, 200, 200, 429]
+    assert [failures.ask("/login", headers=[("X-Status", "401")]).status for _ in range(2)] == [401, 429]
+
+
+def test_a_charge_by_status_of_one_reading_is_corrected(door):
+    api = door(both(count=[401]))
+    ok, failed = [("X-Status", "200")], [("X-Status", "401")]
+    assert [api.ask(BOTH, headers=headers).remaining for headers in (ok, failed)] == [2, 1]
+    assert api.ask("/login", headers=failed).remaining == 3
+
+
+def test_slots_of_one_reading_are_given_back(door):
+    api = door(both(algorithm="concurrency", limit=1))
+    assert api.many(4, BOTH) == [200, 200, 200, 429]
+    assert api.ask("/login").status == 200
+
+
+@pytest.mark.parametrize("header", ["X-HTTP-Method-Override", "X-HTTP-Method", "X-Method-Override"])
+def test_a_method_that_the_application_is_asked_to_take_it_for(door, header):
+    items = {"limit": 2, "endpoints": [{"path": "/items", "methods": ["DELETE"]}]}
+    api = door({"categories": {"remove": items}, "exempt_methods": ["OPTIONS"]})
+    for method in ("POST", "OPTIONS"):
+        assert api.ask("/items", method, [(header, "delete")]).status == 200
+    assert api.ask("/items", "DELETE").status == 429
+    assert api.ask("/items", "POST", [(header, "DELETE")]).status == 429
+    assert api.ask("/items", "POST").status == 200
+
+
+# ---- a middleware in front of another --------------------------------------------------------------------------------
+
+
+def test_two_middlewares_write_their_fields_once(door):
+    inner = door({"categories": {"read": {"limit": 2}}})
+    outer = door({"categories": {"read": {"limit": 3}}}, app=inner.middleware)
+    replies = [outer.ask() for _ in range(4)]
+    assert [reply.status for reply in replies] == [200, 200, 429, 429]
+    for reply, limit in zip(replies, ["2", "2", "2", "3"], strict=True):
+        assert [value for name, value in reply.fields if name.lower() == "x-ratelimit-limit"] == [limit]
+    assert [reply.headers.get("retry-after") for reply in replies] == [None, None, "60", "60"]
+    assert inner.guard.gates["read"].denied == outer.guard.gates["read"].denied == 1
+
+
+# ---- a route that is known already -----------------------------------------------------------------------------------
+
+
+class Found:
+    """A route, as routers leave it in the scope."""
+
+    def __init__(self, path):
+        self.path = path
+        self.endpoint = None
+
+
+def test_a_route_that_the_framework_has_found():
     config = {"categories": {"heavy": {"limit": 2, "endpoints": ["/feed/{name}/cluster"]}}}
     api = AsgiDoor(config)
-    assert [api.ask(f"/feed/{i}/cluster", route=Route()).status for i in range(3)] == [200, 200, 429]
+    route = Found("/feed/{id}/cluster")
+    assert [api.ask(f"/elsewhere/{i}", route=route).status for i in range(3)] == [200, 200, 429]
     assert api.ask("/feed/9/cluster")["x-ratelimit-limit"] == "2"
+    api.close()
+
+
+def test_a_mount_is_no_route():
+    """Starlette leaves the mount there while the route is still open: its path says nothing of the category."""
+    api = AsgiDoor({"categories": {"lax": {"limit": 10**6, "endpoints": ["/sub"]}}})
+    mount = Mount("/sub", AsgiDoor().app)
+    for path, limit in (("/sub/api/cluster", "5"), ("/sub", "1000000")):
+        assert api.ask(path, route=mount, root_path="/sub")["x-ratelimit-limit"] == limit
     api.close()
 
 

@@ -92,6 +92,33 @@ def test_fastapi_counts_by_route_not_by_url(clock):
     assert client.get("/items/1").status_code == 200
 
 
+def test_fastapi_routes_of_several_routers_and_mounts_are_counted_apart(clock):
+    """Their templates are the same within their routers: each is its own route all the same."""
+    limit = Depends(fastapi.limit("1/1m", clock=clock))
+
+    def part() -> APIRouter:
+        router = APIRouter()
+
+        @router.get("/items/{number}", dependencies=[limit])
+        async def item(number: int) -> int:
+            return number
+
+        return router
+
+    app, mounted, tenants = FastAPI(), FastAPI(), FastAPI()
+    shared = part()
+    app.include_router(shared, prefix="/a")
+    app.include_router(shared, prefix="/b")
+    mounted.include_router(part())
+    app.mount("/c", mounted)
+    tenants.include_router(part())
+    app.mount("/d/{tenant}", tenants)
+    client = Client(app)
+    for prefix in ("/a", "/b", "/c", "/d/ann"):
+        assert [client.get(f"{prefix}/items/{number}").status_code for number in (1, 2)] == [200, 429]
+    assert client.get("/d/bob/items/1").status_code == 429  # a client cannot have another count by its mount point
+
+
 def test_fastapi_routes_with_a_scope_are_counted_together(clock):
     client = Client(fastapi_site(fastapi.limit("2/1m", scope="all", clock=clock)))
     assert [client.get(path).status_code for path in ("/items/1", "/r/one", "/r/two")] == [200, 200, 429]

@@ -125,14 +125,17 @@ class RateLimitMiddleware:
         """Tell where a request goes; None: it is not limited."""
         overrides = method_overrides(scope["headers"]) if self.guard.by_method else ()
         root, template = scope.get("root_path") or "", template_of(scope)
-        plain = not root and template is None and not overrides
-        place = (method, path) if plain else (method, path, root, template, "" if is_fixed(scope) else None, *overrides)
+        if not root and template is None and not overrides:
+            place: tuple[str | None, ...] = (method, path)
+        else:
+            place = (method, path, root, template, "fixed" if is_fixed(scope) else None, *overrides)
         target: Target | None = self.guard.targets.get(place, MISSING)
         if target is MISSING:
             target = self.guard.target(place, (method, *overrides), self._routes(scope), template)
         return target
 
     def _routes(self, scope: Scope) -> tuple[Route, ...]:
+        """Give the literal readings of the path."""
         root = scope.get("root_path") or ""
         return asgi_routes(scope["path"], root, self._own_root, fixed=is_fixed(scope), blank=self._blank)
 
@@ -334,7 +337,7 @@ def request_of(scope: Scope, visitor: Visitor) -> Request:
 def template_of(scope: Scope) -> str | None:
     """Tell the route that the framework has found, if it has found one before us."""
     route = scope.get("route")
-    if not hasattr(route, "endpoint"):
+    if route is None or not hasattr(route, "endpoint"):
         return None  # none, or a mount: which route it leads to is still open
     # FastAPI leaves out the prefix that a router is included with, and tells the whole elsewhere.
     included = scope.get("fastapi", {}).get("effective_route_context")
@@ -346,9 +349,8 @@ def template_of(scope: Scope) -> str | None:
 
 def is_fixed(scope: Scope) -> bool:
     """Tell whether no part of the mount point was chosen by the client, as in Starlette's Mount("/{tenant}")."""
-    root = scope.get("root_path") or ""
-    parts = scope.get("path_params") if root else None
-    return not any(str(part) in root for part in (parts or {}).values())
+    root, parts = scope.get("root_path"), scope.get("path_params")
+    return not root or not parts or not any(str(part) in root for part in parts.values())
 
 
 def stack(app: Any) -> Iterator[Any]:  # noqa: ANN401 - any application

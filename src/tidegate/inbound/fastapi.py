@@ -1,7 +1,7 @@
 """Limits of single routes in FastAPI: `dependencies=[Depends(limit("5/1m"))]` at a route, a router or the application.
 
 A denied request raises RateLimitExceeded, an HTTPException, which an exception handler may answer in its own way.
-Counts are by route (`GET /items/{id}`), not by URL, unless a `scope` puts routes together.
+Counts are by route (`GET /items/{id}`, with its router's prefix), not by URL, unless a `scope` puts routes together.
 """
 
 # No `from __future__ import annotations` here: FastAPI reads the types of a dependency's arguments.
@@ -10,7 +10,7 @@ from typing import Any
 
 from tidegate.core.decision import Decision
 from tidegate.errors import ConfigError
-from tidegate.inbound.routes import Limits, LimitsOf
+from tidegate.inbound.asgi import is_fixed, template_of
 from tidegate.inbound.starlette import AsgiLimit
 from tidegate.inbound.steps import drive_async
 from tidegate.inbound.visit import NAME
@@ -36,19 +36,10 @@ class RateLimitExceeded(HTTPException):
 class limit(AsgiLimit):  # noqa: N801 - it reads like the function it stands for
     """A dependency that denies requests over the limit."""
 
-    def __init__(self, limits: Limits | LimitsOf, **options: Any) -> None:  # noqa: ANN401 - those of RouteLimit
-        """Take what RouteLimit takes."""
-        super().__init__(limits, **options)
-        self._names: dict[int, tuple[str, object]] = {}  # of routes, which cannot be hashed; kept, so that ids stay
-
     async def __call__(self, connection: HTTPConnection, response: Response) -> None:
         """Decide about the request at hand."""
         scope = connection.scope
-        route = scope.get("route")
-        named = self._names.get(id(route))
-        if named is None:
-            named = self._names[id(route)] = (name_of(route), route)
-        request, decision = await drive_async(self.looking(scope, named[0]))
+        request, decision = await drive_async(self.looking(scope, name_of(scope)))
         if decision is None:
             return
         if decision:
@@ -61,7 +52,9 @@ class limit(AsgiLimit):  # noqa: N801 - it reads like the function it stands for
         raise RateLimitExceeded(answer.status, answer.body.decode("utf-8", "replace"), kept, decision)
 
 
-def name_of(route: object) -> str:
-    """Name the route that FastAPI has found: its methods and template."""
-    methods = "|".join(sorted(getattr(route, "methods", None) or ["WEBSOCKET"]))
-    return f"{methods} {getattr(route, 'path', '')}"
+def name_of(scope: Any) -> str:  # noqa: ANN401 - a scope holds anything
+    """Name the route that FastAPI has found: its methods, where its application is mounted, and its template."""
+    methods = "|".join(sorted(getattr(scope.get("route"), "methods", None) or ["WEBSOCKET"]))
+    root = scope.get("root_path") or ""
+    mount = root.removeprefix(scope.get("app_root_path", root)) if is_fixed(scope) else ""
+    return f"{methods} {mount}{template_of(scope) or ''}"

@@ -218,7 +218,7 @@ class Guard:
     ) -> Target | None:
         """Tell where a request goes, and remember it for all requests of the same place; None: it is not limited."""
         found = self._find(methods, routes, template)
-        if sum(len(part) for part in place if part) <= LONGEST_CACHED:
+        if sum(map(len, filter(None, place))) <= LONGEST_CACHED:
             if len(self.targets) >= CACHED:
                 self.targets.clear()
             self.targets[place] = found

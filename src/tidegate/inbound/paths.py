@@ -51,6 +51,7 @@ class Found(NamedTuple, Generic[T]):
     path: str  # canonical
     parts: tuple[str, ...]  # of the regular expression: one of each segment
     literally: re.Pattern[str]
+    plain: bool  # whether it matches every clean path literally that it matches folded
 
     def covers(self, template: str) -> bool:
         """Tell whether the endpoint matches whatever the route with this template matches."""
@@ -97,6 +98,16 @@ def _part(segment: str) -> str:
     return re.escape(segment) if converter is None else CONVERTERS.get(converter, NEVER)
 
 
+def _compile(endpoint: str, target: T) -> Found[T]:
+    """Work out everything that an endpoint is compared by."""
+    path, parts = canonical(endpoint), parts_of(endpoint)
+    segments = path.split("/")
+    kinds = tuple(BENEATH if segment == REST else SINGLE if segment == ONE else LITERAL for segment in segments[1:])
+    alike = (part in (CONVERTERS[""], ALL, re.escape(own)) for part, own in zip(parts, segments, strict=False))
+    plain = len(parts) == len(segments) and all(alike)
+    return Found(target, kinds, path, parts, re.compile("/".join(parts).replace(f"/{ALL}", ALL)), plain)
+
+
 class Tree(Generic[T]):
     """Finds the endpoints of a path and method. Those without `*` are looked up whole, others segment by segment."""
 
@@ -113,10 +124,8 @@ class Tree(Generic[T]):
 
         Where one has been set before, that stays and is given back.
         """
-        path = canonical(endpoint)
-        kinds = tuple(BENEATH if s == REST else SINGLE if s == ONE else LITERAL for s in path.split("/")[1:])
-        parts = parts_of(endpoint)
-        found = Found(target, kinds, path, parts, re.compile("/".join(parts).replace(f"/{ALL}", ALL)))
+        found = _compile(endpoint, target)
+        path = found.path
         taken = None
         for method in methods or (ANY,):
             known = self._methods(path).setdefault(method, found)

@@ -64,12 +64,16 @@ def asgi_routes(path: str, root: str, own: str = "", *, fixed: bool = True, blan
 
 
 def _routes(path: str, mount: str, prefixes: tuple[str, ...], *, fixed: bool = True) -> tuple[Route, ...]:
+    if not mount and path.startswith("/") and not path.startswith("//"):
+        return (Route(path, prefixes, fixed),)
     found = (literal for reading in _beneath(path, mount) for literal in _literal(reading))
     return tuple(Route(literal, prefixes, fixed) for literal in dict.fromkeys(found))
 
 
 def _prefixes(mount: str) -> tuple[str, ...]:
     """Give the mount point as a whole, and as seen from within each application that is mounted itself."""
+    if not mount:
+        return ()
     segments = [segment for segment in mount.split("/") if segment][-MAX_MOUNTS:]
     return tuple("/" + "/".join(segments[place:]) for place in range(len(segments)))
 

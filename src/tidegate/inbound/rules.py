@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from tidegate.errors import ConfigError
 from tidegate.inbound.identity import AddressSet
 from tidegate.inbound.paths import BENEATH, Tree
-from tidegate.inbound.readings import Route, all_readings, fold
+from tidegate.inbound.readings import CLEAN, Route, all_readings, fold
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -87,6 +87,7 @@ class Rules:
     by_method: bool = field(init=False, repr=False, compare=False)  # whether the method of a request matters
     _tree: Tree[_Target] = field(init=False, repr=False, compare=False)
     _messages: Tree[_Target] = field(init=False, repr=False, compare=False)
+    _otherwise: _Target = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         """Build the trees; the same endpoint written twice is refused."""
@@ -95,7 +96,7 @@ class Rules:
         by_method = bool(self.exempt_methods)
         for category, endpoints in ((None, self.exempt), *((known, known.endpoints) for known in self.categories)):
             for endpoint in endpoints:
-                target = _Target(category, endpoint.cost)
+                target = _Target.of(category, endpoint.cost)
                 methods = [method for method in endpoint.methods if method != MESSAGE]
                 by_method = by_method or bool(methods)
                 taken = None
@@ -108,6 +109,7 @@ class Rules:
         object.__setattr__(self, "by_method", by_method)
         object.__setattr__(self, "_tree", tree)
         object.__setattr__(self, "_messages", messages)
+        object.__setattr__(self, "_otherwise", _Target.of(self.unmatched, self.unmatched.cost if self.unmatched else 1))
 
     def matches(
         self, routes: Sequence[Route], methods: Iterable[str] = ("GET",), template: str | None = None
@@ -119,14 +121,20 @@ class Rules:
         """
         if not self.enabled:
             return ()
-        asked = {method.upper() for method in methods} - self.exempt_methods
-        otherwise = _Target(self.unmatched, self.unmatched.cost if self.unmatched else 1)
+        asked = [method.upper() for method in methods if method.upper() not in self.exempt_methods]
+        if len(asked) == len(routes) == 1 and not routes[0].prefixes and template is None:
+            # A clean path has one reading, which most endpoints match literally if they match it at all.
+            path = routes[0].path
+            if CLEAN.fullmatch(path):
+                known = next(self._tree.matching(path, asked[0]), None)
+                if known is None or known.plain:
+                    return (self._otherwise if known is None else known.target).alone
         targets: list[_Target] = []
-        for method in sorted(asked):
+        for method in asked:
             for found in _named(self._tree, routes, method, template):
                 targets += [endpoint.target for endpoint in found]
                 if not any(endpoint.certain for endpoint in found):
-                    targets.append(otherwise)
+                    targets.append(self._otherwise)
         return _together(targets)
 
     def message_matches(self, routes: Sequence[Route]) -> tuple[Match, ...]:
@@ -142,6 +150,11 @@ class _Target(NamedTuple):
 
     category: Category | None
     cost: Cost
+    alone: tuple[Match, ...]  # what a request is charged to that leads nowhere else
+
+    @classmethod
+    def of(cls, category: Category | None, cost: Cost) -> _Target:
+        return cls(category, cost, () if category is None else (Match(category, cost),))
 
     def __str__(self) -> str:
         return f"category {self.category.name!r}" if self.category else "exempt"
@@ -213,7 +226,7 @@ def _found(
 def _together(targets: Iterable[_Target]) -> tuple[Match, ...]:
     """Charge each category once: where endpoints of one category cost differently, what is more."""
     found: dict[str, Match] = {}
-    for category, cost in targets:
+    for category, cost, _ in targets:
         if category is None:
             continue
         earlier = found.get(category.name)
