@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tidegate.errors import Closed
-from tidegate.stores.base import Store
+from tidegate.stores.base import Store, merge
 from tidegate.stores.redis import driver
 from tidegate.stores.redis.address import Address, read_url
 from tidegate.stores.redis.tasks import ClusterLine, ServerLine, TaskLine
@@ -32,6 +32,7 @@ class Counts:
     calls: int = 0
     failures: int = 0
     given_back: int = 0
+    not_given_back: int = 0
 
     def sent(self, scripts: Sequence[Script]) -> None:
         """Count scripts and the calls in them."""
@@ -42,9 +43,10 @@ class Counts:
 class RedisStore(Store):
     """Keeps states in Redis or Valkey, for any number of processes, by the server's clock.
 
-    One round trip decides a call, however many limits and keys it has; calls made at the same time share one. A call
-    costs at most `timeout` seconds, and `connect_timeout` more where a connection must be made, then StoreUnavailable
-    is raised: the charge may or may not have been made, and nothing is asked twice. A clock given here replaces the
+    One round trip decides a call, however many limits and keys it has; calls made at the same time share one. A server
+    that says nothing for `timeout` seconds while it has something to answer, or cannot be connected to within
+    `connect_timeout`, is lost: StoreUnavailable is raised, the charge may or may not have been made, and nothing is
+    asked twice. Time that calls wait here for others before them does not count. A clock given here replaces the
     server's: for tests.
     """
 
@@ -75,17 +77,25 @@ class RedisStore(Store):
             self._forget()
         if now is None and self._by_hand:
             now = self.clock.ns() // 1000
-        return self._threads.ask(ThreadGroup(verb, asks, now, at))
+        if len(asks) == 1:
+            return self._threads.ask(ThreadGroup(verb, asks, now, at))
+        places, merged = merge(asks)
+        decisions = self._threads.ask(ThreadGroup(verb, merged, now, at))
+        return [decisions[place] for place in places]
 
     async def apply_async(
         self, verb: str, asks: Sequence[Ask], now: int | None = None, at: int | None = None
     ) -> list[Decision]:
-        """Apply without blocking the event loop."""
+        """Apply without blocking the event loop; a call whose task is cancelled gives back what it was charged."""
         if not asks:
             return []
         if now is None and self._by_hand:
             now = self.clock.ns() // 1000
-        return await self._line().ask(verb, asks, now, at)
+        if len(asks) == 1:
+            return await self._line().ask(verb, asks, now, at).answered()
+        places, merged = merge(asks)
+        decisions = await self._line().ask(verb, merged, now, at).answered()
+        return [decisions[place] for place in places]
 
     def _line(self) -> TaskLine:
         if self._process != os.getpid():
@@ -99,11 +109,11 @@ class RedisStore(Store):
                     raise Closed("the store is closed")
                 self._loops = {old: line for old, line in self._loops.items() if not old.is_closed()}
                 kind = ClusterLine if self.address.kind == "cluster" else ServerLine
-                line = self._loops[loop] = kind(self.address, self.wire, self._counts)
+                line = self._loops[loop] = kind(self.address, self.wire, self._counts, self.wake)
         return line
 
     def metrics(self) -> dict[str, int]:
-        """Count scripts sent, calls in them, failures, and charges given back for cancelled calls."""
+        """Count scripts sent, calls in them, failures, and charges of cancelled calls given back, or not."""
         return dict(vars(self._counts))
 
     def close(self) -> None:

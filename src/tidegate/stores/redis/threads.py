@@ -2,6 +2,9 @@
 
 The first thread leads: it sends what has gathered, for all, and hands the lead to one of those that came meanwhile. So
 a thread alone pays nothing, many threads pay one round trip together, and no thread works for others for long.
+
+A server is lost when it has said nothing for `timeout` seconds while a script is under way, however long calls have
+waited for their turn. Few scripts are under way at once, so that other processes get their turn at the server.
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ from typing import TYPE_CHECKING
 from tidegate.errors import Closed, RateLimitError
 from tidegate.stores.redis import driver
 from tidegate.stores.redis.cluster import Router, nobody
-from tidegate.stores.redis.wire import Group, Script
+from tidegate.stores.redis.wire import MAX_UNDER_WAY, Group, Script
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -152,13 +155,18 @@ class ServerLink:
         if connection is None or driver.has_ended(connection):
             self.drop()
             connection = self._connection = driver.connect(self._address)
-        connection.send_packed_command([b"".join([script.packed() for script in scripts])], check_health=False)
         replies: list[bytes | Exception] = []
-        for script in scripts:
+        sent = 0
+        for number, script in enumerate(scripts):
+            ahead = scripts[sent : number + MAX_UNDER_WAY]
+            if ahead:
+                connection.send_packed_command([b"".join([each.packed() for each in ahead])], check_health=False)
+                sent += len(ahead)
             try:
-                if script.asking:
-                    connection.read_response()
-                replies.append(connection.read_response())
+                with driver.patience(connection, self._address.timeout, script.patience):
+                    if script.asking:
+                        connection.read_response()
+                    replies.append(connection.read_response())
             except driver.ResponseError as error:
                 replies.append(error)
         return replies
