@@ -12,13 +12,14 @@ Closing a store waits for what is under way in the background, for `MAX_CLOSING`
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, NamedTuple
+import asyncio
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from tidegate.core.bounds import SECOND
 from tidegate.stores.base import merge
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Sequence
 
     from tidegate.core.decision import Decision
     from tidegate.core.limit import Limit
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
 CHARGING: Final = frozenset(("acquire", "hold"))
 DROPPABLE: Final = frozenset(("acquire", "hold", "peek"))  # nothing is missing if a call of these is never made
-MAX_CLOSING: Final = 1.0  # seconds that closing a store waits for calls under way
+MAX_CLOSING: Final = 2.0  # seconds that closing a store waits for calls under way
 TRANSIT: Final = SECOND  # microseconds that a correction may take to reach the store
 
 
@@ -52,10 +53,13 @@ def corrections(verb: str, asks: Sequence[Ask], decisions: Sequence[Decision], p
     for place, (policy, key, costs) in enumerate(merged):
         decision = answers[place]
         rows = list(zip(policy.limits, costs, decision.views, strict=True))
-        buckets = [verb != "hold" and limit.algorithm == "token_bucket" for limit in policy.limits]
-        marked.append((policy, key, tuple(0 if bucket else -cost for cost, bucket in zip(costs, buckets, strict=True))))
-        credits = [bucket_credit(limit, cost, view[2], passed + TRANSIT) for limit, cost, view in rows]
-        unmarked.append((policy, key, tuple(-c if bucket else 0 for c, bucket in zip(credits, buckets, strict=True))))
+        if verb == "hold":
+            marked.append((policy, key, tuple(-cost for cost in costs)))
+            continue
+        exact = tuple(0 if limit.algorithm == "token_bucket" else -cost for limit, cost, _ in rows)
+        credit = tuple(-bucket_credit(limit, cost, view[2], passed + TRANSIT) for limit, cost, view in rows)
+        marked.append((policy, key, exact))
+        unmarked.append((policy, key, credit))
     found = (Correction(_needed(marked), decisions[0].at), Correction(_needed(unmarked), None))
     return [correction for correction in found if correction.asks]
 
@@ -75,3 +79,61 @@ def bucket_credit(limit: Limit, cost: int, reset: int, passed: int) -> int:
     missing = max(0, (reset - 1) * limit.rate - cost * limit.scale)  # at least, before the charge
     overflow = max(0, passed * limit.rate - missing) // limit.scale
     return max(0, cost - overflow)
+
+
+class Background:
+    """Tasks that go on after their callers were cancelled. Each ends by itself, within a deadline of its own."""
+
+    def __init__(self) -> None:
+        """Start without tasks."""
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._ends: dict[asyncio.AbstractEventLoop, AsyncGenerator[None, None]] = {}
+        self._then: Callable[[], None] | None = None
+
+    async def watch(self) -> None:
+        """See that an event loop that ends waits for the tasks first; to be called before they are needed.
+
+        A loop that ends cancels its tasks, waits for these, and no others; after that, it closes the asynchronous
+        generators that were begun in it, and waits for their ends.
+        """
+        loop = asyncio.get_running_loop()
+        if loop not in self._ends:
+            self._ends = {other: end for other, end in self._ends.items() if not other.is_closed()}
+            self._ends[loop] = end = self._end_of_loop()
+            await anext(end)
+
+    async def _end_of_loop(self) -> AsyncGenerator[None, None]:
+        try:
+            yield
+        finally:
+            await self.finish()
+
+    def start(self, work: Coroutine[Any, Any, None]) -> None:
+        """Go on with something in the running event loop."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not self._tasks and self._then is not None:
+            then, self._then = self._then, None
+            then()
+
+    def __bool__(self) -> bool:
+        """Tell whether there are any."""
+        return bool(self._tasks)
+
+    async def finish(self) -> None:
+        """Wait for the tasks of this event loop, but not for long."""
+        loop = asyncio.get_running_loop()
+        ours = [task for task in self._tasks if task.get_loop() is loop]
+        if ours:
+            await asyncio.wait(ours, timeout=MAX_CLOSING)
+
+    def finally_do(self, then: Callable[[], None]) -> None:
+        """Do something when there are no tasks: now, or when the last one has ended."""
+        if any(not task.get_loop().is_closed() for task in tuple(self._tasks)):
+            self._then = then
+        else:
+            then()

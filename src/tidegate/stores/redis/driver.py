@@ -6,7 +6,6 @@ whose answer got lost may have run; timeouts from the address; RESP2, whose one 
 
 from __future__ import annotations
 
-import asyncio
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
@@ -28,6 +27,7 @@ except ImportError as error:  # pragma: no cover - the development environment h
     raise ConfigError("redis:// needs redis-py: pip install 'tidegate[redis]'", field="store") from error
 
 if TYPE_CHECKING:
+    import asyncio
     from collections.abc import Iterator
 
     from tidegate.stores.redis.address import Address

@@ -113,8 +113,8 @@ class Script:
 
     def needed(self) -> bool:
         """Leave out calls that were dropped before they were sent; tell whether any is left."""
-        if self._written is None and any([group.dropped for group in self.groups]):
-            dropped = [group for group in self.groups if group.dropped]
+        dropped = [] if self._written else [group for group in self.groups if group.dropped]
+        if dropped:
             self.groups = [group for group in self.groups if not group.dropped]
             for group in dropped:
                 group.settle(Closed("the call was cancelled before it was sent"))

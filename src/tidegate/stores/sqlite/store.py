@@ -113,7 +113,7 @@ class SQLiteStore(Store):
     def _start_worker(self) -> Worker:
         with self._starting:
             if self._worker is None:
-                self._worker = Worker(self._answer)
+                self._worker = Worker(self._answer, self.wake)
             return self._worker
 
     def label(self, policy: Policy, key: Key, at: int, task_type: str | None, task_id: str | None) -> None:
