@@ -13,9 +13,11 @@ Closing a store waits for what is under way in the background, for `MAX_CLOSING`
 from __future__ import annotations
 
 import asyncio
+import logging
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from tidegate.core.bounds import SECOND
+from tidegate.errors import RateLimitError
 from tidegate.stores.base import merge
 
 if TYPE_CHECKING:
@@ -23,7 +25,9 @@ if TYPE_CHECKING:
 
     from tidegate.core.decision import Decision
     from tidegate.core.limit import Limit
-    from tidegate.stores.base import Ask
+    from tidegate.stores.base import Ask, Store
+
+log = logging.getLogger(__name__)
 
 CHARGING: Final = frozenset(("acquire", "hold"))
 DROPPABLE: Final = frozenset(("acquire", "hold", "peek"))  # nothing is missing if a call of these is never made
@@ -107,6 +111,23 @@ class Background:
             yield
         finally:
             await self.finish()
+
+    def give_back(self, store: Store, verb: str, asks: Sequence[Ask], decisions: Sequence[Decision]) -> None:
+        """Undo a call whose answer nobody needs any more, though it was read."""
+        passed = max(0, store.clock.ns() // 1000 - decisions[0].at) if decisions else 0
+        found = corrections(verb, asks, decisions, passed)
+        if found:
+            self.start(self._give_back(store, found))
+
+    @staticmethod
+    async def _give_back(store: Store, found: list[Correction]) -> None:
+        for asks, at in found:
+            try:
+                await store.apply_async("adjust", asks, None, at)
+            except RateLimitError as error:
+                log.warning("a cancelled call could not give its permits back: %s", error)
+            else:
+                store.wake(asks)
 
     def start(self, work: Coroutine[Any, Any, None]) -> None:
         """Go on with something in the running event loop."""

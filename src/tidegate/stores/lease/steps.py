@@ -6,6 +6,7 @@ returns its answer. Nothing here waits, and the turn is held only between steps.
 
 from __future__ import annotations
 
+from asyncio import CancelledError
 from collections import Counter, deque
 from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from tidegate.core.algorithms import NEVER
 from tidegate.core.decision import Decision
 from tidegate.errors import StoreUnavailable
+from tidegate.stores.cancellation import DROPPABLE
 from tidegate.stores.lease.book import Book
 from tidegate.stores.lease.share import Denial, Share
 from tidegate.stores.lease.terms import span
@@ -77,7 +79,12 @@ class Desk:
                 if verb == "hold":
                     return [(yield from self.exactly("hold", book, key, costs))]
         if not (verb == "adjust" and at is not None):  # a correction of what the store was asked for touches no share
-            yield from self.clearing(verb, asks)
+            try:
+                yield from self.clearing(verb, asks)
+            except CancelledError:
+                if verb not in DROPPABLE:
+                    self.chores.append(self.asking(verb, asks, now, at))
+                raise
         elif len(asks) == 1:
             self.reconsider(*asks[0][:2])
         return [told(policy, decision) for (policy, _, _), decision in zip(
@@ -127,6 +134,10 @@ class Desk:
         """Take a share, and permits for a call from it; None if the store has not as much."""
         try:
             (decision,) = yield Step("hold", [(book.strict, holder.key, want)], share=True)
+        except CancelledError:  # the store gives it back by itself
+            with self.turn:
+                holder.asking = False
+            raise
         except BaseException:  # charged or not, nobody knows: the permits are lost
             with self.turn:
                 holder.asking = False
@@ -236,11 +247,19 @@ class Desk:
 
     def returning(self, leftovers: Iterable[Leftover]) -> Steps:
         """Return what is left of shares, as of the instant it was charged."""
-        for book, key, share in leftovers:
+        rest = deque(leftovers)
+        while rest:
+            book, key, share = rest.popleft()
             left, became = share.left, "lost"
             try:
                 yield Step("adjust", [(book.strict, key, tuple(-permits for permits in left))], None, share.charged)
                 became = "returned"
+            except BaseException as error:
+                if isinstance(error, CancelledError):  # the store makes a correction that was begun
+                    became = "returned"
+                with self.turn:
+                    self.leave(rest)
+                raise
             finally:
                 with self.turn:
                     book.count(became, left)
