@@ -27,8 +27,10 @@ TURNS = 12  # turns of the loop within which a task of a wave is cancelled
 KINDS = ("try_acquire", "acquire", "reserve", "commit", "block")
 SETTLING = 30.0  # seconds for the last charges to be given back on a busy machine
 # Nothing comes back by itself while a storm lasts.
-COUNTED = tuple(
-    Limit(10**6, "52w", algorithm, name=algorithm) for algorithm in ("token_bucket", "fixed_window", "sliding_log")
+COUNTED = (
+    Limit(1, "52w", burst=10**6, name="token_bucket"),
+    Limit(10**6, "52w", "fixed_window", name="fixed_window"),
+    Limit(10**6, "52w", "sliding_log", name="sliding_log"),
 )
 SLOTS = Limit(10**6, "1h", "concurrency", unit="concurrent-requests", name="slots")
 

@@ -98,6 +98,7 @@ async def opened(request: pytest.FixtureRequest, tmp_path: Path, place: str, for
     await store.close_async()
 
 
+@pytest.mark.timeout(120 + cancellations() // 50)
 @pytest.mark.parametrize(("place", "form"), FORMS)
 async def test_what_is_charged_is_what_was_answered(
     request: pytest.FixtureRequest, tmp_path: Path, place: str, form: str

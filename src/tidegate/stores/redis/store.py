@@ -12,7 +12,9 @@ from tidegate.errors import Closed
 from tidegate.stores.base import Store, merge
 from tidegate.stores.redis import driver
 from tidegate.stores.redis.address import Address, read_url
-from tidegate.stores.redis.tasks import ClusterLine, ServerLine, TaskLine
+from tidegate.stores.redis.cluster_tasks import ClusterLine
+from tidegate.stores.redis.marker import Markers
+from tidegate.stores.redis.tasks import ServerLine, TaskLine
 from tidegate.stores.redis.threads import ThreadGroup, ThreadLine
 from tidegate.stores.redis.wire import SOURCE, Script, Wire
 
@@ -33,10 +35,12 @@ class Counts:
     failures: int = 0
     given_back: int = 0
     not_given_back: int = 0
+    server_changes: int = 0
+    state_losses: int = 0
 
     def sent(self, scripts: Sequence[Script]) -> None:
-        """Count scripts and the calls in them."""
-        self.scripts += len(scripts)
+        """Count scripts that decide, and the calls in them."""
+        self.scripts += sum(bool(script.groups) for script in scripts)
         self.calls += sum(len(script.groups) for script in scripts)
 
 
@@ -58,6 +62,7 @@ class RedisStore(Store):
         slot = driver.key_slot if self.address.kind == "cluster" else None
         self.wire = Wire(self.address, self.clock, slot, source)
         self._counts = Counts()
+        self._markers = Markers(self.wire, self._counts)
         self._lock = threading.Lock()
         self._closed = False
         self._forget()
@@ -65,7 +70,7 @@ class RedisStore(Store):
     def _forget(self) -> None:
         """Start without connections: at first, and in a process that was forked from one that had them."""
         self._process = os.getpid()
-        self._threads = ThreadLine(self.address, self.wire, self._counts)
+        self._threads = ThreadLine(self.address, self.wire, self._counts, self._markers)
         self._loops: dict[asyncio.AbstractEventLoop, TaskLine] = {}
 
     def apply(self, verb: str, asks: Sequence[Ask], now: int | None = None, at: int | None = None) -> list[Decision]:
@@ -109,11 +114,16 @@ class RedisStore(Store):
                     raise Closed("the store is closed")
                 self._loops = {old: line for old, line in self._loops.items() if not old.is_closed()}
                 kind = ClusterLine if self.address.kind == "cluster" else ServerLine
-                line = self._loops[loop] = kind(self.address, self.wire, self._counts, self.wake)
+                line = self._loops[loop] = kind(self.address, self.wire, self._counts, self._markers, self.wake)
         return line
 
     def metrics(self) -> dict[str, int]:
-        """Count scripts sent, calls in them, failures, and charges of cancelled calls given back, or not."""
+        """Count what was sent and what became of it.
+
+        `scripts` and the `calls` in them; `failures`; `given_back` and `not_given_back`: corrections for cancelled
+        calls; `server_changes`: the server was restarted, another took its place, or a slot of a cluster has moved;
+        `state_losses`: a server has lost what it kept.
+        """
         return dict(vars(self._counts))
 
     def close(self) -> None:

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -25,7 +24,6 @@ from tidegate.errors import Closed
 from tidegate.stores.cancellation import CHARGING, DROPPABLE, MAX_CLOSING, corrections
 from tidegate.stores.deadline import DeadlineTimer, wait_for
 from tidegate.stores.redis import driver
-from tidegate.stores.redis.cluster import Router, nobody
 from tidegate.stores.redis.replies import Replies
 from tidegate.stores.redis.wire import MAX_UNDER_WAY, Group, Script
 
@@ -36,6 +34,7 @@ if TYPE_CHECKING:
     from tidegate.errors import RateLimitError
     from tidegate.stores.base import Ask
     from tidegate.stores.redis.address import Address
+    from tidegate.stores.redis.marker import Markers
     from tidegate.stores.redis.store import Counts
     from tidegate.stores.redis.wire import Wire
 
@@ -107,14 +106,16 @@ class GiveBack(Group):
 class TaskLine:
     """Where the calls of one event loop gather: what a server and a cluster have in common."""
 
-    def __init__(self, address: Address, wire: Wire, counts: Counts, wake: Wake) -> None:
+    def __init__(self, address: Address, wire: Wire, counts: Counts, markers: Markers, wake: Wake) -> None:
         """Belong to the running loop; connect when first asked. `wake` lets waiters of keys ask again."""
         self.loop = asyncio.get_running_loop()
         self.create_future = partial(asyncio.Future, loop=self.loop)  # what the loop's own method does
         self.address = address
         self.wire = wire
         self.counts = counts
+        self.markers = markers
         self.wake = wake
+        self._loaded = False  # the server has run the script before
         self._queue: list[Group] = []
         self._unsettled = 0  # calls that have no answer yet
         self._drained: asyncio.Future[None] | None = None  # done when there are none
@@ -189,10 +190,13 @@ class TaskLine:
         """Answer a script's calls; give the scripts that must follow."""
         if isinstance(reply, driver.NoScriptError) and not script.full:
             script.full = True
+            self.counts.server_changes += self._loaded
+            self._loaded = False
             return [script]
         if isinstance(reply, Exception):
             script.fail(driver.explain(self.address, reply))
             return []
+        self._loaded = self._loaded or bool(script.groups)
         again = script.receive(reply)
         return list(self.wire.scripts(again)) if again else []
 
@@ -227,9 +231,9 @@ class TaskLine:
 class ServerLine(TaskLine):
     """Calls to one server, over one connection."""
 
-    def __init__(self, address: Address, wire: Wire, counts: Counts, wake: Wake) -> None:
+    def __init__(self, address: Address, wire: Wire, counts: Counts, markers: Markers, wake: Wake) -> None:
         """Connect when first asked."""
-        super().__init__(address, wire, counts, wake)
+        super().__init__(address, wire, counts, markers, wake)
         self._transport: asyncio.Transport | None = None
         self._opening = False  # a connection is being made, or looked at: what comes meanwhile waits
         self._keeper: asyncio.Task[None] | None = None  # closes the connection, at the latest when the loop ends
@@ -271,6 +275,10 @@ class ServerLine(TaskLine):
 
     def _fill(self) -> None:
         """Write scripts while few are under way, one of each batch in turn."""
+        if self._batches and self._transport is not None and self.markers.due(self):
+            marker = self._marker()
+            if marker is not None:
+                self._write(marker, self._transport)
         while self._batches and len(self._flights) < MAX_UNDER_WAY and self._transport is not None:
             batch = self._batches.popleft()
             script = batch.popleft()
@@ -278,6 +286,9 @@ class ServerLine(TaskLine):
                 self._batches.append(batch)
             if script.needed():
                 self._write(script, self._transport)
+
+    def _marker(self) -> Script | None:
+        return self.markers.look()
 
     def _write(self, script: Script, transport: asyncio.Transport) -> None:
         try:
@@ -397,102 +408,5 @@ class ServerLine(TaskLine):
                 script.fail(error)
 
     def _hang_up(self) -> None:
+        self.markers.forget(self)
         self._break(ConnectionError("the store was closed"))
-
-
-class NodeLine(ServerLine):
-    """Scripts to one server of a cluster; what it does not keep any more goes back to the cluster's line."""
-
-    def __init__(self, cluster: ClusterLine, node: tuple[str, int]) -> None:
-        """Connect when first asked."""
-        self._cluster = cluster
-        address = replace(cluster.address, kind="server", hosts=(node,))
-        super().__init__(address, cluster.wire, cluster.counts, cluster.wake)
-
-    def _take(self, script: Script, reply: bytes | Exception) -> list[Script]:
-        if not isinstance(reply, driver.NoScriptError) and self._cluster.router.redirect(script, reply):
-            self._cluster.send_again([script])
-            return []
-        return super()._take(script, reply)
-
-    def _break(self, error: BaseException, *, again: bool = False) -> None:
-        self._cluster.router.stale = True
-        super()._break(error, again=again)
-
-    def _resend(self) -> None:
-        batches, self._batches = self._batches, deque()
-        self._cluster.send_again([script for batch in batches for script in batch])
-
-    async def drain(self) -> None:
-        """Wait for the calls of the whole cluster: they are its, wherever they were sent."""
-        await self._cluster.drain()
-
-
-class ClusterLine(TaskLine):
-    """Calls to a cluster: a script for each slot, and a connection to each server on which they follow each other."""
-
-    def __init__(self, address: Address, wire: Wire, counts: Counts, wake: Wake) -> None:
-        """Connect when first asked."""
-        super().__init__(address, wire, counts, wake)
-        self.router = Router(address)
-        self._nodes: dict[tuple[str, int], NodeLine] = {}
-        self._waiting: list[Script] | None = None  # until it is known where everything is
-
-    def _send(self, scripts: Iterable[Script]) -> None:
-        if self._waiting is not None:
-            self._waiting += scripts
-        elif self.router.stale:
-            self._waiting = list(scripts)
-            self._start(self._send_anew())
-        else:
-            self._distribute(scripts)
-
-    async def _send_anew(self) -> None:
-        """Find out where everything is, then send."""
-        try:
-            await self._learn()
-        except BaseException as error:
-            self.counts.failures += 1
-            self._end(driver.explain(self.address, error))
-            if not isinstance(error, Exception):
-                raise
-        else:
-            waiting, self._waiting = self._waiting or [], None
-            self._distribute(waiting)
-
-    def _distribute(self, scripts: Iterable[Script]) -> None:
-        for node, some in self.router.by_node(scripts).items():
-            if node is None:
-                for script in some:
-                    script.fail(nobody(script))
-            else:
-                if node not in self._nodes:
-                    self._nodes[node] = NodeLine(self, node)
-                self._nodes[node]._send(some)  # noqa: SLF001 - of the same family
-
-    def send_again(self, scripts: list[Script]) -> None:
-        """Send scripts that were not run to where they belong."""
-        self._send(scripts)
-
-    async def _learn(self) -> None:
-        trouble: Exception | None = None
-        for node in self.router.candidates():
-            try:
-                self.router.learn(node, await driver.read_slots_async(self.address, node))
-            except driver.FAILURES as error:
-                trouble = error
-            else:
-                return
-        if trouble is not None:
-            raise trouble
-
-    def _end(self, error: RateLimitError) -> None:
-        waiting, self._waiting = self._waiting or [], None
-        for script in waiting:
-            script.fail(error)
-
-    async def close(self) -> None:
-        """Close all connections."""
-        await super().close()
-        for node in self._nodes.values():
-            await node.close()

@@ -189,6 +189,16 @@ class Wire:
             "all": f"{{{address.prefix}}}:",
         }[address.hash_tag]
         self._hash_tag = address.hash_tag
+        self._prefix = f"{{{address.prefix}}}" if address.hash_tag == "all" else address.prefix
+
+    def marker(self, number: int | None) -> bytes:
+        """Name the marker of a server (see marker.py); those of a cluster are numbered."""
+        tag = "" if number is None else f"{{{number}}}"
+        return f"{self._prefix}:marker{tag}".encode()
+
+    def slot(self, key: bytes) -> int:
+        """Tell the slot of a cluster that a key is in."""
+        return 0 if self._slot is None else self._slot(key)
 
     def learn(self, now: int) -> None:
         """Take note of the server's time."""
