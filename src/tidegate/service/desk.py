@@ -14,6 +14,8 @@ from tidegate.core.decision import Decision, LocalDecision, ShadowDecision
 from tidegate.errors import Denied, RateLimitError, ResourceUnknown, StoreUnavailable
 from tidegate.limiter import seconds
 from tidegate.observe import Observer, Record
+from tidegate.policy import Policy
+from tidegate.reservation import charged_at
 from tidegate.service.blocks import DEFAULT, SHOWN, Block, Blocks
 from tidegate.service.leases import LATER, PART, Lease, may_lease, terms, was_charged
 from tidegate.service.leases import LONGEST as LONGEST_LEASE
@@ -33,12 +35,13 @@ from tidegate.service.seats import (
     tell,
 )
 from tidegate.service.tally import Tally
+from tidegate.stores.cancellation import Background
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from tidegate.limiter import Usage
-    from tidegate.policy import Cost, Key, Policy
+    from tidegate.policy import Cost, Key
     from tidegate.reservation import AsyncReservation
     from tidegate.service.rulebook import Rulebook, Variant
     from tidegate.stores import Store
@@ -71,6 +74,7 @@ class Desk:
         self._quick: dict[str, Callable[[Key], Decision]] = {}  # by policy, until the rules change
         self._receipts = Receipts(store, secret)
         self.blocks = Blocks(store)
+        self._abandoned = Background()
         self.closed = False
 
     # ---- rules -------------------------------------------------------------------------------------------------------
@@ -127,10 +131,22 @@ class Desk:
             decision = await seat.limiter.acquire(key, cost, wait, priority)
         except Denied as denied:
             return self._seen(seat, key, cost, denied.decision)
-        if self.blocks.active and (no := await self._blocked(seat, key, cost)) is not None:  # meanwhile
+        try:
+            no = await self._blocked(seat, key, cost) if self.blocks.active else None  # meanwhile
+        except asyncio.CancelledError:
+            self._abandon(seat.policy, key, cost, decision)
+            raise
+        if no is not None:
             await seat.limiter.refund(key, cost)
             return no
         return self._seen(seat, key, cost, decision)
+
+    def _abandon(self, policy: Policy, key: Key, cost: Cost, decision: Decision | None, verb: str = "acquire") -> None:
+        """Give back, in the background, what a decision has charged whose caller is gone."""
+        if decision is None or charged_at(decision, policy) is None:
+            return
+        policy = policy if decision[2] is policy.limits else Policy(policy.name, decision[2], policy.mode)
+        self._abandoned.give_back(self.store, verb, ((policy, key, policy.costs(cost)),), (decision,))
 
     async def _blocked(self, seat: Seat, key: Key, cost: Cost, verb: str = "acquire") -> Decision | None:
         """Give the denial of a key that is blocked, whatever its limits, its policy's mode and its patience."""
@@ -180,12 +196,26 @@ class Desk:
         if self.store.instant:
             return [await self._one(subject, cost) for subject, cost in asks]
         questions = list(asks)
+        await self._abandoned.watch()
         answers = [self._from_share(subject, cost) for subject, cost in questions]
         missing = [number for number, answer in enumerate(answers) if answer is ASK]
-        asked = await asyncio.gather(*(self._one(*questions[number]) for number in missing))
+        tasks = [asyncio.ensure_future(self._one(*questions[number])) for number in missing]
+        try:
+            asked = await asyncio.gather(*tasks)
+        except asyncio.CancelledError:  # nobody gets an answer, not even those who were decided on
+            for number, task in zip(missing, tasks, strict=True):
+                answers[number] = None if task.cancelled() else task.result()
+            self._abandon_all(questions, answers)
+            raise
         for number, answer in zip(missing, asked, strict=True):
             answers[number] = answer
         return answers  # type: ignore[return-value]  # nothing is left to be asked
+
+    def _abandon_all(self, questions: list[tuple[Subject, Cost]], answers: list[Any]) -> None:
+        for (subject, cost), answer in zip(questions, answers, strict=True):
+            found = self.find(subject) if isinstance(answer, Decision) else None
+            if found is not None:
+                self._abandon(found[0].policy, found[1], cost, answer)
 
     def _from_share(self, subject: Subject, cost: Cost) -> object:
         """Decide from a share that is leased already, without a task of its own; ASK: the store has to be asked."""
@@ -246,7 +276,13 @@ class Desk:
             if not group:
                 continue
             questions = [(asks[n][0], asks[n][1], asks[n][0].costs(asks[n][2])) for n in group]
-            for number, decision in zip(group, await self.store.apply_async("acquire", questions), strict=True):
+            try:
+                decisions = await self.store.apply_async("acquire", questions)
+            except asyncio.CancelledError:
+                for asked, answer in zip(asks, answers, strict=True):
+                    self._abandon(*asked, answer)
+                raise
+            for number, decision in zip(group, decisions, strict=True):
                 answers[number] = self._counted(*asks[number], decision)
         return [answer for answer in answers if answer is not None]
 
@@ -306,7 +342,12 @@ class Desk:
             held = await seat.limiter.reserve(key, cost, ttl, self._wait(wait), priority)
         except Denied as denied:
             return Held(self._seen(seat, key, cost, denied.decision, "hold"), None)
-        if wait and self.blocks.active and (no := await self._blocked(seat, key, cost, "hold")) is not None:
+        try:
+            no = await self._blocked(seat, key, cost, "hold") if wait and self.blocks.active else None
+        except asyncio.CancelledError:
+            self._abandon(held.policy, key, cost, held.decision, "hold")
+            raise
+        if no is not None:
             await held.cancel()
             return Held(no, None)
         decision = self._seen(seat, key, cost, held.decision, "hold")
@@ -452,6 +493,7 @@ class Desk:
         self._quick.clear()
         for seat in self._seats.values():
             await seat.limiter.close()
+        await self._abandoned.finish()
         await self.store.close_async()
 
 

@@ -145,12 +145,15 @@ class Receipts:
         return found
 
     async def settle(self, receipt: Receipt, settle: Callable[[], Awaitable[None]]) -> None:
-        """Settle once: mark the receipt as settled, then settle; take the mark back if that was not possible."""
+        """Settle once: mark the receipt as settled, then settle; take the mark back if that was not possible.
+
+        A settlement that was begun is made even if its task is cancelled (see `stores.cancellation`): the mark stays.
+        """
         if not await self._mark(receipt):
             raise AlreadySettledError("this reservation is settled already")
         try:
             await settle()
-        except BaseException:
+        except Exception:
             if self._marks is not None:
                 self._marks.drop(receipt.number)
             else:

@@ -8,7 +8,7 @@ from urllib.parse import parse_qsl, urlencode
 from tidegate.core.bounds import SECOND
 from tidegate.core.limit import parse_period
 from tidegate.errors import ConfigError
-from tidegate.stores.failure.guard import GuardedStore
+from tidegate.stores.failure.guard import OPENING, GuardedStore
 from tidegate.stores.registry import open_store
 from tidegate.urls import server_url
 
@@ -21,12 +21,12 @@ DEADLINE: Final = 0.05
 # A file does not hang as a server behind a network does: who waits for it waits for others that decide.
 DEADLINES: Final = {"sqlite": 2.0}
 # How stores that keep a deadline by themselves are told it: their option, and the unit this is written in.
-# (A call to PostgreSQL may have to connect while others use its connections, which takes longer than a decision may:
-# the guard keeps its deadline.)
 REDIS: Final = ("redis", "rediss", "valkey", "valkeys")
 TOLD_BY: Final = {
     **{f"{scheme}{kind}": ("timeout", "") for scheme in REDIS for kind in ("", "+cluster", "+sentinel")},
     "sqlite": ("busy_timeout", "s"),
+    "postgresql": ("silence", ""),
+    "postgres": ("silence", ""),
 }
 
 
@@ -45,6 +45,8 @@ def open_guarded(url: str, *, clock: Clock | None = None) -> Store:
     name, unit = TOLD_BY.get(parts.scheme, ("", ""))
     if name and name not in dict(rest):
         rest.append((name, f"{options['deadline']:g}{unit}"))
+    if name == "silence" and "connect_timeout" not in dict(rest):
+        rest.append(("connect_timeout", f"{max(options['deadline'], OPENING):g}"))
     store = open_store(f"{url.partition('?')[0]}?{urlencode(rest)}".rstrip("?"), clock=clock)
     return GuardedStore(store, bounded=bool(name), **options)  # type: ignore[arg-type]  # OPTIONS are all numbers
 

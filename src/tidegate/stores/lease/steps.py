@@ -6,6 +6,7 @@ returns its answer. Nothing here waits, and the lock is held only between steps,
 
 from __future__ import annotations
 
+from asyncio import CancelledError
 from collections import Counter, deque
 from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -15,6 +16,7 @@ from tidegate.core.bounds import SECOND
 from tidegate.core.decision import Decision
 from tidegate.errors import StoreUnavailable
 from tidegate.lock import Lock, locked
+from tidegate.stores.cancellation import DROPPABLE
 from tidegate.stores.lease.book import Book
 from tidegate.stores.lease.share import Denial, Share
 from tidegate.stores.lease.terms import span
@@ -79,7 +81,12 @@ class Desk:
                 if verb == "hold":
                     return [(yield from self.exactly("hold", book, key, costs))]
         if not (verb == "adjust" and at is not None):  # a correction of what the store was asked for touches no share
-            yield from self.clearing(verb, asks)
+            try:
+                yield from self.clearing(verb, asks)
+            except CancelledError:
+                if verb not in DROPPABLE:
+                    self.chores.append(self.asking(verb, asks, now, at))
+                raise
         elif len(asks) == 1:
             self.reconsider(*asks[0][:2])
         return [told(policy, decision) for (policy, _, _), decision in zip(
@@ -138,10 +145,18 @@ class Desk:
         """Take a share, and permits for a call from it; None if the store has not as much."""
         try:
             (decision,) = yield Step("hold", [(book.strict, holder.key, want)], share=True)
+        except CancelledError:  # the store gives it back by itself
+            self.stop_asking(holder)
+            raise
         except BaseException:
             self.lose(book, holder, want)
             raise
         return self.grant(book, holder, want, sent, costs, decision)
+
+    @locked
+    def stop_asking(self, holder: Holder) -> None:
+        """Let the next call of a key request a share."""
+        holder.asking = 0
 
     @locked
     def lose(self, book: Book, holder: Holder, want: Costs) -> None:
@@ -270,13 +285,25 @@ class Desk:
 
     def returning(self, leftovers: Iterable[Leftover]) -> Steps:
         """Return what is left of shares, as of the instant it was charged."""
-        for book, key, share in leftovers:
+        rest = deque(leftovers)
+        while rest:
+            book, key, share = rest.popleft()
             left, became = share.left, "lost"
             try:
                 yield Step("adjust", [(book.strict, key, tuple(-permits for permits in left))], None, share.charged)
                 became = "returned"
+            except BaseException as error:
+                if isinstance(error, CancelledError):  # the store makes a correction that was begun
+                    became = "returned"
+                self.postpone(rest)
+                raise
             finally:
                 self.count(book, became, left)
+
+    @locked
+    def postpone(self, leftovers: Iterable[Leftover]) -> None:
+        """Have leftovers returned later."""
+        self.leave(leftovers)
 
     @locked
     def count(self, book: Book, became: str, permits: Costs) -> None:

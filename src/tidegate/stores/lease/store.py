@@ -45,6 +45,7 @@ class LeasedStore(Store):
     ) -> None:
         """Take shares from `inner`; close it with this store if it `owns` it. `clock` is the steady clock to go by."""
         super().__init__(clock or inner.clock)
+        self.waited_on = inner.waited_on
         self.inner = inner
         self.lease = lease or Lease()
         self._owns = owns

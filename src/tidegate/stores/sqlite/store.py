@@ -128,7 +128,7 @@ class SQLiteStore(Store):
         return await worker.ask(Question((verb, asks, now, at, None)))
 
     def _start_worker(self) -> Worker:
-        self._workers.append(Worker(self._answer))
+        self._workers.append(Worker(self._answer, self.wake))
         self._worker = self._workers[0]  # of several threads that come at once, all use the first
         return self._worker
 
