@@ -32,6 +32,7 @@ from tidegate.service.seats import (
     short_key,
     tell,
 )
+from tidegate.service.signing import SigningKeys
 from tidegate.service.tally import Tally
 
 if TYPE_CHECKING:
@@ -52,12 +53,12 @@ class Desk:
         rules: Rulebook,
         store: Store,
         *,
-        secret: bytes = b"",
+        secrets: Sequence[str] = (),
         max_wait: float = 30.0,
         observers: Sequence[Observer] = (),
         on_denial: Sequence[Observer] = (),
     ) -> None:
-        """Decide by the rules. `secret` signs reservations: processes that share it settle each other's.
+        """Decide by the rules. `secrets` sign reservation ids (see `signing`); by default, the store keeps one.
 
         `observers` are told of every decision, at its price; `on_denial` only of those that say no.
         """
@@ -69,7 +70,7 @@ class Desk:
         self._on_denial = (*self._observers, *on_denial)
         self._seats: dict[str, Seat] = {}
         self._quick: dict[str, Callable[[Key], Decision]] = {}  # by policy, until the rules change
-        self._receipts = Receipts(store, secret)
+        self._receipts = Receipts(store, SigningKeys(store, secrets))
         self.blocks = Blocks(store)
         self.closed = False
 
@@ -310,7 +311,7 @@ class Desk:
             await held.cancel()
             return Held(no, None)
         decision = self._seen(seat, key, cost, held.decision, "hold")
-        return Held(decision, self._receipts.write(seat.slot, held, ttl))
+        return Held(decision, await self._receipts.write(seat.slot, held, ttl))
 
     async def lease(self, subject: Subject, cost: Cost = 1, most: int = 1, lasting: float = 1.0) -> Lease:
         """Take permits ahead: for a call of this cost, and for further ones up to `most`, for `lasting` seconds.
@@ -337,8 +338,8 @@ class Desk:
         if not was_charged(decision):
             return Lease(decision, None, 0, 0.0, 0.0)
         permits = max(held.costs)
-        return Lease(decision, self._receipts.write(seat.slot, held, lasting + LATER), permits,
-                     *terms(seat.policy, decision, lasting))  # fmt: skip
+        receipt = await self._receipts.write(seat.slot, held, lasting + LATER)
+        return Lease(decision, receipt, permits, *terms(seat.policy, decision, lasting))
 
     async def _take(self, seat: Seat, key: Key, needed: int, most: int, ttl: float) -> AsyncReservation:
         """Charge as much as there is from `needed` to `most`."""
@@ -359,7 +360,7 @@ class Desk:
         await self._settle(receipt, lambda held: held.cancel(), None)
 
     async def _settle(self, receipt: str, settle: Callable[[Any], Any], actual: Cost | None) -> None:
-        said = self._receipts.read(receipt)
+        said = await self._receipts.read(receipt)
         variant = self.rules.slots.get(said.slot)
         if variant is None:
             raise ResourceUnknown(f"the policy of this reservation is gone: {said.slot!r}")

@@ -14,7 +14,6 @@ import signal
 import socket
 import sys
 from dataclasses import replace
-from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, Final
 
 from tidegate.clock import Clock, TaskSignal
@@ -49,17 +48,14 @@ BACKLOG: Final = 1024
 class Service:
     """One process of the service. `run` until `stop`."""
 
-    def __init__(self, settings: Settings, *, secret: bytes = b"", clock: Clock | None = None) -> None:
+    def __init__(self, settings: Settings, *, clock: Clock | None = None) -> None:
         """Open the store and prepare everything that answers."""
         self.settings = settings
-        token = settings.decision_token
-        if token is not None:  # so that services that share a token and a store settle each other's reservations
-            secret = blake2b(token.encode(), person=b"reservations").digest()
         self.store = open_shared(settings, clock)
         self.desk = Desk(
             settings.rules,
             self.store,
-            secret=secret,
+            secrets=settings.reservation_secret,
             max_wait=settings.max_wait,
             on_denial=(DecisionLog("tidegate.service"),),
         )
@@ -208,9 +204,9 @@ def take_addresses(settings: Settings) -> Settings:
     return settings
 
 
-async def serve(settings: Settings, ready: Ready | None = None, *, secret: bytes = b"") -> None:
+async def serve(settings: Settings, ready: Ready | None = None) -> None:
     """Run one process of the service until SIGTERM or SIGINT; SIGHUP reads the file again."""
-    service = Service(settings, secret=secret)
+    service = Service(settings)
     loop = asyncio.get_running_loop()
     handled = (signal.SIGTERM, signal.SIGINT)
     for number in handled:
