@@ -48,19 +48,24 @@ class Replays:
         return len(self._kept)
 
     async def answer(self, key: bytes, question: tuple[str, bytes], ask: Callable[[], Awaitable[Reply]]) -> Reply:
-        """Give the remembered answer, wait for the one that is under way, or ask."""
+        """Give the remembered answer, wait for the one that is under way, or ask.
+
+        Cancelled while it asks, it leaves nothing behind: the next one with this key asks again.
+        """
         if not key or len(key) > LONGEST:
             raise ProblemError("bad-request", f"an idempotency key has 1 to {LONGEST} characters")
         now = self._clock.steady()
         while self._kept and (next(iter(self._kept.values())).ends <= now or self._full):
             self._forget(next(iter(self._kept)))
         digest = blake2b(question[1], person=question[0].encode()).digest()
-        kept = self._kept.get(key)
-        if kept is not None:
+        while (kept := self._kept.get(key)) is not None:
             if kept.question != digest:
                 raise ProblemError("idempotency-mismatch", "use a new idempotency key for a new request")
-            reply = await asyncio.shield(kept.answer)
-            return reply._replace(headers=(*reply.headers, HEADER))
+            await asyncio.wait((kept.answer,))
+            if not kept.answer.cancelled():
+                reply = kept.answer.result()
+                return reply._replace(headers=(*reply.headers, HEADER))
+            # Whoever asked has hung up before there was an answer: one of those who asked again takes its place.
         return await self._first(key, digest, ask, now)
 
     @property
