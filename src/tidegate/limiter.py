@@ -27,10 +27,11 @@ from tidegate.stores.lease import Lease, LeasedStore, read_lease
 from tidegate.waiting import Ask, Lines, Steps, wait_in_line
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable
 
     from tidegate.clock import Signal
 
+    AsyncApply = Callable[..., Awaitable[list[Decision]]]  # as Store.apply_async
 
 ENDLESS: Final = 3e10
 
@@ -456,16 +457,17 @@ class AsyncLimiter(_Engine):
         """Close."""
         await self.close()
 
-    async def _ask(self, ask: Ask) -> Decision:
+    async def _ask(self, ask: Ask, apply: AsyncApply | None = None) -> Decision:
         verb, policy, key, costs, at = ask
         if self._instant_store or self._lines.closed:
             decision = self._apply(verb, policy, key, costs, self._instant(), at)
         else:
-            decision = (await self.store.apply_async(verb, ((policy, key, costs),), self._instant(), at))[0]
+            apply = apply or self.store.apply_async
+            decision = (await apply(verb, ((policy, key, costs),), self._instant(), at))[0]
         return self._seen(ask, decision) if self._watched else decision
 
-    async def _drive(self, steps: Steps) -> Decision:
-        """Ask and sleep for a generator of steps."""
+    async def _drive(self, steps: Steps, apply: AsyncApply | None = None) -> Decision:
+        """Ask and sleep for a generator of steps; `apply` replaces the store's own `apply_async`."""
         with closing(steps):
             answer = None
             while True:
@@ -474,6 +476,6 @@ class AsyncLimiter(_Engine):
                 except StopIteration as done:
                     return done.value  # type: ignore[no-any-return]  # a Decision, by the type of Steps
                 if isinstance(step, Ask):
-                    answer = await self._ask(step)
+                    answer = await self._ask(step, apply)
                 else:
                     await self.clock.wait_async(*step)

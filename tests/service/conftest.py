@@ -26,11 +26,18 @@ def shared_postgres():
         yield server
 
 
-@pytest.fixture(params=["valkey", "postgres", "sqlite"])
-def shared_url(request, tmp_path):
-    """The URL of a store that is shared, patient with a busy machine, and empty."""
-    if request.param == "sqlite":
-        return f"sqlite:///{tmp_path / 'shared.db'}?deadline=20s"
-    url = request.getfixturevalue(f"shared_{request.param}").url
-    place = "prefix" if request.param == "valkey" else "schema"
+STORES = ("valkey", "postgres", "sqlite")
+
+
+def url_of(kind, request, folder):
+    """Give the URL of a store of this kind that is shared, patient with a busy machine, and empty."""
+    if kind == "sqlite":
+        return f"sqlite:///{folder / 'shared.db'}?deadline=20s"
+    url = request.getfixturevalue(f"shared_{kind}").url
+    place = "prefix" if kind == "valkey" else "schema"
     return f"{url}?deadline=20s&{place}=test{next(numbers)}"
+
+
+@pytest.fixture(params=STORES)
+def shared_url(request, tmp_path):
+    return url_of(request.param, request, tmp_path)

@@ -19,8 +19,9 @@ from tidegate.service.http.check import METHODS, check
 from tidegate.service.http.door import Door
 from tidegate.service.http.openapi import document
 from tidegate.service.http.problems import KINDS, ProblemError, Reply, problem_of
-from tidegate.service.http.replays import Replays
+from tidegate.service.http.replays import Replays, replayed
 from tidegate.service.http.verbs import Verbs
+from tidegate.service.idempotency import KeyedCall
 from tidegate.service.tally import Latency
 from tidegate.service.wire import loads
 
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     Scope = MutableMapping[str, Any]
     Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
     Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
-    Verb = Callable[[Any], Coroutine[Any, Any, Reply]]
+    Verb = Callable[..., Coroutine[Any, Any, Reply]]
     Get = Callable[[Scope, dict[bytes, bytes]], Awaitable[Reply]]
     Panel = Callable[[], Awaitable[object] | object]
 
@@ -159,10 +160,18 @@ class App:
         if key is None or name not in REPLAYED:
             answer = verb(asked)
         else:
-            answer = self._replays.answer(key, (name, body), lambda: verb(asked))
+            answer = self._replays.answer(key, (name, body), lambda: self._once(name, verb, body, asked, key))
         if isinstance(asked, dict) and asked.get("wait"):
             return await self._waiting(answer, receive)
         return await answer
+
+    async def _once(self, name: str, verb: Verb, body: bytes, asked: object, key: bytes) -> Reply:
+        """Ask with an idempotency key; a store that is shared remembers it, too."""
+        if self.desk.store.instant:
+            return await verb(asked)
+        call = KeyedCall.read(key, name, body)
+        reply = await verb(asked, call)
+        return replayed(reply) if call.repeated else reply
 
     async def _waiting(self, answer: Coroutine[Any, Any, Reply], receive: Receive) -> Reply:
         """Answer a call that may wait for a permit; such calls leave room for those that are decided at once."""

@@ -1,7 +1,7 @@
 """Idempotency keys: the same question with the same key gets the same answer, and is decided once.
 
 Bounded and forgetful: the oldest of too many or too large answers go first, and each after its time. They belong to
-this process: a client that repeats a request keeps its connection, or asks a service of one process.
+this process; that other processes on the same store charge nothing twice is up to `service.idempotency`.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from collections import OrderedDict
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from tidegate.core.bounds import SECOND
 from tidegate.service.http.problems import ProblemError, Reply
+from tidegate.service.idempotency import KEPT, MISMATCH, IdempotencyMismatchError
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 MOST: Final = 10_000
 LARGEST: Final = 64 * 2**20  # bytes of all answers
-LASTS: Final = 600 * SECOND
 LONGEST: Final = 255  # characters of a key
 HEADER: Final = (b"idempotency-replayed", b"true")
 
@@ -60,11 +59,10 @@ class Replays:
         digest = blake2b(question[1], person=question[0].encode()).digest()
         while (kept := self._kept.get(key)) is not None:
             if kept.question != digest:
-                raise ProblemError("idempotency-mismatch", "use a new idempotency key for a new request")
+                raise IdempotencyMismatchError(MISMATCH)
             await asyncio.wait((kept.answer,))
             if not kept.answer.cancelled():
-                reply = kept.answer.result()
-                return reply._replace(headers=(*reply.headers, HEADER))
+                return replayed(kept.answer.result())
             # Whoever asked has hung up before there was an answer: one of those who asked again takes its place.
         return await self._first(key, digest, ask, now)
 
@@ -79,7 +77,7 @@ class Replays:
 
     async def _first(self, key: bytes, digest: bytes, ask: Callable[[], Awaitable[Reply]], now: int) -> Reply:
         future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
-        mine = self._kept[key] = _Kept(digest, future, now + LASTS)
+        mine = self._kept[key] = _Kept(digest, future, now + KEPT)
         try:
             reply = await ask()
         except BaseException as error:
@@ -96,3 +94,8 @@ class Replays:
         if self._kept.get(key) is mine:
             self._bytes += len(reply.body)
         return reply
+
+
+def replayed(reply: Reply) -> Reply:
+    """Mark an answer as one that was given before."""
+    return reply if HEADER in reply.headers else reply._replace(headers=(*reply.headers, HEADER))

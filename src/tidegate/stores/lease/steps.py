@@ -187,9 +187,9 @@ class Desk:
     def clearing(self, verb: str, asks: Sequence[Ask]) -> Steps:
         """Return what is held of the keys before the store is asked about them; on reset, forget it."""
         gone: list[Leftover] = []
+        books = [self.book(policy) for policy, _, _ in asks]  # takes the turn by itself for a policy that is new
         with self.turn:
-            for policy, key, _ in asks:
-                book = self.book(policy)
+            for book, (_, key, _) in zip(books, asks, strict=True):
                 holder = book.holders.get(key)
                 if holder is not None:
                     holder.denial = None
