@@ -484,6 +484,41 @@ async def test_check_reads_the_key_from_a_header_field(site):
 
 
 @pytest.mark.parametrize(
+    ("fields", "status"),
+    [
+        ({"sec-fetch-site": "cross-site"}, 403),
+        ({"sec-fetch-site": "same-site", "origin": "http://localhost:9000"}, 403),  # another port is another program
+        ({"origin": "https://evil.example"}, 403),
+        ({"origin": "null"}, 403),
+        ({"origin": "http://127.0.0.1:8080", "sec-fetch-site": "cross-site"}, 403),
+        ({"origin": "http://127.0.0.1:8080", "sec-fetch-site": "same-origin"}, 200),
+        ({"origin": "http://127.0.0.1:8080"}, 200),
+        ({"sec-fetch-site": "none"}, 200),
+        ({}, 200),
+    ],
+)
+@pytest.mark.parametrize("method", ["GET", "HEAD", "POST", "OPTIONS"])
+async def test_a_page_of_another_site_cannot_ask_without_a_token(method, fields, status):
+    path = "/v1/check?policy=api&key=k"
+    for tokens, expected in (({}, status), ({"admin_token": ADMIN}, status), ({"decision_token": DECISION}, 200)):
+        async with Site(policies=POLICIES, **tokens) as site:
+            sent = {**fields, **({"x-tidegate-token": DECISION} if "decision_token" in tokens else {})}
+            assert (await site.http.request(method, path, headers=sent)).status_code == expected
+            assert site.desk.tally.count("api").allowed == (expected == 200)
+
+
+async def test_a_page_cannot_send_json_without_being_asked_for_permission(site):
+    """What a browser sends without asking first is refused by its type; the question it would ask is refused, too."""
+    for kind in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data"):
+        reply = await site.http.post("/v1/acquire", content=json.dumps(K), headers={"content-type": kind})
+        assert problem(reply)[0] == "unsupported-type"
+    reply = await site.http.options("/v1/acquire", headers={"origin": "https://evil.example"})
+    assert reply.status_code == 405
+    assert not [name for name in reply.headers if name.startswith("access-control")]
+    assert (await site.post("usage", K)).json()["limits"][0]["used"] == 0
+
+
+@pytest.mark.parametrize(
     "query",
     ["", "policy=api", "key=a", "policy=api&key=", "policy=api&key=a&policy=many", "policy=api&key=a&colour=red",
      "policy=api&key=a&cost=-1", "policy=api&key=a&cost=x", "policy=api&key=a&deny=200",

@@ -330,7 +330,7 @@ def test_a_forked_child_holds_nothing_of_its_parents(shared):
 
 
 def test_new_policies_can_be_asked_together(shared):
-    asks = [(Policy(name, (Limit(100, "1h"),)), "k", (1,)) for name in ("one", "other")]
+    asks = [(Policy(name, (Limit(100, "1h", "fixed_window"),)), "k", (1,)) for name in ("one", "other")]
     assert [decision.remaining for decision in LeasedStore(shared).apply("acquire", asks)] == [99, 99]
 
 

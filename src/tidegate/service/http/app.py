@@ -204,6 +204,7 @@ class App:
         return await get(scope, headers)
 
     async def _check(self, scope: Scope, headers: dict[bytes, bytes]) -> Reply:
+        self._door.check_site(headers)
         self._check_load()
         return await check(self.desk, scope["query_string"], headers, self.settings.headers)
 
