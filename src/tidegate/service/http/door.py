@@ -54,7 +54,6 @@ class Door:
             raise ProblemError("forbidden", "no admin token is configured: set admin_token or admin_token_file")
         raise ProblemError("unauthorized", "send the token as 'Authorization: Bearer …' or as 'X-Tidegate-Token: …'")
 
-
     def check_site(self, headers: dict[bytes, bytes]) -> None:
         """Refuse a page of another site where no token is needed: its reader's browser is on this machine, too.
 
