@@ -26,11 +26,12 @@ from tidegate.stores.lease import Lease, LeasedStore, read_lease
 from tidegate.waiting import Ask, Lines, Steps, TaskCall, ThreadCall, wait_in_line
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable
 
     from tidegate.clock import Signal
     from tidegate.waiting import Call
 
+    AsyncApply = Callable[..., Awaitable[list[Decision]]]  # as Store.apply_async
 
 ENDLESS: Final = 3e10
 
@@ -396,8 +397,21 @@ class AsyncLimiter(_Engine):
 
     async def acquire(self, key: Key, cost: Cost = 1, timeout: float | None = None, priority: float = 0) -> Decision:  # noqa: ASYNC109 - the deadline is part of the contract
         """Wait until there are enough permits, and take them; see `Limiter.acquire`."""
+        return await self._wait_for("acquire", key, cost, timeout, priority)
+
+    async def _wait_for(
+        self,
+        verb: str,
+        key: Key,
+        cost: Cost,
+        timeout: float | None,  # noqa: ASYNC109 - as above
+        priority: float,
+        apply: AsyncApply | None = None,
+    ) -> Decision:
+        """Charge a cost, waiting for it; `apply` replaces the store's own `apply_async`."""
         call = TaskCall()
-        return await call.run(self._drive, self._acquiring(call, "acquire", key, cost, timeout, priority))
+        steps = self._acquiring(call, verb, key, cost, timeout, priority)
+        return await call.run(functools.partial(self._drive, apply=apply), steps)
 
     def reserve(
         self, key: Key, cost: Cost = 1, ttl: float = 60.0, timeout: float | None = 0.0, priority: float = 0
@@ -414,8 +428,7 @@ class AsyncLimiter(_Engine):
         priority: float,
     ) -> AsyncReservation:
         ttl = seconds("ttl", ttl)
-        call = TaskCall()
-        decision = await call.run(self._drive, self._acquiring(call, "hold", key, cost, timeout, priority))
+        decision = await self._wait_for("hold", key, cost, timeout, priority)
         policy = self._policy_of(decision)
         return AsyncReservation(self._settle, self.clock, policy, normal_key(key), policy.costs(cost), decision, ttl)
 
@@ -462,16 +475,17 @@ class AsyncLimiter(_Engine):
         """Close."""
         await self.close()
 
-    async def _ask(self, ask: Ask) -> Decision:
+    async def _ask(self, ask: Ask, apply: AsyncApply | None = None) -> Decision:
         verb, policy, key, costs, at = ask
         if self._instant_store or self._lines.closed:
             decision = self._apply(verb, policy, key, costs, self._instant(), at)
         else:
-            decision = (await self.store.apply_async(verb, ((policy, key, costs),), self._instant(), at))[0]
+            apply = apply or self.store.apply_async
+            decision = (await apply(verb, ((policy, key, costs),), self._instant(), at))[0]
         return self._seen(ask, decision) if self._watched else decision
 
-    async def _drive(self, steps: Steps) -> Decision:
-        """Ask and sleep for a generator of steps."""
+    async def _drive(self, steps: Steps, apply: AsyncApply | None = None) -> Decision:
+        """Ask and sleep for a generator of steps; `apply` replaces the store's own `apply_async`."""
         answer = None
         try:
             while True:
@@ -480,7 +494,7 @@ class AsyncLimiter(_Engine):
                 except StopIteration as done:
                     return done.value  # type: ignore[no-any-return]  # a Decision, by the type of Steps
                 if isinstance(step, Ask):
-                    answer = await self._ask(step)
+                    answer = await self._ask(step, apply)
                 else:
                     await self.clock.wait_async(*step)
         finally:

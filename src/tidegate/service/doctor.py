@@ -218,7 +218,7 @@ def looked_at(settings: Settings) -> Iterator[tuple[Path, bool]]:
     """Go through all files of the settings, and whether they hold secrets."""
     if settings.file is not None:
         text = settings.file.read_text(encoding="utf-8")
-        yield settings.file, any(f"{name}:" in text for name in ("decision_token", "admin_token"))
+        yield settings.file, any(f"{name}:" in text for name in ("decision_token", "admin_token", "reservation_secret"))
     yield from ((path, True) for path in settings.secrets)
     for path in (*settings.providers, *yaml_of(settings.provider_dirs)):
         yield path, holds(path, "api_key")

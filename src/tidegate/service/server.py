@@ -13,7 +13,6 @@ import os
 import signal
 import socket
 from dataclasses import replace
-from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, Final
 
 from tidegate.errors import ConfigError
@@ -52,22 +51,17 @@ LAST: Final = 1.0  # seconds for those that were woken because the service stops
 class Service:
     """One process of the service. `run` until `stop`."""
 
-    def __init__(
-        self, settings: Settings, listener: socket.socket, *, secret: bytes = b"", clock: Clock | None = None
-    ) -> None:
+    def __init__(self, settings: Settings, listener: socket.socket, *, clock: Clock | None = None) -> None:
         """Open the store and prepare everything that answers; HTTP is served on the listening socket."""
         self._listener = listener
         self._connections = bounded_connections(settings, raise_descriptor_limit())
         self.settings = settings
-        token = settings.decision_token
-        if token is not None:  # so that services that share a token and a store settle each other's reservations
-            secret = blake2b(token.encode(), person=b"reservations").digest()
         self.store = open_shared(settings, clock)
         self.denials = DecisionLog("tidegate.service")
         self.desk = Desk(
             settings.rules,
             self.store,
-            secret=secret,
+            secrets=settings.reservation_secret,
             max_wait=settings.max_wait,
             on_denial=(self.denials,),
         )
@@ -207,11 +201,9 @@ def take_addresses(settings: Settings) -> Settings:
     return settings
 
 
-async def serve(
-    settings: Settings, listener: socket.socket, ready: Ready | None = None, *, secret: bytes = b""
-) -> None:
+async def serve(settings: Settings, listener: socket.socket, ready: Ready | None = None) -> None:
     """Run one process of the service until SIGTERM or SIGINT; SIGHUP reads the file again."""
-    service = Service(settings, listener, secret=secret)
+    service = Service(settings, listener)
     loop = asyncio.get_running_loop()
     handled = (signal.SIGTERM, signal.SIGINT)
     for number in handled:

@@ -40,6 +40,7 @@ Flag = str | Sequence[str]  # what a command line says of a setting: several tex
 FOLDER: Final = Path("tidegate-data")
 BY_NAME: Final = {option.name: option for option in OPTIONS}
 SECTIONS: Final = ("policies", "domains")
+SECRET_FILES: Final = ("_token_file", "_secret_file")
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,7 @@ class Settings:
     open: bool = False
     decision_token: str | None = field(default=None, repr=False)
     admin_token: str | None = field(default=None, repr=False)
+    reservation_secret: tuple[str, ...] = field(default=(), repr=False)  # the first signs, all verify
     lease: Lease | None = None
     workers: int = 1
     headers: str = "x"
@@ -79,7 +81,7 @@ class Settings:
     file: Path | None = None
     flags: Mapping[str, Flag] = field(default_factory=dict, repr=False, compare=False)
     policies: tuple[str, ...] = field(default=(), repr=False, compare=False)
-    secrets: tuple[Path, ...] = field(default=(), repr=False, compare=False)  # files that hold tokens
+    secrets: tuple[Path, ...] = field(default=(), repr=False, compare=False)  # files that hold tokens or secrets
 
     @property
     def fetches(self) -> bool:
@@ -128,7 +130,7 @@ def load_settings(
         file=None if source is None or isinstance(source, Mapping) else Path(source),
         flags=flags,
         policies=policies,
-        secrets=tuple(read_path(chosen[name]) for name in chosen if name.endswith("_token_file")),
+        secrets=tuple(read_path(chosen[name]) for name in chosen if name.endswith(SECRET_FILES)),
     )
     _check(settings, {**{option.name: whole for option in OPTIONS}, **chosen})
     return settings
@@ -171,7 +173,8 @@ def _given(values: Mapping[str, Flag], name_of: Callable[[Option], str], prefix:
             found[option.name] = Setting([each.strip() for each in texts if each.strip()], field=place)
             continue
         # A text is a text, even if YAML would take it for something else.
-        setting = Setting(text) if option.schema is TEXT or not isinstance(text, str) else parse(text)
+        plain = option.schema is TEXT or option.secret
+        setting = Setting(text) if plain or not isinstance(text, str) else parse(text)
         found[option.name] = replace(setting, file=None, line=None, field=place)
     return found
 
@@ -195,6 +198,11 @@ def _check(settings: Settings, places: Mapping[str, Setting]) -> None:
         given = ("admin_token", "admin_token_file")
         place = next(places[name] for name in given if places[name].field)
         raise place.error("is the decision token too: they have to differ")
+    tokens = {settings.decision_token, settings.admin_token}
+    if tokens.intersection(settings.reservation_secret):
+        given = ("reservation_secret", "reservation_secret_file")
+        place = next(places[name] for name in given if places[name].field)
+        raise place.error("is a token too: clients know that, and could sign ids")
 
 
 __all__ = ["FOLDER", "OPTIONS", "SECTIONS", "Address", "Settings", "load_settings"]

@@ -11,7 +11,6 @@ import logging
 import multiprocessing
 import multiprocessing.connection
 import os
-import secrets
 import signal
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
@@ -80,7 +79,6 @@ class Crew:
         self._settings = settings
         self._listener = listener
         self._clock = SystemClock()
-        self._secret = secrets.token_bytes(32)  # all settle each other's reservations
         self._places = [Place(first=number == 0) for number in range(settings.workers)]
         self._reader, self._writer = SPAWN.Pipe(duplex=False)
         self._up = 0  # how many have come to serve
@@ -113,7 +111,7 @@ class Crew:
     def _fill(self, place: Place) -> None:
         """Start a process; it inherits that SIGHUP has to wait, until it knows what to do with one."""
         words = given(self._settings)
-        process = SPAWN.Process(target=work, args=(words, self._listener, self._secret, self._writer, place.first))
+        process = SPAWN.Process(target=work, args=(words, self._listener, self._writer, place.first))
         place.began = self._clock.steady()
         signal.pthread_sigmask(signal.SIG_BLOCK, HANGUP)
         try:
@@ -199,7 +197,7 @@ def given(settings: Settings) -> dict[str, Any]:
     return {"source": settings.file, "flags": dict(settings.flags), "policies": settings.policies}
 
 
-def work(words: dict[str, Any], listener: socket.socket, secret: bytes, told: Any, first: bool) -> None:  # noqa: ANN401, FBT001 - a connection, and as `args`
+def work(words: dict[str, Any], listener: socket.socket, told: Any, first: bool) -> None:  # noqa: ANN401, FBT001 - a connection, and as `args`
     """Be one of the processes; the first also runs what there is one of: sources, what shows a budget or a swarm."""
     logs.set_up()
     try:
@@ -207,13 +205,13 @@ def work(words: dict[str, Any], listener: socket.socket, secret: bytes, told: An
         if not first:
             settings = replace(settings, **ALONE)
         with contextlib.suppress(KeyboardInterrupt):
-            server.run_loop(attend(settings, listener, secret, told))
+            server.run_loop(attend(settings, listener, told))
     except RateLimitError as error:
         kind = StoreUnavailable if isinstance(error, StoreUnavailable) else ConfigError
         tell(told, (os.getpid(), kind, str(error)[:TEXT]))
 
 
-async def attend(settings: Settings, listener: socket.socket, secret: bytes, told: Any) -> None:  # noqa: ANN401 - a connection
+async def attend(settings: Settings, listener: socket.socket, told: Any) -> None:  # noqa: ANN401 - a connection
     """Serve until told to stop, or until the process that started this one is gone."""
     loop, parent = asyncio.get_running_loop(), multiprocessing.parent_process()
 
@@ -228,7 +226,7 @@ async def attend(settings: Settings, listener: socket.socket, secret: bytes, tol
 
     if parent is not None:
         loop.add_reader(parent.sentinel, orphaned, parent.sentinel)
-    await server.serve(settings, listener, up, secret=secret)
+    await server.serve(settings, listener, up)
 
 
 def tell(told: Any, what: object) -> None:  # noqa: ANN401 - a connection

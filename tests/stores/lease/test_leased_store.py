@@ -355,6 +355,11 @@ def test_a_forked_child_holds_nothing_of_its_parents(shared):
     assert held(limiter) == before > 0
 
 
+def test_new_policies_can_be_asked_together(shared):
+    asks = [(Policy(name, (Limit(100, "1h", "fixed_window"),)), "k", (1,)) for name in ("one", "other")]
+    assert [decision.remaining for decision in LeasedStore(shared).apply("acquire", asks)] == [99, 99]
+
+
 def test_a_leased_store_serves_several_limiters(shared):
     store = LeasedStore(shared)
     one, two = Limiter("1000/1h", store=store, name="one"), Limiter("1000/1h", store=store, name="two")

@@ -7,6 +7,7 @@ from typing import Final, NamedTuple
 
 from tidegate.errors import Closed, ConfigError, RateLimitError, ResourceUnknown, StoreUnavailable
 from tidegate.headers import PROBLEM_TYPE
+from tidegate.service.idempotency import IdempotencyMismatchError
 from tidegate.service.receipts import AlreadySettledError
 from tidegate.service.wire import BadFieldError
 
@@ -90,6 +91,7 @@ def problem_of(error: RateLimitError) -> ProblemError:
 
 BY_ERROR: Final = (
     (AlreadySettledError, "already-settled"),
+    (IdempotencyMismatchError, "idempotency-mismatch"),
     (StoreUnavailable, "store-unavailable"),
     (Closed, "stopping"),
 )
