@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from tests.soak.effects import Effect, actual_effects, expected_effects
+from tests.soak.effects import Effect, actual_effects, expected_effects, label_of
 from tests.soak.journal import ANSWERED, file_journal
 from tests.soak.traffic import USUAL
 from tidegate import RateLimitError
@@ -45,7 +45,7 @@ class Recorder:
     async def _sent(self, request: httpx.Request) -> None:
         verb, body = request.url.path.rpartition("/")[2], json.loads(request.content)
         effects = expected_effects(verb, body, self._held)
-        request.extensions[NUMBER] = self._journal.sent(verb, effects), verb, effects
+        request.extensions[NUMBER] = self._journal.sent(label_of(verb, body), effects), verb, effects
 
     async def _answered(self, response: httpx.Response) -> None:
         await response.aread()

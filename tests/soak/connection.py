@@ -10,7 +10,7 @@ import asyncio
 import json
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from tests.soak.effects import Effect, actual_effects, expected_effects
+from tests.soak.effects import WAITING, Effect, actual_effects, expected_effects, label_of
 from tests.soak.journal import ANSWERED, BROKEN, GONE, HUNG_UP
 
 if TYPE_CHECKING:
@@ -46,7 +46,8 @@ class Connection:
         content = json.dumps(body).encode()
         fields += f"Content-Type: application/json\r\nContent-Length: {len(content)}\r\n"
         message = head("POST", f"/v1/{verb}", fields) + content
-        reply = await self._recorded(verb, expected_effects(verb, body, self.held), message, give_up, key)
+        label = label_of(verb, body)
+        reply = await self._recorded(label, expected_effects(verb, body, self.held), message, give_up, key)
         if verb == "reserve" and reply is not None and reply.status == 200 and reply.body["id"] is not None:
             self.held[reply.body["id"]] = Effect((body["policy"], body["key"]), body.get("cost", 1))
         return reply
@@ -134,7 +135,7 @@ def effects_of_reply(verb: str, effects: list[Effect], reply: Reply) -> list[int
         return [0] * len(effects)
     if verb == "check" and reply.status == 200:
         return [effect.amount for effect in effects]
-    return actual_effects(verb, effects, reply.status, reply.body)
+    return actual_effects(verb.removesuffix(WAITING), effects, reply.status, reply.body)
 
 
 def head(method: str, path: str, fields: str = "") -> bytes:

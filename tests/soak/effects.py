@@ -11,6 +11,7 @@ Account = tuple[str, str]  # the name of a policy, and a key
 
 CHARGES: Final = ("acquire", "reserve")
 SETTLES: Final = ("commit", "cancel", "release")
+WAITING: Final = " waiting"
 # Problems that the service answers before it asks the store: nothing was charged or given back.
 REFUSED: Final = ("busy", "stopping")
 
@@ -37,6 +38,11 @@ def expected_effects(verb: str, body: dict[str, Any], held: dict[str, Effect]) -
         account, estimate = held[body["id"]]
         return [Effect(account, body.get("cost", estimate) - estimate if verb == "commit" else -estimate)]
     return []
+
+
+def label_of(verb: str, body: dict[str, Any]) -> str:
+    """Name a request in a journal; one that may wait asks the store again and again."""
+    return f"{verb}{WAITING}" if body.get("wait") else verb
 
 
 def account_of(body: dict[str, Any]) -> Account:

@@ -9,7 +9,9 @@ At the end of a round, what the store says is used must equal charges less settl
 - a charge without an answer, because the service or the store was down, or the client closed the connection at once or
   was killed: it may be charged (`may_add`);
 - a settlement without an answer may have been done (`may_take`); one that was answered while the store was down is
-  carried out later, or lost with its process (`may_add`).
+  carried out later, or lost with its process (`may_add`);
+- a call that waits asks the store again if an answer of the store got lost, so it may be charged twice, or charged and
+  denied (`may_add`).
 
 A client that hangs up while service and store run is not in doubt: it keeps reading until the service has closed the
 connection. If no answer came, nothing may stay charged.
@@ -20,6 +22,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
+from tests.soak.effects import WAITING
 from tests.soak.journal import ANSWERED, GONE, HUNG_UP
 
 if TYPE_CHECKING:
@@ -76,9 +79,10 @@ class Balance:
         elif call.actual is None:
             self.may_add += max(0, call.amount)
             self.may_take += max(0, -call.amount)
-        elif call.actual > 0:
+        elif call.actual >= 0:
             self.charged += call.actual
-        elif call.actual < 0:
+            self.may_add += call.amount if down and call.verb.endswith(WAITING) else 0
+        else:
             self.given_back -= call.actual
             self.may_add -= call.actual if down else 0
 

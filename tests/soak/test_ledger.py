@@ -27,6 +27,10 @@ def balance_of(*calls, outages=()):
         (("acquire", 2, 0, 9, ANSWERED, 2), [], [2]),
         (("acquire", 2, 0, 9, ANSWERED, 0), [], [0]),
         (("acquire", 2, 0, 9, ANSWERED, None), [], [0, 1, 2]),  # an answer that does not tell
+        (("acquire waiting", 2, 0, 99, ANSWERED, 0), DOWN, [0]),
+        (("acquire waiting", 2, 0, 150, ANSWERED, 0), DOWN, [0, 1, 2]),  # the store's first answer may be lost
+        (("acquire waiting", 2, 0, 150, ANSWERED, 2), DOWN, [2, 3, 4]),
+        (("acquire", 2, 0, 150, ANSWERED, 2), DOWN, [2]),
         (("acquire", 2, 0, 9, HUNG_UP, None), [], [0]),
         (("acquire", 2, 99, 150, HUNG_UP, None), DOWN, [0, 1, 2]),
         (("acquire", 2, 0, 99, HUNG_UP, None), DOWN, [0]),  # before the store was down
