@@ -28,7 +28,8 @@ from tests.soak.soak import Soak
 from tests.soak.totals import Totals, table
 
 STORES: Final = ("sqlite", "redis", "postgres")
-FOLDER: Final = Path(__file__).parents[2] / "build" / "soak"
+ROOT: Final = Path(__file__).parents[2]
+FOLDER: Final = ROOT / "build" / "soak"
 MAX_PRINTED: Final = 20  # violations of each store
 
 
@@ -63,13 +64,11 @@ def main() -> int:
     results = [soak(store, asked) for store in (STORES if asked.store == "all" else (asked.store,))]
     print(f"\n{table(results)}\n")
     for totals in results:
-        for text in totals.violations[:MAX_PRINTED]:
+        for text in sorted(totals.violations, key=lambda text: "KEPT" in text)[:MAX_PRINTED]:  # the worst first
             print(f"{totals.name}: {text}")
         if totals.violations:
             words = f"--store {totals.name} --minutes {asked.minutes:g} --rate {asked.rate:g} --seed {asked.seed}"
-            print(
-                f"{totals.name}: {len(totals.violations)} violations; see {totals.log.parent.relative_to(Path.cwd())}"
-            )
+            print(f"{totals.name}: {len(totals.violations)} violations; see {totals.log.parent.relative_to(ROOT)}")
             print(f'{totals.name}: again with make soak ARGS="{words}"')
     return int(any(totals.violations for totals in results))
 

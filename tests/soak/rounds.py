@@ -202,10 +202,11 @@ class Round:
             self._totals.report(self._place, account, f"OVER: {peak} permits admitted, the quota is {quota}", balance)
 
     def _check_charged(self, account: Account, balance: Balance, used: list[int]) -> None:
-        self._totals.add(account, balance, used)
-        if not all(map(balance.holds, used)):
+        kept, missing = self._totals.add(account, balance, used)
+        if kept or missing:
+            found = f"KEPT: {kept} too many" if kept else f"MISSING: {missing} too few"
             text = (
-                f"{used} charged, {balance.charged} answered, {balance.given_back} given back, in doubt "
+                f"{found}; {used} charged, {balance.charged} answered, {balance.given_back} given back, in doubt "
                 f"+{balance.may_add} -{balance.may_take}; {balance.hung_up} asked for by clients that hung up"
             )
             self._totals.report(self._place, account, text, balance)
@@ -214,7 +215,7 @@ class Round:
         """See that permits taken ahead are charged before they are used, and given back by a client that closes."""
         unused = charged - balance.used_from_leases
         if unused < 0 or (self._done.exists() and unused and not balance.may_add + balance.may_take):
-            text = f"{charged} charged, {balance.used_from_leases} used by a client that has closed"
+            text = f"LEASED: {charged} charged, {balance.used_from_leases} used by a client that has closed"
             self._totals.report(self._place, account, text, balance)
 
     async def _settled(self, balances: dict[Account, Balance]) -> dict[Account, list[int]]:

@@ -38,8 +38,8 @@ class Totals:
     violations: list[str] = field(default_factory=list)
     checked: dict[Account, tuple[int, int]] = field(default_factory=dict)  # between what its charge must stay
 
-    def add(self, account: Account, balance: Balance, used: list[int]) -> None:
-        """Count the account of a round."""
+    def add(self, account: Account, balance: Balance, used: list[int]) -> tuple[int, int]:
+        """Count the account of a round; give how many permits too many are charged, and how many too few."""
         self.answered += balance.charged
         self.given_back += balance.given_back
         self.charged += used[0]
@@ -47,11 +47,13 @@ class Totals:
         self.may_take += balance.may_take
         self.hung_up += balance.hung_up
         least, most = balance.expected - balance.may_take, balance.expected + balance.may_add
-        if max(used) > most:
+        kept, missing = max(0, max(used) - most), max(0, least - min(used))
+        if kept:
             group = account[1].partition(":")[0]
-            self.kept[group] = self.kept.get(group, 0) + max(used) - most
-        self.missing += max(0, least - min(used))
+            self.kept[group] = self.kept.get(group, 0) + kept
+        self.missing += missing
         self.checked[account] = min(least, *used), max(most, *used)
+        return kept, missing
 
     @property
     def difference(self) -> int:
