@@ -7,7 +7,7 @@ from tests.soak.soak import Soak
 
 @pytest.mark.parametrize(
     ("store", "kinds"),
-    [("sqlite", ["locked", "edit"]), ("redis", ["late", "crash"]), ("postgres", ["frozen", "worker"])],
+    [("sqlite", ["locked", "worker", "edit"]), ("redis", ["late", "crash"]), ("postgres", ["late", "frozen"])],
 )
 def test_what_is_charged_was_answered(store, kinds, tmp_path):
     said = []
