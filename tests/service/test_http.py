@@ -300,6 +300,31 @@ async def test_tokens(tokens, sent, decides, administers, field):
         assert (await site.http.get("/healthz")).status_code == 200
 
 
+# What docs/service.md lists for the decision token. Whoever adds a path says here, and there, who may ask for it.
+WITHOUT_TOKEN = {"/healthz", "/readyz", "/openapi.json"}
+WITH_DECISION = {
+    *("/v1/acquire", "/v1/peek", "/v1/reserve", "/v1/lease", "/v1/commit", "/v1/cancel", "/v1/release", "/v1/batch"),
+    *("/v1/usage", "/v1/check", "/v1/policies", "/v1/overview", "/metrics"),
+}
+WITH_ADMIN = {"/v1/reset", "/v1/block", "/v1/unblock", "/v1/blocks"}
+
+
+async def test_a_decision_token_opens_what_is_listed_and_nothing_else():
+    async with Site(policies=POLICIES, decision_token=DECISION, admin_token=ADMIN) as site:
+        described = (await site.http.get("/openapi.json")).json()["paths"]
+        assert set(described) == WITHOUT_TOKEN | WITH_DECISION | WITH_ADMIN
+        for path, methods in described.items():
+            method = "POST" if "post" in methods and path != "/v1/check" else "GET"
+            statuses = []
+            for token in ("", DECISION, ADMIN):
+                headers = {"x-tidegate-token": token} if token else {}
+                sent = {"json": {}} if method == "POST" else {}
+                statuses.append((await site.http.request(method, path, headers=headers, **sent)).status_code)
+            refused = [status if status in (401, 403) else None for status in statuses]
+            expected = [None] * 3 if path in WITHOUT_TOKEN else [401, 403 if path in WITH_ADMIN else None, None]
+            assert (path, refused) == (path, expected)
+
+
 @pytest.mark.parametrize(
     ("host", "status"),
     [("127.0.0.1:8080", 200), ("localhost", 200), ("[::1]:80", 200), ("[::1]", 200), ("127.0.0.2:80", 200),

@@ -14,8 +14,10 @@ from tests.servers.valkey import ValkeyCluster, ValkeyServer
 from tests.service.conftest import STORES, url_of
 from tests.service.harness import START, Site, serving
 from tests.service.test_signing import said_by, services
+from tidegate.service.desk import Desk, Subject
 from tidegate.service.http import App
-from tidegate.service.idempotency import KEPT
+from tidegate.service.idempotency import ABANDONED, KEPT, KeyedCall
+from tidegate.service.settings import load_settings
 from tidegate.stores.failure import GuardedStore, open_guarded
 from tidegate.stores.lease import Lease, LeasedStore
 from tidegate.stores.registry import open_store
@@ -175,6 +177,30 @@ async def test_many_at_once(pair):
         answers = await asyncio.gather(*asking)
     assert {answer.json()["allowed"] for answer in answers} == {True}
     assert used(pair[0], "api", name) == len(keys)
+
+
+@pytest.mark.parametrize("verb", ["acquire", "reserve"])
+async def test_a_call_that_is_abandoned_while_the_store_decides_is_charged_once(verb, shared_url):
+    rules = load_settings({"policies": {"api": "1000/1h fixed_window"}}).rules
+    here, there = (Desk(rules, open_guarded(shared_url)) for _ in range(2))
+    subject, rounds = Subject("api", "k"), 60
+    try:
+        for desk in (here, there):
+            await desk.usage(subject)  # connected
+        for turns in range(rounds):
+            first, again = (KeyedCall.read(b"%d" % turns, verb, b"{}") for _ in range(2))
+            asking = asyncio.create_task(getattr(here, verb)(subject, call=first))
+            for _ in range(turns // 2):
+                await asyncio.sleep(0)
+            asking.cancel()
+            await getattr(there, verb)(subject, call=again)
+            await asyncio.gather(asking, return_exceptions=True)
+            while ABANDONED:
+                await asyncio.sleep(0)
+        assert (await there.usage(subject))["1h"].used == rounds
+    finally:
+        for desk in (here, there):
+            await desk.close()
 
 
 # ---- one process after another, in virtual time ----------------------------------------------------------------------

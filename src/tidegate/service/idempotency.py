@@ -11,9 +11,10 @@ cluster that keeps the two entries in different slots, and for the time while a 
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from tidegate.core.bounds import SECOND
 from tidegate.core.decision import Decision, LocalDecision
@@ -21,7 +22,7 @@ from tidegate.errors import ConfigError, RateLimitError
 from tidegate.service.marks import NUMBER_BYTES, is_repeated, made_at, mark_policy, number_from, numbers_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Coroutine, Sequence
 
     from tidegate.stores import Store
     from tidegate.stores.base import Ask
@@ -31,6 +32,7 @@ log = logging.getLogger("tidegate.service")
 KEPT: Final = 600 * SECOND  # how long a key is remembered
 MARK: Final = mark_policy("tidegate.call", KEPT / SECOND)
 CHARGES: Final = ("acquire", "hold")
+ABANDONED: Final[set[asyncio.Task[list[Decision]]]] = set()  # an event loop keeps no task by itself
 MISMATCH: Final = "use a new idempotency key for a new request"
 
 
@@ -85,9 +87,8 @@ class KeyedStore:
         """
         if verb not in CHARGES:
             return await self._store.apply_async(verb, asks, now, at)
-        together = (self._mark, *asks)
         try:
-            mark, *decisions = await self._store.apply_async(verb, together, now, at)
+            mark, *decisions = await finished(self._store.apply_async(verb, (self._mark, *asks), now, at))
         except ConfigError as error:  # a cluster keeps them apart
             log.debug("an idempotency key is remembered by this process alone: %s", error)
             return await self._store.apply_async(verb, asks, now, at)
@@ -116,6 +117,27 @@ class KeyedStore:
             raise IdempotencyMismatchError(MISMATCH)
         self._call.repeated = True
         return True
+
+
+async def finished(asking: Coroutine[Any, Any, list[Decision]]) -> list[Decision]:
+    """Ask a store such that the question is finished even if the caller is cancelled.
+
+    A store gives back what a cancelled call took. A repetition that comes in between finds the mark, and would be
+    allowed for a charge that is given back. So the charge of a keyed call stays, for the repetition.
+    """
+    task = asyncio.ensure_future(asking)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        ABANDONED.add(task)
+        task.add_done_callback(_forget_abandoned)
+        raise
+
+
+def _forget_abandoned(task: asyncio.Task[list[Decision]]) -> None:
+    ABANDONED.discard(task)
+    if not task.cancelled():
+        task.exception()  # looked at, so that nobody is told that it never was
 
 
 def was_repeated(call: KeyedCall | None) -> bool:
