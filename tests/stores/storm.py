@@ -28,7 +28,7 @@ KINDS = ("try_acquire", "acquire", "reserve", "commit", "block")
 SETTLING = 30.0  # seconds for the last charges to be given back on a busy machine
 # Nothing comes back by itself while a storm lasts.
 COUNTED = (
-    Limit(1, "52w", burst=10**6, name="token_bucket"),
+    Limit(1000, "52w", burst=10**5, name="token_bucket"),
     Limit(10**6, "52w", "fixed_window", name="fixed_window"),
     Limit(10**6, "52w", "sliding_log", name="sliding_log"),
 )
