@@ -24,7 +24,8 @@ def command(server: str, site: str, port: int, *more: str) -> list[str]:
     app = f"tests.inbound.sites.{site}"
     if server == "uvicorn":
         # By default it believes X-Forwarded-For from this machine, and would change the peer's address for us.
-        words = [app, "--no-proxy-headers", "--log-level", "warning", *(more or ("--port", str(port)))]
+        place = () if "--uds" in more else ("--port", str(port))
+        words = [app, "--no-proxy-headers", "--log-level", "warning", *place, *more]
     elif server == "granian":
         words = ["--interface", "wsgi" if "flask" in site else "asgi", "--port", str(port), "--no-log", app]
     else:
@@ -33,13 +34,13 @@ def command(server: str, site: str, port: int, *more: str) -> list[str]:
 
 
 @contextmanager
-def serving(server: str, site: str, socket_path: str | None = None) -> Iterator[str]:
+def serving(server: str, site: str, *more: str, socket_path: str | None = None, **env: str) -> Iterator[str]:
     """Serve a site on a port, or (uvicorn) on a Unix socket, and give its URL."""
     port = free_port()
     process = subprocess.Popen(
-        command(server, site, port, *(("--uds", socket_path) if socket_path else ())),
+        command(server, site, port, *more, *(("--uds", socket_path) if socket_path else ())),
         cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"},
+        env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1", **env},
         start_new_session=True,
         stdin=subprocess.DEVNULL,
     )
@@ -63,3 +64,11 @@ def listens(process: subprocess.Popen[bytes], port: int, path: str | None) -> bo
         probe.settimeout(1)
         probe.connect(path or ("127.0.0.1", port))
         return True
+
+
+def raw_status(url: str, target: str) -> int:
+    """Ask for a target exactly as it is written, as clients of one's own making can; give the status."""
+    port = int(url.rpartition(":")[2])
+    with socket.create_connection(("127.0.0.1", port), timeout=10) as connection:
+        connection.sendall(f"GET {target} HTTP/1.1\r\nHost: site\r\nConnection: close\r\n\r\n".encode())
+        return int(connection.makefile("rb").readline().split()[1])

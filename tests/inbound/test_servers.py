@@ -5,7 +5,7 @@ import pytest
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 
-from tests.inbound.servers import serving
+from tests.inbound.servers import raw_status, serving
 
 COMBINATIONS = [
     ("uvicorn", "starlette_site:app"),
@@ -43,6 +43,32 @@ def test_limits_hold_under(server, site):
         assert stats.json()["by_category"]["read"] == 1
 
 
+# Targets that reach the same route, which allows two requests an hour; `{}` stands for where it is mounted.
+@pytest.mark.parametrize(
+    ("server", "site", "more", "targets"),
+    [
+        (
+            "gunicorn",
+            "flask_app",
+            {"SCRIPT_NAME": "/pre"},
+            ["{}/import/a", "{}import/a", "{}//import/a", "{}%69mport/a"],
+        ),
+        ("uvicorn", "quart_app", {"--http": "h11"}, ["/import/a", "http://site/import/a", "http://site/import/a;x"]),
+        ("uvicorn", "quart_app", {"--root-path": "/pre", "--http": "h11"}, ["/import/a", "import/a", "//import/a"]),
+        ("uvicorn", "starlette_app", {}, ["/pre/import/a", "/pre/%69mport/a", "/pre/import/%61"]),
+        ("uvicorn", "starlette_app", {"--root-path": "/v1"}, ["/pre/import/a", "/pre/%69mport/a", "/pre/import/b"]),
+    ],
+)
+def test_a_route_has_one_count_however_its_path_is_written(server, site, more, targets):
+    words = [word for pair in more.items() if pair[0].startswith("--") for word in pair]
+    env = {name: value for name, value in more.items() if not name.startswith("--")}
+    with serving(server, f"import_site:{site}", *words, **env) as url:
+        targets = [target.format("/pre") for target in targets]
+        assert raw_status(url, targets[0]) == 200
+        assert raw_status(url, targets[1]) == 200
+        assert [raw_status(url, target) for target in targets] == [429] * len(targets)
+
+
 def test_streams_background_tasks_mounts_and_websockets_are_as_without_it():
     with serving("uvicorn", "starlette_site:app") as url, httpx.Client(base_url=url) as client:
         stream = client.get("/stream")
@@ -71,7 +97,7 @@ def test_clients_on_a_unix_socket_are_unknown_and_not_blocked(tmp_path):
     path = str(tmp_path / "site.sock")
     transport = httpx.HTTPTransport(uds=path)
     with (
-        serving("uvicorn", "starlette_site:app", path),
+        serving("uvicorn", "starlette_site:app", socket_path=path),
         httpx.Client(transport=transport, base_url="http://site") as client,
     ):
         assert [client.get("/hello").status_code for _ in range(7)] == [200] * 7
