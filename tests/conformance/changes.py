@@ -31,7 +31,8 @@ def changing_history(seed: int, steps: int = 120) -> Iterator[Vector]:
         verb, cost, at = random.choice(("acquire", "acquire", "hold", "peek")), random.choice((1, 1, 2, 5, 40)), None
         if not random.randrange(4):
             verb, cost = "adjust", random.choice((-1, -3, -60, 2)) if random.randrange(20) else MAX
-            at = random.choice((None, *held[-5:], now + random.choice((-1, 0, 1)) * random.choice(versions).length))
+            lengths = (versions[place].length, random.choice(versions).length)
+            at = random.choice((None, *held[-3:], *(now + random.choice((-1, 0, 1)) * length for length in lengths)))
         asks = ((Policy("changes", (versions[place],)), "k", (cost,)),)
         answers = model.apply(verb, asks, now, at)
         if verb in ("acquire", "hold") and answers[0].allowed:
@@ -56,3 +57,60 @@ def _versions(random: Random, seed: int) -> list[Limit]:
     if kind == "sliding_window":
         quotas = [min(quota, 1000) for quota in quotas]
     return [Limit(quota, f"{length}us", kind, name="l") for quota, length in zip(quotas, lengths, strict=True)]
+
+
+def directed_histories() -> Iterator[list[Vector]]:
+    """Short histories of what random ones seldom meet."""
+    year, month, day, hour, minute = map(_calendar, ("year", "month", "day", "hour", "minute"))
+    india = Limit(100, "day", "calendar_window", name="l", timezone="Asia/Kolkata")
+    daily, hourly, minutely = (Limit(100, period, "fixed_window", name="l") for period in ("1d", "1h", "1m"))
+    # An hour that has ended while a day is open counts in that day, and in another limit's day.
+    yield _history(
+        ("acquire", day, 10, 0), ("acquire", hour, 20, 0), ("peek", day, 71, 180), ("peek", india, 71, 180),
+        ("acquire", day, 70, 180), ("peek", hour, 1, 181),
+    )  # fmt: skip
+    # What was used in hours that have ended counts again when the day does, and only then.
+    yield _history(
+        ("acquire", day, 10, 0), ("acquire", hour, 20, 1), ("acquire", hour, 30, 61), ("peek", hour, 91, 121),
+        ("acquire", hour, 1, 121), ("peek", day, 41, 122), ("acquire", day, 39, 122), ("peek", day, 1, 1439),
+        ("peek", day, 1, 1440),
+    )  # fmt: skip
+    yield _history(
+        ("acquire", daily, 10, 0), ("acquire", hourly, 20, 1), ("acquire", hourly, 30, 61),
+        ("acquire", minutely, 5, 62), ("peek", hourly, 99, 63), ("peek", daily, 41, 63), ("acquire", daily, 35, 63),
+        ("peek", daily, 1, 1439), ("peek", daily, 1, 1502),
+    )  # fmt: skip
+    # More older windows than a state carries.
+    nested = [Limit(100, f"{2**power}h", "fixed_window", name="l") for power in range(8, -1, -1)]
+    steps = [("acquire", limit, place + 1, place) for place, limit in enumerate(nested)]
+    looks = [("peek", nested[-1], 60, 60 * 2**power + 4) for power in range(9)]
+    yield _history(*steps, *looks, ("adjust", nested[-1], -7, 62, 3))
+    # Corrections in an older window, in both, in one that has ended, in one to come.
+    yield _history(
+        ("hold", month, 60, 0), ("hold", day, 10, 600), ("adjust", day, -5, 601, 0), ("adjust", month, -20, 602, 600),
+        ("adjust", day, 7, 603, 0), ("adjust", day, -5, 604, 604 + 1440), ("adjust", day, -5, 605, -1440 * 40),
+        ("peek", day, 80, 606), ("adjust", day, -80, 607), ("acquire", year, 100, 608), ("adjust", hour, -9, 609, 608),
+        ("adjust", day, 3, 610, 70),
+    )  # fmt: skip
+    # A clock that steps back behind the latest charge, in another limit's window.
+    yield _history(
+        ("acquire", month, 10, 0), ("acquire", day, 20, 1439), ("acquire", minute, 5, 1430), ("peek", minute, 66, 1439)
+    )
+    # A cost of nothing leaves a bucket as it is, also its instant.
+    bucket = Limit(100, "1h", name="l")
+    yield _history(("acquire", bucket, 50, 0), ("acquire", bucket, 0, 10), ("peek", bucket, 0, 5))
+
+
+def _calendar(period: str) -> Limit:
+    return Limit(100, period, "calendar_window", name="l")
+
+
+def _history(*steps: tuple[str, Limit, int, int] | tuple[str, Limit, int, int, int]) -> list[Vector]:
+    model, vectors, midnight = Model(), [], 1_749_945_600 * SECOND
+    for verb, limit, cost, minute, *ats in steps:
+        now, *at = (midnight + each * 60 * SECOND for each in (minute, *ats))
+        asks = ((Policy("changes", (limit,)), "k", (cost,)),)
+        vectors.append(
+            Vector(verb, asks, now, at[0] if at else None, model.apply(verb, asks, now, at[0] if at else None))
+        )
+    return vectors

@@ -140,10 +140,7 @@ def _counted(state: State, limit: Limit, now: int, start: int, end: int) -> tupl
     What has ended counts on in a window that overlaps it, as long as the state lasts. A fixed window has no place of
     its own in time: an open one stays where it is, and is taken to reach back if it becomes longer.
     """
-    windows, now = _windows(state), _seen(state, now)
-    expires = max(until for _, _, until in windows)
-    if expires <= now:
-        return [], 0
+    windows, now, expires = _windows(state), _seen(state, now), limit.rules.expires(state)
     owner, _, since = state
     last, ended = (owner.last, owner.ended) if isinstance(owner, Carried) else (since, 0)
     overlaps, back = start <= last, start < since
@@ -171,7 +168,7 @@ def _charge_window(state: State | None, limit: Limit, cost: int, now: int, start
 
 def _taken(state: State | None, limit: Limit, cost: int, now: int, start: int, end: int) -> State:
     """Take permits, whether or not they are there; what would end before the window [start, end) now counts in it."""
-    if state is None:
+    if state is None or limit.rules.expires(state) <= now:
         return limit, cost, start
     counted, ended = _counted(state, limit, now, start, end)
     used, older = _sum(counted), tuple(window for window in counted if window[2] > end and window[0])

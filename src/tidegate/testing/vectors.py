@@ -113,10 +113,10 @@ def _correction(
 ) -> tuple[tuple[Ask, ...], int | None]:
     """Correct the latest charges of a key, those of an instant, or some never made: give back, cancel or take more."""
     at = None
-    if charged and random.randrange(5):
+    if charged and random.randrange(4):
         ask, at = random.choice(charged[-8:])
         asks = (ask,)
-    elif not random.randrange(3):
+    elif random.randrange(2):
         at = now + random.randint(-1, 1) * random.choice((0, 1, random.choice(asks[0][0].limits).length))
     share = random.choice((-1.0, -0.5, -0.1, 0.3))
     return tuple((policy, key, tuple(round(cost * share) for cost in costs)) for policy, key, costs in asks), at

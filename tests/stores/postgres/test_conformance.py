@@ -9,7 +9,7 @@ import psycopg
 import pytest
 
 import tidegate.stores.postgres
-from tests.conformance.changes import changing_history
+from tests.conformance.changes import changing_history, directed_histories
 from tests.stores.postgres.comparing import first_difference
 from tests.stores.postgres.conftest import asking
 from tests.stores.postgres.directed import DIRECTED
@@ -65,6 +65,10 @@ def test_so_they_are_for_a_limit_that_changes(empty, place, seed):
     assert first_difference(empty(), place[1], changing_history(seed)) is None
 
 
+def test_so_they_are_where_a_change_is_seldom_met(empty, place):
+    assert {first_difference(empty(), place[1], vectors) for vectors in directed_histories()} == {None}
+
+
 def test_so_they_are_where_random_histories_seldom_go(empty, place):
     store = empty()
     assert [first_difference(store, place[1], vectors) for vectors in DIRECTED] == [None] * len(DIRECTED)
@@ -117,7 +121,12 @@ def test_a_planted_fault_is_noticed(empty, place, fault):
         store.schema = store.schema._replace(core=wrong)
         return store
 
-    histories = chain([chain(*DIRECTED)], (random_vectors(seed, 240) for seed in range(fault.seed, fault.seed + 16)))
+    histories = chain(
+        [chain(*DIRECTED)],
+        directed_histories(),
+        map(changing_history, range(8)),
+        (random_vectors(seed, 240) for seed in range(fault.seed, fault.seed + 16)),
+    )
     assert any(differs(faulty(), place[1], vectors) for vectors in histories)
 
 

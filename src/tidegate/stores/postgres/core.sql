@@ -348,9 +348,6 @@ declare
     used bigint;
 begin
     now := tidegate._seen(state, now);
-    if expires <= now then
-        return array[0];
-    end if;
     if l.bounds is null then
         overlapping := present[1] = state[2];
         back := overlapping and l.length > state[3] - state[2];

@@ -308,7 +308,6 @@ local function build()
     function _counted(state, limit, now, start, ends)
       local windows, counted, expires = _windows(state), {}, _last_end(state)
       now = _seen(state, now)
-      if expires <= now then return counted, 0 end
       local since, ended = state.start, state.ended
       local overlaps, back = start <= (state.seen or since), start < since
       if limit.algorithm == 2 then
@@ -338,7 +337,9 @@ local function build()
     end
 
     function _taken(state, limit, cost, now, start, ends)
-      if not state then return {used = cost, start = start, ends = ends, ended = 0, older = EMPTY} end
+      if not state or _last_end(state) <= now then
+        return {used = cost, start = start, ends = ends, ended = 0, older = EMPTY}
+      end
       local counted, ended = _counted(state, limit, now, start, ends)
       local used, older = _sum(counted), {}
       for i = 1, #counted, 3 do
