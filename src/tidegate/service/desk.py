@@ -72,9 +72,9 @@ class Desk:
         self._on_denial = (*self._observers, *on_denial)
         self._seats: dict[str, Seat] = {}
         self._quick: dict[str, Callable[[Key], Decision]] = {}  # by policy, until the rules change
-        self._receipts = Receipts(store, secret)
-        self.blocks = Blocks(store)
         self._abandoned = Background()
+        self._receipts = Receipts(store, secret, self._abandoned)
+        self.blocks = Blocks(store)
         self.closed = False
 
     # ---- rules -------------------------------------------------------------------------------------------------------

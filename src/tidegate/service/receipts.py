@@ -26,6 +26,7 @@ from tidegate.errors import ConfigError, RateLimitError, ResourceUnknown, StoreU
 from tidegate.limiter import seconds
 from tidegate.policy import Policy, normal_key
 from tidegate.reservation import AsyncReservation
+from tidegate.stores.cancellation import Background
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -103,9 +104,13 @@ MARKS: Final[WeakKeyDictionary[Store, Marks]] = WeakKeyDictionary()  # whoever s
 class Receipts:
     """Writes and reads receipts."""
 
-    def __init__(self, store: Store, secret: bytes) -> None:
-        """Sign with the secret, or, without one, with a new one that only this process has."""
+    def __init__(self, store: Store, secret: bytes, background: Background | None = None) -> None:
+        """Sign with the secret, or, without one, with a new one that only this process has.
+
+        Settlements whose task is cancelled are completed in the `background`.
+        """
         self._store = store
+        self._background = background or Background()
         self._marks = MARKS.setdefault(store, Marks()) if store.instant else None
         self._secret = blake2b(secret, digest_size=32).digest() if secret else secrets.token_bytes(32)
 
@@ -144,10 +149,14 @@ class Receipts:
         return found
 
     async def settle(self, receipt: Receipt, settle: Callable[[], Awaitable[None]]) -> None:
-        """Settle once: mark the receipt as settled, then settle; take the mark back if that was not possible.
+        """Settle once; a settlement that was begun is completed even if its task is cancelled."""
+        if self._marks is not None:
+            await self._settle(receipt, settle)
+        else:
+            await self._background.complete(self._settle(receipt, settle))
 
-        A settlement that was begun is made even if its task is cancelled (see `stores.cancellation`): the mark stays.
-        """
+    async def _settle(self, receipt: Receipt, settle: Callable[[], Awaitable[None]]) -> None:
+        """Mark the receipt as settled, then settle; take the mark back if that was not possible."""
         if not await self._mark(receipt):
             raise AlreadySettledError("this reservation is settled already")
         try:
