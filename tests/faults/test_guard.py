@@ -6,6 +6,8 @@ Over-admission counted: 0, except under `allow`, where it is what was chosen.
 import asyncio
 import logging
 import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -314,6 +316,71 @@ async def test_a_task_that_hangs_is_left_behind_at_the_deadline():
     assert guard.metrics()["losses"] == 1
     for task in asyncio.all_tasks() - {asyncio.current_task()}:
         task.cancel()
+    guard.close()
+
+
+class Busy(MemoryStore):
+    """Takes its time for each call, as a store does whose connections are few."""
+
+    instant = False
+
+    def __init__(self):
+        super().__init__()
+        self.lock = threading.Semaphore(4)
+
+    def apply(self, *asked):
+        with self.lock:
+            threading.Event().wait(0.01)
+            return super().apply(*asked)
+
+    def apply_one(self, verb, policy, key, costs, now=None, at=None):
+        return self.apply(verb, ((policy, key, costs),), now, at)[0]
+
+
+def test_threads_that_wait_for_others_do_not_lose_the_store():
+    guard = GuardedStore(Busy(), deadline=0.1)
+    roomy = Policy("roomy", ("1000/1h",))
+    assert ask(guard, roomy)
+    with ThreadPoolExecutor(120) as threads:
+        answers = list(threads.map(lambda _: ask(guard, roomy), range(120)))  # 0.3 s for all, by four at a time
+    assert all(type(answer) is not LocalDecision and answer for answer in answers)
+    assert guard.metrics()["losses"] == 0
+    guard.close()
+
+
+async def test_tasks_that_wait_for_others_do_not_lose_the_store():
+    guard = GuardedStore(Busy(), deadline=0.1)
+    async with AsyncLimiter("1000/1h", store=guard) as limiter:
+        assert await limiter.try_acquire("k")
+        answers = await asyncio.gather(*(limiter.try_acquire("k") for _ in range(120)))
+        assert all(type(answer) is not LocalDecision and answer for answer in answers)
+        assert guard.metrics()["losses"] == 0
+    guard.close()
+
+
+class Elsewhere(MemoryStore):
+    """Answers tasks after some turns of their loop."""
+
+    instant = False
+
+    async def apply_async(self, verb, asks, now=None, at=None):
+        for _ in range(5):
+            await asyncio.sleep(0)
+        return self.apply(verb, asks, now, at)
+
+
+@pytest.mark.parametrize("store", [Elsewhere, Busy])
+async def test_a_loop_that_stands_still_does_not_lose_the_store(store):
+    guard = GuardedStore(store(), deadline=0.05)
+    async with AsyncLimiter("1000/1h", store=guard) as limiter:
+        assert await limiter.try_acquire("k")
+        for turns in range(5):
+            call = asyncio.ensure_future(limiter.try_acquire("k"))
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            time.sleep(0.2)  # noqa: ASYNC251 - this is what is tested: four deadlines
+            assert type(await call) is not LocalDecision
+        assert guard.metrics()["losses"] == 0
     guard.close()
 
 

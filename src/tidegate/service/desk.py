@@ -7,6 +7,7 @@ limits anybody: the limiters do. Its verbs take plain values and give Decisions;
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Any
 
 from tidegate.core.decision import LocalDecision
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from tidegate.limiter import Usage
     from tidegate.observe import Observer
     from tidegate.policy import Cost, Key
+    from tidegate.reservation import AsyncReservation
     from tidegate.service.idempotency import KeyedCall, KeyedStore
     from tidegate.service.rulebook import Rulebook
     from tidegate.service.seats import Seat
@@ -51,7 +53,7 @@ class Desk(Deciding):
         `observers` are called for every decision, which adds their cost; `on_denial` only for those that say no.
         """
         super().__init__(rules, store, max_wait=max_wait, observers=observers, on_denial=on_denial)
-        self._receipts = Receipts(store, SigningKeys(store, secrets))
+        self._receipts = Receipts(store, SigningKeys(store, secrets), self._abandoned)
 
     # ---- reserving ---------------------------------------------------------------------------------------------------
 
@@ -90,7 +92,7 @@ class Desk(Deciding):
         if not was_repeated(call):
             self._seen(seat, key, cost, decision, "hold")
         number = "" if call is None else call.number_at(decision.at)
-        return Held(decision, await self._receipts.write(seat.slot, held, ttl, number))
+        return Held(decision, await self._write_id(seat, held, ttl, number))
 
     async def lease(
         self,
@@ -126,8 +128,17 @@ class Desk(Deciding):
         if not was_charged(decision):
             return Lease(decision, None, 0, 0.0, 0.0)
         held = seat.held(key, permits, lasting + LATER, decision)
-        receipt = await self._receipts.write(seat.slot, held, lasting + LATER)
+        receipt = await self._write_id(seat, held, lasting + LATER)
         return Lease(decision, receipt, permits, *terms(seat.policy, decision, lasting))
+
+    async def _write_id(self, seat: Seat, reservation: AsyncReservation, ttl: float, number: str = "") -> str:
+        """Write the id of a reservation; give the reservation back if the caller leaves meanwhile."""
+        try:
+            return await self._receipts.write(seat.slot, reservation, ttl, number)
+        except asyncio.CancelledError:
+            if not number:  # a call with an idempotency key stays charged for its repetition
+                self._abandoned.start(reservation.cancel())
+            raise
 
     async def _take(self, seat: Seat, key: Key, needed: int, most: int, via: KeyedStore | None) -> tuple[Decision, int]:
         """Charge as much as there is from `needed` to `most`; tell how much."""

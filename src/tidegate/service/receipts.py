@@ -27,6 +27,7 @@ from tidegate.limiter import seconds
 from tidegate.policy import normal_key
 from tidegate.reservation import AsyncReservation
 from tidegate.service.marks import is_repeated, mark_policy, numbers_of
+from tidegate.stores.cancellation import Background
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -109,9 +110,10 @@ MARKS: Final[WeakKeyDictionary[Store, Marks]] = WeakKeyDictionary()  # whoever s
 class Receipts:
     """Writes, reads and settles receipts."""
 
-    def __init__(self, store: Store, keys: SigningKeys) -> None:
-        """Sign and verify with these keys."""
+    def __init__(self, store: Store, keys: SigningKeys, background: Background | None = None) -> None:
+        """Sign and verify with these keys; complete settlements of cancelled tasks in the `background`."""
         self._store = store
+        self._background = background or Background()
         self._keys = keys
         self._marks = MARKS.setdefault(store, Marks()) if store.instant else None
 
@@ -148,7 +150,13 @@ class Receipts:
         return found
 
     async def settle(self, receipt: Receipt, settle: Callable[[], Awaitable[None]], asker: int = 0) -> bool:
-        """Settle once: mark the receipt as settled, then settle; False: the same asker has done so before.
+        """Settle once; False: the same asker has done so before. A settlement that was begun is always completed."""
+        if self._marks is not None:
+            return await self._settle(receipt, settle, asker)
+        return await self._background.complete(self._settle(receipt, settle, asker))
+
+    async def _settle(self, receipt: Receipt, settle: Callable[[], Awaitable[None]], asker: int) -> bool:
+        """Mark the receipt as settled, then settle.
 
         The mark stays, even if settling fails: the store may have been told all the same. Then the estimate stands.
         """

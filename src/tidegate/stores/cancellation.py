@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from tidegate.core.bounds import SECOND
 from tidegate.errors import RateLimitError
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from tidegate.stores.base import Ask, Store
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 CHARGING: Final = frozenset(("acquire", "hold"))
 DROPPABLE: Final = frozenset(("acquire", "hold", "peek"))  # nothing is missing if a call of these is never made
@@ -129,14 +130,21 @@ class Background:
             else:
                 store.wake(asks)
 
-    def start(self, work: Coroutine[Any, Any, None]) -> None:
+    def start(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         """Go on with something in the running event loop."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._ended)
+        return task
+
+    async def complete(self, work: Coroutine[Any, Any, T]) -> T:
+        """Await something that is completed even if this task is cancelled meanwhile."""
+        return await asyncio.shield(self.start(work))
 
     def _ended(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
+        if not task.cancelled():
+            task.exception()  # looked at, so that nobody is told it never was
         if not self._tasks and self._then is not None:
             then, self._then = self._then, None
             then()

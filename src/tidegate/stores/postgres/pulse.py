@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from tidegate.stores.postgres.connection import Target
 
 CHECK: Final = "show a sign of life"
+CONNECTING: Final = 5  # times its silence: what a server is given to accept a connection for that
 
 
 class Pulse:
@@ -26,7 +27,7 @@ class Pulse:
         """Know nothing yet."""
         self._target = target
         self._silence = silence
-        self._connect_timeout = connect_timeout
+        self._connect_timeout = min(connect_timeout, CONNECTING * silence)
         self._heard = 0
         at_fork(child=self._forget)
         self._start()

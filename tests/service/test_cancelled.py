@@ -1,0 +1,141 @@
+"""A client that hangs up: its task is cancelled at any turn of the loop; what it was charged is what it was told."""
+
+import asyncio
+import random
+from contextlib import suppress
+from functools import partial
+
+import pytest
+
+from tidegate.service.desk import Desk, Subject
+from tidegate.service.receipts import AlreadySettledError
+from tidegate.service.settings import load_settings
+from tidegate.stores import MemoryStore
+from tidegate.stores.failure import GuardedStore
+
+POLICIES = {
+    "api": "1000000/52w fixed_window",
+    "slots": "1000000/1h concurrency",
+    "shadow": {"limits": "1000000/52w fixed_window", "mode": "shadow"},
+    "one": "1/1h concurrency",
+}
+
+
+class Elsewhere(MemoryStore):
+    """Decides in the middle of some turns of the event loop, as a store over a network does."""
+
+    instant = False
+
+    async def apply_async(self, verb, asks, now=None, at=None):
+        for _ in range(2):
+            await asyncio.sleep(0)
+        decisions = self.apply(verb, asks, now, at)
+        for _ in range(2):
+            await asyncio.sleep(0)
+        return decisions
+
+
+@pytest.fixture
+async def desk():
+    desk = Desk(load_settings({"policies": POLICIES}).rules, GuardedStore(Elsewhere(), deadline=10), secret=b"s")
+    await desk.probe()
+    yield desk
+    await desk.close()
+
+
+async def used(desk, policy, key="k"):
+    return sum(each.used for each in (await desk.usage(Subject(policy, key))).values())
+
+
+async def settled(desk, policy, answered, key="k"):
+    """Wait until what was charged is what was answered; return both."""
+    for _ in range(2000):
+        charged = await used(desk, policy, key)
+        if charged == answered:
+            break
+    return charged, answered
+
+
+async def cancelled_after(turns, call):
+    """Begin a call, cancel it after so many turns; return its answer, or None."""
+    task = asyncio.ensure_future(call)
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    task.cancel()
+    [answer] = await asyncio.gather(task, return_exceptions=True)
+    assert not isinstance(answer, Exception), answer
+    return None if isinstance(answer, asyncio.CancelledError) else answer
+
+
+@pytest.mark.parametrize("policy", ["api", "slots"])
+async def test_acquire_and_batch(desk, policy):
+    rng, answered = random.Random(1), 0
+    asks = [(Subject(policy, "k"), 1 + number % 3) for number in range(10)]
+    for number in range(200):
+        if number % 2:
+            decision = await cancelled_after(rng.randrange(14), desk.acquire(Subject(policy, "k"), 2))
+            answered += 2 * bool(decision)
+        else:
+            decisions = await cancelled_after(rng.randrange(20), desk.batch(asks))
+            answered += sum(cost for (_, cost), decision in zip(asks, decisions or [], strict=False) if decision)
+    charged, answered = await settled(desk, policy, answered)
+    assert charged == answered > 0
+
+
+async def test_several_together(desk):
+    """A request to Envoy's rate limit service: those that are enforced at once, then each in shadow mode."""
+    rules = {name: desk.rules.entries[name].policy for name in POLICIES}
+    asks = [(rules["api"], "k", 1), (rules["shadow"], "k", 1), (rules["shadow"], "other", 2)]
+    answered = 0
+    for number in range(120):
+        answered += bool(await cancelled_after(number % 24, desk.together(asks)))
+    assert await settled(desk, "api", answered) == (answered, answered)
+    assert await settled(desk, "shadow", answered) == (answered, answered)
+    assert await settled(desk, "shadow", 2 * answered, "other") == (2 * answered, 2 * answered)
+    assert answered > 0
+
+
+@pytest.mark.parametrize("verb", ["acquire", "reserve"])
+async def test_waiting_while_somebody_is_blocked(desk, verb):
+    """After a wait it is looked whether the key was blocked meanwhile, which takes a question to the store."""
+    await desk.block(Subject("api", "somebody else"), 3600)
+    answered = 0
+    for number in range(120):
+        desk.blocks._free.clear()  # noqa: SLF001 - so that the store is asked
+        answer = await cancelled_after(number % 30, getattr(desk, verb)(Subject("api", "k"), wait=5))
+        answered += bool(answer)
+    charged, answered = await settled(desk, "api", answered)
+    assert charged == answered > 0
+
+
+async def test_lease(desk):
+    answered = 0
+    for number in range(60):
+        lease = await cancelled_after(number % 14, desk.lease(Subject("api", "k"), 1, 5))
+        answered += lease.permits if lease else 0
+    charged, answered = await settled(desk, "api", answered)
+    assert charged == answered > 0
+
+
+@pytest.mark.parametrize("verb", ["commit", "cancel"])
+async def test_a_settlement_is_made_once(desk, verb):
+    """A settlement that was cancelled is made, or was not begun and can be made again; never twice."""
+    for turns in range(24):
+        await desk.reset(Subject("api", "k"))
+        await desk.acquire(Subject("api", "k"), 50)
+        held = await desk.reserve(Subject("api", "k"), 10)
+        settle = partial(desk.commit, actual=4) if verb == "commit" else desk.cancel
+        await cancelled_after(turns, settle(held.id))
+        with suppress(AlreadySettledError):
+            await settle(held.id)
+        expected = 54 if verb == "commit" else 50
+        assert await settled(desk, "api", expected) == (expected, expected)
+        with pytest.raises(AlreadySettledError):
+            await settle(held.id)
+
+
+async def test_ten_cancelled_calls_hold_no_slots(desk):
+    for number in range(10):
+        await cancelled_after(3 + number % 3, desk.acquire(Subject("one", "k")))
+    assert await settled(desk, "one", 0) == (0, 0)
+    assert await desk.acquire(Subject("one", "k"))
