@@ -326,10 +326,10 @@ class Busy(MemoryStore):
 
     def __init__(self):
         super().__init__()
-        self.lock = threading.Semaphore(4)
+        self.places = threading.Semaphore(4)
 
     def apply(self, *asked):
-        with self.lock:
+        with self.places:
             threading.Event().wait(0.01)
             return super().apply(*asked)
 

@@ -137,6 +137,37 @@ def unreachable(server, proxy):
 FAULTS = [killed, hung, slow, silent, unreachable]
 
 
+def test_a_cancellation_whose_answer_is_lost_gives_back_once(server):
+    """Over-admission: 0. The server made the correction; the guard must not make it again when it is back."""
+    with TcpProxy(server.port) as proxy:
+        url = f"redis://127.0.0.1:{proxy.port}?deadline=200ms"
+        with Limiter(Policy("api", ("10/1d fixed_window",)), store=url) as limiter:
+            first, second = limiter.reserve("k", 5), limiter.reserve("k", 5)
+            with silent(server, proxy):
+                first.cancel()
+            until(lambda: not isinstance(limiter.peek("k"), LocalDecision), PATIENCE)
+            until(lambda: limiter.store.metrics()["corrections_waiting"] == 0, PATIENCE)
+            assert limiter.store.metrics()["corrections_dropped"] == 1
+            assert limiter.usage("k")["1d"].used == 5
+            second.commit()
+            assert sum(bool(limiter.try_acquire("k")) for _ in range(10)) == 5
+
+
+def test_a_commit_whose_answer_is_lost_is_charged_at_least_once(server):
+    with TcpProxy(server.port) as proxy:
+        policy = Policy("api", ("10/1d fixed_window name=calls", "100/1d fixed_window unit=tokens name=tokens"))
+        with Limiter(policy, store=f"redis://127.0.0.1:{proxy.port}?deadline=200ms") as limiter:
+            for _ in range(2):  # the other five calls are what a second correction would take
+                reservation = limiter.reserve("k", {"requests": 5, "tokens": 10})
+            with silent(server, proxy):
+                reservation.commit({"requests": 1, "tokens": 30})
+            until(lambda: not isinstance(limiter.peek("k"), LocalDecision), PATIENCE)
+            until(lambda: limiter.store.metrics()["corrections_waiting"] == 0, PATIENCE)
+            used = limiter.usage("k")
+            assert used["calls"].used == 6
+            assert used["tokens"].used in (40, 60)
+
+
 @pytest.mark.parametrize("fault", FAULTS)
 def test_redis_lost_and_found_under_deny(server, fault):
     """Over-admission: 0."""

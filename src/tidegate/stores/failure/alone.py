@@ -44,8 +44,14 @@ class Alone:
         self._clock = clock
         self._steady = steady
 
-    def decide(self, verb: str, asks: Sequence[Ask], now: int | None, at: int | None) -> list[Decision]:
-        """Apply a verb as the policies say for this case."""
+    def decide(
+        self, verb: str, asks: Sequence[Ask], now: int | None, at: int | None, *, in_doubt: bool = False
+    ) -> list[Decision]:
+        """Apply a verb as the policies say for this case.
+
+        A correction that is `in_doubt` was sent to the store and not answered. It may have been made, so what it gives
+        back is not given back again.
+        """
         if verb == "reset":
             names = ", ".join(repr(key) for _, key, _ in asks)
             raise StoreUnavailable(f"could not reset {names}: the store is lost; try again when it is back")
@@ -57,7 +63,7 @@ class Alone:
             else:
                 earliest, latest = self._reckoning.earliest(steady), self._reckoning.latest(steady)
             if verb == "adjust":
-                return [self._correct(policy, key, costs, earliest, at) for policy, key, costs in asks]
+                return [self._correct(ask, earliest, at, in_doubt=in_doubt) for ask in asks]
             decisions = self._decide(verb, asks, earliest, latest, wait)
             if verb != "peek":
                 allowed = sum(decision.allowed for decision in decisions)
@@ -125,16 +131,27 @@ class Alone:
         nothing = Decision((True, now, (), (), None))
         return dict.fromkeys(local, nothing) | dict(zip(places, answers, strict=True))
 
-    def _correct(self, policy: Policy, key: Key, costs: tuple[int, ...], now: int, at: int | None) -> Decision:
+    def _correct(self, ask: Ask, now: int, at: int | None, *, in_doubt: bool) -> Decision:
         """Correct what was charged here; what was charged to the store, when that is back."""
+        policy, key, costs = ask
         share = self.shares.get(policy.name)
         if share is not None and at is not None:
             for terms in share.spent.get(key, {}).values():
                 if at >= terms.since and terms.share is not None:
                     self.memory.apply_one("adjust", terms.share, key, shared_costs(terms, costs), now, at)
                     return permission(policy, (0,) * len(costs), now)
+        if in_doubt:
+            self.dropped += any(cost < 0 for cost in costs)
+            costs = only_charges(costs)
+            if not any(costs):
+                return permission(policy, costs, now)
         if len(self.later) < MOST_LATER:
             self.later.append((policy, key, costs, at))
         else:
             self.dropped += 1
         return permission(policy, (0,) * len(costs), now)
+
+
+def only_charges(costs: tuple[int, ...]) -> tuple[int, ...]:
+    """Keep of a correction what charges more, without what gives back."""
+    return tuple(max(0, cost) for cost in costs)

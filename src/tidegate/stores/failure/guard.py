@@ -22,7 +22,7 @@ from tidegate.fork import at_fork
 from tidegate.policy import Policy
 from tidegate.stores.base import Store
 from tidegate.stores.cancellation import Background, corrections
-from tidegate.stores.failure.alone import SHORTLY, Alone
+from tidegate.stores.failure.alone import SHORTLY, Alone, only_charges
 from tidegate.stores.failure.bounded import Tasks, Workers
 from tidegate.stores.failure.breaker import Breaker
 from tidegate.stores.failure.peers import WHOLE, Peers
@@ -131,7 +131,7 @@ class GuardedStore(Store):
         except LOST as error:
             asks = ((policy, key, costs),)
             self._lose(error, losses, asks)
-            return self._alone.decide(verb, asks, now, at)[0]
+            return self._alone.decide(verb, asks, now, at, in_doubt=True)[0]
 
     def apply(self, verb: str, asks: Sequence[Ask], now: int | None = None, at: int | None = None) -> list[Decision]:
         """Apply the verb to every key together."""
@@ -139,7 +139,7 @@ class GuardedStore(Store):
             self.tend()
         losses = self._breaker.losses
         sent = self._outgoing(verb, asks)
-        for left in range(self._tries if sent else 0, 0, -1):
+        for left in range(self._tries_for(verb) if sent else 0, 0, -1):
             try:
                 answers = self.ask_store(verb, sent, now, at)
             except LOST as error:
@@ -148,7 +148,7 @@ class GuardedStore(Store):
             else:
                 self._tries = 1
                 return answers if sent is asks else self._incoming(asks, sent, answers)
-        return self._alone.decide(verb, asks, now, at)
+        return self._alone.decide(verb, asks, now, at, in_doubt=bool(sent))
 
     async def apply_async(
         self, verb: str, asks: Sequence[Ask], now: int | None = None, at: int | None = None
@@ -160,12 +160,12 @@ class GuardedStore(Store):
                 return await self.store.apply_async(verb, asks, now, at)
             except LOST as error:
                 self._lose(error, losses, asks)
-                return self._alone.decide(verb, asks, now, at)
+                return self._alone.decide(verb, asks, now, at, in_doubt=True)
         if self._meets_peers(asks):
             await asyncio.to_thread(self.tend)
         losses = self._breaker.losses
         sent = self._outgoing(verb, asks)
-        for left in range(self._tries if sent else 0, 0, -1):
+        for left in range(self._tries_for(verb) if sent else 0, 0, -1):
             try:
                 answers = await self.ask_store_async(verb, sent, now, at)
             except LOST as error:
@@ -174,7 +174,7 @@ class GuardedStore(Store):
             else:
                 self._tries = 1
                 return answers if sent is asks else self._incoming(asks, sent, answers)
-        return self._alone.decide(verb, asks, now, at)
+        return self._alone.decide(verb, asks, now, at, in_doubt=bool(sent))
 
     def metrics(self) -> dict[str, int]:
         """Count what the guard did, beside the store's own counts.
@@ -271,7 +271,7 @@ class GuardedStore(Store):
             try:
                 await self.ask_store_async("adjust", back, now, at)
             except LOST:
-                self._alone.decide("adjust", back, now, at)  # when the store is back
+                self._alone.decide("adjust", back, now, at, in_doubt=True)
         if verb != "peek":
             self.wake(asks)
 
@@ -282,6 +282,10 @@ class GuardedStore(Store):
     def _seconds(self) -> float:
         """Give a call its deadline; the first has to connect."""
         return max(self.deadline, OPENING) if self._tries > 1 else self.deadline
+
+    def _tries_for(self, verb: str) -> int:
+        """Return how often a call is sent: a correction once, since an unanswered attempt may have arrived."""
+        return min(1, self._tries) if verb == "adjust" else self._tries
 
     def _meets_peers(self, asks: Sequence[Ask]) -> bool:
         """Tell whether a `local` policy is asked for the first time: the others are looked for before it is decided."""
@@ -396,12 +400,11 @@ class GuardedStore(Store):
     def _meet(self) -> int | None:
         """Settle with the store, then look for the peers: whoever posts must have nothing left to settle."""
         while self._alone.later:
-            policy, key, costs, at = self._alone.later[0]
-            if not any(cost > 0 for cost in costs):
-                self._alone.later.popleft()  # in doubt, permits are given back once or not at all
-                self._ask("adjust", policy, key, costs, at)
-            else:
-                self._ask("adjust", policy, key, costs, at)
+            policy, key, costs, at = self._alone.later.popleft()
+            if any(charges := only_charges(costs)):  # what gives permits back is sent once: it may arrive unanswered
+                self._alone.later.appendleft((policy, key, charges, at))
+            self._ask("adjust", policy, key, costs, at)
+            if any(charges):
                 self._alone.later.popleft()
         if self._shares and not self._reckoning.known:
             self._ask("peek", PROBE, "probe", (1,))
