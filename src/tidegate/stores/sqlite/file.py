@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import sqlite3
+from contextlib import suppress
 from importlib.resources import files
 from itertools import count
 from typing import TYPE_CHECKING, Final
 
 from tidegate.errors import StoreUnavailable
+from tidegate.files import make_private_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -49,7 +51,9 @@ def explain(error: sqlite3.Error, attempt: str, path: Path) -> StoreUnavailable:
 
 
 def connect(path: Path, synchronous: str) -> sqlite3.Connection:
-    """Open the file, create it if it is not there, and bring its schema up to date."""
+    """Open the file, create it (for its owner alone) if it is not there, and bring its schema up to date."""
+    with suppress(OSError):  # SQLite says what is wrong
+        make_private_file(path)
     db = sqlite3.connect(
         f"{path.as_uri()}?mode=rwc",
         uri=True,
