@@ -7,11 +7,14 @@ What is there already keeps its mode: whoever shares a file on purpose has set i
 from __future__ import annotations
 
 import os
+import stat
 from pathlib import Path
 from typing import Final
 
 FILE_MODE: Final = 0o600
 FOLDER_MODE: Final = 0o700
+ANY_FILE: Final = 0o666
+CLOSE: Final = getattr(os, "O_CLOEXEC", 0)  # not on Windows
 
 
 def make_private_folder(path: str | os.PathLike[str]) -> None:
@@ -38,17 +41,25 @@ def make_private_file(path: str | os.PathLike[str]) -> None:
         return
 
 
-def open_private(path: str | os.PathLike[str], flags: int) -> int:
-    """Open a file descriptor; a file that this creates is for its owner alone."""
+def open_private(path: str | os.PathLike[str], flags: int, mode: int = FILE_MODE) -> int:
+    """Open a file descriptor; a file that this creates gets the mode exactly: for its owner alone, unless told so."""
     try:
-        descriptor = os.open(path, flags | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, FILE_MODE)
+        descriptor = os.open(path, flags | os.O_CREAT | os.O_EXCL | CLOSE, mode)
     except FileExistsError:
         if flags & os.O_EXCL:
             raise
-        return os.open(path, flags | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
+        return os.open(path, flags | os.O_CREAT | CLOSE, mode)
     if hasattr(os, "fchmod"):  # not on Windows
-        os.fchmod(descriptor, FILE_MODE)  # the umask may have taken bits away
+        os.fchmod(descriptor, mode)  # the umask may have taken bits away
     return descriptor
+
+
+def mode_of(path: str | os.PathLike[str]) -> int:
+    """Tell who may read and write a file, for another one that belongs to it; for its owner alone if there is none."""
+    try:
+        return stat.S_IMODE(Path(path).stat().st_mode) & ANY_FILE
+    except OSError:
+        return FILE_MODE
 
 
 def replace_private(path: str | os.PathLike[str], text: str) -> None:

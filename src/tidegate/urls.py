@@ -20,8 +20,10 @@ if TYPE_CHECKING:
 
 HIDDEN: Final = "…"
 MAX_SHOWN: Final = 80  # characters of a URL that a message repeats
+MAX_URL: Final = 8192  # characters
 MAX_PORT: Final = 65_535
 WEB: Final = ("http", "https")
+CHARACTERS = re.compile(r"[^\x00-\x1f\x7f\ud800-\udfff]*")
 AUTHORITY = re.compile(r"[^/?#]*")
 EMBEDDED = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^\s'\"<>]+")
 HOST = re.compile(r"(?P<host>\[[^\[\]]*\]|[^:\[\]]*)(?::(?P<port>[0-9]*))?", re.ASCII)
@@ -78,6 +80,8 @@ def _is_host(text: str) -> bool:
 
 def split_url(url: object, field: str) -> SplitResult:
     """Split a URL that has a scheme, and whose hosts and ports are well-formed; `field` names it in errors."""
+    if isinstance(url, str) and (len(url) > MAX_URL or not CHARACTERS.fullmatch(url)):
+        raise _malformed(url, field, f"a URL has at most {MAX_URL} characters, and no control characters")
     try:
         parts = urlsplit(url) if isinstance(url, str) else None
     except ValueError:  # it may quote the password

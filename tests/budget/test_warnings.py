@@ -11,6 +11,7 @@ import pytest
 
 from tests.budget.receiver import receiving
 from tests.budget.waiting import until
+from tests.outbound.sources.hostile import HostileServer, endlessly, slowly
 from tidegate.budget.webhook import Webhook
 from tidegate.testing import ManualClock
 
@@ -153,6 +154,61 @@ def test_a_receiver_that_hangs_is_not_in_the_way_of_checks(open_budget, receiver
     assert budget.webhook.dropped >= 40
     receiver.gate.set()
     until(lambda: budget.webhook.sent, "it goes on")
+
+
+@pytest.mark.parametrize(
+    "piece",
+    [
+        pytest.param(b"\x00\x01garbage\r\n\r\n", id="no answer of HTTP"),
+        pytest.param(b"HTTP/1.1 200 OK\r\n" + b"X: y\r\n" * 200, id="too many headers"),
+        pytest.param(b"HTTP/1.1 200 OK\r\nX: " + b"y" * 100_000, id="a header too long"),
+        pytest.param(b"HTTP/1.1 999999999999999999999 OK\r\n\r\n", id="a status too large"),
+    ],
+)
+def test_a_malformed_answer_does_not_end_the_warnings(piece, said):
+    answers = iter([piece] * 5)
+
+    async def script(_path, _headers):
+        yield next(answers, b"HTTP/1.1 204 OK\r\n\r\n")
+
+    with HostileServer(script) as server:
+        webhook = Webhook(f"{server.url}/hook?token=hunter2", clock=ManualClock(start=1000))
+        webhook.send({"warning": "one"})
+        until(lambda: webhook.dropped, "it gave up")
+        webhook.send({"warning": "two"})
+        until(lambda: webhook.sent, "the second was taken")
+        webhook.close()
+    assert "its answer is malformed" in said(logging.WARNING)[0]
+    assert "hunter2" not in str(said())
+
+
+def test_an_answer_that_drips_ends_with_the_timeout(said):
+    async def script(_path, _headers):
+        yield b"HTTP/1.1 200 OK\r\nX-Header: "
+        async for piece in slowly(b"x"):
+            yield piece
+
+    with HostileServer(script) as server:
+        webhook = Webhook(server.url, timeout=0.1, clock=ManualClock(start=1000))
+        webhook.send({"warning": "one"})
+        until(lambda: webhook.dropped, "it gave up")
+        webhook.close()
+    (warning,) = said(logging.WARNING)
+    assert warning.endswith(("its answer took too long", "timed out"))
+
+
+def test_the_body_of_an_answer_is_not_read():
+    async def script(_path, _headers):
+        yield b"HTTP/1.1 200 OK\r\n\r\n"
+        async for piece in endlessly(b"x" * 65_536):
+            yield piece
+
+    with HostileServer(script) as server:
+        webhook = Webhook(server.url, clock=ManualClock(start=1000))
+        webhook.send({"warning": "one"})
+        until(lambda: webhook.sent, "it was taken")
+        webhook.close()
+        assert server.sent < 20 * 2**20
 
 
 def test_nobody_there(said):

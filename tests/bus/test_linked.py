@@ -185,6 +185,9 @@ def test_redis_with_a_password(subject):
         ("redis://[", "bus: malformed URL"),
         ("redis://host/0?db=x", "bus: cannot use this URL of a bus"),
         ("redis://one,two", "bus: a bus runs through one Redis server"),
+        ("nats://", "bus: each server is a URL such as nats://host:4222"),
+        ("nats:host", "bus: each server is a URL such as nats://host:4222"),
+        ("nats://one,", "bus: expected a URL"),
         ("nats://one:4222,two:4222", "bus: each server is a URL such as nats://host:4222"),
     ],
 )

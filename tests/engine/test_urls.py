@@ -6,10 +6,15 @@ from hypothesis import strategies as st
 
 from tidegate import ConfigError, Limiter
 from tidegate.budget import TaskBudget
+from tidegate.budget.settings import BudgetSettings
 from tidegate.bus import open_bus
+from tidegate.outbound.sources import read_source
 from tidegate.policy.settings import parse
+from tidegate.service.settings import load_settings
 from tidegate.stores import open_store
 from tidegate.stores.failure import open_guarded
+from tidegate.stores.postgres.store import read_target
+from tidegate.stores.redis.address import read_url
 from tidegate.swarm import SwarmLimiter
 from tidegate.urls import redact, redact_text, server_url, split_url
 
@@ -112,10 +117,48 @@ def test_a_url_without_a_server_is_refused_without_its_password(open_it, url):
     assert "hunter2" not in str(error.value).replace("not 'hunter2'", "")
 
 
+ODD = ("", "x", "-1", "9" * 5000, "1e999", "nan", "inf", "\u0663", "1_0", "%00", "%ff", "\ud800", "1\x00", "1s" * 3000)
+OPTIONS = {
+    "memory://": ("max_entries", "overflow", "deadline"),
+    "sqlite:///odd.db": ("synchronous", "busy_timeout", "deadline", "local_for", "beat", "odd"),
+    "redis://host": ("timeout", "connect_timeout", "db", "batch", "prefix", "hash_tag", "client_name", "deadline"),
+    "redis+sentinel://host/name": ("timeout", "db", "sentinel_password"),
+    "postgresql://host/db": ("schema", "timeout", "connect_timeout", "pool_size", "unlogged", "sslmode", "port"),
+}
+
+
+@pytest.mark.parametrize("base", OPTIONS)
+def test_an_option_of_a_url_is_taken_or_a_config_error(base, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in OPTIONS[base]:
+        for value in ODD:
+            try:
+                open_guarded(f"{base}?{name}={value}").close()
+            except ConfigError as error:
+                assert str(error)  # noqa: PT017 - either is fine
+    for path in ODD:
+        try:
+            open_guarded(f"{base.partition('?')[0]}/{path}").close()
+        except ConfigError as error:
+            assert str(error)  # noqa: PT017 - either is fine
+
+
 def test_a_url_in_a_settings_error_is_redacted():
     setting = parse("a: https://user:hunter2@host/?token=hunter2", "f.yaml").entries()["a"]
     with pytest.raises(ConfigError, match=r"f\.yaml:1: a: expected a whole number from 1, not https://…@host/\?…"):
         setting.whole()
+
+
+def test_no_repr_shows_a_password():
+    url = "https://user:hunter2@host/?token=hunter2"
+    source = read_source({"name": "a", "url": url, "interval": "1h", "to": {"webhook": url}})
+    storage = {"storage": "redis://user:hunter2@host", "webhook_url": url, "webhook_secret": "hunter2"}
+    budget = BudgetSettings(per_day=1, **storage)
+    service = load_settings({"store": "redis://user:hunter2@host", "bus": "nats://user:hunter2@host"})
+    target = read_target("postgresql://user:hunter2@host/db")
+    address = read_url("redis://user:hunter2@host")
+    for shown in (source, source.target, budget, service, target, address):
+        assert "hunter2" not in f"{shown!r} {shown}"
 
 
 def test_well_formed_urls_are_split():

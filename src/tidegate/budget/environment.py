@@ -10,6 +10,7 @@ from tidegate.budget.config import read_config
 from tidegate.budget.settings import NO_TIERS, BudgetSettings, Problem, problems, refuse
 from tidegate.budget.tiers import PERIODS
 from tidegate.errors import ConfigError
+from tidegate.files import make_private_folder
 from tidegate.policy.settings import FLAGS
 
 if TYPE_CHECKING:
@@ -78,7 +79,7 @@ def _storage_problems(storage: str) -> list[Problem]:
         return []
     folder = Path(storage).absolute().parent
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_private_folder(folder)
     except OSError as error:
         return [(VARIABLES["storage"], f"the folder {folder} is not there and cannot be made: {error.strerror}")]
     return []

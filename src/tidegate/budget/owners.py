@@ -15,6 +15,8 @@ import string
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from tidegate.files import mode_of, open_private
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -54,7 +56,8 @@ class Owner:
         if fcntl is None:  # pragma: no cover - Windows
             return
         with suppress(OSError):  # without it, one is never known to be dead
-            file = os.open(self._path(self._number), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            # Whoever may use the database must be able to ask for the lock.
+            file = open_private(self._path(self._number), os.O_RDWR, mode_of(self._database))
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:  # the file system has no locks

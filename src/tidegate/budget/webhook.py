@@ -14,20 +14,24 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import io
 import json
 import logging
 import secrets
 import threading
 import urllib.request
 from collections import deque
+from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
 from typing import TYPE_CHECKING, Any, Final
 from urllib.error import HTTPError
 
 from tidegate.clock import Clock, SystemClock, ThreadSignal
 from tidegate.core.bounds import SECOND
 from tidegate.fork import at_fork
+from tidegate.urls import redact_text
 
 if TYPE_CHECKING:
+    import socket
     from collections.abc import Mapping
 
 log = logging.getLogger("tidegate.budget")
@@ -43,6 +47,56 @@ class _Stay(urllib.request.HTTPRedirectHandler):
 
     def redirect_request(self, *_: Any) -> None:  # noqa: ANN401 - whatever urllib passes
         """Refuse."""
+
+
+class _Stream(io.RawIOBase):
+    """Reads from a socket until a deadline; the timeout of a socket would begin anew with every byte."""
+
+    def __init__(self, connection: socket.socket, opened: io.BufferedIOBase) -> None:
+        self._socket = connection
+        self._opened = opened
+        self._clock = SystemClock()
+        self._until = self._clock.steady() + round((connection.gettimeout() or TIMEOUT) * SECOND)
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:  # noqa: ANN401 - as io has it
+        left = self._until - self._clock.steady()
+        if left <= 0:
+            raise TimeoutError("its answer took too long")
+        self._socket.settimeout(left / SECOND)
+        return self._socket.recv_into(buffer)
+
+    def close(self) -> None:
+        self._opened.close()
+        super().close()
+
+
+class _Response(HTTPResponse):
+    """An answer whose head comes within the timeout, or not at all. Its body is never read."""
+
+    def __init__(self, sock: socket.socket, *args: Any, **options: Any) -> None:  # noqa: ANN401 - as http.client has it
+        super().__init__(sock, *args, **options)
+        self.fp = io.BufferedReader(_Stream(sock, self.fp))
+
+
+class _Plain(HTTPConnection):
+    response_class = _Response
+
+
+class _Encrypted(HTTPSConnection):
+    response_class = _Response
+
+
+class _PlainHandler(urllib.request.HTTPHandler):
+    def http_open(self, request: urllib.request.Request) -> HTTPResponse:
+        return self.do_open(_Plain, request)
+
+
+class _EncryptedHandler(urllib.request.HTTPSHandler):
+    def https_open(self, request: urllib.request.Request) -> HTTPResponse:
+        return self.do_open(_Encrypted, request)
 
 
 class Webhook:
@@ -75,6 +129,7 @@ class Webhook:
         self._lock = threading.Lock()
         self._wake = ThreadSignal()
         self._thread: threading.Thread | None = None
+        self._opener = urllib.request.build_opener(_Stay, _PlainHandler, _EncryptedHandler)
 
     def send(self, warning: Mapping[str, Any]) -> None:
         """Take a warning; never waits."""
@@ -135,8 +190,10 @@ class Webhook:
         except HTTPError as error:
             error.close()
             return f"it answered {error.code}"
-        except (OSError, ValueError) as error:
-            return str(error)
+        except OSError as error:
+            return redact_text(error)
+        except (HTTPException, ValueError) as error:  # its text may quote the address, or what the receiver sent
+            return f"its answer is malformed ({type(error).__name__})"
 
 
 def sign(secret: bytes, timestamp: str, body: bytes) -> str:

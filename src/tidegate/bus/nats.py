@@ -199,10 +199,10 @@ class NatsBus(LinkedBus):
 def _place(url: str) -> str:
     """Name a server as people do, without the password."""
     parts = server_url(url, "bus")
-    if parts.scheme not in SCHEMES:
+    if parts.scheme not in SCHEMES or not parts.hostname:
         raise ConfigError(f"each server is a URL such as nats://host:{PORT}, not {redact(url)!r}", field="bus")
     ((host, port),) = split_hosts(url, parts.netloc, "bus")
-    return f"{parts.scheme}://{host or '127.0.0.1'}:{port or PORT}"
+    return f"{parts.scheme}://{host}:{port or PORT}"
 
 
 def _key(text: str) -> bytes:

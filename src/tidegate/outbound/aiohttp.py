@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 from weakref import WeakKeyDictionary
 
 from tidegate.errors import ConfigError
-from tidegate.outbound.calls import Call, Passage, Passed, Reply, Tail, added_key
+from tidegate.outbound.calls import AddedKey, Call, Passage, Passed, Reply, Tail
 from tidegate.outbound.gate import AsyncGate
 from tidegate.outbound.tokens import UsageReader
 
@@ -48,7 +48,7 @@ class RateLimitMiddleware:
         call = call_of(request)
 
         async def send(provider: Provider | None) -> Reply:
-            response = await sent(request, handler, provider, call)
+            response = await sent(request, handler, self.gate.key_for(provider, call))
             return Reply(response.status, tuple(response.headers.items()), closing(response), response)
 
         passed: Passed[aiohttp.ClientResponse] = await self.gate.run(self.gate.passing(call, send))
@@ -165,11 +165,9 @@ class _Content:
 async def sent(
     request: aiohttp.ClientRequest,
     handler: Callable[[aiohttp.ClientRequest], Awaitable[aiohttp.ClientResponse]],
-    provider: Provider | None,
-    call: Call,
+    added: AddedKey | None,
 ) -> aiohttp.ClientResponse:
     """Send with the provider's key, and take it off again: answers and errors show what the request had."""
-    added = added_key(provider, call)
     if added is None:
         return await handler(request)
     place, key = added

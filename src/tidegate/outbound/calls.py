@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeVar
 from urllib.parse import parse_qsl, urlsplit
 
 from tidegate.errors import ConfigError
+from tidegate.outbound.hosts import host_of, is_loopback
 from tidegate.outbound.secret import fingerprint
 from tidegate.outbound.tokens import UNITS
 
@@ -111,6 +112,13 @@ class Tail(NamedTuple):
         yield partial(self.ticket.commit, known or None)
 
 
+class AddedKey(NamedTuple):
+    """A provider's key, and where it goes in a request."""
+
+    place: KeyPlace
+    text: str
+
+
 class Passed(NamedTuple, Generic[R]):
     """An answer, how its request came through, and what is left to settle."""
 
@@ -137,12 +145,21 @@ def credential(place: KeyPlace | None, call: Call) -> str:
     return fingerprint(found) if found else "own"
 
 
-def added_key(provider: Provider | None, call: Call) -> tuple[KeyPlace, str] | None:
-    """Tell what to add to a request so that it carries the provider's key; None: nothing, or it has one already."""
+def added_key(provider: Provider | None, call: Call) -> AddedKey | None:
+    """Tell what to add to a request so that it carries the provider's key; None: nothing, or it has one already.
+
+    Whoever calls this has found the provider by the host of this very request, so a redirect to another host takes no
+    key along.
+    """
     if provider is None or provider.api_key is None or provider.key_place is None:
         return None
     place = provider.key_place
     if place.kind == "header":
-        return None if call.header(place.name) else (place, place.prefix + provider.api_key.reveal())
+        return None if call.header(place.name) else AddedKey(place, place.prefix + provider.api_key.reveal())
     names = dict(parse_qsl(urlsplit(call.url).query, keep_blank_values=True))
-    return None if place.name in names else (place, provider.api_key.reveal())
+    return None if place.name in names else AddedKey(place, provider.api_key.reveal())
+
+
+def is_confidential(url: str) -> bool:
+    """Tell whether nobody on the way can read a request: it is encrypted, or does not leave this machine."""
+    return url[:6].lower() == "https:" or is_loopback(host_of(url))

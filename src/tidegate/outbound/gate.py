@@ -11,6 +11,7 @@ requests and answers look) is in `httpx`, `requests` and `aiohttp` beside this m
 
 from __future__ import annotations
 
+import logging
 import random
 from collections import Counter
 from collections.abc import Mapping
@@ -26,7 +27,7 @@ from tidegate.headers import Advice, read
 from tidegate.limiter import AsyncLimiter, Limiter, seconds
 from tidegate.outbound.account import Account
 from tidegate.outbound.accounts import Accounts
-from tidegate.outbound.calls import ASKED, Asked, Passage, Passed, Tail, speaks
+from tidegate.outbound.calls import ASKED, Asked, Passage, Passed, Tail, added_key, is_confidential, speaks
 from tidegate.outbound.costs import cost_of, key_of
 from tidegate.outbound.learning import REFUSED, UNAVAILABLE
 from tidegate.outbound.providers import Providers
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
     from tidegate.clock import Clock
     from tidegate.core import Decision
     from tidegate.observe import Observer
-    from tidegate.outbound.calls import Call, Reply
+    from tidegate.outbound.calls import AddedKey, Call, Reply
     from tidegate.outbound.pressure import Pressure
     from tidegate.outbound.provider import Provider
     from tidegate.outbound.ticket import Flow
@@ -50,6 +51,8 @@ if TYPE_CHECKING:
     from tidegate.stores import Store
 
 R = TypeVar("R")
+
+log = logging.getLogger(__name__)
 
 RELOAD: Final = 5.0  # seconds between two looks at the files
 SILENCE: Final = Advice()
@@ -101,6 +104,7 @@ class _Gate:
         self._reload = None if reload is None else round(seconds("reload", reload) * SECOND)
         self._look_at = self.clock.steady() + (self._reload or 0)
         self._counts: Counter[str] = Counter()
+        self._warned: set[str] = set()  # domains whose key was not sent
 
     # ---- whose quota -------------------------------------------------------------------------------------------------
 
@@ -127,6 +131,17 @@ class _Gate:
     def _make(self, provider: Provider, key: Key, pressure: Pressure) -> Account:
         limiter = partial(self._limiter, observer=self._observer)
         return Account(provider, key, join_key(key), self.store, pressure, limiter, self._applies())
+
+    def key_for(self, provider: Provider | None, call: Call) -> AddedKey | None:
+        """Give the provider's key where a request is to carry it; over plain http it is left out, with one warning."""
+        added = added_key(provider, call)
+        if provider is None or added is None or added.place.plain_http or is_confidential(call.url):
+            return added
+        if provider.domain not in self._warned:
+            self._warned.add(provider.domain)
+            message = "the key of provider %s is not sent over plain http: use https, or allow it by %s"
+            log.warning(message, provider.name, "key: {…, plain_http: true}")
+        return None
 
     # ---- the flow ----------------------------------------------------------------------------------------------------
 

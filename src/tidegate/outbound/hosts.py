@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from functools import lru_cache
-from ipaddress import AddressValueError, IPv4Address, IPv6Address
+from ipaddress import AddressValueError, IPv4Address, IPv6Address, ip_address
 from typing import TYPE_CHECKING, Final
 from urllib.parse import unquote, urlsplit
 
@@ -77,6 +77,16 @@ def normal_address(address: str) -> str | None:
     except AddressValueError:
         return None
     return str(found.ipv4_mapped or found)
+
+
+def is_loopback(host: str) -> bool:
+    """Tell whether a host that is written the one way is this machine."""
+    if host == "localhost" or host.endswith(".localhost"):
+        return True
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def suffixes(host: str) -> Iterator[str]:

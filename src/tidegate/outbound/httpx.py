@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from tidegate.errors import ConfigError
-from tidegate.outbound.calls import Call, Passed, Reply, Tail, added_key, speaks
+from tidegate.outbound.calls import AddedKey, Call, Passed, Reply, Tail, speaks
 from tidegate.outbound.gate import AsyncGate, Gate
 from tidegate.outbound.tokens import UsageReader
 
@@ -47,7 +47,7 @@ class RateLimitTransport(httpx.BaseTransport):
         call = call_of(request)
 
         def send(provider: Provider | None) -> Reply:
-            response = self._inner.handle_request(signed(request, provider, call))
+            response = self._inner.handle_request(signed(request, self.gate.key_for(provider, call)))
             return Reply(response.status_code, said(response), response.close, response)
 
         passed: Passed[httpx.Response] = self.gate.run(self.gate.passing(call, send))
@@ -82,7 +82,7 @@ class AsyncRateLimitTransport(httpx.AsyncBaseTransport):
         call = call_of(request)
 
         async def send(provider: Provider | None) -> Reply:
-            response = await self._inner.handle_async_request(signed(request, provider, call))
+            response = await self._inner.handle_async_request(signed(request, self.gate.key_for(provider, call)))
             return Reply(response.status_code, said(response), response.aclose, response)
 
         passed: Passed[httpx.Response] = await self.gate.run(self.gate.passing(call, send))
@@ -162,9 +162,8 @@ def unreached(error: BaseException) -> bool:
     return isinstance(error, UNREACHED)
 
 
-def signed(request: httpx.Request, provider: Provider | None, call: Call) -> httpx.Request:
+def signed(request: httpx.Request, added: AddedKey | None) -> httpx.Request:
     """Put the provider's key into a copy of the request: the original, which a redirect is made from, has none."""
-    added = added_key(provider, call)
     if added is None:
         return request
     place, key = added

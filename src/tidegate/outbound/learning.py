@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 REFUSED: Final = 429
 UNAVAILABLE: Final = 503
+MAX_LESSONS: Final = 1_000  # of one account that may be taken back
 CLOSE: Final = 1.05  # two windows that differ by less are taken for the same
 COUNTED: Final = ("token_bucket", "fixed_window", "calendar_window", "sliding_window", "sliding_log")
 
@@ -89,6 +90,7 @@ class Lessons:
         """Keep one."""
         with self._lock:
             self._known.append(lesson)
+            del self._known[:-MAX_LESSONS]  # what these took does not come back before its period has ended
 
     def forget(self, limits: Sequence[Limit], now: int) -> None:
         """Drop those whose charges have ended by themselves, or were made to limits that are no more."""

@@ -38,11 +38,15 @@ class Endpoint(NamedTuple):
 
 
 class KeyPlace(NamedTuple):
-    """Where the key goes: a header (with words in front of it, as in `Bearer …`) or a parameter of the query."""
+    """Where the key goes: a header (with words in front of it, as in `Bearer …`) or a parameter of the query.
+
+    It is sent over https and to this machine only, unless `plain_http` allows plain http to any host.
+    """
 
     kind: Literal["header", "query"]
     name: str
     prefix: str = ""
+    plain_http: bool = False
 
 
 class Retries(NamedTuple):

@@ -172,22 +172,23 @@ def _key_place(fields: Fields, key: Secret | None) -> KeyPlace | None:
     """Read how the key is sent: `key: {header: Authorization, prefix: Bearer}` or `key: {query: apikey}`."""
     if "key" not in fields:
         return None
-    place = fields["key"].fields("header", "query", "prefix")
+    place = fields["key"].fields("header", "query", "prefix", "plain_http")
     if ("header" in place) == ("query" in place):
         raise fields["key"].error("expected a header or a query, such as {header: X-Api-Key} or {query: apikey}")
     if key is None:
         raise fields["key"].error("says how the api_key is sent, but there is none")
+    plain = place["plain_http"].flag() if "plain_http" in place else False
     if "query" in place:
         if "prefix" in place:
             raise place["prefix"].error("is for a header")
-        return KeyPlace("query", place["query"].text())
+        return KeyPlace("query", place["query"].text(), plain_http=plain)
     name = place["header"].text()
     if not TOKEN.fullmatch(name):
         raise place["header"].error(f"expected the name of a header such as X-Api-Key, not {place['header']}")
     if any(ord(letter) < 32 or ord(letter) > 126 for letter in key.reveal()):  # noqa: PLR2004 - what a header can hold
         raise fields["api_key"].error("has a character that no header can hold")
     prefix = _text(place, "prefix")
-    return KeyPlace("header", name, f"{prefix} " if prefix else "")
+    return KeyPlace("header", name, f"{prefix} " if prefix else "", plain)
 
 
 def _per(fields: Fields) -> tuple[Part, ...]:

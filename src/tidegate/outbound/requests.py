@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
 
 from tidegate.errors import ConfigError
-from tidegate.outbound.calls import Call, Passed, Reply, Tail, added_key
+from tidegate.outbound.calls import AddedKey, Call, Passed, Reply, Tail
 from tidegate.outbound.gate import Gate
 from tidegate.outbound.tokens import UsageReader
 
@@ -71,7 +71,9 @@ class RateLimitAdapter(HTTPAdapter):
         keys: list[str] = []
 
         def send(provider: Provider | None) -> Reply:
-            response = super(RateLimitAdapter, self).send(self._signed(request, provider, call, keys), stream, **rest)
+            response = super(RateLimitAdapter, self).send(
+                self._signed(request, self.gate.key_for(provider, call), keys), stream, **rest
+            )
             response.request, response.url = request, request.url or ""
             return Reply(response.status_code, response.raw.headers.items(), response.close, response)
 
@@ -86,10 +88,9 @@ class RateLimitAdapter(HTTPAdapter):
         return response
 
     def _signed(
-        self, request: requests.PreparedRequest, provider: Provider | None, call: Call, keys: list[str]
+        self, request: requests.PreparedRequest, added: AddedKey | None, keys: list[str]
     ) -> requests.PreparedRequest:
         """Put the provider's key into a copy of the request: the original, which a redirect is made from, has none."""
-        added = added_key(provider, call)
         if added is None:
             return request
         place, key = added

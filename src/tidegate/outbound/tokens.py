@@ -7,21 +7,18 @@ The shapes of OpenAI and Anthropic are known, in one piece and as a stream of se
     {"usage": {"input_tokens": 12, "cache_creation_input_tokens": 5, "output_tokens": 30}} Anthropic
     event: message_start … {"message": {"usage": …}}, event: message_delta … {"usage": …}  Anthropic, streamed
 
-All of it was written by a stranger: what is not understood is no usage, nothing raises, and nothing is kept that is
-longer than `LONGEST`.
+All of it was written by a stranger: what is not understood is no usage, nothing raises, nothing is kept that is longer
+than `LONGEST`, and nothing is looked at beyond `MAX_DECODED`.
 """
 
 from __future__ import annotations
 
 import json
-import zlib
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from tidegate.core.bounds import MAX
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from tidegate.outbound.decoding import Decoder, DecodingError
 
 UNITS: Final = ("tokens", "input-tokens", "output-tokens")
 INPUT: Final = ("input_tokens", "prompt_tokens")
@@ -31,6 +28,8 @@ ANSWER: Final = ("max_completion_tokens", "max_output_tokens", "max_tokens")
 ANSWER_USUALLY: Final = 1000  # tokens of an answer whose request sets no maximum
 BYTES_PER_TOKEN: Final = 4  # of a request, about; what is wrong with that is put right by the answer
 LONGEST: Final = 8 * 2**20  # bytes of an answer, or of one event, that are looked at
+MAX_DECODED: Final = 64 * 2**20  # bytes of a stream of events that are looked at
+MAX_LOOKS: Final = 20_000  # lines of it that mention usage and are looked at
 
 
 def estimate(body: bytes | None) -> dict[str, int]:
@@ -55,61 +54,67 @@ class UsageReader:
 
     def __init__(self, coding: str = "") -> None:
         """Start with nothing seen."""
-        self._undo = decoder(coding)
+        self._decoder = _decoder(coding)
         self._line = bytearray()  # that has begun
         self._whole = bytearray()
         self._events = False
+        self._looks = 0
         self._size = 0
         self._found: dict[str, int] = {}
 
     def feed(self, piece: bytes) -> None:
         """Take the next piece of the body."""
         try:
-            piece = self._undo(piece)
-        except zlib.error:  # the client will see it itself
-            self._undo = nothing
-            return
+            for part in () if self._decoder is None else self._decoder.feed(piece):
+                self._take(part)
+                if self._size > MAX_DECODED:
+                    self._decoder = None
+                    return
+        except DecodingError:  # the client will see it itself
+            self._decoder = None
+
+    def _take(self, piece: bytes) -> None:
+        """Look at a part of the decoded body."""
         self._size += len(piece)
         if not self._events and self._size <= LONGEST:
             self._whole += piece
-        *ended, rest = piece.split(b"\n")
-        for part in ended:
-            self._line += part
-            self._ended()
-        if len(self._line) <= LONGEST:
-            self._line += rest
+        end = piece.rfind(b"\n") + 1
+        if end:
+            self._look(bytes(self._line) + piece[:end])
+            self._line = bytearray(piece[end:])
+        elif len(self._line) <= LONGEST:
+            self._line += piece
 
-    def _ended(self) -> None:
-        """Look at a line that has ended."""
-        line, self._line = self._line, bytearray()
-        if not line.startswith(b"data:"):
+    def _look(self, lines: bytes) -> None:
+        """Look for usage in lines that have ended; there may be millions, so only at those that mention it."""
+        if not lines.startswith(b"data:") and b"\ndata:" not in lines:
             return
         self._events = True
         self._whole.clear()
-        if b"usage" in line:
-            # Later events tell the same numbers anew, or numbers that the earlier ones did not have.
-            self._found.update(_usage(_json(line[5:])))
+        place = lines.find(b"usage")
+        while place >= 0 and self._looks < MAX_LOOKS:
+            self._looks += 1
+            start, end = lines.rfind(b"\n", 0, place) + 1, lines.find(b"\n", place)
+            end = len(lines) if end < 0 else end
+            if lines.startswith(b"data:", start):
+                # Later events tell the same numbers anew, or numbers that the earlier ones did not have.
+                self._found.update(_usage(_json(lines[start + 5 : end])))
+            place = lines.find(b"usage", end)
 
     def result(self) -> dict[str, int] | None:
         """Tell the usage, once all was fed; None if the answer said none."""
-        self._ended()
+        self._look(bytes(self._line))
         if not self._events:
             return usage(self._whole) if self._size <= LONGEST else None
         return _units(self._found) if self._found else None
 
 
-def decoder(coding: str) -> Callable[[bytes], bytes]:
-    """Undo a Content-Encoding piece by piece."""
-    words = coding.lower().strip()
-    if words in ("gzip", "deflate", "x-gzip"):
-        engine = zlib.decompressobj(zlib.MAX_WBITS | 32)  # which of the two, it sees itself
-        return lambda piece: engine.decompress(piece, LONGEST)
-    return bytes if words in ("", "identity") else nothing
-
-
-def nothing(_piece: bytes) -> bytes:
-    """Read nothing out of it."""
-    return b""
+def _decoder(coding: str) -> Decoder | None:
+    """Give what undoes a Content-Encoding; None: nothing is read out of it."""
+    try:
+        return Decoder(coding)
+    except DecodingError:
+        return None
 
 
 def _json(text: bytes | bytearray) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from importlib import import_module
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from tidegate.stores.base import Store
 
 GROUP = "tidegate.stores"
+WHOLE = re.compile(r"[0-9]{1,19}")
 OWN = {
     "memory": "tidegate.stores.registry:open_memory",
     "sqlite": "tidegate.stores.sqlite:open_sqlite",
@@ -67,6 +69,6 @@ def open_memory(url: str, clock: Clock | None) -> Store:
     unknown = sorted(options.keys() - {"max_entries", "overflow"})
     if unknown:
         raise ConfigError(f"memory:// has no option {unknown[0]!r}: use max_entries or overflow", field="store")
-    if str(options.get("max_entries", "")).isdecimal():
+    if WHOLE.fullmatch(str(options.get("max_entries", ""))):
         options["max_entries"] = int(str(options["max_entries"]))
     return MemoryStore(**options, clock=clock)  # type: ignore[arg-type]  # MemoryStore checks its options

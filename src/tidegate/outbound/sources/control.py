@@ -15,6 +15,7 @@ import socket
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from tidegate.errors import ConfigError, StoreUnavailable
+from tidegate.files import make_private_folder, replace_private
 from tidegate.outbound.sources.source import parse_source
 
 if TYPE_CHECKING:
@@ -44,12 +45,7 @@ class Control:
             raise ConfigError(f"a service is running there already, see {self._path}", file=str(self._service.data))
         self._server = await asyncio.start_server(self._connected, "127.0.0.1", 0, limit=LONGEST)
         port = self._server.sockets[0].getsockname()[1]
-        part = self._path.with_suffix(".part")
-        part.unlink(missing_ok=True)
-        said = json.dumps({"port": port, "pid": os.getpid(), "token": self._token})
-        with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
-            file.write(said)
-        part.replace(self._path)
+        replace_private(self._path, json.dumps({"port": port, "pid": os.getpid(), "token": self._token}))
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -63,7 +59,7 @@ class Control:
             line = await asyncio.wait_for(reader.readline(), PATIENCE)
             writer.write(json.dumps(self._answer(line)).encode() + b"\n")
             await writer.drain()
-        except (OSError, ValueError, TimeoutError):
+        except (OSError, ValueError, RecursionError, TimeoutError):
             pass  # who does not speak our language, or is gone, gets no answer
         finally:
             writer.close()
@@ -98,13 +94,8 @@ class Control:
 
     def _keep(self, name: str, text: str) -> None:
         """Keep an added source over restarts, in a file for its owner alone: its headers may hold secrets."""
-        self._kept.mkdir(mode=0o700, exist_ok=True)
-        path = self._kept / f"{name}.yaml"
-        part = path.with_suffix(".part")
-        part.unlink(missing_ok=True)
-        with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
-            file.write(text)
-        part.replace(path)
+        make_private_folder(self._kept)
+        replace_private(self._kept / f"{name}.yaml", text)
 
 
 def ask(data: Path, **asked: object) -> dict[str, Any]:

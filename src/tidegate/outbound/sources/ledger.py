@@ -11,6 +11,7 @@ import sqlite3
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from tidegate.errors import StoreUnavailable
+from tidegate.files import make_private_file
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -81,7 +82,7 @@ class Ledger:
         """Open the file, or create it, readable by its owner alone."""
         self.path = path
         try:
-            path.touch(mode=0o600)
+            make_private_file(path)
             self._db = sqlite3.connect(path, isolation_level=None, timeout=10)
             self._db.execute("PRAGMA journal_mode = WAL")
             self._db.execute("PRAGMA synchronous = NORMAL")

@@ -20,6 +20,7 @@ import httpx
 from tidegate.clock import TaskSignal
 from tidegate.core.bounds import SECOND
 from tidegate.errors import ConfigError
+from tidegate.files import make_private_folder
 from tidegate.outbound.httpx import AsyncRateLimitTransport
 from tidegate.outbound.sources.ledger import Ledger
 from tidegate.outbound.sources.scheduler import Scheduler, call_of
@@ -61,7 +62,7 @@ class Service:
             raise ConfigError(f"must be a whole number from 1, not {workers!r}", field="workers")
         self.data = Path(data)
         try:
-            self.data.mkdir(mode=0o700, parents=True, exist_ok=True)
+            make_private_folder(self.data)
         except OSError as error:
             raise ConfigError(f"cannot be made: {error.strerror or error}", file=str(data)) from None
         # Written ahead of use: a killed process loses nothing, whatever SQLite's `synchronous` is.
@@ -71,7 +72,6 @@ class Service:
         self.gate = self._transport.gate
         self.clock = self.gate.clock
         self.ledger = Ledger(self.data / "sources.db")  # opened now, so after what may be refused
-        self.client = httpx.AsyncClient(transport=self._transport, follow_redirects=True)
         self._cycle = round(cycle * SECOND)
         self.scheduler = Scheduler(self.ledger, self.gate, self._cycle)
         self.recovered: list[str] = []
@@ -131,7 +131,7 @@ class Service:
         account = self.gate.account_of(call_of(source))
         self.ledger.begin(source.name, None if account is None else (account.provider.domain, account.key))
         try:
-            outcome = await fetch(self.client, source, self.data, self.now(), partial(self.scheduler.asked, source))
+            outcome = await fetch(self._transport, source, self.data, self.now(), partial(self.scheduler.asked, source))
         except asyncio.CancelledError:
             self.scheduler.put_back(source)
             raise
@@ -233,7 +233,7 @@ class Service:
 
     async def close(self) -> None:
         """Close everything."""
-        await self.client.aclose()
+        await self._transport.aclose()
         self.ledger.close()
 
     async def __aenter__(self) -> Self:

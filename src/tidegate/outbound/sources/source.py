@@ -19,14 +19,16 @@ from tidegate.errors import ConfigError
 from tidegate.outbound.hosts import host_of
 from tidegate.outbound.sources.timetable import Interval, Timetable, read_cron
 from tidegate.policy.settings import Setting, load, parse
+from tidegate.urls import redact
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
 FIELDS: Final = ("name", "url", "interval", "cron", "timezone", "method", "headers", "body", "priority", "timeout",
-                 "retries", "to")  # fmt: skip
+                 "max_bytes", "retries", "to")  # fmt: skip
 ENDINGS: Final = (".yaml", ".yml")
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")  # also the name of a folder
+MAX_BYTES: Final = 32 * 2**20  # of a body, where the source does not say
 HOURLY: Final = Interval(3600 * SECOND)
 
 
@@ -36,13 +38,20 @@ class Target(NamedTuple):
     kind: Literal["files", "sqlite", "webhook"]
     place: str
 
+    def __repr__(self) -> str:
+        """Show no password of a webhook."""
+        return f"Target({self.kind!r}, {redact(self.place) if self.kind == 'webhook' else self.place!r})"
+
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """What to fetch, when, and where the body goes. Headers and body may hold secrets, so they are not shown."""
+    """What to fetch, when, and where the body goes. URL, headers and body may hold secrets, so they are not shown.
+
+    `timeout` is for the whole answer, in seconds; `max_bytes` for its body, decoded.
+    """
 
     name: str
-    url: str
+    url: str = field(repr=False)
     timetable: Timetable = HOURLY
     target: Target = Target("files", "bodies")  # noqa: RUF009 - immutable
     method: str = "GET"
@@ -51,6 +60,7 @@ class Source:
     priority: int = 0
     timeout: float = 30.0
     retries: int = 3
+    max_bytes: int = MAX_BYTES
 
 
 def read_sources(files: Iterable[Path | str] = (), directories: Iterable[Path | str] = ()) -> list[Source]:
@@ -107,6 +117,7 @@ def _source(section: Setting) -> Source:
         fields["priority"].whole(-100, 100) if "priority" in fields else 0,
         _seconds(fields["timeout"]) if "timeout" in fields else 30.0,
         fields["retries"].whole(0, 100) if "retries" in fields else 3,
+        fields["max_bytes"].whole() if "max_bytes" in fields else MAX_BYTES,
     )
 
 

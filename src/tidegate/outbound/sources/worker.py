@@ -1,16 +1,18 @@
-"""Fetching one source: the second of the document's two checks, and where the body goes."""
+"""Fetching one source: the second of the document's two checks, within a size and a time."""
 
 from __future__ import annotations
 
 import asyncio
 import sqlite3
-from contextlib import closing
 from enum import Enum
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import IO, TYPE_CHECKING, Final, NamedTuple
 
 from tidegate.errors import ConfigError, Denied, StoreUnavailable
 from tidegate.outbound.calls import asking
+from tidegate.outbound.decoding import ACCEPTED, DecodingError
 from tidegate.outbound.learning import REFUSED
+from tidegate.outbound.sources.delivery import Body, deliver, download_file
+from tidegate.outbound.sources.download import RedirectError, TooLargeError, open_answer, save_body
 
 try:
     import httpx
@@ -21,18 +23,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from tidegate.outbound.sources.source import Source, Target
+    from tidegate.outbound.sources.source import Source
 
 BAD: Final = 400
-SUFFIXES: Final = {"application/json": ".json", "text/csv": ".csv", "text/html": ".html", "text/plain": ".txt",
-                   "application/xml": ".xml", "text/xml": ".xml"}  # fmt: skip
-WEBHOOK_WAIT: Final = 60.0
 PERMITTED: Final = "tidegate.permitted"
-TABLE: Final = """
-CREATE TABLE IF NOT EXISTS bodies (
-    source TEXT NOT NULL, fetched_at INTEGER NOT NULL, status INTEGER NOT NULL, content_type TEXT, body BLOB NOT NULL
-)
-"""
 
 
 class Status(Enum):
@@ -52,35 +46,76 @@ class Outcome(NamedTuple):
 
 
 async def fetch(
-    client: httpx.AsyncClient, source: Source, folder: Path, now: int, permitted: Callable[[], None]
+    transport: httpx.AsyncBaseTransport, source: Source, folder: Path, now: int, permitted: Callable[[], None]
 ) -> Outcome:
-    """Ask for a permit, fetch, and put the body where it belongs; `permitted` is called with the permit in hand.
+    """Ask for a permit, download, and put the body where it belongs; `permitted` is called with the permit in hand.
 
-    The client's transport asks, without waiting. A permit denied here, or a 429 of the provider, is no failure; a 429
-    of a host without a provider is one, so that it backs off.
+    The transport asks, without waiting. A permit denied here, or a 429 of the provider, is no failure; a 429 of a host
+    without a provider is one, so that it backs off. The client lives for one fetch, and its cookies with it.
     """
+    client = httpx.AsyncClient(transport=transport)
     try:
-        with asking(timeout=0):
-            answer = await client.request(
-                source.method,
-                source.url,
-                headers=source.headers,
-                content=source.body,
-                timeout=source.timeout,
-                extensions={PERMITTED: permitted},
-            )
-        if answer.status_code == REFUSED and answer.extensions["tidegate"].limited:
-            return Outcome(Status.RATE_LIMIT_EXCEEDED, "429 by the provider")
-        if answer.status_code >= BAD:
-            return Outcome(Status.FAILED, f"status {answer.status_code}")
+        with download_file(source, folder, now) as file:
+            body = await _download(client, source, permitted, file)
+            if isinstance(body, Outcome):
+                return body
+            await deliver(client, source, folder, now, body)
+    except (OSError, sqlite3.Error, httpx.HTTPError, Denied, StoreUnavailable) as error:
+        return Outcome(Status.FAILED, f"its body was not kept: {type(error).__name__}")
+    return Outcome(Status.OK, f"status {body.status}, {body.size} bytes")
+
+
+async def _download(
+    client: httpx.AsyncClient, source: Source, permitted: Callable[[], None], file: IO[bytes]
+) -> Body | Outcome:
+    """Download a body into a file within the source's size and time, or tell what came of it instead."""
+    try:
+        async with asyncio.timeout(source.timeout):
+            with asking(timeout=0):
+                answer = await open_answer(client, _request(client, source, permitted))
+            try:
+                if (outcome := _judge(answer)) is not None:
+                    return outcome
+                size = await save_body(answer, source.max_bytes, file)
+            finally:
+                await answer.aclose()
     except Denied as denied:
         violated = ", ".join(denied.decision.violated)
         return Outcome(Status.RATE_LIMIT_EXCEEDED, f"denied by {violated}", denied.decision.retry_after)
-    except httpx.HTTPError as error:
-        return Outcome(Status.FAILED, type(error).__name__)  # its text may quote the URL
     except StoreUnavailable:
         return Outcome(Status.RATE_LIMIT_EXCEEDED, "the store could not be asked")
-    return await deliver(client, source, folder, now, answer)
+    except (TimeoutError, TooLargeError, RedirectError, DecodingError, httpx.HTTPError) as error:
+        return Outcome(Status.FAILED, _explain(source, error))
+    return Body(file, size, answer.status_code, answer.headers.get("content-type", ""))
+
+
+def _explain(source: Source, error: Exception) -> str:
+    """Say in a few words why a download failed, without quoting the URL."""
+    if isinstance(error, (TimeoutError, httpx.TimeoutException)):
+        return f"too slow: not within {source.timeout:g} s"
+    if isinstance(error, TooLargeError):
+        return f"too large: more than {source.max_bytes} bytes"
+    return type(error).__name__ if isinstance(error, httpx.HTTPError) else str(error)
+
+
+def _request(client: httpx.AsyncClient, source: Source, permitted: Callable[[], None]) -> httpx.Request:
+    headers = httpx.Headers(source.headers)
+    headers.setdefault("accept-encoding", ACCEPTED)
+    return client.build_request(
+        source.method,
+        source.url,
+        headers=headers,
+        content=source.body,
+        timeout=None,  # the whole of it has a deadline
+        extensions={PERMITTED: permitted},
+    )
+
+
+def _judge(answer: httpx.Response) -> Outcome | None:
+    """Tell what a refusal or failure means; None: there is a body."""
+    if answer.status_code == REFUSED and answer.extensions["tidegate"].limited:
+        return Outcome(Status.RATE_LIMIT_EXCEEDED, "429 by the provider")
+    return Outcome(Status.FAILED, f"status {answer.status_code}") if answer.status_code >= BAD else None
 
 
 class Noting(httpx.AsyncBaseTransport):
@@ -100,47 +135,3 @@ class Noting(httpx.AsyncBaseTransport):
     async def aclose(self) -> None:
         """Close the other transport."""
         await self._inner.aclose()
-
-
-async def deliver(client: httpx.AsyncClient, source: Source, folder: Path, now: int, answer: httpx.Response) -> Outcome:
-    """Put a body where it belongs; relative places lie in the data folder."""
-    target = source.target
-    kind = answer.headers.get("content-type", "").partition(";")[0].strip().lower()
-    try:
-        if target.kind == "files":
-            await asyncio.to_thread(write_file, folder / target.place / source.name, now, kind, answer.content)
-        elif target.kind == "sqlite":
-            row = source.name, now, answer.status_code, kind, answer.content
-            await asyncio.to_thread(write_row, folder / target.place, row)
-        else:
-            await post(client, source, target, answer)
-    except (OSError, sqlite3.Error, httpx.HTTPError, Denied) as error:
-        return Outcome(Status.FAILED, f"status {answer.status_code}, but its body was not kept: {type(error).__name__}")
-    return Outcome(Status.OK, f"status {answer.status_code}, {len(answer.content)} bytes")
-
-
-def write_file(folder: Path, now: int, kind: str, body: bytes) -> None:
-    """Write a file that is either whole or not there."""
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{now}{SUFFIXES.get(kind, '.bin')}"
-    part = path.with_suffix(".part")
-    part.write_bytes(body)
-    part.replace(path)
-
-
-def write_row(path: Path, row: tuple[object, ...]) -> None:
-    """Append a row to the table `bodies`."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with closing(sqlite3.connect(path, timeout=10)) as db, db:
-        db.execute(TABLE)
-        db.execute("INSERT INTO bodies VALUES (?, ?, ?, ?, ?)", row)
-
-
-async def post(client: httpx.AsyncClient, source: Source, target: Target, answer: httpx.Response) -> None:
-    """Send the body on; the webhook's own provider, if it has one, limits that too."""
-    headers = {"content-type": answer.headers.get("content-type", "application/octet-stream"),
-               "x-tidegate-source": source.name}  # fmt: skip
-    with asking(timeout=WEBHOOK_WAIT):
-        reply = await client.post(target.place, content=answer.content, headers=headers, timeout=source.timeout)
-    if reply.status_code >= BAD:
-        raise OSError(f"the webhook answered {reply.status_code}")

@@ -43,6 +43,8 @@ log = logging.getLogger("tidegate.service")
 ADMIN: Final = ("reset", "block", "unblock", "blocks")  # verbs that need the admin token
 REPLAYED: Final = ("acquire", "reserve", "lease", "batch", "commit", "cancel", "release")
 KEPT_FREE: Final = 8  # one part in eight of max_concurrency is never taken by calls that may wait
+TASK: Final = "tidegate.task"  # in a scope: the task that answers the request
+HUNG_UP: Final = "tidegate.hung_up"  # in a scope: the client has closed the connection
 SECURITY: Final = ((b"x-content-type-options", b"nosniff"), (b"cache-control", b"no-store"))
 
 
@@ -65,6 +67,7 @@ class App:
         self._door = Door(settings)
         self._clock = desk.store.clock
         self._replays = Replays(self._clock)
+        self._awaits_store = not desk.store.instant
         self._verbs = Verbs(desk)
         self._latency = desk.tally.latency
         self._posts = {f"/v1/{name}": (name, verb) for name, verb in self._verbs.all.items()}
@@ -80,7 +83,7 @@ class App:
         }
         self._files = read_files(token=not self._door.open)
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: C901, PLR0912 - a coroutine for each branch would cost every request
         """Answer one request.
 
         The usual question, a cost of 1 to a store in memory, is answered at once: coroutines between it and its answer
@@ -89,6 +92,10 @@ class App:
         if scope["type"] != "http":
             await _lifespan(scope, receive, send)
             return
+        if self._awaits_store:
+            if HUNG_UP in scope:
+                return
+            scope[TASK] = asyncio.current_task()  # to be cancelled if the client hangs up: see `http.protocol`
         steady = self._clock.steady
         start = steady()
         self.in_flight += 1
@@ -116,6 +123,10 @@ class App:
                 reply = self._refuse(problem_of(error))
             except ConnectionAbortedError:
                 return  # nobody is there to be answered
+            except asyncio.CancelledError:
+                if HUNG_UP in scope:
+                    return  # what was charged is given back by the store
+                raise
             except Exception:
                 log.exception("a request to %s failed", scope["path"][:100])
                 reply = self._refuse(ProblemError("internal", "see the log of the service"))

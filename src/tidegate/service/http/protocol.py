@@ -8,6 +8,7 @@ byte by byte; it has no limit for the size of a head, and starts an unlimited nu
 - a head has at most `MAX_HEAD` bytes, a whole request at most `MAX_OVERHEAD` times `max_body` with all its framing;
 - pipelined requests are read a few at a time, and answered in order;
 - a request for another protocol (`Upgrade`, as Java's client sends it) is answered like any other, body included;
+- a request whose client hangs up is cancelled, so that nothing stays charged that nobody was answered;
 - trailer fields are dropped: uvicorn would add them to the header fields of the request;
 - a request that cannot be read is answered with problem details, after the requests before it;
 - a client that is refused while it is still sending gets to read the answer: the connection stays open, and what
@@ -24,7 +25,7 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING, Final
 
 from tidegate.errors import ConfigError
-from tidegate.service.http.app import SECURITY, App
+from tidegate.service.http.app import HUNG_UP, SECURITY, TASK, App
 from tidegate.service.http.connections import NEVER, Connections
 from tidegate.service.http.problems import ProblemError, Reply
 
@@ -38,7 +39,9 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import Iterable
 
+    from uvicorn._types import ASGI3Application
     from uvicorn.config import Config
+    from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
     from uvicorn.server import ServerState
 
     Fields = Iterable[tuple[bytes, bytes]]
@@ -73,6 +76,7 @@ class HttpConnection(HttpToolsProtocol):
         self._discarding = False  # what the client sends is thrown away
         self._last_answer: Reply | None = None  # to be sent after the requests under way
         self._finished = False  # the last answer was sent
+        self._answering: RequestResponseCycle | None = None  # the request that the app has begun to answer last
         self._unsent = 0  # bytes that the client had not taken when that was last looked at
 
     # ---- the transport -----------------------------------------------------------------------------------------------
@@ -87,6 +91,16 @@ class HttpConnection(HttpToolsProtocol):
         self._all.remove(self)
         self._finish()
         super().connection_lost(exc)
+        self._cancel_answer()
+
+    def _cancel_answer(self) -> None:
+        """Cancel the request that is being answered: nobody will read its answer."""
+        cycle = self._answering
+        if cycle is not None and not cycle.response_started:
+            cycle.scope[HUNG_UP] = True  # type: ignore[typeddict-unknown-key]  # read by the app
+            task = cycle.scope.get(TASK)
+            if task is not None:
+                task.cancel()  # type: ignore[attr-defined]  # the app put its task there
 
     def data_received(self, data: bytes) -> None:
         """Parse what came, unless requests before it have to be answered first."""
@@ -183,6 +197,10 @@ class HttpConnection(HttpToolsProtocol):
             self.cycle.transport = LastAnswer(self)  # type: ignore[assignment]  # has what is used of a transport
         if self._unanswered > 1:
             self._limit_wait()
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+        self._answering = cycle
+        super()._start_asgi_task(cycle, app)
 
     def on_message_complete(self) -> None:
         """Note that a request is complete."""

@@ -51,6 +51,10 @@ class Target(NamedTuple):
     conninfo: bytes
     name: str
 
+    def __repr__(self) -> str:
+        """Show no password."""
+        return f"<Target {self.name}>"
+
 
 class ServerError(Exception):
     """The server answered with an error: it did nothing of what was asked."""

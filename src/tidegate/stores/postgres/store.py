@@ -368,7 +368,7 @@ def read_target(url: str) -> Target:
         )
         raise ConfigError(message, field="store") from None
     host, port, database = (
-        (found.get(name) or default).decode()
+        (found.get(name) or default).decode(errors="replace")
         for name, default in ((b"host", b"localhost"), (b"port", b"5432"), (b"dbname", b""))
     )
     separator = "&" if "?" in url else "?"

@@ -9,6 +9,7 @@ from itertools import count
 from typing import TYPE_CHECKING, Final
 
 from tidegate.errors import StoreUnavailable
+from tidegate.files import make_private_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -50,7 +51,9 @@ def explain(error: sqlite3.Error, attempt: str, path: Path) -> StoreUnavailable:
 
 
 def connect(path: Path) -> sqlite3.Connection:
-    """Open the file, and create it if it is not there; `prepare` comes next."""
+    """Open the file, and create it (for its owner alone) if it is not there; `prepare` comes next."""
+    with suppress(OSError):  # SQLite says what is wrong
+        make_private_file(path)
     return sqlite3.connect(
         f"{path.as_uri()}?mode=rwc",
         uri=True,

@@ -1,0 +1,117 @@
+"""Where bodies go: files in a folder, rows of an SQLite database, or a POST to a webhook.
+
+A body is downloaded into a file first. What was delivered before stays as it is until the new body is complete.
+Files and folders that are created here are for their owner alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sqlite3
+import tempfile
+from contextlib import closing, contextmanager
+from typing import IO, TYPE_CHECKING, Final, NamedTuple
+
+from tidegate.files import make_private_file, make_private_folder, open_private
+from tidegate.outbound.calls import asking
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    import httpx
+
+    from tidegate.outbound.sources.source import Source
+
+SUFFIXES: Final = {"application/json": ".json", "text/csv": ".csv", "text/html": ".html", "text/plain": ".txt",
+                   "application/xml": ".xml", "text/xml": ".xml"}  # fmt: skip
+PART: Final = ".part"
+COPIED: Final = 2**20  # bytes that are copied at once
+WEBHOOK_WAIT: Final = 60.0  # seconds for a permit, where the webhook has a provider
+REDIRECT: Final = 300  # the first status that is no success
+TABLE: Final = """
+CREATE TABLE IF NOT EXISTS bodies (
+    source TEXT NOT NULL, fetched_at INTEGER NOT NULL, status INTEGER NOT NULL, content_type TEXT, body BLOB NOT NULL
+)
+"""
+
+
+class Body(NamedTuple):
+    """A body that was downloaded into a file, and what its answer said."""
+
+    file: IO[bytes]
+    size: int
+    status: int
+    content_type: str
+
+    @property
+    def kind(self) -> str:
+        """The media type without its parameters."""
+        return self.content_type.partition(";")[0].strip().lower()
+
+
+@contextmanager
+def download_file(source: Source, folder: Path, now: int) -> Iterator[IO[bytes]]:
+    """Open a file to download into; it is gone at the end, unless `deliver` has given it a name."""
+    if source.target.kind != "files":
+        make_private_folder(folder)
+        with tempfile.TemporaryFile(dir=folder) as file:
+            yield file
+        return
+    place = folder / source.target.place / source.name
+    make_private_folder(place)
+    for left in place.glob(f"*{PART}"):  # by a process that was killed
+        left.unlink(missing_ok=True)
+    part = place / f"{now}{PART}"
+    try:
+        with os.fdopen(open_private(part, os.O_RDWR | os.O_EXCL), "w+b") as file:
+            yield file
+    finally:
+        part.unlink(missing_ok=True)
+
+
+async def deliver(client: httpx.AsyncClient, source: Source, folder: Path, now: int, body: Body) -> None:
+    """Put a body where it belongs; relative places lie in the data folder. Raises what went wrong."""
+    target = source.target
+    if target.kind == "files":
+        await asyncio.to_thread(_name_file, folder / target.place / source.name, now, body)
+    elif target.kind == "sqlite":
+        await asyncio.to_thread(_write_row, folder / target.place, source.name, now, body)
+    else:
+        await _post(client, source, body)
+
+
+def _name_file(place: Path, now: int, body: Body) -> None:
+    """Give a complete file its name: it is whole, or not there."""
+    body.file.flush()
+    part = place / f"{now}{PART}"
+    part.replace(part.with_suffix(SUFFIXES.get(body.kind, ".bin")))
+
+
+def _write_row(path: Path, name: str, now: int, body: Body) -> None:
+    """Append a row to the table `bodies`, copying the body piece by piece."""
+    make_private_folder(path.parent)
+    make_private_file(path)
+    body.file.seek(0)
+    with closing(sqlite3.connect(path, timeout=10)) as db, db:
+        db.execute(TABLE)
+        row = name, now, body.status, body.kind, body.size
+        number = db.execute("INSERT INTO bodies VALUES (?, ?, ?, ?, zeroblob(?))", row).lastrowid
+        with db.blobopen("bodies", "body", number or 0) as blob:
+            while piece := body.file.read(COPIED):
+                blob.write(piece)
+
+
+async def _post(client: httpx.AsyncClient, source: Source, body: Body) -> None:
+    """Send the body on, without following redirects or reading the answer; a provider of the webhook limits that."""
+    body.file.seek(0)
+    content = await asyncio.to_thread(body.file.read)
+    headers = {"content-type": body.content_type or "application/octet-stream", "x-tidegate-source": source.name}
+    request = client.build_request("POST", source.target.place, content=content, headers=headers, timeout=None)
+    async with asyncio.timeout(WEBHOOK_WAIT + source.timeout):
+        with asking(timeout=WEBHOOK_WAIT):
+            reply = await client.send(request, stream=True, follow_redirects=False)
+    await reply.aclose()
+    if reply.status_code >= REDIRECT:
+        raise OSError(f"the webhook answered {reply.status_code}")

@@ -1,0 +1,119 @@
+"""Download a body within bounds: redirects are counted, and nothing of an answer is read beyond what is asked for.
+
+A server decides how many bytes it sends and how slowly. So bodies are decoded and written to a file piece by piece, up
+to a size; bodies of redirects and of failures are not read at all. (The caller bounds the time.)
+
+A redirect to another origin (scheme, host or port) loses the headers that a source is configured with: they may hold
+secrets. Only an upgrade of the same host from http to https keeps them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import IO, TYPE_CHECKING, Final
+
+from tidegate.errors import ConfigError
+from tidegate.outbound.decoding import Decoder
+from tidegate.outbound.hosts import host_of
+from tidegate.urls import split_url
+
+try:
+    import httpx
+except ImportError:  # pragma: no cover - the extra is part of every test environment
+    raise ConfigError("sources need httpx: pip install 'tidegate[sources]'") from None
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+MAX_REDIRECTS: Final = 10
+PORTS: Final = {"http": 80, "https": 443}
+# What another origin may know; a cookie here is one that this origin has set in an earlier redirect.
+KEPT: Final = ("accept", "accept-encoding", "accept-language", "connection", "cookie", "host", "user-agent")
+
+
+class RedirectError(Exception):
+    """A redirect that is not followed."""
+
+
+class TooLargeError(Exception):
+    """A body with more bytes than is allowed."""
+
+
+async def open_answer(client: httpx.AsyncClient, request: httpx.Request) -> httpx.Response:
+    """Send a request, follow redirects, and give the answer with its body unread; close it."""
+    for _ in range(MAX_REDIRECTS + 1):
+        answer = await client.send(request, stream=True, follow_redirects=False)
+        following = answer.next_request
+        if following is None:
+            return answer
+        await answer.aclose()
+        request = _redirected(request, following)
+    raise RedirectError(f"more than {MAX_REDIRECTS} redirects")
+
+
+def _redirected(request: httpx.Request, following: httpx.Request) -> httpx.Request:
+    """Take from the next request of a redirect what only the origin of the last one may know."""
+    _check(following.url)
+    if _origin(request.url) == _origin(following.url) or _is_upgrade(request.url, following.url):
+        return following
+    if following.method not in ("GET", "HEAD"):
+        raise RedirectError(f"redirected to another origin, which gets no {following.method}")
+    headers = [(name, value) for name, value in following.headers.items() if name.lower() in KEPT]
+    return httpx.Request(following.method, following.url, headers=headers, extensions=following.extensions)
+
+
+def _check(url: httpx.URL) -> None:
+    """Refuse to go where no request can go."""
+    try:
+        split_url(str(url), "url")
+        host_of(url)
+    except ConfigError:
+        raise RedirectError("redirected to a URL that cannot be used") from None
+    if url.scheme not in PORTS:
+        raise RedirectError("redirected to a URL that cannot be used")
+
+
+def _origin(url: httpx.URL) -> tuple[str, str, int | None]:
+    return url.scheme, url.host, url.port or PORTS.get(url.scheme)
+
+
+def _is_upgrade(before: httpx.URL, after: httpx.URL) -> bool:
+    return before.host == after.host and _origin(before)[::2] == ("http", 80) and _origin(after)[::2] == ("https", 443)
+
+
+async def save_body(answer: httpx.Response, max_bytes: int, file: IO[bytes]) -> int:
+    """Write the decoded body of an answer to a file; gives its size, or raises TooLargeError."""
+    declared = answer.headers.get("content-length", "")
+    if declared.isdecimal() and (len(declared) > len(str(max_bytes)) or int(declared) > max_bytes):
+        raise TooLargeError
+    whole = answer.is_stream_consumed  # a transport that gave the whole answer has decoded it
+    writer = _Writer(file, Decoder("" if whole else answer.headers.get("content-encoding", "")), max_bytes)
+    async for piece in _given(answer.content) if whole else answer.aiter_raw():
+        await asyncio.to_thread(writer.write, piece)
+    writer.decoder.finish()
+    return writer.size
+
+
+async def _given(content: bytes) -> AsyncIterator[bytes]:
+    yield content
+
+
+class _Writer:
+    """Decodes pieces into a file."""
+
+    def __init__(self, file: IO[bytes], decoder: Decoder, max_bytes: int) -> None:
+        self.decoder = decoder
+        self.size = 0
+        self._received = 0
+        self._file = file
+        self._max_bytes = max_bytes
+
+    def write(self, piece: bytes) -> None:
+        self._received += len(piece)
+        if self._received > self._max_bytes:
+            raise TooLargeError
+        for part in self.decoder.feed(piece):
+            self.size += len(part)
+            if self.size > self._max_bytes:
+                raise TooLargeError
+            self._file.write(part)

@@ -1,0 +1,107 @@
+"""Bodies are decoded piece by piece: the same bytes as at once, and never many of them."""
+
+import gzip
+import json
+import tracemalloc
+import zlib
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tidegate.core import Limit
+from tidegate.outbound.decoding import PART, Decoder, DecodingError
+from tidegate.outbound.learning import MAX_LESSONS, Lesson, Lessons
+from tidegate.outbound.tokens import UsageReader
+
+
+def raw_deflate(body):
+    engine = zlib.compressobj(wbits=-15)
+    return engine.compress(body) + engine.flush()
+
+
+PACKED = {
+    "gzip": ("gzip", gzip.compress),
+    "x-gzip": ("X-GZIP ", gzip.compress),
+    "zlib": ("deflate", zlib.compress),
+    "deflate": ("deflate", raw_deflate),
+    "members": ("gzip", lambda body: gzip.compress(body[:10]) + gzip.compress(body[10:])),
+    "padding": ("gzip", lambda body: gzip.compress(body) + bytes(50)),
+}
+
+
+def decoded(coding, packed, size):
+    decoder, parts = Decoder(coding), []
+    for start in range(0, len(packed), size):
+        parts += decoder.feed(packed[start : start + size])
+    decoder.finish()
+    assert all(0 < len(part) <= PART for part in parts)
+    return b"".join(parts)
+
+
+@pytest.mark.parametrize("kind", PACKED)
+@given(body=st.binary(max_size=300), size=st.integers(1, 80))
+def test_pieces_decode_to_the_same_bytes(kind, body, size):
+    coding, pack = PACKED[kind]
+    assert decoded(coding, pack(body), size) == body
+
+
+@pytest.mark.parametrize("kind", PACKED)
+@pytest.mark.parametrize("extra", [-1, 0, 1])
+@pytest.mark.parametrize("size", [3, 65_536])
+def test_bodies_around_the_size_of_a_part(kind, extra, size):
+    coding, pack = PACKED[kind]
+    body = bytes(3 * PART + extra)
+    assert decoded(coding, pack(body), size) == body
+
+
+@given(body=st.binary(min_size=1, max_size=100), cut=st.integers(1, 20))
+def test_a_body_that_is_cut_off_is_refused(body, cut):
+    packed = gzip.compress(body)
+    with pytest.raises(DecodingError):
+        decoded("gzip", packed[: max(1, len(packed) - cut)], 7)
+
+
+def test_a_plain_body_stays_as_it_is():
+    assert list(Decoder().feed(b"abc")) == list(Decoder("identity").feed(b"abc")) == [b"abc"]
+    Decoder().finish()
+    assert decoded("gzip", b"", 1) == b""
+
+
+@pytest.mark.parametrize("lines", [b"a\n", b"\n", b"usage\n", b"data:usage\n", b'data:{"usage":{}}\n', b"x" * 999])
+def test_reading_usage_out_of_a_bomb_takes_little_memory(lines):
+    """Seventy megabytes of short lines, in a few pieces."""
+    engine = zlib.compressobj(1, wbits=31)
+    packed = [engine.compress(lines * (2**20 // len(lines))) for _ in range(70)]
+    bomb = b"".join(packed) + engine.flush()
+    reader = UsageReader("gzip")
+    tracemalloc.start()
+    try:
+        for start in range(0, len(bomb), 65_536):
+            reader.feed(bomb[start : start + 65_536])
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert reader.result() is None
+    assert peak < 40 * 2**20
+
+
+def test_usage_behind_much_text_is_read():
+    body = b"x" * 3_000_000 + b'\ndata: {"usage": {"total_tokens": 42}}\n\n'
+    reader = UsageReader("gzip")
+    reader.feed(gzip.compress(body))
+    assert reader.result() == {"tokens": 42, "input-tokens": 0, "output-tokens": 0}
+    whole = UsageReader("gzip")
+    whole.feed(gzip.compress(json.dumps({"text": "x" * 100_000, "usage": {"total_tokens": 7}}).encode()))
+    assert whole.result() == {"tokens": 7, "input-tokens": 0, "output-tokens": 0}
+
+
+def test_what_a_provider_may_take_back_is_bounded():
+    """The oldest is forgotten: what it took comes back when its period has ended."""
+    lessons, limit = Lessons(), Limit(10**6, "1d")
+    for number in range(5 * MAX_LESSONS):
+        lessons.add(Lesson(0, 1, number))
+    assert len(lessons) == MAX_LESSONS
+    assert lessons.take(0, 1) == [Lesson(0, 1, 4 * MAX_LESSONS)]
+    lessons.forget([limit], 10**12)
+    assert len(lessons) == 0
