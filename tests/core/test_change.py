@@ -135,3 +135,31 @@ def test_time_before_a_change_counts_at_the_slower_rate(old, taken, seconds, new
     before, after = (Limit.parse(text + " name=x") for text in (old, new))
     state = before.charge(None, before, taken, START)
     assert after.rules.view(state, after, 0, START + round(seconds * 10**6))[0] == left
+
+
+@pytest.mark.parametrize("algorithm", [*NAMES, "calendar_window"])
+def test_what_a_changed_limit_tells_comes_true(algorithm):
+    """Denied a microsecond before `retry`, allowed at it, as if nothing was used at `reset`; and not much sooner."""
+
+    @given(
+        before=limits((algorithm,), name="x"), after=limits((algorithm,), name="x"), back=st.booleans(), data=st.data()
+    )
+    def check(before, after, back, data):
+        state, now = None, START
+        for limit in (before, after, before)[: data.draw(st.integers(1, 3))]:
+            for _ in range(data.draw(st.integers(1, 4))):
+                now += data.draw(gaps(min(before.length, after.length)))
+                state = limit.charge(state, limit, data.draw(costs(limit)), now) or state
+        limit = before if back else after
+        now += data.draw(gaps(min(before.length, after.length)))
+        cost = data.draw(st.integers(1, limit.burst))
+        left, retry, reset = limit.rules.view(state, limit, cost, now)
+        assert (limit.charge(state, limit, cost, now) is None) == (retry > 0)
+        assert (retry > 0) == (cost > left)
+        if retry:
+            assert limit.charge(state, limit, cost, now + retry - 1) is None
+            assert limit.charge(state, limit, cost, now + retry) is not None
+        assert limit.rules.view(state, limit, limit.burst, now + reset) == (limit.burst, 0, 0)
+        assert not reset or limit.rules.view(state, limit, limit.burst, now + reset - 1)[2] == 1
+
+    check()

@@ -52,6 +52,8 @@ def view_bucket(state: State | None, limit: Limit, cost: int, now: int) -> View:
             level, seen = topped_up(level, limit, now - seen), now
     else:
         _, level, seen = refill(state, limit, now)
+        if _owner(state) != limit and expires_bucket(state) > now:
+            return _view_changed(state, limit, cost, now, level)
     missing = limit.capacity - level
     retry = 0
     if cost > limit.burst:
@@ -59,6 +61,19 @@ def view_bucket(state: State | None, limit: Limit, cost: int, now: int) -> View:
     elif cost and cost * limit.scale > level:
         retry = seen - now + ceil_div(cost * limit.scale - level, limit.rate)
     return max(0, level // limit.scale), retry, seen - now + ceil_div(missing, limit.rate) if missing else 0
+
+
+def _view_changed(state: State, limit: Limit, cost: int, now: int, level: int) -> View:
+    """Explain a bucket that an earlier limit left: until it is charged, both rates must have filled it."""
+    owner, (_, was, at), ends = _owner(state), state, expires_bucket(state)
+    retry = 0
+    if cost > limit.burst:
+        retry = NEVER
+    elif cost and cost * limit.scale > level:
+        filled = at + ceil_div(cost * limit.scale - rescale(was, owner, limit), limit.rate)
+        before = at + ceil_div(cost * owner.scale - was, owner.rate) if cost <= owner.burst else ends
+        retry = min(max(filled, before), ends) - now
+    return max(0, level // limit.scale), retry, ends - now
 
 
 def refill(state: State, limit: Limit, now: int) -> tuple[Limit | Marked, int, int]:
@@ -113,9 +128,12 @@ def adjust_bucket(state: State | None, limit: Limit, delta: int, now: int, at: i
     else:
         peak = level
         if at is not None:
-            peak = next((top for since, top in reversed(peaks) if since <= at), limit.capacity)
+            marks = reversed(peaks) if at <= now else ()
+            peak = next((top for since, top in marks if since <= at), limit.capacity)
         free = limit.capacity - peak
         credit = free if -delta > free // limit.scale else -delta * limit.scale
+        if not credit:
+            return state
         if at is not None:
             peaks = tuple((t, max(top, peak + credit) if t <= at else top + credit) for t, top in peaks)
         level += credit
@@ -135,8 +153,7 @@ def mark_bucket(state: State) -> State:
 
 def expires_bucket(state: State) -> int:
     """Tell when the bucket is full again."""
-    owner, level, at = state
-    limit = owner.limit if isinstance(owner, Marked) else owner
+    limit, (_, level, at) = _owner(state), state
     return int(at + ceil_div(limit.capacity - level, limit.rate))
 
 
@@ -148,6 +165,12 @@ class Marked(NamedTuple):
 
     limit: Limit
     peaks: Peaks
+
+
+def _owner(state: State) -> Limit:
+    """Tell which limit wrote the state of a bucket."""
+    owner: Limit | Marked = state[0]
+    return owner.limit if isinstance(owner, Marked) else owner
 
 
 def marked(limit: Limit, peaks: Peaks) -> Limit | Marked:

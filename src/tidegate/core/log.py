@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from tidegate.core.limit import Limit
 
 Changes = list[tuple[int, int, int]]  # of a log: the entry, the difference to its cost, its cost then
+Log = tuple[Any, int, int, int, int]  # entries, head, tail, base, and the instant, never before the last entry
 
 
 class Entries(NamedTuple):
@@ -95,17 +96,24 @@ def charge_log(state: State | None, limit: Limit, cost: int, now: int) -> State 
 def view_log(state: State | None, limit: Limit, cost: int, now: int) -> View:
     """Explain the log."""
     entries, head, tail, base, _ = _log(state, limit, now)
-    total = entries.sums[tail - 1] if tail > head else base
+    if state is None or head == tail:
+        return limit.quota, NEVER if cost > limit.quota else 0, 0
+    total = entries.sums[tail - 1]
     left = limit.quota - (total - base)
+    ends = entries.times[tail - 1] + limit.length
+    if state[0] is not limit:
+        ends = min(ends, limit.rules.expires(state))  # where that limit was shorter, all of it is forgotten sooner
     retry = 0
     if cost > limit.quota:
         retry = NEVER
     elif cost > max(0, left):
-        retry = entries.times[entries.reaching(total + cost - limit.quota, head, tail)] + limit.length - now
-    return max(0, left), retry, entries.times[tail - 1] + limit.length - now if tail > head else 0
+        entry = entries.reaching(total + cost - limit.quota, head, tail)
+        retry = min(ends, entries.times[entry] + limit.length) - now
+    return max(0, left), retry, ends - now
 
 
-def _log(state: State | None, limit: Limit, now: int) -> tuple[Any, int, int, int, int]:
+def _log(state: State | None, limit: Limit, now: int) -> Log:
+    """Give the entries that count, and the instant."""
     state = current(state, limit, now)
     if state is None:
         return Entries(array("q"), array("q")), 0, 0, 0, now
@@ -128,45 +136,43 @@ def _logged(limit: Limit, entries: Any, head: int, tail: int, base: int) -> Stat
 
 def adjust_log(state: State | None, limit: Limit, delta: int, now: int, at: int | None) -> State | None:
     """Correct the entry made at `at`, while it is in the log; by default give back the latest entries first."""
-    entries, head, tail, base, now = _log(state, limit, now)
-    first, last = head, tail
-    if at is not None:
-        first, last = tail, tail
-        if at > now - limit.length:
-            # Made while the clock had stepped back, it stands under the last instant seen before: the next one.
-            first = entries.since(at, head, tail)
-            last = entries.until(entries.times[first], first, tail)[0] if first < tail else tail
-    return _correct(limit, entries, head, tail, base, delta, range(last - 1, first - 1, -1))
+    log = entries, head, tail, _, now = _log(state, limit, now)
+    if at is None:
+        return _correct(limit, log, delta, range(tail - 1, head - 1, -1))
+    # Made while the clock had stepped back, it stands under the last instant seen before: the next one.
+    first = entries.since(at, head, tail) if at > now - limit.length else tail
+    if first == tail:
+        return state
+    last, _ = entries.until(entries.times[first], first, tail)
+    return _correct(limit, log, delta, range(last - 1, first - 1, -1))
 
 
 def adjust_slots(state: State | None, limit: Limit, delta: int, now: int, at: int | None) -> State | None:
     """Release the slots taken at `at`; by default those whose lease ends first, so that what is left lasts longest."""
     if at is not None:
         return adjust_log(state, limit, delta, now, at)
-    entries, head, tail, base, now = _log(state, limit, now)
-    return _correct(limit, entries, head, tail, base, delta, range(head, tail))
+    log = _, head, tail, _, _ = _log(state, limit, now)
+    return _correct(limit, log, delta, range(head, tail))
 
 
-def _correct(
-    limit: Limit,
-    entries: Any,  # noqa: ANN401 - any log
-    head: int,
-    tail: int,
-    base: int,
-    delta: int,
-    order: range,
-) -> State | None:
-    """Change the costs of entries, in the order given, by `delta` in all; an entry that costs nothing goes."""
+def _correct(limit: Limit, log: Log, delta: int, order: range) -> State | None:
+    """Change the costs of entries, in the order given, by `delta` in all; an entry that costs nothing goes.
+
+    What is taken where there is no entry makes one.
+    """
+    entries, head, tail, base, now = log
     if head == tail:
-        return None
+        if delta < 0:
+            return None
+        entries.append(tail, now, base + delta)
+        return _logged(limit, entries, head, tail + 1, base)
     used = entries.sums[tail - 1] - base
     changes: Changes = []
     for i, cost in entries.costs(order, head, base):
         change = min(max(delta, -cost), MAX - used)
         changes.append((i, change, cost + change))
-        used += change
         delta -= change
-        if not delta:
+        if delta >= 0:  # all of it, or more than can be counted
             break
     return _logged(limit, *entries.change(changes, head, tail, base))
 

@@ -24,8 +24,10 @@ def charge_sliding(state: State | None, limit: Limit, cost: int, now: int) -> St
 
 def view_sliding(state: State | None, limit: Limit, cost: int, now: int) -> View:
     """Explain the two windows."""
-    count, previous, start = _sliding(state, limit, now)
-    quota, length, ticks = limit.quota, limit.length, limit.length // limit.tick
+    count, previous, start, length = _rolled(state, limit, now)
+    if length != limit.length:
+        return _view_resized(limit, cost, count, previous, start + length - now, length)
+    quota, ticks = limit.quota, length // limit.tick
     ahead = start + length - now
     left = max(0, max(0, quota - count) - _weigh(limit, previous, ahead))
     retry = 0
@@ -39,6 +41,17 @@ def view_sliding(state: State | None, limit: Limit, cost: int, now: int) -> View
     return left, retry, ahead + length if count else ahead if previous else 0
 
 
+def _view_resized(limit: Limit, cost: int, count: int, previous: int, ahead: int, length: int) -> View:
+    """Explain windows of another length: until something is charged, all of what is in them counts."""
+    left = max(0, limit.quota - count - previous)
+    retry = 0
+    if cost > limit.quota:
+        retry = NEVER
+    elif cost > left:
+        retry = ahead if cost <= limit.quota - count else ahead + length
+    return left, retry, ahead + length if count else ahead if previous else 0
+
+
 def _weigh(limit: Limit, previous: int, ahead: int) -> int:
     """Weigh the previous window by the part of it that lies within one period, rounded up."""
     ticks = limit.length // limit.tick
@@ -46,30 +59,42 @@ def _weigh(limit: Limit, previous: int, ahead: int) -> int:
 
 
 def _sliding(state: State | None, limit: Limit, now: int) -> tuple[int, int, int]:
+    """Give the counts of the limit's windows around now; those of windows of another length are all used now."""
+    count, previous, start, length = _rolled(state, limit, now)
+    if length == limit.length:
+        return count, previous, start
+    now = max(now, start)
+    return count + previous, 0, now - now % limit.length
+
+
+def _rolled(state: State | None, limit: Limit, now: int) -> tuple[int, int, int, int]:
+    """Give the counts of the windows around now, where they begin, and how long they are."""
     state = current(state, limit, now)
     if state is None:
-        return 0, 0, now - now % limit.length
+        return 0, 0, now - now % limit.length, limit.length
     owner, count, previous, start = state
-    now = max(now, start)
-    ended = (now - start) // owner.length
+    length = owner.length
+    ended = (max(now, start) - start) // length
     if ended:
-        count, previous, start = 0, count if ended == 1 else 0, start + ended * owner.length
+        count, previous, start = 0, count if ended == 1 else 0, start + ended * length
     if owner is not limit:
         most = heaviest(limit)
         count, previous = min(most, count), min(most, previous)
-        if owner.length != limit.length:  # windows of another length: count all of it as spent now
-            count, previous, start = count + min(previous, most - count), 0, now - now % limit.length
-    return count, previous, start
+        if length != limit.length:
+            previous = min(previous, most - count)
+    return count, previous, start, length
 
 
 def adjust_sliding(state: State | None, limit: Limit, delta: int, now: int, at: int | None) -> State | None:
     """Correct the count of the window that was charged, while it still weighs."""
     count, previous, start = _sliding(state, limit, now)
     most = heaviest(limit)
-    if at is None or at >= start:
+    if at is None or start <= at < start + limit.length:
         count = max(0, count + min(delta, most - count))
-    elif at >= start - limit.length:
+    elif start - limit.length <= at < start:
         previous = max(0, previous + min(delta, most - previous))
+    else:
+        return state
     return (limit, count, previous, start) if count or previous else None
 
 

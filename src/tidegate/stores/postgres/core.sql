@@ -67,6 +67,9 @@ declare
     ahead bigint := state[2] - now;
     retry bigint := 0;
 begin
+    if s.rule <> l.rule and s.ends > now then
+        return tidegate._view_changed(s, l, cost, now, level);
+    end if;
     if cost > l.burst then
         retry := -1;
     elsif cost > 0 and cost * l.scale > level then
@@ -77,6 +80,28 @@ begin
         retry,
         case when level < l.capacity then ahead + tidegate.ceil_div(l.capacity - level, l.rate) else 0 end
     ];
+end $$;
+
+create or replace function tidegate._view_changed(
+    s tidegate.state_t, l tidegate.limit_t, cost bigint, now bigint, level bigint
+) returns bigint[] language plpgsql as $$
+declare
+    was bigint := s.numbers[1];
+    scale bigint := s.numbers[3];
+    filled bigint;
+    before bigint := s.ends;
+    retry bigint := 0;
+begin
+    if cost > l.burst then
+        retry := -1;
+    elsif cost > 0 and cost * l.scale > level then
+        filled := s.numbers[2] + tidegate.ceil_div(cost * l.scale - tidegate.rescale(was, scale, l), l.rate);
+        if cost <= s.burst then
+            before := s.numbers[2] + tidegate.ceil_div(cost * scale - was, s.rate);
+        end if;
+        retry := least(greatest(filled, before), s.ends) - now;
+    end if;
+    return array[greatest(0, tidegate.floor_div(level, l.scale)), retry, s.ends - now];
 end $$;
 
 create or replace function tidegate.refill(s tidegate.state_t, l tidegate.limit_t, now bigint)
@@ -135,6 +160,7 @@ begin
     return permits * l.scale + part * l.scale / scale;
 end $$;
 
+-- The empty array says that the state, and the limit that wrote it, stay as they are: here and in all that follow.
 create or replace function tidegate.adjust_bucket(
     s tidegate.state_t, l tidegate.limit_t, delta bigint, now bigint, at bigint
 ) returns bigint[] language plpgsql as $$
@@ -158,7 +184,7 @@ begin
         if at is not null then
             peak := l.capacity;
             for i in reverse cardinality(state) - 1 .. 4 by 2 loop
-                if state[i] <= at then
+                if at <= state[2] and state[i] <= at then
                     peak := state[i + 1];
                     exit;
                 end if;
@@ -166,6 +192,9 @@ begin
         end if;
         free := l.capacity - peak;
         credit := case when -delta > free / l.scale then free else -delta * l.scale end;
+        if credit = 0 then
+            return '{}';
+        end if;
         if at is not null then
             for i in 4 .. cardinality(state) - 1 by 2 loop
                 state[i + 1] := case when state[i] <= at then greatest(state[i + 1], peak + credit)
@@ -454,7 +483,6 @@ begin
     return array[remaining, retry, last - now];
 end $$;
 
--- The empty array says that the state, and the limit that wrote it, stay as they are.
 create or replace function tidegate._adjust_window(
     state bigint[], l tidegate.limit_t, delta bigint, now bigint, at bigint, present bigint[]
 ) returns bigint[] language plpgsql as $$
@@ -516,14 +544,18 @@ end $$;
 create or replace function tidegate.view_sliding(state bigint[], l tidegate.limit_t, cost bigint, now bigint)
 returns bigint[] language plpgsql as $$
 declare
-    was bigint[] := tidegate._sliding(state, l, now);
+    was bigint[] := tidegate._rolled(state, l, now);
     count bigint := was[1];
     previous bigint := was[2];
     ticks bigint := l.length / l.tick;
-    ahead bigint := was[3] + l.length - now;
-    free bigint := greatest(0, greatest(0, l.quota - count) - tidegate._weigh(l, previous, ahead));
+    ahead bigint := was[3] + was[4] - now;
+    free bigint;
     retry bigint := 0;
 begin
+    if was[4] <> l.length then
+        return tidegate._view_resized(l, cost, count, previous, ahead, was[4]);
+    end if;
+    free := greatest(0, greatest(0, l.quota - count) - tidegate._weigh(l, previous, ahead));
     if cost > l.quota then
         retry := -1;
     elsif cost > free then
@@ -534,6 +566,21 @@ begin
         end if;
     end if;
     return array[free, retry, case when count > 0 then ahead + l.length when previous > 0 then ahead else 0 end];
+end $$;
+
+create or replace function tidegate._view_resized(
+    l tidegate.limit_t, cost bigint, count bigint, previous bigint, ahead bigint, length bigint
+) returns bigint[] language plpgsql as $$
+declare
+    free bigint := greatest(0, l.quota - count - previous);
+    retry bigint := 0;
+begin
+    if cost > l.quota then
+        retry := -1;
+    elsif cost > free then
+        retry := case when cost <= l.quota - count then ahead else ahead + length end;
+    end if;
+    return array[free, retry, case when count > 0 then ahead + length when previous > 0 then ahead else 0 end];
 end $$;
 
 create or replace function tidegate._weigh(l tidegate.limit_t, previous bigint, ahead bigint)
@@ -548,6 +595,18 @@ end $$;
 create or replace function tidegate._sliding(state bigint[], l tidegate.limit_t, now bigint)
 returns bigint[] language plpgsql as $$
 declare
+    was bigint[] := tidegate._rolled(state, l, now);
+begin
+    if was[4] = l.length then
+        return was[1:3];
+    end if;
+    return array[was[1] + was[2], 0, tidegate.floor_div(greatest(now, was[3]), l.length) * l.length];
+end $$;
+
+-- current, previous, start, length
+create or replace function tidegate._rolled(state bigint[], l tidegate.limit_t, now bigint)
+returns bigint[] language plpgsql as $$
+declare
     most bigint := tidegate.heaviest(l);
     count bigint := state[1];
     previous bigint := state[2];
@@ -555,10 +614,9 @@ declare
     ended bigint;
 begin
     if state is null then
-        return array[0, 0, tidegate.floor_div(now, l.length) * l.length];
+        return array[0, 0, tidegate.floor_div(now, l.length) * l.length, l.length];
     end if;
-    now := greatest(now, start);
-    ended := (now - start) / state[4];
+    ended := (greatest(now, start) - start) / state[4];
     if ended > 0 then
         previous := case when ended = 1 then count else 0 end;
         count := 0;
@@ -566,10 +624,10 @@ begin
     end if;
     count := least(most, count);
     previous := least(most, previous);
-    if state[4] <> l.length then  -- windows of another length: count all of it as spent now
-        return array[count + least(previous, most - count), 0, tidegate.floor_div(now, l.length) * l.length];
+    if state[4] <> l.length then
+        previous := least(previous, most - count);
     end if;
-    return array[count, previous, start];
+    return array[count, previous, start, state[4]];
 end $$;
 
 create or replace function tidegate.adjust_sliding(
@@ -579,10 +637,12 @@ declare
     most bigint := tidegate.heaviest(l);
 begin
     state := tidegate._sliding(state, l, now);
-    if at is null or at >= state[3] then
+    if at is null or (state[3] <= at and at < state[3] + l.length) then
         state[1] := greatest(0, state[1] + least(delta, most - state[1]));
-    elsif at >= state[3] - l.length then
+    elsif state[3] - l.length <= at and at < state[3] then
         state[2] := greatest(0, state[2] + least(delta, most - state[2]));
+    else
+        return '{}';
     end if;
     return case when state[1] > 0 or state[2] > 0 then state || l.length end;
 end $$;
@@ -614,22 +674,25 @@ begin
     return array[state[1], state[2], state[3] + cost, state[5]];
 end $$;
 
-create or replace function tidegate.view_log(state bigint[], l tidegate.limit_t, cost bigint, now bigint)
-returns bigint[] language plpgsql as $$
+-- `expires` is when a state that an earlier limit left is forgotten; null where it was this one.
+create or replace function tidegate.view_log(
+    state bigint[], l tidegate.limit_t, cost bigint, now bigint, expires bigint
+) returns bigint[] language plpgsql as $$
 declare
     was bigint[] := tidegate._log(state, l, now);
     total bigint := was[3];
     spent bigint := was[3] - was[2];
+    ends bigint := least(was[4] + l.length, expires);
     retry bigint := 0;
 begin
     if cost > l.quota then
         retry := -1;
     elsif cost > greatest(0, l.quota - spent) then
-        select e.at + l.length - now into strict retry
+        select least(ends, e.at + l.length) - now into strict retry
         from tidegate.log e where e.log = was[1] and e.sum >= total + view_log.cost - l.quota
         order by e.sum limit 1;
     end if;
-    return array[greatest(0, l.quota - spent), retry, case when spent > 0 then was[4] + l.length - now else 0 end];
+    return array[greatest(0, l.quota - spent), retry, case when spent > 0 then ends - now else 0 end];
 end $$;
 
 -- number of the log, base, total, last instant, now
@@ -675,7 +738,7 @@ begin
             return tidegate._correct(state, delta, entry, false);
         end if;
     end if;
-    return tidegate._logged(state);
+    return '{}';
 end $$;
 
 create or replace function tidegate.adjust_slots(
@@ -689,12 +752,20 @@ begin
 end $$;
 
 -- Change the costs of the entries made at an instant (null: of all) by `delta` in all, the oldest or the latest first.
+-- What is taken where there is no entry makes one.
 create or replace function tidegate._correct(state bigint[], delta bigint, instant bigint, oldest boolean)
 returns bigint[] language plpgsql as $$
 declare
     entry record;
     change bigint;
 begin
+    if delta > 0 and state[3] = state[2] then
+        state[1] := coalesce(state[1], nextval('tidegate.logs'));
+        state[3] := state[2] + delta;
+        state[4] := state[5];
+        insert into tidegate.log (log, at, cost, sum) values (state[1], state[4], delta, state[3]);
+        return state[1:4];
+    end if;
     while delta <> 0 loop
         if oldest then
             select e.ctid, e.cost, e.sum into entry from tidegate.log e
@@ -763,7 +834,7 @@ begin
         when 'fixed_window' then return tidegate.view_fixed(state, l, cost, now);
         when 'calendar_window' then return tidegate.view_calendar(state, l, cost, now);
         when 'sliding_window' then return tidegate.view_sliding(state, l, cost, now);
-        else return tidegate.view_log(state, l, cost, now);
+        else return tidegate.view_log(state, l, cost, now, case when s.rule <> l.rule then s.ends end);
     end case;
 end $$;
 

@@ -72,7 +72,7 @@ local function build()
   -- ---- token_bucket: level, at, peaks; of a stored one also scale, rate and capacity of the limit that wrote it -----
 
   local function build_bucket()
-    local refill, topped_up, rescale, raise_peaks
+    local _view_changed, refill, topped_up, rescale, raise_peaks
 
     local function charge_bucket(state, limit, cost, now)
       if cost > limit.burst then return false end
@@ -85,6 +85,9 @@ local function build()
     local function view_bucket(state, limit, cost, now)
       local _, level, seen = nil, limit.capacity, now
       if state then _, level, seen = refill(state, limit, now) end
+      if state and state.owner and state.owner ~= limit.owner and state.expires > now then
+        return _view_changed(state, limit, cost, now, level)
+      end
       local missing = limit.capacity - level
       local retry = 0
       if cost > limit.burst then
@@ -94,6 +97,20 @@ local function build()
       end
       local remaining = level > 0 and floor_div(level, limit.scale) or 0
       return remaining, retry, missing > 0 and seen - now + ceil_div(missing, limit.rate) or 0
+    end
+
+    function _view_changed(state, limit, cost, now, level)
+      local scale, rate, capacity = unpack_ints('<ddd', state.value, state.from + 48)
+      local retry = 0
+      if cost > limit.burst then
+        retry = NEVER
+      elseif cost > 0 and cost * limit.scale > level then
+        local filled = state.at + ceil_div(cost * limit.scale - rescale(state.level, scale, limit), limit.rate)
+        local before = state.expires
+        if cost <= capacity / scale then before = state.at + ceil_div(cost * scale - state.level, rate) end
+        retry = min(max(filled, before), state.expires) - now
+      end
+      return level > 0 and floor_div(level, limit.scale) or 0, retry, state.expires - now
     end
 
     function refill(state, limit, now)
@@ -143,12 +160,13 @@ local function build()
         local peak = level
         if at then
           peak = limit.capacity
-          for i = #peaks - 1, 1, -2 do
+          for i = at <= now and #peaks - 1 or 0, 1, -2 do
             if peaks[i] <= at then peak = peaks[i + 1] break end
           end
         end
         local free = limit.capacity - peak
         local credit = -delta > floor_div(free, limit.scale) and free or -delta * limit.scale
+        if credit == 0 then return state end
         if at then
           local raised = {}
           for i = 1, #peaks, 2 do
@@ -414,7 +432,7 @@ local function build()
   -- ---- sliding_window: count, previous, start, length ---------------------------------------------------------------
 
   local function build_sliding()
-    local _weigh, _sliding, heaviest
+    local _view_resized, _weigh, _sliding, _rolled, heaviest
 
     local function charge_sliding(state, limit, cost, now)
       local count, previous, start = _sliding(state, limit, now)
@@ -423,9 +441,10 @@ local function build()
     end
 
     local function view_sliding(state, limit, cost, now)
-      local count, previous, start = _sliding(state, limit, now)
-      local quota, length, ticks = limit.quota, limit.length, floor_div(limit.length, limit.tick)
+      local count, previous, start, length = _rolled(state, limit, now)
       local ahead = start + length - now
+      if length ~= limit.length then return _view_resized(limit, cost, count, previous, ahead, length) end
+      local quota, ticks = limit.quota, floor_div(length, limit.tick)
       local left = max(0, max(0, quota - count) - _weigh(limit, previous, ahead))
       local retry = 0
       if cost > quota then
@@ -440,37 +459,52 @@ local function build()
       return left, retry, count > 0 and ahead + length or previous > 0 and ahead or 0
     end
 
+    function _view_resized(limit, cost, count, previous, ahead, length)
+      local left, retry = max(0, limit.quota - (count + previous)), 0
+      if cost > limit.quota then
+        retry = NEVER
+      elseif cost > left then
+        retry = cost <= limit.quota - count and ahead or ahead + length
+      end
+      return left, retry, count > 0 and ahead + length or previous > 0 and ahead or 0
+    end
+
     function _weigh(limit, previous, ahead)
       local ticks = floor_div(limit.length, limit.tick)
       return ceil_div(previous * min(ticks, ceil_div(ahead, limit.tick)), ticks)
     end
 
     function _sliding(state, limit, now)
+      local count, previous, start, length = _rolled(state, limit, now)
+      if length == limit.length then return count, previous, start end
+      return count + previous, 0, floor_div(max(now, start), limit.length) * limit.length
+    end
+
+    function _rolled(state, limit, now)
       state = current(state, limit, now)
-      if not state then return 0, 0, floor_div(now, limit.length) * limit.length end
-      local count, previous, start = state.count, state.previous, state.start
-      now = max(now, start)
-      local ended = floor_div(now - start, state.length)
+      if not state then return 0, 0, floor_div(now, limit.length) * limit.length, limit.length end
+      local count, previous, start, length = state.count, state.previous, state.start, state.length
+      local ended = floor_div(max(now, start) - start, length)
       if ended > 0 then
-        count, previous, start = 0, ended == 1 and count or 0, start + ended * state.length
+        count, previous, start = 0, ended == 1 and count or 0, start + ended * length
       end
       if state.owner and state.owner ~= limit.owner then
         local most = heaviest(limit)
         count, previous = min(most, count), min(most, previous)
-        if state.length ~= limit.length then
-          count, previous, start = count + min(previous, most - count), 0, floor_div(now, limit.length) * limit.length
-        end
+        if length ~= limit.length then previous = min(previous, most - count) end
       end
-      return count, previous, start
+      return count, previous, start, length
     end
 
     local function adjust_sliding(state, limit, delta, now, at)
       local count, previous, start = _sliding(state, limit, now)
       local most = heaviest(limit)
-      if not at or at >= start then
+      if not at or (start <= at and at < start + limit.length) then
         count = max(0, count + min(delta, most - count))
-      elseif at >= start - limit.length then
+      elseif start - limit.length <= at and at < start then
         previous = max(0, previous + min(delta, most - previous))
+      else
+        return state
       end
       return (count > 0 or previous > 0) and {count = count, previous = previous, start = start, length = limit.length}
     end
@@ -495,10 +529,8 @@ local function build()
     -- one, `first` and `last` are the times of the first and the last. A transition only notes what is to be written
     -- (`writes`, and `cut`, how many entries go in front): it is done when every limit has said yes.
 
-    local function charge_log(state, limit, cost, now)
-      local log
-      log, now = _log(state, limit, now)
-      if cost > limit.quota - (log.total - log.base) then return false end
+    -- Add an entry behind the last one.
+    local function append(log, now, cost)
       if log.total + cost > MAX then log = rebase(log) end
       local total = log.total + cost
       local writes = {unpack(log.writes)}
@@ -508,17 +540,26 @@ local function build()
                       total = total, writes = writes})
     end
 
+    local function charge_log(state, limit, cost, now)
+      local log
+      log, now = _log(state, limit, now)
+      if cost > limit.quota - (log.total - log.base) then return false end
+      return append(log, now, cost)
+    end
+
     local function view_log(state, limit, cost, now)
       local log = _log(state, limit, now)
+      if not state or log.head == log.tail then return limit.quota, cost > limit.quota and NEVER or 0, 0 end
       local left = limit.quota - (log.total - log.base)
-      local retry = 0
+      local ends, retry = log.last + limit.length, 0
+      if state.owner and state.owner ~= limit.owner then ends = min(ends, state.expires) end
       if cost > limit.quota then
         retry = NEVER
       elseif cost > max(0, left) then
         local time = entry(log, bisect_left(log, 2, log.total - (limit.quota - cost), log.head, log.tail))
-        retry = time + limit.length - now
+        retry = min(ends, time + limit.length) - now
       end
-      return max(0, left), retry, log.tail > log.head and log.last + limit.length - now or 0
+      return max(0, left), retry, ends - now
     end
 
     function _log(state, limit, now)
@@ -549,21 +590,18 @@ local function build()
     local function adjust_log(state, limit, delta, now, at)
       local log
       log, now = _log(state, limit, now)
-      local first, last = log.head, log.tail
-      if at then
-        first, last = log.tail, log.tail
-        if at > now - limit.length then
-          first = bisect_left(log, 1, at, log.head, log.tail)
-          if first < log.tail then last = bisect_right(log, (entry(log, first)), first, log.tail) end
-        end
-      end
-      return _correct(log, delta, first, last)
+      if not at then return _correct(log, delta, now, log.head, log.tail) end
+      local first = at > now - limit.length and bisect_left(log, 1, at, log.head, log.tail) or log.tail
+      if first == log.tail then return state end
+      return _correct(log, delta, now, first, bisect_right(log, (entry(log, first)), first, log.tail))
     end
 
     -- The slots whose lease ends first stand in front: what they cost goes over to `base`; no entry need be written.
     local function adjust_slots(state, limit, delta, now, at)
       if at then return adjust_log(state, limit, delta, now, at) end
-      local log = _log(state, limit, now)
+      local log
+      log, now = _log(state, limit, now)
+      if log.head == log.tail then return _correct(log, delta, now, log.head, log.tail) end
       local head, base = log.head, log.base
       while head < log.tail do
         local _, sum = entry(log, head)
@@ -579,8 +617,9 @@ local function build()
     end
 
     -- Change the costs of entries [first, last), the latest first, by `delta` in all; an entry that costs nothing goes.
-    function _correct(log, delta, first, last)
-      if first == last or delta == 0 then return _logged(log) end
+    -- What is taken where there is no entry makes one.
+    function _correct(log, delta, now, first, last)
+      if log.head == log.tail then return delta > 0 and append(log, now, delta) end
       if log.total + max(0, delta) > MAX then
         first, last = first - log.head, last - log.head
         log = rebase(log)
