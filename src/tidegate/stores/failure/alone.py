@@ -133,6 +133,8 @@ class Alone:
                 if at >= terms.since and terms.share is not None:
                     self.memory.apply_one("adjust", terms.share, key, shared_costs(terms, costs), now, at)
                     return permission(policy, (0,) * len(costs), now)
+        if not any(costs):
+            return permission(policy, costs, now)
         if len(self.later) < MOST_LATER:
             self.later.append((policy, key, costs, at))
         else:

@@ -127,7 +127,7 @@ class GuardedStore(Store):
         except LOST as error:
             asks = ((policy, key, costs),)
             self._lose(error, losses, asks)
-            return self._alone.decide(verb, asks, now, at)[0]
+            return self._unanswered(verb, asks, now, at)[0]
 
     def apply(self, verb: str, asks: Sequence[Ask], now: int | None = None, at: int | None = None) -> list[Decision]:
         """Apply the verb to every key together."""
@@ -135,7 +135,7 @@ class GuardedStore(Store):
             self.tend()
         losses = self._breaker.losses
         sent = self._outgoing(verb, asks)
-        for left in range(self._tries if sent else 0, 0, -1):
+        for left in range(self._times(verb) if sent else 0, 0, -1):
             try:
                 answers = self.ask_store(verb, sent, now, at)
             except LOST as error:
@@ -144,7 +144,7 @@ class GuardedStore(Store):
             else:
                 self._tries = 1
                 return answers if sent is asks else self._incoming(asks, sent, answers)
-        return self._alone.decide(verb, asks, now, at)
+        return self._unanswered(verb, asks, now, at) if sent else self._alone.decide(verb, asks, now, at)
 
     async def apply_async(
         self, verb: str, asks: Sequence[Ask], now: int | None = None, at: int | None = None
@@ -156,12 +156,12 @@ class GuardedStore(Store):
                 return await self.store.apply_async(verb, asks, now, at)
             except LOST as error:
                 self._lose(error, losses, asks)
-                return self._alone.decide(verb, asks, now, at)
+                return self._unanswered(verb, asks, now, at)
         if self._meets_peers(asks):
             await asyncio.to_thread(self.tend)
         losses = self._breaker.losses
         sent = self._outgoing(verb, asks)
-        for left in range(self._tries if sent else 0, 0, -1):
+        for left in range(self._times(verb) if sent else 0, 0, -1):
             try:
                 answers = await self.ask_store_async(verb, sent, now, at)
             except LOST as error:
@@ -170,7 +170,7 @@ class GuardedStore(Store):
             else:
                 self._tries = 1
                 return answers if sent is asks else self._incoming(asks, sent, answers)
-        return self._alone.decide(verb, asks, now, at)
+        return self._unanswered(verb, asks, now, at) if sent else self._alone.decide(verb, asks, now, at)
 
     def metrics(self) -> dict[str, int]:
         """Count what the guard did, beside the store's own counts.
@@ -292,6 +292,19 @@ class GuardedStore(Store):
             answer if costs == asked else halve(answer, costs, self._beat)
             for (_, _, costs), (_, _, asked), answer in zip(asks, sent, answers, strict=True)
         ]
+
+    def _times(self, verb: str) -> int:
+        """Tell how often a question is put to the store; one that gives permits back, once."""
+        return 1 if verb == "adjust" else self._tries
+
+    def _unanswered(self, verb: str, asks: Sequence[Ask], now: int | None, at: int | None) -> list[Decision]:
+        """Decide in place of the store after a question that it did not answer, though it may have done it.
+
+        In doubt, permits are given back once or not at all, and taken at least once.
+        """
+        if verb == "adjust":
+            asks = [(policy, key, tuple(max(0, cost) for cost in costs)) for policy, key, costs in asks]
+        return self._alone.decide(verb, asks, now, at)
 
     # ---- losing it and finding it again ------------------------------------------------------------------------------
 
