@@ -266,7 +266,6 @@ async def test_a_block_meanwhile_forgets_the_call(tmp_path):
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://127.0.0.1") as other:
             said = (await other.post("/v1/acquire", json={**ask, "wait": 80}, **key)).json()
         assert (said["allowed"], said["remaining"]) == (True, 0)  # charged now
-        app.bodies.close()
 
 
 # ---- where the store cannot remember ---------------------------------------------------------------------------------
@@ -296,6 +295,5 @@ async def test_a_cluster_that_keeps_keys_apart_leaves_it_to_each_process():
                 assert (await site.post("acquire", ask, **keyed("one"))).json()["allowed"]
             assert (await found[0].post("usage", ask)).json()["limits"][0]["used"] == charged
             for site in found:
-                site.app.bodies.close()
                 await site.http.aclose()
             await store.close_async()

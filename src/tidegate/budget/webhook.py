@@ -119,7 +119,7 @@ class Webhook:
         self._clock: Clock = clock or SystemClock()
         self._most = queue
         self._closed = False
-        self._opener = urllib.request.build_opener(_Stay)
+        self._opener = urllib.request.build_opener(_Stay, _PlainHandler, _EncryptedHandler)
         at_fork(child=self._start_over)
         self._start_over()
 
@@ -129,7 +129,6 @@ class Webhook:
         self._lock = threading.Lock()
         self._wake = ThreadSignal()
         self._thread: threading.Thread | None = None
-        self._opener = urllib.request.build_opener(_Stay, _PlainHandler, _EncryptedHandler)
 
     def send(self, warning: Mapping[str, Any]) -> None:
         """Take a warning; never waits."""
