@@ -13,7 +13,7 @@ from tidegate.stores.base import Store, merge
 from tidegate.stores.redis import driver
 from tidegate.stores.redis.address import Address, read_url
 from tidegate.stores.redis.cluster_tasks import ClusterLine
-from tidegate.stores.redis.marker import Markers
+from tidegate.stores.redis.server_watch import ServerWatch
 from tidegate.stores.redis.tasks import ServerLine, TaskLine
 from tidegate.stores.redis.threads import ThreadGroup, ThreadLine
 from tidegate.stores.redis.wire import SOURCE, Script, Wire
@@ -62,7 +62,7 @@ class RedisStore(Store):
         slot = driver.key_slot if self.address.kind == "cluster" else None
         self.wire = Wire(self.address, self.clock, slot, source)
         self._counts = Counts()
-        self._markers = Markers(self.wire, self._counts)
+        self._watch = ServerWatch(self.wire, self._counts)
         self._lock = threading.Lock()
         self._closed = False
         self._forget()
@@ -70,7 +70,7 @@ class RedisStore(Store):
     def _forget(self) -> None:
         """Start without connections: at first, and in a process that was forked from one that had them."""
         self._process = os.getpid()
-        self._threads = ThreadLine(self.address, self.wire, self._counts, self._markers)
+        self._threads = ThreadLine(self.address, self.wire, self._counts, self._watch)
         self._loops: dict[asyncio.AbstractEventLoop, TaskLine] = {}
 
     def apply(self, verb: str, asks: Sequence[Ask], now: int | None = None, at: int | None = None) -> list[Decision]:
@@ -114,7 +114,7 @@ class RedisStore(Store):
                     raise Closed("the store is closed")
                 self._loops = {old: line for old, line in self._loops.items() if not old.is_closed()}
                 kind = ClusterLine if self.address.kind == "cluster" else ServerLine
-                line = self._loops[loop] = kind(self.address, self.wire, self._counts, self._markers, self.wake)
+                line = self._loops[loop] = kind(self.address, self.wire, self._counts, self._watch, self.wake)
         return line
 
     def metrics(self) -> dict[str, int]:
