@@ -128,6 +128,23 @@ def test_a_log_of_a_hundred_thousand_is_cheap(server: ValkeyServer, client: redi
     store.close()
 
 
+def test_a_correction_in_front_of_a_long_log_is_cheap(server: ValkeyServer, client: redis.Redis) -> None:
+    now, count = 1_750_000_000_000_000, 50_000
+    policy = Policy("log", (Limit(10**6, "1d", "sliding_log"),))
+    store = RedisStore(address_of(server))
+    store.apply("acquire", ((policy, "k", (3,)),), now)
+    entry, log = sorted(stored(client), key=len)
+    numbers = list(unpack("<10d", client.get(entry)))
+    client.set(log, b"".join(pack("<2q", now + i, i + 3) for i in range(count)), keepttl=True)
+    client.set(entry, pack("<10d", *numbers[:4], 0, count, 0, now, now + count - 1, count + 2), keepttl=True)
+    client.config_resetstat()
+    [decision] = store.apply("adjust", ((policy, "k", (-2,)),), now + count, now)
+    assert decision.remaining == 10**6 - count
+    assert client.get(log) == b"".join(pack("<2q", now + i, i + 1) for i in range(count))
+    assert server.calls("getrange") < 60  # all that follow are read at once
+    store.close()
+
+
 def test_a_large_cost_is_one_entry(server: ValkeyServer, client: redis.Redis) -> None:
     with Limiter(Limit(10**9, "1h", "sliding_log"), store=RedisStore(address_of(server))) as limiter:
         limiter.try_acquire("k", cost=50_000)

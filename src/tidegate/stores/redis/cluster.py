@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     Node = tuple[str, int]
 
 SLOTS: Final = 16_384
-MARKERS: Final = 1000  # numbers of markers, of which every server should keep one (see marker.py)
+MARKERS: Final = 1000  # numbers of markers, of which every server should keep one (see server_watch.py)
 REDIRECTIONS: Final = 3  # how often a script is sent on; each time it was not run
 
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from tidegate.errors import RateLimitError
     from tidegate.stores.redis.address import Address
-    from tidegate.stores.redis.marker import Markers
+    from tidegate.stores.redis.server_watch import ServerWatch
     from tidegate.stores.redis.store import Counts
     from tidegate.stores.redis.tasks import Wake
     from tidegate.stores.redis.wire import Script, Wire
@@ -28,7 +28,7 @@ class NodeLine(ServerLine):
         """Connect when first asked."""
         self._cluster = cluster
         address = replace(cluster.address, kind="server", hosts=(node,))
-        super().__init__(address, cluster.wire, cluster.counts, cluster.markers, cluster.wake)
+        super().__init__(address, cluster.wire, cluster.counts, cluster.watch, cluster.wake)
 
     def _take(self, script: Script, reply: bytes | Exception) -> list[Script]:
         if not isinstance(reply, driver.NoScriptError) and self._cluster.router.redirect(script, reply):
@@ -42,7 +42,7 @@ class NodeLine(ServerLine):
 
     def _marker(self) -> Script | None:
         number = self._cluster.router.marker(self.address.hosts[0], self.wire)
-        return None if number is None else self.markers.look(number)
+        return None if number is None else self.watch.look(number)
 
     def _resend(self) -> None:
         batches, self._batches = self._batches, deque()
@@ -56,9 +56,9 @@ class NodeLine(ServerLine):
 class ClusterLine(TaskLine):
     """Calls to a cluster: a script for each slot, and a connection to each server on which they follow each other."""
 
-    def __init__(self, address: Address, wire: Wire, counts: Counts, markers: Markers, wake: Wake) -> None:
+    def __init__(self, address: Address, wire: Wire, counts: Counts, watch: ServerWatch, wake: Wake) -> None:
         """Connect when first asked."""
-        super().__init__(address, wire, counts, markers, wake)
+        super().__init__(address, wire, counts, watch, wake)
         self.router = Router(address)
         self._nodes: dict[tuple[str, int], NodeLine] = {}
         self._waiting: list[Script] | None = None  # until it is known where everything is

@@ -695,13 +695,29 @@ local function build()
               total = log.total - log.base, writes = {{0, copy}}, copy = copy}
     end
 
+    -- Entries [from, to) with `change` added to their sums: all of them, read at once and written in chunks.
     function shifted(log, from, to, change)
-      local rows = {}
-      for i = from, to - 1 do
-        local time, sum = entry(log, i)
-        rows[#rows + 1] = pack('<i8i8', time, sum + change)
+      if from >= to then return '' end
+      local bytes
+      if log.copy then
+        bytes = string.sub(log.copy, from * 16 + 1, to * 16)
+      else
+        bytes = call('GETRANGE', log.key, from * 16, to * 16 - 1)
       end
-      return table.concat(rows)
+      if #bytes < (to - from) * 16 then error({lost = log.key}) end
+      local rows, left, place = {}, 2 * (to - from), 1
+      while left > 0 do
+        local count = min(left, CHUNK)
+        local format = '<' .. rep('i8', count)
+        local numbers = {unpack_ints(format, bytes, place)}
+        for i = 2, count, 2 do
+          if numbers[i - 1] == 0 and numbers[i] == 0 then error({lost = log.key}) end
+          numbers[i] = numbers[i] + change
+        end
+        rows[#rows + 1] = pack(format, unpack(numbers, 1, count))
+        left, place = left - count, place + 8 * count
+      end
+      return concat(rows)
     end
 
     return {charge = charge_log, view = view_log, adjust = adjust_log, expires = expires_log},

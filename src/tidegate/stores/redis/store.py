@@ -13,7 +13,7 @@ from tidegate.stores.base import Store, merge
 from tidegate.stores.redis import driver
 from tidegate.stores.redis.address import Address, read_url
 from tidegate.stores.redis.cluster_tasks import ClusterLine
-from tidegate.stores.redis.marker import Markers
+from tidegate.stores.redis.server_watch import ServerWatch
 from tidegate.stores.redis.tasks import ServerLine, TaskLine
 from tidegate.stores.redis.threads import ThreadGroup, ThreadLine
 from tidegate.stores.redis.wire import SOURCE, Script, Wire
@@ -62,14 +62,14 @@ class RedisStore(Store):
         slot = driver.key_slot if self.address.kind == "cluster" else None
         self.wire = Wire(self.address, self.clock, slot, source)
         self._counts = Counts()
-        self._markers = Markers(self.wire, self._counts)
+        self._watch = ServerWatch(self.wire, self._counts)
         self._lock = fork_safe(threading.Lock())
         self._closed = False
         at_fork(child=self._forget)
         self._start()
 
     def _start(self) -> None:
-        self._threads = ThreadLine(self.address, self.wire, self._counts, self._markers)
+        self._threads = ThreadLine(self.address, self.wire, self._counts, self._watch)
         self._loops: dict[asyncio.AbstractEventLoop, TaskLine] = {}
 
     def _forget(self) -> None:
@@ -112,7 +112,7 @@ class RedisStore(Store):
                     raise Closed("the store is closed")
                 self._loops = {old: line for old, line in self._loops.items() if not old.is_closed()}
                 kind = ClusterLine if self.address.kind == "cluster" else ServerLine
-                line = self._loops[loop] = kind(self.address, self.wire, self._counts, self._markers, self.wake)
+                line = self._loops[loop] = kind(self.address, self.wire, self._counts, self._watch, self.wake)
         return line
 
     def metrics(self) -> dict[str, int]:

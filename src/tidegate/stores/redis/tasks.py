@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from tidegate.errors import RateLimitError
     from tidegate.stores.base import Ask
     from tidegate.stores.redis.address import Address
-    from tidegate.stores.redis.marker import Markers
+    from tidegate.stores.redis.server_watch import ServerWatch
     from tidegate.stores.redis.store import Counts
     from tidegate.stores.redis.wire import Wire
 
@@ -106,16 +106,15 @@ class GiveBack(Group):
 class TaskLine:
     """Where the calls of one event loop gather: what a server and a cluster have in common."""
 
-    def __init__(self, address: Address, wire: Wire, counts: Counts, markers: Markers, wake: Wake) -> None:
+    def __init__(self, address: Address, wire: Wire, counts: Counts, watch: ServerWatch, wake: Wake) -> None:
         """Belong to the running loop; connect when first asked. `wake` lets waiters of keys ask again."""
         self.loop = asyncio.get_running_loop()
         self.create_future = partial(asyncio.Future, loop=self.loop)  # what the loop's own method does
         self.address = address
         self.wire = wire
         self.counts = counts
-        self.markers = markers
+        self.watch = watch
         self.wake = wake
-        self._loaded = False  # the server has run the script before
         self._queue: list[Group] = []
         self._unsettled = 0  # calls that have no answer yet
         self._drained: asyncio.Future[None] | None = None  # done when there are none
@@ -190,13 +189,13 @@ class TaskLine:
         """Answer a script's calls; give the scripts that must follow."""
         if isinstance(reply, driver.NoScriptError) and not script.full:
             script.full = True
-            self.counts.server_changes += self._loaded
-            self._loaded = False
+            self.watch.unloaded(self.address.hosts)
             return [script]
         if isinstance(reply, Exception):
             script.fail(driver.explain(self.address, reply))
             return []
-        self._loaded = self._loaded or bool(script.groups)
+        if script.groups:
+            self.watch.loaded(self.address.hosts)
         again = script.receive(reply)
         return list(self.wire.scripts(again)) if again else []
 
@@ -231,9 +230,9 @@ class TaskLine:
 class ServerLine(TaskLine):
     """Calls to one server, over one connection."""
 
-    def __init__(self, address: Address, wire: Wire, counts: Counts, markers: Markers, wake: Wake) -> None:
+    def __init__(self, address: Address, wire: Wire, counts: Counts, watch: ServerWatch, wake: Wake) -> None:
         """Connect when first asked."""
-        super().__init__(address, wire, counts, markers, wake)
+        super().__init__(address, wire, counts, watch, wake)
         self._transport: asyncio.Transport | None = None
         self._opening = False  # a connection is being made, or looked at: what comes meanwhile waits
         self._keeper: asyncio.Task[None] | None = None  # closes the connection, at the latest when the loop ends
@@ -275,7 +274,7 @@ class ServerLine(TaskLine):
 
     def _fill(self) -> None:
         """Write scripts while few are under way, one of each batch in turn."""
-        if self._batches and self._transport is not None and self.markers.due(self):
+        if self._batches and self._transport is not None and self.watch.due(self):
             marker = self._marker()
             if marker is not None:
                 self._write(marker, self._transport)
@@ -288,7 +287,7 @@ class ServerLine(TaskLine):
                 self._write(script, self._transport)
 
     def _marker(self) -> Script | None:
-        return self.markers.look()
+        return self.watch.look()
 
     def _write(self, script: Script, transport: asyncio.Transport) -> None:
         try:
@@ -318,6 +317,8 @@ class ServerLine(TaskLine):
             if isinstance(error, Exception):
                 return
             raise
+        if self.address.kind == "sentinel":
+            self.watch.connected((connection.host, connection.port))
         replies = Replies(self._hear, self._receive, self._hung_up)
         transport = self._transport = driver.take_over(connection, replies)
         self._keeper = asyncio.current_task()
@@ -408,5 +409,5 @@ class ServerLine(TaskLine):
                 script.fail(error)
 
     def _hang_up(self) -> None:
-        self.markers.forget(self)
+        self.watch.forget(self)
         self._break(ConnectionError("the store was closed"))

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from tidegate.core.decision import Decision
     from tidegate.stores.base import Ask
     from tidegate.stores.redis.address import Address
-    from tidegate.stores.redis.marker import Markers
+    from tidegate.stores.redis.server_watch import ServerWatch
     from tidegate.stores.redis.store import Counts
     from tidegate.stores.redis.wire import Wire
 
@@ -48,19 +48,18 @@ class ThreadGroup(Group):
 class ThreadLine:
     """Where calls of threads gather."""
 
-    def __init__(self, address: Address, wire: Wire, counts: Counts, markers: Markers) -> None:
+    def __init__(self, address: Address, wire: Wire, counts: Counts, watch: ServerWatch) -> None:
         """Connect when first asked."""
         self._address = address
         self._wire = wire
         self._counts = counts
-        self._markers = markers
-        self._loaded = False  # the server has run the script before
+        self._watch = watch
         self._lock = threading.Lock()
         self._queue: list[ThreadGroup] = []
         self._led = False
         self._closed = False
         self._link: ServerLink | ClusterLink
-        self._link = ClusterLink(address, counts) if address.kind == "cluster" else ServerLink(address)
+        self._link = ClusterLink(address, counts, watch) if address.kind == "cluster" else ServerLink(address, watch)
 
     def ask(self, group: ThreadGroup) -> list[Decision]:
         """Get an answer, together with whoever else asks."""
@@ -107,8 +106,8 @@ class ThreadLine:
     def _exchange(self, groups: Sequence[Group]) -> bool:
         """Send the groups, again where the server lacked the script or a calendar window; tell whether it failed."""
         scripts = list(self._wire.scripts(groups))
-        if self._markers.due(self):
-            scripts = [*self._link.markers(self._markers, self._wire), *scripts]
+        if self._link.known and self._watch.due(self):
+            scripts = [*self._link.markers(self._watch, self._wire), *scripts]
         while scripts:
             self._counts.sent(scripts)
             try:
@@ -128,8 +127,7 @@ class ThreadLine:
     def _take(self, script: Script, reply: bytes | Exception) -> list[Script]:
         if isinstance(reply, driver.NoScriptError) and not script.full:
             script.full = True
-            self._counts.server_changes += self._loaded
-            self._loaded = False
+            self._watch.unloaded(self._address.hosts)
             return [script]
         if self._link.redirect(script, reply):
             return [script]
@@ -138,7 +136,8 @@ class ThreadLine:
                 self._link.drop()
             script.fail(reply if isinstance(reply, RateLimitError) else driver.explain(self._address, reply))
             return []
-        self._loaded = self._loaded or bool(script.groups)
+        if script.groups:
+            self._watch.loaded(self._address.hosts)
         again = script.receive(reply)
         return list(self._wire.scripts(again)) if again else []
 
@@ -152,9 +151,12 @@ class ThreadLine:
 class ServerLink:
     """One connection to one server."""
 
-    def __init__(self, address: Address) -> None:
+    known = True  # where everything is
+
+    def __init__(self, address: Address, watch: ServerWatch) -> None:
         """Connect when first used."""
         self._address = address
+        self._watch = watch
         self._connection: driver.AnyConnection = None
 
     def exchange(self, scripts: Sequence[Script]) -> list[bytes | Exception]:
@@ -163,6 +165,8 @@ class ServerLink:
         if connection is None or driver.has_ended(connection):
             self.drop()
             connection = self._connection = driver.connect(self._address)
+            if self._address.kind == "sentinel":
+                self._watch.connected((connection.host, connection.port))
         replies: list[bytes | Exception] = []
         sent = 0
         for number, script in enumerate(scripts):
@@ -179,10 +183,10 @@ class ServerLink:
                 replies.append(error)
         return replies
 
-    def markers(self, markers: Markers, wire: Wire) -> list[Script]:
+    def markers(self, watch: ServerWatch, wire: Wire) -> list[Script]:
         """Look at the marker of the server."""
         del wire
-        return [markers.look()]
+        return [watch.look()]
 
     def redirect(self, script: Script, reply: object) -> bool:
         """Tell whether a script must go elsewhere: no, there is nowhere else."""
@@ -199,12 +203,18 @@ class ServerLink:
 class ClusterLink:
     """A connection to each server of a cluster."""
 
-    def __init__(self, address: Address, counts: Counts) -> None:
+    def __init__(self, address: Address, counts: Counts, watch: ServerWatch) -> None:
         """Connect when first used."""
         self._address = address
         self._counts = counts
+        self._watch = watch
         self._router = Router(address)
         self._links: dict[tuple[str, int], ServerLink] = {}
+
+    @property
+    def known(self) -> bool:
+        """Whether it is known where everything is."""
+        return not self._router.stale
 
     def exchange(self, scripts: Sequence[Script]) -> list[bytes | Exception]:
         """Send each script to the server of its slot, all of one server in one go."""
@@ -216,7 +226,7 @@ class ClusterLink:
             if node is None:
                 answers = [nobody(script) for script in some]
             else:
-                link = self._links.setdefault(node, ServerLink(replace(self._address, kind="server", hosts=(node,))))
+                link = self._links.setdefault(node, self._link_to(node))
                 try:
                     answers = link.exchange(some)
                 except driver.FAILURES as error:  # one server may be down, the others are not
@@ -225,6 +235,9 @@ class ClusterLink:
                     answers = [error] * len(some)
             replies |= {id(script): answer for script, answer in zip(some, answers, strict=True)}
         return [replies[id(script)] for script in scripts]
+
+    def _link_to(self, node: tuple[str, int]) -> ServerLink:
+        return ServerLink(replace(self._address, kind="server", hosts=(node,)), self._watch)
 
     def _learn(self) -> None:
         trouble: Exception | None = None
@@ -238,10 +251,10 @@ class ClusterLink:
         if trouble is not None:
             raise trouble
 
-    def markers(self, markers: Markers, wire: Wire) -> list[Script]:
+    def markers(self, watch: ServerWatch, wire: Wire) -> list[Script]:
         """Look at a marker of each server that is known."""
         found = [self._router.marker(node, wire) for node in self._router.nodes()]
-        return [markers.look(number) for number in found if number is not None]
+        return [watch.look(number) for number in found if number is not None]
 
     def redirect(self, script: Script, reply: object) -> bool:
         """Tell whether a script must go to another server."""

@@ -192,7 +192,7 @@ class Wire:
         self._prefix = f"{{{address.prefix}}}" if address.hash_tag == "all" else address.prefix
 
     def marker(self, number: int | None) -> bytes:
-        """Name the marker of a server (see marker.py); those of a cluster are numbered."""
+        """Name the marker of a server (see server_watch.py); those of a cluster are numbered."""
         tag = "" if number is None else f"{{{number}}}"
         return f"{self._prefix}:marker{tag}".encode()
 
