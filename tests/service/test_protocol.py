@@ -604,13 +604,34 @@ def test_connections_fit_below_the_limit_of_open_files():
 
 def test_ticks_are_short_and_times_are_kept():
     for read, idle in ((5, 75), (0.05, 75), (3600, 7200), (75, 0.4)):
-        bounds = Connections.__new__(Connections)
-        bounds.__init__(10, read, idle)  # an event needs no loop
+        bounds = Connections(10, read, idle)
         assert 0 < bounds.tick_seconds <= 1
         assert bounds.read_ticks * bounds.tick_seconds >= read
         assert bounds.idle_ticks * bounds.tick_seconds >= idle
         assert (bounds.read_ticks + 1) * bounds.tick_seconds <= read * 1.25 + 1e-9
         assert bounds.idle_ticks < NEVER
+
+
+def test_one_connection_that_fails_keeps_no_other_open(caplog):
+    class Late:
+        ticks_left = 0
+        ended = False
+
+        def __init__(self, fails):
+            self.fails = fails
+
+        def expire(self):
+            assert not self.fails, "planted"
+            self.ended = True
+
+    bounds = Connections(100, READ, IDLE)
+    late = [Late(fails=number % 3 == 0) for number in range(30)]
+    for connection in late:
+        bounds.add(connection)
+    bounds.tick()
+    assert [connection.ended for connection in late] == [not connection.fails for connection in late]
+    assert len(bounds) == 20
+    assert caplog.text.count("planted") >= 10
 
 
 # ---- the end ---------------------------------------------------------------------------------------------------------
