@@ -91,8 +91,7 @@ class Connections:
     def begin_wait(self, connection: BoundedConnection) -> None:
         """Note that this connection waits for its client."""
         if connection in self._open:
-            self._waiting.pop(connection, None)
-            self._waiting[connection] = None
+            self._waiting.setdefault(connection)
 
     def tick(self) -> None:
         """Take one tick from each connection and expire those that have none left."""
