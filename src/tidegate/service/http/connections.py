@@ -30,7 +30,7 @@ OTHER_DESCRIPTORS: Final = 128  # files, stores, pipes
 REPORT_TICKS: Final = 30  # between two log lines about closed connections
 
 
-class Connection(Protocol):
+class BoundedConnection(Protocol):
     """What is asked of a connection."""
 
     ticks_left: int
@@ -57,8 +57,8 @@ class Connections:
         self.idle_ticks = ceil(idle_timeout / self.tick_seconds)
         self.none_open = asyncio.Event()
         self.none_open.set()
-        self._open: set[Connection] = set()
-        self._waiting: dict[Connection, None] = {}  # in the order in which they began to wait
+        self._open: set[BoundedConnection] = set()
+        self._waiting: dict[BoundedConnection, None] = {}  # in the order in which they began to wait
         self._made_room = 0  # connections closed to make room, since the last report
         self._since_report = REPORT_TICKS
 
@@ -66,7 +66,7 @@ class Connections:
         """Count those that are open."""
         return len(self._open)
 
-    def add(self, connection: Connection) -> None:
+    def add(self, connection: BoundedConnection) -> None:
         """Take a new connection; if there are too many, close the one that has waited longest: maybe this one."""
         self._open.add(connection)
         self.none_open.clear()
@@ -77,22 +77,21 @@ class Connections:
             self._made_room += 1
             oldest.drop()
 
-    def remove(self, connection: Connection) -> None:
+    def remove(self, connection: BoundedConnection) -> None:
         """Forget a connection; one that is forgotten already is fine."""
         self._waiting.pop(connection, None)
         self._open.discard(connection)
         if not self._open:
             self.none_open.set()
 
-    def begin_answer(self, connection: Connection) -> None:
+    def begin_answer(self, connection: BoundedConnection) -> None:
         """Note that a request on this connection is being answered."""
         self._waiting.pop(connection, None)
 
-    def begin_wait(self, connection: Connection) -> None:
+    def begin_wait(self, connection: BoundedConnection) -> None:
         """Note that this connection waits for its client."""
         if connection in self._open:
-            self._waiting.pop(connection, None)
-            self._waiting[connection] = None
+            self._waiting.setdefault(connection)
 
     def tick(self) -> None:
         """Take one tick from each connection and expire those that have none left."""
@@ -102,7 +101,11 @@ class Connections:
             if connection.ticks_left < 0:
                 late.append(connection)
         for connection in late:
-            connection.expire()
+            try:
+                connection.expire()
+            except Exception:
+                log.exception("a connection cannot be ended: it is not counted any more")
+                self.remove(connection)
         self._report()
 
     def _report(self) -> None:
@@ -116,7 +119,7 @@ class Connections:
             )
             self._made_room = self._since_report = 0
 
-    def snapshot(self) -> list[Connection]:
+    def snapshot(self) -> list[BoundedConnection]:
         """List those that are open now."""
         return list(self._open)
 

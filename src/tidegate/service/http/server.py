@@ -62,20 +62,17 @@ class HttpServer:
         return HttpConnection(self._config, self._state, self._app, self.connections)
 
     def _tick(self) -> None:
+        """Do what is due; the next tick comes even if one connection fails."""
+        self._timer = asyncio.get_running_loop().call_later(self.connections.tick_seconds, self._tick)
         self._state.default_headers = [(b"date", formatdate(self._clock.ns() // NANOS, usegmt=True).encode())]
         self.connections.tick()
-        self._timer = asyncio.get_running_loop().call_later(self.connections.tick_seconds, self._tick)
-
-    def drain(self) -> None:
-        """Close each connection after the request that is being answered; refuse those that are not complete."""
-        for connection in self.connections.snapshot():
-            connection.shutdown()
 
     async def stop(self, within: float) -> None:
-        """Take no further connections, and close those that are open within so many seconds."""
+        """Take no further connections, answer the requests that are complete, and close, within so many seconds."""
         if self._server is not None:
             self._server.close()
-        self.drain()
+        for connection in self.connections.snapshot():
+            connection.shutdown()
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self.connections.none_open.wait(), within)
         for connection in self.connections.snapshot():
