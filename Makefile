@@ -13,7 +13,7 @@ RUN    := $(if $(wildcard $(PY)),$(VENV),.venv-run)
 ARGS   :=
 
 .DEFAULT_GOAL := help
-.PHONY: help run screenshots test test-main test-others lint format docs bench mutants lock clean venv servers
+.PHONY: help run screenshots test test-main test-others lint format docs bench mutants soak lock clean venv servers
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -31,7 +31,7 @@ test-main: venv ## the suite on one Python only (the oldest found)
 # Fewer random examples than on the main Python, and not the protocols proved in virtual time or against dying servers
 # and processes, nor proxies and the browser: these look for differences between versions, not for new examples. What
 # lies between the oldest and the newest gets the engine only.
-LONG   := tests/faults tests/stores/lease tests/budget/test_processes.py tests/budget/test_retention.py \
+LONG   := tests/faults tests/soak tests/stores/lease tests/budget/test_processes.py tests/budget/test_retention.py \
           tests/outbound/test_proof.py tests/outbound/sources/test_kills.py tests/swarm/test_example.py \
           tests/swarm/test_processes.py tests/swarm/test_simulation.py tests/swarm/test_stress.py \
           tests/service/dashboard tests/service/test_proxies.py tests/service/test_real_envoy.py \
@@ -70,6 +70,9 @@ bench: ## compare with other limiters, their newest versions, in one run
 
 mutants: venv ## plant faults in core/ and count how many the tests catch
 	@$(PY) tests/mutants/run.py $(ARGS)
+
+soak: venv ## run the service on each store for ten minutes under traffic and faults, and count every answer
+	@$(PY) -m tests.soak $(ARGS)
 
 # uv reads only PyPI here (no configuration of this machine), so that the hashes are those that everybody gets.
 lock: ## resolve the dependencies again into requirements.lock and requirements-run.lock

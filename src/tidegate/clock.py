@@ -15,6 +15,8 @@ from contextlib import contextmanager
 from itertools import count
 from typing import TYPE_CHECKING, Any, Protocol
 
+from tidegate.lock import Lock, locked
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -138,7 +140,7 @@ class ManualClock:
     def __init__(self, start: float = 0.0) -> None:
         """Start at so many seconds since 1970."""
         self._now = round(start * 1_000_000)
-        self._lock = threading.Lock()
+        self.lock = Lock()
         self._alarms: list[tuple[int, int, Signal]] = []
         self._order = count()
         self._waiting: set[int] = set()  # the alarms that still matter; others are dropped when they come up
@@ -159,19 +161,22 @@ class ManualClock:
 
     def advance(self, seconds: float) -> None:
         """Let time pass (or, with a negative number, step back) and wake who waited for it."""
-        with self._lock:
-            self._moves += 1
-            self._alone = False
-            due = self._move(self._now + round(seconds * 1_000_000))
-        for signal in due:
+        for signal in self._pass(round(seconds * 1_000_000)):
             signal.set()
 
+    @locked
+    def _pass(self, microseconds: int) -> list[Signal]:
+        """Let time pass, and tell whose instant has come."""
+        self._moves += 1
+        self._alone = False
+        return self._move(self._now + microseconds)
+
     def _move(self, to: int) -> list[Signal]:
-        """Set the time, and tell whose instant has come."""
+        """Set the time, and tell whose instant has come. The lock is ours."""
         self._now = to
         due = []
         while (alarm := self._next_alarm()) is not None and alarm[0] <= self._now:
-            self._waiting.remove(alarm[1])
+            self._waiting.discard(alarm[1])
             due.append(alarm[2])
         return due
 
@@ -182,30 +187,34 @@ class ManualClock:
 
     def _jump(self, moves: int) -> None:
         """Move to the next instant anybody waits for, unless someone else moved the clock meanwhile."""
-        due: list[Signal] = []
-        with self._lock:
-            alarm = self._next_alarm() if self._moves == moves else None
-            if alarm is not None:
-                self._moves += 1
-                self._alone = True
-                due = self._move(max(alarm[0], self._now))
-        for signal in due:
+        for signal in self._pass_until_alarm(moves):
             signal.set()
+
+    @locked
+    def _pass_until_alarm(self, moves: int) -> list[Signal]:
+        alarm = self._next_alarm() if self._moves == moves else None
+        if alarm is None:
+            return []
+        self._moves += 1
+        self._alone = True
+        return self._move(max(alarm[0], self._now))
 
     @contextmanager
     def _alarm(self, signal: Signal, until: int | None) -> Iterator[None]:
         number = next(self._order)
         self._moves += 1
         if until is not None:
-            with self._lock:
-                self._waiting.add(number)
-                heapq.heappush(self._alarms, (until, number, signal))
+            self._set_alarm(until, number, signal)
         try:
             yield
         finally:
             self._moves += 1
-            with self._lock:
-                self._waiting.discard(number)
+            self._waiting.discard(number)
+
+    @locked
+    def _set_alarm(self, until: int, number: int, signal: Signal) -> None:
+        self._waiting.add(number)
+        heapq.heappush(self._alarms, (until, number, signal))
 
     def wait(self, signal: Signal, until: int | None) -> None:
         """Block this thread until the signal is set or the clock reaches `until`."""

@@ -7,7 +7,6 @@ differ only in how they ask the store, sleep and return.
 from __future__ import annotations
 
 import functools
-from contextlib import closing
 from datetime import timedelta
 from typing import TYPE_CHECKING, Final, NamedTuple, Self
 
@@ -24,13 +23,15 @@ from tidegate.reservation import AsyncReservation, Reservation, Reserving
 from tidegate.stores import MemoryStore, Store
 from tidegate.stores.failure import open_guarded
 from tidegate.stores.lease import Lease, LeasedStore, read_lease
-from tidegate.waiting import Ask, Lines, Steps, wait_in_line
+from tidegate.waiting import Ask, Lines, Steps, TaskCall, ThreadCall, wait_in_line
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable
 
     from tidegate.clock import Signal
+    from tidegate.waiting import Call
 
+    AsyncApply = Callable[..., Awaitable[list[Decision]]]  # as Store.apply_async
 
 ENDLESS: Final = 3e10
 
@@ -126,7 +127,7 @@ class _Engine:
         policy = self.policy
         return Ask(verb, policy, key, policy.costs(cost))
 
-    def _acquiring(self, verb: str, key: Key, cost: Cost, timeout: float | None, priority: float) -> Steps:
+    def _acquiring(self, call: Call, verb: str, key: Key, cost: Cost, timeout: float | None, priority: float) -> Steps:
         """Ask at once where nobody waits; otherwise, or when denied, stand in line until the deadline."""
         key = normal_key(key)
         timeout = None if timeout is None else seconds("timeout", timeout)
@@ -139,7 +140,7 @@ class _Engine:
                 return self._permit(decision, key, timeout)
         now = self.clock.steady()
         deadline = None if timeout is None else now + max(0, round(timeout * SECOND))
-        waiter = self._lines.join(key, now - ahead, self._signal())
+        waiter = self._lines.join(key, now - ahead, self._signal(), call)
         ask_as = functools.partial(self._question, key=key, cost=cost)
         # Another process may release a slot long before its lease ends, and cannot wake us.
         slots = any(limit.algorithm == "concurrency" for limit in ask.policy.limits)
@@ -265,7 +266,8 @@ class Limiter(_Engine):
         Raises Denied when `timeout` seconds have passed, and at once when the cost can never fit. Waiting is fair:
         larger `priority` first, in order of arrival among equals, ageing between them (see `tidegate.waiting`).
         """
-        return self._drive(self._acquiring("acquire", key, cost, timeout, priority))
+        call = ThreadCall()
+        return call.run(self._drive, self._acquiring(call, "acquire", key, cost, timeout, priority))
 
     def reserve(
         self, key: Key, cost: Cost = 1, ttl: float = 60.0, timeout: float | None = 0.0, priority: float = 0
@@ -276,7 +278,8 @@ class Limiter(_Engine):
         Not settled within `ttl` seconds, the estimate stands. Waits up to `timeout` seconds, raises Denied then.
         """
         ttl = seconds("ttl", ttl)
-        decision = self._drive(self._acquiring("hold", key, cost, timeout, priority))
+        call = ThreadCall()
+        decision = call.run(self._drive, self._acquiring(call, "hold", key, cost, timeout, priority))
         policy = self._policy_of(decision)
         return Reservation(self._settle, self.clock, policy, normal_key(key), policy.costs(cost), decision, ttl)
 
@@ -333,8 +336,8 @@ class Limiter(_Engine):
 
     def _drive(self, steps: Steps) -> Decision:
         """Ask and sleep for a generator of steps."""
-        with closing(steps):
-            answer = None
+        answer = None
+        try:
             while True:
                 try:
                     step = steps.send(answer)
@@ -344,6 +347,8 @@ class Limiter(_Engine):
                     answer = self._ask(step)
                 else:
                     self.clock.wait(*step)
+        finally:
+            steps.close()
 
 
 class AsyncLimiter(_Engine):
@@ -392,7 +397,21 @@ class AsyncLimiter(_Engine):
 
     async def acquire(self, key: Key, cost: Cost = 1, timeout: float | None = None, priority: float = 0) -> Decision:  # noqa: ASYNC109 - the deadline is part of the contract
         """Wait until there are enough permits, and take them; see `Limiter.acquire`."""
-        return await self._drive(self._acquiring("acquire", key, cost, timeout, priority))
+        return await self._wait_for("acquire", key, cost, timeout, priority)
+
+    async def _wait_for(
+        self,
+        verb: str,
+        key: Key,
+        cost: Cost,
+        timeout: float | None,  # noqa: ASYNC109 - as above
+        priority: float,
+        apply: AsyncApply | None = None,
+    ) -> Decision:
+        """Charge a cost, waiting for it; `apply` replaces the store's own `apply_async`."""
+        call = TaskCall()
+        steps = self._acquiring(call, verb, key, cost, timeout, priority)
+        return await call.run(functools.partial(self._drive, apply=apply), steps)
 
     def reserve(
         self, key: Key, cost: Cost = 1, ttl: float = 60.0, timeout: float | None = 0.0, priority: float = 0
@@ -409,7 +428,7 @@ class AsyncLimiter(_Engine):
         priority: float,
     ) -> AsyncReservation:
         ttl = seconds("ttl", ttl)
-        decision = await self._drive(self._acquiring("hold", key, cost, timeout, priority))
+        decision = await self._wait_for("hold", key, cost, timeout, priority)
         policy = self._policy_of(decision)
         return AsyncReservation(self._settle, self.clock, policy, normal_key(key), policy.costs(cost), decision, ttl)
 
@@ -456,24 +475,27 @@ class AsyncLimiter(_Engine):
         """Close."""
         await self.close()
 
-    async def _ask(self, ask: Ask) -> Decision:
+    async def _ask(self, ask: Ask, apply: AsyncApply | None = None) -> Decision:
         verb, policy, key, costs, at = ask
         if self._instant_store or self._lines.closed:
             decision = self._apply(verb, policy, key, costs, self._instant(), at)
         else:
-            decision = (await self.store.apply_async(verb, ((policy, key, costs),), self._instant(), at))[0]
+            apply = apply or self.store.apply_async
+            decision = (await apply(verb, ((policy, key, costs),), self._instant(), at))[0]
         return self._seen(ask, decision) if self._watched else decision
 
-    async def _drive(self, steps: Steps) -> Decision:
-        """Ask and sleep for a generator of steps."""
-        with closing(steps):
-            answer = None
+    async def _drive(self, steps: Steps, apply: AsyncApply | None = None) -> Decision:
+        """Ask and sleep for a generator of steps; `apply` replaces the store's own `apply_async`."""
+        answer = None
+        try:
             while True:
                 try:
                     step = steps.send(answer)
                 except StopIteration as done:
                     return done.value  # type: ignore[no-any-return]  # a Decision, by the type of Steps
                 if isinstance(step, Ask):
-                    answer = await self._ask(step)
+                    answer = await self._ask(step, apply)
                 else:
                     await self.clock.wait_async(*step)
+        finally:
+            steps.close()

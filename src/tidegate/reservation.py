@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
 from tidegate.core.bounds import SECOND
 from tidegate.core.decision import LocalDecision
 from tidegate.errors import RateLimitError, StoreUnavailable
+from tidegate.stores.cancellation import Background
 from tidegate.waiting import Ask
 
 if TYPE_CHECKING:
     from tidegate.clock import Clock
     from tidegate.core.decision import Decision
     from tidegate.policy import Cost, Key, Policy
+
+
+SETTLING: Final = Background()  # settlements in several parts whose task was cancelled between two of them
 
 
 def charged_at(decision: Decision, policy: Policy) -> int | None:
@@ -156,12 +161,16 @@ class AsyncReservation(_Reservation):
         await self._tell(self._cancelling())
 
     async def _tell(self, asks: list[Ask]) -> None:
-        for ask in asks:
+        for number, ask in enumerate(asks):
             try:
                 await self._settle(ask)
             except StoreUnavailable:
                 if ask is asks[0]:  # of what was told in part, the rest stays as it was charged
                     self._reopen()
+                raise
+            except asyncio.CancelledError:  # the store makes this correction all the same; so must the others be
+                if asks[number + 1 :]:
+                    SETTLING.start(self._tell(asks[number + 1 :]))
                 raise
 
     async def __aenter__(self) -> Self:

@@ -6,23 +6,32 @@ waiter, a large cost is not overtaken by small ones behind it, and keys never wa
 
 The order of a line is by arrival, moved forward by `ageing` seconds for each step of priority: among equals first come
 first served, and a waiter of low priority is passed only by those of higher priority that come within that time.
+
+A signal handler may raise at any instruction, so a call can end without leaving its line. Every waiter therefore knows
+whether its call is still under way (`Call`). Whoever finds a dead waiter at the head of a line removes it, and those
+behind it look from time to time.
 """
 
 from __future__ import annotations
 
-import threading
+import asyncio
 from bisect import insort
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Coroutine, Generator
 from itertools import count
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from tidegate.core.algorithms import NEVER
+from tidegate.core.bounds import SECOND
 from tidegate.core.decision import Decision
 from tidegate.errors import Closed
+from tidegate.fork import at_fork
+from tidegate.lock import Lock, locked
 
 if TYPE_CHECKING:
     from tidegate.clock import Signal
     from tidegate.policy import Key, Policy
+
+LOOK: Final = SECOND  # after this long, and then ever more rarely, a waiter looks whether those in front are alive
 
 
 class Ask(NamedTuple):
@@ -47,13 +56,70 @@ Steps = Generator[Step, Any, Decision]  # sent the Decision after an Ask
 Asker = Callable[[str], Ask]
 
 
+class Call(Protocol):
+    """A call that may wait, as others see it."""
+
+    @property
+    def alive(self) -> bool:
+        """Whether it is still under way."""
+
+
+class ThreadCall:
+    """A call of a thread. It runs inside a generator, since a generator tells whether it is running."""
+
+    __slots__ = ("_runs",)
+
+    def __init__(self) -> None:
+        """Not under way yet."""
+        self._runs: Generator[Decision, None, None] | None = None
+
+    def run(self, drive: Callable[[Steps], Decision], steps: Steps) -> Decision:
+        """Drive the steps of this call."""
+        self._runs = runs = within(drive, steps)
+        return next(runs)
+
+    @property
+    def alive(self) -> bool:
+        """Whether `run` has begun and not ended."""
+        return self._runs is not None and self._runs.gi_running  # type: ignore[attr-defined]  # a generator function made it
+
+
+def within(drive: Callable[[Steps], Decision], steps: Steps) -> Generator[Decision, None, None]:
+    """Drive steps inside a generator."""
+    yield drive(steps)
+
+
+class TaskCall:
+    """A call of a task: under way until its coroutine or its task ends."""
+
+    __slots__ = ("_runs", "_task")
+
+    def __init__(self) -> None:
+        """Belong to the running task."""
+        self._task = asyncio.current_task()
+        self._runs: Coroutine[Any, Any, Decision] | None = None
+
+    async def run(self, drive: Callable[[Steps], Coroutine[Any, Any, Decision]], steps: Steps) -> Decision:
+        """Drive the steps of this call."""
+        self._runs = runs = drive(steps)
+        return await runs
+
+    @property
+    def alive(self) -> bool:
+        """Whether `run` has begun and not ended, and may go on."""
+        if self._runs is None or self._runs.cr_frame is None:  # type: ignore[attr-defined]  # made by `async def`
+            return False
+        return self._task is None or not self._task.done()
+
+
 class Waiter(NamedTuple):
-    """One who waits: its place in the order, and how to wake it."""
+    """One who waits: its place in the order, how to wake it, and the call that waits."""
 
     rank: int
     number: int
     key: Key
     signal: Signal
+    call: Call
 
 
 class Lines:
@@ -61,69 +127,87 @@ class Lines:
 
     def __init__(self) -> None:
         """Start with nobody waiting."""
-        self._lock = threading.Lock()
+        self.lock = Lock()
         self._lines: dict[Key, list[Waiter]] = {}
         self._numbers = count()
         self.closed = False
+        at_fork(child=self._forget)
 
     def __contains__(self, key: Key) -> bool:
         """Tell whether anybody waits for the key."""
-        return key in self._lines
+        return key in self._lines and self.first(key) is not None
 
+    @locked
     def __len__(self) -> int:
         """Count the waiters."""
-        with self._lock:
-            return sum(map(len, self._lines.values()))
+        return sum(waiter.call.alive for line in self._lines.values() for waiter in line)
 
-    def join(self, key: Key, rank: int, signal: Signal) -> Waiter:
+    @locked
+    def join(self, key: Key, rank: int, signal: Signal, call: Call) -> Waiter:
         """Stand in line."""
-        with self._lock:
-            if self.closed:
-                raise Closed("the limiter is closed")
-            waiter = Waiter(rank, next(self._numbers), key, signal)
-            insort(self._lines.setdefault(key, []), waiter, key=lambda other: (other.rank, other.number))
+        if self.closed:
+            raise Closed("the limiter is closed")
+        waiter = Waiter(rank, next(self._numbers), key, signal, call)
+        insort(self._lines.setdefault(key, []), waiter, key=lambda other: (other.rank, other.number))
         return waiter
 
-    def leads(self, waiter: Waiter) -> bool:
-        """Tell whether the waiter is the first of its line."""
-        with self._lock:
-            return self._lines[waiter.key][0] is waiter
+    @locked
+    def first(self, key: Key) -> Waiter | None:
+        """Give the first of a line."""
+        return self._first(key)
 
     def leave(self, waiter: Waiter) -> None:
         """Leave the line; if the first leaves, the next one is woken to ask."""
-        with self._lock:
-            line = self._lines[waiter.key]
-            led = line[0] is waiter
-            line.remove(waiter)
-            if not line:
-                del self._lines[waiter.key]
-            following = line[0] if led and line else None
+        following = self._remove(waiter)
         if following is not None:
             following.signal.set()
 
     def wake(self, key: Key) -> None:
         """Let the first in line ask again: permits may have become free."""
         if key in self._lines:
-            with self._lock:
-                line = self._lines.get(key)
-                first = line[0] if line else None
+            first = self.first(key)
             if first is not None:
                 first.signal.set()
 
     def wake_all(self) -> None:
         """Let the first of every line ask again: the rules may have changed."""
-        with self._lock:
-            firsts = [line[0] for line in self._lines.values()]
-        for first in firsts:
-            first.signal.set()
+        for key in list(self._lines):
+            self.wake(key)
 
     def close(self) -> None:
         """Wake everybody; they find the lines closed."""
-        with self._lock:
-            self.closed = True
-            waiters = [waiter for line in self._lines.values() for waiter in line]
-        for waiter in waiters:
+        for waiter in self._close():
             waiter.signal.set()
+
+    @locked
+    def _forget(self) -> None:
+        """Forget all waiters, in a child process: they are threads of its parent."""
+        self._lines.clear()
+
+    @locked
+    def _close(self) -> list[Waiter]:
+        self.closed = True
+        return [waiter for line in self._lines.values() for waiter in line]
+
+    @locked
+    def _remove(self, waiter: Waiter) -> Waiter | None:
+        """Take a waiter out of its line; if it was the first, give the one that is now."""
+        line = self._lines.get(waiter.key, [])
+        if waiter not in line:
+            return None
+        led = line[0] is waiter
+        line.remove(waiter)
+        return self._first(waiter.key) if led else None
+
+    def _first(self, key: Key) -> Waiter | None:
+        """Give the first of a line, after removing those before it whose calls have ended. The lock is ours."""
+        line = self._lines.get(key, [])
+        while line and not line[0].call.alive:
+            del line[0]
+        if not line:
+            self._lines.pop(key, None)
+            return None
+        return line[0]
 
 
 def wait_in_line(
@@ -136,19 +220,22 @@ def wait_in_line(
     deadline.
     """
     decision: Decision | None = None
+    since = steady()
     try:
         while True:
             waiter.signal.clear()
             if lines.closed:
                 raise Closed("the limiter was closed while this call waited")
-            until = deadline
-            if lines.leads(waiter):
+            if lines.first(waiter.key) is waiter:
                 decision = yield ask(verb)
                 retry = decision.retry
                 if decision.allowed or retry == NEVER:
                     return decision
                 again = steady() + min(retry, longest)
-                until = again if deadline is None else min(deadline, again)
+            else:
+                now = steady()
+                again = now + max(LOOK, (now - since) // 2)
+            until = again if deadline is None else min(deadline, again)
             if deadline is not None and steady() >= deadline:
                 return decision or not_served((yield ask("peek")))
             yield Sleep(waiter.signal, until)

@@ -14,7 +14,7 @@ import urllib.request
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-import pytest
+from tests.servers.process import need
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -31,13 +31,7 @@ scrape_configs:
 
 def program(name: str) -> str:
     """Find a program of the package; without it, fail under CI and skip elsewhere."""
-    found = shutil.which(name)
-    if found is None:
-        message = f"{name} is not installed: apt-get install prometheus"
-        if os.environ.get("CI"):
-            pytest.fail(message)
-        pytest.skip(message)
-    return found
+    return need(shutil.which(name), name, "apt-get install prometheus")
 
 
 def promtool(*arguments: object, text: bytes | None = None) -> str:

@@ -180,9 +180,12 @@ def test_redis_with_a_password(subject):
         ("nats", "bus: a bus is named by a URL"),
         (None, "bus: a bus is named by a URL"),
         ("pigeon://x", "bus: no bus for pigeon://: known are local://, nats://"),
-        ("redis://host:port", "bus: cannot use this URL of a bus"),
-        ("nats://host:port", "bus: cannot use this URL of a bus"),
-        ("redis://[", "bus: this URL of a bus cannot be read"),
+        ("redis://host:port", "bus: malformed URL 'redis://host:…'"),
+        ("nats://host:port", "bus: malformed URL 'nats://host:…'"),
+        ("redis://[", "bus: malformed URL"),
+        ("redis://host/0?db=x", "bus: cannot use this URL of a bus"),
+        ("redis://one,two", "bus: a bus runs through one Redis server"),
+        ("nats://one:4222,two:4222", "bus: each server is a URL such as nats://host:4222"),
     ],
 )
 def test_urls_that_name_no_bus(url, message):

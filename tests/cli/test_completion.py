@@ -28,7 +28,7 @@ COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1))
 _tidegate
 printf '%s\\n' "${{COMPREPLY[@]}}"
 """
-    bash = need(shutil.which("bash"), "bash")
+    bash = need(shutil.which("bash"), "bash", "apt-get install bash")
     done = subprocess.run([bash, "-c", program], capture_output=True, text=True, check=True, cwd=folder)
     assert not done.stderr
     return done.stdout.split("\n")[:-1]

@@ -291,7 +291,7 @@ class HangingTasks(Hanging):
 
 async def test_a_cancelled_call_says_nothing_about_the_store():
     store = HangingTasks()
-    guard = GuardedStore(store, deadline=5)
+    guard = GuardedStore(store, deadline=0.2)
     assert await guard.apply_async("acquire", ((DENY, "k", (1,)),))
     store.hangs = True
     call = asyncio.ensure_future(guard.apply_async("acquire", ((DENY, "k", (1,)),)))

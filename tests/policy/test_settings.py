@@ -81,7 +81,9 @@ def test_unknown_settings_are_refused_with_the_nearest_known():
         ("a: b\n\nc: \0", "f.yaml:3: is not YAML: a character that no text has, U+0000"),
         ("[a]: 1\n", "f.yaml:1: keys are texts, not lists or mappings"),
         ("? {a: 1}\n: 1\n", "f.yaml:1: keys are texts, not lists or mappings"),
-        ("[" * 1500, "f.yaml: is nested too deeply"),
+        ("a:\n  " + "[" * 1500, "f.yaml:2: is nested more than 100 levels deep"),
+        ("a: &a [*a]", "f.yaml:1: an alias stands within what it refers to"),
+        ("a: *b", "f.yaml:1: is not YAML: found undefined alias 'b'"),
         ("- a\n", "f.yaml:1: expected a mapping, not a list"),
         ("!!python/object:os.system {a: 1}", None),
     ],
@@ -100,11 +102,32 @@ def test_tags_construct_nothing():
     assert refused(setting["b"].whole).startswith("f.yaml:2: b: the tag")
 
 
-def test_aliases_are_not_expanded():
+def test_aliases_that_expand_to_too_much_are_refused_where_they_stand():
+    """Each line doubles what the line before stands for; line 13 exceeds ten thousand."""
     lines = ["a0: &a0 [x, x]"] + [f"a{i}: &a{i} [*a{i - 1}, *a{i - 1}]" for i in range(1, 60)]
-    assert len(parse("\n".join(lines)).entries()["a59"].items()) == 2
-    itself = parse("a: &a [*a]").entries()["a"]
-    assert itself.items()[0].items()[0].is_list
+    message = "aliases expand to more than 10000 nodes: write out what is meant"
+    assert refused(parse, "\n".join(lines), "f.yaml") == f"f.yaml:12: {message}"
+    assert parse("\n".join(lines[:11])).entries()["a10"].is_list
+
+
+def test_aliases_do_not_nest_deeper_than_what_is_written_out():
+    lines = ["a0: &a0 x"] + [f"a{i}: &a{i} {'[' * 30}*a{i - 1}{']' * 30}" for i in range(1, 6)]
+    assert parse("\n".join(lines[:4])).entries()["a3"].is_list
+    assert refused(parse, "\n".join(lines), "f.yaml") == "f.yaml:5: is nested more than 100 levels deep"
+
+
+def test_a_file_with_many_nodes_and_few_aliases_is_read():
+    text = "limit: &limit 5\n" + "".join(f"k{i}: *limit\n" for i in range(9_999))
+    assert len(parse(text).entries()) == 10_000
+    text = "\n".join(f"k{i}: 5" for i in range(20_000))
+    assert len(parse(text).entries()) == 20_000
+
+
+def test_a_file_that_is_too_large_is_refused(tmp_path):
+    path = tmp_path / "f.yaml"
+    with path.open("wb") as file:
+        file.truncate(16 * 2**20 + 1)
+    assert refused(load, path) == f"{path}: is larger than 16777216 bytes"
 
 
 def test_mappings_of_programs():

@@ -7,7 +7,7 @@ PATH=$PATH:/usr/sbin:/sbin
 
 # Each package ships a program of its own name.
 missing=
-for package in nginx haproxy openssl prometheus chromium-headless-shell redis-server; do
+for package in curl nginx haproxy openssl prometheus chromium-headless-shell redis-server; do
     command -v "$package" >/dev/null 2>&1 || missing="$missing $package"
 done
 [ -z "$missing" ] && exit 0

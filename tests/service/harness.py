@@ -20,7 +20,7 @@ from tidegate.stores import MemoryStore
 from tidegate.testing import ManualClock
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
 ROOT = Path(__file__).parents[2]
 START = 1_728_000_000
@@ -47,7 +47,6 @@ class Site:
 
     async def __aexit__(self, *_: object) -> None:
         await self.http.aclose()
-        self.app.bodies.close()
         await self.desk.close()
 
 
@@ -77,15 +76,15 @@ class Running:
 
 
 @contextmanager
-def serving(folder: Path, text: str, *flags: str, **environment: str) -> Iterator[Running]:
-    """Run the service with this file, until the end of the block."""
+def serving(folder: Path, text: str, *flags: str, prefix: Sequence[str] = (), **environment: str) -> Iterator[Running]:
+    """Run the service with this file, until the end of the block; `prefix` is a command that runs it."""
     port, grpc = free_port(), free_port()
     config, log = folder / "service.yaml", folder / "service.log"
     config.write_text(text, encoding="utf-8")
     command = [sys.executable, "-m", "tidegate", "start", str(config), "--listen", f"127.0.0.1:{port}", *flags]
     with log.open("wb") as output:
         process = subprocess.Popen(
-            [word.replace("GRPC", f"127.0.0.1:{grpc}") for word in command],
+            [*prefix, *(word.replace("GRPC", f"127.0.0.1:{grpc}") for word in command)],
             cwd=ROOT,
             env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1", **environment},
             start_new_session=True,

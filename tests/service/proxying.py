@@ -27,6 +27,7 @@ class App:
     def __init__(self) -> None:
         self.seen: Counter[str] = Counter()
         self.bodies: list[bytes] = []
+        self.origins: list[str | None] = []
         lock = threading.Lock()
         app = self
 
@@ -38,6 +39,7 @@ class App:
                 with lock:
                     app.seen[f"{self.command} {self.path}"] += 1
                     app.bodies.append(body)
+                    app.origins.append(self.headers.get("Origin"))
                 if self.path == "/drop":
                     self.close_connection = True
                     return

@@ -15,6 +15,7 @@ from tidegate.stores import MemoryStore
 from tidegate.stores.lease import LeasedStore
 from tidegate.testing import ManualClock
 
+SECRET = "a-secret-0123456789"  # noqa: S105 - of a test
 POLICIES = {
     "api": "2/1m fixed_window",
     "tokens": {"limits": ["100/1m fixed_window unit=tokens", "10/1m fixed_window"]},
@@ -35,7 +36,7 @@ def store(clock):
 
 @pytest.fixture
 def desk(store):
-    return Desk(load_settings({"policies": POLICIES}).rules, store, secret=b"s")
+    return Desk(load_settings({"policies": POLICIES}).rules, store, secrets=(SECRET,))
 
 
 async def used(desk, policy, key="k"):
@@ -141,10 +142,10 @@ async def test_an_id_that_is_not_ours_is_refused(desk, store):
     for wrong in ("", ".", "x", "é.é", f"{forged}.{tail}", f"{head}.{tail[:-3]}AAA", "a" * 20_000):
         with pytest.raises(ResourceUnknown, match="reservation"):
             await desk.cancel(wrong)
-    other = Desk(desk.rules, store, secret=b"another")
+    other = Desk(desk.rules, store, secrets=("another-secret-0123",))
     with pytest.raises(ResourceUnknown):
         await other.cancel(held.id)
-    same = Desk(desk.rules, store, secret=b"s")  # another process, or this one after a restart
+    same = Desk(desk.rules, store, secrets=(SECRET,))  # another process, or this one after a restart
     await same.cancel(held.id)
     with pytest.raises(AlreadySettledError):
         await desk.cancel(held.id)

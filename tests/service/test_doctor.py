@@ -40,7 +40,7 @@ def test_what_is_well(look, tmp_path):
     found = look(store_of(tmp_path) + RULES, everything=True)
     assert {finding.level for finding in found} == {"well"}
     text = "\n".join(finding.what for finding in found)
-    for part in ("on Python 3", "granian", "1 policies", "answers within", "clocks", "only this machine", "modes of"):
+    for part in ("on Python 3", "uvicorn", "1 policies", "answers within", "clocks", "only this machine", "modes of"):
         assert part in text
 
 

@@ -47,6 +47,8 @@ class Envoy:
             response_deserializer=MESSAGES["RateLimitResponse"].FromString,
         )
 
+        self.send = channel.unary_unary(f"/{SERVICE}/{METHOD}")  # bytes as they are
+
     async def ask(self, *descriptors, domain="edge", hits=0):
         request = MESSAGES["RateLimitRequest"](domain=domain, hits_addend=hits)
         for pairs, *more in descriptors:
@@ -196,6 +198,42 @@ async def test_what_makes_no_sense_is_refused(envoy, descriptors, more):
     with pytest.raises(grpc.aio.AioRpcError) as error:
         await envoy.ask(*descriptors, **more)
     assert error.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"\xff\xff",
+        b"\x0a\x05edge",
+        b"\x0a\x02\xff\xfe",
+        b"\x0a\x04edge\x12\x05\x0a\x03\x0a\xff\xff",
+        b"{}",
+        b"\x00" * 1000,
+    ],
+)
+async def test_a_message_that_cannot_be_read_is_refused_in_plain_words(envoy, sent):
+    with pytest.raises(grpc.aio.AioRpcError) as error:
+        await envoy.send(sent)
+    assert error.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+    assert error.value.details() == "the message cannot be read: it is no request of Envoy's rate limit service v3"
+    assert envoy.desk.tally.errors == {"bad-field": 1}
+
+
+async def test_what_was_not_foreseen_tells_nothing_of_the_inside(envoy, monkeypatch, caplog):
+    monkeypatch.setattr(envoy.desk.store, "apply_async", None)  # a fault that nobody has thought of
+    with pytest.raises(grpc.aio.AioRpcError) as error:
+        await envoy.ask(({"ip": "1"},))
+    assert (error.value.code(), error.value.details()) == (grpc.StatusCode.INTERNAL, "see the log of the service")
+    assert "TypeError" in caplog.text
+    assert envoy.desk.tally.errors == {"internal": 1}
+
+
+async def test_domains_that_nobody_configured_leave_nothing_behind(envoy):
+    for number in range(50):
+        answer = await envoy.codes(({"ip": "1"}, {"limit": (1, 2)}), domain=f"invented {number}")
+        assert answer == (OK, [OK])
+    assert envoy.desk.tally.counts == {}
+    assert envoy.desk.store._tables == {}  # noqa: SLF001 - nothing else shows what a store keeps of a policy
 
 
 async def test_a_lost_store_is_unavailable_so_that_envoys_failure_mode_decides():

@@ -247,17 +247,6 @@ async def test_who_hangs_up_leaves_the_line(site):
     assert (await site.post("peek", {**K, "cost": 2})).json()["allowed"]  # nothing was taken
 
 
-async def test_a_body_that_never_comes():
-    async with Site(policies=POLICIES, read_timeout=0.05) as site:
-        # The timer is of the event loop; the clock of the store says how long it has been.
-        asking = asyncio.create_task(raw(site.app, [piece(b"{", more=True)]))
-        while not site.app.in_flight:
-            await asyncio.sleep(0)
-        site.clock.advance(1)
-        status, said = await asking
-        assert (status, said["type"]) == (408, "urn:tidegate:problem:timeout")
-
-
 async def test_stopping_answers_nobody_new(site):
     site.app.stop()
     assert site.app.idle.is_set()
@@ -309,6 +298,31 @@ async def test_tokens(tokens, sent, decides, administers, field):
         assert (await site.http.get("/metrics", headers=headers)).status_code == decides
         assert (await site.post("reset", K, headers=headers)).status_code == administers
         assert (await site.http.get("/healthz")).status_code == 200
+
+
+# What docs/service.md lists for the decision token. Whoever adds a path says here, and there, who may ask for it.
+WITHOUT_TOKEN = {"/healthz", "/readyz", "/openapi.json"}
+WITH_DECISION = {
+    *("/v1/acquire", "/v1/peek", "/v1/reserve", "/v1/lease", "/v1/commit", "/v1/cancel", "/v1/release", "/v1/batch"),
+    *("/v1/usage", "/v1/check", "/v1/policies", "/v1/overview", "/metrics"),
+}
+WITH_ADMIN = {"/v1/reset", "/v1/block", "/v1/unblock", "/v1/blocks"}
+
+
+async def test_a_decision_token_opens_what_is_listed_and_nothing_else():
+    async with Site(policies=POLICIES, decision_token=DECISION, admin_token=ADMIN) as site:
+        described = (await site.http.get("/openapi.json")).json()["paths"]
+        assert set(described) == WITHOUT_TOKEN | WITH_DECISION | WITH_ADMIN
+        for path, methods in described.items():
+            method = "POST" if "post" in methods and path != "/v1/check" else "GET"
+            statuses = []
+            for token in ("", DECISION, ADMIN):
+                headers = {"x-tidegate-token": token} if token else {}
+                sent = {"json": {}} if method == "POST" else {}
+                statuses.append((await site.http.request(method, path, headers=headers, **sent)).status_code)
+            refused = [status if status in (401, 403) else None for status in statuses]
+            expected = [None] * 3 if path in WITHOUT_TOKEN else [401, 403 if path in WITH_ADMIN else None, None]
+            assert (path, refused) == (path, expected)
 
 
 @pytest.mark.parametrize(
@@ -387,6 +401,66 @@ async def test_a_repeated_question_waits_for_the_first(site):
     assert site.desk.tally.count("api").denied == 1
 
 
+@pytest.mark.parametrize("verb", ["acquire", "reserve"])
+async def test_a_client_that_hangs_up_leaves_the_queue_with_a_key_too(site, verb):
+    await site.post("acquire", {**K, "cost": 2})
+    ask, key = {**K, "wait": 90}, (b"idempotency-key", b"abandoned")
+    for _ in range(3):
+        messages = [piece(json.dumps(ask).encode(), more=False), {"type": "http.disconnect"}]
+        assert await raw(site.app, messages, [key], f"/v1/{verb}") is None
+        while site.desk.waiting:
+            await asyncio.sleep(0)
+    assert (site.clock.now(), site.app.in_flight, site.app.waiting) == (START, 0, 0)
+    site.desk.max_wait = 90
+    headers = {"idempotency-key": "abandoned"}
+    first = await site.post(verb, ask, headers=headers)  # waits anew
+    assert (site.clock.now(), first.json()["allowed"]) == (START + 60, True)
+    again = await site.post(verb, ask, headers=headers)
+    assert (again.json(), again.headers["idempotency-replayed"]) == (first.json(), "true")
+    assert (await site.post("usage", K)).json()["limits"][0]["used"] == 1
+
+
+async def test_who_asked_again_goes_on_waiting_when_the_first_hangs_up(site):
+    await site.post("acquire", {**K, "cost": 2})
+    gone = asyncio.Event()
+    body = json.dumps({**K, "wait": 20}).encode()
+
+    async def ask(*messages):
+        sent, left = [], [piece(body, more=False), *messages]
+
+        async def receive():
+            if len(left) == 1 and left[0]["type"] == "http.disconnect":
+                await gone.wait()
+            return left.pop(0) if left else await asyncio.Event().wait()
+
+        async def send(message):
+            sent.append(message)
+
+        headers = [(b"host", b"localhost"), (b"content-type", b"application/json"), (b"idempotency-key", b"twice")]
+        scope = {"type": "http", "method": "POST", "path": "/v1/acquire", "query_string": b"", "headers": headers}
+        await site.app(scope, receive, send)
+        return json.loads(sent[1]["body"]) if sent else None
+
+    first = asyncio.create_task(ask({"type": "http.disconnect"}))
+    second = asyncio.create_task(ask())
+    while site.app.waiting < 2:
+        await asyncio.sleep(0)
+    gone.set()
+    assert await first is None
+    assert (await second)["allowed"] is False  # at its own deadline
+
+
+async def test_calls_that_wait_leave_room_for_others():
+    async with Site(policies=POLICIES, max_concurrency=8) as site:
+        await site.post("acquire", {**K, "cost": 2})
+        asking = [asyncio.create_task(site.post("acquire", {**K, "wait": 20})) for _ in range(8)]
+        while site.app.waiting < 7 or site.app.in_flight > 7:
+            await asyncio.sleep(0)
+        assert (await site.post("acquire", {"policy": "many", "key": "k"})).json()["allowed"]
+        statuses = [(await each).status_code for each in asking]
+        assert (statuses.count(200), statuses.count(503)) == (7, 1)
+
+
 async def test_a_mistake_is_not_remembered(site):
     headers = {"idempotency-key": "three"}
     wrong = {"policy": "nope", "key": "k"}
@@ -421,6 +495,41 @@ async def test_check_reads_the_key_from_a_header_field(site):
     path = "/v1/check?policy=api&key_header=x-forwarded-for"
     assert (await site.http.get(path, headers=forwarded)).status_code == 200
     assert (await site.post("usage", {"policy": "api", "key": "203.0.113.1"})).json()["limits"][0]["used"] == 1
+
+
+@pytest.mark.parametrize(
+    ("fields", "status"),
+    [
+        ({"sec-fetch-site": "cross-site"}, 403),
+        ({"sec-fetch-site": "same-site", "origin": "http://localhost:9000"}, 403),  # another port is another program
+        ({"origin": "https://evil.example"}, 403),
+        ({"origin": "null"}, 403),
+        ({"origin": "http://127.0.0.1:8080", "sec-fetch-site": "cross-site"}, 403),
+        ({"origin": "http://127.0.0.1:8080", "sec-fetch-site": "same-origin"}, 200),
+        ({"origin": "http://127.0.0.1:8080"}, 200),
+        ({"sec-fetch-site": "none"}, 200),
+        ({}, 200),
+    ],
+)
+@pytest.mark.parametrize("method", ["GET", "HEAD", "POST", "OPTIONS"])
+async def test_a_page_of_another_site_cannot_ask_without_a_token(method, fields, status):
+    path = "/v1/check?policy=api&key=k"
+    for tokens, expected in (({}, status), ({"admin_token": ADMIN}, status), ({"decision_token": DECISION}, 200)):
+        async with Site(policies=POLICIES, **tokens) as site:
+            sent = {**fields, **({"x-tidegate-token": DECISION} if "decision_token" in tokens else {})}
+            assert (await site.http.request(method, path, headers=sent)).status_code == expected
+            assert site.desk.tally.count("api").allowed == (expected == 200)
+
+
+async def test_a_page_cannot_send_json_without_being_asked_for_permission(site):
+    """What a browser sends without asking first is refused by its type; the question it would ask is refused, too."""
+    for kind in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data"):
+        reply = await site.http.post("/v1/acquire", content=json.dumps(K), headers={"content-type": kind})
+        assert problem(reply)[0] == "unsupported-type"
+    reply = await site.http.options("/v1/acquire", headers={"origin": "https://evil.example"})
+    assert reply.status_code == 405
+    assert not [name for name in reply.headers if name.startswith("access-control")]
+    assert (await site.post("usage", K)).json()["limits"][0]["used"] == 0
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -12,7 +13,7 @@ import grpc
 import httpx
 import pytest
 
-from tests.servers.process import free_port, until
+from tests.servers.process import free_port, need, until
 from tests.servers.valkey import ValkeyServer
 from tests.service.harness import ROOT, serving
 from tests.service.test_envoy import Envoy
@@ -34,7 +35,8 @@ def service(tmp_path_factory):
 
 
 def test_curl_can_ask(service):
-    command = ["curl", "-s", "--json", '{"policy":"api","key":"curl"}', f"{service.url}/v1/acquire"]
+    curl = need(shutil.which("curl"), "curl", "apt-get install curl")
+    command = [curl, "-s", "--json", '{"policy":"api","key":"curl"}', f"{service.url}/v1/acquire"]
     said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     assert said.startswith('{"allowed":true,"remaining":2,')
 

@@ -102,6 +102,13 @@ def test_requests_and_answers_pass_unchanged(proxy, app):
         assert "retry-after" not in said.headers
 
 
+def test_a_page_of_another_site_may_ask_the_application(proxy, app):
+    fields = {"Origin": "https://shop.example", "Sec-Fetch-Site": "cross-site"}
+    client = CLIENTS.new()
+    assert [ask(proxy, client, "/", "POST", **fields).status_code for _ in range(6)] == [200] * 5 + [429]
+    assert app.origins[-1] == "https://shop.example"
+
+
 def test_what_broke_in_the_application_is_not_sent_again(proxy, app):
     before = app.seen["POST /drop"]
     assert ask(proxy, CLIENTS.new(), "/drop", "POST", b"pay").status_code in (500, 502, 504)

@@ -1,5 +1,7 @@
 """What agents tell each other: the document's JSON, what is refused, and signatures."""
 
+import hashlib
+import hmac
 import json
 from datetime import UTC, datetime, timedelta, timezone
 
@@ -8,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidegate import ConfigError
-from tidegate.adaptive.update import CapacityUpdate, MalformedError
+from tidegate.adaptive.signing import MalformedError, read_signed
+from tidegate.adaptive.update import CapacityUpdate, retain_key
 
 PLAIN = {
     "resource": "api",
@@ -48,7 +51,7 @@ def test_the_timestamp_stands_for_an_epoch():
         ("", "not JSON"),
         ("{", "not JSON"),
         ("[" * 100_000, "too long"),
-        ("[" * 19_000, "not JSON"),
+        ("[" * 39_000, "not JSON"),
         ("[]", "not a JSON object"),
         ("null", "not a JSON object"),
         (b"\xff\xfe\x00", "not JSON"),
@@ -56,6 +59,10 @@ def test_the_timestamp_stands_for_an_epoch():
         ({"resource": ""}, "resource must be text"),
         ({"resource": "x" * 2000}, "resource must be text"),
         ({"agent_id": 5}, "agent_id must be text"),
+        ({"agent_id": "\ud800"}, "agent_id must be text"),
+        ({"resource": "\udfff"}, "resource must be text"),
+        ({"reason": "\ud800"}, "reason must be text"),
+        ({"reason": "x" * 1025}, "reason must be text"),
         ({"reason": ["x"]}, "reason must be text"),
         ({"new_capacity": None}, "new_capacity must be a whole number"),
         ({"new_capacity": 0}, "new_capacity must be a whole number"),
@@ -128,7 +135,33 @@ def test_with_a_secret_only_signed_messages_count():
 def test_the_signature_is_as_documented():
     """Another language can make it: HMAC-SHA256 of the sorted JSON without spaces."""
     fields = json.loads(UPDATE.to_json("secret"))
-    assert fields["signature"] == "0fe4008e65cce05617b778efc1980e66d0c332e8478734694b59f42f5de50cbc"
+    signature = fields.pop("signature")
+    text = json.dumps(fields, sort_keys=True, separators=(",", ":")).encode()
+    assert signature == hmac.new(b"secret", text, hashlib.sha256).hexdigest()
+    assert len(bytes.fromhex(fields["nonce"])) == 16
+    assert fields["nonce"] != json.loads(UPDATE.to_json("secret"))["nonce"]
+    plain = {**PLAIN, "timestamp": "2024-10-04T00:00:00.500000Z"}
+    signature = "0fe4008e65cce05617b778efc1980e66d0c332e8478734694b59f42f5de50cbc"
+    assert CapacityUpdate.from_json(json.dumps({**plain, "signature": signature}), "secret") == UPDATE
+
+
+@pytest.mark.parametrize("secret", [None, "secret"])
+def test_deep_json_is_malformed_at_every_depth(secret):
+    """Reading and writing JSON may give up at different depths."""
+    for depth in range(1, 3000, 7):
+        text = '{"a":' * depth + "1" + "}" * depth
+        with pytest.raises(MalformedError):
+            CapacityUpdate.from_json(text, secret)
+        with pytest.raises(MalformedError):
+            read_signed("[" * depth + "]" * depth, secret, 40_000)
+
+
+def test_names_of_retained_updates_do_not_collide_and_are_short():
+    assert retain_key("a\nb", "c") != retain_key("a", "b\nc")
+    assert retain_key("a/b", "c") != retain_key("a", "b/c")
+    assert retain_key("a", "b", "tag") != retain_key("a", "b")
+    assert len(retain_key("€" * 1024, "€" * 1024)) < 100
+    assert retain_key("€" * 1024, "x") != retain_key("€" * 1024, "y")
 
 
 @pytest.mark.parametrize("secret", ["", b"", 5])

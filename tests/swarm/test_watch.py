@@ -8,7 +8,7 @@ from tidegate import cli
 from tidegate.bus import open_bus
 from tidegate.cli.say import Say
 from tidegate.cli.swarm import Board, clean
-from tidegate.swarm import Capacity, SwarmLimiter
+from tidegate.swarm import Capacity, SwarmLimiter, watch
 from tidegate.swarm.watch import TELL, Watcher
 
 
@@ -44,8 +44,47 @@ def test_nonsense_is_ignored(swarm, hub):
         hub().publish(TELL, wrong)
     told = {"resource": "a", "available": "many", "total": 1, "window": 1, "in_flight": 0}
     hub().publish(TELL, json.dumps({"agent_id": "x", "resources": {"a": told}}).encode())
+    told = {"resource": "a", "available": 1, "total": 1, "window": 1, "in_flight": 0, "original": 1, "frozen_for": 0}
+    bad = {
+        "total": 1e999,
+        "window": float("nan"),
+        "original": True,
+        "frozen_for": "5",
+        "in_flight": 0.5,
+        "available": 2**60,
+    }
+    for name, value in bad.items():
+        hub().publish(TELL, json.dumps({"agent_id": "x", "resources": {"a": {**told, name: value}}}).encode())
+    for wrong in ({"agent_id": "\ud800"}, {"agent_id": ""}, {"agent_id": 5}, {"resources": {"\ud800": told}}):
+        hub().publish(TELL, json.dumps({"agent_id": "x", "resources": {"a": told}, **wrong}).encode())
     assert watcher.agents() == []
-    assert watcher.malformed == 6
+    assert watcher.malformed == 6 + len(bad) + 4
+
+
+def test_the_memory_of_a_watcher_is_bounded(hub, monkeypatch):
+    watcher, bus = Watcher(hub()), hub()
+    told = {"resource": "a", "available": 1, "total": 1, "window": 1, "in_flight": 0}
+    monkeypatch.setattr(watch, "MAX_ANSWERS", 50)
+    for number in range(200):
+        bus.publish(TELL, json.dumps({"agent_id": str(number), "resources": {"a": told}}).encode())
+    assert len(watcher.agents()) == 50
+    monkeypatch.setattr(watch, "MAX_ANSWERS_BYTES", 1000)
+    bus.publish(TELL, json.dumps({"agent_id": "last", "resources": {"a": told}}).encode())
+    assert "last" in [agent.agent_id for agent in watcher.agents()]
+    assert len(watcher.agents()) < 12
+
+
+def test_an_agent_with_more_resources_than_a_message_holds_answers_with_some(hub, clock):
+    limiter = SwarmLimiter(hub(), "a", clock=clock)
+    for number in range(600):
+        limiter.set_capacity(f"{number} " + "€" * 500, 5, 60)
+    bus = hub()
+    watcher = Watcher(bus)
+    watcher.ask()
+    (agent,) = watcher.agents()
+    assert 50 < len(agent.resources) < 600
+    assert bus.failed == 0
+    limiter.close()
 
 
 def test_with_a_secret_only_those_who_know_it(hub, clock):
@@ -117,7 +156,11 @@ def test_the_command_once(swarm, hub, capsys, monkeypatch):
         ([], 2, "name the bus, such as: tidegate swarm nats://127.0.0.1:4222"),
         (["local://x", "--interval", "0"], 2, "--interval: must be a number of seconds above 0"),
         (["carrier-pigeon://x"], 2, "no bus for carrier-pigeon://: known are local://, nats://"),
-        (["redis://user:hidden@127.0.0.1:1"], 3, "no answer from the bus at 127.0.0.1:1: is the server running?"),
+        (
+            ["redis://user:hidden@127.0.0.1:1"],
+            3,
+            "no answer from the bus at redis://…@127.0.0.1:1: is the server running?",
+        ),
     ],
 )
 def test_the_command_explains_itself(words, code, message, capsys, monkeypatch):

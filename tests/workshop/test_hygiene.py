@@ -81,7 +81,7 @@ def normal(name):
 
 
 @pytest.mark.parametrize(
-    "target", ["run", "test", "lint", "format", "docs", "bench", "mutants", "lock", "clean", "help"]
+    "target", ["run", "test", "lint", "format", "docs", "bench", "mutants", "soak", "lock", "clean", "help"]
 )
 def test_makefile_explains_each_promised_command(texts, target):
     assert re.search(rf"^{target}:.*## \S", texts["Makefile"], re.MULTILINE)

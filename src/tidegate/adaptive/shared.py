@@ -11,11 +11,13 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from tidegate.adaptive.capacity import CapacityState, Terms
-from tidegate.adaptive.update import EPOCH, CapacityUpdate, MalformedError, read_secret
+from tidegate.adaptive.signing import EPOCH, MalformedError, Signer, read_signed
+from tidegate.adaptive.update import MAX_NAME, MAX_UPDATE_BYTES, CapacityUpdate, is_name, retain_key
 from tidegate.bus import Bus, Event, Retain
 from tidegate.clock import Clock, SystemClock
 from tidegate.core.bounds import SECOND
 from tidegate.errors import Closed, ConfigError
+from tidegate.fork import fork_safe
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -25,6 +27,8 @@ STRANGERS: Final = 256  # resources not configured here of which something was h
 STRANGE: Final = 8  # ... and what was heard of each
 MARGIN: Final = 3600.0  # seconds for which an update is retained after its recovery
 NO_END: Final = 86_400.0  # ... and where it never recovers
+
+COUNTS: Final = ("sent", "applied", "own", "unknown", "above", "stale", "expired", "malformed")
 
 Listener = Callable[[CapacityUpdate], object]
 
@@ -50,7 +54,8 @@ class Capacities:
 
     `changed(resource)` is called, without any lock held, after something happened to a resource: look again. `told` is
     called with each update of another agent that had an effect. Messages that have none are counted in `metrics()`:
-    our own, of resources that are not set here, above the original, stale (known already), malformed.
+    our own, of resources that are not set here, above the original, stale (known already), expired (signed, but too old
+    or from a clock that is too far ahead), malformed.
 
     Time does not call: whoever waits looks again at `due`.
     """
@@ -68,22 +73,23 @@ class Capacities:
         told: Listener | None = None,
     ) -> None:
         """Listen on the bus, if there is one, under this agent's name; it stays open when this is closed."""
-        if not isinstance(agent_id, str) or not agent_id:
-            raise ConfigError(f"must be a text that no other agent has, not {agent_id!r}", field="agent_id")
+        if not is_name(agent_id):
+            message = f"must be a text of up to {MAX_NAME} characters that no other agent has, not {agent_id!r}"
+            raise ConfigError(message, field="agent_id")
         if bus is not None and not isinstance(bus, Bus):
             raise ConfigError(f"must be a Bus, such as open_bus('nats://127.0.0.1:4222'), not {bus!r}", field="bus")
         self.agent_id = agent_id
         self.terms = terms or Terms()
         self.clock = clock or SystemClock()
         self._bus = bus
-        self._secret = read_secret(secret)
+        self._signer = Signer(secret, self.clock)
         self._subject = subject
         self._changed = changed or (lambda _resource: None)
         self._told = told or (lambda _update: None)
-        self._lock = threading.Lock()
+        self._lock = fork_safe(threading.Lock())
         self._entries: dict[str, _Entry] = {}
         self._strangers: OrderedDict[str, list[tuple[CapacityUpdate, bytes, int]]] = OrderedDict()
-        self._counts = dict.fromkeys(("sent", "applied", "own", "unknown", "above", "stale", "malformed"), 0)
+        self._counts = dict.fromkeys(COUNTS, 0)
         self._subscription = None if bus is None else bus.subscribe(subject, self._hear, self._synced)
 
     # ---- resources ---------------------------------------------------------------------------------------------------
@@ -93,6 +99,8 @@ class Capacities:
 
         Of a new one, what other agents said before counts.
         """
+        if not is_name(resource):
+            raise ConfigError(f"must be a text of up to {MAX_NAME} characters, not {resource!r}", field="resource")
         now = self.clock.steady()
         with self._lock:
             entry = self._entries.get(resource)
@@ -158,12 +166,12 @@ class Capacities:
                 resource,
                 self.agent_id,
                 next(r.value for r in after.reductions if (r.epoch, r.agent) == (epoch, self.agent_id)),
-                reason,
+                reason.encode("utf-8", "replace").decode()[:MAX_NAME],
                 EPOCH + timedelta(microseconds=wall),
                 epoch,
                 retry_after,
             )
-            payload = update.to_json(self._secret)
+            payload = update.to_json(self._signer.secret)
             self._keep(entry, after, update, payload, now)
             retain = self._retain(entry.capacity, update, now)
             self._counts["sent"] += self._bus is not None
@@ -180,11 +188,16 @@ class Capacities:
 
     def _hear(self, event: Event) -> None:
         try:
-            update = CapacityUpdate.from_json(event.payload, self._secret)
+            fields, signature = read_signed(event.payload, self._signer.secret, MAX_UPDATE_BYTES)
+            update = CapacityUpdate.from_fields(fields)
         except MalformedError:
             self._count("malformed")
             return
-        self.hear(update, event.payload, late=event.late)
+        verdict = self._signer.judge(signature, update.at, late=event.late)
+        if verdict in ("expired", "replayed"):
+            self._count("expired" if verdict == "expired" else "stale")
+            return
+        self.hear(update, event.payload, late=verdict == "old")
 
     def hear(self, update: CapacityUpdate, payload: bytes = b"", *, late: bool = False) -> bool:
         """Take over what another agent says, if it is new; tell whether it was.
@@ -241,7 +254,7 @@ class Capacities:
     def _retain(self, capacity: CapacityState, update: CapacityUpdate, now: int) -> Retain:
         end = capacity.recovered_at(now)
         ttl = NO_END if end is None else (end - now) / SECOND + MARGIN
-        return Retain(f"{update.resource}\n{update.agent_id}", update.order, ttl)
+        return Retain(retain_key(update.resource, update.agent_id, self._signer.tag), update.order, ttl)
 
     def _synced(self, retained: Mapping[str, int]) -> None:
         """Publish again what is in force and was lost: a server may have been started anew."""
@@ -252,7 +265,7 @@ class Capacities:
                 for reduction in entry.capacity.in_force(now):
                     payload = entry.messages.get((reduction.epoch, reduction.agent))
                     if payload:
-                        update = CapacityUpdate.from_json(payload, self._secret)
+                        update = CapacityUpdate.from_json(payload, self._signer.secret)
                         retain = self._retain(entry.capacity, update, now)
                         if retained.get(retain.key, 0) < retain.version:
                             lost.append((payload, retain))

@@ -1,32 +1,31 @@
 """What agents tell each other: a CapacityUpdate, as JSON, signed where a secret is shared.
 
     {"resource": "api", "agent_id": "agent-1", "new_capacity": 50, "reason": "received 429 response",
-     "timestamp": "2026-11-16T01:33:32.120000Z", "epoch": 1794792812120000, "retry_after": 12.0, "signature": "…"}
+     "timestamp": "2026-11-16T01:33:32.120000Z", "epoch": 1794792812120000, "retry_after": 12.0, "nonce": "…",
+     "signature": "…"}
 
-The first five are all that is needed. Without `epoch`, the timestamp stands for it. The signature is the HMAC-SHA256,
-in hexadecimal, of the message without it: JSON with sorted keys and no spaces, ASCII only.
+The first five are all that is needed. Without `epoch`, the timestamp stands for it. `nonce` and `signature` are there
+where a secret is shared; `signing` says how they are made and checked.
 """
 
 from __future__ import annotations
 
 import hashlib
-import hmac
-import json
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
-from typing import Any, Final, Self
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Final, Self
 
+from tidegate.adaptive.signing import EPOCH, MalformedError, read_instant, read_signed, write_instant, write_signed
 from tidegate.core.bounds import MAX, SECOND
-from tidegate.errors import ConfigError
+from tidegate.policy.key import join_key
 
-LONGEST: Final = 20_000  # bytes of an update
-LONGEST_NAME: Final = 1024
+if TYPE_CHECKING:
+    from datetime import datetime
+
+MAX_UPDATE_BYTES: Final = 40_000
+MAX_NAME: Final = 1024  # characters of a resource, an agent or a reason
+MAX_KEY_BYTES: Final = 256
 HIGHEST: Final = 2**52  # of epochs that others send: there must be room above, for ours (as a time: the year 2112)
-EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
-
-
-class MalformedError(ValueError):
-    """A message that is not an update, or not from somebody who knows the secret."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +66,7 @@ class CapacityUpdate:
             "agent_id": self.agent_id,
             "new_capacity": self.new_capacity,
             "reason": self.reason,
-            "timestamp": self.timestamp.astimezone(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z"),
+            "timestamp": write_instant(self.at),
         }
         if self.epoch is not None:
             fields["epoch"] = self.epoch
@@ -78,7 +77,11 @@ class CapacityUpdate:
     @classmethod
     def from_json(cls, text: bytes | str, secret: str | bytes | None = None) -> Self:
         """Read a message; MalformedError says what is wrong with it. Fields that are not known are left alone."""
-        fields = read_signed(text, secret, LONGEST)
+        return cls.from_fields(read_signed(text, secret, MAX_UPDATE_BYTES).fields)
+
+    @classmethod
+    def from_fields(cls, fields: dict[str, Any]) -> Self:
+        """Take the fields of a message that was read."""
         capacity, epoch, pause = fields.get("new_capacity"), fields.get("epoch"), fields.get("retry_after")
         if capacity is None or not _whole(capacity):
             raise MalformedError(f"new_capacity must be a whole number from 1, not {capacity!r}")
@@ -91,51 +94,10 @@ class CapacityUpdate:
             agent_id=_text(fields, "agent_id"),
             new_capacity=capacity,
             reason=_text(fields, "reason", needed=False),
-            timestamp=_instant(fields),
+            timestamp=read_instant(fields.get("timestamp")),
             epoch=epoch,
             retry_after=pause,
         )
-
-
-def read_secret(secret: str | bytes | None) -> bytes | None:
-    """Take a shared secret; an empty one would protect nothing."""
-    if secret is None:
-        return None
-    if not isinstance(secret, (str, bytes)) or not secret:
-        raise ConfigError("must be a text that all agents share, not an empty one", field="secret")
-    return secret.encode() if isinstance(secret, str) else secret
-
-
-def write_signed(fields: dict[str, Any], secret: str | bytes | None) -> bytes:
-    """Write a message, signed if there is a secret."""
-    key = read_secret(secret)
-    if key is not None:
-        fields = {**fields, "signature": _signature(fields, key)}
-    return json.dumps(fields, separators=(",", ":")).encode()
-
-
-def read_signed(text: bytes | str, secret: str | bytes | None, longest: int) -> dict[str, Any]:
-    """Read a message; with a secret, only one that was signed with it."""
-    if len(text) > longest:
-        raise MalformedError(f"a message of {len(text)} bytes is too long")
-    try:
-        fields = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise MalformedError(f"not JSON: {error}") from None
-    if not isinstance(fields, dict):
-        raise MalformedError("not a JSON object")
-    signature = fields.pop("signature", None)
-    key = read_secret(secret)
-    if key is not None:
-        given = signature if isinstance(signature, str) and signature.isascii() else ""
-        if not hmac.compare_digest(given, _signature(fields, key)):
-            raise MalformedError("not signed with our secret")
-    return fields
-
-
-def _signature(fields: dict[str, Any], key: bytes) -> str:
-    text = json.dumps(fields, sort_keys=True, separators=(",", ":"))
-    return hmac.new(key, text.encode(), hashlib.sha256).hexdigest()
 
 
 def _whole(value: object) -> bool:
@@ -148,15 +110,23 @@ def _number(value: object) -> bool:
 
 def _text(fields: dict[str, Any], name: str, *, needed: bool = True) -> str:
     value = fields.get(name, "")
-    if not isinstance(value, str) or len(value) > LONGEST_NAME or (needed and not value):
-        raise MalformedError(f"{name} must be text of up to {LONGEST_NAME} characters, not {value!r}")
-    return value
+    if not is_name(value) and (needed or value != ""):
+        raise MalformedError(f"{name} must be text of up to {MAX_NAME} characters, not {value!r}")
+    return value  # type: ignore[no-any-return]  # a string
 
 
-def _instant(fields: dict[str, Any]) -> datetime:
-    value = fields.get("timestamp")
+def is_name(value: object) -> bool:
+    """Tell whether a value is a string that every bus can carry: not empty, not too long, without lone surrogates."""
+    if not isinstance(value, str) or not 0 < len(value) <= MAX_NAME:
+        return False
     try:
-        instant = datetime.fromisoformat(value)  # type: ignore[arg-type]  # what is no text is refused below
-        return instant.replace(tzinfo=UTC) if instant.tzinfo is None else instant.astimezone(UTC)
-    except (TypeError, ValueError, OverflowError):
-        raise MalformedError(f"timestamp must be a date and time as of RFC 3339, not {value!r}") from None
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def retain_key(resource: str, agent_id: str, tag: str = "") -> str:
+    """Name the latest update of an agent on a resource, for those who join later; `tag` tells swarms apart."""
+    key = join_key((resource, agent_id, tag) if tag else (resource, agent_id))
+    return key if len(key.encode()) <= MAX_KEY_BYTES else f"sha256:{hashlib.sha256(key.encode()).hexdigest()}"

@@ -10,6 +10,7 @@ from tidegate.budget.ledger import Note
 from tidegate.clock import SystemClock, ThreadSignal
 from tidegate.core.bounds import SECOND
 from tidegate.errors import StoreUnavailable
+from tidegate.fork import at_fork
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,12 +29,17 @@ class Backlog:
         self._books = books
         self._is_lost = is_lost
         self._now = now
+        self._closed = False
+        at_fork(child=self._start_over)
+        self._start_over()
+
+    def _start_over(self) -> None:
+        """Start with nothing kept: also in a forked process, whose parent makes the calls it has kept."""
         self._queue: deque[tuple[str, tuple[Any, ...]]] = deque()
         self._lock = threading.Lock()  # of the queue, held for a moment
         self._telling = threading.Lock()  # held while the database is told
         self._wake = ThreadSignal()
         self._thread: threading.Thread | None = None
-        self._closed = False
 
     def __len__(self) -> int:
         """Count what is kept."""

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final, Protocol
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote
 
 from tidegate.budget.ledger import Ledger, Note, Settlement
 from tidegate.core.bounds import SECOND
 from tidegate.core.decision import Decision, LocalDecision
 from tidegate.errors import StoreUnavailable
 from tidegate.stores.failure import GuardedStore, open_guarded
+from tidegate.urls import split_url
 
 if TYPE_CHECKING:
     from tidegate.budget.settings import BudgetSettings
@@ -125,7 +126,7 @@ class LedgerBooks:
 def open_books(settings: BudgetSettings, clock: Clock | None) -> tuple[Store, Books]:
     """Open the storage: a guarded store to decide by, and the books to settle with."""
     text = str(settings.storage)
-    scheme = urlsplit(text).scheme if "://" in text else ""
+    scheme = split_url(text, "storage").scheme if "://" in text else ""
     if scheme and scheme != "sqlite":
         store = open_guarded(with_deadline(text, settings.deadline), clock=clock)
         given = clock if clock is not None and clock is not store.clock else None

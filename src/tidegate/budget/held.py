@@ -6,6 +6,7 @@ import threading
 from typing import TYPE_CHECKING, NamedTuple
 
 from tidegate.core.bounds import ceil_div
+from tidegate.fork import fork_safe
 
 if TYPE_CHECKING:
     from tidegate.budget.terms import Terms
@@ -50,7 +51,7 @@ class Held:
         self.charged = True  # to the database; false for what was admitted while that was lost
         self.number = -1  # of those reserved at the same instant
         self.bound = False  # a `with` block settles it, nobody else
-        self._lock = threading.Lock()
+        self._lock = fork_safe(threading.Lock())
         self._free = [True]  # emptied by whoever settles the last of it, and only by one
 
     @property

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from tidegate.budget.owners import Owner
 from tidegate.clock import yield_thread
+from tidegate.fork import fork_safe
 from tidegate.stores.sqlite.store import SQLiteStore, decide
 from tidegate.stores.sqlite.worker import Question, Worker
 
@@ -116,7 +117,7 @@ class Ledger(SQLiteStore):
         self.owner = secrets.randbits(53)
         self._me = Owner(self.path, self.owner)
         self._numbers = count()
-        self._ticketing = threading.Lock()
+        self._ticketing = fork_safe(threading.Lock())
         self._issued: list[tuple[int, str, int]] = []  # within the transaction under way
         self._tickets: dict[int, list[tuple[str, int]]] = {}  # of those reserved at an instant: how much, which number
         self._buried: list[int] = []  # within the transaction under way

@@ -13,6 +13,7 @@ from tidegate.core.bounds import MAX, SECOND
 from tidegate.core.calendar import find_zone
 from tidegate.core.limit import parse_period
 from tidegate.errors import ConfigError
+from tidegate.urls import redact, split_url
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -48,7 +49,7 @@ class BudgetSettings:
     schedule: tuple[Rule, ...] = ()
     strategy: Strategy = "rolling"
     timezone: str = "UTC"
-    storage: str | Path = "rate_limits.db"
+    storage: str | Path = field(default="rate_limits.db", repr=False)
     enabled: bool = True
     name: str = "tasks"
     batch_ttl: str | float | None = None  # a batch that is not settled within this is given back; see `lasting`
@@ -56,8 +57,8 @@ class BudgetSettings:
     on_database_error: OnDatabaseError = "short-term"
     deadline: float = 5.0  # seconds that a check waits for the database at most
     milestones: tuple[int, ...] = MILESTONES  # percent of a tier that are logged once
-    webhook_url: str | None = None
-    webhook_secret: str | None = None
+    webhook_url: str | None = field(default=None, repr=False)
+    webhook_secret: str | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         """Refuse what makes no sense, all of it at once."""
@@ -244,9 +245,15 @@ def _milestones(value: object) -> str | None:
 
 
 def _url(value: object) -> str | None:
-    if value is None or (isinstance(value, str) and value.startswith(("http://", "https://"))):
+    if value is None:
         return None
-    return f"expected an address such as https://example.com/hook, not {value!r}"
+    if not isinstance(value, str) or not value.startswith(("http://", "https://")):
+        return f"expected an address such as https://example.com/hook, not {redact(value)!r}"
+    try:
+        split_url(value, "")
+    except ConfigError as error:
+        return str(error)
+    return None
 
 
 def _secret(value: object) -> str | None:

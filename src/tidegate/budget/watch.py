@@ -14,6 +14,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
 from tidegate.budget.tiers import CONCURRENCY
+from tidegate.fork import fork_safe
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -56,7 +57,7 @@ class Watch:
         self._refusing: set[str] = set()
         self._lost = False
         self._warn = warn
-        self._lock = threading.Lock()
+        self._lock = fork_safe(threading.Lock())
 
     def checked(self, result: RateLimitResult, microseconds: int | None) -> None:
         """Note a check, and how long it took unless it was told to wait."""

@@ -25,6 +25,7 @@ from urllib.error import HTTPError
 
 from tidegate.clock import Clock, SystemClock, ThreadSignal
 from tidegate.core.bounds import SECOND
+from tidegate.fork import at_fork
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -62,13 +63,18 @@ class Webhook:
         self._secret = secret.encode() if secret else None
         self._timeout = timeout
         self._clock: Clock = clock or SystemClock()
-        self._queue: deque[tuple[str, bytes]] = deque()
         self._most = queue
+        self._closed = False
+        self._opener = urllib.request.build_opener(_Stay)
+        at_fork(child=self._start_over)
+        self._start_over()
+
+    def _start_over(self) -> None:
+        """Start without warnings: also in a forked process, whose parent posts those it has."""
+        self._queue: deque[tuple[str, bytes]] = deque()
         self._lock = threading.Lock()
         self._wake = ThreadSignal()
         self._thread: threading.Thread | None = None
-        self._closed = False
-        self._opener = urllib.request.build_opener(_Stay)
 
     def send(self, warning: Mapping[str, Any]) -> None:
         """Take a warning; never waits."""

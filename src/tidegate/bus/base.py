@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import logging
+import math
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Final, NamedTuple, Self
 
+from tidegate.bus.retained import MAX_KEY_BYTES, MAX_RETAINED_BYTES, MAX_VERSION
 from tidegate.errors import Closed, ConfigError
 
 if TYPE_CHECKING:
     from tidegate.clock import Clock
 
 log = logging.getLogger(__name__)
+MAX_SUBJECT: Final = 250  # characters
+MAX_MESSAGE_BYTES: Final = 1_000_000  # NATS carries a little more by default
 SUBJECT: Final = re.compile(r"[\w-]+(\.[\w-]+)*", re.ASCII)
 
 
@@ -28,7 +32,7 @@ class Event(NamedTuple):
 class Retain(NamedTuple):
     """Keep a message for those who join later, under a key, for at least `ttl` seconds (a day at most).
 
-    A higher version replaces a lower.
+    A higher version replaces a lower. The key has 1 to 512 bytes, the message at most 65,536.
     """
 
     key: str
@@ -134,9 +138,35 @@ class Bus(ABC):
 
 def check_subject(subject: object) -> str:
     """Refuse a subject that not every bus can carry."""
-    if isinstance(subject, str) and SUBJECT.fullmatch(subject):
+    if isinstance(subject, str) and len(subject) <= MAX_SUBJECT and SUBJECT.fullmatch(subject):
         return subject
     raise ConfigError(f"must be words joined by dots such as 'ratelimit.capacity', not {subject!r}", field="subject")
+
+
+def check_message(payload: bytes, retain: Retain | None) -> None:
+    """Refuse a message that not every bus can carry, or retain."""
+    if len(payload) > MAX_MESSAGE_BYTES:
+        raise ConfigError(f"must be at most {MAX_MESSAGE_BYTES} bytes, not {len(payload)}", field="payload")
+    if retain is None:
+        return
+    if len(payload) > MAX_RETAINED_BYTES:
+        message = f"must be at most {MAX_RETAINED_BYTES} bytes to be retained, not {len(payload)}"
+        raise ConfigError(message, field="payload")
+    key, version, ttl = retain
+    if not 1 <= _utf8_bytes(key) <= MAX_KEY_BYTES:
+        raise ConfigError(f"must be a string of 1 to {MAX_KEY_BYTES} bytes in UTF-8", field="key")
+    if not isinstance(version, int) or not 1 <= version <= MAX_VERSION:
+        raise ConfigError(f"must be an integer from 1 to {MAX_VERSION}, not {version!r}", field="version")
+    if not isinstance(ttl, (int, float)) or not (math.isfinite(ttl) and ttl > 0):
+        raise ConfigError(f"must be a positive number of seconds, not {ttl!r}", field="ttl")
+
+
+def _utf8_bytes(text: object) -> int:
+    """Count the bytes of a string in UTF-8; 0 for what is no string, or has a lone surrogate."""
+    try:
+        return len(text.encode()) if isinstance(text, str) else 0
+    except UnicodeEncodeError:
+        return 0
 
 
 def closed_bus() -> Closed:

@@ -18,27 +18,38 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
-from tidegate.bus.base import Bus, Event, Handler, Retain, Subscription, Synced, check_subject, closed_bus
+from tidegate.bus.base import (
+    MAX_MESSAGE_BYTES,
+    Bus,
+    Event,
+    Handler,
+    Retain,
+    Subscription,
+    Synced,
+    check_message,
+    check_subject,
+    closed_bus,
+)
+from tidegate.bus.retained import Kept, Recalled
 from tidegate.clock import Clock, SystemClock, TaskSignal
 from tidegate.core.bounds import SECOND
+from tidegate.fork import abandon, at_fork, fork_safe
+from tidegate.urls import redact_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
 log = logging.getLogger(__name__)
 QUEUE: Final = 10_000  # messages to send, and messages to handle
+MAX_INBOX_BYTES: Final = 64 * 2**20  # of messages to handle
 PAUSE: Final = SECOND // 10  # between two attempts to connect
 PATIENCE: Final = 2.0  # seconds that a step with a server may take
 LATE: Final = ".late"
 AGAIN: Final = (1, 3, 10)  # seconds after which what is retained is read again, once connected
 
 
-class Kept(NamedTuple):
-    """A retained message as the server gave it."""
-
-    key: str
-    version: int
-    payload: bytes
+class UnsendableError(Exception):
+    """A message that the server will never take; the connection is fine."""
 
 
 class Link(Protocol):
@@ -48,13 +59,13 @@ class Link(Protocol):
         """Have messages of a subject passed to `arrived`, from when this returns."""
 
     async def send(self, subject: str, payload: bytes) -> None:
-        """Send a message."""
+        """Send a message; UnsendableError if the server will never take it."""
 
     async def keep(self, subject: str, payload: bytes, retain: Retain) -> bool:
         """Retain a message, unless a newer one is; tell whether the server could."""
 
-    async def recall(self, subject: str) -> Iterable[Kept]:
-        """Give the retained messages of a subject."""
+    async def recall(self, subject: str, found: Recalled) -> None:
+        """Add the retained messages of a subject to those found."""
 
     async def lost(self) -> None:
         """Wait until the connection is lost."""
@@ -64,6 +75,9 @@ class Link(Protocol):
 
 
 Arrived = Callable[[str, bytes], None]
+
+
+COUNTS: Final = ("published", "received", "dropped", "malformed", "unretained", "connections")
 
 
 class _Message(NamedTuple):
@@ -80,30 +94,58 @@ class LinkedBus(Bus):
         """Start connecting to `where`, which is shown in messages."""
         self.clock = clock or SystemClock()
         self.where = where
+        self._subscriptions: list[Subscription] = []
+        self._closing = False
+        self._starting = fork_safe(threading.Lock())
+        self._reset()
+        at_fork(child=self._start_over)
+        self._start()
+
+    def _reset(self) -> None:
+        self._running = False
         self._outbox: deque[_Message] = deque()
         self._inbox: deque[tuple[Callable[..., None], object]] = deque()
+        self._inbox_bytes = 0
         self._arriving = threading.Condition()
         self._lock = threading.Lock()
-        self._subscriptions: list[Subscription] = []
         self._new: list[Subscription] = []
-        self._counts = dict.fromkeys(("published", "received", "dropped", "unretained", "connections"), 0)
+        self._counts = dict.fromkeys(COUNTS, 0)
         self._linked = threading.Event()
         self._ready = threading.Event()
-        self._closing = False
         self._told = False
-        self._loop = asyncio.new_event_loop()
+        self._refused = False
+        self._threads: list[threading.Thread] = []
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._signal: TaskSignal | None = None
         self._listening: set[str] = set()  # on this connection
         self._checks: set[asyncio.Future[None]] = set()
         self._unkept: dict[tuple[str, str], _Message] = {}
         self._recent: dict[int, None] = {}  # what arrived, so that it is not delivered again as retained
-        self._threads = [
-            threading.Thread(target=self._run, name=f"tidegate bus {where}", daemon=True),
-            threading.Thread(target=self._handle, name=f"tidegate bus {where} handlers", daemon=True),
-        ]
-        for thread in self._threads:
-            thread.start()
-        self._ready.wait()
+
+    def _start(self) -> None:
+        """Start the threads, unless they run."""
+        with self._starting:
+            if self._running or self._closing:
+                return
+            self._loop = asyncio.new_event_loop()
+            self._threads = [
+                threading.Thread(target=self._run, name=f"tidegate bus {self.where}", daemon=True),
+                threading.Thread(target=self._handle, name=f"tidegate bus {self.where} handlers", daemon=True),
+            ]
+            for thread in self._threads:
+                thread.start()
+            self._ready.wait()
+            self._running = True
+
+    def _start_over(self) -> None:
+        """Have threads and a connection of one's own in a forked process: for who listens at once, else when needed.
+
+        What its parent has queued, the parent sends.
+        """
+        abandon(self._loop, self._checks, self._signal)
+        self._reset()
+        if self._subscriptions:
+            self._start()
 
     @abstractmethod
     async def _connect(self, arrived: Arrived) -> Link:
@@ -115,7 +157,10 @@ class LinkedBus(Bus):
         """Queue a message to be sent."""
         if self._closing:
             raise closed_bus()
+        check_message(payload, retain)
         message = _Message(check_subject(subject), bytes(payload), retain, late or not self._linked.is_set())
+        if not self._running:
+            self._start()
         with self._lock:
             self._counts["published"] += 1
             self._outbox.append(message)
@@ -129,6 +174,8 @@ class LinkedBus(Bus):
         if self._closing:
             raise closed_bus()
         subscription = Subscription(self, check_subject(subject), handler, synced)
+        if not self._running:
+            self._start()
         with self._lock:
             self._subscriptions = [*self._subscriptions, subscription]
             self._new.append(subscription)
@@ -147,10 +194,12 @@ class LinkedBus(Bus):
 
     def wait(self, seconds: float) -> bool:
         """Wait for a connection."""
+        if not self._running:
+            self._start()
         return self._linked.wait(seconds)
 
     def metrics(self) -> dict[str, int]:
-        """Count what was sent, received and dropped, what could not be retained, and connections made."""
+        """Count what was sent, received, dropped and malformed, what was not retained, and connections made."""
         with self._lock:
             return {**self._counts, "failed": self.failed, "queued": len(self._outbox), "waiting": len(self._inbox)}
 
@@ -166,12 +215,15 @@ class LinkedBus(Bus):
 
     def _wake(self) -> None:
         with suppress(RuntimeError):  # the loop has ended: the bus is closed
-            if self._signal is not None:
+            if self._signal is not None and self._loop is not None:
                 self._loop.call_soon_threadsafe(self._signal.set)
 
     # ---- the thread that calls handlers ------------------------------------------------------------------------------
 
     def _arrived(self, subject: str, payload: bytes) -> None:
+        if len(payload) > MAX_MESSAGE_BYTES:
+            self._skip(1, f"a message of {len(payload)} bytes")
+            return
         late = subject.endswith(LATE)
         event = Event(subject.removesuffix(LATE), payload, late)
         self._recent[hash((event.subject, payload))] = None
@@ -184,8 +236,9 @@ class LinkedBus(Bus):
     def _hand(self, deliver: Callable[..., None], what: object) -> None:
         with self._arriving:
             self._inbox.append((deliver, what))
-            if len(self._inbox) > QUEUE:
-                self._inbox.popleft()
+            self._inbox_bytes += _size(what)
+            while len(self._inbox) > QUEUE or self._inbox_bytes > MAX_INBOX_BYTES:
+                self._inbox_bytes -= _size(self._inbox.popleft()[1])
                 self._counts["dropped"] += 1
             self._arriving.notify()
 
@@ -197,6 +250,7 @@ class LinkedBus(Bus):
                         return
                     self._arriving.wait()
                 deliver, what = self._inbox.popleft()
+                self._inbox_bytes -= _size(what)
                 self._counts["received"] += isinstance(what, Event)
             if not self._closing:
                 deliver(what)
@@ -204,7 +258,9 @@ class LinkedBus(Bus):
     # ---- the thread that talks to the server -------------------------------------------------------------------------
 
     def _run(self) -> None:
-        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+        loop = self._loop
+        assert loop is not None  # noqa: S101 - made before the thread was started
+        with asyncio.Runner(loop_factory=lambda: loop) as runner:
             runner.run(self._stay_linked())
 
     async def _stay_linked(self) -> None:
@@ -232,9 +288,8 @@ class LinkedBus(Bus):
     def _explain(self, error: Exception) -> None:
         if not self._told:
             self._told = True
-            log.warning(
-                "no connection to the bus at %s, trying again: %s", self.where, str(error) or type(error).__name__
-            )
+            said = redact_text(error) or type(error).__name__
+            log.warning("no connection to the bus at %s, trying again: %s", self.where, said)
 
     async def _serve(self, link: Link) -> None:
         """Use a connection until it is lost."""
@@ -283,11 +338,21 @@ class LinkedBus(Bus):
                 await link.send(message.subject + LATE * message.late, message.payload)
                 if not message.late:
                     await self._keep(link, message)
+        except UnsendableError as error:
+            self._drop(error)
         except Exception:
             with self._lock:
                 self._outbox.appendleft(message._replace(late=True))
             raise
         return True
+
+    def _drop(self, error: UnsendableError) -> None:
+        """Go on without a message that the server will never take."""
+        if not self._refused:
+            self._refused = True
+            log.warning("the bus at %s refuses a message, which is dropped: %s", self.where, error)
+        with self._lock:
+            self._counts["dropped"] += 1
 
     async def _keep(self, link: Link, message: _Message) -> None:
         """Have a message retained; what the server is not ready to keep is tried again with the next look."""
@@ -308,7 +373,7 @@ class LinkedBus(Bus):
                     await link.listen(subject)
                     await link.listen(subject + LATE)
                     self._listening.add(subject)
-                kept = list(await link.recall(subject))
+            kept = await self._recall(link, subject)
             versions = {key: version for key, version, _ in kept}
             joined = [subscription for subscription in subscriptions if subscription.subject == subject]
             for subscription in joined:
@@ -330,12 +395,33 @@ class LinkedBus(Bus):
                 await self._keep(link, self._unkept.pop(place))
             more = [
                 kept
-                for kept in await link.recall(subject)
+                for kept in await self._recall(link, subject)
                 if versions.get(kept.key, 0) < kept.version and hash((subject, kept.payload)) not in self._recent
             ]
             versions.update({kept.key: kept.version for kept in more})
             for subscription in joined:
                 self._hand_kept(subscription, more)
+
+    async def _recall(self, link: Link, subject: str) -> list[Kept]:
+        """Read what is retained, as far as it can be read: nothing there keeps anybody from joining."""
+        found = Recalled()
+        try:
+            async with asyncio.timeout(PATIENCE * 2):
+                await link.recall(subject, found)
+        except Exception as error:  # noqa: BLE001 - if the connection is lost, `lost` will say so
+            self._unretained(error)
+        if found.skipped:
+            self._skip(found.skipped, f"{found.skipped} retained entries of {subject}")
+        return found.kept
+
+    def _skip(self, count: int, what: str) -> None:
+        """Go on without what is malformed or too large."""
+        with self._lock:
+            first = not self._counts["malformed"]
+            self._counts["malformed"] += count
+        if first:
+            message = "the bus at %s holds what is malformed or too large, and is skipped: %s. Further ones are counted"
+            log.warning(message, self.where, what)
 
     def _hand_kept(self, subscription: Subscription, kept: Iterable[Kept]) -> None:
         for _, _, payload in kept:
@@ -344,8 +430,13 @@ class LinkedBus(Bus):
     def _unretained(self, error: Exception) -> None:
         """Go on without retained messages."""
         if not self._counts["unretained"]:
-            log.warning("the bus at %s cannot retain messages for late joiners: %s", self.where, error)
+            said = redact_text(error) or type(error).__name__
+            log.warning("the bus at %s cannot retain messages for late joiners: %s", self.where, said)
         self._counts["unretained"] += 1
+
+
+def _size(what: object) -> int:
+    return len(what.payload) if isinstance(what, Event) else 0
 
 
 async def _quietly(close: Callable[[], Awaitable[None]]) -> None:

@@ -4,12 +4,23 @@ from __future__ import annotations
 
 import threading
 from typing import TYPE_CHECKING, Final
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote
 from weakref import WeakValueDictionary
 
-from tidegate.bus.base import Bus, Event, Handler, Retain, Subscription, Synced, check_subject, closed_bus
+from tidegate.bus.base import (
+    Bus,
+    Event,
+    Handler,
+    Retain,
+    Subscription,
+    Synced,
+    check_message,
+    check_subject,
+    closed_bus,
+)
 from tidegate.clock import Clock, SystemClock
 from tidegate.core.bounds import SECOND
+from tidegate.fork import fork_safe
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -22,7 +33,7 @@ class Hub:
 
     def __init__(self, clock: Clock) -> None:
         self.clock = clock  # of whoever came first: ends are told by one clock
-        self.lock = threading.Lock()
+        self.lock = fork_safe(threading.Lock())
         self.subscriptions: list[Subscription] = []
         self.retained: dict[tuple[str, str], tuple[int, int, bytes]] = {}  # version, end in steady time, message
 
@@ -52,7 +63,7 @@ class Hub:
 
 
 HUBS: Final[WeakValueDictionary[str, Hub]] = WeakValueDictionary()
-HUBS_LOCK: Final = threading.Lock()
+HUBS_LOCK: Final = fork_safe(threading.Lock())
 
 
 class LocalBus(Bus):
@@ -72,6 +83,7 @@ class LocalBus(Bus):
     def publish(self, subject: str, payload: bytes, retain: Retain | None = None, *, late: bool = False) -> None:
         """Call every handler of the subject."""
         self._check()
+        check_message(payload, retain)
         event = Event(check_subject(subject), bytes(payload), late)
         self._published += 1
         if retain is not None:
@@ -136,5 +148,4 @@ class LocalBus(Bus):
 
 def open_local(url: str, clock: Clock | None) -> LocalBus:
     """Open the bus of the name that stands where a host would."""
-    parts = urlsplit(url)
-    return LocalBus(unquote(parts.netloc + parts.path), clock)
+    return LocalBus(unquote(url.partition(":")[2].removeprefix("//")), clock)

@@ -6,23 +6,25 @@ A server without JetStream works too; then a late joiner learns nothing of what 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
-from urllib.parse import urlsplit
 
-from tidegate.bus.linked import PATIENCE, Kept, LinkedBus
+from tidegate.bus.linked import PATIENCE, LinkedBus, UnsendableError
+from tidegate.bus.retained import MAX_RECALLED_BYTES, MAX_RETAINED_BYTES, VERSION_DIGITS, read_version
 from tidegate.clock import SystemClock, TaskSignal
 from tidegate.core.bounds import SECOND
 from tidegate.errors import ConfigError
+from tidegate.urls import redact, server_url, split_hosts
 
 try:
     import nats
     from nats.errors import Error as NatsError
+    from nats.errors import MaxPayloadError
     from nats.js.api import KeyValueConfig
     from nats.js.errors import BadRequestError, KeyNotFoundError, KeyWrongLastSequenceError
 except ImportError as error:  # pragma: no cover - the development environment has it
     raise ConfigError("nats:// needs nats-py: pip install 'tidegate[nats]'", field="bus") from error
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable
 
     from nats.aio.client import Client
     from nats.aio.msg import Msg
@@ -30,10 +32,16 @@ if TYPE_CHECKING:
 
     from tidegate.bus.base import Retain
     from tidegate.bus.linked import Arrived
+    from tidegate.bus.retained import Recalled
     from tidegate.clock import Clock
 
+PORT: Final = 4222
+SCHEMES: Final = ("nats", "tls", "ws", "wss")
 PING: Final = SECOND  # how often a silent server is asked whether it is there
 DAY: Final = 86_400.0
+# A server refuses what is more than these; a bucket that is there already keeps its own bounds.
+MAX_VALUE_BYTES: Final = MAX_RETAINED_BYTES + VERSION_DIGITS + 1
+MAX_BUCKET_BYTES: Final = 4 * MAX_RECALLED_BYTES
 ATTEMPTS: Final = 5  # to replace a retained message that others replace at the same time
 
 
@@ -61,7 +69,11 @@ class NatsLink:
         """Publish."""
         if not self._client.is_connected:  # else it would be sent at some later time, as if it were new
             raise ConnectionError("the connection is lost")
-        await self._client.publish(subject, payload)
+        try:
+            await self._client.publish(subject, payload)
+        except MaxPayloadError:
+            message = f"{len(payload)} bytes are more than its max_payload, {self._client.max_payload}"
+            raise UnsendableError(message) from None
 
     async def keep(self, subject: str, payload: bytes, retain: Retain) -> bool:
         """Put the message into the subject's bucket, unless a newer one is there."""
@@ -88,26 +100,24 @@ class NatsLink:
         try:
             if entry is None:
                 await bucket.create(key, value)
-            elif _version(entry.value) < version:
+            elif read_version((entry.value or b"").partition(b" ")[0]) < version:
                 await bucket.update(key, value, last=entry.revision)
         except KeyWrongLastSequenceError:
             return False
         return True
 
-    async def recall(self, subject: str) -> Iterable[Kept]:
+    async def recall(self, subject: str, found: Recalled) -> None:
         """Read the subject's bucket."""
         bucket = await self._bucket(subject)
-        found: list[Kept] = []
         if bucket is None:
-            return found
+            return
         watcher: Any = await bucket.watchall(ignore_deletes=True)
         try:
-            while (entry := await watcher.updates(timeout=PATIENCE)) is not None:
+            while not found.full and (entry := await watcher.updates(timeout=PATIENCE)) is not None:
                 version, _, payload = (entry.value or b"").partition(b" ")
-                found.append(Kept(bytes.fromhex(entry.key).decode(), int(version), payload))
+                found.add(_key(entry.key), version, payload)
         finally:
             await watcher.stop()
-        return found
 
     async def _bucket(self, subject: str) -> KeyValue | None:
         """Open the bucket of a subject; None where the server keeps none, or is not yet ready to."""
@@ -116,7 +126,11 @@ class NatsLink:
             stream = self._client.jetstream(timeout=PATIENCE)
             try:
                 try:
-                    bucket = await stream.create_key_value(KeyValueConfig(bucket=name, history=1, ttl=DAY))
+                    bucket = await stream.create_key_value(
+                        KeyValueConfig(
+                            bucket=name, history=1, ttl=DAY, max_value_size=MAX_VALUE_BYTES, max_bytes=MAX_BUCKET_BYTES
+                        )
+                    )
                 except BadRequestError:  # there is one with other settings
                     bucket = await stream.key_value(name)
             except (NatsError, TimeoutError) as error:
@@ -151,12 +165,7 @@ class NatsBus(LinkedBus):
     def __init__(self, url: str, clock: Clock | None = None) -> None:
         """Start connecting."""
         self._servers = [part.strip() for part in url.split(",")]
-        try:
-            places = [urlsplit(server) for server in self._servers]
-            where = ",".join(f"{part.scheme}://{part.hostname or '127.0.0.1'}:{part.port or 4222}" for part in places)
-        except ValueError as error:
-            raise ConfigError(f"cannot use this URL of a bus: {error}", field="bus") from None
-        super().__init__(where, clock)
+        super().__init__(",".join(_place(server) for server in self._servers), clock)
 
     async def _connect(self, arrived: Arrived) -> NatsLink:
         links: list[NatsLink] = []
@@ -187,8 +196,21 @@ class NatsBus(LinkedBus):
         return links[0]
 
 
-def _version(value: bytes | None) -> int:
-    return int((value or b"0").partition(b" ")[0])
+def _place(url: str) -> str:
+    """Name a server as people do, without the password."""
+    parts = server_url(url, "bus")
+    if parts.scheme not in SCHEMES:
+        raise ConfigError(f"each server is a URL such as nats://host:{PORT}, not {redact(url)!r}", field="bus")
+    ((host, port),) = split_hosts(url, parts.netloc, "bus")
+    return f"{parts.scheme}://{host or '127.0.0.1'}:{port or PORT}"
+
+
+def _key(text: str) -> bytes:
+    """Read the name of an entry; empty for one that we would not give."""
+    try:
+        return bytes.fromhex(text)
+    except ValueError:
+        return b""
 
 
 def open_nats(url: str, clock: Clock | None) -> NatsBus:

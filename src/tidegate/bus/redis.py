@@ -4,51 +4,98 @@ from __future__ import annotations
 
 import asyncio
 from typing import TYPE_CHECKING, Any, Final
-from urllib.parse import urlsplit
 
-from tidegate.bus.linked import PATIENCE, Kept, LinkedBus
+from tidegate.bus.linked import PATIENCE, LinkedBus
+from tidegate.bus.retained import MAX_KEY_BYTES, MAX_RECALLED, MAX_RECALLED_BYTES, MAX_RETAINED_BYTES, VERSION_DIGITS
 from tidegate.clock import SystemClock, TaskSignal
 from tidegate.core.bounds import SECOND
 from tidegate.errors import ConfigError
+from tidegate.urls import server_url, split_hosts
 
 try:
     from redis.asyncio import Redis
     from redis.asyncio.retry import Retry
     from redis.backoff import NoBackoff
+    from redis.exceptions import ResponseError
 except ImportError as error:  # pragma: no cover - the development environment has it
     raise ConfigError("redis:// needs redis-py: pip install 'tidegate[redis]'", field="bus") from error
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable
 
     from tidegate.bus.base import Retain
     from tidegate.bus.linked import Arrived
+    from tidegate.bus.retained import Recalled
     from tidegate.clock import Clock
 
 PREFIX: Final = "tidegate:bus:"
+PORT: Final = 6379
 PING: Final = SECOND  # how often a silent server is asked whether it is there
-# A value is "version end message"; the end is by the server's clock, in milliseconds. Everything has a TTL.
-KEEP: Final = """
+# A value is "version end message"; the end is by the server's clock, in milliseconds. Everything has a TTL. Whoever
+# writes to the server may have put anything under our names: `read` gives the version and end of a value, or nothing.
+READ: Final = f"""
 local now = redis.call('TIME')
 local ms = now[1] * 1000 + math.floor(now[2] / 1000)
-local all = redis.call('HGETALL', KEYS[1])
-for i = 1, #all, 2 do
-  if tonumber(string.match(all[i + 1], '^%d+ (%d+) ') or 0) <= ms then redis.call('HDEL', KEYS[1], all[i]) end
+local kind = redis.call('TYPE', KEYS[1])['ok']
+local function read(key, value)
+  if #key == 0 or #key > {MAX_KEY_BYTES} or #value > {MAX_RETAINED_BYTES + 64} then return nil end
+  local version, ends = string.match(value, '^(%d+) (%d+) ')
+  if not version or #version > {VERSION_DIGITS} or #ends > {VERSION_DIGITS} then return nil end
+  return version, tonumber(ends)
 end
+local function each(use)
+  local cursor = '0'
+  repeat
+    local part = redis.call('HSCAN', KEYS[1], cursor, 'COUNT', 1000)
+    cursor = part[1]
+    for i = 1, #part[2], 2 do use(part[2][i], part[2][i + 1]) end
+  until cursor == '0'
+end
+"""
+RECALL: Final = (
+    READ
+    + f"""
+local found, size, skipped = {{}}, 0, 0
+if kind == 'none' then return {{0}} elseif kind ~= 'hash' then return {{1}} end
+each(function(key, value)
+  local version, ends = read(key, value)
+  if not version or #found >= {2 * MAX_RECALLED} or size + #value > {MAX_RECALLED_BYTES} then
+    skipped = skipped + 1
+  elseif ends > ms then
+    size = size + #key + #value
+    found[#found + 1] = key
+    found[#found + 1] = value
+  end
+end)
+table.insert(found, 1, skipped)
+return found
+"""
+)
+KEEP: Final = (
+    READ
+    + """
+if kind ~= 'none' and kind ~= 'hash' then redis.call('DEL', KEYS[1]) end
+local over = {}
+each(function(key, value)
+  local version, ends = read(key, value)
+  if not version or ends <= ms then over[#over + 1] = key end
+end)
+for _, key in ipairs(over) do redis.call('HDEL', KEYS[1], key) end
 local old = redis.call('HGET', KEYS[1], ARGV[1])
-if old and tonumber(string.match(old, '^%d+')) >= tonumber(ARGV[2]) then return 0 end
+if old and tonumber((read(ARGV[1], old))) >= tonumber(ARGV[2]) then return 0 end
 local left = redis.call('PTTL', KEYS[1])
 local ends = string.format('%.0f', ms + ARGV[3])
 redis.call('HSET', KEYS[1], ARGV[1], ARGV[2] .. ' ' .. ends .. ' ' .. ARGV[4])
 redis.call('PEXPIRE', KEYS[1], string.format('%.0f', math.max(left, ARGV[3])))
 return 1
 """
+)
 
 
 class RedisLink:
     """One connection for commands and one that listens."""
 
-    def __init__(self, url: str, arrived: Arrived) -> None:
+    def __init__(self, url: str, arrived: Arrived, unretained: Callable[[Exception], None]) -> None:
         """Connect when first used."""
         settings: dict[str, Any] = {
             "retry": Retry(NoBackoff(), 0),
@@ -59,6 +106,7 @@ class RedisLink:
         self._listening = Redis.from_url(url, socket_timeout=None, **settings)
         self._pubsub = self._listening.pubsub()
         self._arrived = arrived
+        self._unretained = unretained
         self._reader: asyncio.Task[None] | None = None
         self._awaited: dict[bytes, TaskSignal] = {}
 
@@ -89,19 +137,20 @@ class RedisLink:
         """Put the message into the subject's hash, unless a newer one is there."""
         milliseconds = max(1, round(retain.ttl * 1000))
         arguments = (retain.key.encode(), str(retain.version), str(milliseconds), payload)
-        await self._redis.eval(KEEP, 1, PREFIX + subject, *arguments)
+        try:
+            await self._redis.eval(KEEP, 1, PREFIX + subject, *arguments)
+        except ResponseError as error:  # out of memory, read-only, not permitted
+            self._unretained(error)
+            return False
         return True
 
-    async def recall(self, subject: str) -> Iterable[Kept]:
-        """Read the subject's hash."""
-        seconds, micros = await self._redis.time()
-        values: dict[Any, Any] = await self._redis.hgetall(PREFIX + subject)
-        found = []
-        for key, value in values.items():
-            version, ends, payload = value.split(b" ", 2)
-            if int(ends) > seconds * 1000 + micros // 1000:
-                found.append(Kept(key.decode(), int(version), payload))
-        return found
+    async def recall(self, subject: str, found: Recalled) -> None:
+        """Read the subject's hash, as much of it as is bounded on the server."""
+        skipped, *entries = await self._redis.eval(RECALL, 1, PREFIX + subject)
+        found.skipped += skipped
+        for key, value in zip(entries[::2], entries[1::2], strict=True):
+            version, _, payload = value.split(b" ", 2)
+            found.add(key, version, payload)
 
     async def lost(self) -> None:
         """Ask the server every second, and wait for the reader to fail."""
@@ -130,16 +179,19 @@ class RedisBus(LinkedBus):
 
     def __init__(self, url: str, clock: Clock | None = None) -> None:
         """Start connecting."""
-        parts = urlsplit(url)
+        parts = server_url(url, "bus")
+        hosts = split_hosts(url, parts.netloc, "bus")
+        if len(hosts) > 1:
+            raise ConfigError("a bus runs through one Redis server: give one host", field="bus")
         self._url = f"{parts.scheme.replace('valkey', 'redis')}{url[len(parts.scheme) :]}"
         try:
             Redis.from_url(self._url)
         except ValueError as error:
             raise ConfigError(f"cannot use this URL of a bus: {error}", field="bus") from None
-        super().__init__(f"{parts.scheme}://{parts.hostname or '127.0.0.1'}:{parts.port or 6379}", clock)
+        super().__init__(f"{parts.scheme}://{hosts[0][0] or '127.0.0.1'}:{hosts[0][1] or PORT}", clock)
 
     async def _connect(self, arrived: Arrived) -> RedisLink:
-        link = RedisLink(self._url, arrived)
+        link = RedisLink(self._url, arrived, self._unretained)
         try:
             await link._redis.ping()  # noqa: SLF001 - of the same module
         except BaseException:

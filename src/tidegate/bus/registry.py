@@ -5,9 +5,9 @@ from __future__ import annotations
 from importlib import import_module
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Final
-from urllib.parse import urlsplit
 
 from tidegate.errors import ConfigError
+from tidegate.urls import redact, split_url
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -32,12 +32,9 @@ def open_bus(url: str, *, clock: Clock | None = None) -> Bus:
 
     Returns at once; a server that is not there is tried again for ever (`bus.wait(seconds)` tells whether it is).
     """
-    try:
-        scheme = urlsplit(url).scheme if isinstance(url, str) else ""
-    except ValueError as error:
-        raise ConfigError(f"this URL of a bus cannot be read: {error}", field="bus") from None
-    if not scheme:
-        raise ConfigError(f"a bus is named by a URL such as 'nats://127.0.0.1:4222', not {url!r}", field="bus")
+    if not isinstance(url, str) or ":" not in url:
+        raise ConfigError(f"a bus is named by a URL such as 'nats://127.0.0.1:4222', not {redact(url)!r}", field="bus")
+    scheme = "local" if url.startswith("local:") else split_url(url, "bus").scheme
     openers = OWN
     if scheme not in OWN:  # only then: looking through all installed packages takes a while
         openers = {**OWN, **{point.name: point.value for point in entry_points(group=GROUP)}}

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tidegate.service.settings import FOLDER, OPTIONS, load_settings
+from tidegate.urls import redact
 
 if TYPE_CHECKING:
     import argparse
@@ -64,8 +64,6 @@ def add_data(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, say: Say) -> int:
     """Run until SIGTERM or Ctrl-C."""
-    from tidegate.service import server  # noqa: PLC0415 - help does not need it
-
     if args.demo:
         from tidegate.cli.showing import show  # noqa: PLC0415 - hardly anybody needs it
 
@@ -75,7 +73,6 @@ def run(args: argparse.Namespace, say: Say) -> int:
         serve(wanted, lambda settings, parts: greet(settings, parts, say))
         if wanted.fetches:
             say.line("stopped; what was not fetched is queued for the next start")
-    server.leave()
     return 0
 
 
@@ -98,7 +95,7 @@ def greet(settings: Settings, parts: Parts | None, say: Say) -> None:
     where = f"http://{settings.listen}"
     grpc = "" if settings.grpc is None else f", for Envoy on {settings.grpc}"
     count = len(settings.rules.entries)
-    say.line(f"answering on {where}{grpc}: {count} policies, store {shown(settings.store)}", "bold")
+    say.line(f"answering on {where}{grpc}: {count} policies, store {redact(settings.store)}", "bold")
     said = {"ready": True, "http": where, "grpc": str(settings.grpc) if settings.grpc else None}
     if sources is not None:
         said["providers"] = [provider.name for provider in sources.gate.providers]
@@ -115,8 +112,3 @@ def list_sources(service: Sources, say: Say) -> None:
     for source in sources:
         say.line(f"source {source.name}: {source.timetable}, {service.gate.providers.explain(source.url)}")
     say.line(f"running with {len(providers)} providers and {len(sources)} sources in {service.data}")
-
-
-def shown(url: str) -> str:
-    """Write a store's URL without what only its owner should know."""
-    return re.sub(r"//[^/]*@", "//…@", url)

@@ -9,13 +9,15 @@ from collections import deque
 from typing import TYPE_CHECKING, Any, Final
 
 from tidegate.adaptive import SUBJECT, CapacityUpdate
-from tidegate.adaptive.update import MalformedError
+from tidegate.adaptive.signing import MalformedError, Signer, read_signed
+from tidegate.adaptive.update import MAX_UPDATE_BYTES
 from tidegate.bus import open_bus
 from tidegate.cli.say import Say
 from tidegate.clock import SystemClock, ThreadSignal
 from tidegate.core.bounds import SECOND
 from tidegate.errors import ConfigError, StoreUnavailable
 from tidegate.swarm.watch import Agent, Watcher
+from tidegate.urls import redact
 
 if TYPE_CHECKING:
     import argparse
@@ -44,7 +46,7 @@ def run(args: argparse.Namespace, say: Say) -> int:
         raise ConfigError(f"must be a number of seconds above 0, not {args.interval}", field="--interval")
     with open_bus(url) as bus:
         if not bus.wait(CONNECTING):
-            raise StoreUnavailable(f"no answer from the bus at {url.rpartition('@')[2]}: is the server running?")
+            raise StoreUnavailable(f"no answer from the bus at {redact(url)}: is the server running?")
         Board(bus, os.environ.get("TIDEGATE_SWARM_SECRET") or None, say).watch(args.interval, once=args.once)
     return 0
 
@@ -55,7 +57,7 @@ class Board:
     def __init__(self, bus: Bus, secret: str | None, say: Say) -> None:
         """Listen on the bus."""
         self._say = say
-        self._secret = secret
+        self._signer = Signer(secret, bus.clock)
         self._watcher = Watcher(bus, secret)
         self._updates: deque[tuple[CapacityUpdate, bool]] = deque(maxlen=RECENT)
         self._totals: dict[tuple[str, str], int] = {}
@@ -63,10 +65,13 @@ class Board:
 
     def _hear(self, event: Event) -> None:
         try:
-            update = CapacityUpdate.from_json(event.payload, self._secret)
+            fields, signature = read_signed(event.payload, self._signer.secret, MAX_UPDATE_BYTES)
+            update = CapacityUpdate.from_fields(fields)
         except MalformedError:
             return
-        self._updates.append((update, event.late))
+        verdict = self._signer.judge(signature, update.at, late=event.late)
+        if verdict in ("new", "old"):
+            self._updates.append((update, verdict == "old"))
 
     def watch(self, interval: float, *, once: bool) -> None:
         """Ask and show, again and again."""
@@ -80,6 +85,8 @@ class Board:
 
     def _show(self, agents: list[Agent], *, redraw: bool) -> None:
         self._say.data(self.as_data(agents))
+        shown = {(agent.agent_id, name) for agent in agents for name in agent.resources}
+        self._totals = {place: total for place, total in self._totals.items() if place in shown}
         text = self.lines(agents)
         if self._say.live and redraw:
             text = [CLEAR + text[0], *text[1:], self._say.style("Ctrl-C ends.", "dim")]

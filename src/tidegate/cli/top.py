@@ -12,6 +12,7 @@ from tidegate.cli.budget import duration
 from tidegate.clock import SystemClock, ThreadSignal
 from tidegate.core.bounds import SECOND
 from tidegate.errors import ConfigError
+from tidegate.urls import redact
 
 if TYPE_CHECKING:
     import argparse
@@ -119,7 +120,7 @@ def summary(told: dict[str, Any], url: str, say: Say) -> str:
     half, most = (values[-1] if values else None for values in told["latency"])
     speed = f", half within {half / 1000:.2g} ms, 99 % within {most / 1000:.2g} ms" if half and most else ""
     several = f" (one of {process['workers']})" if process["workers"] > 1 else ""
-    head = say.style(f"tidegate {process['version']} on {url}", "bold")
+    head = say.style(f"tidegate {process['version']} on {redact(url)}", "bold")
     calls = f"{told['in_flight']} under way, {told['waiting']} waiting"
     return f"{head}: process {process['id']}{several}, up {up}, store {store['kind']} {state}, {calls}{speed}"
 

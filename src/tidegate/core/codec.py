@@ -1,7 +1,9 @@
 """States as plain lists of integers: what durable stores keep, and what conformance compares between ports.
 
 token_bucket                   level, at, scale, then since and level of each high-water mark
-fixed_window, calendar_window  used, start
+fixed_window, calendar_window  used, start; where it carries older windows or was opened by an earlier limit, also its
+                               end, the latest charge, what was used in ended windows, then used, start and end of
+                               each older window
 sliding_window                 current, previous, start, length
 sliding_log, concurrency       time and cost of each entry, oldest first
 """
@@ -12,7 +14,7 @@ from array import array
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING
 
-from tidegate.core.algorithms import Entries, Marked, State, marked
+from tidegate.core.algorithms import Carried, Entries, Marked, State, marked
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,7 +25,7 @@ if TYPE_CHECKING:
 def limit_of(state: State) -> Limit:
     """Tell which limit wrote a state."""
     owner = state[0]
-    return owner.limit if isinstance(owner, Marked) else owner
+    return owner.limit if isinstance(owner, (Marked, Carried)) else owner
 
 
 def dump(state: State) -> list[int]:
@@ -39,7 +41,11 @@ def dump(state: State) -> list[int]:
         _, (times, sums), head, tail, base = state
         costs = (after - before for before, after in pairwise([base, *sums[head:tail]]))
         return [number for entry in zip(times[head:tail], costs, strict=True) for number in entry]
-    return list(state[1:])
+    owner, used, start = state
+    if isinstance(owner, Carried):
+        numbers = (number for window in owner.older for number in window)
+        return [used, start, owner.end, owner.last, owner.ended, *numbers]
+    return [used, start]
 
 
 def load(limit: Limit, numbers: Sequence[int]) -> State:
@@ -52,4 +58,9 @@ def load(limit: Limit, numbers: Sequence[int]) -> State:
     if limit.algorithm in ("sliding_log", "concurrency"):
         times, costs = array("q", numbers[::2]), numbers[1::2]
         return (limit, Entries(times, array("q", accumulate(costs))), 0, len(times), 0)
-    return (limit, *numbers)
+    used, start, *carried = numbers
+    if not carried:
+        return (limit, used, start)
+    end, last, ended, *older = carried
+    windows = tuple(zip(older[::3], older[1::3], older[2::3], strict=True))
+    return (Carried(limit, end, last, ended, windows), used, start)

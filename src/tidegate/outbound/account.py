@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 from tidegate.adaptive import GatedStore, RecoveringClock, Terms
 from tidegate.core.bounds import MAX, SECOND, ceil_div
 from tidegate.errors import StoreUnavailable
+from tidegate.fork import fork_safe
 from tidegate.outbound.board import Board
 from tidegate.outbound.delays import MOVED, Delays
 from tidegate.outbound.learning import REFUSED, Correction, Lesson, Lessons, corrections
@@ -78,7 +79,7 @@ class Account:
         self.store.clock = RecoveringClock(store.clock, partial(pressure.due, resource), self.refresh)
         self.clock = self.store.clock
         self._apply = apply
-        self._lock = threading.RLock()
+        self._lock = fork_safe(threading.RLock())
         self.used = self.clock.steady()  # when it was last asked for
         self._empty = 0  # until then the provider has nothing left
         self._lessons = Lessons()

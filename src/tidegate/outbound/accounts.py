@@ -7,6 +7,7 @@ import uuid
 from typing import TYPE_CHECKING, Final
 
 from tidegate.errors import Closed
+from tidegate.fork import at_fork, fork_safe
 from tidegate.outbound.account import Account, terms
 from tidegate.outbound.pressure import Pressure
 from tidegate.policy import Key
@@ -31,10 +32,17 @@ class Accounts(dict[tuple[str, Key], Account]):
         self._bus = bus
         self._make = make
         self._agent = uuid.uuid4().hex
-        self._lock = threading.Lock()
+        self._lock = fork_safe(threading.Lock())
         self._pressures: dict[str, Pressure] = {}
         self._most = FEW  # when there are so many, those that are idle are looked for
         self.closed = False
+        at_fork(child=self._rename)
+
+    def _rename(self) -> None:
+        """Be another agent in a forked process, since an agent does not listen to itself."""
+        self._agent = uuid.uuid4().hex
+        for pressure in self._pressures.values():
+            pressure.rename(self._agent)
 
     def open(self, provider: Provider, key: Key) -> Account:
         """Give the account of a key, opened if need be, with the provider's limits as they are now."""

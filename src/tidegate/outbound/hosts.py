@@ -11,6 +11,7 @@ from urllib.parse import unquote, urlsplit
 import idna
 
 from tidegate.errors import ConfigError
+from tidegate.urls import redact
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
 LONGEST: Final = 253  # characters of a name in the DNS
 LABEL = re.compile(r"[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?")
 DIGITS = re.compile(r"(?:0x[0-9a-f]*|[0-9]+)")  # a last label like this makes the name an IPv4 address, or nothing
-SHOWN: Final = 80  # characters of a wrong URL that an error repeats; never its user, password or query
 
 
 def host_of(url: object) -> str:
@@ -29,15 +29,15 @@ def host_of(url: object) -> str:
     text = str(url).strip()
     try:
         parts = urlsplit(text)
-    except ValueError as error:
-        raise ConfigError(f"has no host that can be read ({error}): {_shown(text)}", field="url") from None
+    except ValueError:  # it may quote the password
+        raise ConfigError(f"has no host that can be read: {redact(text)!r}", field="url") from None
     if not parts.scheme or not parts.netloc:
         raise ConfigError(
-            f"has no host: {_shown(text)} (expected something like https://example.com/path)", field="url"
+            f"has no host: {redact(text)!r} (expected something like https://example.com/path)", field="url"
         )
     normal = _normal(parts.netloc.rpartition("@")[2])
     if normal is None or "\\" in parts.netloc:  # a slash to some, part of the user to others
-        raise ConfigError(f"has no host that could exist: {_shown(text)}", field="url")
+        raise ConfigError(f"has no host that could exist: {redact(text)!r}", field="url")
     return normal
 
 
@@ -87,9 +87,3 @@ def suffixes(host: str) -> Iterator[str]:
     while "." in host:
         host = host.partition(".")[2]
         yield host
-
-
-def _shown(url: str) -> str:
-    """Repeat a wrong URL without what may be secret in it."""
-    text = re.sub(r"//[^/@]*@", "//…@", url).partition("?")[0].partition("#")[0]
-    return repr(text if len(text) <= SHOWN else f"{text[:SHOWN]}…")

@@ -11,6 +11,7 @@ import threading
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from tidegate.core.bounds import SECOND
+from tidegate.fork import fork_safe
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -78,7 +79,7 @@ class Lessons:
     def __init__(self) -> None:
         """Know of none."""
         self._known: list[Lesson] = []
-        self._lock = threading.Lock()
+        self._lock = fork_safe(threading.Lock())
 
     def __len__(self) -> int:
         """Count them."""

@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
 
 from tidegate.adaptive import SUBJECT, Capacities, CapacityUpdate
+from tidegate.adaptive.update import retain_key
 from tidegate.bus import Retain
 from tidegate.core.bounds import MAX, SECOND
 
@@ -39,6 +40,11 @@ class Pressure:
         self.look = self.capacities.look
         self.due = self.capacities.due
 
+    def rename(self, agent: str) -> None:
+        """Speak under another name from now on."""
+        self._agent = f"{agent}/answers"
+        self.capacities.agent_id = agent
+
     def set(self, resource: str, quota: int, changed: Callable[[], object], told: Callable[[int], object]) -> None:
         """Begin with the whole quota (less what others have said).
 
@@ -60,7 +66,7 @@ class Pressure:
         payload = update.to_json()
         if self.capacities.hear(update, payload) and self._bus is not None:
             kept = KEPT + (update.retry_after or 0)
-            self._bus.publish(SUBJECT, payload, Retain(f"{resource}\n{self._agent}", update.order, kept))
+            self._bus.publish(SUBJECT, payload, Retain(retain_key(resource, self._agent), update.order, kept))
 
     def hold(self, resource: str, value: int) -> None:
         """Stay at a value; others were told of the same refusals, and hold it by themselves."""

@@ -10,7 +10,8 @@ and what is not so is refused with a ConfigError such as `config.yaml:3: limits[
 the reader says what it expects, `no` is false where a flag is read and the word "no" where text is.
 
 Of YAML, the plain part is read: mappings, lists, scalars, anchors. Keys that come twice, tags, and a second document
-are refused. Nothing is ever constructed from a tag, and aliases are not expanded, so no file is dangerous to read.
+are refused. Nothing is ever constructed from a tag, and what aliases stand for is bounded (see `loader`), so no file is
+dangerous to read.
 """
 
 from __future__ import annotations
@@ -20,16 +21,18 @@ from collections.abc import Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from difflib import get_close_matches
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import yaml
 
 from tidegate.core.bounds import MAX
 from tidegate.errors import ConfigError
+from tidegate.policy.loader import compose, read_text
+from tidegate.urls import redact_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 FLAGS: Final = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 NOTHING: Final = ("", "~", "null", "Null", "NULL")
@@ -43,33 +46,19 @@ def load(source: str | Path | Mapping[str, object]) -> Setting:
     """Read a YAML file, or take a mapping that a program gives."""
     if isinstance(source, Mapping):
         return Setting(source)
-    file = str(source)
     try:
-        text = Path(source).read_text(encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"cannot be read: {error.strerror or error}", file=file) from None
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"is not UTF-8 text, at byte {error.start}", file=file) from None
+        text = read_text(source)
+    except ConfigError:
+        raise
     except (TypeError, ValueError):
         message = f"expected the path of a file or a mapping, not {_shown(source)}"
         raise ConfigError(message, field="config") from None
-    return parse(text, file)
+    return parse(text, str(source))
 
 
 def parse(text: str, file: str | None = None) -> Setting:
     """Read YAML text; `file` names it in errors."""
-    try:
-        node = yaml.compose(text, Loader=yaml.BaseLoader)
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        message = f"is not YAML: {error.problem or error.context}"
-        raise ConfigError(message, file=file, line=mark.line + 1 if mark else None) from None
-    except yaml.reader.ReaderError as error:
-        line = text.count("\n", 0, error.position) + 1
-        message = f"is not YAML: a character that no text has, U+{int(error.character):04X}"
-        raise ConfigError(message, file=file, line=line) from None
-    except RecursionError:
-        raise ConfigError("is nested too deeply", file=file) from None
+    node = compose(text, file)
     return Setting(node, file, node.start_mark.line + 1 if node else 1)
 
 
@@ -203,7 +192,7 @@ class Setting:
             return "a mapping"
         if self.is_list:
             return "a list"
-        return self._plain[:LONGEST_SHOWN] if self._plain else _shown(self._scalar)
+        return redact_text(self._plain)[:LONGEST_SHOWN] if self._plain else _shown(self._scalar)
 
     @property
     def _scalar(self) -> Any:  # noqa: ANN401 - whatever a program gave
@@ -235,5 +224,5 @@ class Setting:
 
 def _shown(value: object) -> str:
     """Repeat a wrong value, shortened."""
-    text = repr(value)
+    text = redact_text(repr(value))
     return text if len(text) <= LONGEST_SHOWN else f"{text[:LONGEST_SHOWN]}…"

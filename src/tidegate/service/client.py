@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from tidegate.clock import SystemClock
 from tidegate.errors import ConfigError, RateLimitError
+from tidegate.fork import abandon, at_fork
 from tidegate.service.questions import (
     TRIES,
     Answer,
@@ -55,7 +56,21 @@ class Client:
         """Ask the service at this URL; with a `lease`, take permits ahead for so long."""
         self.url = url
         self._shelf = None if lease is None else Shelf(read_lasting(lease), SystemClock.steady)
-        self._http = httpx.Client(**options(url, token))
+        self._options = options(url, token)
+        self._http: httpx.Client | None = httpx.Client(**self._options)
+        at_fork(child=self._start_over)
+
+    def _start_over(self) -> None:
+        """Use neither connections nor permits of the parent in a forked process."""
+        abandon(self._http)
+        self._http = None
+        if self._shelf is not None:
+            self._shelf.forget()
+
+    def _connections(self) -> httpx.Client:
+        if self._http is None:
+            self._http = httpx.Client(**self._options)
+        return self._http
 
     def _drive(self, steps: Generator[Question, Any, R]) -> R:
         try:
@@ -76,7 +91,8 @@ class Client:
         method, path, body, headers, timeout = question
         for left in reversed(range(TRIES)):
             try:
-                return read(self._http.request(method, path, json=body, headers=headers, timeout=timeout))
+                http = self._connections()
+                return read(http.request(method, path, json=body, headers=headers, timeout=timeout))
             except httpx.TransportError as error:
                 if not left or not headers:
                     raise unreachable(self.url, error) from None
@@ -142,7 +158,8 @@ class Client:
         """Give back what was taken ahead, and close the connections."""
         if self._shelf is not None:
             self._drive(settling(self._shelf, self._shelf.all()))
-        self._http.close()
+        if self._http is not None:
+            self._http.close()
 
     def __enter__(self) -> Self:
         """Close at the end of the block."""
@@ -162,7 +179,21 @@ class AsyncClient:
         """Ask the service at this URL; with a `lease`, take permits ahead for so long."""
         self.url = url
         self._shelf = None if lease is None else Shelf(read_lasting(lease), SystemClock.steady)
-        self._http = httpx.AsyncClient(**options(url, token))
+        self._options = options(url, token)
+        self._http: httpx.AsyncClient | None = httpx.AsyncClient(**self._options)
+        at_fork(child=self._start_over)
+
+    def _start_over(self) -> None:
+        """Use neither connections nor permits of the parent in a forked process."""
+        abandon(self._http)
+        self._http = None
+        if self._shelf is not None:
+            self._shelf.forget()
+
+    def _connections(self) -> httpx.AsyncClient:
+        if self._http is None:
+            self._http = httpx.AsyncClient(**self._options)
+        return self._http
 
     async def _drive(self, steps: Generator[Question, Any, R]) -> R:
         try:
@@ -183,7 +214,9 @@ class AsyncClient:
         method, path, body, headers, timeout = question
         for left in reversed(range(TRIES)):
             try:
-                return read(await self._http.request(method, path, json=body, headers=headers, timeout=timeout))
+                return read(
+                    await self._connections().request(method, path, json=body, headers=headers, timeout=timeout)
+                )
             except httpx.TransportError as error:
                 if not left or not headers:
                     raise unreachable(self.url, error) from None
@@ -251,7 +284,8 @@ class AsyncClient:
         """Give back what was taken ahead, and close the connections."""
         if self._shelf is not None:
             await self._drive(settling(self._shelf, self._shelf.all()))
-        await self._http.aclose()
+        if self._http is not None:
+            await self._http.aclose()
 
     async def __aenter__(self) -> Self:
         """Close at the end of the block."""

@@ -23,6 +23,7 @@ from tidegate.errors import ConfigError, RateLimitError
 from tidegate.inbound.identity import TrustedProxies
 from tidegate.service.desk import PROBE
 from tidegate.stores.failure import GuardedStore, open_guarded
+from tidegate.urls import redact
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -41,7 +42,7 @@ OTHERS: Final = stat.S_IRWXG | stat.S_IRWXO
 WRITE: Final = stat.S_IWGRP | stat.S_IWOTH
 # extra: the packages it stands for
 EXTRAS: Final[dict[str, tuple[str, ...]]] = {
-    "service": ("granian", "grpcio", "protobuf"),
+    "service": ("uvicorn", "httptools", "grpcio", "protobuf"),
     "sources": ("httpx", "cronsim"),
     "redis": ("redis",),
     "postgres": ("psycopg",),
@@ -118,7 +119,7 @@ def needed_extras(settings: Settings) -> Iterator[str]:
 
 def store(settings: Settings) -> Iterator[Finding]:
     """Ask the store, tell how fast it answers, and compare its clock with this machine's."""
-    name, clock = shown(settings.store), SystemClock()
+    name, clock = redact(settings.store), SystemClock()
     if settings.store.startswith("memory:"):
         yield note(
             "the store is memory: what was counted is forgotten with the process",
@@ -184,11 +185,11 @@ def buses(settings: Settings) -> Iterator[Finding]:
         try:
             with open_bus(url) as bus:
                 if bus.wait(CONNECTING):
-                    yield well(f"the bus {shown(url)} answers")
+                    yield well(f"the bus {redact(url)} answers")
                 else:
-                    yield wrong(f"the bus {shown(url)} does not answer", "start it, check address, login and firewall")
+                    yield wrong(f"the bus {redact(url)} does not answer", "start it, check address, login and firewall")
         except RateLimitError as error:
-            yield wrong(f"the bus {shown(url)} cannot be opened: {error}", "correct its URL, or install its extra")
+            yield wrong(f"the bus {redact(url)} cannot be opened: {error}", "correct its URL, or install its extra")
 
 
 # ---- files -----------------------------------------------------------------------------------------------------------
@@ -217,7 +218,7 @@ def looked_at(settings: Settings) -> Iterator[tuple[Path, bool]]:
     """Go through all files of the settings, and whether they hold secrets."""
     if settings.file is not None:
         text = settings.file.read_text(encoding="utf-8")
-        yield settings.file, any(f"{name}:" in text for name in ("decision_token", "admin_token"))
+        yield settings.file, any(f"{name}:" in text for name in ("decision_token", "admin_token", "reservation_secret"))
     yield from ((path, True) for path in settings.secrets)
     for path in (*settings.providers, *yaml_of(settings.provider_dirs)):
         yield path, holds(path, "api_key")
@@ -340,12 +341,6 @@ def proxies(trusted: Sequence[str], environment: Mapping[str, str]) -> Iterator[
         yield wrong(str(error), "write addresses such as 10.0.0.1 or networks such as 10.0.0.0/8")
     else:
         yield well(f"trusted proxies: {', '.join(trusted)}")
-
-
-def shown(url: str) -> str:
-    """Write a URL without what only its owner should know."""
-    scheme, mark, rest = url.partition("://")
-    return (f"{scheme}://{rest.rpartition('@')[2]}" if mark else url).partition("?")[0]
 
 
 EXAMINATIONS: Final[tuple[Callable[[Settings], Iterator[Finding]], ...]] = (

@@ -13,6 +13,7 @@ from tidegate.core.bounds import SECOND
 from tidegate.errors import ConfigError, RateLimitError, ResourceUnknown, StoreUnavailable
 from tidegate.policy import normal_key
 from tidegate.service.receipts import AlreadySettledError
+from tidegate.urls import redact
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Sequence
@@ -178,7 +179,7 @@ def settling(shelf: Shelf, shares: Sequence[tuple[str, int]]) -> Generator[Quest
 def unreachable(url: str, error: httpx.TransportError) -> StoreUnavailable:
     """Say that there is no service."""
     why = str(error) or type(error).__name__
-    return StoreUnavailable(f"no service answers on {url} ({why}): start one with 'tidegate start'")
+    return StoreUnavailable(f"no service answers on {redact(url)} ({why}): start one with 'tidegate start'")
 
 
 def options(url: str, token: str | None) -> dict[str, Any]:

@@ -1,9 +1,9 @@
 """Reservations by id, without keeping any: the id is a signed receipt that says what was charged, where and when.
 
-So a restart loses no reservation, and any process that shares the secret (and the store) can settle it. That each is
-settled once only is counted by the store itself: the first to take the single permit of the receipt's own key settles,
-everybody after is told that it is settled already. A store in memory, whose entries are few and which nobody shares, is
-spared that: `Marks` remembers what was settled.
+So a restart loses no reservation, and any process on the same store can settle it: `signing` says by which keys an id
+is signed. Each id is settled once: whoever makes its mark in the store settles it (see `marks`), and every later caller
+is told that it is settled already. A store in memory, whose entries are few and which is not shared, is spared that:
+`Marks` remembers what was settled.
 """
 
 from __future__ import annotations
@@ -19,18 +19,21 @@ from hashlib import blake2b
 from typing import TYPE_CHECKING, Final, NamedTuple
 from weakref import WeakKeyDictionary
 
-from tidegate.core import Limit
 from tidegate.core.bounds import SECOND
 from tidegate.core.decision import Decision, LocalDecision
 from tidegate.errors import ConfigError, RateLimitError, ResourceUnknown, StoreUnavailable
+from tidegate.fork import fork_safe
 from tidegate.limiter import seconds
-from tidegate.policy import Policy, normal_key
+from tidegate.policy import normal_key
 from tidegate.reservation import AsyncReservation
+from tidegate.service.marks import is_repeated, mark_policy, numbers_of
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from tidegate.limiter import AsyncLimiter
+    from tidegate.policy import Policy
+    from tidegate.service.signing import SigningKeys
     from tidegate.stores import Store
 
 SETTLED: Final = "tidegate.settled"
@@ -39,6 +42,7 @@ LONGEST_TTL: Final = 86_400
 LONGEST: Final = 16_384  # characters of a receipt
 MOST: Final = 200_000  # settled reservations that are remembered beside a store in memory
 UNKNOWN: Final = "no such reservation: its id is not one of ours, or it was made under another secret"
+SETTLED_ALREADY: Final = "this reservation is settled already"
 
 
 class AlreadySettledError(RateLimitError):
@@ -71,43 +75,45 @@ class Receipt(NamedTuple):
 
 
 class Marks:
-    """Remembers which receipts were settled while they can be read; the first to end go if there are too many."""
+    """Remembers which receipts were settled, for as long as these can be read.
+
+    Bounded: with too many, the marks that end first are dropped, and every receipt that ends no later than they did
+    counts as settled from then on. So a dropped mark never lets anybody settle twice.
+    """
 
     def __init__(self, most: int = MOST) -> None:
         """Remember at most so many."""
         self._most = most
-        self._lock = threading.Lock()
+        self._lock = fork_safe(threading.Lock())
         self._settled: set[str] = set()
-        self._ends: list[tuple[int, str]] = []  # a heap: when a receipt is read no more
+        self._ends: list[tuple[int, str]] = []  # a heap: when a receipt can no longer be read
+        self._dropped = 0  # the latest end of a dropped mark
 
     def take(self, number: str, end: int, now: int) -> bool:
-        """Mark a receipt that is read until `end` as settled; False: it is already."""
+        """Mark a receipt that can be read until `end` as settled; False: it is already."""
         with self._lock:
-            if number in self._settled:
+            if number in self._settled or end <= self._dropped:
                 return False
             while self._ends and (self._ends[0][0] < now or len(self._ends) >= self._most):
-                self._settled.discard(heapq.heappop(self._ends)[1])
+                ended, first = heapq.heappop(self._ends)
+                self._settled.discard(first)
+                self._dropped = max(self._dropped, ended)
             self._settled.add(number)
             heapq.heappush(self._ends, (end, number))
             return True
-
-    def drop(self, number: str) -> None:
-        """Take a mark back; should it be made again, it ends at the same time."""
-        with self._lock:
-            self._settled.discard(number)
 
 
 MARKS: Final[WeakKeyDictionary[Store, Marks]] = WeakKeyDictionary()  # whoever settles over a store has to know
 
 
 class Receipts:
-    """Writes and reads receipts."""
+    """Writes, reads and settles receipts."""
 
-    def __init__(self, store: Store, secret: bytes) -> None:
-        """Sign with the secret, or, without one, with a new one that only this process has."""
+    def __init__(self, store: Store, keys: SigningKeys) -> None:
+        """Sign and verify with these keys."""
         self._store = store
+        self._keys = keys
         self._marks = MARKS.setdefault(store, Marks()) if store.instant else None
-        self._secret = blake2b(secret, digest_size=32).digest() if secret else secrets.token_bytes(32)
 
     @staticmethod
     def check_ttl(ttl: object) -> float:
@@ -117,18 +123,16 @@ class Receipts:
             raise ConfigError(f"must be above 0 and at most {LONGEST_TTL} seconds, not {ttl!r}", field="ttl")
         return found
 
-    def write(self, slot: str, held: AsyncReservation, ttl: float) -> str:
-        """Write the receipt of a reservation."""
+    async def write(self, slot: str, held: AsyncReservation, ttl: float, number: str = "") -> str:
+        """Write the receipt of a reservation. Receipts of the same number are settled once in all."""
         costs = {limit.name: cost for limit, cost in zip(held.policy.limits, held.costs, strict=True)}
         charged = any(at is not None for at in held.ats)  # not where the store was lost and the policy says allow
-        said = json.dumps([secrets.token_hex(8), slot, held.key, costs, held.decision.at, charged, ttl]).encode()
-        return f"{_text(said)}.{_text(self._sign(said))}"
+        number = number or secrets.token_hex(8)
+        said = json.dumps([number, slot, held.key, costs, held.decision.at, charged, ttl]).encode()
+        return f"{_text(said)}.{_text(_sign(said, (await self._keys.all())[0]))}"
 
-    def _sign(self, said: bytes) -> bytes:
-        return blake2b(said, key=self._secret, digest_size=SIZE).digest()
-
-    def read(self, receipt: str) -> Receipt:
-        """Check a receipt and read it."""
+    async def read(self, receipt: str) -> Receipt:
+        """Verify a receipt and read it."""
         if not isinstance(receipt, str) or len(receipt) > LONGEST:
             raise ResourceUnknown(UNKNOWN)
         try:
@@ -136,39 +140,42 @@ class Receipts:
             said, signature = urlsafe_b64decode(_padded(head)), urlsafe_b64decode(_padded(tail))
         except (ValueError, binascii.Error):
             raise ResourceUnknown(UNKNOWN) from None
-        if not hmac.compare_digest(signature, self._sign(said)):
+        if not any(hmac.compare_digest(signature, _sign(said, key)) for key in await self._keys.all()):
             raise ResourceUnknown(UNKNOWN)
         found = Receipt(*json.loads(said))
         if self._store.clock.ns() // 1000 > found.end:
             raise ResourceUnknown("this reservation ended long ago: the estimate stands")
         return found
 
-    async def settle(self, receipt: Receipt, settle: Callable[[], Awaitable[None]]) -> None:
-        """Settle once: mark the receipt as settled, then settle; take the mark back if that was not possible."""
-        if not await self._mark(receipt):
-            raise AlreadySettledError("this reservation is settled already")
-        try:
-            await settle()
-        except BaseException:
-            if self._marks is not None:
-                self._marks.drop(receipt.number)
-            else:
-                await self._store.apply_async("reset", ((once(receipt), receipt.number, (0,)),))
-            raise
+    async def settle(self, receipt: Receipt, settle: Callable[[], Awaitable[None]], asker: int = 0) -> bool:
+        """Settle once: mark the receipt as settled, then settle; False: the same asker has done so before.
 
-    async def _mark(self, receipt: Receipt) -> bool:
-        """Take the receipt's only permit; its key is its number: there are several ways to write the same bytes."""
+        The mark stays, even if settling fails: the store may have been told all the same. Then the estimate stands.
+        """
+        if await self._mark(receipt, asker):
+            await settle()
+            return True
+        return False
+
+    async def _mark(self, receipt: Receipt, asker: int) -> bool:
+        """Mark a receipt by its number: there are several ways to write the same bytes."""
         if self._marks is not None:
-            return self._marks.take(receipt.number, receipt.end, self._store.clock.ns() // 1000)
-        mark = (await self._store.apply_async("acquire", ((once(receipt), receipt.number, (1,)),)))[0]
+            if not self._marks.take(receipt.number, receipt.end, self._store.clock.ns() // 1000):
+                raise AlreadySettledError(SETTLED_ALREADY)
+            return True
+        policy = mark_policy(SETTLED, 2 * receipt.ttl + 1)  # lasts longer than the receipt can be read
+        mark = (await self._store.apply_async("acquire", ((policy, receipt.number, (1, asker)),)))[0]
         if isinstance(mark, LocalDecision):
             raise StoreUnavailable("the store cannot be asked whether this reservation is settled already")
-        return mark.allowed
+        if not is_repeated(mark):
+            return True
+        if asker and numbers_of(mark) == (asker,):
+            return False
+        raise AlreadySettledError(SETTLED_ALREADY)
 
 
-def once(receipt: Receipt) -> Policy:
-    """Allow one settlement, in a window that opens with it and lasts longer than the receipt will still be read."""
-    return Policy(SETTLED, (Limit(1, 2 * receipt.ttl + 1, "fixed_window", name="once"),))
+def _sign(said: bytes, key: bytes) -> bytes:
+    return blake2b(said, key=key, digest_size=SIZE).digest()
 
 
 def _text(data: bytes) -> str:

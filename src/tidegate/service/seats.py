@@ -7,15 +7,17 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from tidegate.core import Limit
 from tidegate.core.decision import Decision, LocalDecision
-from tidegate.errors import ConfigError
+from tidegate.errors import ConfigError, Denied
 from tidegate.limiter import AsyncLimiter, Limiter
 from tidegate.policy import Policy, join_key, normal_key
+from tidegate.reservation import AsyncReservation
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from tidegate.observe import Observer, Record
     from tidegate.policy import Cost, Key
+    from tidegate.service.idempotency import KeyedStore
     from tidegate.service.tally import Count
     from tidegate.stores import Store
 
@@ -63,6 +65,25 @@ class Seat:
         self.now: Callable[[Key, Cost], Decision] | None = None
         if store.instant:
             self.now = Limiter(policy, store=store).try_acquire
+
+    async def charge(
+        self, verb: str, key: Key, cost: Cost, wait: float | None, priority: float = 0.0, via: KeyedStore | None = None
+    ) -> Decision:
+        """Charge a cost, waiting for it; without a wait, decide at once, whoever else waits. `via` asks the store."""
+        limiter, apply = self.limiter, None if via is None else via.apply_async
+        if wait is None:
+            return await limiter._ask(limiter._question(verb, normal_key(key), cost), apply)  # noqa: SLF001 - as try_acquire
+        try:
+            return await limiter._wait_for(verb, key, cost, wait, priority, apply)  # noqa: SLF001 - as acquire
+        except Denied as denied:
+            return denied.decision
+
+    def held(self, key: Key, cost: Cost, ttl: float, decision: Decision) -> AsyncReservation:
+        """Make the reservation of a cost that was charged."""
+        limiter = self.limiter
+        policy = limiter._policy_of(decision)  # noqa: SLF001 - as reserve
+        costs = policy.costs(cost)
+        return AsyncReservation(limiter._settle, limiter.clock, policy, normal_key(key), costs, decision, ttl)  # noqa: SLF001 - as reserve
 
 
 def tell(observers: Sequence[Observer], record: Record) -> None:

@@ -1,7 +1,7 @@
-"""Runs the service: HTTP by granian, gRPC beside it in the same event loop, several processes if asked for.
+"""Runs the service: HTTP by uvicorn's httptools protocol, gRPC in the same event loop, several processes if asked for.
 
-Granian was chosen by figures (bench/service.py): with an empty handler it answers several times as many requests as
-uvicorn with h11, and more than uvicorn with uvloop and httptools.
+The front was chosen by measurement (bench/service.py): around our decision, httptools on uvloop answers more requests
+than granian's ASGI, and its protocol can be extended in Python.
 """
 
 from __future__ import annotations
@@ -12,17 +12,20 @@ import logging
 import os
 import signal
 import socket
-import sys
 from dataclasses import replace
-from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, Final
 
-from tidegate.clock import Clock, TaskSignal
-from tidegate.core.bounds import SECOND
-from tidegate.errors import ConfigError, StoreUnavailable
+from tidegate.errors import ConfigError
 from tidegate.observe.logs import DecisionLog
+from tidegate.service.descriptors import raise_descriptor_limit
 from tidegate.service.desk import Desk
 from tidegate.service.http import App
+from tidegate.service.http.connections import (
+    BACKLOG,
+    Connections,
+    connections_for_requests,
+    fit_connections,
+)
 from tidegate.service.logs import count_denials
 from tidegate.service.parts import Parts
 from tidegate.service.reloading import Reloader
@@ -31,8 +34,10 @@ from tidegate.stores.failure import open_guarded
 from tidegate.stores.lease import LeasedStore
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Coroutine
 
+    from tidegate.clock import Clock
+    from tidegate.service.http.server import HttpServer
     from tidegate.service.telemetry import Telemetry
     from tidegate.stores import Store
 
@@ -40,32 +45,28 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("tidegate.service")
 
-STARTING: Final = 10 * SECOND
-LOOK: Final = SECOND // 100
 LAST: Final = 1.0  # seconds for those that were woken because the service stops
-HEADER_TIMEOUT: Final = 10_000  # milliseconds
-BACKLOG: Final = 1024
 
 
 class Service:
     """One process of the service. `run` until `stop`."""
 
-    def __init__(self, settings: Settings, *, secret: bytes = b"", clock: Clock | None = None) -> None:
-        """Open the store and prepare everything that answers."""
+    def __init__(self, settings: Settings, listener: socket.socket, *, clock: Clock | None = None) -> None:
+        """Open the store and prepare everything that answers; HTTP is served on the listening socket."""
+        self._listener = listener
+        self._connections = bounded_connections(settings, raise_descriptor_limit())
         self.settings = settings
-        token = settings.decision_token
-        if token is not None:  # so that services that share a token and a store settle each other's reservations
-            secret = blake2b(token.encode(), person=b"reservations").digest()
         self.store = open_shared(settings, clock)
         self.denials = DecisionLog("tidegate.service")
         self.desk = Desk(
             settings.rules,
             self.store,
-            secret=secret,
+            secrets=settings.reservation_secret,
             max_wait=settings.max_wait,
             on_denial=(self.denials,),
         )
-        self.app = App(self.desk, settings)
+        for_requests = connections_for_requests(self._connections.max_connections)
+        self.app = App(self.desk, replace(settings, max_concurrency=min(settings.max_concurrency, for_requests)))
         self.parts = Parts(settings, self.app)
         self.telemetry = open_telemetry(self.app) if settings.telemetry else None
         self.reloader = Reloader(settings, self.app, self.store.clock)
@@ -86,12 +87,10 @@ class Service:
             if self.telemetry is not None:
                 await asyncio.to_thread(self.telemetry.flush)
             self.app.overview.close()
-            self.app.bodies.close()
             await self._close_desk()
 
     async def _serve(self, ready: Ready | None) -> None:
-        server = http_server(self.app, self.settings)
-        serving = asyncio.create_task(server.serve())
+        http = http_server(self.app, self._connections, self.store.clock)
         counting = count_denials(self.denials, self.store.clock)
         watching = asyncio.gather(self.reloader.run(), self.desk.blocks.watch(), counting)
         envoy = None
@@ -99,57 +98,35 @@ class Service:
             if self.settings.grpc is not None:
                 from tidegate.service.envoy import service as envoy_service  # noqa: PLC0415 - needs grpcio
 
-                envoy = await envoy_service.serve(self.desk, self.settings)
-            await self._listening(serving)
+                fitting = replace(self.settings, max_connections=self._connections.max_connections)
+                envoy = await envoy_service.serve(self.desk, fitting)
+            await http.start(self._listener)
             self.parts.start()
             if ready is not None:
                 ready(self.settings, self.parts)
             stopping = asyncio.create_task(self._stop.wait())
-            running = [stopping, serving, *([self.parts.fetching] if self.parts.fetching else [])]
+            running = [stopping, *([self.parts.fetching] if self.parts.fetching else [])]
             await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
             stopping.cancel()
         finally:
             # Both parts end at the same time, each within its patience.
-            await asyncio.gather(self._end(server, serving, watching, envoy), self.parts.stop())
+            await asyncio.gather(self._end(http, watching, envoy), self.parts.stop())
         if self.parts.fetching is not None:
             self.parts.fetching.result()  # if it failed, so has the service
 
-    async def _listening(self, serving: asyncio.Task[None]) -> None:
-        """Wait until the server takes connections."""
-        clock = self.store.clock
-        deadline = clock.steady() + STARTING
-        host, port = self.settings.listen
-        while True:
-            if serving.done():
-                serving.result()
-                raise ConfigError(f"the server ended at once on {self.settings.listen}", field="listen")
-            try:
-                _, writer = await asyncio.open_connection(host, port)
-            except OSError:
-                if clock.steady() > deadline:
-                    raise StoreUnavailable(f"the server does not answer on {self.settings.listen}") from None
-                await clock.wait_async(TaskSignal(), clock.steady() + LOOK)
-                continue
-            writer.close()
-            with contextlib.suppress(OSError):
-                await writer.wait_closed()
-            return
-
-    async def _end(self, server: Any, serving: asyncio.Task[None], watching: asyncio.Future[Any], envoy: Any) -> None:  # noqa: ANN401 - no types
+    async def _end(self, http: HttpServer, watching: asyncio.Future[Any], envoy: Any) -> None:  # noqa: ANN401 - no types
         """Finish requests, wake those that wait for too long, return leases, close."""
         self.app.stop()
         if envoy is not None:
             await envoy.stop(self.settings.stop_within)
-        for patience in (self.settings.stop_within, LAST):
-            try:
-                await asyncio.wait_for(self.app.idle.wait(), patience)
-                break
-            except TimeoutError:
-                await self._close_desk()  # whoever still waits is told so
+        try:
+            await asyncio.wait_for(self.app.idle.wait(), self.settings.stop_within)
+        except TimeoutError:
+            await self._close_desk()  # whoever still waits is told so
         watching.cancel()
-        server.stop()
+        await http.stop(LAST)
         with contextlib.suppress(asyncio.CancelledError):
-            await asyncio.gather(serving, watching, return_exceptions=True)
+            await asyncio.gather(watching, return_exceptions=True)
 
     async def _close_desk(self) -> None:
         if not self.desk.closed:
@@ -170,51 +147,63 @@ def open_shared(settings: Settings, clock: Clock | None = None) -> Store:
     return store if settings.lease is None or store.instant else LeasedStore(store, settings.lease)
 
 
-def http_server(app: App, settings: Settings) -> Any:  # noqa: ANN401 - loaded when it is needed
+def bounded_connections(settings: Settings, descriptors: int | None) -> Connections:
+    """Bound the connections by the settings and by the limit of descriptors."""
+    addresses = 1 if settings.grpc is None else 2
+    fitting = fit_connections(settings.max_connections, descriptors, addresses)
+    if fitting < settings.max_connections:
+        log.warning("max_connections is lowered to %d: the limit of open files is %d", fitting, descriptors)
+    return Connections(fitting, settings.read_timeout, settings.idle_timeout)
+
+
+def http_server(app: App, connections: Connections, clock: Clock) -> HttpServer:
     """Make the HTTP server."""
+    from tidegate.service.http import protocol  # noqa: F401, PLC0415 - says which extra is missing
+    from tidegate.service.http.server import HttpServer  # noqa: PLC0415 - needs it
+
+    return HttpServer(app, connections, clock)
+
+
+def listen(address: Address, name: str) -> socket.socket:
+    """Listen on the address of this setting."""
     try:
-        from granian.constants import HTTPModes, Interfaces  # noqa: PLC0415 - only the service needs it
-        from granian.http import HTTP1Settings  # noqa: PLC0415 - as above
-        from granian.server.embed import Server  # noqa: PLC0415 - as above
-    except ImportError as error:
-        raise ConfigError("the service needs granian: pip install 'tidegate[service]'") from error
-    return Server(
-        app,
-        address=settings.listen.host,
-        port=settings.listen.port,
-        interface=Interfaces.ASGINL,
-        http=HTTPModes.auto,
-        websockets=False,
-        backlog=BACKLOG,
-        backpressure=settings.max_concurrency + 64,  # those above are told so, not left waiting
-        http1_settings=HTTP1Settings(header_read_timeout=HEADER_TIMEOUT),
-        log_enabled=False,
-    )
+        family = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)[0][0]
+        listener = socket.socket(family)
+    except OSError as error:
+        raise _cannot_listen(address, name, error) from None
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(tuple(address))
+        listener.listen(BACKLOG)
+    except OSError as error:
+        listener.close()
+        raise _cannot_listen(address, name, error) from None
+    return listener
+
+
+def _cannot_listen(address: Address, name: str, error: OSError) -> ConfigError:
+    return ConfigError(f"cannot listen on {address}: {error.strerror or error}", field=name)
+
+
+def with_address(settings: Settings, name: str, listener: socket.socket) -> Settings:
+    """Put the address of a listening socket, whose port the system may have chosen, into the settings."""
+    address = Address(getattr(settings, name).host, listener.getsockname()[1])
+    return replace(settings, **{name: address}, flags={**settings.flags, name: str(address)})  # type: ignore[arg-type]  # by name
 
 
 def take_addresses(settings: Settings) -> Settings:
-    """Refuse an address that is taken (our processes share theirs, so the system would not), and choose free ports."""
+    """Refuse an address that is taken, and choose free ports."""
     for name in ("listen", "grpc"):
         address: Address | None = getattr(settings, name)
-        if address is None:
-            continue
-        try:
-            family = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)[0][0]
-            with socket.socket(family) as probe:
-                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                probe.bind(tuple(address))
-                probe.listen(1)
-                chosen = Address(address.host, probe.getsockname()[1])
-        except OSError as error:
-            message = f"cannot listen on {address}: {error.strerror or error}"
-            raise ConfigError(message, field=name) from None
-        settings = replace(settings, **{name: chosen}, flags={**settings.flags, name: str(chosen)})  # type: ignore[arg-type]  # by name
+        if address is not None:
+            with listen(address, name) as probe:
+                settings = with_address(settings, name, probe)
     return settings
 
 
-async def serve(settings: Settings, ready: Ready | None = None, *, secret: bytes = b"") -> None:
+async def serve(settings: Settings, listener: socket.socket, ready: Ready | None = None) -> None:
     """Run one process of the service until SIGTERM or SIGINT; SIGHUP reads the file again."""
-    service = Service(settings, secret=secret)
+    service = Service(settings, listener)
     loop = asyncio.get_running_loop()
     handled = (signal.SIGTERM, signal.SIGINT)
     for number in handled:
@@ -228,22 +217,26 @@ async def serve(settings: Settings, ready: Ready | None = None, *, secret: bytes
 
 def run(settings: Settings, ready: Ready | None = None) -> None:
     """Run the service until SIGTERM or SIGINT, in as many processes as the settings say."""
-    settings = take_addresses(settings)
-    if settings.workers > 1:
-        from tidegate.service.workers import run_workers  # noqa: PLC0415 - most run one process
+    if settings.grpc is not None:
+        with listen(settings.grpc, "grpc") as probe:  # the processes bind it themselves, even beside a stranger
+            settings = with_address(settings, "grpc", probe)
+    with listen(settings.listen, "listen") as listener:
+        settings = with_address(settings, "listen", listener)
+        if settings.workers > 1:
+            from tidegate.service.workers import run_workers  # noqa: PLC0415 - most run one process
 
-        run_workers(settings, ready)
+            run_workers(settings, listener, ready)
+        else:
+            run_loop(serve(settings, listener, ready))
+
+
+def run_loop(main: Coroutine[Any, Any, None]) -> None:
+    """Run a coroutine in a new event loop: uvloop's, if it is installed."""
+    try:
+        import uvloop  # noqa: PLC0415 - some systems have none
+    except ImportError:
+        factory: Callable[[], asyncio.AbstractEventLoop] = asyncio.new_event_loop
     else:
-        asyncio.run(serve(settings, ready))
-
-
-def leave() -> None:
-    """End the process at once, everything being closed.
-
-    Threads of granian may still want the interpreter while that shuts down, which Rust takes for a fault: it would
-    abort, now and then.
-    """
-    logging.shutdown()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(0)
+        factory = uvloop.new_event_loop
+    with asyncio.Runner(loop_factory=factory) as runner:
+        runner.run(main)

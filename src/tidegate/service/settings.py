@@ -40,25 +40,29 @@ Flag = str | Sequence[str]  # what a command line says of a setting: several tex
 FOLDER: Final = Path("tidegate-data")
 BY_NAME: Final = {option.name: option for option in OPTIONS}
 SECTIONS: Final = ("policies", "domains")
+SECRET_FILES: Final = ("_token_file", "_secret_file")
 
 
 @dataclass(frozen=True)
 class Settings:
     """All settings of the service, read and checked."""
 
-    store: str = "memory://"
+    store: str = field(default="memory://", repr=False)
     listen: Address = DEFAULT
     grpc: Address | None = None
     open: bool = False
     decision_token: str | None = field(default=None, repr=False)
     admin_token: str | None = field(default=None, repr=False)
+    reservation_secret: tuple[str, ...] = field(default=(), repr=False)  # the first signs, all verify
     lease: Lease | None = None
     workers: int = 1
     headers: str = "x"
     max_wait: float = 30.0
     max_body: int = 2**20
     max_concurrency: int = 4096
+    max_connections: int = 8192
     read_timeout: float = 5.0
+    idle_timeout: float = 75.0
     stop_within: float = 10.0
     reload_every: float = 1.0
     providers: tuple[Path, ...] = ()
@@ -68,16 +72,16 @@ class Settings:
     data: Path | None = None
     fetchers: int = 8
     permissions: str = "warn"
-    bus: str | None = None
+    bus: str | None = field(default=None, repr=False)
     budget: bool | Path = False
-    swarm: str | None = None
+    swarm: str | None = field(default=None, repr=False)
     telemetry: bool = False
     demo: bool = False  # make demonstration traffic; only by the command `start --demo`
     rules: Rulebook = field(default_factory=Rulebook)
     file: Path | None = None
     flags: Mapping[str, Flag] = field(default_factory=dict, repr=False, compare=False)
     policies: tuple[str, ...] = field(default=(), repr=False, compare=False)
-    secrets: tuple[Path, ...] = field(default=(), repr=False, compare=False)  # files that hold tokens
+    secrets: tuple[Path, ...] = field(default=(), repr=False, compare=False)  # files that hold tokens or secrets
 
     @property
     def fetches(self) -> bool:
@@ -126,7 +130,7 @@ def load_settings(
         file=None if source is None or isinstance(source, Mapping) else Path(source),
         flags=flags,
         policies=policies,
-        secrets=tuple(read_path(chosen[name]) for name in chosen if name.endswith("_token_file")),
+        secrets=tuple(read_path(chosen[name]) for name in chosen if name.endswith(SECRET_FILES)),
     )
     _check(settings, {**{option.name: whole for option in OPTIONS}, **chosen})
     return settings
@@ -169,7 +173,8 @@ def _given(values: Mapping[str, Flag], name_of: Callable[[Option], str], prefix:
             found[option.name] = Setting([each.strip() for each in texts if each.strip()], field=place)
             continue
         # A text is a text, even if YAML would take it for something else.
-        setting = Setting(text) if option.schema is TEXT or not isinstance(text, str) else parse(text)
+        plain = option.schema is TEXT or option.secret
+        setting = Setting(text) if plain or not isinstance(text, str) else parse(text)
         found[option.name] = replace(setting, file=None, line=None, field=place)
     return found
 
@@ -193,6 +198,11 @@ def _check(settings: Settings, places: Mapping[str, Setting]) -> None:
         given = ("admin_token", "admin_token_file")
         place = next(places[name] for name in given if places[name].field)
         raise place.error("is the decision token too: they have to differ")
+    tokens = {settings.decision_token, settings.admin_token}
+    if tokens.intersection(settings.reservation_secret):
+        given = ("reservation_secret", "reservation_secret_file")
+        place = next(places[name] for name in given if places[name].field)
+        raise place.error("is a token too: clients know that, and could sign ids")
 
 
 __all__ = ["FOLDER", "OPTIONS", "SECTIONS", "Address", "Settings", "load_settings"]

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 from tidegate.core.bounds import SECOND
 from tidegate.core.limit import parse_period
 from tidegate.errors import ConfigError
+from tidegate.fork import fork_safe
 from tidegate.service.leases import LONGEST, MOST
 
 if TYPE_CHECKING:
@@ -77,11 +78,16 @@ class Shelf:
         """Take permits ahead for so many seconds; `steady` tells the time in microseconds."""
         self.lasting = lasting
         self._steady = steady
-        self._lock = threading.Lock()
+        self._lock = fork_safe(threading.Lock())
         self._shares: OrderedDict[Place, list[Share]] = OrderedDict()
         self._wanted: OrderedDict[Place, int] = OrderedDict()
         self._plain: OrderedDict[Place, int] = OrderedDict()  # until when a key is asked for call by call
         self._asking: set[Place] = set()  # keys that permits are being taken for
+
+    def forget(self) -> None:
+        """Forget everything, in a child process: the permits are its parent's."""
+        self._shares.clear()
+        self._asking.clear()
 
     def now(self) -> int:
         """Tell the time."""

@@ -18,6 +18,7 @@ LONGEST_BODY: Final = 2**30
 MOST_WORKERS: Final = 256
 MOST_FETCHERS: Final = 10_000
 SHORTEST_TOKEN: Final = 16
+MIN_CONNECTIONS: Final = 16
 LOCAL_NAMES: Final = ("localhost",)
 PERMISSIONS: Final = ("warn", "refuse", "ignore")  # those of Providers
 
@@ -92,12 +93,34 @@ def read_token(setting: Setting) -> str:
 
 def read_token_file(setting: Setting) -> str:
     """Read the token that a file holds."""
+    return read_token(Setting(read_text(setting), *place_of(setting)))
+
+
+def read_text(setting: Setting) -> str:
+    """Read the file that a setting names."""
     path = read_path(setting)
     try:
-        text = path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
         raise setting.error(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from None
-    return read_token(Setting(text, setting.file, setting.line, setting.field))
+
+
+def read_secrets(setting: Setting) -> tuple[str, ...]:
+    """Read one secret or several: a list, or a text in which white space separates them."""
+    found = [Setting(word, *place_of(each)) for each in setting.one_or_many() for word in each.text().split()]
+    if not found:
+        raise setting.error("expected at least one secret")
+    return tuple(read_token(secret) for secret in found)
+
+
+def read_secrets_file(setting: Setting) -> tuple[str, ...]:
+    """Read the secrets that a file holds, one on each line."""
+    return read_secrets(Setting(read_text(setting), *place_of(setting)))
+
+
+def place_of(setting: Setting) -> tuple[str | None, int | None, str | None]:
+    """Give the place of a setting, for an error about a part of it."""
+    return setting.file, setting.line, setting.field
 
 
 def read_style(setting: Setting) -> str:
@@ -113,6 +136,11 @@ def read_workers(setting: Setting) -> int:
 def read_bytes(setting: Setting) -> int:
     """Read the size of a request."""
     return setting.whole(1024, LONGEST_BODY)
+
+
+def read_connections(setting: Setting) -> int:
+    """Read a number of connections."""
+    return setting.whole(MIN_CONNECTIONS)
 
 
 def read_path(setting: Setting) -> Path:

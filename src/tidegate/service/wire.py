@@ -111,7 +111,7 @@ def describe(decision: Decision) -> dict[str, object]:
         "retry_after": decision.retry_after,
         "reset_after": decision.reset_after,
         "violated": list(decision.violated),
-        "shadow": isinstance(decision, ShadowDecision),
+        "shadow": isinstance(decision, ShadowDecision) and not decision[0],
         "local": isinstance(decision, LocalDecision),
         "limits": [
             {

@@ -11,7 +11,6 @@ import logging
 import multiprocessing
 import multiprocessing.connection
 import os
-import secrets
 import signal
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
@@ -23,6 +22,7 @@ from tidegate.service import logs, server
 from tidegate.service.settings import load_settings
 
 if TYPE_CHECKING:
+    import socket
     from multiprocessing.context import SpawnProcess
 
     from tidegate.service.settings import Settings
@@ -47,9 +47,9 @@ TEXT: Final = 900  # characters of what a process says: what it writes to the pi
 HANGUP: Final = {signal.SIGHUP}
 
 
-def run_workers(settings: Settings, ready: server.Ready | None = None) -> None:
+def run_workers(settings: Settings, listener: socket.socket, ready: server.Ready | None = None) -> None:
     """Run processes until SIGTERM or SIGINT; one that dies is replaced, unless it never came to serve."""
-    crew = Crew(settings)
+    crew = Crew(settings, listener)
     previous = {number: signal.signal(number, crew.told) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
     try:
         crew.start()
@@ -74,11 +74,11 @@ class Place:
 class Crew:
     """The processes of one service."""
 
-    def __init__(self, settings: Settings) -> None:
-        """Prepare them."""
+    def __init__(self, settings: Settings, listener: socket.socket) -> None:
+        """Prepare them; all accept connections from this socket."""
         self._settings = settings
+        self._listener = listener
         self._clock = SystemClock()
-        self._secret = secrets.token_bytes(32)  # all settle each other's reservations
         self._places = [Place(first=number == 0) for number in range(settings.workers)]
         self._reader, self._writer = SPAWN.Pipe(duplex=False)
         self._up = 0  # how many have come to serve
@@ -110,7 +110,8 @@ class Crew:
 
     def _fill(self, place: Place) -> None:
         """Start a process; it inherits that SIGHUP has to wait, until it knows what to do with one."""
-        process = SPAWN.Process(target=work, args=(given(self._settings), self._secret, self._writer, place.first))
+        words = given(self._settings)
+        process = SPAWN.Process(target=work, args=(words, self._listener, self._writer, place.first))
         place.began = self._clock.steady()
         signal.pthread_sigmask(signal.SIG_BLOCK, HANGUP)
         try:
@@ -173,6 +174,7 @@ class Crew:
     def end(self) -> None:
         """Stop them all."""
         self._stopping = True
+        self._listener.close()  # the processes have it, too, as long as they accept connections
         self._tell(signal.SIGTERM)
         for process in self._running():
             process.join(self._settings.stop_within + PATIENCE)
@@ -195,7 +197,7 @@ def given(settings: Settings) -> dict[str, Any]:
     return {"source": settings.file, "flags": dict(settings.flags), "policies": settings.policies}
 
 
-def work(words: dict[str, Any], secret: bytes, told: Any, first: bool) -> None:  # noqa: ANN401, FBT001 - a connection, and as `args`
+def work(words: dict[str, Any], listener: socket.socket, told: Any, first: bool) -> None:  # noqa: ANN401, FBT001 - a connection, and as `args`
     """Be one of the processes; the first also runs what there is one of: sources, what shows a budget or a swarm."""
     logs.set_up()
     try:
@@ -203,14 +205,13 @@ def work(words: dict[str, Any], secret: bytes, told: Any, first: bool) -> None: 
         if not first:
             settings = replace(settings, **ALONE)
         with contextlib.suppress(KeyboardInterrupt):
-            asyncio.run(attend(settings, secret, told))
+            server.run_loop(attend(settings, listener, told))
     except RateLimitError as error:
         kind = StoreUnavailable if isinstance(error, StoreUnavailable) else ConfigError
         tell(told, (os.getpid(), kind, str(error)[:TEXT]))
-    server.leave()
 
 
-async def attend(settings: Settings, secret: bytes, told: Any) -> None:  # noqa: ANN401 - a connection
+async def attend(settings: Settings, listener: socket.socket, told: Any) -> None:  # noqa: ANN401 - a connection
     """Serve until told to stop, or until the process that started this one is gone."""
     loop, parent = asyncio.get_running_loop(), multiprocessing.parent_process()
 
@@ -225,7 +226,7 @@ async def attend(settings: Settings, secret: bytes, told: Any) -> None:  # noqa:
 
     if parent is not None:
         loop.add_reader(parent.sentinel, orphaned, parent.sentinel)
-    await server.serve(settings, up, secret=secret)
+    await server.serve(settings, listener, up)
 
 
 def tell(told: Any, what: object) -> None:  # noqa: ANN401 - a connection

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, ClassVar, Protocol
 from weakref import WeakSet
 
 from tidegate.clock import Clock, SystemClock
+from tidegate.core.bounds import MAX
+from tidegate.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -56,8 +58,18 @@ class Store(ABC):
     async def apply_async(
         self, verb: str, asks: Sequence[Ask], now: int | None = None, at: int | None = None
     ) -> list[Decision]:
-        """Apply without blocking the event loop."""
+        """Apply without blocking the event loop.
+
+        A call whose task is cancelled is charged nothing in the end, and what corrects or resets is done all the same:
+        see `tidegate.stores.cancellation`.
+        """
         return self.apply(verb, asks, now, at)
+
+    def wake(self, asks: Sequence[Ask]) -> None:
+        """Let whoever waits for these keys ask again: permits may have become free."""
+        for lines in tuple(self.waited_on):
+            for _, key, _ in asks:
+                lines.wake(key)
 
     def metrics(self) -> dict[str, int]:
         """Count what an operator may want to watch."""
@@ -69,3 +81,19 @@ class Store(ABC):
     async def close_async(self) -> None:
         """Let go of what the store holds open, without blocking the event loop."""
         self.close()
+
+
+def merge(asks: Sequence[Ask]) -> tuple[list[int], Sequence[Ask]]:
+    """Let a key that is asked for twice pay both costs at once; return the place of each ask among the merged ones."""
+    places: dict[tuple[str, Key], int] = {}
+    merged: list[Ask] = []
+    for policy, key, costs in asks:
+        place = places.setdefault((policy.name, key), len(merged))
+        if place == len(merged):
+            merged.append((policy, key, costs))
+            continue
+        first, _, before = merged[place]
+        if first is not policy and first != policy:
+            raise ConfigError(f"two different policies are called {policy.name!r} in one call", field="policy")
+        merged[place] = (policy, key, tuple(min(MAX, old + new) for old, new in zip(before, costs, strict=True)))
+    return [places[policy.name, key] for policy, key, _ in asks], merged

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from itertools import count
 from typing import TYPE_CHECKING, Final, Literal
 
-from tidegate.clock import Clock, yield_thread
 from tidegate.core.algorithms import NEVER
 from tidegate.core.bounds import MAX
 from tidegate.core.decision import VERBS, Decision, States, acquire
 from tidegate.errors import ConfigError
+from tidegate.lock import Lock, locked
 from tidegate.stores.base import Store
 from tidegate.stores.shortcut import Guard, shortcut
 from tidegate.stores.table import Table, expires, read_entry, write_entry
@@ -19,6 +18,7 @@ from tidegate.stores.table import Table, expires, read_entry, write_entry
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from tidegate.clock import Clock
     from tidegate.core.algorithms import State
     from tidegate.core.limit import Limit
     from tidegate.policy import Key, Policy
@@ -30,7 +30,6 @@ log = logging.getLogger(__name__)
 
 # The key that new keys share when the store is full; equal to nobody's, since parts of those are strings.
 OVERFLOW: Final[Key] = ("overflow", None)  # type: ignore[assignment]  # see above
-PATIENCE: Final = 1000  # how often a thread yields to the one that decides before it sleeps
 
 
 class MemoryStore(Store):
@@ -41,9 +40,9 @@ class MemoryStore(Store):
     full of live keys, new keys of a policy share one more bucket (`overflow="share"`) or are denied (`"deny"`), and
     `metrics()` and a warning say so.
 
-    The lock is a token in a deque, whose `pop` and `append` are atomic by contract: it costs a third of a
-    `threading.Lock`, and a thread that finds it taken yields instead of queueing, since a queue of threads each woken
-    holding the lock but not the interpreter turns every decision into a context switch.
+    A signal handler may raise at any instruction, and a process may fork while threads decide: `tidegate.lock` and the
+    order of the steps in `Table` see to it that the store stays usable. A decision is kept by one assignment, so it is
+    made or not made; the count of keys, which takes several, is made again where `_counting` was left set.
     """
 
     instant = True
@@ -65,37 +64,32 @@ class MemoryStore(Store):
         self.overflow = overflow
         self._tables: dict[str, Table] = {}
         self._rota: deque[Table] = deque()
-        self._token = deque([None])
-        self._give = self._token.append
+        self.lock = Lock()
         self._ns = self.clock.ns
         self._entries = 0
+        self._counting = False  # a change of the number of keys has begun, and not ended
         self._overflowed = 0
         self._warned = False
-        self._warn = False  # to be told once the token is given back
+        self._warn = False  # to be logged once the lock is released
 
     def shortcut(self, policy: Policy, otherwise: TryAcquire, retire: list[Retire]) -> TryAcquire:
         """Build a faster `try_acquire` for usual calls; others go to `otherwise`, and all once it is retired."""
-        try:
-            del self._token[0]
-        except IndexError:
-            self._contend()
-        try:
-            table = self._table(policy)
-        finally:
-            self._give(None)
-        return shortcut(
-            policy, table, otherwise, Guard(self._token, self._give, self._contend, self._ns, self._insert), retire
-        )
+        guard = Guard(self.lock, self._ns, self._insert)
+        return shortcut(policy, self._prepare_table(policy), otherwise, guard, retire)
 
     def apply_one(
         self, verb: str, policy: Policy, key: Key, costs: tuple[int, ...], now: int | None = None, at: int | None = None
     ) -> Decision:
         """Apply the verb to one key."""
+        lock = self.lock
+        held = lock.token
         try:
-            del self._token[0]
+            del held[0]
         except IndexError:
-            self._contend()
+            lock.contend()
         try:
+            if self._counting:
+                self._recount()
             if now is None:
                 now = self._ns() // 1000
             table = self._table(policy)
@@ -116,39 +110,29 @@ class MemoryStore(Store):
                     self._write(table, key, policy, states, now)
                 return Decision((allowed, now, limits, states, left))
             return self._decide(verb, ((policy, key, costs),), now, at)[0]
-        except BaseException:
-            self._recount()
-            raise
         finally:
-            self._give(None)
+            lock.give(None)
             if self._warn:
+                del held
                 self._warn_full()
 
     def apply(self, verb: str, asks: Sequence[Ask], now: int | None = None, at: int | None = None) -> list[Decision]:
         """Apply the verb to every key together."""
         try:
-            del self._token[0]
-        except IndexError:
-            self._contend()
-        try:
-            return self._decide(verb, asks, self._ns() // 1000 if now is None else now, at)
-        except BaseException:
-            self._recount()
-            raise
+            return self._apply(verb, asks, now, at)
         finally:
-            self._give(None)
             if self._warn:
                 self._warn_full()
 
-    def _contend(self) -> None:
-        """Take the token that another thread holds, letting that thread run; sleep if that does not help soon."""
-        for attempt in count():
-            yield_thread(0 if attempt < PATIENCE else 0.0001)
-            try:
-                del self._token[0]
-            except IndexError:
-                continue
-            return
+    @locked
+    def _apply(self, verb: str, asks: Sequence[Ask], now: int | None, at: int | None) -> list[Decision]:
+        if self._counting:
+            self._recount()
+        return self._decide(verb, asks, self._ns() // 1000 if now is None else now, at)
+
+    @locked
+    def _prepare_table(self, policy: Policy) -> Table:
+        return self._table(policy)
 
     def _decide(self, verb: str, asks: Sequence[Ask], now: int, at: int | None) -> list[Decision]:
         slots = [self._slot(verb, policy, key, now, place) for place, (policy, key, _) in enumerate(asks)]
@@ -187,8 +171,9 @@ class MemoryStore(Store):
     def _table(self, policy: Policy) -> Table:
         table = self._tables.get(policy.name)
         if table is None:
-            table = self._tables[policy.name] = Table()
+            table = Table()
             self._rota.append(table)
+            self._tables[policy.name] = table
         return table
 
     def _slot(self, verb: str, policy: Policy, key: Key, now: int, before: int) -> tuple[Table, Key] | None:
@@ -198,13 +183,14 @@ class MemoryStore(Store):
         """
         table = self._table(policy)
         self._rota.rotate()  # so that the keys of a policy that nobody asks about go, too
-        self._entries -= table.sweep(now) + self._rota[0].sweep(now)
+        self._sweep(table, now)
+        self._sweep(self._rota[0], now)
         room = self.max_entries - before
         if key in table.entries or self._entries < room or verb == "reset":
             return table, key
         for other in self._tables.values():
             while self._entries >= room and other.due <= now:
-                self._entries -= other.sweep(now)
+                self._sweep(other, now)
         if self._entries < room:
             return table, key
         if verb in ("acquire", "hold"):
@@ -213,8 +199,14 @@ class MemoryStore(Store):
             self._warned = True
         return (table, OVERFLOW) if self.overflow == "share" else None
 
+    def _sweep(self, table: Table, now: int) -> None:
+        if table.due <= now:
+            self._counting = True
+            self._entries -= table.sweep(now)
+            self._counting = False
+
     def _warn_full(self) -> None:
-        """Say once that the store is full, after the token was given back: a handler may take its time, or ask us."""
+        """Log once that the store is full, after the lock was released: a handler may take its time, or ask us."""
         self._warn = False
         log.warning(
             "memory store is full: %d live keys; new keys of a policy are %s until some end (max_entries)",
@@ -236,36 +228,42 @@ class MemoryStore(Store):
             self._forget(table, key)
             return
         if old is None and key is not OVERFLOW:
-            table.register(key, expires(entry), now)
-            self._entries += 1
-            self._warned = self._warned and self._entries >= self.max_entries
-        table.entries[key] = entry
+            self._insert(table, key, entry, expires(entry), now)  # whoever decided has seen that there is room
+        else:
+            table.entries[key] = entry
 
     def _insert(self, table: Table, key: Key, entry: Entry, ends: int, now: int) -> bool:
         """Keep the entry of a new key, which ends then, if there is room; tell whether there was."""
+        if self._counting:
+            self._recount()
         if self._entries >= self.max_entries:
             return False
-        try:
-            table.register(key, ends, now)
-            self._entries += 1
-            self._warned = self._warned and self._entries >= self.max_entries
-            table.entries[key] = entry
-        except BaseException:
-            self._recount()
-            raise
+        self._counting = True
+        table.register(key, ends, now)
+        table.entries[key] = entry
+        self._entries += 1
+        self._counting = False
+        self._warned = self._warned and self._entries >= self.max_entries
         return True
 
     def _recount(self) -> None:
-        """Count the keys again after a signal handler has raised between two steps."""
-        self._entries = sum(len(table.entries) - (OVERFLOW in table.entries) for table in self._tables.values())
+        """Count the keys after a call was interrupted while it changed their number."""
+        self._entries = self._count()
+        self._counting = False
+
+    def _count(self) -> int:
+        return sum(len(table.entries) - (OVERFLOW in table.entries) for table in list(self._tables.values()))
 
     def _forget(self, table: Table, key: Key) -> None:
         if key is OVERFLOW:
             table.entries.pop(key, None)
         elif key in table.entries:
+            self._counting = True
             table.forget(key)
             self._entries -= 1
+            self._counting = False
 
     def metrics(self) -> dict[str, int]:
         """Count keys kept, and calls that found no room for their key."""
-        return {"entries": self._entries, "max_entries": self.max_entries, "overflowed": self._overflowed}
+        entries = self._count() if self._counting else self._entries
+        return {"entries": entries, "max_entries": self.max_entries, "overflowed": self._overflowed}

@@ -5,10 +5,11 @@ from __future__ import annotations
 from importlib import import_module
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING
-from urllib.parse import parse_qsl, urlsplit
+from urllib.parse import parse_qsl
 
 from tidegate.errors import ConfigError
 from tidegate.stores.memory import MemoryStore
+from tidegate.urls import redact, server_url
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -38,12 +39,9 @@ def open_store(url: str, *, clock: Clock | None = None) -> Store:
 
     Options follow as a query: `memory://?max_entries=10000&overflow=deny`.
     """
-    try:
-        scheme = urlsplit(url).scheme if isinstance(url, str) else ""
-    except ValueError as error:
-        raise ConfigError(f"this URL of a store cannot be read: {error}", field="store") from None
-    if not scheme:
-        raise ConfigError(f"a store is named by a URL such as 'memory://', not {url!r}", field="store")
+    if not isinstance(url, str) or ":" not in url:
+        raise ConfigError(f"a store is named by a URL such as 'memory://', not {redact(url)!r}", field="store")
+    scheme = server_url(url, "store").scheme
     openers = _openers()
     if scheme not in openers:
         known = ", ".join(f"{name}://" for name in openers)
@@ -61,9 +59,10 @@ def _openers() -> dict[str, str]:
 
 def open_memory(url: str, clock: Clock | None) -> Store:
     """Open a MemoryStore with the options of the URL's query."""
-    parts = urlsplit(url)
+    parts = server_url(url, "store")
     if parts.netloc or parts.path not in ("", "/"):
-        raise ConfigError(f"memory:// takes no host or path, as in {url!r}: options follow a '?'", field="store")
+        message = f"memory:// takes no host or path, as in {redact(url)!r}: options follow a '?'"
+        raise ConfigError(message, field="store")
     options: dict[str, object] = dict(parse_qsl(parts.query, keep_blank_values=True))
     unknown = sorted(options.keys() - {"max_entries", "overflow"})
     if unknown:

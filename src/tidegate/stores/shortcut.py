@@ -2,7 +2,7 @@
 
 A usual call costs 1 and finds a state of exactly its policy, or none. Every function here is `MemoryStore.apply_one`
 with what such a call does not need left out, built once per limiter; tests drive both and compare. Any other call goes
-to `otherwise`, after the token is given back.
+to `otherwise`, after the lock is given back. How it is taken, and why `held` is set and unset, says `tidegate.lock`.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from tidegate.core.bounds import ceil_div
 from tidegate.core.decision import Decision
 
 if TYPE_CHECKING:
-    from collections import deque
     from collections.abc import Callable
 
+    from tidegate.lock import Lock
     from tidegate.policy import Cost, Key, Policy
     from tidegate.stores.table import Entry, Table
 
@@ -24,15 +24,9 @@ if TYPE_CHECKING:
 
 
 class Guard(NamedTuple):
-    """How a store is entered and left: take the token or contend for it, give it back; its clock; keep a new key.
+    """What the functions here need of a store: its lock, its clock, and how it keeps a new key."""
 
-    The token is taken by the statement `del token[0]`, not by a call: after a call the interpreter looks for signals,
-    and an exception raised by a handler there, before `try` begins, would lose the token for good.
-    """
-
-    token: deque[None]
-    give: Callable[[None], object]
-    contend: Callable[[], object]
+    lock: Lock
     ns: Callable[[], int]
     insert: Callable[[Table, Key, Entry, int, int], bool]
 
@@ -51,7 +45,8 @@ def shortcut(policy: Policy, table: Table, otherwise: TryAcquire, guard: Guard, 
 
 
 def _one_bucket(policy: Policy, table: Table, otherwise: TryAcquire, guard: Guard, retire: list[Retire]) -> TryAcquire:
-    token, give, contend, ns, insert = guard
+    lock, ns, insert = guard
+    token, give, contend = lock.token, lock.give, lock.contend
     entries, limits, one, nothing = table.entries, policy.limits, policy.one, (0,)
     limit = limits[0]
     capacity, rate, scale = limit.capacity, limit.rate, limit.scale
@@ -67,8 +62,9 @@ def _one_bucket(policy: Policy, table: Table, otherwise: TryAcquire, guard: Guar
 
     def try_acquire(key: Key, cost: Cost = 1) -> Decision:
         if cost == usual:
+            held = token
             try:
-                del token[0]
+                del held[0]
             except IndexError:
                 contend()
             try:
@@ -94,13 +90,15 @@ def _one_bucket(policy: Policy, table: Table, otherwise: TryAcquire, guard: Guar
                 pass  # a state of another shape, or no key at all
             finally:
                 give(None)
+            del held
         return otherwise(key, cost)
 
     return try_acquire
 
 
 def _one_log(policy: Policy, table: Table, otherwise: TryAcquire, guard: Guard, retire: list[Retire]) -> TryAcquire:
-    token, give, contend, ns, _ = guard
+    lock, ns, _ = guard
+    token, give, contend = lock.token, lock.give, lock.contend
     entries, limits, one, nothing = table.entries, policy.limits, policy.one, (0,)
     limit = limits[0]
     charge, quota, length = limit.charge, limit.quota, limit.length
@@ -115,8 +113,9 @@ def _one_log(policy: Policy, table: Table, otherwise: TryAcquire, guard: Guard, 
 
     def try_acquire(key: Key, cost: Cost = 1) -> Decision:
         if cost == usual:
+            held = token
             try:
-                del token[0]
+                del held[0]
             except IndexError:
                 contend()
             try:
@@ -141,13 +140,15 @@ def _one_log(policy: Policy, table: Table, otherwise: TryAcquire, guard: Guard, 
                 pass  # a new key, a state of another shape, or no key at all
             finally:
                 give(None)
+            del held
         return otherwise(key, cost)
 
     return try_acquire
 
 
 def _one_limit(policy: Policy, table: Table, otherwise: TryAcquire, guard: Guard, retire: list[Retire]) -> TryAcquire:
-    token, give, contend, ns, _ = guard
+    lock, ns, _ = guard
+    token, give, contend = lock.token, lock.give, lock.contend
     entries, limits, one, nothing = table.entries, policy.limits, policy.one, (0,)
     limit = limits[0]
     charge = limit.charge
@@ -162,8 +163,9 @@ def _one_limit(policy: Policy, table: Table, otherwise: TryAcquire, guard: Guard
 
     def try_acquire(key: Key, cost: Cost = 1) -> Decision:
         if cost == usual:
+            held = token
             try:
-                del token[0]
+                del held[0]
             except IndexError:
                 contend()
             try:
@@ -179,13 +181,15 @@ def _one_limit(policy: Policy, table: Table, otherwise: TryAcquire, guard: Guard
                 pass  # a new key, or no key at all
             finally:
                 give(None)
+            del held
         return otherwise(key, cost)
 
     return try_acquire
 
 
 def _several(policy: Policy, table: Table, otherwise: TryAcquire, guard: Guard, retire: list[Retire]) -> TryAcquire:
-    token, give, contend, ns, _ = guard
+    lock, ns, _ = guard
+    token, give, contend = lock.token, lock.give, lock.contend
     entries, limits, one, nothing = table.entries, policy.limits, policy.one, (0,) * len(policy.limits)
     charges = [(limit.charge, limit) for limit in limits]
 
@@ -199,8 +203,9 @@ def _several(policy: Policy, table: Table, otherwise: TryAcquire, guard: Guard, 
 
     def try_acquire(key: Key, cost: Cost = 1) -> Decision:
         if cost == usual:
+            held = token
             try:
-                del token[0]
+                del held[0]
             except IndexError:
                 contend()
             try:
@@ -220,6 +225,7 @@ def _several(policy: Policy, table: Table, otherwise: TryAcquire, guard: Guard, 
                 pass  # a new key, or no key at all
             finally:
                 give(None)
+            del held
         return otherwise(key, cost)
 
     return try_acquire
@@ -228,7 +234,8 @@ def _several(policy: Policy, table: Table, otherwise: TryAcquire, guard: Guard, 
 def _several_buckets(
     policy: Policy, table: Table, otherwise: TryAcquire, guard: Guard, retire: list[Retire]
 ) -> TryAcquire:
-    token, give, contend, ns, insert = guard
+    lock, ns, insert = guard
+    token, give, contend = lock.token, lock.give, lock.contend
     entries, limits, one, nothing = table.entries, policy.limits, policy.one, (0,) * len(policy.limits)
     numbers = [(limit, limit.capacity, limit.rate, limit.scale) for limit in limits]
     lasts = max(ceil_div(limit.scale, limit.rate) for limit in limits)
@@ -243,8 +250,9 @@ def _several_buckets(
 
     def try_acquire(key: Key, cost: Cost = 1) -> Decision:
         if cost == usual:
+            held = token
             try:
-                del token[0]
+                del held[0]
             except IndexError:
                 contend()
             try:
@@ -276,6 +284,7 @@ def _several_buckets(
                 pass  # a state of another shape, or no key at all
             finally:
                 give(None)
+            del held
         return otherwise(key, cost)
 
     return try_acquire

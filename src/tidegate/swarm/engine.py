@@ -19,6 +19,7 @@ from tidegate.bus import Bus, open_bus
 from tidegate.core.bounds import SECOND
 from tidegate.core.limit import Limit, parse_period
 from tidegate.errors import Closed, ConfigError, ResourceUnknown
+from tidegate.fork import fork_safe
 from tidegate.limiter import AsyncLimiter, Limiter
 from tidegate.policy import Policy
 from tidegate.stores import MemoryStore, Store
@@ -46,10 +47,10 @@ class Resource(Generic[L]):
         self.policy = policy
         self.window = window
         self.limiter: L = limiter
-        self.changing = threading.Lock()  # one change of capacity at a time
+        self.changing = fork_safe(threading.Lock())  # one change of capacity at a time
         self.original = 0
         self.due: int | None = None  # when to follow next
-        self._lock = threading.Lock()
+        self._lock = fork_safe(threading.Lock())
         self._begun = 0
         self._reserved: WeakSet[Reservation | AsyncReservation] = WeakSet()
 
@@ -99,7 +100,7 @@ class Swarm(Generic[L]):
         """Keep buckets in memory, or share them in `store`."""
         self._resources: dict[str, Resource[L]] = {}
         self._listeners: list[Listener] = []
-        self._lock = threading.RLock()  # one change of the set of resources at a time
+        self._lock = fork_safe(threading.RLock())  # one change of the set of resources at a time
         self._closed = False
         self.shared = store is not None
         if lease is not None and store is None:

@@ -6,12 +6,16 @@ resources. So watching costs nothing while nobody watches.
 
 from __future__ import annotations
 
+import json
+import math
 import threading
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from tidegate.adaptive.update import MalformedError, read_signed, write_signed
-from tidegate.core.bounds import SECOND
+from tidegate.adaptive.signing import MalformedError, Signer
+from tidegate.adaptive.update import is_name
+from tidegate.core.bounds import MAX, SECOND
+from tidegate.fork import fork_safe
 from tidegate.swarm.model import Capacity
 
 if TYPE_CHECKING:
@@ -21,7 +25,10 @@ if TYPE_CHECKING:
 
 ASK: Final = "ratelimit.agents.ask"
 TELL: Final = "ratelimit.agents"
-LONGEST: Final = 1_000_000  # bytes of an answer
+MAX_ANSWER_BYTES: Final = 900_000  # NATS carries a little more by default
+MAX_ANSWERS_BYTES: Final = 64 * 2**20  # of all answers that a watcher keeps
+MAX_ANSWERS: Final = 10_000
+ROOM: Final = 1_000  # bytes of an answer for all but its resources
 
 
 class Presence:
@@ -33,7 +40,7 @@ class Presence:
         """Answer with what `describe` tells."""
         self._bus = bus
         self._agent_id = agent_id
-        self._secret = secret
+        self._signer = Signer(secret, bus.clock)
         self._describe = describe
         self._subscription = bus.subscribe(ASK, self._answer)
 
@@ -41,12 +48,22 @@ class Presence:
         if event.late:
             return
         try:
-            read_signed(event.payload, self._secret, LONGEST)
-        except MalformedError:  # somebody who does not know the secret
+            self._signer.read_new(event.payload, MAX_ANSWER_BYTES)
+        except MalformedError:  # somebody who does not know the secret, or an old question
             return
-        resources = {capacity.resource: asdict(capacity) for capacity in self._describe()}
-        fields = {"agent_id": self._agent_id, "resources": resources}
-        self._bus.publish(TELL, write_signed(fields, self._secret))
+        self._bus.publish(TELL, self._signer.write({"agent_id": self._agent_id, "resources": self._resources()}))
+
+    def _resources(self) -> dict[str, Any]:
+        """Describe as many resources as one message can carry."""
+        found: dict[str, Any] = {}
+        room = MAX_ANSWER_BYTES - ROOM - len(json.dumps(self._agent_id))
+        for capacity in self._describe():
+            told = asdict(capacity)
+            room -= 2 * len(json.dumps(capacity.resource)) + len(json.dumps(told))
+            if room < 0:
+                break
+            found[capacity.resource] = told
+        return found
 
     def close(self) -> None:
         """Answer no more."""
@@ -62,41 +79,55 @@ class Agent:
     resources: dict[str, Capacity]
 
 
+class _Answer(NamedTuple):
+    at: int  # in microseconds of steady time
+    resources: dict[str, Capacity]
+    size: int
+
+
 class Watcher:
     """Asks, and collects the answers."""
 
     def __init__(self, bus: Bus, secret: str | bytes | None = None) -> None:
         """Listen to answers on the bus."""
         self._bus = bus
-        self._secret = secret
-        self._lock = threading.Lock()
-        self._answers: dict[str, tuple[int, dict[str, Capacity]]] = {}
+        self._signer = Signer(secret, bus.clock)
+        self._lock = fork_safe(threading.Lock())
+        self._answers: dict[str, _Answer] = {}
+        self._bytes = 0  # of the messages they came in
         self.malformed = 0
         self._subscription = bus.subscribe(TELL, self._hear)
 
     def ask(self) -> None:
         """Ask everybody to answer."""
-        self._bus.publish(ASK, write_signed({}, self._secret))
+        self._bus.publish(ASK, self._signer.write({}))
 
     def agents(self, within: float = 10.0) -> list[Agent]:
         """List who answered within so many seconds, by name; the others are forgotten."""
         now = self._bus.clock.steady()
         with self._lock:
-            self._answers = {
-                name: answer for name, answer in self._answers.items() if now - answer[0] <= within * SECOND
-            }
+            for name in [name for name, answer in self._answers.items() if now - answer.at > within * SECOND]:
+                self._forget(name)
             found = sorted(self._answers.items())
-        return [Agent(name, (now - at) / SECOND, resources) for name, (at, resources) in found]
+        return [Agent(name, (now - answer.at) / SECOND, answer.resources) for name, answer in found]
+
+    def _forget(self, name: str) -> None:
+        answer = self._answers.pop(name, None)
+        self._bytes -= 0 if answer is None else answer.size
 
     def _hear(self, event: Event) -> None:
         try:
-            fields = read_signed(event.payload, self._secret, LONGEST)
-            name, resources = _read(fields)
+            name, resources = _read(self._signer.read_new(event.payload, MAX_ANSWER_BYTES))
         except (MalformedError, TypeError, KeyError, AttributeError):
             self.malformed += 1
             return
+        answer = _Answer(self._bus.clock.steady(), resources, len(event.payload))
         with self._lock:
-            self._answers[name] = (self._bus.clock.steady(), resources)
+            self._forget(name)
+            self._answers[name] = answer
+            self._bytes += answer.size
+            while self._bytes > MAX_ANSWERS_BYTES or len(self._answers) > MAX_ANSWERS:
+                self._forget(next(iter(self._answers)))  # the oldest
 
     def close(self) -> None:
         """Listen no more."""
@@ -106,7 +137,19 @@ class Watcher:
 def _read(fields: dict[str, Any]) -> tuple[str, dict[str, Capacity]]:
     resources = {str(name): Capacity(**told) for name, told in fields["resources"].items()}
     for capacity in resources.values():
-        numbers = (capacity.available, capacity.total, capacity.window, capacity.in_flight, capacity.original)
-        if not all(isinstance(number, (int, float)) for number in (*numbers, capacity.frozen_for)):
+        counts = (capacity.available, capacity.total, capacity.in_flight, capacity.original)
+        if not (all(map(_is_count, counts)) and _is_time(capacity.window) and _is_time(capacity.frozen_for)):
             raise MalformedError(f"the numbers of {capacity.resource!r} are none")
-    return str(fields["agent_id"]), resources
+    if not is_name(fields["agent_id"]) or not all(map(is_name, resources)):
+        raise MalformedError("the names of an agent and its resources are strings")
+    return fields["agent_id"], resources
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and -MAX <= value <= MAX
+
+
+def _is_time(value: object) -> bool:
+    return (
+        isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value) and abs(value) <= MAX
+    )

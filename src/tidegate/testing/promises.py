@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Final
 
@@ -20,6 +21,20 @@ if TYPE_CHECKING:
 
 NOW: Final = 1_750_000_000 * SECOND + 123_456  # 2025-06-15 15:06:40 UTC, and a bit, on no whole second
 HOUR: Final = 3600 * SECOND
+MIDNIGHT: Final = 1_750_032_000 * SECOND
+JULY: Final = 1_751_328_000 * SECOND
+CHANGES: Final = (  # of windows: before, after; an instant in a window of both; when the window before ends
+    ("month calendar_window", "day calendar_window", NOW, JULY),
+    ("month calendar_window", "month calendar_window reset_day=10", NOW, JULY),
+    ("day calendar_window", "month calendar_window", NOW, MIDNIGHT),
+    ("day calendar_window", "day calendar_window timezone=Asia/Kolkata", NOW + 4 * HOUR, MIDNIGHT),
+    ("day calendar_window", "day calendar_window reset_hour=16", NOW + HOUR, MIDNIGHT),
+    ("week calendar_window", "week calendar_window reset_day=7", NOW, MIDNIGHT),
+    ("1h fixed_window", "1m fixed_window", NOW + HOUR // 6, NOW + HOUR),
+    ("1m fixed_window", "1h fixed_window", NOW + SECOND, NOW + 60 * SECOND),
+)
+CANCELLED_WAVES: Final = 60
+SETTLING: Final = 5.0  # seconds within which the charges of cancelled calls are given back
 
 
 def a_quota_is_a_quota(store: Store) -> None:
@@ -71,6 +86,18 @@ def a_batch_is_decided_together(store: Store) -> None:
     second = [answer_of(decision) for decision in store.apply("acquire", asks, NOW)]
     check(not any(answer.allowed for answer in second), f"a batch that does not fit as a whole was allowed: {second}")
     expect(ask(store, "acquire", one, "a", (1,), NOW), allowed=True, remaining=[0], what="what the batch left alone")
+
+
+def a_key_that_is_asked_for_twice_pays_both(store: Store) -> None:
+    """A key that stands in a batch twice is charged both costs, and denied where these do not fit together."""
+    for algorithm in ("token_bucket", "fixed_window", "sliding_log"):
+        policy = Policy(f"twice-{algorithm}", (Limit(10, "1h", algorithm),))
+        asks: tuple[Ask, ...] = ((policy, "k", (1,)), (policy, "k", (2,)))
+        check(all(decision[0] for decision in store.apply("acquire", asks, NOW)), f"{algorithm}: 1 and 2 of 10")
+        left = ask(store, "peek", policy, "k", (0,), NOW)
+        expect(left, remaining=[7], what=f"{algorithm}: after 1 and 2 of 10 in one batch")
+        asks = ((policy, "k", (4,)), (policy, "k", (4,)))
+        check(not any(decision[0] for decision in store.apply("acquire", asks, NOW)), f"{algorithm}: 4 and 4 of 7")
 
 
 def a_denied_call_changes_nothing(store: Store) -> None:
@@ -127,6 +154,28 @@ def a_changed_limit_refills_nothing(store: Store) -> None:
     ask(store, "acquire", before, "k", (50,), NOW)
     expect(ask(store, "peek", after, "k", (0,), NOW), remaining=[30], what="token_bucket: 50 of 100 left, then 30")
     expect(ask(store, "peek", more, "k", (0,), NOW), remaining=[50], what="token_bucket: 50 of 100 left, then 1000")
+
+
+def a_changed_window_refills_nothing(store: Store) -> None:
+    """What was used stays used until its window ends, also where a changed limit has other windows."""
+    for old, new, then, ends in CHANGES:
+        before, after = (Policy(f"{old} to {new}", (Limit.parse(f"100/{text} name=w"),)) for text in (old, new))
+        for key in ("k", "idle"):
+            ask(store, "acquire", before, key, (60,), NOW)
+        expect(ask(store, "peek", after, "k", (0,), then), remaining=[40], what=f"{old}, then {new}: 60 of 100 used")
+        denied = ask(store, "acquire", after, "k", (41,), then)
+        expect(denied, allowed=False, retry=[ends - then], reset=[ends - then], what=f"{old}, then {new}: 41 more")
+        more = ask(store, "acquire", after, "k", (40,), then)
+        expect(more, allowed=True, remaining=[0], what=f"{old}, then {new}: 40 more")
+        back = ask(store, "acquire", before, "k", (1,), then)
+        expect(back, allowed=False, remaining=[0], what=f"{old}, then {new}, then {old} again")
+        early = ask(store, "peek", after, "idle", (41,), ends - 1)
+        expect(early, allowed=False, what=f"{old}, then {new}: a microsecond before the window ends")
+        expect(ask(store, "peek", after, "idle", (41,), ends), allowed=True, what=f"{old}, then {new}: when it ends")
+        over = then + back.views[0][2]
+        early = ask(store, "peek", before, "k", (100,), over - 1)
+        expect(early, allowed=False, what=f"{old}, then {new}, then {old}: a microsecond before all is over")
+        expect(ask(store, "acquire", before, "k", (100,), over), allowed=True, what=f"{old}, then {new}: all is over")
 
 
 def a_changed_policy_keeps_the_rest(store: Store) -> None:
@@ -292,6 +341,43 @@ def nobody_comes_between(store: Store) -> None:
     check(admitted == 20, f"60 calls by 4 threads at a quota of 20: {admitted} were admitted")  # noqa: PLR2004 - as above
 
 
+def a_cancelled_call_is_charged_nothing(store: Store) -> None:
+    """What is charged is what was answered: a call whose task is cancelled, at whatever moment, gives it back soon."""
+    algorithms = ("fixed_window", "sliding_log", "concurrency")
+    policy = Policy("cancelled", tuple(Limit(10**6, "1h", algorithm, name=algorithm) for algorithm in algorithms))
+    with ThreadPoolExecutor(1) as thread:  # where an event loop may be run
+        charged, answered = thread.submit(asyncio.run, _cancel_calls(store, policy)).result()
+    check(charged == [answered] * len(algorithms), f"{answered} permits were answered for, and {charged} are charged")
+
+
+async def _cancel_calls(store: Store, policy: Policy) -> tuple[list[int], int]:
+    """Cancel tasks after so many turns of the event loop; count what is charged in the end, and what was answered."""
+    answered = 0
+
+    async def call(verb: str) -> None:
+        nonlocal answered
+        decisions = await store.apply_async(verb, ((policy, "k", (1, 1, 1)),), NOW)
+        answered += sum(map(bool, decisions))
+
+    async def count() -> list[int]:
+        seen = (await store.apply_async("peek", ((policy, "k", (0, 0, 0)),), NOW))[0]
+        return [limit.quota - left for limit, (left, _, _) in zip(policy.limits, seen.views, strict=True)]
+
+    await count()
+    for number in range(CANCELLED_WAVES):
+        tasks = [asyncio.ensure_future(call("hold" if number % 4 == 0 else "acquire")) for _ in range(4)]
+        for _ in range(number % 12):
+            await asyncio.sleep(0)
+        for task in tasks[1:]:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    loop = asyncio.get_running_loop()
+    until = loop.time() + SETTLING
+    while (charged := await count()) != [answered] * len(charged) and loop.time() < until:
+        await asyncio.sleep(0.001)  # noqa: ASYNC110 - a store has no event for it
+    return charged, answered
+
+
 def ask(
     store: Store, verb: str, policy: Policy, key: Key, costs: tuple[int, ...], now: int, at: int | None = None
 ) -> Answer:
@@ -330,11 +416,13 @@ PROMISES: Final[tuple[Callable[[Store], None], ...]] = (
     what_never_fits_is_told_so,
     all_or_nothing,
     a_batch_is_decided_together,
+    a_key_that_is_asked_for_twice_pays_both,
     a_denied_call_changes_nothing,
     peek_changes_nothing,
     keys_are_separate,
     policies_are_separate,
     a_changed_limit_refills_nothing,
+    a_changed_window_refills_nothing,
     a_changed_policy_keeps_the_rest,
     a_clock_that_steps_back_credits_nothing,
     a_refund_comes_back,
@@ -346,4 +434,5 @@ PROMISES: Final[tuple[Callable[[Store], None], ...]] = (
     large_costs_are_one_entry,
     numbers_up_to_the_bound_are_exact,
     nobody_comes_between,
+    a_cancelled_call_is_charged_nothing,
 )

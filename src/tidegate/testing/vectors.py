@@ -1,7 +1,8 @@
 """Random questions to a store, each with the answer the core gives.
 
-The questions are chosen to hurt: few keys, policies of one to six limits that change under the same name, costs around
-the quota, instants at, just before and just after those that matter, clocks that step back, numbers at the 2**53 bound.
+The questions are chosen to hurt: few keys, policies of one to six limits that change under the same name, one limit
+that changes its period again and again, costs around the quota, instants at, just before and just after those that
+matter, corrections of charges that were never made, clocks that step back, numbers at the 2**53 bound.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from random import Random
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from tidegate.core.bounds import MAX, SECOND
+from tidegate.core.calendar import PERIODS
 from tidegate.core.limit import Limit
 from tidegate.errors import ConfigError
 from tidegate.policy import Policy
@@ -29,6 +31,7 @@ VERBS: Final = ("acquire",) * 8 + ("peek", "hold", "hold", "adjust", "adjust", "
 KINDS: Final = ("now",) * 3 + ("wait",) * 3 + ("later",) * 3 + ("back",)
 ALGORITHMS: Final = ("token_bucket", "token_bucket", "fixed_window", "sliding_window", "sliding_log", "concurrency")
 LENGTHS: Final = (1, 7, 1000, 250_000, SECOND, 60 * SECOND, 3600 * SECOND, 86_400 * SECOND, 366 * 86_400 * SECOND)
+CHANGING: Final = ("calendar_window", "calendar_window", "fixed_window", "fixed_window", *ALGORITHMS[1:])
 ZONES: Final = ("UTC", "Europe/Berlin", "America/New_York", "Asia/Kolkata", "Australia/Lord_Howe")
 
 
@@ -52,6 +55,8 @@ def random_vectors(seed: int = 0, n: int = 1000) -> Iterator[Vector]:
 def _world(random: Random, model: Model, name: str, steps: int) -> Iterator[Vector]:
     """Ask about a few keys of one or two policies, in one stretch of time."""
     versions = [_versions(random, f"{name}{which}") for which in "xy"[: random.randint(1, 2)]]
+    if not random.randrange(3):
+        versions = [_changing(random, name)]
     keys = random.sample(KEYS, random.randint(1, 3))
     now = high = START + random.randrange(SPAN)
     charged: list[tuple[Ask, int]] = []
@@ -62,7 +67,7 @@ def _world(random: Random, model: Model, name: str, steps: int) -> Iterator[Vect
         verb = random.choice(VERBS)
         asks, at = _asks(random, versions, keys), None
         if verb == "adjust":
-            asks, at = _correction(random, asks, charged)
+            asks, at = _correction(random, asks, charged, now)
         answers = model.apply(verb, asks, now, at)
         if verb in ("acquire", "hold") and answers[0].allowed:
             charged += [(ask, now) for ask in asks]
@@ -76,8 +81,11 @@ def _instant(random: Random, model: Model, high: int, waits: list[int], versions
     if kind == "now":
         return high
     if kind == "wait" and waits:
-        return high + max(0, random.choice(waits) + random.randint(-1, 1))
+        wait = random.choice((min(waits), random.choice(waits)))
+        return high + max(0, wait + random.randint(-1, 1))
     length = random.choice(random.choice(random.choice(versions)).limits).length
+    if random.randrange(3):
+        length = min(limit.length for policies in versions for policy in policies for limit in policy.limits)
     if kind != "back":
         return high + random.randint(0, max(1, length // random.choice((1, 3, 30))))
     # Not back beyond the end of a state that a store may have dropped by now.
@@ -101,13 +109,15 @@ def _cost(random: Random, limit: Limit) -> int:
 
 
 def _correction(
-    random: Random, asks: tuple[Ask, ...], charged: list[tuple[Ask, int]]
+    random: Random, asks: tuple[Ask, ...], charged: list[tuple[Ask, int]], now: int
 ) -> tuple[tuple[Ask, ...], int | None]:
-    """Correct the latest charges of a key, or those of an instant: give back, cancel or take more."""
+    """Correct the latest charges of a key, those of an instant, or some never made: give back, cancel or take more."""
     at = None
-    if charged and random.randrange(5):
+    if charged and random.randrange(4):
         ask, at = random.choice(charged[-8:])
         asks = (ask,)
+    elif random.randrange(2):
+        at = now + random.randint(-1, 1) * random.choice((0, 1, random.choice(asks[0][0].limits).length))
     share = random.choice((-1.0, -0.5, -0.1, 0.3))
     return tuple((policy, key, tuple(round(cost * share) for cost in costs)) for policy, key, costs in asks), at
 
@@ -125,13 +135,38 @@ def _versions(random: Random, name: str) -> list[Policy]:
     return versions
 
 
+def _changing(random: Random, name: str) -> list[Policy]:
+    """Make versions of one limit, each with another quota and period, for keys that are used by all of them in turn."""
+    algorithm = random.choice(CHANGING)
+    length = random.choice(LENGTHS[2:-1])
+    limits = []
+    for _ in range(random.randint(2, 6)):
+        quota = random.choice((10, 30, 100, 100, MAX))
+        if algorithm == "calendar_window":
+            limits.append(_calendar(random, quota, "l"))
+            continue
+        period = f"{max(1, length * random.choice((1, 1, 2, 3, 60)) // random.choice((1, 1, 2, 7)))}us"
+        try:
+            limits.append(Limit(quota, period, algorithm, name="l"))
+        except ConfigError:
+            limits.append(Limit(30, period, algorithm, name="l"))
+    return [Policy(name, (limit,)) for limit in limits]
+
+
+def _calendar(random: Random, quota: int, name: str) -> Limit:
+    period, zone = random.choice(PERIODS), random.choice(ZONES)
+    days = {"week": 7, "month": 31, "year": 31}.get(period, 1)
+    hours = 0 if period in ("minute", "hour") else 23
+    day, hour = random.choice((1, 1, random.randint(1, days))), random.choice((0, 0, random.randint(0, hours)))
+    return Limit(quota, period, "calendar_window", name=name, timezone=zone, reset_day=day, reset_hour=hour)
+
+
 def _limit(random: Random, name: str, like: Limit | None = None) -> Limit:
     """Make a limit; `like` another one, it has its algorithm, and mostly its period."""
     while True:
         quota = random.choice((1, 2, 5, 10, 100, 3600, 90_000, 10**9, random.randint(1, 1000), MAX, MAX // 60))
         if not random.randrange(10) if like is None else like.calendar is not None:
-            period = random.choice(("minute", "hour", "day", "week", "month", "year"))
-            return Limit(quota, period, "calendar_window", name=name, timezone=random.choice(ZONES))
+            return _calendar(random, quota, name)
         length = like.length if like is not None and random.randrange(5) else random.choice(LENGTHS)
         algorithm = random.choice(ALGORITHMS) if like is None else like.algorithm
         burst = random.choice((0, 0, 1, quota * 2, 7)) if algorithm == "token_bucket" else 0

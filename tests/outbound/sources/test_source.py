@@ -6,7 +6,7 @@ import pytest
 
 from tidegate import ConfigError
 from tidegate.outbound.sources import Source, read_source, read_sources
-from tidegate.outbound.sources.source import Target, parse_source, shown
+from tidegate.outbound.sources.source import Target, parse_source
 from tidegate.outbound.sources.timetable import Cron, Interval, read_cron
 
 MINUTE = 60_000_000
@@ -107,8 +107,3 @@ def test_cron_knows_time_zones_and_changes_of_clocks():
     assert daily.after(0, micros(2025, 3, 8, 15)) == micros(2025, 3, 9, 13, 30)  # summer time begins that night
     assert daily.after(0, micros(2025, 3, 8, 14, 30)) == micros(2025, 3, 9, 13, 30)
     assert daily.after(0, micros(2025, 3, 8, 14, 29)) == micros(2025, 3, 8, 14, 30)
-
-
-def test_a_url_is_shown_without_secrets():
-    assert shown("https://me:pw@a.test:81/x/y?key=secret#part") == "https://a.test:81/x/y"
-    assert shown("https://a.test?key=secret@b") == "https://a.test"

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from tidegate import Limit, Policy, StoreUnavailable
 from tidegate.stores import MemoryStore
 from tidegate.stores.lease import Lease, LeasedStore
-from tidegate.stores.lease.steps import Step
+from tidegate.stores.lease.steps import MAX_ASKING, Step
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -154,9 +154,9 @@ class Process:
         """Take a share of any size, whatever the demand: soundness must not depend on how shares are sized."""
         book = self.desk.book(self.simulation.policy)
         holder = book.holder("k", self.clock.steady())
-        if book.length and holder is not None and not holder.asking:
+        if book.length and holder is not None and holder.asking <= self.clock.steady():
             costs = tuple(min(permits, limit.burst) for limit in book.strict.limits)
-            holder.asking = True
+            holder.asking = self.clock.steady() + MAX_ASKING
             self.drive(self.desk.holding(book, holder, costs, self.clock.steady(), (0,) * len(costs)))
 
     def ambush(self, others: list[Process]) -> None:

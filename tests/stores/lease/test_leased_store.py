@@ -8,6 +8,7 @@ import pytest
 
 from tidegate import AsyncLimiter, ConfigError, Limit, Limiter, Policy, StoreUnavailable
 from tidegate.stores import MemoryStore
+from tidegate.stores.cancellation import corrections
 from tidegate.stores.failure import GuardedStore
 from tidegate.stores.lease import Lease, LeasedStore
 from tidegate.stores.lease.terms import terms
@@ -291,14 +292,22 @@ async def test_tasks_share_exactly(shared):
     assert Limiter("1000/1h fixed_window", store=shared).usage("k")["1h"].used == 50
 
 
-async def test_a_cancelled_call_loses_its_permits_and_nothing_else(clock):
-    class Hanging(Counting):
-        async def apply_async(self, verb, asks, now=None, at=None):
-            answer = self.apply(verb, asks, now, at)
+class Hanging(Counting):
+    """Answers late on demand, and gives back what a cancelled call was charged, as every store does."""
+
+    async def apply_async(self, verb, asks, now=None, at=None):
+        answer = self.apply(verb, asks, now, at)
+        try:
             if self.fails == "hang":
                 await asyncio.sleep(3600)
-            return answer
+        except asyncio.CancelledError:
+            for back, charged in corrections(verb, asks, answer, 0):
+                self.apply("adjust", back, now, charged)
+            raise
+        return answer
 
+
+async def test_a_cancelled_call_loses_nothing(clock):
     shared = Hanging(clock)
     limiter = AsyncLimiter("1000/1h fixed_window", store=shared, lease=True)
     assert await limiter.try_acquire("k")
@@ -310,7 +319,24 @@ async def test_a_cancelled_call_loses_its_permits_and_nothing_else(clock):
     for _ in range(20):
         assert await limiter.try_acquire("k")
     await limiter.close()
-    assert limiter.store.metrics()["lease_lost_requests"] == 4
+    assert limiter.store.metrics()["lease_lost_requests"] == 0
+    assert Limiter("1000/1h fixed_window", store=shared).usage("k")["1h"].used == 21
+
+
+async def test_a_cancelled_refund_is_made_and_leaves_no_share_behind(clock):
+    shared = Hanging(clock)
+    limiter = AsyncLimiter("1000/1h fixed_window", store=shared, lease=True)
+    for _ in range(30):
+        assert await limiter.try_acquire("k")
+    assert held(limiter) > 0
+    shared.fails = "hang"
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.01):
+            await limiter.refund("k", 10)  # cancelled while it returns the share, before it has asked for its own
+    shared.fails = ""
+    await limiter.close()
+    assert limiter.store.metrics()["lease_lost_requests"] == 0
+    assert Limiter("1000/1h fixed_window", store=shared).usage("k")["1h"].used == 20
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
@@ -327,6 +353,11 @@ def test_a_forked_child_holds_nothing_of_its_parents(shared):
         os._exit(0 if good else 1)
     assert os.waitpid(child, 0)[1] == 0
     assert held(limiter) == before > 0
+
+
+def test_new_policies_can_be_asked_together(shared):
+    asks = [(Policy(name, (Limit(100, "1h", "fixed_window"),)), "k", (1,)) for name in ("one", "other")]
+    assert [decision.remaining for decision in LeasedStore(shared).apply("acquire", asks)] == [99, 99]
 
 
 def test_a_leased_store_serves_several_limiters(shared):

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from tidegate.core.codec import dump, limit_of
 from tidegate.policy import join_key
-from tidegate.stores.postgres.store import text_of
+from tidegate.stores.postgres.calls import text_of
 from tidegate.testing import Model
 from tidegate.testing.model import answer_of
 

@@ -44,24 +44,31 @@ FAULTS = (
     Fault("marks are not raised", "    if state[cardinality(state)] < state[1] then", "    if false then", 8),
     Fault(
         "a window is a microsecond too long",
-        "when now - state[2] < l.length then",
-        "when now - state[2] <= l.length then",
+        "else state[2] + l.length end",
+        "else state[2] + l.length + 1 end",
     ),
     Fault(
         "an older window is corrected",
-        "when at is null or at >= state[2] then tidegate._adjust_window",
-        "when true then tidegate._adjust_window",
+        "windows[i + 1] <= at and at < windows[i + 2]",
+        "true",
         15,
+    ),
+    Fault(
+        "what outlasts a window is forgotten", "if counted[i + 2] > present[2] and counted[i] > 0 then", "if false then"
+    ),
+    Fault("what has ended is forgotten", "    if back then\n", "    if false then\n"),
+    Fault("what has just ended is forgotten", "windows[i + 2] > now or overlapping then", "windows[i + 2] > now then"),
+    Fault("an ended window goes on", "if windows[i + 2] > now or overlapping then", "if true then"),
+    Fault("the latest charge is forgotten", "greatest(now, coalesce(state[4], state[2]))", "greatest(now, state[2])"),
+    Fault(
+        "the wait is for the last to end", "then least(retry, counted[i]) else retry end", "then retry else retry end"
     ),
     Fault("a calendar window ends late", "while l.bounds[i + 1] <= now loop", "while l.bounds[i + 1] < now loop"),
     Fault(
-        "a calendar window keeps the last one's count",
-        "case when state[2] >= l.bounds[i] then state[1] else 0 end",
-        "coalesce(state[1], 0)",
+        "never is only a long time",
+        "        retry := -1;\n    elsif cost > remaining",
+        "        retry := 1;\n    elsif cost > remaining",
         11,
-    ),
-    Fault(
-        "never is only a long time", "retry := case when cost > l.quota then -1 else ahead end;", "retry := ahead;", 11
     ),
     Fault(
         "the previous window weighs too little",

@@ -9,15 +9,16 @@ import psycopg
 import pytest
 
 import tidegate.stores.postgres
+from tests.conformance.changes import changing_history, directed_histories
 from tests.stores.postgres.comparing import first_difference
 from tests.stores.postgres.conftest import asking
 from tests.stores.postgres.directed import DIRECTED
 from tests.stores.postgres.faults import FAULTS
-from tidegate.core import algorithms
+from tidegate.core import bucket, log, sliding, state, windows
 from tidegate.errors import StoreUnavailable
 from tidegate.stores.postgres import PostgresStore
+from tidegate.stores.postgres.calls import MISSING, decisions_of
 from tidegate.stores.postgres.steps import CLOCK, drive
-from tidegate.stores.postgres.store import MISSING, decisions_of
 from tidegate.testing import Model, random_vectors, verify_store
 from tidegate.testing.model import answer_of
 
@@ -59,6 +60,15 @@ def test_answers_and_stored_states_are_those_of_the_core(empty, place, seed):
     assert first_difference(empty(), place[1], random_vectors(1000 + seed, 240)) is None
 
 
+@pytest.mark.parametrize("seed", range(12))
+def test_so_they_are_for_a_limit_that_changes(empty, place, seed):
+    assert first_difference(empty(), place[1], changing_history(seed)) is None
+
+
+def test_so_they_are_where_a_change_is_seldom_met(empty, place):
+    assert {first_difference(empty(), place[1], vectors) for vectors in directed_histories()} == {None}
+
+
 def test_so_they_are_where_random_histories_seldom_go(empty, place):
     store = empty()
     assert [first_difference(store, place[1], vectors) for vectors in DIRECTED] == [None] * len(DIRECTED)
@@ -69,7 +79,7 @@ def test_calls_that_go_together_are_decided_one_after_another(empty, seed):
     store, model = empty(), Model()
     for vectors in batched(random_vectors(2000 + seed, 240), 7):
         calls = [store._worded(verb, asks, now, at, now) for verb, asks, now, at, _ in vectors]  # noqa: SLF001 - to choose who goes together
-        connection = drive(store._pool.taking(calls[0], CLOCK.steady() + 10_000_000, threading.Event))  # noqa: SLF001 - as above
+        connection = drive(store._pool.taking(calls[0], threading.Event))  # noqa: SLF001 - as above
         assert connection is not None
         result = drive(connection.calling("apply", store._parameters(calls), CLOCK.steady() + 10_000_000))  # noqa: SLF001 - as above
         store._pool.give(connection)  # noqa: SLF001 - as above
@@ -92,10 +102,11 @@ def batched(items, size):
 
 def test_functions_stand_in_the_order_of_the_core():
     """The same names in the same order, so that the two can be read side by side."""
-    code = Path(algorithms.__file__).read_text(encoding="utf-8")
+    modules = (state, bucket, windows, sliding, log)
+    code = "".join(Path(module.__file__).read_text(encoding="utf-8") for module in modules)
     ours = [line.split("(")[0].split(".")[1] for line in CORE.splitlines() if line.startswith("create or replace")]
     theirs = [line[4:].split("(")[0] for line in code.splitlines() if line.startswith("def ")]
-    theirs = [name for name in theirs if name not in ("marked", "unmarked")]  # shapes of Python's states
+    theirs = [name for name in theirs if name != "marked"]  # a shape of Python's states
     assert [name for name in ours if name in theirs and name != "adjust"] == theirs
 
 
@@ -110,7 +121,12 @@ def test_a_planted_fault_is_noticed(empty, place, fault):
         store.schema = store.schema._replace(core=wrong)
         return store
 
-    histories = chain([chain(*DIRECTED)], (random_vectors(seed, 240) for seed in range(fault.seed, fault.seed + 16)))
+    histories = chain(
+        [chain(*DIRECTED)],
+        directed_histories(),
+        map(changing_history, range(8)),
+        (random_vectors(seed, 240) for seed in range(fault.seed, fault.seed + 16)),
+    )
     assert any(differs(faulty(), place[1], vectors) for vectors in histories)
 
 

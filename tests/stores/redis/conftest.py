@@ -33,7 +33,7 @@ def valkey() -> Iterator[ValkeyServer]:
 
 @pytest.fixture(scope="session")
 def redis7() -> Iterator[ValkeyServer]:
-    with ValkeyServer(need(shutil.which("redis-server"), "redis-server")) as server:
+    with ValkeyServer(need(shutil.which("redis-server"), "redis-server", "apt-get install redis-server")) as server:
         yield server
 
 

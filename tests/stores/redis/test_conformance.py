@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 import redis
 
+from tests.conformance.changes import changing_history, directed_histories
 from tests.servers.valkey import ValkeyServer
 from tests.stores.redis.conftest import address_of
 from tests.stores.redis.stored import stored_states
@@ -22,9 +23,9 @@ from tidegate.testing import Model, Vector, random_vectors, verify_store
 from tidegate.testing.model import answer_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
-HISTORIES = 60
+HISTORIES = 90
 STEPS = 120
 
 
@@ -34,9 +35,19 @@ def test_redis_store_keeps_every_promise(any_server: ValkeyServer) -> None:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_stored_states_are_those_of_the_core(valkey: ValkeyServer, seed: int) -> None:
+    assert_stored(valkey, random_vectors(1000 + seed, 300))
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_stored_states_of_a_changing_limit_are_those_of_the_core(valkey: ValkeyServer, seed: int) -> None:
+    assert_stored(valkey, changing_history(seed))
+
+
+def assert_stored(valkey: ValkeyServer, vectors: Iterable[Vector]) -> None:
+    """Put vectors to the script, and compare every answer and every stored state with the core's."""
     with redis.Redis(port=valkey.port) as client:
         store, model = RedisStore(address_of(valkey)), Model()
-        for place, (verb, asks, now, at, answers) in enumerate(random_vectors(1000 + seed, 300)):
+        for place, (verb, asks, now, at, answers) in enumerate(vectors):
             decisions = store.apply(verb, asks, now, at)
             assert tuple(map(answer_of, decisions)) == answers, f"step {place}"
             model.apply(verb, asks, now, at)
@@ -73,7 +84,13 @@ FAULTS = {
     "one too many in a window": ("cost <= limit.quota - used and", "cost <= limit.quota - used + 1 and"),
     "a window one microsecond too long": ("now - state.start < limit.length", "now - state.start <= limit.length"),
     "another calendar window": ("windows[i] <= instant and instant < windows[i + 1]", "windows[i] <= instant"),
-    "a refund in the wrong window": ("if at and at < start then return state end", ""),
+    "a refund in the wrong window": ("windows[i + 1] <= at and at < windows[i + 2]", "true"),
+    "a refund for a window to come": ("windows[i + 1] <= at and at < windows[i + 2]", "windows[i + 1] <= at"),
+    "what outlasts a window is forgotten": ("if counted[i + 2] > ends and counted[i] > 0 then", "if false then"),
+    "what has ended is forgotten": ("if back then\n", "if false then\n"),
+    "what has just ended is forgotten": ("if windows[i + 2] > now or overlaps then", "if windows[i + 2] > now then"),
+    "an ended window goes on": ("if windows[i + 2] > now or overlaps then", "if true then"),
+    "the latest charge is forgotten": ("max(now, state.seen or state.start)", "max(now, state.start)"),
     "the previous window weighs too little": ("return ceil_div(previous * min", "return floor_div(previous * min"),
     "the previous window never ends": ("ended == 1 and count or 0", "count"),
     "an entry stays a microsecond too long": ("state.first <= now - limit.length", "state.first < now - limit.length"),
@@ -120,7 +137,9 @@ USUAL_FAULTS = {
 
 @cache
 def histories() -> list[list[Vector]]:
-    return [list(random_vectors(seed, STEPS)) for seed in range(HISTORIES)] + [list(long_history(n)) for n in range(3)]
+    histories = [list(random_vectors(seed, STEPS)) for seed in range(HISTORIES)]
+    histories += [*map(list, map(long_history, range(3))), *map(list, map(changing_history, range(8)))]
+    return [*histories, *directed_histories()]
 
 
 def long_history(seed: int) -> Iterator[Vector]:
@@ -191,7 +210,8 @@ async def test_a_planted_fault_is_found(victim: ValkeyServer, fault: str) -> Non
     old, new = FAULTS[fault]
     source = SOURCE.decode()
     assert old in source, "the fault no longer fits the script"
-    assert await found_by(victim, source.replace(old, new).encode()) is not None
+    wrong = source.replace(old, new).encode()
+    assert (await found_by(victim, wrong)) is not None or (await found_by(victim, wrong, together=False)) is not None
 
 
 @pytest.mark.parametrize("fault", USUAL_FAULTS)

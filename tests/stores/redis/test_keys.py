@@ -33,17 +33,27 @@ def client(server: ValkeyServer) -> Iterator[redis.Redis]:
         yield opened
 
 
+def stored(client: redis.Redis) -> list[bytes]:
+    """List the keys of limits: all but the server's marker, which is gone a second after the last call."""
+    keys = list(client.scan_iter())
+    markers = [key for key in keys if key.endswith(b":marker")]
+    assert len(markers) <= 1
+    assert all(client.pttl(key) in range(-2, 1001) for key in markers)
+    assert all(client.pttl(key) != -1 for key in markers)
+    return [key for key in keys if key not in markers]
+
+
 def test_every_key_has_an_end_whatever_was_done(server: ValkeyServer, client: redis.Redis) -> None:
     store = RedisStore(address_of(server))
     policy = Policy("p", (*MIXED, CALENDAR))
     for number, verb in enumerate(("acquire", "hold", "adjust", "peek", "reset", "acquire", "adjust")):
         store.apply(verb, [(policy, f"k{key}", (1 + number % 3,) * 6) for key in range(5)])
-        for key in client.scan_iter():
+        for key in stored(client):
             left = client.pttl(key)
             assert 0 < left <= 3_600_000 + 2000, f"{key!r} after {verb}"
-    assert client.dbsize() == 5 * 3  # an entry, and a log for each of two limits
+    assert len(stored(client)) == 5 * 3  # an entry, and a log for each of two limits
     store.apply("reset", [(policy, f"k{key}", (0,) * 6) for key in range(5)])
-    assert client.dbsize() == 0
+    assert stored(client) == []
     store.close()
 
 
@@ -61,7 +71,7 @@ def test_a_lowered_limit_shortens_the_end(server: ValkeyServer, client: redis.Re
     store = RedisStore(address_of(server))
     for period in ("1d", "1m"):
         store.apply("acquire", ((Policy("p", (Limit(100, period, "fixed_window", name="l"),)), "k", (1,)),))
-    [key] = client.scan_iter()
+    [key] = stored(client)
     assert client.pttl(key) <= 62_000
     store.close()
 
@@ -70,7 +80,7 @@ def test_a_clock_of_the_test_cannot_lose_live_state(server: ValkeyServer, client
     # The test's clock stands still while real time passes: 10 ms of it, or a slow minute, must not end a state.
     with Limiter("1/10ms", store=RedisStore(address_of(server), clock=ManualClock(1_728_000_000))) as limiter:
         assert limiter.try_acquire("k")
-        [key] = client.scan_iter()
+        [key] = stored(client)
         assert client.pttl(key) > 600_000
         assert not limiter.try_acquire("k")
         limiter.store.clock.advance(0.01)  # type: ignore[attr-defined]  # a ManualClock
@@ -86,7 +96,7 @@ def test_keys_of_one_call_share_a_slot(server: ValkeyServer, client: redis.Redis
         for key in names:
             client.flushall()
             store.apply("acquire", ((policy, key, (1,) * 5),))
-            keys = list(client.scan_iter())
+            keys = stored(client)
             assert len(keys) == 3
             assert len({key_slot(k) for k in keys}) == 1
     store.close()
@@ -101,7 +111,7 @@ def test_a_log_of_a_hundred_thousand_is_cheap(server: ValkeyServer, client: redi
         return store.apply("acquire", ((policy, "k", (cost,)),), at)[0]
 
     ask(now)
-    entry, log = sorted(client.scan_iter(), key=len)
+    entry, log = sorted(stored(client), key=len)
     # The other 99,999 calls, a microsecond each: what they would have left, written at once.
     numbers = list(unpack("<10d", client.get(entry)))
     assert numbers[4:] == [0, 1, 0, now, now, 1]  # head, tail, base, first, last, total
@@ -121,7 +131,7 @@ def test_a_log_of_a_hundred_thousand_is_cheap(server: ValkeyServer, client: redi
 def test_a_large_cost_is_one_entry(server: ValkeyServer, client: redis.Redis) -> None:
     with Limiter(Limit(10**9, "1h", "sliding_log"), store=RedisStore(address_of(server))) as limiter:
         limiter.try_acquire("k", cost=50_000)
-        assert sum(client.strlen(key) for key in client.scan_iter()) < 150
+        assert sum(client.strlen(key) for key in stored(client)) < 150
         limiter.store.close()
 
 
@@ -131,7 +141,7 @@ def test_an_evicted_log_is_a_forgotten_one(server: ValkeyServer, client: redis.R
     store = RedisStore(address_of(server))
     for i in range(5):
         store.apply("acquire", ((policy, "k", (1,)),), now + i)
-    client.delete(max(client.scan_iter(), key=len))
+    client.delete(max(stored(client), key=len))
     [decision] = store.apply("acquire", ((policy, "k", (1,)),), now + 10)
     assert decision.allowed
     assert decision.remaining == 4

@@ -40,7 +40,7 @@ class SentinelServer(ValkeyServer):
 
 @pytest.fixture
 def trio() -> Iterator[tuple[ValkeyServer, ValkeyServer, SentinelServer]]:
-    program = need(shutil.which("redis-server"), "redis-server")
+    program = need(shutil.which("redis-server"), "redis-server", "apt-get install redis-server")
     follow = ("--replicaof", "127.0.0.1")
     delay = ("--repl-diskless-sync-delay", "0")
     with ValkeyServer(program, *delay) as primary, ValkeyServer(program, *follow, str(primary.port)) as replica:

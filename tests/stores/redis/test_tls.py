@@ -24,7 +24,7 @@ def encrypted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, P
     """Start a server that also listens for TLS; give its URL, and its certificate."""
     folder = tmp_path_factory.mktemp("tls")
     key, certificate, port = folder / "key.pem", folder / "certificate.pem", free_port()
-    openssl = need(shutil.which("openssl"), "openssl")
+    openssl = need(shutil.which("openssl"), "openssl", "apt-get install openssl")
     names = ["-subj", "/CN=tidegate", "-addext", "subjectAltName=IP:127.0.0.1"]
     made = ["-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2"]
     subprocess.run(
@@ -32,7 +32,14 @@ def encrypted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, P
     )
     files = ["--tls-cert-file", str(certificate), "--tls-key-file", str(key), "--tls-ca-cert-file", str(certificate)]
     program = shutil.which("redis-server")  # the wheel's server knows no TLS
-    with ValkeyServer(need(program, "redis-server"), "--tls-port", str(port), "--tls-auth-clients", "no", *files):
+    with ValkeyServer(
+        need(program, "redis-server", "apt-get install redis-server"),
+        "--tls-port",
+        str(port),
+        "--tls-auth-clients",
+        "no",
+        *files,
+    ):
         yield f"rediss://127.0.0.1:{port}", certificate
 
 

@@ -44,7 +44,7 @@ def test_options() -> None:
 @pytest.mark.parametrize(
     ("url", "message"),
     [
-        ("redis://user:hush@host:port", "port must be a number"),
+        ("redis://user:hush@host:port", "a port is a number"),
         ("redis://user:hush@host/one", "db must be a number"),
         ("redis://user:hush@host/1/2", "only a database number"),
         ("redis://user:hush@host?timout=1", "no option 'timout'"),
@@ -54,7 +54,7 @@ def test_options() -> None:
         ("redis://user:hush@a,b", r"redis\+cluster://"),
         ("redis+cluster://user:hush@a/1", "a cluster has one database"),
         ("redis+sentinel://user:hush@a", "name the service"),
-        ("redis://user:hush@[::1", "cannot be read"),
+        ("redis://user:hush@[::1", "malformed URL"),
     ],
 )
 def test_what_makes_no_sense_is_refused_and_no_password_told(url: str, message: str) -> None:

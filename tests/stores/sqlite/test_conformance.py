@@ -4,6 +4,7 @@ from itertools import count
 
 import pytest
 
+from tests.conformance.changes import changing_history
 from tidegate.core.bounds import MAX
 from tidegate.core.limit import Limit
 from tidegate.policy import Policy
@@ -17,6 +18,14 @@ def test_answers_as_the_core_does(tmp_path, monkeypatch, inline, rounds):
     monkeypatch.setattr(rows, "INLINE", inline)
     numbers = count()
     verify_store(lambda: SQLiteStore(tmp_path / f"{next(numbers)}.db"), seed=inline, rounds=rounds)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_answers_as_the_core_does_for_a_limit_that_changes(tmp_path, seed):
+    store = SQLiteStore(tmp_path / "limits.db")
+    for place, (verb, asks, now, at, answers) in enumerate(changing_history(seed)):
+        assert tuple(map(answer_of, store.apply(verb, asks, now, at))) == answers, f"step {place}"
+    store.close()
 
 
 def test_sums_beyond_64_bits_are_counted_anew(tmp_path, monkeypatch):

@@ -23,8 +23,8 @@ from tidegate.errors import ConfigError
 from tidegate.outbound.httpx import AsyncRateLimitTransport
 from tidegate.outbound.sources.ledger import Ledger
 from tidegate.outbound.sources.scheduler import Scheduler, call_of
-from tidegate.outbound.sources.source import Source, shown
 from tidegate.outbound.sources.worker import Noting, Outcome, Status, fetch
+from tidegate.urls import redact
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from tidegate.outbound.account import Account
     from tidegate.outbound.providers import Providers
     from tidegate.outbound.sources.ledger import Unsettled
+    from tidegate.outbound.sources.source import Source
 
 log = logging.getLogger(__name__)
 
@@ -227,7 +228,7 @@ class Service:
         """Tell of each source when it runs next, what came of it last, what was skipped and queued again."""
         rows = self.scheduler.describe()
         for row in rows:
-            row["url"] = shown(row["url"])
+            row["url"] = redact(row["url"])
         return rows
 
     async def close(self) -> None:

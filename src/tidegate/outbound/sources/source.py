@@ -136,11 +136,3 @@ def _target(setting: Setting) -> Target:
 def _seconds(setting: Setting) -> float:
     with setting.blame(period=setting):
         return parse_period(setting.text()) / SECOND
-
-
-def shown(url: str) -> str:
-    """Show a URL without what may be secret in it: user, password, query."""
-    scheme, _, rest = url.partition("//")
-    place = re.split(r"[?#]", rest, maxsplit=1)[0]
-    host, slash, path = place.partition("/")
-    return f"{scheme}//{host.rpartition('@')[2]}{slash}{path}"

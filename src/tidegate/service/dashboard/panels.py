@@ -15,11 +15,12 @@ from collections import deque
 from typing import TYPE_CHECKING, Any, Final
 
 from tidegate.adaptive import SUBJECT, CapacityUpdate
-from tidegate.adaptive.update import MalformedError
+from tidegate.adaptive.signing import MalformedError
 from tidegate.budget.forecast import Forecast, forecast
 from tidegate.core.bounds import SECOND
 from tidegate.errors import StoreUnavailable
 from tidegate.swarm.watch import Agent, Watcher
+from tidegate.urls import redact
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -117,13 +118,7 @@ def _budget(budget: TaskBudget) -> dict[str, Any]:
 
 def bus_panel(bus: Bus, where: str = "") -> Panel:
     """Show whether a bus is connected, and what it counts."""
-    return lambda: {"where": without_secrets(where), "connected": bus.connected, "counts": bus.metrics()}
-
-
-def without_secrets(url: str) -> str:
-    """Leave out of an address who logs in, and with what; and options, which may hold secrets too."""
-    scheme, mark, rest = url.partition("://")
-    return (f"{scheme}://{rest.rpartition('@')[2]}" if mark else url).partition("?")[0]
+    return lambda: {"where": redact(where), "connected": bus.connected, "counts": bus.metrics()}
 
 
 class SwarmPanel:

@@ -14,7 +14,7 @@ from tidegate.core.bounds import SECOND
 from tidegate.errors import ConfigError, RateLimitError, StoreUnavailable
 from tidegate.headers import PROBLEM_TYPE, Style, problem, write
 from tidegate.service.domains import PERIODS, UNITS, by_request
-from tidegate.service.envoy.messages import METHOD, OK, OVER, SERVICE, classes
+from tidegate.service.envoy.messages import METHOD, OK, OVER, SERVICE, classes, read_request
 from tidegate.service.seats import short_key
 
 try:
@@ -34,6 +34,11 @@ log = logging.getLogger("tidegate.service")
 
 LARGEST: Final = 2**32 - 1
 MOST: Final = 100  # descriptors of a request
+PROBLEMS: Final = (
+    (StoreUnavailable, "store-unavailable", grpc.StatusCode.UNAVAILABLE),
+    (ConfigError, "bad-field", grpc.StatusCode.INVALID_ARGUMENT),
+    (RateLimitError, "stopping", grpc.StatusCode.UNAVAILABLE),
+)
 UNIT_OF: Final = {period: number for number, name in enumerate(UNITS) if (period := PERIODS.get(name)) is not None}
 
 
@@ -58,25 +63,23 @@ class RateLimitService:
     def handler(self) -> Any:  # noqa: ANN401 - gRPC has no types
         """Give what a gRPC server registers."""
         method = grpc.unary_unary_rpc_method_handler(
-            self.should_rate_limit,
-            request_deserializer=self._messages["RateLimitRequest"].FromString,
+            self.should_rate_limit,  # which reads the request itself: gRPC would tell the client of our classes
             response_serializer=self._messages["RateLimitResponse"].SerializeToString,
         )
         return grpc.method_handlers_generic_handler(SERVICE, {METHOD: method})
 
-    async def should_rate_limit(self, request: Any, context: Any) -> Any:  # noqa: ANN401 - gRPC has no types
-        """Answer one request."""
+    async def should_rate_limit(self, sent: bytes, context: Any) -> Any:  # noqa: ANN401 - gRPC has no types
+        """Answer one request. Whatever goes wrong is a status; what was not foreseen is told to the log alone."""
         try:
-            return await self._answer(request)
-        except StoreUnavailable as error:
-            self.desk.tally.errors["store-unavailable"] += 1
-            await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
-        except ConfigError as error:
-            self.desk.tally.errors["bad-field"] += 1
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+            return await self._answer(read_request(sent))
         except RateLimitError as error:
-            self.desk.tally.errors["stopping"] += 1
-            await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
+            kind, code = next(found for each, *found in PROBLEMS if isinstance(error, each))
+            detail = str(error)
+        except Exception:
+            log.exception("a request of Envoy failed")
+            kind, code, detail = "internal", grpc.StatusCode.INTERNAL, "see the log of the service"
+        self.desk.tally.errors[kind] += 1
+        return await context.abort(code, detail)
 
     async def _answer(self, request: Any) -> Any:  # noqa: ANN401 - made at run time
         if not request.domain:
@@ -84,7 +87,9 @@ class RateLimitService:
         if not 1 <= len(request.descriptors) <= MOST:
             raise ConfigError(f"must be 1 to {MOST}, not {len(request.descriptors)}", field="descriptors")
         domain = self.desk.rules.domains.get(request.domain)
-        found = [None if domain is None else domain.find(pairs_of(each)) for each in request.descriptors]
+        if domain is None:  # not limited, whatever limits the request brings: what is kept of it would have no bound
+            return self._response([None] * len(request.descriptors))
+        found = [domain.find(pairs_of(each)) for each in request.descriptors]
         replaced = {name for each in found if each is not None for name in each[0].replaces}
         each = zip(request.descriptors, found, strict=True)
         asked = [self._asked(request, descriptor, place, replaced) for descriptor, place in each]
@@ -183,7 +188,14 @@ async def serve(desk: Desk, settings: Settings) -> Any:  # noqa: ANN401 - gRPC h
     """Start a gRPC server; gives it, to be stopped."""
     if settings.grpc is None:
         raise ConfigError("needs an address such as 127.0.0.1:8081", field="grpc")
-    options = (("grpc.so_reuseport", 1 if settings.workers > 1 else 0), ("grpc.max_receive_message_length", 2**20))
+    options = (
+        ("grpc.so_reuseport", 1 if settings.workers > 1 else 0),
+        ("grpc.max_receive_message_length", 2**20),
+        # As for HTTP: silent and idle connections are closed, and there are no more than descriptors.
+        ("grpc.server_handshake_timeout_ms", round(settings.read_timeout * 1000)),
+        ("grpc.max_connection_idle_ms", round(settings.idle_timeout * 1000)),
+        ("grpc.max_allowed_incoming_connections", settings.max_connections),
+    )
     server = grpc.aio.server(options=options, maximum_concurrent_rpcs=settings.max_concurrency)
     server.add_generic_rpc_handlers((RateLimitService(desk, settings.headers).handler(),))
     try:

@@ -14,13 +14,14 @@ from tidegate.errors import RateLimitError
 from tidegate.service.dashboard.files import read_files
 from tidegate.service.dashboard.overview import Overview
 from tidegate.service.http import metrics
-from tidegate.service.http.body import Bodies
+from tidegate.service.http.body import read_body
 from tidegate.service.http.check import METHODS, check
 from tidegate.service.http.door import Door
 from tidegate.service.http.openapi import document
 from tidegate.service.http.problems import KINDS, ProblemError, Reply, problem_of
-from tidegate.service.http.replays import Replays
+from tidegate.service.http.replays import Replays, replayed
 from tidegate.service.http.verbs import Verbs
+from tidegate.service.idempotency import KeyedCall
 from tidegate.service.tally import Latency
 from tidegate.service.wire import loads
 
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     Scope = MutableMapping[str, Any]
     Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
     Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
-    Verb = Callable[[Any], Coroutine[Any, Any, Reply]]
+    Verb = Callable[..., Coroutine[Any, Any, Reply]]
     Get = Callable[[Scope, dict[bytes, bytes]], Awaitable[Reply]]
     Panel = Callable[[], Awaitable[object] | object]
 
@@ -41,6 +42,7 @@ log = logging.getLogger("tidegate.service")
 
 ADMIN: Final = ("reset", "block", "unblock", "blocks")  # verbs that need the admin token
 REPLAYED: Final = ("acquire", "reserve", "lease", "batch", "commit", "cancel", "release")
+KEPT_FREE: Final = 8  # one part in eight of max_concurrency is never taken by calls that may wait
 SECURITY: Final = ((b"x-content-type-options", b"nosniff"), (b"cache-control", b"no-store"))
 
 
@@ -52,6 +54,7 @@ class App:
         self.desk = desk
         self.settings = settings
         self.in_flight = 0
+        self.waiting = 0  # requests under way that may wait for a permit
         self.stopping = False
         self.idle = asyncio.Event()  # set when the last request of a stopping service is answered
         self.reloads = {"adopted": 0, "refused": 0}
@@ -62,7 +65,6 @@ class App:
         self._door = Door(settings)
         self._clock = desk.store.clock
         self._replays = Replays(self._clock)
-        self.bodies = Bodies(self._clock, settings.max_body, settings.read_timeout)
         self._verbs = Verbs(desk)
         self._latency = desk.tally.latency
         self._posts = {f"/v1/{name}": (name, verb) for name, verb in self._verbs.all.items()}
@@ -97,7 +99,7 @@ class App:
                 if (post := self._posts.get(path)) is not None:
                     verb = post[0]
                     headers = self._admit(scope, verb)
-                    body = await self.bodies.read(headers, receive, start)
+                    body = await read_body(headers, receive, self.settings.max_body)
                     key = headers.get(b"idempotency-key")
                     at_once = self._verbs.at_once(body) if verb == "acquire" and key is None else None
                     # What may wait is timed apart: its time is mostly the client's wish.
@@ -145,7 +147,8 @@ class App:
             raise ProblemError("method-not-allowed", f"send a POST, not a {scope['method'][:20]}", allow="POST")
         headers = dict(scope["headers"])
         self._door.check(headers, admin=name in ADMIN)
-        if self.stopping or self.in_flight > self.settings.max_concurrency:
+        # The admin has to get in when there are too many requests.
+        if self.stopping or (self.in_flight > self.settings.max_concurrency and name not in ADMIN):
             self._check_load()
         kind = headers.get(b"content-type", b"")
         if kind != b"application/json" and kind.partition(b";")[0].strip().lower() != b"application/json":
@@ -153,12 +156,34 @@ class App:
         return headers
 
     async def _post(self, name: str, verb: Verb, body: bytes, key: bytes | None, receive: Receive) -> Reply:
-        if key is not None and name in REPLAYED:
-            return await self._replays.answer(key, (name, body), lambda: verb(loads(body)))
         asked = loads(body)
+        if key is None or name not in REPLAYED:
+            answer = verb(asked)
+        else:
+            answer = self._replays.answer(key, (name, body), lambda: self._once(name, verb, body, asked, key))
         if isinstance(asked, dict) and asked.get("wait"):
-            return await unless_gone(verb(asked), receive)
-        return await verb(asked)
+            return await self._waiting(answer, receive)
+        return await answer
+
+    async def _once(self, name: str, verb: Verb, body: bytes, asked: object, key: bytes) -> Reply:
+        """Ask with an idempotency key; a store that is shared remembers it, too."""
+        if self.desk.store.instant:
+            return await verb(asked)
+        call = KeyedCall.read(key, name, body)
+        reply = await verb(asked, call)
+        return replayed(reply) if call.repeated else reply
+
+    async def _waiting(self, answer: Coroutine[Any, Any, Reply], receive: Receive) -> Reply:
+        """Answer a call that may wait for a permit; such calls leave room for those that are decided at once."""
+        most = self.settings.max_concurrency
+        if self.waiting >= most - most // KEPT_FREE:
+            answer.close()
+            raise ProblemError("busy", f"{self.waiting} calls wait already: ask without wait, or later")
+        self.waiting += 1
+        try:
+            return await unless_gone(answer, receive)
+        finally:
+            self.waiting -= 1
 
     def _check_load(self) -> None:
         if self.stopping:
@@ -179,6 +204,7 @@ class App:
         return await get(scope, headers)
 
     async def _check(self, scope: Scope, headers: dict[bytes, bytes]) -> Reply:
+        self._door.check_site(headers)
         self._check_load()
         return await check(self.desk, scope["query_string"], headers, self.settings.headers)
 

@@ -12,6 +12,11 @@ if TYPE_CHECKING:
     from tidegate.service.settings import Settings
 
 BEARER: Final = b"bearer "
+SAME_SITE: Final = (b"same-origin", b"none")  # a page of ours, or what a person has typed
+CROSS_SITE: Final = (
+    "without a decision token, no page of another site may ask; a proxy that passes its client's header fields on "
+    "has to leave out Origin and Sec-Fetch-Site, or to send the token"
+)
 
 
 class Door:
@@ -48,6 +53,24 @@ class Door:
         if admin and self._admin is None:
             raise ProblemError("forbidden", "no admin token is configured: set admin_token or admin_token_file")
         raise ProblemError("unauthorized", "send the token as 'Authorization: Bearer …' or as 'X-Tidegate-Token: …'")
+
+    def check_site(self, headers: dict[bytes, bytes]) -> None:
+        """Refuse a page of another site where no token is needed: its reader's browser is on this machine, too.
+
+        A page can send a simple request (GET, HEAD, or a POST that is not JSON) anywhere without asking. Browsers say
+        which site it comes from in `Sec-Fetch-Site`, or else in `Origin`; neither can be set by the page.
+        """
+        if self._decision is None and is_cross_site(headers):
+            raise ProblemError("forbidden", CROSS_SITE)
+
+
+def is_cross_site(headers: dict[bytes, bytes]) -> bool:
+    """Tell whether a browser sends a request for a page of another site."""
+    site = headers.get(b"sec-fetch-site")
+    if site is not None:
+        return site not in SAME_SITE
+    origin = headers.get(b"origin")
+    return origin is not None and origin.partition(b"://")[2] != headers.get(b"host")
 
 
 def check_host(host: bytes) -> None:

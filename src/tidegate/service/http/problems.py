@@ -7,6 +7,7 @@ from typing import Final, NamedTuple
 
 from tidegate.errors import Closed, ConfigError, RateLimitError, ResourceUnknown, StoreUnavailable
 from tidegate.headers import PROBLEM_TYPE
+from tidegate.service.idempotency import IdempotencyMismatchError
 from tidegate.service.receipts import AlreadySettledError
 from tidegate.service.wire import BadFieldError
 
@@ -29,6 +30,7 @@ KINDS: Final[dict[str, tuple[int, str]]] = {
     "unsupported-type": (415, "The request has to be application/json"),
     "bad-field": (422, "A field of the request cannot be used"),
     "idempotency-mismatch": (422, "This idempotency key belongs to another request"),
+    "head-too-large": (431, "The header fields are too large"),
     "internal": (500, "The service failed"),
     "busy": (503, "Too many requests are under way"),
     "stopping": (503, "The service is stopping"),
@@ -89,6 +91,7 @@ def problem_of(error: RateLimitError) -> ProblemError:
 
 BY_ERROR: Final = (
     (AlreadySettledError, "already-settled"),
+    (IdempotencyMismatchError, "idempotency-mismatch"),
     (StoreUnavailable, "store-unavailable"),
     (Closed, "stopping"),
 )

@@ -1,7 +1,7 @@
 """Idempotency keys: the same question with the same key gets the same answer, and is decided once.
 
 Bounded and forgetful: the oldest of too many or too large answers go first, and each after its time. They belong to
-this process: a client that repeats a request keeps its connection, or asks a service of one process.
+this process; that other processes on the same store charge nothing twice is up to `service.idempotency`.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from collections import OrderedDict
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from tidegate.core.bounds import SECOND
 from tidegate.service.http.problems import ProblemError, Reply
+from tidegate.service.idempotency import KEPT, MISMATCH, IdempotencyMismatchError
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 MOST: Final = 10_000
 LARGEST: Final = 64 * 2**20  # bytes of all answers
-LASTS: Final = 600 * SECOND
 LONGEST: Final = 255  # characters of a key
 HEADER: Final = (b"idempotency-replayed", b"true")
 
@@ -48,19 +47,23 @@ class Replays:
         return len(self._kept)
 
     async def answer(self, key: bytes, question: tuple[str, bytes], ask: Callable[[], Awaitable[Reply]]) -> Reply:
-        """Give the remembered answer, wait for the one that is under way, or ask."""
+        """Give the remembered answer, wait for the one that is under way, or ask.
+
+        Cancelled while it asks, it leaves nothing behind: the next one with this key asks again.
+        """
         if not key or len(key) > LONGEST:
             raise ProblemError("bad-request", f"an idempotency key has 1 to {LONGEST} characters")
         now = self._clock.steady()
         while self._kept and (next(iter(self._kept.values())).ends <= now or self._full):
             self._forget(next(iter(self._kept)))
         digest = blake2b(question[1], person=question[0].encode()).digest()
-        kept = self._kept.get(key)
-        if kept is not None:
+        while (kept := self._kept.get(key)) is not None:
             if kept.question != digest:
-                raise ProblemError("idempotency-mismatch", "use a new idempotency key for a new request")
-            reply = await asyncio.shield(kept.answer)
-            return reply._replace(headers=(*reply.headers, HEADER))
+                raise IdempotencyMismatchError(MISMATCH)
+            await asyncio.wait((kept.answer,))
+            if not kept.answer.cancelled():
+                return replayed(kept.answer.result())
+            # Whoever asked has hung up before there was an answer: one of those who asked again takes its place.
         return await self._first(key, digest, ask, now)
 
     @property
@@ -74,7 +77,7 @@ class Replays:
 
     async def _first(self, key: bytes, digest: bytes, ask: Callable[[], Awaitable[Reply]], now: int) -> Reply:
         future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
-        mine = self._kept[key] = _Kept(digest, future, now + LASTS)
+        mine = self._kept[key] = _Kept(digest, future, now + KEPT)
         try:
             reply = await ask()
         except BaseException as error:
@@ -91,3 +94,8 @@ class Replays:
         if self._kept.get(key) is mine:
             self._bytes += len(reply.body)
         return reply
+
+
+def replayed(reply: Reply) -> Reply:
+    """Mark an answer as one that was given before."""
+    return reply if HEADER in reply.headers else reply._replace(headers=(*reply.headers, HEADER))

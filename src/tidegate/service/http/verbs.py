@@ -17,8 +17,9 @@ if TYPE_CHECKING:
 
     from tidegate.core.decision import Decision
     from tidegate.service.desk import Desk
+    from tidegate.service.idempotency import KeyedCall
 
-    Verb = Callable[[Any], Coroutine[Any, Any, Reply]]
+    Verb = Callable[..., Coroutine[Any, Any, Reply]]  # of a body and, for those that are charged once, a KeyedCall
 
 DONE: Final = Reply(200, b'{"ok":true}')
 
@@ -60,13 +61,13 @@ class Verbs:
         quick = self.desk.quick(policy)
         return None if quick is None else Reply(200, self._write(quick(key)).encode())
 
-    async def acquire(self, body: object) -> Reply:
+    async def acquire(self, body: object, call: KeyedCall | None = None) -> Reply:
         """Take permits, waiting if asked to."""
         fields = Fields.read(body, FIELDS["acquire"])
         wait = priority = 0.0
         if "wait" in fields.values or "priority" in fields.values:
             wait, priority = fields.number("wait", 0.0), fields.number("priority", 0.0)
-        decision = await self.desk.acquire(fields.subject(), fields.cost() or 0, wait, priority)
+        decision = await self.desk.acquire(fields.subject(), fields.cost() or 0, wait, priority, call)
         return Reply(200, self._write(decision).encode())
 
     async def peek(self, body: object) -> Reply:
@@ -74,18 +75,18 @@ class Verbs:
         fields = Fields.read(body, FIELDS["peek"])
         return Reply(200, self._write(await self.desk.peek(fields.subject(), fields.cost() or 0)).encode())
 
-    async def reserve(self, body: object) -> Reply:
+    async def reserve(self, body: object, call: KeyedCall | None = None) -> Reply:
         """Charge an estimate."""
         fields = Fields.read(body, FIELDS["reserve"])
         wait, priority, ttl = fields.number("wait", 0.0), fields.number("priority", 0.0), fields.number("ttl", 60.0)
-        held = await self.desk.reserve(fields.subject(), fields.cost() or 0, ttl, wait, priority)
+        held = await self.desk.reserve(fields.subject(), fields.cost() or 0, ttl, wait, priority, call)
         return self._described(held.decision, id=held.id)
 
-    async def lease(self, body: object) -> Reply:
+    async def lease(self, body: object, call: KeyedCall | None = None) -> Reply:
         """Take permits ahead."""
         fields = Fields.read(body, FIELDS["lease"])
         most, ttl = fields.whole("most", 1, MOST_LEASED), fields.number("ttl", 1.0)
-        lease = await self.desk.lease(fields.subject(), fields.cost() or 0, most, ttl)
+        lease = await self.desk.lease(fields.subject(), fields.cost() or 0, most, ttl, call)
         told = {"permits": lease.permits, "seconds": lease.seconds, "decay": lease.decay}
         return self._described(lease.decision, id=lease.id, **told)
 
@@ -93,21 +94,21 @@ class Verbs:
         said = json.loads(self._write(None)) if decision is None else describe(decision)
         return Reply(200, json.dumps({**said, **more}, separators=(",", ":")).encode())
 
-    async def commit(self, body: object) -> Reply:
+    async def commit(self, body: object, call: KeyedCall | None = None) -> Reply:
         """Settle an estimate by what it really cost."""
         fields = Fields.read(body, FIELDS["commit"])
-        await self.desk.commit(fields.text("id"), fields.cost(default=None))
+        await self.desk.commit(fields.text("id"), fields.cost(default=None), call)
         return DONE
 
-    async def cancel(self, body: object) -> Reply:
+    async def cancel(self, body: object, call: KeyedCall | None = None) -> Reply:
         """Give an estimate back."""
-        await self.desk.cancel(Fields.read(body, FIELDS["cancel"]).text("id"))
+        await self.desk.cancel(Fields.read(body, FIELDS["cancel"]).text("id"), call)
         return DONE
 
-    async def release(self, body: object) -> Reply:
+    async def release(self, body: object, call: KeyedCall | None = None) -> Reply:
         """Give slots back."""
         fields = Fields.read(body, FIELDS["release"])
-        await self.desk.release(fields.subject(), fields.cost() or 0)
+        await self.desk.release(fields.subject(), fields.cost() or 0, call)
         return DONE
 
     async def usage(self, body: object) -> Reply:
@@ -146,7 +147,7 @@ class Verbs:
 
     # ---- many at once ------------------------------------------------------------------------------------------------
 
-    async def batch(self, body: object) -> Reply:
+    async def batch(self, body: object, call: KeyedCall | None = None) -> Reply:
         """Decide on many: `keys` of one policy at a cost of 1 each, or `asks` with all that acquire can be told."""
         fields = Fields.read(body, FIELDS["batch"])
         values = fields.values
@@ -155,14 +156,16 @@ class Verbs:
         if "asks" in values:
             if "policy" in values:
                 raise fields.error("policy", "is for keys: each of the asks names its own")
-            return await self._asks(checked(fields, "asks"))
+            return await self._asks(checked(fields, "asks"), call)
         policy, keys = fields.text("policy"), checked(fields, "keys")
         quick = self.desk.quick(policy)
         if quick is None:
-            return self._answers(await self._each(policy, keys))
+            return self._answers(await self._each(policy, keys, call))
         return self._quickly([(quick, key) for key in keys], "keys")
 
-    async def _each(self, policy: str, keys: list[Any]) -> list[Decision | RateLimitError | None]:
+    async def _each(
+        self, policy: str, keys: list[Any], call: KeyedCall | None
+    ) -> list[Decision | RateLimitError | None]:
         """Decide on keys of one policy; what is no key is answered in its place."""
         subjects, wrong = [], {}
         for number, key in enumerate(keys):
@@ -170,7 +173,7 @@ class Verbs:
                 subjects.append((_subject(policy, key, number), 1))
             except BadFieldError as error:
                 wrong[number] = error
-        answers = await self.desk.batch(subjects)
+        answers = await self.desk.batch(subjects, call)
         for place, mistake in wrong.items():
             answers.insert(place, mistake)
         return answers
@@ -200,7 +203,7 @@ class Verbs:
             found.append((quick, key))
         return found
 
-    async def _asks(self, asks: list[object]) -> Reply:
+    async def _asks(self, asks: list[object], call: KeyedCall | None) -> Reply:
         """Read all asks before the first is decided: a batch that cannot be understood charges nothing."""
         usual = self._usual(asks)
         if usual is not None:
@@ -209,7 +212,7 @@ class Verbs:
         for number, ask in enumerate(asks):
             fields = Fields.read(ask, ASK, f"/asks/{number}")
             read.append((fields.subject(), fields.cost() or 0))
-        return self._answers(await self.desk.batch(read))
+        return self._answers(await self.desk.batch(read, call))
 
     def _answers(self, answers: list[Decision | RateLimitError | None]) -> Reply:
         said = [_wrong(each) if isinstance(each, RateLimitError) else self._write(each) for each in answers]

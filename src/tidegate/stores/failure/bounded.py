@@ -1,4 +1,9 @@
-"""A deadline for stores that cannot keep one themselves: their calls run, and may hang, in a few threads."""
+"""A deadline for stores that cannot keep one themselves: their calls run, and may hang, in a few threads or tasks.
+
+What is measured is the store's silence. A call is late when no call has been answered for the whole deadline while it
+waited, be it for a thread, for a connection of the store, or for the answer; or when it has waited MAX_DEADLINES times
+as long. A deadline is looked at in parts, so that a process or an event loop that stood still does not count.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +13,33 @@ from collections import deque
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from tidegate.errors import StoreUnavailable
+from tidegate.stores.deadline import PARTS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
+    from collections.abc import Callable
 
 T = TypeVar("T")
-MOST: Final = 16  # threads; when all of them hang, further calls are refused at once
+MAX_THREADS: Final = 16  # further calls wait for one of them
+MAX_DEADLINES: Final = 20  # for which a call waits that is not answered while others are
+
+
+class Silence:
+    """How long one call has waited, in parts of its deadline, and for how many of these nobody was answered."""
+
+    def __init__(self, answered: Callable[[], int]) -> None:
+        """Begin to wait. `answered` returns how many calls have been answered so far."""
+        self._answered = answered
+        self._seen = answered()
+        self._quiet = 0
+        self._parts = 0
+
+    def is_over(self) -> bool:
+        """Count one more part; tell whether the call is late."""
+        self._parts += 1
+        seen = self._answered()
+        self._quiet = self._quiet + 1 if seen == self._seen else 0
+        self._seen = seen
+        return self._quiet >= PARTS or self._parts >= PARTS * MAX_DEADLINES
 
 
 class Job(Generic[T]):
@@ -31,7 +57,6 @@ class Job(Generic[T]):
             self.answer.append(self.call())
         except BaseException as error:  # noqa: BLE001 - raised again where the answer is awaited
             self.error = error
-        self.done()
 
     def result(self) -> T:
         """Give the answer, or raise."""
@@ -41,7 +66,7 @@ class Job(Generic[T]):
 
 
 class Workers:
-    """Runs calls with a deadline. A call that misses it goes on in its thread, and nobody waits for it any more."""
+    """Runs calls in threads. A call that is late goes on in its thread, and nobody waits for it any more."""
 
     def __init__(self) -> None:
         """Start without threads."""
@@ -49,78 +74,96 @@ class Workers:
         self._ready = threading.Condition()
         self._idle = 0
         self._threads = 0
+        self._answered = 0
 
     def run(self, call: Callable[[], T], seconds: float) -> T:
-        """Run a call; raise StoreUnavailable when it takes longer than this."""
+        """Run a call; raise StoreUnavailable when it is late."""
         done = threading.Event()
         job = Job(call, done.set)
         self._start(job)
-        if not done.wait(seconds):
-            raise late(seconds)
+        silence = Silence(lambda: self._answered)
+        while not done.wait(seconds / PARTS):
+            if silence.is_over():
+                self._drop(job)
+                raise late(seconds)
         return job.result()
 
-    async def run_async(self, call: Callable[[], T]) -> T:
-        """Run a call without blocking the event loop, for as long as it takes."""
-        loop, done = asyncio.get_running_loop(), asyncio.Event()
+    def begin(self, call: Callable[[], T]) -> asyncio.Future[T]:
+        """Run a call for a task of this event loop."""
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[T] = loop.create_future()
+
+        def deliver() -> None:
+            if future.done():
+                return
+            if job.error is None:
+                future.set_result(job.answer[0])
+            else:
+                future.set_exception(job.error)
 
         def finish() -> None:
             if not loop.is_closed():
-                loop.call_soon_threadsafe(done.set)
+                loop.call_soon_threadsafe(deliver)
 
         job = Job(call, finish)
         self._start(job)
-        await done.wait()
-        return job.result()
+        future.add_done_callback(lambda _: self._drop(job))
+        return future
 
     def _start(self, job: Job[Any]) -> None:
         with self._ready:
-            if not self._idle:
-                if self._threads >= MOST:
-                    raise StoreUnavailable(f"{MOST} calls to the store hang already: it is not asked until one returns")
+            self._jobs.append(job)
+            if self._idle >= len(self._jobs):
+                self._ready.notify()
+            elif self._threads < MAX_THREADS:
                 self._threads += 1
                 threading.Thread(target=self._work, name="tidegate-store", daemon=True).start()
-                self._idle += 1
-            self._idle -= 1
-            self._jobs.append(job)
-            self._ready.notify()
+
+    def _drop(self, job: Job[Any]) -> None:
+        """Do not begin a call that nobody waits for any more."""
+        with self._ready:
+            if job in self._jobs:
+                self._jobs.remove(job)
 
     def _work(self) -> None:
         while True:
             with self._ready:
                 while not self._jobs:
+                    self._idle += 1
                     self._ready.wait()
+                    self._idle -= 1
                 job = self._jobs.popleft()
             job.run()
-            del job
             with self._ready:
-                self._idle += 1
+                self._answered += 1
+            job.done()
+            del job
 
 
 class Tasks:
-    """Awaits calls with a deadline. A call that misses it goes on in its task, which may take its time to tidy up."""
+    """Waits for calls of tasks. A call that is late goes on, and nobody waits for it any more."""
 
     def __init__(self) -> None:
-        """Start without tasks."""
-        self._left: set[asyncio.Task[Any]] = set()
+        """Start without calls."""
+        self._answered = 0
+        self._left: set[asyncio.Future[Any]] = set()
 
-    async def run(self, call: Coroutine[Any, Any, T], seconds: float) -> T:
-        """Await a call; raise StoreUnavailable when it takes longer than this. Cancelled, it cancels the call."""
-        task = asyncio.ensure_future(call)
-        self._left.add(task)
-        task.add_done_callback(self._forget)
-        try:
-            await asyncio.wait((task,), timeout=seconds)
-        except asyncio.CancelledError:
-            task.cancel()
-            raise
-        if not task.done():
-            raise late(seconds)
-        return task.result()
+    async def wait(self, call: asyncio.Future[T], seconds: float) -> T:
+        """Wait for a call; raise StoreUnavailable when it is late. Cancelled, it leaves the call alone."""
+        self._left.add(call)
+        call.add_done_callback(self._ended)
+        silence = Silence(lambda: self._answered)
+        while not call.done():
+            await asyncio.wait((call,), timeout=seconds / PARTS)
+            if not call.done() and silence.is_over():
+                raise late(seconds)
+        return call.result()
 
-    def _forget(self, task: asyncio.Task[Any]) -> None:
-        self._left.discard(task)
-        if not task.cancelled():
-            task.exception()  # looked at, so that nobody is told it never was
+    def _ended(self, call: asyncio.Future[Any]) -> None:
+        self._left.discard(call)
+        self._answered += 1
+        if not call.cancelled():
+            call.exception()  # looked at, so that nobody is told it never was
 
 
 def late(seconds: float) -> StoreUnavailable:

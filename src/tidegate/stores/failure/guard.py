@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import atexit
 import logging
-import os
 import secrets
 import threading
 import weakref
@@ -19,8 +18,10 @@ from tidegate.core.bounds import MAX, SECOND
 from tidegate.core.decision import Decision
 from tidegate.core.limit import Limit
 from tidegate.errors import Closed, ConfigError, StoreUnavailable
+from tidegate.fork import at_fork
 from tidegate.policy import Policy
 from tidegate.stores.base import Store
+from tidegate.stores.cancellation import Background, corrections
 from tidegate.stores.failure.alone import SHORTLY, Alone
 from tidegate.stores.failure.bounded import Tasks, Workers
 from tidegate.stores.failure.breaker import Breaker
@@ -80,6 +81,7 @@ class GuardedStore(Store):
     ) -> None:
         """Guard this store, which is closed with the guard."""
         super().__init__(store.clock)
+        self.waited_on = store.waited_on
         for name, value in (("deadline", deadline), ("local_for", local_for), ("beat", beat)):
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not SHORTEST <= value <= LONGEST:
                 raise ConfigError(f"must be seconds, from {SHORTEST} to {LONGEST}, not {value!r}", field=name)
@@ -90,14 +92,16 @@ class GuardedStore(Store):
         self._steady: Clock = clock or SystemClock()
         self._number = number
         self._background = background
-        self._workers = None if bounded else Workers()
-        self._tasks = Tasks()
+        self._bounded = bounded
         self._ask_one: Callable[..., Decision] = store.apply_one if bounded else self._bounded_one
-        self._watch_forks()
+        at_fork(child=self._reset)
         self._reset()
 
     def _reset(self) -> None:
         """Start afresh: at first, and in a process that was forked from one that guarded."""
+        self._workers = None if self._bounded else Workers()
+        self._tasks = Tasks()
+        self._abandoned_calls = Background()
         self._breaker = Breaker()
         self._reckoning = Reckoning()
         self._alone = Alone(self._breaker, self._reckoning, self.clock, self._steady)
@@ -208,6 +212,7 @@ class GuardedStore(Store):
     async def close_async(self) -> None:
         """Leave the peers and close the store, without blocking the event loop."""
         await asyncio.to_thread(self._leave)
+        await self._abandoned_calls.finish()
         await self.store.close_async()
 
     # ---- with the store ----------------------------------------------------------------------------------------------
@@ -229,15 +234,46 @@ class GuardedStore(Store):
             return self.store.apply(*asked)
         return self._workers.run(partial(self.store.apply, *asked), self._seconds())
 
-    async def ask_store_async(self, *asked: Any) -> list[Decision]:  # noqa: ANN401 - the arguments of apply
-        """Ask the store itself, without blocking the event loop."""
+    async def ask_store_async(
+        self, verb: str, asks: Sequence[Ask], now: int | None = None, at: int | None = None
+    ) -> list[Decision]:
+        """Ask the store itself, without blocking the event loop; what a cancelled call was charged is given back."""
         if self._workers is None:
-            return await self.store.apply_async(*asked)
+            return await self.store.apply_async(verb, asks, now, at)
+        await self._abandoned_calls.watch()
+        began = self._steady.steady()
+        call: asyncio.Future[list[Decision]]
         if type(self.store).apply_async is Store.apply_async:  # it would block the loop
-            call = self._workers.run_async(partial(self.store.apply, *asked))
+            call = self._workers.begin(partial(self.store.apply, verb, asks, now, at))
         else:
-            call = self.store.apply_async(*asked)
-        return await self._tasks.run(call, self._seconds())
+            call = asyncio.ensure_future(self.store.apply_async(verb, asks, now, at))
+        try:
+            return await self._tasks.wait(call, self._seconds())
+        except asyncio.CancelledError:
+            self._abandoned_calls.start(self._abandoned(call, (verb, asks, now), began))
+            raise
+
+    async def _abandoned(
+        self, call: asyncio.Future[list[Decision]], asked: tuple[str, Sequence[Ask], int | None], began: int
+    ) -> None:
+        """Wait for the answer to a call whose task was cancelled, and give back what it was charged."""
+        verb, asks, now = asked
+        for _ in range(2):  # a loop that ends cancels this task, too
+            with suppress(asyncio.CancelledError):
+                await asyncio.wait((call,), timeout=self._seconds())
+                break
+        if not call.done():
+            call.cancel()  # it hangs; a store that can undo it by itself will
+            return
+        if call.cancelled() or call.exception() is not None:
+            return
+        for back, at in corrections(verb, asks, call.result(), self._steady.steady() - began):
+            try:
+                await self.ask_store_async("adjust", back, now, at)
+            except LOST:
+                self._alone.decide("adjust", back, now, at)  # when the store is back
+        if verb != "peek":
+            self.wake(asks)
 
     def _bounded_one(self, *asked: Any) -> Decision:  # noqa: ANN401 - the arguments of apply_one
         assert self._workers is not None  # noqa: S101 - what chose this method
@@ -424,17 +460,6 @@ class GuardedStore(Store):
                 for share in self._shares.values():
                     share.settle(self._ask, self._alone.memory, self._now())
                     share.peers.leave(self._ask)
-
-    def _watch_forks(self) -> None:
-        if hasattr(os, "register_at_fork"):
-            me = weakref.ref(self)
-
-            def after() -> None:
-                guard = me()
-                if guard is not None:
-                    guard._reset()  # noqa: SLF001 - part of the class
-
-            os.register_at_fork(after_in_child=after)
 
 
 def _leave_at_exit(me: weakref.ref[GuardedStore]) -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
-from urllib.parse import parse_qsl, urlencode, urlsplit
+from urllib.parse import parse_qsl, urlencode
 
 from tidegate.core.bounds import SECOND
 from tidegate.core.limit import parse_period
 from tidegate.errors import ConfigError
-from tidegate.stores.failure.guard import GuardedStore
+from tidegate.stores.failure.guard import OPENING, GuardedStore
 from tidegate.stores.registry import open_store
+from tidegate.urls import server_url
 
 if TYPE_CHECKING:
     from tidegate.clock import Clock
@@ -20,12 +21,12 @@ DEADLINE: Final = 0.05
 # A file does not hang as a server behind a network does: who waits for it waits for others that decide.
 DEADLINES: Final = {"sqlite": 2.0}
 # How stores that keep a deadline by themselves are told it: their option, and the unit this is written in.
-# (A call to PostgreSQL may have to connect while others use its connections, which takes longer than a decision may:
-# the guard keeps its deadline.)
 REDIS: Final = ("redis", "rediss", "valkey", "valkeys")
 TOLD_BY: Final = {
     **{f"{scheme}{kind}": ("timeout", "") for scheme in REDIS for kind in ("", "+cluster", "+sentinel")},
     "sqlite": ("busy_timeout", "s"),
+    "postgresql": ("silence", ""),
+    "postgres": ("silence", ""),
 }
 
 
@@ -34,8 +35,8 @@ def open_guarded(url: str, *, clock: Clock | None = None) -> Store:
 
     The guard's options stand in the URL beside the store's: `redis://host?deadline=100ms&local_for=1h&beat=1s`.
     """
-    parts = urlsplit(url) if isinstance(url, str) else None
-    if parts is None or not parts.scheme or parts.scheme == "memory":
+    parts = server_url(url, "store") if isinstance(url, str) and ":" in url else None
+    if parts is None or parts.scheme == "memory":
         return open_store(url, clock=clock)
     query = parse_qsl(parts.query, keep_blank_values=True)
     options = {name: _seconds(name, value) for name, value in query if name in OPTIONS}
@@ -44,6 +45,8 @@ def open_guarded(url: str, *, clock: Clock | None = None) -> Store:
     name, unit = TOLD_BY.get(parts.scheme, ("", ""))
     if name and name not in dict(rest):
         rest.append((name, f"{options['deadline']:g}{unit}"))
+    if name == "silence" and "connect_timeout" not in dict(rest):
+        rest.append(("connect_timeout", f"{max(options['deadline'], OPENING):g}"))
     store = open_store(f"{url.partition('?')[0]}?{urlencode(rest)}".rstrip("?"), clock=clock)
     return GuardedStore(store, bounded=bool(name), **options)  # type: ignore[arg-type]  # OPTIONS are all numbers
 

@@ -6,7 +6,6 @@ book.py     what is held under one policy
 share.py    what is held of one key
 terms.py    how long a lease lasts, and under which limits the shared one is never exceeded: the proof
 keeper.py   renews and returns in the background
-turn.py     the lock
 """
 
 from tidegate.stores.lease.store import LeasedStore

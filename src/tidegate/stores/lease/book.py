@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Book:
-    """The holders of one policy's keys. Every one of them stands in `due` once, and is looked after at that instant."""
+    """The holders of one policy's keys. Every one of them stands in `due`, and is looked after at that instant."""
 
     __slots__ = ("closed", "due", "holders", "length", "most", "policy", "strict", "totals", "units")
 
@@ -45,8 +45,9 @@ class Book:
         """Find a key's holder, or make one if there is room."""
         holder = self.holders.get(key)
         if holder is None and len(self.holders) < self.most:
-            holder = self.holders[key] = Holder(key)
+            holder = Holder(key)
             self.due.append((now + self.length, holder))
+            self.holders[key] = holder
         return holder
 
     def sweep(self, now: int, most: int) -> list[Leftover]:
@@ -54,10 +55,10 @@ class Book:
         gone: list[Leftover] = []
         while self.due and self.due[0][0] <= now and most:
             most -= 1
-            _, holder = self.due.popleft()
+            _, holder = self.due[0]
             ended = holder.advance(now)
             recent = holder.seen is not None and now - holder.seen < self.length
-            if holder.share is NO_SHARE and not recent and not holder.asking:
+            if holder.share is NO_SHARE and not recent and holder.asking <= now:
                 holder.forgotten = True
             gone += self.retire(holder.key, ended)
             if holder.forgotten:
@@ -65,6 +66,7 @@ class Book:
                     del self.holders[holder.key]
             else:
                 self.due.append((now + self.length, holder))
+            self.due.popleft()  # last, so that an interrupted sweep leaves no holder without its place
         return gone
 
     def retire(self, key: Key, shares: Iterable[Share]) -> list[Leftover]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from tidegate.clock import SystemClock, TaskSignal, ThreadSignal
 from tidegate.errors import RateLimitError
+from tidegate.lock import Lock, locked
 
 if TYPE_CHECKING:
     from tidegate.clock import Signal
@@ -33,7 +34,7 @@ class Keeper:
         self._store = store
         self._desk = store.desk
         self._timed = isinstance(store.clock, SystemClock)
-        self._lock = threading.Lock()
+        self.lock = Lock()
         self._signal: Signal | None = None  # of whoever runs
         self._runs: threading.Thread | asyncio.Task[None] | None = None
         self._ending = False
@@ -46,11 +47,15 @@ class Keeper:
         if not self._timed:
             self.work()
         elif self._needed():
-            with self._lock:
-                if not self._wake() and not self._ending:
-                    self._signal = ThreadSignal()
-                    self._runs = threading.Thread(target=self._run, args=(self._signal,), name="leases", daemon=True)
-                    self._runs.start()
+            self._start_thread()
+
+    @locked
+    def _start_thread(self) -> None:
+        """Start the thread that is needed, unless one runs already, and was woken."""
+        if not self._wake() and not self._ending:
+            self._signal = ThreadSignal()
+            self._runs = threading.Thread(target=self._run, args=(self._signal,), name="leases", daemon=True)
+            self._runs.start()
 
     def work(self) -> None:
         """Do all chores there are."""
@@ -75,10 +80,7 @@ class Keeper:
 
     def end(self) -> None:
         """Run no more."""
-        with self._lock:
-            self._ending = True
-            self._wake()
-            runs = self._runs
+        runs = self._end()
         if isinstance(runs, threading.Thread):
             runs.join(PATIENCE)
 
@@ -87,10 +89,14 @@ class Keeper:
     def tend_async(self) -> None:
         """See that what there is to do gets done."""
         if self._needed():
-            with self._lock:
-                if not self._wake() and not self._ending:
-                    self._signal = TaskSignal()
-                    self._runs = asyncio.get_running_loop().create_task(self._run_async(self._signal), name="leases")
+            self._start_task()
+
+    @locked
+    def _start_task(self) -> None:
+        """Start the task that is needed, unless one runs already, and was woken."""
+        if not self._wake() and not self._ending:
+            self._signal = TaskSignal()
+            self._runs = asyncio.get_running_loop().create_task(self._run_async(self._signal), name="leases")
 
     async def work_async(self) -> None:
         """Do all chores there are, many at once."""
@@ -123,10 +129,7 @@ class Keeper:
 
     async def end_async(self) -> None:
         """Run no more."""
-        with self._lock:
-            self._ending = True
-            self._wake()
-            runs = self._runs
+        runs = self._end()
         if isinstance(runs, threading.Thread):
             await asyncio.to_thread(runs.join, PATIENCE)
         elif runs is not None and runs.get_loop() is asyncio.get_running_loop():
@@ -136,6 +139,13 @@ class Keeper:
 
     def _needed(self) -> bool:
         return bool(self._desk.chores) or (self._runs is None and self._timed and self._desk.due() is not None)
+
+    @locked
+    def _end(self) -> threading.Thread | asyncio.Task[None] | None:
+        """Have whoever runs end; tell who that is."""
+        self._ending = True
+        self._wake()
+        return self._runs
 
     def _wake(self) -> bool:
         """Wake whoever runs; tell whether anybody does. The lock is ours."""
@@ -149,13 +159,13 @@ class Keeper:
             self._signal.set()
         return alive
 
+    @locked
     def _leave(self) -> bool:
         """Leave if there is nothing to look after."""
-        with self._lock:
-            stay = self._desk.chores or (self._timed and not self._ending and self._desk.due() is not None)
-            if not stay:
-                self._runs = self._signal = None
-            return not stay
+        stay = self._desk.chores or (self._timed and not self._ending and self._desk.due() is not None)
+        if not stay:
+            self._runs = self._signal = None
+        return not stay
 
     def _complain(self, error: RateLimitError) -> None:
         """Say once that the store cannot be asked; the calls that follow will meet the same and say more."""

@@ -67,23 +67,33 @@ class Share:
         """Permits used, for each limit."""
         return tuple(permits - left for permits, left in zip(self.granted, self.left, strict=True))
 
-    def take(self, costs: Costs) -> bool:
-        """Take permits for a call, if all of them are here."""
+    def after(self, costs: Costs) -> tuple[int, Costs] | None:
+        """Tell what units and spare permits a call would leave; None if not all of its permits are here."""
         units = 0
         for cost, spare, o in zip(costs, self.spare, self.one, strict=True):
             if cost > spare:
                 if not o:
-                    return False
+                    return None
                 units = max(units, cost - spare)  # `one` is 1 where it is not 0
         if units > self.units:
+            return None
+        pairs = zip(costs, self.spare, self.one, strict=True)
+        return self.units - units, tuple(spare + units * o - cost for cost, spare, o in pairs)
+
+    def take(self, costs: Costs) -> bool:
+        """Take permits for a call, if all of them are here. Interrupted in between, less is left than there was."""
+        left = self.after(costs)
+        if left is None:
             return False
-        self.units -= units
-        self.spare = tuple(s + units * o - c for c, s, o in zip(costs, self.spare, self.one, strict=True))
+        self.units = left[0]
+        self.spare = left[1]
         return True
 
-    def decision(self, limits: tuple[Limit, ...], now: int) -> Decision:
-        """Say yes to a call that was just taken from here."""
-        return Decision((True, self.offset + now, limits, Told(self, self.left, now), None))
+    def decision(self, limits: tuple[Limit, ...], now: int, left: tuple[int, Costs] | None = None) -> Decision:
+        """Allow a call that was just taken from here, or that would leave so many units and spare permits."""
+        units, spares = left or (self.units, self.spare)
+        permits = tuple(units * o + spare for o, spare in zip(self.one, spares, strict=True))
+        return Decision((True, self.offset + now, limits, Told(self, permits, now), None))
 
 
 class Told(Sequence["View"]):
@@ -155,7 +165,7 @@ class Holder:
         self.share = NO_SHARE
         self.after = NO_SHARE
         self.past = NO_SHARE  # the last one that was in use: it shows the demand
-        self.asking = False  # somebody is asking the store for a share already
+        self.asking = 0  # until then nobody else asks the store for a share: somebody is doing so
         self.missed: Costs = ()  # what calls asked the store for meanwhile
         self.forgotten = False  # what is still on its way for this holder is void
         self.denial: Denial | None = None

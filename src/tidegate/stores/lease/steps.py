@@ -1,22 +1,25 @@
 """What the leased store does, as steps that whoever can ask the store drives: a thread, a task, or a test.
 
 Every function here that asks is a generator. It yields a Step, is sent the Decision (or thrown what went wrong), and
-returns its answer. Nothing here waits, and the turn is held only between steps.
+returns its answer. Nothing here waits, and the lock is held only between steps, in methods that are `locked`.
 """
 
 from __future__ import annotations
 
+from asyncio import CancelledError
 from collections import Counter, deque
 from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from tidegate.core.algorithms import NEVER
+from tidegate.core.bounds import SECOND
 from tidegate.core.decision import Decision
 from tidegate.errors import StoreUnavailable
+from tidegate.lock import Lock, locked
+from tidegate.stores.cancellation import DROPPABLE
 from tidegate.stores.lease.book import Book
 from tidegate.stores.lease.share import Denial, Share
 from tidegate.stores.lease.terms import span
-from tidegate.stores.lease.turn import Turn
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -29,6 +32,7 @@ if TYPE_CHECKING:
 
 SWEEP: Final = 8  # how many holders a call looks after at most, when some are due
 MANY: Final = 256  # ... and how many a chore does, before others get their turn
+MAX_ASKING: Final = 10 * SECOND  # how long one call keeps others from asking for a share of the same key
 
 
 class Step(NamedTuple):
@@ -57,7 +61,7 @@ class Desk:
         self.steady = steady
         self.lost = lost or bool  # never
         self.guarded = lost is not None
-        self.turn = Turn()
+        self.lock = Lock()
         self.books: dict[str, Book] = {}
         self.chores: deque[Steps] = deque()
         self.totals: Counter[str] = Counter()
@@ -77,7 +81,12 @@ class Desk:
                 if verb == "hold":
                     return [(yield from self.exactly("hold", book, key, costs))]
         if not (verb == "adjust" and at is not None):  # a correction of what the store was asked for touches no share
-            yield from self.clearing(verb, asks)
+            try:
+                yield from self.clearing(verb, asks)
+            except CancelledError:
+                if verb not in DROPPABLE:
+                    self.chores.append(self.asking(verb, asks, now, at))
+                raise
         elif len(asks) == 1:
             self.reconsider(*asks[0][:2])
         return [told(policy, decision) for (policy, _, _), decision in zip(
@@ -86,22 +95,12 @@ class Desk:
 
     def acquiring(self, book: Book, key: Key, costs: Costs) -> Steps:
         """Take permits for a call: from a share, or from the store together with a new share."""
-        with self.turn:
-            now = self.steady()
-            self.sweep(book, now, SWEEP)
-            holder = book.holder(key, now)
-            want = costs
-            if holder is not None:  # else there is no room for one more
-                answer = self.answer(book, holder, costs, now)
-                if answer is not None:
-                    return answer
-                if holder.asking:
-                    holder.miss(costs)
-                elif not self.lost():
-                    want = holder.wish(costs, now, book.length, self.lease.spread)
-                    holder.asking = want != costs
-                holder.seen = now
+        taken = self.take(book, key, costs)
+        if isinstance(taken, Decision):
+            return taken
+        holder, want, now = taken
         if holder is not None and want != costs:
+            answer = None
             try:
                 answer = yield from self.holding(book, holder, want, now, costs)
             except StoreUnavailable:
@@ -111,13 +110,32 @@ class Desk:
                 return answer
         return (yield from self.exactly("acquire", book, key, costs))
 
+    @locked
+    def take(self, book: Book, key: Key, costs: Costs) -> Decision | tuple[Holder | None, Costs, int]:
+        """Answer a call from here, or tell what to ask the store for, and since when."""
+        now = self.steady()
+        self.sweep(book, now, SWEEP)
+        holder = book.holder(key, now)
+        want = costs
+        if holder is not None:  # else there is no room for one more
+            answer = self.answer(book, holder, costs, now)
+            if answer is not None:
+                return answer
+            if holder.asking > now:
+                holder.miss(costs)
+            elif not self.lost():
+                want = holder.wish(costs, now, book.length, self.lease.spread)
+                holder.asking = now + MAX_ASKING if want != costs else 0
+            holder.seen = now
+        return holder, want, now
+
     def answer(self, book: Book, holder: Holder, costs: Costs, now: int) -> Decision | None:
-        """Answer a call from what is held and known here, if that is enough. The turn is ours."""
+        """Answer a call from what is held and known here, if that is enough. The lock is ours."""
         self.leave(book.retire(holder.key, holder.advance(now)))
         share, denial = holder.take(costs, now), holder.denial
         if share is not None:
             if share is holder.share and (share.units <= share.low or now >= share.fresh):
-                self.renew(book, holder)
+                self.renew(book, holder, now)
             return share.decision(book.policy.limits, now)
         if denial is not None and denial.costs == costs and now < denial.until:
             return told(book.policy, denial.repeated(now))
@@ -127,30 +145,48 @@ class Desk:
         """Take a share, and permits for a call from it; None if the store has not as much."""
         try:
             (decision,) = yield Step("hold", [(book.strict, holder.key, want)], share=True)
-        except BaseException:  # charged or not, nobody knows: the permits are lost
-            with self.turn:
-                holder.asking = False
-                book.count("granted", want)
-                book.count("lost", want)
+        except CancelledError:  # the store gives it back by itself
+            self.stop_asking(holder)
             raise
-        with self.turn:
-            received = self.steady()
-            holder.asking = False
-            holder.left = [view[0] for view in decision.views]
-            if not decision.allowed:
-                return None
-            book.count("granted", want)
-            lasts = span(book.strict.limits, want, decision.views, book.length)
-            share = Share(book.policy.one, want, decision, sent, received, lasts)
-            share.take(costs)
-            answer = share.decision(book.policy.limits, received)
-            if holder.forgotten:  # reset meanwhile, before the charge or after: not ours to return
-                book.count("used", share.used)
-                book.count("lost", share.left)
-            elif book.closed:
-                self.leave(book.retire(holder.key, [share]))
-            else:
-                self.leave(book.retire(holder.key, holder.install(share, received)))
+        except BaseException:
+            self.lose(book, holder, want)
+            raise
+        return self.grant(book, holder, want, sent, costs, decision)
+
+    @locked
+    def stop_asking(self, holder: Holder) -> None:
+        """Let the next call of a key request a share."""
+        holder.asking = 0
+
+    @locked
+    def lose(self, book: Book, holder: Holder, want: Costs) -> None:
+        """Count a share as lost: charged or not, nobody knows."""
+        holder.asking = 0
+        book.count("granted", want)
+        book.count("lost", want)
+
+    @locked
+    def grant(
+        self, book: Book, holder: Holder, want: Costs, sent: int, costs: Costs, decision: Decision
+    ) -> Decision | None:
+        """Hold a share that the store has granted, after taking from it what a call needs."""
+        received = self.steady()
+        holder.asking = 0
+        holder.left = [view[0] for view in decision.views]
+        if not decision.allowed:
+            return None
+        book.count("granted", want)
+        lasts = span(book.strict.limits, want, decision.views, book.length)
+        share = Share(book.policy.one, want, decision, sent, received, lasts)
+        share.take(costs)
+        answer = share.decision(book.policy.limits, received)
+        if holder.forgotten:  # reset meanwhile, before the charge or after: not ours to return
+            book.count("used", share.used)
+            book.count("lost", share.left)
+        elif book.closed:
+            self.leave(book.retire(holder.key, [share]))
+        else:
+            self.leave(book.retire(holder.key, holder.install(share, received)))
         return answer
 
     def exactly(self, verb: str, book: Book, key: Key, costs: Costs) -> Steps:
@@ -158,110 +194,139 @@ class Desk:
         while True:
             sent = self.steady()
             (decision,) = yield Step(verb, [(book.strict, key, costs)])
-            with self.turn:
-                received = self.steady()
-                holder = book.holders.get(key)
-                if holder is not None:
-                    holder.left = [view[0] for view in decision.views]
-                gone = [] if decision.allowed or holder is None else book.retire(key, holder.strip())
-                if not decision.allowed and not gone and holder is not None and not self.lost():
-                    wait = book.length if decision.retry == NEVER else min(book.length, decision.retry)
-                    holder.denial = Denial(costs, decision, received, sent + wait)
+            gone = self.heed(book, key, costs, sent, decision)
             if not gone:
                 return told(book.policy, decision)
             yield from self.returning(gone)
 
+    @locked
+    def heed(self, book: Book, key: Key, costs: Costs, sent: int, decision: Decision) -> list[Leftover]:
+        """Remember what the store said; after a denial, give up what is held of the key."""
+        received = self.steady()
+        holder = book.holders.get(key)
+        if holder is None:
+            return []
+        holder.left = [view[0] for view in decision.views]
+        gone = [] if decision.allowed else book.retire(key, holder.strip())
+        if not decision.allowed and not gone and not self.lost():
+            wait = book.length if decision.retry == NEVER else min(book.length, decision.retry)
+            holder.denial = Denial(costs, decision, received, sent + wait)
+        return gone
+
+    @locked
     def look(self, book: Book, key: Key, costs: Costs) -> Decision | None:
         """Answer a peek from a share that would answer the call."""
-        with self.turn:
-            holder, now = book.holders.get(key), self.steady()
-            if holder is not None:
-                for share in (holder.share, holder.after):
-                    before = share.units, share.spare
-                    if now < share.ends and share.take(costs):
-                        answer = share.decision(book.policy.limits, now)
-                        share.units, share.spare = before
-                        return answer
+        holder, now = book.holders.get(key), self.steady()
+        if holder is not None:
+            for share in (holder.share, holder.after):
+                if now < share.ends and (left := share.after(costs)) is not None:
+                    return share.decision(book.policy.limits, now, left)
         return None
 
     def clearing(self, verb: str, asks: Sequence[Ask]) -> Steps:
         """Return what is held of the keys before the store is asked about them; on reset, forget it."""
+        books = [(self.book(policy), key) for policy, key, _ in asks]
+        yield from self.returning(self.clear(books, forget=verb == "reset"))
+
+    @locked
+    def clear(self, keys: list[tuple[Book, Key]], *, forget: bool) -> list[Leftover]:
+        """Let go of what is held of keys; give what is left of it, unless it is to be forgotten."""
         gone: list[Leftover] = []
-        with self.turn:
-            for policy, key, _ in asks:
-                book = self.book(policy)
-                holder = book.holders.get(key)
-                if holder is not None:
-                    holder.denial = None
-                    left = book.retire(key, holder.strip())
-                    if verb == "reset":
-                        holder.forgotten = True
-                        del book.holders[key]
-                        for _, _, share in left:
-                            book.count("lost", share.left)
-                    else:
-                        gone += left
-        yield from self.returning(gone)
+        for book, key in keys:
+            holder = book.holders.get(key)
+            if holder is not None:
+                holder.denial = None
+                left = book.retire(key, holder.strip())
+                if forget:
+                    holder.forgotten = True
+                    del book.holders[key]
+                    for _, _, share in left:
+                        book.count("lost", share.left)
+                else:
+                    gone += left
+        return gone
 
     def reconsider(self, policy: Policy, key: Key) -> None:
         """Forget a denial: permits may have come back."""
-        with self.turn:
-            holder = self.book(policy).holders.get(key)
-            if holder is not None:
-                holder.denial = None
+        holder = self.book(policy).holders.get(key)
+        if holder is not None:
+            holder.denial = None
 
     # ---- chores ------------------------------------------------------------------------------------------------------
 
-    def renew(self, book: Book, holder: Holder) -> None:
-        """Have a share follow the one that is running out. The turn is ours."""
+    def renew(self, book: Book, holder: Holder, now: int) -> None:
+        """Have a share follow the one that is running out. The lock is ours."""
         holder.share.low, holder.share.fresh = 0, holder.share.ends  # once is enough
-        if not holder.asking and holder.after.ends <= holder.share.ends:
-            holder.asking = True
+        if holder.asking <= now and holder.after.ends <= holder.share.ends:
+            holder.asking = now + MAX_ASKING
             self.chores.append(self.renewing(book, holder))
 
     def renewing(self, book: Book, holder: Holder) -> Steps:
         """Take the next share ahead of its need."""
-        with self.turn:
-            sent = self.steady()
-            nothing = (0,) * len(book.policy.limits)
-            want = holder.wish(nothing, sent, book.length, self.lease.spread)
-            holder.asking = any(want) and not book.closed and not holder.forgotten and not self.lost()
-        if holder.asking:
-            yield from self.holding(book, holder, want, sent, nothing)
+        want, sent = self.plan(book, holder)
+        if any(want):
+            yield from self.holding(book, holder, want, sent, (0,) * len(want))
+
+    @locked
+    def plan(self, book: Book, holder: Holder) -> tuple[Costs, int]:
+        """Tell what to take ahead of any need, and since when; nothing where it would be of no use."""
+        sent = self.steady()
+        nothing = (0,) * len(book.policy.limits)
+        want = holder.wish(nothing, sent, book.length, self.lease.spread)
+        if book.closed or holder.forgotten or self.lost():
+            want = nothing
+        holder.asking = sent + MAX_ASKING if any(want) else 0
+        return want, sent
 
     def leave(self, leftovers: Iterable[Leftover]) -> None:
-        """Have leftovers returned. The turn is ours."""
+        """Have leftovers returned. The lock is ours."""
         for leftover in leftovers:
             self.chores.append(self.returning([leftover]))
 
     def returning(self, leftovers: Iterable[Leftover]) -> Steps:
         """Return what is left of shares, as of the instant it was charged."""
-        for book, key, share in leftovers:
+        rest = deque(leftovers)
+        while rest:
+            book, key, share = rest.popleft()
             left, became = share.left, "lost"
             try:
                 yield Step("adjust", [(book.strict, key, tuple(-permits for permits in left))], None, share.charged)
                 became = "returned"
+            except BaseException as error:
+                if isinstance(error, CancelledError):  # the store makes a correction that was begun
+                    became = "returned"
+                self.postpone(rest)
+                raise
             finally:
-                with self.turn:
-                    book.count(became, left)
+                self.count(book, became, left)
+
+    @locked
+    def postpone(self, leftovers: Iterable[Leftover]) -> None:
+        """Have leftovers returned later."""
+        self.leave(leftovers)
+
+    @locked
+    def count(self, book: Book, became: str, permits: Costs) -> None:
+        """Count what became of permits."""
+        book.count(became, permits)
 
     def sweep(self, book: Book, now: int, most: int) -> None:
-        """Look after holders of a book that are due. The turn is ours."""
+        """Look after holders of a book that are due. The lock is ours."""
         if book.due and book.due[0][0] <= now:
             self.leave(book.sweep(now, most))
 
+    @locked
     def chore(self) -> Steps | None:
         """Give something to do, if there is any."""
-        with self.turn:
-            now = self.steady()
-            for book in self.books.values():
-                self.sweep(book, now, MANY)
-            return self.chores.popleft() if self.chores else None
+        now = self.steady()
+        for book in self.books.values():
+            self.sweep(book, now, MANY)
+        return self.chores.popleft() if self.chores else None
 
+    @locked
     def due(self) -> int | None:
         """Tell when there may be something to do next; None: not before somebody calls."""
-        with self.turn:
-            return min((book.due[0][0] for book in self.books.values() if book.due), default=None)
+        return min((book.due[0][0] for book in self.books.values() if book.due), default=None)
 
     # ---- the books ---------------------------------------------------------------------------------------------------
 
@@ -269,30 +334,37 @@ class Desk:
         """Find the book of a policy; what is held under an earlier one of that name is returned."""
         book = self.books.get(policy.name)
         if book is None or (book.policy is not policy and book.policy != policy):
-            with self.turn:
-                if book is not None:
-                    self.leave(book.strip())
-                # A guard that goes on by itself when the store is lost has shares of its own kind for that.
-                alone = self.guarded and policy.on_store_error == "local"
-                book = self.books[policy.name] = Book(policy, None if alone else self.lease, self.totals)
+            book = self.open(policy)
         return book
 
+    @locked
+    def open(self, policy: Policy) -> Book:
+        """Start the book of a policy."""
+        # A guard that goes on by itself when the store is lost has shares of its own kind for that.
+        alone = self.guarded and policy.on_store_error == "local"
+        book = Book(policy, None if alone else self.lease, self.totals)
+        before = self.books.get(policy.name)
+        if before is not None:
+            self.leave(before.strip())
+        self.books[policy.name] = book
+        return book
+
+    @locked
     def return_all(self) -> None:
         """Have all that is left returned."""
-        with self.turn:
-            for book in self.books.values():
-                for holder in book.holders.values():
-                    self.leave(book.retire(holder.key, holder.strip()))
+        for book in self.books.values():
+            for holder in book.holders.values():
+                self.leave(book.retire(holder.key, holder.strip()))
 
+    @locked
     def close(self) -> None:
         """Have all that is left returned, and hold nothing from now on."""
-        with self.turn:
-            for book in self.books.values():
-                self.leave(book.strip())
+        for book in self.books.values():
+            self.leave(book.strip())
 
+    @locked
     def disown(self) -> None:
         """Forget everything, in a child process: the shares are its parent's."""
-        self.turn.renew()
         self.chores.clear()
         self.totals.clear()
         for book in self.books.values():
@@ -300,19 +372,24 @@ class Desk:
 
     def sums(self) -> dict[str, int]:
         """Count permits by what became of them and by unit, and keys with a holder."""
-        with self.turn:
-            totals = Counter({"lease_keys": sum(len(book.holders) for book in self.books.values())})
-            totals.update(self.totals)
-            units: set[str] = set()
-            for book in self.books.values():
-                if book.length:
-                    units.update(book.units)
-                    book.count_held(totals)
+        totals, units = self.add_up()
         for unit in sorted(units):
             granted, *gone = (totals[f"lease_{what}_{unit}"] for what in ("granted", "used", "returned", "lost"))
             totals.update({f"lease_{what}_{unit}": 0 for what in ("granted", "used", "returned", "lost")})
             totals[f"lease_outstanding_{unit}"] = granted - sum(gone)
         return dict(totals)
+
+    @locked
+    def add_up(self) -> tuple[Counter[str], set[str]]:
+        """Count what is held and what is gone; tell in which units."""
+        totals = Counter({"lease_keys": sum(len(book.holders) for book in self.books.values())})
+        totals.update(self.totals)
+        units: set[str] = set()
+        for book in self.books.values():
+            if book.length:
+                units.update(book.units)
+                book.count_held(totals)
+        return totals, units
 
 
 def told(policy: Policy, decision: Decision) -> Decision:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import atexit
-import os
 import weakref
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 from tidegate.core.decision import Decision
 from tidegate.errors import StoreUnavailable
+from tidegate.fork import at_fork
 from tidegate.stores.base import Store
 from tidegate.stores.failure import GuardedStore
 from tidegate.stores.lease.keeper import Keeper
@@ -45,13 +45,13 @@ class LeasedStore(Store):
     ) -> None:
         """Take shares from `inner`; close it with this store if it `owns` it. `clock` is the steady clock to go by."""
         super().__init__(clock or inner.clock)
+        self.waited_on = inner.waited_on
         self.inner = inner
         self.lease = lease or Lease()
         self._owns = owns
         self.desk = Desk(self.lease, self.clock.steady, self._lost if isinstance(inner, GuardedStore) else None)
         self._keeper = Keeper(self)
-        if hasattr(os, "register_at_fork"):
-            os.register_at_fork(after_in_child=unless_gone(weakref.WeakMethod(self._disown)))
+        at_fork(child=self._disown)
         self._at_exit = unless_gone(weakref.WeakMethod(self._give_back))
         atexit.register(self._at_exit)
 
@@ -62,14 +62,15 @@ class LeasedStore(Store):
         book = self.desk.book(policy)
         if not book.length or not any(policy.one):
             return otherwise
-        turn, steady = self.desk.turn, self.clock.steady
-        take, give, contend = turn.take, turn.give, turn.contend
+        lock, steady = self.desk.lock, self.clock.steady
+        token, give, contend = lock.token, lock.give, lock.contend
         holders, limits, single = book.holders, policy.limits, policy.only is not None
 
         def try_acquire(key: Key, cost: Cost = 1) -> Any:  # noqa: ANN401 - a Decision, or whatever `otherwise` gives
             if cost == 1:
+                held = token  # see tidegate.lock
                 try:
-                    take()
+                    del held[0]
                 except IndexError:
                     contend()
                 try:
@@ -89,6 +90,7 @@ class LeasedStore(Store):
                     pass  # a key without a share, or no key at all
                 finally:
                     give(None)
+                del held
             return otherwise(key, cost)
 
         return try_acquire

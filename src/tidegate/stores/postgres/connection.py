@@ -13,6 +13,8 @@ from tidegate.stores.postgres.steps import CLOCK, Steps, Wait, readable
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from tidegate.stores.postgres.pulse import Pulse
+
 STATEMENT: Final = b"tidegate_apply"
 FAILED: Final = (pq.ExecStatus.FATAL_ERROR, pq.ExecStatus.BAD_RESPONSE)
 
@@ -63,11 +65,11 @@ class ServerError(Exception):
 class Connection:
     """One session at the server; in use by one caller at a time."""
 
-    def __init__(self, target: Target) -> None:
-        """Not connected yet: `connecting` does that."""
+    def __init__(self, target: Target, pulse: Pulse | None = None) -> None:
+        """Not connected yet: `connecting` does that. `pulse` is told when the server is heard."""
         self.target = target
+        self.pulse = pulse
         self.pgconn: pq.abc.PGconn | None = None
-        self.fresh = True  # nobody has used it since it was opened
 
     def connecting(self, until: int) -> Steps[None]:
         """Connect; resolving the host's name blocks."""
@@ -103,12 +105,14 @@ class Connection:
         """Run the prepared statement."""
         try:
             self._pgconn.send_query_prepared(STATEMENT, parameters)
-            return (yield from self._answers(what, until))[0]
+            return (yield from self._answers(what, until, self.pulse))[0]
         except psycopg.Error as error:
             raise self.failed(what, str(error)) from None
 
-    def _answers(self, what: str, until: int) -> Steps[list[pq.abc.PGresult]]:
+    def _answers(self, what: str, until: int, pulse: Pulse | None = None) -> Steps[list[pq.abc.PGresult]]:
+        """Send what is to be sent and wait for the results; with a pulse, only for as long as the server is alive."""
         pgconn = self._pgconn
+        beat = until if pulse is None else pulse.expected(until)
         while pgconn.flush():
             yield Wait(pgconn.socket, write=True, until=until)
             self._in_time(what, until)
@@ -116,14 +120,20 @@ class Connection:
         results = []
         while True:
             while pgconn.is_busy():
-                yield Wait(pgconn.socket, write=False, until=until)
+                yield Wait(pgconn.socket, write=False, until=beat)
                 pgconn.consume_input()
-                if pgconn.is_busy():
-                    self._in_time(what, until)
+                if not pgconn.is_busy():
+                    break
+                self._in_time(what, until)
+                if pulse is not None and CLOCK.steady() >= beat:
+                    yield from pulse.checking()
+                    beat = pulse.expected(until)
             result = pgconn.get_result()
             if result is None:
                 break
             results.append(result)
+        if pulse is not None:
+            pulse.note()
         for result in results:
             if result.status in FAILED:
                 raise ServerError(result)

@@ -4,7 +4,9 @@
 -- A state is its integers, as core/codec.py writes them:
 --
 --     token_bucket                   level, at, scale, then since and level of each high-water mark
---     fixed_window, calendar_window  used, start
+--     fixed_window, calendar_window  used, start; where it carries older windows or was opened by an earlier limit, also
+--                                    its end, the latest charge, what was used in ended windows, then used, start and
+--                                    end of each older one
 --     sliding_window                 current, previous, start, length
 --     sliding_log, concurrency       number of the log, base, total, last instant; the entries are rows of `log`
 --
@@ -19,6 +21,21 @@ $$;
 create or replace function tidegate.floor_div(a bigint, b bigint) returns bigint language sql immutable as $$
     select a / b - (a % b < 0)::int
 $$;
+
+-- The integers of a state that has not ended. Of a log that has ended, number and total stay: its entries may still be
+-- there, and what follows must lie above them. A window is given with its end and what it carries.
+create or replace function tidegate.current(s tidegate.state_t, now bigint)
+returns bigint[] language plpgsql as $$
+begin
+    if s.ends <= now then
+        return case when s.algorithm in ('sliding_log', 'concurrency')
+                    then array[s.numbers[1], s.numbers[3], s.numbers[3], null] end;
+    end if;
+    if s.algorithm in ('fixed_window', 'calendar_window') and cardinality(s.numbers) = 2 then
+        return s.numbers || array[s.ends, null, 0];
+    end if;
+    return s.numbers;
+end $$;
 
 -- ---- token_bucket ---------------------------------------------------------------------------------------------------
 --
@@ -202,100 +219,284 @@ begin
 end $$;
 
 -- ---- fixed_window and calendar_window ---------------------------------------------------------------------------------
+--
+-- These are given used, start, end, the latest charge (null: not known), what was used in ended windows, and used,
+-- start and end of each older window. They give used and start where the window is the limit's and carries nothing, else all.
 
 create or replace function tidegate.charge_fixed(state bigint[], l tidegate.limit_t, cost bigint, now bigint)
 returns bigint[] language plpgsql as $$
 begin
-    state := tidegate._fixed(state, l, now);
-    return case when cost <= l.quota - state[1] then array[state[1] + cost, state[2]] end;
+    return tidegate._charge_window(state, l, cost, now, tidegate._fixed(state, l, now));
 end $$;
 
 create or replace function tidegate.view_fixed(state bigint[], l tidegate.limit_t, cost bigint, now bigint)
 returns bigint[] language plpgsql as $$
 begin
-    state := tidegate._fixed(state, l, now);
-    return tidegate._view_window(l, cost, state[1], state[2] + l.length - now);
+    return tidegate._view_window(state, l, cost, now, tidegate._fixed(state, l, now));
 end $$;
 
--- used, start
+-- start, end
 create or replace function tidegate._fixed(state bigint[], l tidegate.limit_t, now bigint)
 returns bigint[] language plpgsql as $$
+declare
+    start bigint := tidegate._seen(state, now);
 begin
-    return case when now - state[2] < l.length then state else array[0, now] end;
+    if start - state[2] < l.length then
+        start := state[2];
+    end if;
+    return array[start, start + l.length];
 end $$;
 
--- The empty array says that the state, and the limit that wrote it, stay as they are.
 create or replace function tidegate.adjust_fixed(
     state bigint[], l tidegate.limit_t, delta bigint, now bigint, at bigint
 ) returns bigint[] language plpgsql as $$
 begin
-    state := tidegate._fixed(state, l, now);
-    return case when at is null or at >= state[2] then tidegate._adjust_window(delta, state[1], state[2]) else '{}' end;
+    return tidegate._adjust_window(state, l, delta, now, at, tidegate._fixed(state, l, now));
 end $$;
 
 create or replace function tidegate.expires_fixed(state bigint[], l tidegate.limit_t)
 returns bigint language plpgsql as $$
 begin
-    return state[2] + l.length;
+    return case when cardinality(state) > 2 then tidegate._last_end(state) else state[2] + l.length end;
 end $$;
 
 create or replace function tidegate.charge_calendar(state bigint[], l tidegate.limit_t, cost bigint, now bigint)
 returns bigint[] language plpgsql as $$
 begin
-    state := tidegate._calendar(state, l, now);
-    return case when cost <= l.quota - state[1] then array[state[1] + cost, state[2]] end;
+    return tidegate._charge_window(state, l, cost, now, tidegate._calendar(state, l, now));
 end $$;
 
 create or replace function tidegate.view_calendar(state bigint[], l tidegate.limit_t, cost bigint, now bigint)
 returns bigint[] language plpgsql as $$
 begin
-    state := tidegate._calendar(state, l, now);
-    return tidegate._view_window(l, cost, state[1], state[3] - now);
+    return tidegate._view_window(state, l, cost, now, tidegate._calendar(state, l, now));
 end $$;
 
--- used, start, end; `unknown` has made sure that the window is among those that the client sent.
+-- start, end; `unknown` has made sure that the window is among those that the client sent.
 create or replace function tidegate._calendar(state bigint[], l tidegate.limit_t, now bigint)
 returns bigint[] language plpgsql as $$
 declare
     i int := 1;
 begin
-    now := greatest(now, state[2]);
+    now := tidegate._seen(state, now);
     while l.bounds[i + 1] <= now loop
         i := i + 1;
     end loop;
-    return array[case when state[2] >= l.bounds[i] then state[1] else 0 end, l.bounds[i], l.bounds[i + 1]];
+    return array[l.bounds[i], l.bounds[i + 1]];
 end $$;
 
 create or replace function tidegate.adjust_calendar(
     state bigint[], l tidegate.limit_t, delta bigint, now bigint, at bigint
 ) returns bigint[] language plpgsql as $$
 begin
-    state := tidegate._calendar(state, l, now);
-    return case when at is null or at >= state[2] then tidegate._adjust_window(delta, state[1], state[2]) else '{}' end;
+    return tidegate._adjust_window(state, l, delta, now, at, tidegate._calendar(state, l, now));
 end $$;
 
 create or replace function tidegate.expires_calendar(state bigint[], l tidegate.limit_t)
 returns bigint language plpgsql as $$
 begin
-    return (tidegate._calendar(null, l, state[2]))[3];
+    return case when cardinality(state) > 2 then tidegate._last_end(state)
+                else (tidegate._calendar(null, l, state[2]))[2] end;
 end $$;
 
-create or replace function tidegate._view_window(l tidegate.limit_t, cost bigint, used bigint, ahead bigint)
+create or replace function tidegate._seen(state bigint[], now bigint)
+returns bigint language plpgsql as $$
+begin
+    return greatest(now, coalesce(state[4], state[2]));
+end $$;
+
+create or replace function tidegate._last_end(state bigint[])
+returns bigint language plpgsql as $$
+declare
+    last bigint := state[3];
+begin
+    for i in 8 .. cardinality(state) by 3 loop
+        last := greatest(last, state[i]);
+    end loop;
+    return last;
+end $$;
+
+-- used, start and end of each window, the state's own one last
+create or replace function tidegate._windows(state bigint[])
+returns bigint[] language plpgsql as $$
+begin
+    return state[6:] || array[state[1] - tidegate._sum(state[6:]), state[2], state[3]];
+end $$;
+
+create or replace function tidegate._sum(windows bigint[])
+returns bigint language plpgsql as $$
+declare
+    sum bigint := 0;
+begin
+    for i in 1 .. cardinality(windows) by 3 loop
+        sum := sum + windows[i];
+    end loop;
+    return sum;
+end $$;
+
+-- what was used in ended windows, then used, start and end of what counts in the window `present` (start, end)
+create or replace function tidegate._counted(state bigint[], l tidegate.limit_t, now bigint, present bigint[])
 returns bigint[] language plpgsql as $$
 declare
-    retry bigint := 0;
+    windows bigint[] := tidegate._windows(state);
+    counted bigint[] := '{}';
+    expires bigint := tidegate._last_end(state);
+    overlapping boolean := present[1] <= coalesce(state[4], state[2]);
+    back boolean := present[1] < state[2];
+    again bigint := 0;
+    ended bigint := state[5];
+    used bigint;
 begin
-    if cost > 0 and cost > l.quota - used then
-        retry := case when cost > l.quota then -1 else ahead end;
+    now := tidegate._seen(state, now);
+    if l.bounds is null then
+        overlapping := present[1] = state[2];
+        back := overlapping and l.length > state[3] - state[2];
     end if;
-    return array[greatest(0, l.quota - used), retry, case when used > 0 then ahead else 0 end];
+    if overlapping then
+        again := least(present[2], expires);
+    end if;
+    for i in 1 .. cardinality(windows) by 3 loop
+        if windows[i + 2] > now or overlapping then
+            counted := counted || array[windows[i], windows[i + 1], greatest(windows[i + 2], again)];
+        end if;
+    end loop;
+    used := tidegate._sum(counted);
+    ended := ended + least(tidegate._sum(windows) - used, 9007199254740991 - ended);
+    if back then
+        return 0::bigint || counted || array[least(ended, 9007199254740991 - used), state[2], again];
+    end if;
+    return ended || counted;
 end $$;
 
-create or replace function tidegate._adjust_window(delta bigint, used bigint, start bigint)
-returns bigint[] language plpgsql as $$
+create or replace function tidegate._charge_window(
+    state bigint[], l tidegate.limit_t, cost bigint, now bigint, present bigint[]
+) returns bigint[] language plpgsql as $$
+declare
+    counted bigint[];
 begin
-    used := greatest(0, used + least(delta, 9007199254740991 - used));
-    return case when used > 0 then array[used, start] end;
+    if state is null or (state[4] is null and state[2:3] = present) then  -- the usual state
+        return case when cost <= l.quota - coalesce(state[1], 0) then array[coalesce(state[1], 0) + cost, present[1]] end;
+    end if;
+    counted := tidegate._counted(state, l, now, present);
+    return case when cost <= l.quota - tidegate._sum(counted[2:])
+                then tidegate._taken(state, l, cost, now, present) end;
+end $$;
+
+create or replace function tidegate._taken(
+    state bigint[], l tidegate.limit_t, cost bigint, now bigint, present bigint[]
+) returns bigint[] language plpgsql as $$
+declare
+    counted bigint[];
+    ended bigint;
+    used bigint;
+    older bigint[] := '{}';
+begin
+    if state is null then
+        return array[cost, present[1]];
+    end if;
+    counted := tidegate._counted(state, l, now, present);
+    ended := counted[1];
+    counted := counted[2:];
+    used := tidegate._sum(counted);
+    for i in 1 .. cardinality(counted) by 3 loop
+        if counted[i + 2] > present[2] and counted[i] > 0 then
+            older := older || counted[i : i + 2];
+        end if;
+    end loop;
+    if cardinality(older) > 3 * 4 then  -- the most that a state carries: the first two become one
+        older := array[older[1] + older[4], least(older[2], older[5]), greatest(older[3], older[6])] || older[7:];
+    end if;
+    used := used + least(cost, 9007199254740991 - used);
+    if older = '{}' and ended = 0 then
+        return array[used, present[1]];
+    end if;
+    return array[used, present[1], present[2], greatest(present[1], tidegate._seen(state, now)), ended] || older;
+end $$;
+
+create or replace function tidegate._view_window(
+    state bigint[], l tidegate.limit_t, cost bigint, now bigint, present bigint[]
+) returns bigint[] language plpgsql as $$
+declare
+    counted bigint[] := '{}';
+    free bigint;
+    remaining bigint;
+    retry bigint := 0;
+    last bigint := now;
+    until bigint;
+begin
+    if state[4] is null and state[2:3] = present then  -- the usual state
+        counted := state[1:3];
+    elsif state is not null then
+        counted := (tidegate._counted(state, l, now, present))[2:];
+    end if;
+    free := l.quota - tidegate._sum(counted);
+    remaining := greatest(0, free);
+    for i in 3 .. cardinality(counted) by 3 loop
+        last := greatest(last, counted[i]);
+    end loop;
+    if cost > l.quota then
+        retry := -1;
+    elsif cost > remaining then  -- until enough has ended
+        until := now;
+        while cost > free loop
+            retry := last;
+            for i in 3 .. cardinality(counted) by 3 loop
+                retry := case when counted[i] > until then least(retry, counted[i]) else retry end;
+            end loop;
+            until := retry;
+            free := l.quota;
+            for i in 3 .. cardinality(counted) by 3 loop
+                free := free - case when counted[i] > until then counted[i - 2] else 0 end;
+            end loop;
+        end loop;
+        retry := until - now;
+    end if;
+    return array[remaining, retry, last - now];
+end $$;
+
+-- The empty array says that the state, and the limit that wrote it, stay as they are.
+create or replace function tidegate._adjust_window(
+    state bigint[], l tidegate.limit_t, delta bigint, now bigint, at bigint, present bigint[]
+) returns bigint[] language plpgsql as $$
+declare
+    windows bigint[] := case when state is null then '{}' else tidegate._windows(state) end;
+    places int := cardinality(windows);
+    total bigint := tidegate._sum(windows);
+    held int[] := '{}';
+    change bigint;
+    kept bigint[] := '{}';
+begin
+    now := tidegate._seen(state, now);
+    for i in reverse places - 2 .. 1 by 3 loop
+        if windows[i + 2] > now and (at is null or (windows[i + 1] <= at and at < windows[i + 2])) then
+            held := held || i;
+        end if;
+    end loop;
+    if delta > 0 and (at is null or (held = '{}' and present[1] <= at and at <= now)) then
+        return tidegate._taken(state, l, delta, now, present);
+    end if;
+    if held = '{}' then
+        return held;
+    end if;
+    for i in 1 .. cardinality(held) loop
+        change := least(greatest(delta, -windows[held[i]]), 9007199254740991 - total);
+        windows[held[i]] := windows[held[i]] + change;
+        delta := delta - change;
+        exit when delta >= 0;
+    end loop;
+    for i in 1 .. places - 3 by 3 loop
+        if windows[i] > 0 then
+            kept := kept || windows[i : i + 2];
+        end if;
+    end loop;
+    if kept = '{}' and windows[places - 2] = 0 then
+        return null;
+    end if;
+    if kept = '{}' and state[5] = 0 and windows[places - 1 : places] = present then
+        return windows[places - 2 : places - 1];
+    end if;
+    return array[windows[places - 2] + tidegate._sum(kept), windows[places - 1], windows[places],
+                 coalesce(state[4], now), state[5]] || kept;
 end $$;
 
 -- ---- sliding_window -------------------------------------------------------------------------------------------------
@@ -538,18 +739,6 @@ end $$;
 
 -- ---- all of them --------------------------------------------------------------------------------------------------------
 
--- The integers of a state that has not ended under the limit it was written for. Of a log that has ended, number and total
--- stay: its entries may still be there, and what follows must lie above them.
-create or replace function tidegate.current(s tidegate.state_t, now bigint)
-returns bigint[] language plpgsql as $$
-begin
-    if s.ends <= now then
-        return case when s.algorithm in ('sliding_log', 'concurrency')
-                    then array[s.numbers[1], s.numbers[3], s.numbers[3], null] end;
-    end if;
-    return s.numbers;
-end $$;
-
 create or replace function tidegate.charge(s tidegate.state_t, l tidegate.limit_t, cost bigint, now bigint)
 returns bigint[] language plpgsql as $$
 declare
@@ -715,7 +904,7 @@ begin
     for i in 1 .. cardinality(limits) loop
         l := limits[i];
         continue when l.bounds is null;
-        instant := greatest(now, (tidegate.current(states[i], now))[2]);
+        instant := tidegate._seen(tidegate.current(states[i], now), now);
         if instant < l.bounds[1] or instant >= l.bounds[cardinality(l.bounds)] then
             instants[i] := instant;
             found := true;

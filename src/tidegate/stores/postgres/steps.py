@@ -6,7 +6,7 @@ import asyncio
 import select
 from collections.abc import Callable, Generator
 from contextlib import closing
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from tidegate.clock import SystemClock
 
@@ -72,46 +72,54 @@ def readable(socket: int) -> bool:
     return bool(poll.poll(0))
 
 
-async def drive_async(steps: Steps[T], *, stubborn: bool = False) -> tuple[T, asyncio.CancelledError | None]:
-    """Take the steps in this task; also tell whether the task was cancelled meanwhile.
+class AsyncRun(Generic[T]):
+    """Takes steps in a task. When that task is cancelled, another can go on from the same step."""
 
-    What has been sent to the server cannot be called back, so a task that is cancelled then stays until the answer is
-    there (it waits no longer than the deadline), and its caller knows what there is to undo. Before that, while it
-    waits for a connection, it goes at once, unless it is stubborn or another call has taken its own along.
-    """
-    answer = None
-    cancelled: asyncio.CancelledError | None = None
-    with closing(steps):
+    def __init__(self, steps: Steps[T]) -> None:
+        """Begin with the first step."""
+        self._steps = steps
+        self._step: Step | None = None
+        self._waiting: asyncio.Future[Any] | None = None  # of the step that is under way
+
+    async def finish(self) -> T:
+        """Take the steps that are left; cancelled, it can be called again."""
+        while True:
+            if self._step is None:
+                answer = None
+            elif isinstance(self._step, Sleep):
+                await CLOCK.wait_async(self._step.signal, self._step.until)
+                answer = None
+            else:
+                self._waiting = self._waiting or _begin(self._step)
+                if not self._waiting.done():
+                    await asyncio.shield(self._waiting)
+                answer = self._waiting.result()
+            self._waiting = None
+            try:
+                self._step = self._steps.send(answer)
+            except StopIteration as done:
+                return done.value  # type: ignore[no-any-return]  # a T, by the type of Steps
+
+    async def finish_anyway(self) -> T:
+        """Take the steps that are left, however often this task is cancelled: they have their own deadline."""
         while True:
             try:
-                step = steps.send(answer)
-            except StopIteration as done:
-                return done.value, cancelled
-            except Exception:
-                if cancelled is not None:
-                    raise cancelled from None
-                raise
-            answer = None
-            if isinstance(step, Sleep):
-                try:
-                    await CLOCK.wait_async(step.signal, step.until)
-                except asyncio.CancelledError as error:
-                    if not stubborn and not step.under_way():
-                        raise
-                    cancelled = error
+                return await self.finish()
+            except asyncio.CancelledError:
                 continue
-            waiting = _ready(step) if isinstance(step, Wait) else _elsewhere(step)
-            while not waiting.done():
-                try:
-                    await asyncio.shield(waiting)
-                except asyncio.CancelledError as error:
-                    cancelled = error
-            answer = waiting.result()
+
+    def stop(self) -> bool:
+        """Take no more steps if nothing has been sent to the server; tell whether that is so."""
+        if self._step is not None and not (isinstance(self._step, Sleep) and not self._step.under_way()):
+            return False
+        self._steps.close()
+        return True
 
 
-def _elsewhere(step: Work) -> asyncio.Future[Any]:
-    """Let a thread do the work."""
-    return asyncio.ensure_future(asyncio.to_thread(step.function))
+def _begin(step: Wait | Work) -> asyncio.Future[Any]:
+    if isinstance(step, Wait):
+        return _ready(step)
+    return asyncio.get_running_loop().run_in_executor(None, step.function)
 
 
 def _ready(step: Wait) -> asyncio.Future[None]:

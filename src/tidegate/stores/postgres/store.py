@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import hashlib
+import asyncio
 import logging
 from typing import TYPE_CHECKING, Final, NamedTuple
-from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
+from urllib.parse import parse_qsl, urlencode, urlunsplit
 
 from tidegate.clock import TaskSignal, ThreadSignal
-from tidegate.core.bounds import MAX, SECOND
-from tidegate.core.decision import Decision
-from tidegate.errors import ConfigError, RateLimitError, StoreUnavailable
+from tidegate.core.bounds import SECOND
+from tidegate.errors import Closed, ConfigError, RateLimitError, StoreUnavailable
 from tidegate.policy.key import join_key
-from tidegate.stores.base import Store
+from tidegate.stores.base import Store, merge
+from tidegate.stores.cancellation import CHARGING, DROPPABLE, Background, corrections
+from tidegate.urls import server_url
 
 try:
     from psycopg import pq
@@ -20,18 +21,19 @@ except ImportError as error:
     message = "postgresql:// needs psycopg: pip install 'tidegate[postgres]'"
     raise ConfigError(message, field="store") from error
 
+from tidegate.stores.postgres.calls import MISSING, Call, array_of, decisions_of, describe, quoted, text_of
 from tidegate.stores.postgres.connection import Connection, ServerError, Target
 from tidegate.stores.postgres.pool import Pool
+from tidegate.stores.postgres.pulse import Pulse
 from tidegate.stores.postgres.schema import Schema, read_schema
-from tidegate.stores.postgres.steps import CLOCK, Steps, drive, drive_async
+from tidegate.stores.postgres.steps import CLOCK, AsyncRun, Steps, drive
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Sequence
 
     from tidegate.clock import Clock, Signal
-    from tidegate.core.algorithms import View
-    from tidegate.core.limit import Limit
-    from tidegate.policy import Key, Policy
+    from tidegate.core.decision import Decision
+    from tidegate.policy import Policy
     from tidegate.stores.base import Ask
 
 log = logging.getLogger(__name__)
@@ -40,9 +42,7 @@ SETTING_UP: Final = 60 * SECOND  # how long creating or migrating the schema may
 MOST: Final = 64  # calls that go together
 SWEEP_EVERY: Final = 16  # calls of this process, between two that also sweep
 SWEEP: Final = 4  # how many keys are looked after for each of them
-MISSING: Final = -1  # instead of an answer: calendar windows are missing
 TRIES: Final = 5  # how often a call is sent again because calendar windows were missing
-LONGEST_NAME: Final = 500  # bytes of a name that the index takes as it is
 DESCRIBED: Final = 1000  # policies whose description is remembered
 DURABLE: Final = ("on", "off", "local", "remote_write", "remote_apply")
 
@@ -55,9 +55,11 @@ class PostgresStore(Store):
     so that calls never deadlock. Denied calls and looks write nothing. Calls that find every connection busy go
     together in the next transaction, decided one after another.
 
-    `timeout` bounds every call, in seconds; `connect_timeout` what comes before it when a connection has to be opened.
-    `pool_size` connections serve all threads and event loops of this process; one that forks opens its own. A given
-    clock, for tests, decides instead of the server's.
+    `timeout` is how many seconds the server may take for a call that was sent to it, `connect_timeout` for opening a
+    connection. With `silence`, a server that says nothing for so many seconds while it has something to answer is asked
+    for a sign of life, and is lost at once if it gives none. Waiting for a connection does not count as long as
+    connections come back. `pool_size` connections serve all threads and event loops of this process; one that forks
+    opens its own. A given clock, for tests, decides instead of the server's.
     """
 
     def __init__(
@@ -67,6 +69,7 @@ class PostgresStore(Store):
         schema: str = "tidegate",
         timeout: float = 1.0,
         connect_timeout: float = 2.0,
+        silence: float | None = None,
         pool_size: int = 4,
         synchronous_commit: str | None = None,
         unlogged: bool = False,
@@ -74,7 +77,8 @@ class PostgresStore(Store):
     ) -> None:
         """Check what is given; connect with the first call, and create or migrate the schema then."""
         super().__init__(clock)
-        for name, seconds in (("timeout", timeout), ("connect_timeout", connect_timeout)):
+        times = (("timeout", timeout), ("connect_timeout", connect_timeout), ("silence", silence or timeout))
+        for name, seconds in times:
             if not 0 < seconds < SETTING_UP // SECOND:
                 raise ConfigError(f"must be seconds, more than 0 and less than 60, not {seconds!r}", field=name)
         if not isinstance(pool_size, int) or pool_size < 1:
@@ -97,42 +101,66 @@ class PostgresStore(Store):
         )
         if synchronous_commit is not None:
             self._settings += f"; set synchronous_commit = {synchronous_commit}"
-        self._pool: Pool[Call] = Pool(pool_size, self._opening)
+        self._pulse: Pulse | None = None
+        if silence is not None:
+            self._pulse = Pulse(self.target, round(silence * SECOND), self._connect_timeout)
+        self._pool: Pool[Call] = Pool(pool_size, self._timeout, self._opening)
+        self._background = Background()
+        self._closed = False
+        self._given_back = 0
+        self._not_given_back = 0
         self._descriptions: dict[int, Description] = {}
         self._ahead = 0  # by how many microseconds the server's clock was ahead of ours, when that mattered
         self._unswept = 0  # calls since the last that swept; two threads may lose one, which does not matter
 
     def apply(self, verb: str, asks: Sequence[Ask], now: int | None = None, at: int | None = None) -> list[Decision]:
         """Apply the verb to every key together."""
+        self._refuse_if_closed()
         return drive(self._applying(verb, asks, now, at, ThreadSignal))
 
     async def apply_async(
         self, verb: str, asks: Sequence[Ask], now: int | None = None, at: int | None = None
     ) -> list[Decision]:
-        """Apply without blocking the event loop; a caller that is cancelled leaves no charge behind."""
-        decisions, cancelled = await drive_async(self._applying(verb, asks, now, at, TaskSignal))
-        if cancelled is not None:
-            if verb in ("acquire", "hold") and all(decision.allowed for decision in decisions):
-                await self._give_back(verb, asks, now, decisions[0].at)
-            raise cancelled
-        return decisions
+        """Apply without blocking the event loop; a call whose task is cancelled gives back what it was charged."""
+        self._refuse_if_closed()
+        await self._background.watch()
+        began = CLOCK.steady()
+        run = AsyncRun(self._applying(verb, asks, now, at, TaskSignal))
+        try:
+            return await run.finish()
+        except asyncio.CancelledError:
+            if verb not in DROPPABLE or not run.stop():
+                self._background.start(self._abandoned(run, verb, asks, now, began))
+            raise
 
-    async def _give_back(self, verb: str, asks: Sequence[Ask], now: int | None, at: int) -> None:
-        """Undo a charge: where it stands under its instant, there; a bucket that has no mark of it, just so."""
-        marked = verb == "hold"
-        for bucket, instant in ((False, at), (True, at if marked else None)):
-            back = [
-                (policy, key, tuple(
-                    -cost if (limit.algorithm == "token_bucket") is bucket else 0
-                    for limit, cost in zip(policy.limits, costs, strict=True)
-                ))
-                for policy, key, costs in asks
-            ]  # fmt: skip
-            if any(any(costs) for _, _, costs in back):
-                try:
-                    await drive_async(self._applying("adjust", back, now, instant, TaskSignal), stubborn=True)
-                except RateLimitError as error:
-                    log.warning("a cancelled call could not give its permits back: %s", error)
+    async def _abandoned(
+        self, run: AsyncRun[list[Decision]], verb: str, asks: Sequence[Ask], now: int | None, began: int
+    ) -> None:
+        """Wait for the answer to a call whose task was cancelled, and give back what it was charged."""
+        try:
+            decisions = await run.finish_anyway()
+        except RateLimitError as error:
+            log.debug("a cancelled call got no answer: %s", error)
+            return
+        if verb in CHARGING:
+            for back, at in corrections(verb, asks, decisions, CLOCK.steady() - began):
+                await self._give_back(back, now, at)
+        elif verb != "peek":
+            self.wake(asks)
+
+    async def _give_back(self, asks: Sequence[Ask], now: int | None, at: int | None) -> None:
+        try:
+            await AsyncRun(self._applying("adjust", asks, now, at, TaskSignal)).finish_anyway()
+        except RateLimitError as error:
+            self._not_given_back += 1
+            log.warning("a cancelled call could not give its permits back: %s", error)
+        else:
+            self._given_back += 1
+            self.wake(asks)
+
+    def _refuse_if_closed(self) -> None:
+        if self._closed:
+            raise Closed("the store is closed")
 
     def _applying(
         self, verb: str, asks: Sequence[Ask], now: int | None, at: int | None, new_signal: Callable[[], Signal]
@@ -146,13 +174,12 @@ class PostgresStore(Store):
     def _asking(
         self, verb: str, asks: Sequence[Ask], now: int | None, at: int | None, new_signal: Callable[[], Signal]
     ) -> Steps[list[Decision]]:
-        until = CLOCK.steady() + self._timeout
         if now is None and not self._own_clock:
             now = self.clock.ns() // 1000
         around = CLOCK.ns() // 1000 + self._ahead if now is None else now
         call = self._worded(verb, asks, now, at, around)
         for _ in range(TRIES):
-            yield from self._calling(call, until, new_signal)
+            yield from self._calling(call, new_signal)
             answer, instant, *numbers = call.answered()
             if answer != MISSING:
                 return decisions_of(asks, answer == 1, instant, numbers)
@@ -164,14 +191,15 @@ class PostgresStore(Store):
             call.limits = ",".join(described)
         raise StoreUnavailable(f"PostgreSQL {self.target.name} could not {verb}: its clock jumps; check its clock")
 
-    def _calling(self, call: Call, until: int, new_signal: Callable[[], Signal]) -> Steps[None]:
-        """Put a call to the server, together with those that wait meanwhile; or let somebody else take it along."""
-        connection = yield from self._pool.taking(call, until, new_signal)
+    def _calling(self, call: Call, new_signal: Callable[[], Signal]) -> Steps[None]:
+        """Put a call to the server, together with those that wait meanwhile; or let somebody else take it along.
+
+        Its time begins when it is sent: waiting for a connection says nothing about the server.
+        """
+        connection = yield from self._pool.taking(call, new_signal)
         if connection is None:
             return
-        if connection.fresh:  # opening it had a deadline of its own
-            connection.fresh = False
-            until = CLOCK.steady() + self._timeout
+        until = CLOCK.steady() + self._timeout
         turns = self._pool.companions(MOST - 1)
         calls = [call, *(turn.what for turn in turns)]
         error: Exception = StoreUnavailable(
@@ -199,7 +227,7 @@ class PostgresStore(Store):
 
     def _opening(self) -> Steps[Connection]:
         """Connect, and make sure of the schema."""
-        connection = Connection(self.target)
+        connection = Connection(self.target, self._pulse)
         until = CLOCK.steady() + self._connect_timeout
         try:
             yield from connection.connecting(until)
@@ -266,52 +294,28 @@ class PostgresStore(Store):
         return known
 
     def metrics(self) -> dict[str, int]:
-        """Count connections, idle ones, and calls that wait for one."""
-        return self._pool.metrics()
+        """Count connections, idle ones, calls that wait for one, and charges of cancelled calls given back, or not."""
+        return {
+            **self._pool.metrics(),
+            "given_back": self._given_back,
+            "not_given_back": self._not_given_back,
+        }
 
     def close(self) -> None:
-        """Close the connections."""
+        """Close the connections, as soon as nothing is to be given back over them."""
+        self._closed = True
+        self._background.finally_do(self._hang_up)
+
+    async def close_async(self) -> None:
+        """Wait for what is to be given back, but not for long, and close the connections."""
+        self._closed = True
+        await self._background.finish()
+        self._hang_up()
+
+    def _hang_up(self) -> None:
         self._pool.close()
-
-
-class Call:
-    """What is asked of the server, as elements of its arrays; and what it answered."""
-
-    __slots__ = (
-        "answer",
-        "at",
-        "costs",
-        "counts",
-        "error",
-        "keys",
-        "limits",
-        "now",
-        "places",
-        "policies",
-        "size",
-        "verb",
-    )
-
-    def __init__(self, verb: str, size: int) -> None:
-        """Ask about so many keys."""
-        self.verb = verb
-        self.size = size
-        self.places = 0
-        self.policies = self.keys = self.counts = self.limits = self.costs = self.now = self.at = ""
-        self.answer: list[int] = []
-        self.error: Exception | None = None
-
-    def take(self, numbers: list[int]) -> list[int]:
-        """Take the answer off the front of several; give the rest."""
-        end = 2 + self.places * (1 if numbers[0] == MISSING else 3)
-        self.answer = numbers[:end]
-        return numbers[end:]
-
-    def answered(self) -> list[int]:
-        """Give the answer, or raise what came instead."""
-        if not self.answer and self.error is not None:
-            raise self.error
-        return self.answer
+        if self._pulse is not None:
+            self._pulse.close()
 
 
 class Description(NamedTuple):
@@ -323,98 +327,19 @@ class Description(NamedTuple):
     until: int
 
 
-def merge(asks: Sequence[Ask]) -> tuple[list[int], list[Ask]]:
-    """Let a key that is asked for twice pay both costs at once; tell where each ask has gone."""
-    places: dict[tuple[str, Key], int] = {}
-    merged: list[Ask] = []
-    for policy, key, costs in asks:
-        place = places.setdefault((policy.name, key), len(merged))
-        if place == len(merged):
-            merged.append((policy, key, costs))
-            continue
-        first, _, before = merged[place]
-        if first != policy:
-            raise ConfigError(f"two different policies are called {policy.name!r} in one call", field="policy")
-        merged[place] = (policy, key, tuple(min(MAX, old + new) for old, new in zip(before, costs, strict=True)))
-    return [places[policy.name, key] for policy, key, _ in asks], merged
-
-
-def decisions_of(
-    asks: Sequence[Ask],
-    allowed: bool,  # noqa: FBT001 - data
-    at: int,
-    numbers: list[int],
-) -> list[Decision]:
-    """Read the server's answer."""
-    views: list[View] = list(zip(numbers[::3], numbers[1::3], numbers[2::3], strict=True))
-    decisions, place = [], 0
-    for policy, _, _ in asks:
-        end = place + len(policy.limits)
-        decisions.append(Decision((allowed, at, policy.limits, views[place:end], None)))
-        place = end
-    return decisions
-
-
-# ---- texts for the server ------------------------------------------------------------------------------------------
-
-
-def describe(limit: Limit, around: int) -> str:
-    """Write a limit as an element of an array of limit_t."""
-    names = (limit.name, limit.algorithm, limit.unit, str(limit))
-    numbers = (limit.quota, limit.burst, limit.length, limit.rate, limit.scale, limit.capacity, limit.floor, limit.tick)
-    bounds = "" if limit.calendar is None else quoted(array_of(map(str, edges(limit, around))).decode())
-    fields = [*(quoted(text_of(name)) for name in names), *map(str, numbers), bounds]
-    return quoted(f"({','.join(fields)})")
-
-
-def edges(limit: Limit, around: int) -> tuple[int, int, int, int]:
-    """Give the edges of three calendar windows: the one around an instant, and its neighbours."""
-    window = limit.calendar.window  # type: ignore[union-attr]  # asked of calendar windows only
-    start, end = window(around)
-    return window(start - 1)[0], start, end, window(end)[1]
-
-
-def array_of(elements: Iterable[str]) -> bytes:
-    """Write an array."""
-    return f"{{{','.join(elements)}}}".encode()
-
-
-def quoted(text: str) -> str:
-    """Write a text as an element of an array or a row."""
-    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
-    return f'"{escaped}"'
-
-
-def text_of(name: str, *, escaped: bool = False) -> str:
-    """Write a name so that PostgreSQL can keep and index it: without NUL and half characters, and not too long.
-
-    These are escaped by '%', which is escaped itself, so that different names stay different.
-    """
-    if not escaped and "%" in name:
-        name = name.replace("%", "%25")
-    if name.isascii() and "\0" not in name and len(name) <= LONGEST_NAME:
-        return name
-    name = "".join(f"%u{ord(char):04X}" if char == "\0" or "\ud800" <= char <= "\udfff" else char for char in name)
-    whole = name.encode()
-    if len(whole) <= LONGEST_NAME:
-        return name
-    start = whole[: LONGEST_NAME // 2].decode(errors="ignore")
-    return f"{start}%~{hashlib.sha256(whole).hexdigest()}"
-
-
 # ---- the URL -------------------------------------------------------------------------------------------------------
 
-OPTIONS: Final = ("schema", "timeout", "connect_timeout", "pool_size", "synchronous_commit", "unlogged")
+OPTIONS: Final = ("schema", "timeout", "connect_timeout", "silence", "pool_size", "synchronous_commit", "unlogged")
 
 
 def open_postgres(url: str, clock: Clock | None) -> Store:
     """Open a PostgresStore with the options of the URL's query; libpq takes the others."""
-    parts = urlsplit(url)
+    parts = server_url(url, "store")
     query = parse_qsl(parts.query, keep_blank_values=True)
     options: dict[str, object] = {name: value for name, value in query if name in OPTIONS}
     rest = urlencode([(name, value) for name, value in query if name not in OPTIONS])
     try:
-        for name, read in (("timeout", float), ("connect_timeout", float), ("pool_size", int)):
+        for name, read in (("timeout", float), ("connect_timeout", float), ("silence", float), ("pool_size", int)):
             if name in options:
                 options[name] = read(str(options[name]))
     except ValueError:
@@ -430,7 +355,7 @@ def open_postgres(url: str, clock: Clock | None) -> Store:
 def read_target(url: str) -> Target:
     """Check a URL as libpq does, without ever repeating its password."""
     known = {option.keyword.decode() for option in pq.Conninfo.get_defaults()}
-    for name, _ in parse_qsl(urlsplit(url).query, keep_blank_values=True):
+    for name, _ in parse_qsl(server_url(url, "store").query, keep_blank_values=True):
         if name not in known:
             message = f"postgresql:// has no option {name!r}: use {', '.join(OPTIONS)}, or one of libpq's"
             raise ConfigError(message, field="store")

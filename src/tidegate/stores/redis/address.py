@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Literal
-from urllib.parse import parse_qsl, unquote, urlsplit
+from urllib.parse import parse_qsl, unquote
 
 from tidegate.errors import ConfigError
+from tidegate.urls import server_url, split_hosts
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -55,14 +56,15 @@ class Address:
 
 def read_url(url: str) -> Address:
     """Read the URL of a store; what cannot be right is refused, and a password is never repeated."""
-    parts = urlsplit(url)
+    parts = server_url(url, "store")
     kind, tls = KINDS[parts.scheme]
-    credentials, _, hosts = parts.netloc.rpartition("@")
+    credentials = parts.netloc.rpartition("@")[0]
+    hosts = split_hosts(url, parts.netloc, "store")
     username, _, password = credentials.partition(":")
     values: dict[str, object] = {
         "kind": kind,
         "tls": tls,
-        "hosts": tuple(_host(text, kind) for text in (hosts or "127.0.0.1").split(",")),
+        "hosts": tuple((host or "127.0.0.1", port or PORTS[kind]) for host, port in hosts),
         "username": unquote(username) or None,
         "password": unquote(password) or None,
         "driver": {},
@@ -78,7 +80,7 @@ def read_url(url: str) -> Address:
         raise _refuse("a cluster has one database" if kind == "cluster" else "only a database number follows the host")
     for name, value in parse_qsl(parts.query, keep_blank_values=True):
         _set_option(values, name, value)
-    if kind == "server" and len(hosts.split(",")) > 1:
+    if kind == "server" and len(hosts) > 1:
         raise _refuse("several hosts make a cluster or sentinels: use redis+cluster:// or redis+sentinel://")
     return Address(**values)  # type: ignore[arg-type]  # each was checked above
 
@@ -100,14 +102,6 @@ def _set_option(values: dict[str, object], name: str, value: str) -> None:
     else:
         known = ", ".join(("timeout", "connect_timeout", "db", "batch", "prefix", "hash_tag", "client_name", *TLS))
         raise _refuse(f"there is no option {name!r}: use one of {known}")
-
-
-def _host(text: str, kind: str) -> tuple[str, int]:
-    host, colon, port = text.rpartition(":") if not text.endswith("]") else (text, "", "")
-    if not colon:
-        host, port = text, ""
-    host = host.strip("[]") or "127.0.0.1"
-    return host, (int(_read("port", port, int, 1)) if port else PORTS[kind])
 
 
 def _read(name: str, text: str, number: Callable[[str], float], least: float) -> float:

@@ -11,11 +11,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from tidegate.stores.redis.address import Address
-    from tidegate.stores.redis.wire import Script
+    from tidegate.stores.redis.wire import Script, Wire
 
     Node = tuple[str, int]
 
 SLOTS: Final = 16_384
+MARKERS: Final = 1000  # numbers of markers, of which every server should keep one (see marker.py)
 REDIRECTIONS: Final = 3  # how often a script is sent on; each time it was not run
 
 
@@ -32,14 +33,24 @@ class Router:
         """List whom to ask where everything is."""
         return list(dict.fromkeys((*filter(None, self._owners), *self._hosts)))
 
-    def learn(self, asked: Node, ranges: Sequence[Sequence[Any]]) -> None:
-        """Take over the answer to CLUSTER SLOTS that a server gave."""
+    def learn(self, asked: Node, ranges: Sequence[Sequence[Any]]) -> bool:
+        """Take over the answer to CLUSTER SLOTS that a server gave; tell whether any slot has moved."""
         owners: list[Node | None] = [None] * SLOTS
         for first, last, primary, *_ in ranges:
             host = primary[0].decode() if isinstance(primary[0], bytes) else primary[0]
             owners[first : last + 1] = [(host or asked[0], int(primary[1]))] * (last + 1 - first)
+        moved = any(new != old for new, old in zip(owners, self._owners, strict=True) if new and old)
         self._owners = owners
         self.stale = False
+        return moved
+
+    def nodes(self) -> list[Node]:
+        """List the servers that keep anything."""
+        return list(dict.fromkeys(filter(None, self._owners)))
+
+    def marker(self, node: Node, wire: Wire) -> int | None:
+        """Find the number of a marker that a server keeps."""
+        return next((n for n in range(MARKERS) if self._owners[wire.slot(wire.marker(n))] == node), None)
 
     def by_node(self, scripts: Iterable[Script]) -> dict[Node | None, list[Script]]:
         """Divide scripts by the server that they go to; None: nobody has their slot."""

@@ -65,8 +65,8 @@ local function build()
 
   -- Forget a state that had ended under the limit it was written for, before that limit was changed.
   local function current(state, limit, now)
-    if not state or not state.owner or state.owner == limit.owner or state.expires > now then return state end
-    return false
+    if not state or not state.owner or state.expires > now then return state end
+    return state.owner == limit.owner and not state.seen and state
   end
 
   -- ---- token_bucket: level, at, peaks; of a stored one also scale, rate and capacity of the limit that wrote it -----
@@ -200,52 +200,55 @@ local function build()
             mark = mark_bucket}
   end
 
-  -- ---- fixed_window and calendar_window: used, start ----------------------------------------------------------------
+  -- ---- fixed_window and calendar_window: used, start, ends; seen, ended and older where it carries older windows -----
 
   local function build_windows()
-    local _fixed, _calendar, window, _view_window, _adjust_window
+    local MAX_OLDER = 4
+    local _fixed, _calendar, window, _seen, _last_end, _windows, _sum, _counted
+    local _charge_window, _taken, _view_window, _adjust_window
 
     local function charge_fixed(state, limit, cost, now)
-      local used, start = _fixed(state, limit, now)
-      return cost <= limit.quota - used and {used = used + cost, start = start}
+      state = current(state, limit, now)
+      local start, ends = _fixed(state, limit, now)
+      return _charge_window(state, limit, cost, now, start, ends)
     end
 
     local function view_fixed(state, limit, cost, now)
-      local used, start = _fixed(state, limit, now)
-      return _view_window(limit, cost, used, start + limit.length - now)
+      state = current(state, limit, now)
+      local start, ends = _fixed(state, limit, now)
+      return _view_window(state, limit, cost, now, start, ends)
     end
 
     function _fixed(state, limit, now)
-      state = current(state, limit, now)
-      if state and now - state.start < limit.length then return state.used, state.start end
-      return 0, now
+      now = _seen(state, now)
+      local start = state and now - state.start < limit.length and state.start or now
+      return start, start + limit.length
     end
 
     local function adjust_fixed(state, limit, delta, now, at)
-      local used, start = _fixed(state, limit, now)
-      if at and at < start then return state end
-      return _adjust_window(delta, used, start)
+      state = current(state, limit, now)
+      local start, ends = _fixed(state, limit, now)
+      return _adjust_window(state, limit, delta, now, at, start, ends)
     end
 
-    local function expires_fixed(state, limit)
-      return state.start + limit.length
+    local function expires_fixed(state)
+      return _last_end(state)
     end
 
     local function charge_calendar(state, limit, cost, now)
-      local used, start = _calendar(state, limit, now)
-      return cost <= limit.quota - used and {used = used + cost, start = start}
+      state = current(state, limit, now)
+      local start, ends = _calendar(state, limit, now)
+      return _charge_window(state, limit, cost, now, start, ends)
     end
 
     local function view_calendar(state, limit, cost, now)
-      local used, _, ends = _calendar(state, limit, now)
-      return _view_window(limit, cost, used, ends - now)
+      state = current(state, limit, now)
+      local start, ends = _calendar(state, limit, now)
+      return _view_window(state, limit, cost, now, start, ends)
     end
 
     function _calendar(state, limit, now)
-      state = current(state, limit, now)
-      if state then now = max(now, state.start) end
-      local start, ends = window(limit, now)
-      return (state and state.start >= start) and state.used or 0, start, ends
+      return window(limit, _seen(state, now))
     end
 
     -- Lua knows no time zones: the client sends the windows it expects to be needed, and others when told which.
@@ -258,25 +261,150 @@ local function build()
     end
 
     local function adjust_calendar(state, limit, delta, now, at)
-      local used, start = _calendar(state, limit, now)
-      if at and at < start then return state end
-      return _adjust_window(delta, used, start)
+      state = current(state, limit, now)
+      local start, ends = _calendar(state, limit, now)
+      return _adjust_window(state, limit, delta, now, at, start, ends)
     end
 
-    local function expires_calendar(state, limit)
-      local _, ends = window(limit, state.start)
-      return ends
+    local function expires_calendar(state)
+      return _last_end(state)
     end
 
-    function _view_window(limit, cost, used, ahead)
-      local retry = 0
-      if cost > 0 and cost > limit.quota - used then retry = cost > limit.quota and NEVER or ahead end
-      return max(0, limit.quota - used), retry, used > 0 and ahead or 0
+    function _seen(state, now)
+      if not state then return now end
+      return max(now, state.seen or state.start)
     end
 
-    function _adjust_window(delta, used, start)
-      used = max(0, used + min(delta, MAX - used))
-      return used > 0 and {used = used, start = start}
+    function _last_end(state)
+      local last = state.ends
+      for i = 3, #state.older, 3 do last = max(last, state.older[i]) end
+      return last
+    end
+
+    -- The usual state: of nothing but the window [start, ends).
+    local function usual(state, start, ends)
+      return not state.seen and state.start == start and state.ends == ends
+    end
+
+    -- Add a window to others, which stand one after another, three numbers each: used, start, end.
+    local function add(windows, used, start, ends)
+      local count = #windows
+      windows[count + 1], windows[count + 2], windows[count + 3] = used, start, ends
+    end
+
+    function _windows(state)
+      if not state then return {} end
+      local windows = {unpack(state.older)}
+      add(windows, state.used - _sum(state.older), state.start, state.ends)
+      return windows
+    end
+
+    function _sum(windows)
+      local sum = 0
+      for i = 1, #windows, 3 do sum = sum + windows[i] end
+      return sum
+    end
+
+    function _counted(state, limit, now, start, ends)
+      local windows, counted, expires = _windows(state), {}, _last_end(state)
+      now = _seen(state, now)
+      local since, ended = state.start, state.ended
+      local overlaps, back = start <= (state.seen or since), start < since
+      if limit.algorithm == 2 then
+        overlaps = start == since
+        back = overlaps and limit.length > state.ends - since
+      end
+      local again = overlaps and min(ends, expires) or 0
+      for i = 1, #windows, 3 do
+        if windows[i + 2] > now or overlaps then add(counted, windows[i], windows[i + 1], max(windows[i + 2], again)) end
+      end
+      local used = _sum(counted)
+      ended = ended + min(_sum(windows) - used, MAX - ended)
+      if back then
+        add(counted, min(ended, MAX - used), since, again)
+        ended = 0
+      end
+      return counted, ended
+    end
+
+    function _charge_window(state, limit, cost, now, start, ends)
+      if not state or usual(state, start, ends) then
+        local used = state and state.used or 0
+        return cost <= limit.quota - used and {used = used + cost, start = start, ends = ends, ended = 0, older = EMPTY}
+      end
+      local counted = _counted(state, limit, now, start, ends)
+      return cost <= limit.quota - _sum(counted) and _taken(state, limit, cost, now, start, ends)
+    end
+
+    function _taken(state, limit, cost, now, start, ends)
+      if not state or _last_end(state) <= now then
+        return {used = cost, start = start, ends = ends, ended = 0, older = EMPTY}
+      end
+      local counted, ended = _counted(state, limit, now, start, ends)
+      local used, older = _sum(counted), {}
+      for i = 1, #counted, 3 do
+        if counted[i + 2] > ends and counted[i] > 0 then add(older, counted[i], counted[i + 1], counted[i + 2]) end
+      end
+      if #older > 3 * MAX_OLDER then
+        older = {older[1] + older[4], min(older[2], older[5]), max(older[3], older[6]), unpack(older, 7)}
+      end
+      local seen = (#older > 0 or ended > 0) and max(start, _seen(state, now)) or nil
+      return {used = used + min(cost, MAX - used), start = start, ends = ends, seen = seen, ended = ended, older = older}
+    end
+
+    function _view_window(state, limit, cost, now, start, ends)
+      local counted, order = {}, {}
+      if state and usual(state, start, ends) then
+        add(counted, state.used, start, ends)
+      elseif state then
+        counted = _counted(state, limit, now, start, ends)
+      end
+      local left, reset, retry = limit.quota - _sum(counted), 0, 0
+      for i = 1, #counted, 3 do
+        order[#order + 1] = i
+        reset = max(reset, counted[i + 2] - now)
+      end
+      if cost > limit.quota then
+        retry = NEVER
+      elseif cost > max(0, left) then
+        local free = left
+        if #order > 1 then table.sort(order, function(one, other) return counted[one + 2] < counted[other + 2] end) end
+        for _, i in ipairs(order) do
+          free = free + counted[i]
+          retry = counted[i + 2] - now
+          if cost <= free then break end
+        end
+      end
+      return max(0, left), retry, reset
+    end
+
+    function _adjust_window(state, limit, delta, now, at, start, ends)
+      local windows, held = _windows(state), {}
+      now = _seen(state, now)
+      for i = 1, #windows, 3 do
+        if windows[i + 2] > now and (not at or (windows[i + 1] <= at and at < windows[i + 2])) then held[#held + 1] = i end
+      end
+      if delta > 0 and (not at or (#held == 0 and start <= at and at <= now)) then
+        return _taken(state, limit, delta, now, start, ends)
+      end
+      if #held == 0 then return state end
+      local total = _sum(windows)
+      for i = #held, 1, -1 do
+        local place = held[i]
+        local change = min(max(delta, -windows[place]), MAX - total)
+        windows[place] = windows[place] + change
+        delta = delta - change
+        if delta >= 0 then break end
+      end
+      local count, kept = #windows, {}
+      for i = 1, count - 3, 3 do
+        if windows[i] > 0 then add(kept, windows[i], windows[i + 1], windows[i + 2]) end
+      end
+      local used, since, until_ = windows[count - 2], windows[count - 1], windows[count]
+      if used == 0 and #kept == 0 then return false end
+      local own = #kept == 0 and state.ended == 0 and since == start and until_ == ends
+      return {used = used + _sum(kept), start = since, ends = until_, seen = not own and (state.seen or now) or nil,
+              ended = state.ended, older = kept}
     end
 
     return {charge = charge_fixed, view = view_fixed, adjust = adjust_fixed, expires = expires_fixed},
@@ -614,7 +742,8 @@ local function build()
     -- ---- states as numbers (core/codec.py), and entries as the records of a key's states ----------------------------
     --
     -- A record is `limit.prefix` (count, id, owner), then expires and the state's numbers, of which those that are the
-    -- limit's own come last, as `limit.suffix`; only the marks of a bucket follow them. Stored numbers are doubles.
+    -- limit's own come last, as `limit.suffix`; only the marks of a bucket follow them. The end of a window is `expires`,
+    -- unless older windows follow its numbers. Stored numbers are doubles.
 
     -- Read the state whose record, `size` bytes, begins at `from`.
     local function load_state(algorithm, owner, value, from, size)
@@ -628,7 +757,14 @@ local function build()
         return {level = level, at = at, peaks = peaks, owner = owner, expires = expires, value = value, from = from}
       elseif algorithm <= 3 then
         local expires, used, start = unpack_ints('<ddd', value, from + 24)
-        return {used = used, start = start, owner = owner, expires = expires, value = value, from = from}
+        local ends, ended, older, seen = expires, 0, EMPTY, nil
+        if size > 48 then
+          ends, seen, ended = unpack_ints('<ddd', value, from + 48)
+          older = {unpack_ints('<' .. rep('d', size / 8 - 9), value, from + 72)}
+          older[#older] = nil  -- where it stopped reading
+        end
+        return {used = used, start = start, ends = ends, seen = seen, ended = ended, older = older,
+                owner = owner, expires = expires, value = value, from = from}
       elseif algorithm == 4 then
         local expires, count, previous, start, length = unpack_ints('<ddddd', value, from + 24)
         return {count = count, previous = previous, start = start, length = length,
@@ -647,7 +783,10 @@ local function build()
         return pack('<dddddd', 5 + #peaks, limit.id, limit.owner, expires, state.level, state.at) .. limit.suffix
           .. pack('<' .. rep('d', #peaks), unpack(peaks))
       elseif algorithm <= 3 then
-        return limit.prefix .. pack('<ddd', expires, state.used, state.start)
+        if not state.seen then return limit.prefix .. pack('<ddd', expires, state.used, state.start) end
+        local older = state.older
+        return pack('<dddddd', 5 + #older, limit.id, limit.owner, expires, state.used, state.start)
+          .. pack('<ddd' .. rep('d', #older), state.ends, state.seen, state.ended, unpack(older))
       elseif algorithm == 4 then
         return limit.prefix .. pack('<ddddd', expires, state.count, state.previous, state.start, state.length)
       end

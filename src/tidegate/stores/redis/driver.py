@@ -6,11 +6,12 @@ whose answer got lost may have run; timeouts from the address; RESP2, whose one 
 
 from __future__ import annotations
 
-import asyncio
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from tidegate.errors import ConfigError, StoreUnavailable
+from tidegate.stores.deadline import wait_for
 
 try:
     from redis.asyncio import connection as asyncio_connection
@@ -26,6 +27,9 @@ except ImportError as error:  # pragma: no cover - the development environment h
     raise ConfigError("redis:// needs redis-py: pip install 'tidegate[redis]'", field="store") from error
 
 if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Iterator
+
     from tidegate.stores.redis.address import Address
 
 __all__ = [
@@ -39,9 +43,11 @@ __all__ = [
     "ResponseError",
     "connect",
     "connect_async",
+    "discard",
     "explain",
     "has_ended",
     "key_slot",
+    "patience",
     "read_error",
     "read_slots",
     "read_slots_async",
@@ -49,6 +55,7 @@ __all__ = [
 ]
 
 AnyConnection = Any  # of redis-py, plain or TLS, whose methods have no types
+SLIGHT: Final = 0.5  # of a timeout: less than that is not worth changing it
 FAILURES: Final = (RedisError, OSError, EOFError, TimeoutError)
 ERRORS: Final[dict[str, type[ResponseError]]] = {
     "ASK": AskError,
@@ -136,6 +143,20 @@ def connect(address: Address) -> AnyConnection:
     return connection
 
 
+@contextmanager
+def patience(connection: AnyConnection, timeout: float, more: float) -> Iterator[None]:
+    """Give the server more than the timeout for an answer, where what it was asked takes long."""
+    if more < SLIGHT * timeout:
+        yield
+        return
+    socket = connection._sock  # noqa: SLF001 - as above
+    socket.settimeout(timeout + more)
+    try:
+        yield
+    finally:
+        socket.settimeout(timeout)
+
+
 def has_ended(connection: AnyConnection) -> bool:
     """Tell whether an idle connection was closed by the server: nothing was asked, so all it can say is that."""
     try:
@@ -169,7 +190,7 @@ async def connect_async(address: Address) -> AnyConnection:
             for client in sentinel.sentinels:
                 await client.aclose()
     kind: Any = asyncio_connection.SSLConnection if address.tls else asyncio_connection.Connection
-    given = settings(address) | {"socket_timeout": None}
+    given = settings(address) | {"socket_timeout": None, "socket_connect_timeout": None}
     connection = kind(host=host, port=port, db=address.db, retry=asyncio_retry.Retry(NoBackoff(), 0), **given)
     try:
         await connection.connect()
@@ -177,6 +198,11 @@ async def connect_async(address: Address) -> AnyConnection:
         await connection.disconnect(nowait=True)
         raise
     return connection
+
+
+def discard(connection: AnyConnection) -> None:
+    """Let go of a connection that nobody wants any more."""
+    connection._writer.transport.abort()  # noqa: SLF001 - as below
 
 
 def take_over(connection: AnyConnection, protocol: asyncio.Protocol) -> asyncio.Transport:
@@ -198,14 +224,17 @@ def read_error(said: bytes) -> ResponseError:
 
 async def read_slots_async(address: Address, node: tuple[str, int]) -> list[Any]:
     """Ask one server of a cluster where everything is."""
-    async with asyncio.timeout(address.connect_timeout):
+
+    async def read() -> list[Any]:
         connection = await connect_async(replace(address, kind="server", hosts=(node,)))
         try:
             await connection.send_command("CLUSTER", "SLOTS", check_health=False)
             slots: list[Any] = await connection.read_response()
         finally:
             await connection.disconnect(nowait=True)
-    return slots
+        return slots
+
+    return await wait_for(read(), address.connect_timeout, list)
 
 
 def _sentinel(address: Address, kind: Any, retry: Any) -> Any:  # noqa: ANN401 - two classes that share no base

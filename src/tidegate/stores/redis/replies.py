@@ -15,16 +15,26 @@ END: Final = b"\r\n"
 
 
 class Replies(asyncio.Protocol):
-    """Hands replies to `take` in the order they come, and tells `lost` when there will be no more."""
+    """Hands replies to `take` in the order they come, and calls `lost` when there will be no more.
 
-    def __init__(self, take: Callable[[bytes | Exception], None], lost: Callable[[BaseException], None]) -> None:
+    `heard` is called whenever any byte has come.
+    """
+
+    def __init__(
+        self,
+        heard: Callable[[], None],
+        take: Callable[[bytes | Exception], None],
+        lost: Callable[[BaseException], None],
+    ) -> None:
         """Begin with the next byte that comes."""
+        self._heard = heard
         self._take = take
         self._lost = lost
         self._rest = b""
 
     def data_received(self, data: bytes) -> None:
         """Take what is complete; keep the rest."""
+        self._heard()
         data = self._rest + data if self._rest else data
         place = 0
         while (end := data.find(END, place)) >= 0:

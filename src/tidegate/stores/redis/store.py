@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tidegate.errors import Closed
-from tidegate.stores.base import Store
+from tidegate.fork import abandon, at_fork, fork_safe
+from tidegate.stores.base import Store, merge
 from tidegate.stores.redis import driver
 from tidegate.stores.redis.address import Address, read_url
-from tidegate.stores.redis.tasks import ClusterLine, ServerLine, TaskLine
+from tidegate.stores.redis.cluster_tasks import ClusterLine
+from tidegate.stores.redis.marker import Markers
+from tidegate.stores.redis.tasks import ServerLine, TaskLine
 from tidegate.stores.redis.threads import ThreadGroup, ThreadLine
 from tidegate.stores.redis.wire import SOURCE, Script, Wire
 
@@ -32,19 +34,23 @@ class Counts:
     calls: int = 0
     failures: int = 0
     given_back: int = 0
+    not_given_back: int = 0
+    server_changes: int = 0
+    state_losses: int = 0
 
     def sent(self, scripts: Sequence[Script]) -> None:
-        """Count scripts and the calls in them."""
-        self.scripts += len(scripts)
+        """Count scripts that decide, and the calls in them."""
+        self.scripts += sum(bool(script.groups) for script in scripts)
         self.calls += sum(len(script.groups) for script in scripts)
 
 
 class RedisStore(Store):
     """Keeps states in Redis or Valkey, for any number of processes, by the server's clock.
 
-    One round trip decides a call, however many limits and keys it has; calls made at the same time share one. A call
-    costs at most `timeout` seconds, and `connect_timeout` more where a connection must be made, then StoreUnavailable
-    is raised: the charge may or may not have been made, and nothing is asked twice. A clock given here replaces the
+    One round trip decides a call, however many limits and keys it has; calls made at the same time share one. A server
+    that says nothing for `timeout` seconds while it has something to answer, or cannot be connected to within
+    `connect_timeout`, is lost: StoreUnavailable is raised, the charge may or may not have been made, and nothing is
+    asked twice. Time that calls wait here for others before them does not count. A clock given here replaces the
     server's: for tests.
     """
 
@@ -56,41 +62,48 @@ class RedisStore(Store):
         slot = driver.key_slot if self.address.kind == "cluster" else None
         self.wire = Wire(self.address, self.clock, slot, source)
         self._counts = Counts()
-        self._lock = threading.Lock()
+        self._markers = Markers(self.wire, self._counts)
+        self._lock = fork_safe(threading.Lock())
         self._closed = False
-        self._forget()
+        at_fork(child=self._forget)
+        self._start()
+
+    def _start(self) -> None:
+        self._threads = ThreadLine(self.address, self.wire, self._counts, self._markers)
+        self._loops: dict[asyncio.AbstractEventLoop, TaskLine] = {}
 
     def _forget(self) -> None:
-        """Start without connections: at first, and in a process that was forked from one that had them."""
-        self._process = os.getpid()
-        self._threads = ThreadLine(self.address, self.wire, self._counts)
-        self._loops: dict[asyncio.AbstractEventLoop, TaskLine] = {}
+        """Start without connections in a forked process: those of its parent are not for use."""
+        abandon(self._threads, self._loops)
+        self._start()
 
     def apply(self, verb: str, asks: Sequence[Ask], now: int | None = None, at: int | None = None) -> list[Decision]:
         """Apply the verb to every key together."""
         if not asks:
             return []
-        if self._process != os.getpid():
-            self._lock = threading.Lock()
-            self._forget()
         if now is None and self._by_hand:
             now = self.clock.ns() // 1000
-        return self._threads.ask(ThreadGroup(verb, asks, now, at))
+        if len(asks) == 1:
+            return self._threads.ask(ThreadGroup(verb, asks, now, at))
+        places, merged = merge(asks)
+        decisions = self._threads.ask(ThreadGroup(verb, merged, now, at))
+        return [decisions[place] for place in places]
 
     async def apply_async(
         self, verb: str, asks: Sequence[Ask], now: int | None = None, at: int | None = None
     ) -> list[Decision]:
-        """Apply without blocking the event loop."""
+        """Apply without blocking the event loop; a call whose task is cancelled gives back what it was charged."""
         if not asks:
             return []
         if now is None and self._by_hand:
             now = self.clock.ns() // 1000
-        return await self._line().ask(verb, asks, now, at)
+        if len(asks) == 1:
+            return await self._line().ask(verb, asks, now, at).answered()
+        places, merged = merge(asks)
+        decisions = await self._line().ask(verb, merged, now, at).answered()
+        return [decisions[place] for place in places]
 
     def _line(self) -> TaskLine:
-        if self._process != os.getpid():
-            self._lock = threading.Lock()
-            self._forget()
         loop = asyncio.get_running_loop()
         line = self._loops.get(loop)
         if line is None:
@@ -99,11 +112,16 @@ class RedisStore(Store):
                     raise Closed("the store is closed")
                 self._loops = {old: line for old, line in self._loops.items() if not old.is_closed()}
                 kind = ClusterLine if self.address.kind == "cluster" else ServerLine
-                line = self._loops[loop] = kind(self.address, self.wire, self._counts)
+                line = self._loops[loop] = kind(self.address, self.wire, self._counts, self._markers, self.wake)
         return line
 
     def metrics(self) -> dict[str, int]:
-        """Count scripts sent, calls in them, failures, and charges given back for cancelled calls."""
+        """Count what was sent and what became of it.
+
+        `scripts` and the `calls` in them; `failures`; `given_back` and `not_given_back`: corrections for cancelled
+        calls; `server_changes`: the server was restarted, another took its place, or a slot of a cluster has moved;
+        `state_losses`: a server has lost what it kept.
+        """
         return dict(vars(self._counts))
 
     def close(self) -> None:

@@ -3,92 +3,139 @@
 Scripts follow each other on one connection without waiting for answers, which come back in order. No task stands
 between a call and the wire: the loop calls `_flush` at the end of a turn, and whatever reads the answers wakes those
 who wait. A call that is cancelled while under way is answered all the same, and gives back what it took.
+
+At most MAX_UNDER_WAY scripts are under way on a connection, so that other processes get their turn at the server; the
+others wait here, and the turns of the loop that they came in are served in rotation, so that a batch of thousands does
+not hold up the single call behind it.
+
+A server is lost when it has said nothing for `timeout` seconds while a script is under way. Time that calls spend
+waiting here does not count, nor does time for which this event loop stood still.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from tidegate.core.bounds import SECOND
 from tidegate.errors import Closed
+from tidegate.stores.cancellation import CHARGING, DROPPABLE, MAX_CLOSING, corrections
+from tidegate.stores.deadline import DeadlineTimer, wait_for
 from tidegate.stores.redis import driver
-from tidegate.stores.redis.cluster import Router, nobody
 from tidegate.stores.redis.replies import Replies
-from tidegate.stores.redis.wire import Group, Script
+from tidegate.stores.redis.wire import MAX_UNDER_WAY, Group, Script
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine, Iterable, Sequence
+    from collections.abc import Callable, Coroutine, Iterable, Sequence
 
     from tidegate.core.decision import Decision
     from tidegate.errors import RateLimitError
     from tidegate.stores.base import Ask
     from tidegate.stores.redis.address import Address
+    from tidegate.stores.redis.marker import Markers
     from tidegate.stores.redis.store import Counts
     from tidegate.stores.redis.wire import Wire
 
+    Wake = Callable[[Sequence[Ask]], None]
+
 LISTENING: Final = 2  # turns of a loop in which a server that has hung up is heard
-TURNS: Final = 3  # turns of a loop that was late itself in which an answer that has come may still be read
 IDLE: Final = 0.01  # seconds of silence after which it is worth a look whether a connection still lives
-CHARGES: Final = ("acquire", "hold")
 
 
 class TaskGroup(Group):
     """A call of a task."""
 
-    __slots__ = ("future", "line")
+    __slots__ = ("future", "line", "made")
 
     def __init__(self, line: TaskLine, verb: str, asks: Sequence[Ask], now: int | None, at: int | None) -> None:
         """Wait for an answer."""
         super().__init__(verb, asks, now, at)
         self.line = line
+        self.made = line.loop.time()
         self.future: asyncio.Future[list[Decision]] = line.create_future()
 
     @property
     def dropped(self) -> bool:
         """Whether the call was cancelled before it was sent, and nothing is lost without it."""
-        return self.future.cancelled() and self.verb in (*CHARGES, "peek")
+        return self.future.cancelled() and self.verb in DROPPABLE
+
+    async def answered(self) -> list[Decision]:
+        """Wait for the answer; a task that is cancelled meanwhile leaves it to the line."""
+        try:
+            return await self.future
+        except asyncio.CancelledError:
+            # Cancelled between the answer and the moment the task would have read it: it is done, and not cancelled.
+            if not self.future.cancelled() and self.future.exception() is None:
+                self.line.abandoned(self, self.future.result())
+            raise
 
     def settle(self, answer: list[Decision] | RateLimitError) -> None:
-        """Wake the task; if it went away, give back what it took."""
+        """Wake the task; if it went away, undo what the answer tells of."""
         if self.future.done():
-            charged = self.future.cancelled() and self.verb in CHARGES
-            if charged and isinstance(answer, list) and answer[0].allowed:
-                self.line.give_back(self, answer)
+            if isinstance(answer, list):
+                self.line.abandoned(self, answer)
         elif isinstance(answer, list):
             self.future.set_result(answer)
         else:
             self.future.set_exception(answer)
+        self.line.settled()
+
+
+class GiveBack(Group):
+    """A correction that nobody waits for."""
+
+    __slots__ = ("line",)
+
+    def __init__(self, line: TaskLine, asks: Sequence[Ask], now: int | None, at: int | None) -> None:
+        """Give back what was charged at `at`."""
+        super().__init__("adjust", asks, now, at)
+        self.line = line
+
+    def settle(self, answer: list[Decision] | RateLimitError) -> None:
+        """Wake those who wait for these permits; without an answer, the charge may stay."""
+        if isinstance(answer, list):
+            self.line.counts.given_back += 1
+            self.line.wake(self.asks)
+        else:
+            self.line.counts.not_given_back += 1
+        self.line.settled()
 
 
 class TaskLine:
     """Where the calls of one event loop gather: what a server and a cluster have in common."""
 
-    def __init__(self, address: Address, wire: Wire, counts: Counts) -> None:
-        """Belong to the running loop; connect when first asked."""
+    def __init__(self, address: Address, wire: Wire, counts: Counts, markers: Markers, wake: Wake) -> None:
+        """Belong to the running loop; connect when first asked. `wake` lets waiters of keys ask again."""
         self.loop = asyncio.get_running_loop()
         self.create_future = partial(asyncio.Future, loop=self.loop)  # what the loop's own method does
         self.address = address
         self.wire = wire
         self.counts = counts
-        self._queue: list[TaskGroup] = []
-        self._waiting: list[Script] | None = None  # for a connection, or for what is needed to make one
+        self.markers = markers
+        self.wake = wake
+        self._loaded = False  # the server has run the script before
+        self._queue: list[Group] = []
+        self._unsettled = 0  # calls that have no answer yet
+        self._drained: asyncio.Future[None] | None = None  # done when there are none
         self._running: set[asyncio.Task[Any]] = set()
+        self._closing = False  # new calls are refused, give-backs are not
         self._closed = False
 
-    def ask(self, verb: str, asks: Sequence[Ask], now: int | None, at: int | None) -> asyncio.Future[list[Decision]]:
-        """Get an answer to come, together with whoever else asks."""
+    def ask(self, verb: str, asks: Sequence[Ask], now: int | None, at: int | None) -> TaskGroup:
+        """Ask, together with whoever else does in this turn."""
+        if self._closing:
+            raise Closed("the store is closed")
         group = TaskGroup(self, verb, asks, now, at)
         if self.wire.slotted:
             self.wire.slot_of(group)
         self.put(group)
-        return group.future
+        return group
 
-    def put(self, group: TaskGroup) -> None:
+    def put(self, group: Group) -> None:
         """Let a call go out with the others of this turn."""
+        self._unsettled += 1
         if self._closed:
             group.settle(Closed("the store is closed"))
             return
@@ -96,34 +143,35 @@ class TaskLine:
         if len(self._queue) == 1:
             self.loop.call_soon(self._flush)
 
-    def give_back(self, group: TaskGroup, decisions: list[Decision]) -> None:
-        """Undo a charge whose caller went away.
+    def abandoned(self, group: TaskGroup, decisions: list[Decision]) -> None:
+        """Undo what was decided for a task that was cancelled; corrections stand, and free permits for others."""
+        if group.verb in CHARGING:
+            passed = round((self.loop.time() - group.made) * SECOND)
+            for asks, at in corrections(group.verb, group.asks, decisions, passed):
+                self.put(GiveBack(self, asks, group.now, at))
+        elif group.verb != "peek":
+            self.wake(group.asks)
 
-        Windows and logs correct exactly what was charged. A bucket does not remember a charge, but gets it back while
-        it cannot have been full since; one that fills up within a second needs nothing back.
-        """
-        buckets, others = [], []
-        for (policy, key, costs), decision in zip(group.asks, decisions, strict=True):
-            rows = list(zip(policy.limits, costs, decision.views, strict=True))
-            slow = [limit.algorithm == "token_bucket" and view[2] > SECOND for limit, _, view in rows]
-            kept = [limit.algorithm != "token_bucket" for limit, _, _ in rows]
-            buckets.append((policy, key, tuple(-c if yes else 0 for c, yes in zip(costs, slow, strict=True))))
-            others.append((policy, key, tuple(-c if yes else 0 for c, yes in zip(costs, kept, strict=True))))
-        at = decisions[0].at
-        if group.verb == "hold":  # marked, so that the bucket does remember
-            buckets, others = [], [(policy, key, tuple(-c for c in costs)) for policy, key, costs in group.asks]
-        for asks, charged in ((buckets, None), (others, at)):
-            if any(any(costs) for _, _, costs in asks):
-                self.counts.given_back += 1
-                self.put(TaskGroup(self, "adjust", asks, group.now, charged))
+    def settled(self) -> None:
+        """Note that a call has its answer, whatever it is."""
+        self._unsettled -= 1
+        if not self._unsettled and self._drained is not None and not self._drained.done():
+            self._drained.set_result(None)
+
+    async def drain(self) -> None:
+        """Wait until every call has its answer and what was cancelled is given back, but not for long."""
+        if self._unsettled:
+            self._drained = self._drained or self.loop.create_future()
+            await asyncio.wait((self._drained,), timeout=MAX_CLOSING)
+            self._drained = None
 
     def _flush(self) -> None:
         """Send what has gathered in a turn of the loop."""
-        groups, self._queue = [group for group in self._queue if not group.dropped], []
+        groups, self._queue = self._queue, []
         if not groups:
             return
         try:
-            self._send(self.wire.scripts(groups))
+            self._send(list(self.wire.scripts(groups)))
         except Exception as error:  # noqa: BLE001 - whatever it is, those who wait must hear of it
             trouble = driver.explain(self.address, error)
             for group in groups:
@@ -131,16 +179,6 @@ class TaskLine:
 
     def _send(self, scripts: Iterable[Script]) -> None:
         raise NotImplementedError
-
-    def _end(self, error: RateLimitError) -> None:
-        for group in self._queue:
-            group.settle(error)
-        self._queue = []
-
-    def _fail_waiting(self, error: RateLimitError) -> None:
-        waiting, self._waiting = self._waiting or [], None
-        for script in waiting:
-            script.fail(error)
 
     def _start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = self.loop.create_task(work)
@@ -152,139 +190,195 @@ class TaskLine:
         """Answer a script's calls; give the scripts that must follow."""
         if isinstance(reply, driver.NoScriptError) and not script.full:
             script.full = True
+            self.counts.server_changes += self._loaded
+            self._loaded = False
             return [script]
         if isinstance(reply, Exception):
             script.fail(driver.explain(self.address, reply))
             return []
+        self._loaded = self._loaded or bool(script.groups)
         again = script.receive(reply)
         return list(self.wire.scripts(again)) if again else []
 
     def close_soon(self) -> None:
         """Let everything go when the loop gets to it."""
-        self._closing = self.loop.create_task(self.close())
+        self._closing = True
+        self._closer = self.loop.create_task(self.close())
 
     async def close(self) -> None:
-        """Let everything go."""
+        """Wait for what is under way, then let everything go."""
+        self._closing = True
+        await self.drain()
         self._closed = True
+        queue, self._queue = self._queue, []
+        for group in queue:
+            group.settle(Closed("the store was closed"))
         self._end(Closed("the store was closed"))
-        self._fail_waiting(Closed("the store was closed"))
+        self._hang_up()
         tasks = list(self._running)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
+    def _end(self, error: RateLimitError) -> None:
+        """Answer everything that was not sent yet with an error."""
+        raise NotImplementedError
+
+    def _hang_up(self) -> None:
+        """Close a connection of one's own."""
+
 
 class ServerLine(TaskLine):
     """Calls to one server, over one connection."""
 
-    def __init__(self, address: Address, wire: Wire, counts: Counts) -> None:
+    def __init__(self, address: Address, wire: Wire, counts: Counts, markers: Markers, wake: Wake) -> None:
         """Connect when first asked."""
-        super().__init__(address, wire, counts)
+        super().__init__(address, wire, counts, markers, wake)
         self._transport: asyncio.Transport | None = None
+        self._opening = False  # a connection is being made, or looked at: what comes meanwhile waits
         self._keeper: asyncio.Task[None] | None = None  # closes the connection, at the latest when the loop ends
-        self._flights: deque[tuple[Script, float]] = deque()  # with the loop's time until which each is waited for
-        self._timer: asyncio.Handle | None = None  # looks whether the first of them is late
+        self._batches: deque[deque[Script]] = deque()  # not sent yet, those of one turn together
+        self._flights: deque[Script] = deque()  # sent, in the order of their answers
+        self._silence = DeadlineTimer(self.loop, self._silent)
         self._asked = False  # the first of two replies to a script that says ASKING has come
-        self._heard = 0.0  # when the server answered last, by the loop's time
+        self._answered = False  # this connection has answered something
+        self._heard = 0.0  # when the server said something last, by the loop's time
 
     def _send(self, scripts: Iterable[Script]) -> None:
-        if self._waiting is not None:
-            self._waiting += scripts
-        elif self._transport is None:
-            self._waiting = list(scripts)
-            self._start(self._connect())
+        batch = deque(scripts)
+        if not batch:
+            return
+        self._batches.append(batch)
+        if self._opening:
+            return
+        if self._transport is None:
+            self._open()
         elif not self._flights and self.loop.time() - self._heard > IDLE:
-            self._waiting = list(scripts)
+            self._opening = True
             self.loop.call_soon(self._listen, LISTENING)
         else:
-            self._write(scripts)
+            self._fill()
+
+    def _open(self) -> None:
+        self._opening = True
+        self._start(self._connect())
 
     def _listen(self, turns: int) -> None:
         """Hear whether the server has hung up while this loop was busy or stood still; then write what waits."""
         if turns:
             self.loop.call_soon(self._listen, turns - 1)
-        elif self._transport is None and self._waiting:
-            self._start(self._connect())
+        elif self._transport is None:
+            self._open()
         else:
-            self._write_waiting()
+            self._opening = False
+            self._fill()
 
-    def _write(self, scripts: Iterable[Script]) -> None:
-        for script in scripts:
-            self.counts.sent((script,))
-            self._flights.append((script, self.loop.time() + self.address.timeout))
-            if self._transport is None:  # it broke while these were written
-                self._break(ConnectionError("Connection closed by server."))
-            else:
-                self._transport.write(script.packed())
-        if self._timer is None:
-            self._timer = self.loop.call_later(self.address.timeout, self._look, TURNS)
+    def _fill(self) -> None:
+        """Write scripts while few are under way, one of each batch in turn."""
+        if self._batches and self._transport is not None and self.markers.due(self):
+            marker = self._marker()
+            if marker is not None:
+                self._write(marker, self._transport)
+        while self._batches and len(self._flights) < MAX_UNDER_WAY and self._transport is not None:
+            batch = self._batches.popleft()
+            script = batch.popleft()
+            if batch:
+                self._batches.append(batch)
+            if script.needed():
+                self._write(script, self._transport)
+
+    def _marker(self) -> Script | None:
+        return self.markers.look()
+
+    def _write(self, script: Script, transport: asyncio.Transport) -> None:
+        try:
+            packed = script.packed()
+        except Exception as error:  # noqa: BLE001 - whatever it is, those who wait must hear of it
+            script.fail(driver.explain(self.address, error))
+            return
+        self.counts.sent((script,))
+        self._flights.append(script)
+        if len(self._flights) == 1:
+            self._expect()
+        transport.write(packed)
+
+    def _expect(self) -> None:
+        """Give the server its time for the script that it has to answer next."""
+        self._silence.start(self.address.timeout + self._flights[0].patience)
 
     async def _connect(self) -> None:
         """Connect, write what waited for that, and close the connection in the end: when told, or with the loop."""
         try:
-            async with asyncio.timeout(self.address.connect_timeout):
-                connection = await driver.connect_async(self.address)
-        except Exception as error:  # noqa: BLE001 - whatever it is, those who wait must hear of it
+            opening = driver.connect_async(self.address)
+            connection = await wait_for(opening, self.address.connect_timeout, driver.discard)
+        except BaseException as error:
             self.counts.failures += 1
-            trouble = driver.explain(self.address, error)
-            self._fail_waiting(trouble)
-            self._end(trouble)  # they waited for the same connection
+            self._opening = False
             self._break(error)
-            return
-        transport = self._transport = driver.take_over(connection, Replies(self._receive, self._hung_up))
+            if isinstance(error, Exception):
+                return
+            raise
+        replies = Replies(self._hear, self._receive, self._hung_up)
+        transport = self._transport = driver.take_over(connection, replies)
         self._keeper = asyncio.current_task()
+        self._opening = self._answered = False
         try:
-            self._write_waiting()
+            self._fill()
             await self.loop.create_future()
+        except asyncio.CancelledError:
+            if self._transport is transport:  # the loop ends: what was cancelled with it is given back first
+                await self.drain()
+            raise
         finally:
             if self._transport is transport:
                 self._keeper = None
                 self._break(ConnectionError("the event loop or the store was closed"))
             await connection.disconnect(nowait=True)
 
-    def _write_waiting(self) -> None:
-        waiting, self._waiting = self._waiting or [], None
-        self._write(waiting)
+    def _hear(self) -> None:
+        """Note that the server has said something; it has its time again for what is still to be answered."""
+        self._heard = self.loop.time()
+        self._answered = True
+        if self._flights:
+            self._expect()
 
     def _receive(self, reply: bytes | Exception) -> None:
         """Hand an answer to those who wait for it: they come in the order they were asked."""
         if not self._flights:  # said without being asked: a farewell
             self._break(ConnectionError("Connection closed by server."))
             return
-        script, _ = self._flights[0]
+        script = self._flights[0]
         if script.asking and not self._asked:
             self._asked = True
             return
         self._asked = False
         self._flights.popleft()
-        self._heard = self.loop.time()
+        if self._flights:
+            self._expect()
+        else:
+            self._silence.stop()
         again = self._take(script, reply)
         if isinstance(reply, (driver.ReadOnlyError, ConnectionError)):
-            self._break(reply)
+            self._break(reply, again=True)
         if again:
-            self._send(again)
+            self._batches.appendleft(deque(again))  # they have waited once
+        self._fill()
 
     def _hung_up(self, error: BaseException) -> None:
         if self._transport is not None:
             self.counts.failures += bool(self._flights)
-            self._break(error)
+            self._break(error, again=self._answered)
 
-    def _look(self, turns: int) -> None:
-        """Give up on a server that does not answer; but not because this loop itself was held up."""
-        self._timer = None
-        if not self._flights:
-            return
-        until = self._flights[0][1]
-        if self.loop.time() < until:
-            self._timer = self.loop.call_at(until, self._look, TURNS)
-        elif turns:
-            self._timer = self.loop.call_soon(self._look, turns - 1)
-        else:
-            self.counts.failures += 1
-            self._break(TimeoutError())
+    def _silent(self) -> None:
+        """Give up on a server that does not answer."""
+        self.counts.failures += 1
+        self._break(TimeoutError())
 
-    def _break(self, error: BaseException) -> None:
-        """Close the connection; whoever waits for an answer on it gets none."""
+    def _break(self, error: BaseException, *, again: bool = False) -> None:
+        """Close the connection; whoever waits for an answer on it gets none.
+
+        What was not sent yet goes over another connection, if it is worth trying `again`; else it gets no answer, too.
+        """
         transport, self._transport = self._transport, None
         if transport is not None:
             transport.set_protocol(asyncio.Protocol())  # what it still says is for nobody
@@ -292,97 +386,27 @@ class ServerLine(TaskLine):
         if self._keeper is not None:
             self._keeper.cancel()
             self._keeper = None
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        self._silence.stop()
         self._asked = False
         flights, self._flights = self._flights, deque()
         trouble = driver.explain(self.address, error)
-        for script, _ in flights:
+        for script in flights:
             script.fail(trouble)
+        if not again or self._closed:
+            self._end(trouble)
+        elif self._batches and not self._opening:
+            self._resend()
 
-    async def close(self) -> None:
-        """Close the connection."""
+    def _resend(self) -> None:
+        """Send what was not sent over a new connection."""
+        self._open()
+
+    def _end(self, error: RateLimitError) -> None:
+        batches, self._batches = self._batches, deque()
+        for batch in batches:
+            for script in batch:
+                script.fail(error)
+
+    def _hang_up(self) -> None:
+        self.markers.forget(self)
         self._break(ConnectionError("the store was closed"))
-        await super().close()
-
-
-class NodeLine(ServerLine):
-    """Scripts to one server of a cluster; what it does not keep any more goes back to the cluster's line."""
-
-    def __init__(self, cluster: ClusterLine, node: tuple[str, int]) -> None:
-        """Connect when first asked."""
-        self._cluster = cluster
-        super().__init__(replace(cluster.address, kind="server", hosts=(node,)), cluster.wire, cluster.counts)
-
-    def _take(self, script: Script, reply: bytes | Exception) -> list[Script]:
-        if not isinstance(reply, driver.NoScriptError) and self._cluster.router.redirect(script, reply):
-            self._cluster.send_again([script])
-            return []
-        return super()._take(script, reply)
-
-    def _break(self, error: BaseException) -> None:
-        self._cluster.router.stale = True
-        super()._break(error)
-
-
-class ClusterLine(TaskLine):
-    """Calls to a cluster: a script for each slot, and a connection to each server on which they follow each other."""
-
-    def __init__(self, address: Address, wire: Wire, counts: Counts) -> None:
-        """Connect when first asked."""
-        super().__init__(address, wire, counts)
-        self.router = Router(address)
-        self._nodes: dict[tuple[str, int], NodeLine] = {}
-
-    def _send(self, scripts: Iterable[Script]) -> None:
-        if self._waiting is not None:
-            self._waiting += scripts
-        elif self.router.stale:
-            self._waiting = list(scripts)
-            self._start(self._send_anew())
-        else:
-            self._distribute(scripts)
-
-    async def _send_anew(self) -> None:
-        """Find out where everything is, then send."""
-        try:
-            await self._learn()
-        except Exception as error:  # noqa: BLE001 - whatever it is, those who wait must hear of it
-            self.counts.failures += 1
-            self._fail_waiting(driver.explain(self.address, error))
-        else:
-            waiting, self._waiting = self._waiting or [], None
-            self._distribute(waiting)
-
-    def _distribute(self, scripts: Iterable[Script]) -> None:
-        for node, some in self.router.by_node(scripts).items():
-            if node is None:
-                for script in some:
-                    script.fail(nobody(script))
-            else:
-                if node not in self._nodes:
-                    self._nodes[node] = NodeLine(self, node)
-                self._nodes[node]._send(some)  # noqa: SLF001 - of the same family
-
-    def send_again(self, scripts: list[Script]) -> None:
-        """Send scripts that were not run to where they belong."""
-        self._send(scripts)
-
-    async def _learn(self) -> None:
-        trouble: Exception | None = None
-        for node in self.router.candidates():
-            try:
-                self.router.learn(node, await driver.read_slots_async(self.address, node))
-            except driver.FAILURES as error:
-                trouble = error
-            else:
-                return
-        if trouble is not None:
-            raise trouble
-
-    async def close(self) -> None:
-        """Close all connections."""
-        await super().close()
-        for node in self._nodes.values():
-            await node.close()

@@ -2,6 +2,9 @@
 
 The first thread leads: it sends what has gathered, for all, and hands the lead to one of those that came meanwhile. So
 a thread alone pays nothing, many threads pay one round trip together, and no thread works for others for long.
+
+A server is lost when it has said nothing for `timeout` seconds while a script is under way, however long calls have
+waited for their turn. Few scripts are under way at once, so that other processes get their turn at the server.
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ from typing import TYPE_CHECKING
 from tidegate.errors import Closed, RateLimitError
 from tidegate.stores.redis import driver
 from tidegate.stores.redis.cluster import Router, nobody
-from tidegate.stores.redis.wire import Group, Script
+from tidegate.stores.redis.wire import MAX_UNDER_WAY, Group, Script
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,6 +24,7 @@ if TYPE_CHECKING:
     from tidegate.core.decision import Decision
     from tidegate.stores.base import Ask
     from tidegate.stores.redis.address import Address
+    from tidegate.stores.redis.marker import Markers
     from tidegate.stores.redis.store import Counts
     from tidegate.stores.redis.wire import Wire
 
@@ -44,17 +48,19 @@ class ThreadGroup(Group):
 class ThreadLine:
     """Where calls of threads gather."""
 
-    def __init__(self, address: Address, wire: Wire, counts: Counts) -> None:
+    def __init__(self, address: Address, wire: Wire, counts: Counts, markers: Markers) -> None:
         """Connect when first asked."""
         self._address = address
         self._wire = wire
         self._counts = counts
+        self._markers = markers
+        self._loaded = False  # the server has run the script before
         self._lock = threading.Lock()
         self._queue: list[ThreadGroup] = []
         self._led = False
         self._closed = False
         self._link: ServerLink | ClusterLink
-        self._link = ClusterLink(address) if address.kind == "cluster" else ServerLink(address)
+        self._link = ClusterLink(address, counts) if address.kind == "cluster" else ServerLink(address)
 
     def ask(self, group: ThreadGroup) -> list[Decision]:
         """Get an answer, together with whoever else asks."""
@@ -101,6 +107,8 @@ class ThreadLine:
     def _exchange(self, groups: Sequence[Group]) -> bool:
         """Send the groups, again where the server lacked the script or a calendar window; tell whether it failed."""
         scripts = list(self._wire.scripts(groups))
+        if self._markers.due(self):
+            scripts = [*self._link.markers(self._markers, self._wire), *scripts]
         while scripts:
             self._counts.sent(scripts)
             try:
@@ -120,6 +128,8 @@ class ThreadLine:
     def _take(self, script: Script, reply: bytes | Exception) -> list[Script]:
         if isinstance(reply, driver.NoScriptError) and not script.full:
             script.full = True
+            self._counts.server_changes += self._loaded
+            self._loaded = False
             return [script]
         if self._link.redirect(script, reply):
             return [script]
@@ -128,6 +138,7 @@ class ThreadLine:
                 self._link.drop()
             script.fail(reply if isinstance(reply, RateLimitError) else driver.explain(self._address, reply))
             return []
+        self._loaded = self._loaded or bool(script.groups)
         again = script.receive(reply)
         return list(self._wire.scripts(again)) if again else []
 
@@ -152,16 +163,26 @@ class ServerLink:
         if connection is None or driver.has_ended(connection):
             self.drop()
             connection = self._connection = driver.connect(self._address)
-        connection.send_packed_command([b"".join([script.packed() for script in scripts])], check_health=False)
         replies: list[bytes | Exception] = []
-        for script in scripts:
+        sent = 0
+        for number, script in enumerate(scripts):
+            ahead = scripts[sent : number + MAX_UNDER_WAY]
+            if ahead:
+                connection.send_packed_command([b"".join([each.packed() for each in ahead])], check_health=False)
+                sent += len(ahead)
             try:
-                if script.asking:
-                    connection.read_response()
-                replies.append(connection.read_response())
+                with driver.patience(connection, self._address.timeout, script.patience):
+                    if script.asking:
+                        connection.read_response()
+                    replies.append(connection.read_response())
             except driver.ResponseError as error:
                 replies.append(error)
         return replies
+
+    def markers(self, markers: Markers, wire: Wire) -> list[Script]:
+        """Look at the marker of the server."""
+        del wire
+        return [markers.look()]
 
     def redirect(self, script: Script, reply: object) -> bool:
         """Tell whether a script must go elsewhere: no, there is nowhere else."""
@@ -178,9 +199,10 @@ class ServerLink:
 class ClusterLink:
     """A connection to each server of a cluster."""
 
-    def __init__(self, address: Address) -> None:
+    def __init__(self, address: Address, counts: Counts) -> None:
         """Connect when first used."""
         self._address = address
+        self._counts = counts
         self._router = Router(address)
         self._links: dict[tuple[str, int], ServerLink] = {}
 
@@ -208,13 +230,18 @@ class ClusterLink:
         trouble: Exception | None = None
         for node in self._router.candidates():
             try:
-                self._router.learn(node, driver.read_slots(self._address, node))
+                self._counts.server_changes += self._router.learn(node, driver.read_slots(self._address, node))
             except driver.FAILURES as error:
                 trouble = error
             else:
                 return
         if trouble is not None:
             raise trouble
+
+    def markers(self, markers: Markers, wire: Wire) -> list[Script]:
+        """Look at a marker of each server that is known."""
+        found = [self._router.marker(node, wire) for node in self._router.nodes()]
+        return [markers.look(number) for number in found if number is not None]
 
     def redirect(self, script: Script, reply: object) -> bool:
         """Tell whether a script must go to another server."""

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final
 
 from tidegate.core.algorithms import ALGORITHMS
 from tidegate.core.decision import VERBS, Decision
-from tidegate.errors import ConfigError, RateLimitError, StoreUnavailable
+from tidegate.errors import Closed, ConfigError, RateLimitError, StoreUnavailable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -42,6 +42,17 @@ COUNTS: Final = (0, 5, 2, 2, 4, 6, 6)  # numbers in a state of each algorithm
 HEAD: Final = Struct("<5d")
 USUAL: Final = Struct("<3d")
 STACK: Final = 1000  # limits that may be asked in the short form, whose answers go over Lua's stack at once
+MAX_UNDER_WAY: Final = 8  # scripts on a connection that wait for their answer: a few milliseconds of the server's time
+# What deciding on a limit costs the server, as a multiple of what it costs at a bucket (about 3 us): measured.
+PRICES: Final = {
+    "token_bucket": 1,
+    "fixed_window": 3,
+    "calendar_window": 3,
+    "sliding_window": 3,
+    "sliding_log": 5,
+    "concurrency": 5,
+}
+PATIENCE: Final = 0.000_05  # seconds that a server may take for one unit of PRICES, on a slow and busy machine
 ASKS: Final = [Struct(f"<{1 + count}d") for count in range(WIDEST + 1)]
 NUMBERS: Final = Struct("<13d")
 ESCAPES: Final = str.maketrans({"%": "%25", "/": "%2F", "{": "%7B", "}": "%7D"})
@@ -66,30 +77,56 @@ class Group(ABC):
             message = f"one call asks {self.weight} limits at once, more than the {WIDEST} a script may: split the call"
             raise ConfigError(message)
 
+    @property
+    def dropped(self) -> bool:
+        """Whether nobody needs it any more, so that it need not be sent."""
+        return False
+
     @abstractmethod
     def settle(self, answer: list[Decision] | RateLimitError) -> None:
         """Give the answer to who waits for it."""
 
 
 class Script:
-    """One round trip. `full` tells to send the source along, for a server that does not know the script (any more)."""
+    """One round trip. `full` tells to send the source along, for a server that does not know the script (any more).
 
-    __slots__ = ("asking", "full", "groups", "keys", "redirected", "slot", "tail", "wire")
+    `price` is what it costs the server, in units of PRICES.
+    """
 
-    def __init__(self, wire: Wire, groups: Sequence[Group], slot: int = 0) -> None:
-        """Encode the groups. In a cluster, their keys are in `slot`."""
+    __slots__ = ("_written", "asking", "full", "groups", "price", "redirected", "slot", "wire")
+
+    def __init__(self, wire: Wire, groups: Sequence[Group], slot: int = 0, price: int = 0) -> None:
+        """Take the groups along. In a cluster, their keys are in `slot`."""
         self.wire = wire
         self.groups = groups
+        self.price = price
         self.full = False
-        self.keys, self.tail = wire.encode(groups)
         self.slot = slot
         self.redirected = 0
         self.asking: tuple[str, int] | None = None  # a server that has the slot's keys, but not yet the slot
+        self._written: tuple[list[bytes], list[bytes]] | None = None
+
+    @property
+    def patience(self) -> float:
+        """How many seconds the server may take for it, beyond the timeout: it is slow because of what was asked."""
+        return self.price * PATIENCE
+
+    def needed(self) -> bool:
+        """Leave out calls that were dropped before they were sent; tell whether any is left."""
+        dropped = [] if self._written else [group for group in self.groups if group.dropped]
+        if dropped:
+            self.groups = [group for group in self.groups if not group.dropped]
+            for group in dropped:
+                group.settle(Closed("the call was cancelled before it was sent"))
+        return bool(self.groups)
 
     def command(self) -> list[bytes]:
         """Give the command that runs it, word by word."""
+        if self._written is None:
+            self._written = self.wire.encode(self.groups)
+        keys, tail = self._written
         how = [b"EVAL", self.wire.source] if self.full else [b"EVALSHA", self.wire.sha]
-        return [*how, b"%d" % len(self.keys), *self.keys, *self.tail]
+        return [*how, b"%d" % len(keys), *keys, *tail]
 
     def packed(self) -> bytes:
         """Give the command as it goes over the wire."""
@@ -152,6 +189,16 @@ class Wire:
             "all": f"{{{address.prefix}}}:",
         }[address.hash_tag]
         self._hash_tag = address.hash_tag
+        self._prefix = f"{{{address.prefix}}}" if address.hash_tag == "all" else address.prefix
+
+    def marker(self, number: int | None) -> bytes:
+        """Name the marker of a server (see marker.py); those of a cluster are numbered."""
+        tag = "" if number is None else f"{{{number}}}"
+        return f"{self._prefix}:marker{tag}".encode()
+
+    def slot(self, key: bytes) -> int:
+        """Tell the slot of a cluster that a key is in."""
+        return 0 if self._slot is None else self._slot(key)
 
     def learn(self, now: int) -> None:
         """Take note of the server's time."""
@@ -173,9 +220,10 @@ class Wire:
         return plan
 
     def scripts(self, groups: Sequence[Group]) -> Iterator[Script]:
-        """Divide groups into scripts, none of them too long, for a cluster each of one slot.
+        """Divide groups into scripts, for a cluster each of one slot.
 
-        They are written one by one, so that the first may be under way while the next is written.
+        None keeps the server busy for long: it has at most `batch` calls, and costs no more than that many calls to
+        two buckets do, unless it is a single call that costs more.
         """
         slots: dict[int, Sequence[Group]] = {0: groups}
         if self._slot is not None:
@@ -184,13 +232,19 @@ class Wire:
                 by_slot.setdefault(self.slot_of(group), []).append(group)
             slots = dict(by_slot)
         for slot, together in slots.items():
-            start, weight = 0, 0
+            start, price = 0, 0
             for i, group in enumerate(together):
-                weight += group.weight
-                if i > start and (weight > 2 * self.batch or i - start >= self.batch):
-                    yield Script(self, together[start:i], slot)
-                    start, weight = i, group.weight
-            yield Script(self, together[start:], slot)
+                more = self._price(group)
+                if i > start and (price + more > 2 * self.batch or i - start >= self.batch):
+                    yield Script(self, together[start:i], slot, price)
+                    start, price = i, 0
+                price += more
+            yield Script(self, together[start:], slot, price)
+
+    def _price(self, group: Group) -> int:
+        if len(group.asks) == 1:
+            return self.plan(group.asks[0][0]).price
+        return sum([self.plan(policy).price for policy, _, _ in group.asks])
 
     def slot_of(self, group: Group) -> int:
         """Tell the slot of a cluster in which a call has all its keys, or refuse it."""
@@ -263,7 +317,19 @@ class Wire:
 class Plan:
     """A policy as it is written. `written` is empty where calendar windows make it depend on the time."""
 
-    __slots__ = ("_after", "_before", "_recent", "_since", "_until", "_usual", "buckets", "logs", "policy", "written")
+    __slots__ = (
+        "_after",
+        "_before",
+        "_recent",
+        "_since",
+        "_until",
+        "_usual",
+        "buckets",
+        "logs",
+        "policy",
+        "price",
+        "written",
+    )
 
     def __init__(self, policy: Policy, before: str, after: str) -> None:
         """Work out what does not change. A key stands between `before` and `after`."""
@@ -272,6 +338,7 @@ class Plan:
         self._after = after
         self.logs = [b":%x" % limit_id(limit) for limit in policy.limits if ALGORITHM[limit.algorithm] >= 5]  # noqa: PLR2004 - the two that log
         self.buckets = all(limit.algorithm == "token_bucket" for limit in policy.limits)
+        self.price = sum(PRICES[limit.algorithm] for limit in policy.limits)
         self.written = b""
         self._recent, self._since, self._until = b"", 0, 0
         self._usual: dict[tuple[int, tuple[int, ...]], bytes] = {}

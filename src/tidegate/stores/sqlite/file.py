@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+from contextlib import suppress
 from importlib.resources import files
 from itertools import count
 from typing import TYPE_CHECKING, Final
@@ -48,9 +49,9 @@ def explain(error: sqlite3.Error, attempt: str, path: Path) -> StoreUnavailable:
     return StoreUnavailable(f"could not {attempt} in {path}; nothing was charged. {error}: {advice}")
 
 
-def connect(path: Path, synchronous: str) -> sqlite3.Connection:
-    """Open the file, create it if it is not there, and bring its schema up to date."""
-    db = sqlite3.connect(
+def connect(path: Path) -> sqlite3.Connection:
+    """Open the file, and create it if it is not there; `prepare` comes next."""
+    return sqlite3.connect(
         f"{path.as_uri()}?mode=rwc",
         uri=True,
         timeout=0,  # who waits for a lock, and how, is the store's business
@@ -58,38 +59,41 @@ def connect(path: Path, synchronous: str) -> sqlite3.Connection:
         check_same_thread=False,  # the store has a lock of its own
         cached_statements=STATEMENTS,
     )
-    try:
-        db.execute(f"PRAGMA synchronous = {synchronous}")
-        db.execute(f"PRAGMA wal_autocheckpoint = {WAL_PAGES}")
-        db.execute(f"PRAGMA journal_size_limit = {WAL_BYTES}")
-        if db.execute("PRAGMA journal_mode").fetchone()[0] != "wal":
-            db.execute("PRAGMA journal_mode = WAL")
-        migrate(db, path)
-    except BaseException:
+
+
+def prepare(db: sqlite3.Connection, path: Path, synchronous: str) -> None:
+    """Set up a new connection, and bring the schema of its file up to date."""
+    db.execute(f"PRAGMA synchronous = {synchronous}")
+    db.execute(f"PRAGMA wal_autocheckpoint = {WAL_PAGES}")
+    db.execute(f"PRAGMA journal_size_limit = {WAL_BYTES}")
+    if db.execute("PRAGMA journal_mode").fetchone()[0] != "wal":
+        db.execute("PRAGMA journal_mode = WAL")
+    migrate(db, path)
+
+
+def discard(db: sqlite3.Connection) -> None:
+    """End whatever transaction a connection is in, and close it. Nothing is lost by doing so twice."""
+    with suppress(sqlite3.Error):  # it is closed already, or the disk is gone
+        if db.in_transaction:
+            db.execute("ROLLBACK")  # a statement that somebody still refers to would keep it open
+    with suppress(sqlite3.Error):
         db.close()
-        raise
-    return db
 
 
 def migrate(db: sqlite3.Connection, path: Path) -> None:
-    """Apply the steps that the file's schema lacks, all in one transaction."""
+    """Apply the steps that the file's schema lacks, all in one transaction; whoever calls discards it on an error."""
     steps = dict(schema())
     newest = max(steps)
     if (version := find_version(db, path, newest)) == newest:
         return
     db.execute("BEGIN IMMEDIATE")
-    try:
-        version = find_version(db, path, newest)  # another process may have been faster
-        for number in range(version + 1, newest + 1):
-            for statement in statements(steps[number]):
-                db.execute(statement)
-        db.execute(f"PRAGMA application_id = {APPLICATION}")
-        db.execute(f"PRAGMA user_version = {newest}")
-        db.execute("COMMIT")
-    except BaseException:
-        if db.in_transaction:
-            db.execute("ROLLBACK")
-        raise
+    version = find_version(db, path, newest)  # another process may have been faster
+    for number in range(version + 1, newest + 1):
+        for statement in statements(steps[number]):
+            db.execute(statement)
+    db.execute(f"PRAGMA application_id = {APPLICATION}")
+    db.execute(f"PRAGMA user_version = {newest}")
+    db.execute("COMMIT")
 
 
 def find_version(db: sqlite3.Connection, path: Path, newest: int) -> int:

@@ -31,6 +31,7 @@ FINEST: Final = 16  # rows are looked at in steps no finer than 2**16 microsecon
 SWEEP: Final = 64  # rows looked at in one sweep
 SHAPES: Final = 1024  # sets of limits remembered
 UNMARKED: Final = 3  # numbers of a bucket without marks
+PLAIN_WINDOW: Final = 3  # numbers of a window that carries no older ones, at most
 LOG: Final = 5  # parts of a log's state; no other has as many
 LOGS: Final = ("sliding_log", "concurrency")
 
@@ -240,8 +241,8 @@ def read_bucket(limit: Limit, numbers: list[int]) -> State | None:
 
 
 def read_window(limit: Limit, numbers: list[int]) -> State | None:
-    """Read a window, which may have its end noted."""
-    return (limit, numbers[0], numbers[1]) if numbers else None
+    """Read a window, which may have its end noted; few carry more."""
+    return (limit, numbers[0], numbers[1]) if 0 < len(numbers) <= PLAIN_WINDOW else read_other(limit, numbers)
 
 
 def read_other(limit: Limit, numbers: list[int]) -> State | None:

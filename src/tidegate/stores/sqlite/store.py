@@ -3,27 +3,29 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import sqlite3
 import threading
-import weakref
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Literal, get_args
-from urllib.parse import parse_qsl, unquote, urlsplit
+from typing import TYPE_CHECKING, Final, Literal, ParamSpec, TypeVar, get_args
+from urllib.parse import parse_qsl, unquote
 
 from tidegate.clock import Clock, SystemClock, yield_thread
 from tidegate.core.bounds import MAX, SECOND
 from tidegate.core.decision import VERBS, Decision
 from tidegate.core.limit import parse_period
 from tidegate.errors import Closed, ConfigError, StoreUnavailable
+from tidegate.fork import abandon, at_fork
+from tidegate.lock import Lock, locked, threads_holding
 from tidegate.policy.key import join_key
 from tidegate.stores.base import Store
-from tidegate.stores.sqlite.file import BUSY, connect, error_code, explain
+from tidegate.stores.sqlite.file import BUSY, connect, discard, error_code, explain, prepare
 from tidegate.stores.sqlite.rows import Row, Rows, storable
 from tidegate.stores.sqlite.worker import Question, Worker
+from tidegate.urls import redact, split_url
 
 if TYPE_CHECKING:
+    import os
     from collections.abc import Callable, Sequence
 
     from tidegate.core.algorithms import State
@@ -35,6 +37,8 @@ if TYPE_CHECKING:
 
     Work = Callable[[Rows, Asked, int], list[Decision]]
 
+P = ParamSpec("P")
+R = TypeVar("R")
 Synchronous = Literal["normal", "full", "extra"]
 
 # Every so many transactions, one sees whether the file was replaced, and the next that writes removes what ended.
@@ -43,6 +47,19 @@ TENDING: Final = 16
 # file all the time, they do half as much again in runs of milliseconds as when each wakes the others at every decision.
 SOON: Final = 0.00002
 LATER: Final = 0.003
+REST: Final = 0.0002  # seconds between tries while another thread of this process uses the connection
+MAX_GATE: Final = 0.05  # seconds to wait for other threads before looking whether one is there
+MAX_FORK: Final = SECOND  # how long no connection is opened since a fork is about to happen
+
+
+class InUseError(sqlite3.OperationalError):
+    """Other threads of this process used the connection for too long."""
+
+    sqlite_errorcode = sqlite3.SQLITE_BUSY
+
+    def __str__(self) -> str:
+        """Say so."""
+        return "other threads of this process are using it"
 
 
 class SQLiteStore(Store):
@@ -57,7 +74,9 @@ class SQLiteStore(Store):
     decision. `busy_timeout` is how long a call waits while others keep the file locked.
 
     A process has one connection, which its threads share under a lock; after a fork, each side opens its own. The file
-    is opened by the first call, and again after an error, so the store works again as soon as the disk does.
+    is opened by the first call, and again after an error, so the store works again as soon as the disk does. So it is
+    after a call that a signal handler interrupted: `_unsure` is set while a transaction is under way, and whoever finds
+    it set discards the connection.
     """
 
     def __init__(
@@ -75,21 +94,21 @@ class SQLiteStore(Store):
         self.path = Path(path).absolute()
         self.synchronous = synchronous
         self._patience = read_timeout(busy_timeout)
-        self._lock = threading.Lock()
-        self._starting = threading.Lock()
+        self.lock = Lock(spins=0, rest=REST)
+        self._gate = threading.Lock()
         self._db: sqlite3.Connection | None = None
         self._rows: Rows | None = None
+        self._unsure = False
         self._inode = (0, 0)
-        self._pid = os.getpid()
-        self._abandoned: list[sqlite3.Connection] = []
+        self._forking = 0  # until then no connection is opened, in steady time
+        self._workers: list[Worker] = []
         self._worker: Worker | None = None
         self._closed = False
         self._count = 0
         self._untended = False
         self._waits = 0
         self._failures = 0
-        if hasattr(os, "register_at_fork"):
-            close_around_fork(self)
+        at_fork(before=self._prepare_fork, parent=self._resume, child=self._take_over)
 
     def apply(self, verb: str, asks: Sequence[Ask], now: int | None = None, at: int | None = None) -> list[Decision]:
         """Apply the verb to every key together, in one transaction."""
@@ -105,16 +124,13 @@ class SQLiteStore(Store):
         self, verb: str, asks: Sequence[Ask], now: int | None = None, at: int | None = None
     ) -> list[Decision]:
         """Apply on the store's own thread; calls of many tasks at once share transactions."""
-        if self._pid != os.getpid():
-            self._take_over()
         worker = self._worker or self._start_worker()
         return await worker.ask(Question((verb, asks, now, at, None)))
 
     def _start_worker(self) -> Worker:
-        with self._starting:
-            if self._worker is None:
-                self._worker = Worker(self._answer)
-            return self._worker
+        self._workers.append(Worker(self._answer, self.wake))
+        self._worker = self._workers[0]  # of several threads that come at once, all use the first
+        return self._worker
 
     def label(self, policy: Policy, key: Key, at: int, task_type: str | None, task_id: str | None) -> None:
         """Name the tasks charged to a key's logs at the instant `at`, for those who read `task_completions`."""
@@ -131,13 +147,10 @@ class SQLiteStore(Store):
 
     def close(self) -> None:
         """Answer what was asked, then close the file."""
-        if self._pid != os.getpid():
-            self._take_over()
         self._closed = True
         if self._worker is not None:
             self._worker.close()
-        with self._lock:
-            self._close()
+        self._release()
 
     async def close_async(self) -> None:
         """Close without blocking the event loop."""
@@ -158,42 +171,81 @@ class SQLiteStore(Store):
 
     def _transact(self, asked: Sequence[Asked], work: Work | None = None) -> list[list[Decision]]:
         """Answer all of it in one transaction, tried as often as it takes while others keep the file locked."""
-        if self._pid != os.getpid():
-            self._take_over()
+        try:
+            return self._exclusively(self._attempt_until_free, asked, work or decide)
+        except InUseError as error:
+            raise self._failed(error, asked) from None
+
+    def _exclusively(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        """Call a function while no other thread uses the connection.
+
+        `lock` alone decides who does. The gate in front of it lets threads wait in turn and without polling.
+        """
+        deadline = SystemClock.steady() + self._patience
+        gate = self._gate
+        if not gate.acquire(blocking=False):
+            gate = self._wait_at_gate(deadline)
+        held = gate  # what `_wait_at_gate` looks for in other threads
+        try:
+            return self._use_connection(deadline, function, *args, **kwargs)
+        finally:
+            held.release()
+
+    def _wait_at_gate(self, deadline: int) -> threading.Lock:
+        """Pass the gate. One that a call left shut because it was interrupted is replaced."""
+        while True:
+            gate = self._gate
+            if gate.acquire(timeout=MAX_GATE):
+                return gate
+            if SystemClock.steady() >= deadline:
+                raise InUseError
+            if not threads_holding(gate):
+                self._gate = threading.Lock()
+
+    def _use_connection(self, deadline: int, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        lock = self.lock
+        held = lock.token
+        try:
+            del held[0]
+        except IndexError:
+            if not lock.contend(lambda: SystemClock.steady() >= deadline):
+                raise InUseError from None
+        try:
+            return function(*args, **kwargs)
+        finally:
+            lock.give(None)
+
+    def _attempt_until_free(self, asked: Sequence[Asked], work: Work) -> list[list[Decision]]:
         deadline = None
         attempts = 0
-        if not self._lock.acquire(blocking=False) and not self._lock.acquire(timeout=self._patience / SECOND):
-            error = sqlite3.OperationalError("other threads of this process are using it")
-            error.sqlite_errorcode = sqlite3.SQLITE_BUSY
-            raise self._failed(error, asked)
-        try:
-            while True:
-                try:
-                    return self._attempt(asked, work or decide)
-                except sqlite3.Error as error:
-                    self._recover(error)
-                    if error_code(error) not in BUSY:
-                        raise self._failed(error, asked) from error
-                    steady = SystemClock.steady()
-                    deadline = deadline or steady + self._patience
-                    if steady >= deadline:
-                        raise self._failed(error, asked) from error
-                except BaseException:
-                    self._recover(None)
-                    raise
-                attempts += 1
-                self._waits += attempts == 1
-                yield_thread(SOON if attempts == 1 else LATER)
-        finally:
-            self._lock.release()
+        while True:
+            try:
+                return self._attempt(asked, work)
+            except sqlite3.Error as error:
+                self._recover(error)
+                if error_code(error) not in BUSY:
+                    raise self._failed(error, asked) from error
+                steady = SystemClock.steady()
+                deadline = deadline or steady + self._patience
+                if steady >= deadline:
+                    raise self._failed(error, asked) from error
+            except BaseException:
+                self._recover(None)
+                raise
+            attempts += 1
+            self._waits += attempts == 1
+            yield_thread(SOON if attempts == 1 else LATER)
 
     def _attempt(self, asked: Sequence[Asked], work: Work) -> list[list[Decision]]:
         """Answer in one transaction."""
+        if self._unsure:
+            self._close()
         self._count += 1
         if self._count % TENDING == 1:
             self._untended = True
             if self._db is not None and self._replaced():
                 self._close()
+        self._unsure = True
         rows = self._rows or self._open()
         looking = asked[0][0] == "peek" and all(each[0] == "peek" for each in asked)
         rows.execute("BEGIN" if looking else "BEGIN IMMEDIATE")
@@ -203,6 +255,7 @@ class SQLiteStore(Store):
             self._untended = False
             rows.sweep(min([now, *(each[2] for each in asked if each[2] is not None)]))
         rows.execute("COMMIT")
+        self._unsure = False
         return answers
 
     def _failed(self, error: sqlite3.Error, asked: Sequence[Asked]) -> StoreUnavailable:
@@ -217,30 +270,35 @@ class SQLiteStore(Store):
     def _open(self) -> Rows:
         if self._closed:
             raise Closed("the store is closed")
-        self._db = connect(self.path, self.synchronous)
+        while SystemClock.steady() < self._forking:
+            yield_thread(LATER)
+        self._db = db = connect(self.path)
+        prepare(db, self.path, self.synchronous)
         stat = self.path.stat()
         self._inode = (stat.st_dev, stat.st_ino)
-        self._rows = Rows(self._db.cursor())
-        return self._rows
+        self._rows = rows = Rows(db.cursor())
+        return rows
 
     def _close(self) -> None:
-        db, self._db, self._rows = self._db, None, None
-        if db is not None:
-            db.close()
+        """Close the connection. Interrupted, it is done again: so it is forgotten last."""
+        self._rows = None
+        if self._db is not None:
+            discard(self._db)
+        self._db = None
+        self._unsure = False
 
     def _recover(self, error: sqlite3.Error | None) -> None:
         """End a failed transaction; after anything but a lock held by others, open the file again next time."""
-        try:
-            if self._db is not None and self._db.in_transaction:
-                self._db.execute("ROLLBACK")
-            if error is None or error_code(error) in BUSY:
+        if self._rows is not None and self._db is not None and (error is None or error_code(error) in BUSY):
+            try:
+                if self._db.in_transaction:
+                    self._db.execute("ROLLBACK")
+            except sqlite3.Error:
+                pass
+            else:
+                self._unsure = False
                 return
-        except sqlite3.Error:
-            pass
-        try:
-            self._close()
-        except sqlite3.Error:  # nothing more can be done with it
-            self._db = self._rows = None
+        self._close()
 
     def _replaced(self) -> bool:
         """Tell whether the path leads to another file by now, or to none."""
@@ -250,14 +308,29 @@ class SQLiteStore(Store):
             return True
         return (stat.st_dev, stat.st_ino) != self._inode
 
+    @locked
+    def _release(self) -> None:
+        self._close()
+
+    # ---- forks -------------------------------------------------------------------------------------------------------
+
+    def _prepare_fork(self) -> None:
+        """Close the connection, so that the child inherits none, and open no other before the fork."""
+        self._forking = SystemClock.steady() + MAX_FORK
+        with suppress(InUseError):  # the child abandons it, then
+            self._exclusively(self._close)
+
+    def _resume(self) -> None:
+        self._forking = 0
+
     def _take_over(self) -> None:
         """Start afresh in a forked process: a connection must not be used there, nor closed, which would drop locks."""
-        if self._db is not None:
-            self._abandoned.append(self._db)
+        self._forking = 0
+        abandon(self._db)
         self._db = self._rows = self._worker = None
-        self._lock = threading.Lock()
-        self._starting = threading.Lock()
-        self._pid = os.getpid()
+        self._workers.clear()
+        self._gate = threading.Lock()
+        self._unsure = False
 
 
 def decide(rows: Rows, asked: Asked, now: int) -> list[Decision]:
@@ -331,25 +404,6 @@ def text_of(key: Key) -> str | bytes:
     return storable(join_key(key))
 
 
-def close_around_fork(store: SQLiteStore) -> None:
-    """Close the store's connection before a fork, while nobody uses it, so that the child inherits none."""
-    known = weakref.ref(store)
-    held: list[threading.Lock] = []
-
-    def before() -> None:
-        mine = known()
-        if mine is not None and mine._lock.acquire(timeout=mine._patience / SECOND):  # noqa: SLF001 - part of the store
-            held.append(mine._lock)  # noqa: SLF001 - part of the store
-            with suppress(sqlite3.Error):  # the file is lost; the next call says so
-                mine._close()  # noqa: SLF001 - part of the store
-
-    def after() -> None:
-        while held:
-            held.pop().release()
-
-    os.register_at_fork(before=before, after_in_parent=after, after_in_child=after)
-
-
 def read_timeout(busy_timeout: str | float) -> int:
     """Read a timeout as microseconds: text with its unit, or seconds."""
     if isinstance(busy_timeout, str) and busy_timeout.replace(".", "").isdecimal():
@@ -362,10 +416,10 @@ def read_timeout(busy_timeout: str | float) -> int:
 
 def open_sqlite(url: str, clock: Clock | None) -> Store:
     """Open the store of a URL: `sqlite:///relative.db`, `sqlite:////absolute.db`, options after a `?`."""
-    parts = urlsplit(url)
+    parts = split_url(url, "store")
     path = unquote(parts.path.removeprefix("/"))
     if parts.netloc or not path or parts.fragment or path.endswith("/"):
-        message = f"an SQLite store is named sqlite:///relative.db or sqlite:////absolute.db, not {url!r}"
+        message = f"an SQLite store is named sqlite:///relative.db or sqlite:////absolute.db, not {redact(url)!r}"
         raise ConfigError(message, field="store")
     if path == ":memory:":
         raise ConfigError("for a store in memory use memory://", field="store")

@@ -1,8 +1,8 @@
 """The async form of a store whose `apply` blocks: one thread decides, tasks wait.
 
 Questions that wait when the thread comes to look are decided in one transaction, one after another. A task that is
-cancelled before its question is looked at was never charged; one cancelled later gets its permits given back. What
-gives back is not dropped with its task.
+cancelled before its question is looked at was never charged; one cancelled later, or in the moment between the answer
+and its reading, gets its permits given back (see `stores.cancellation`).
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Final
 
+from tidegate.clock import SystemClock
 from tidegate.errors import Closed
+from tidegate.stores.cancellation import CHARGING, DROPPABLE, MAX_CLOSING, corrections
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -26,90 +28,88 @@ if TYPE_CHECKING:
     Answers = list[Decision] | BaseException
 
 TOGETHER: Final = 64  # questions decided in one transaction at most: others wait for the file meanwhile
+steady: Final = SystemClock.steady
 
 
 class Question:
     """One call of `apply`, and who waits for its answer."""
 
-    __slots__ = ("answers", "asked", "loop", "waiter")
+    __slots__ = ("answers", "asked", "loop", "made", "waiter")
 
     def __init__(self, asked: Asked) -> None:
         """Ask; nobody waits."""
         self.asked = asked
         self.answers: Answers = []
+        self.made = steady()
         self.loop: asyncio.AbstractEventLoop | None = None
         self.waiter: asyncio.Future[list[Decision]] | None = None
 
     @property
-    def takes(self) -> bool:
-        """Whether it takes permits and does nothing else, so that who does not wait for them does not want them."""
-        return self.asked[0] in ("acquire", "hold") and self.asked[4] is None
-
-    @property
     def dropped(self) -> bool:
         """Whether it need not be asked, since nobody waits any more; what gives back or writes down has to be."""
-        return self.waiter is not None and self.waiter.cancelled() and (self.takes or self.asked[0] == "peek")
+        if self.waiter is None or not self.waiter.cancelled():
+            return False
+        return self.asked[0] in DROPPABLE and self.asked[4] is None
 
     def undoing(self) -> list[Question]:
-        """Word what gives back the permits that nobody learned of."""
-        verb, asks, *_ = self.asked
-        if not self.takes or isinstance(self.answers, BaseException) or not self.answers[0]:
+        """Word what gives back the permits that nobody learned of, once."""
+        verb, asks, now, _, more = self.asked
+        answers, self.answers = self.answers, []
+        if isinstance(answers, BaseException) or more is not None:
             return []
-        at = self.answers[0].at
-        # Which of its charges a bucket corrects is only known where it was marked; else the latest is, just made.
-        marked = [undo(ask, buckets=False) for ask in asks]
-        latest = [undo(ask, buckets=True) for ask in asks]
-        if verb == "hold":
-            back = [(policy, key, tuple(-c for c in costs)) for policy, key, costs in asks]
-            return [Question(("adjust", back, None, at, None))]
-        return [Question(("adjust", marked, None, at, None)), Question(("adjust", latest, None, None, None))]
-
-
-def undo(ask: Ask, *, buckets: bool) -> Ask:
-    """Word the opposite of a charge, for buckets or for all others."""
-    policy, key, costs = ask
-    pairs = zip(policy.limits, costs, strict=True)
-    return policy, key, tuple(-c if (limit.algorithm == "token_bucket") is buckets else 0 for limit, c in pairs)
+        found = corrections(verb, asks, answers, steady() - self.made)
+        return [Question(("adjust", back, now, at, None)) for back, at in found]
 
 
 class Worker:
     """A thread that answers questions, started by the first."""
 
-    def __init__(self, answer: Callable[[list[Question]], None]) -> None:
-        """Leave lists of questions to `answer`, which sets their `answers` and raises nothing."""
+    def __init__(self, answer: Callable[[list[Question]], None], wake: Callable[[Sequence[Ask]], None]) -> None:
+        """Leave lists of questions to `answer`, which sets their `answers` and raises nothing.
+
+        `wake` lets whoever waits for keys ask again.
+        """
         self._answer = answer
+        self._wake = wake
         self._questions: deque[Question] = deque()
-        self._lock = threading.Lock()
+        self._undelivered: list[list[Question]] = []  # answered, and on the way to their event loop
+        self._changed = threading.Condition()
         self._thread = ThreadPoolExecutor(1, "tidegate-sqlite")
         self._busy = False
-        self._closed = False
+        self._closed = False  # to new questions
+        self._ended = False
 
     async def ask(self, question: Question) -> list[Decision]:
         """Have a question answered."""
         question.loop = asyncio.get_running_loop()
         question.waiter = question.loop.create_future()
-        self._put([question])
+        with self._changed:
+            if self._closed:
+                raise Closed("the store is closed")
+            self._put([question])
         try:
             return await question.waiter
         except asyncio.CancelledError:
-            if not question.dropped:  # answered in the same moment, but the task will not see it
-                self._put(question.undoing())
+            if not question.waiter.cancelled():  # answered in the same moment, but the task will not see it
+                question.waiter.exception()
+                self._abandon([question])
             raise
 
     def _put(self, questions: list[Question]) -> None:
-        with self._lock:
-            if self._closed:
-                raise Closed("the store is closed")
-            self._questions.extend(questions)
-            if questions and not self._busy:
-                self._busy = True
-                self._thread.submit(self._work)
+        """Let the thread answer these, if it still does. The lock is ours."""
+        if self._ended or not questions:
+            return
+        self._questions.extend(questions)
+        if not self._busy:
+            self._thread.submit(self._work)
+            self._busy = True  # after it, so that nobody counts on work that an interrupt kept from being submitted
 
     def _work(self) -> None:
         while True:
-            with self._lock:
+            with self._changed:
                 some = [self._questions.popleft() for _ in range(min(TOGETHER, len(self._questions)))]
                 self._busy = bool(some)
+                self._changed.notify_all()
             if not some:
                 return
             asked = [question for question in some if not question.dropped]
@@ -117,35 +117,68 @@ class Worker:
             loops: dict[Any, list[Question]] = {}
             for question in asked:
                 loops.setdefault(question.loop, []).append(question)
+            for question in loops.pop(None, ()):  # what was given back
+                if not isinstance(question.answers, BaseException):
+                    self._wake(question.asked[1])
             for loop, answered in loops.items():
-                if loop is None:
-                    continue
-                try:
-                    loop.call_soon_threadsafe(self._deliver, answered)
-                except RuntimeError:  # the loop is closed: nobody will learn of it
-                    self._undo(answered)
+                self._send(loop, answered)
+
+    def _send(self, loop: asyncio.AbstractEventLoop, questions: list[Question]) -> None:
+        """Hand answers over to the event loop that waits for them."""
+        with self._changed:
+            self._undelivered.append(questions)
+        try:
+            loop.call_soon_threadsafe(self._deliver, questions)
+        except RuntimeError:  # the loop is closed: nobody will learn of it
+            self._delivered(questions)
+            self._abandon(questions)
 
     def _deliver(self, questions: list[Question]) -> None:
         """Hand the answers over, in the event loop; those that nobody waits for any more are undone."""
         for question in questions:
             waiter, answers = question.waiter, question.answers
             if waiter is None or waiter.done():
-                self._undo([question])
+                self._abandon([question])
             elif isinstance(answers, BaseException):
                 waiter.set_exception(answers)
             else:
                 waiter.set_result(answers)
+        self._delivered(questions)
 
-    def _undo(self, questions: list[Question]) -> None:
-        with self._lock:
-            for question in questions:
-                self._questions.extend(question.undoing())
-            if self._questions and not self._busy:
-                self._busy = True
-                self._thread.submit(self._work)
+    def _delivered(self, questions: list[Question]) -> None:
+        with self._changed:
+            self._undelivered = [others for others in self._undelivered if others is not questions]
+            self._changed.notify_all()
+
+    def _abandon(self, questions: list[Question]) -> None:
+        """Undo charges that nobody learned of; other changes stand, and may have made permits free."""
+        for question in questions:
+            if question.asked[0] in CHARGING:
+                with self._changed:
+                    self._put(question.undoing())
+            elif question.asked[0] != "peek" and not isinstance(question.answers, BaseException):
+                self._wake(question.asked[1])
 
     def close(self) -> None:
-        """Answer what was asked, then end."""
-        with self._lock:
+        """Answer what was asked, give back what was cancelled meanwhile, then end."""
+        try:
+            here = asyncio.get_running_loop()
+        except RuntimeError:
+            here = None
+        with self._changed:
             self._closed = True
+            undelivered = list(self._undelivered)
+        for questions in undelivered:
+            loop = questions[0].loop
+            if loop is None or loop.is_closed():
+                self._delivered(questions)
+                self._abandon(questions)
+            elif loop is here:  # which stands still while this waits
+                self._abandon([question for question in questions if question.waiter and question.waiter.cancelled()])
+        with self._changed:
+            self._changed.wait_for(lambda: self._is_done(here), MAX_CLOSING)
+            self._ended = True
         self._thread.shutdown(wait=True)
+
+    def _is_done(self, here: asyncio.AbstractEventLoop | None) -> bool:
+        return not self._busy and all(questions[0].loop is here for questions in self._undelivered)

@@ -1,0 +1,165 @@
+"""token_bucket: (limit, level, at).
+
+The level counts 1/scale permits, so that each microsecond adds exactly `rate`. Products stay small: a level lies
+between floor and capacity, which are at most MAX apart; elapsed * rate is only formed where that is not more than is
+missing, cost * scale only for costs within the burst.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from tidegate.core.bounds import MAX, ceil_div
+from tidegate.core.state import NEVER, State, View
+
+if TYPE_CHECKING:
+    from tidegate.core.limit import Limit
+
+Peaks = tuple[tuple[int, int], ...]
+
+PEAKS: Final = 16  # how many high-water marks a bucket with open reservations remembers
+
+
+def charge_bucket(state: State | None, limit: Limit, cost: int, now: int) -> State | None:
+    """Take permits from a bucket that refills continuously."""
+    if cost > limit.burst:
+        return None
+    owner: Limit | Marked = limit
+    if state is None:
+        level = limit.capacity
+    elif state[0] is limit:
+        level = state[1]
+        at = state[2]
+        if now <= at:
+            now = at
+        elif now - at > (limit.capacity - level) // limit.rate:
+            level = limit.capacity
+        else:
+            level += (now - at) * limit.rate
+    else:
+        owner, level, now = refill(state, limit, now)
+    level -= cost * limit.scale
+    return (owner, level, now) if level >= 0 else None
+
+
+def view_bucket(state: State | None, limit: Limit, cost: int, now: int) -> View:
+    """Explain a bucket; a cost of nothing is never refused, not even by a bucket in debt."""
+    if state is None:
+        level, seen = limit.capacity, now
+    elif state[0] is limit:  # what refill does, when it is the usual state
+        _, level, seen = state
+        if now > seen:
+            level, seen = topped_up(level, limit, now - seen), now
+    else:
+        _, level, seen = refill(state, limit, now)
+    missing = limit.capacity - level
+    retry = 0
+    if cost > limit.burst:
+        retry = NEVER
+    elif cost and cost * limit.scale > level:
+        retry = seen - now + ceil_div(cost * limit.scale - level, limit.rate)
+    return max(0, level // limit.scale), retry, seen - now + ceil_div(missing, limit.rate) if missing else 0
+
+
+def refill(state: State, limit: Limit, now: int) -> tuple[Limit | Marked, int, int]:
+    """Bring a bucket of whatever origin up to now: its owner (with the marks it carries), its level, the instant."""
+    owner, level, at = state
+    peaks: Peaks = ()
+    if isinstance(owner, Marked):
+        owner, peaks = owner
+    passed = max(0, now - at)
+    if owner is limit or owner == limit:
+        level = topped_up(level, limit, passed)
+        return marked(limit, raise_peaks(peaks, level, limit)), level, at + passed
+    if expires_bucket(state) <= now:
+        return limit, limit.capacity, now
+    # Nobody knows when the limit changed, so the time since the last charge counts at the slower of the two rates.
+    before, after = topped_up(level, owner, passed), topped_up(rescale(level, owner, limit), limit, passed)
+    return limit, min(rescale(before, owner, limit), after), at + passed
+
+
+def topped_up(level: int, limit: Limit, passed: int) -> int:
+    """Let a bucket refill for some time."""
+    if passed > (limit.capacity - level) // limit.rate:
+        return limit.capacity
+    return level + passed * limit.rate
+
+
+def rescale(level: int, old: Limit, new: Limit) -> int:
+    """Carry what is available over to a changed limit; fractions of a permit are dropped where they would not fit."""
+    permits, part = divmod(level, old.scale)
+    if new.scale > MAX // old.scale:
+        part = 0
+    if permits >= new.burst:
+        return new.capacity
+    if permits <= new.floor // new.scale:
+        return new.floor
+    return permits * new.scale + part * new.scale // old.scale
+
+
+def adjust_bucket(state: State | None, limit: Limit, delta: int, now: int, at: int | None) -> State | None:
+    """Give permits back to a bucket, or take more.
+
+    Permits charged a while ago may have been refilled since: had they never been taken, the bucket would have been
+    fuller, up to its brim, and what spilled is gone. So at most what the highest level since then left free comes back.
+    """
+    owner, level, now = (limit, limit.capacity, now) if state is None else refill(state, limit, now)
+    peaks = owner.peaks if isinstance(owner, Marked) else ()
+    if delta >= 0:
+        taken = level - limit.floor if delta > (level - limit.floor) // limit.scale else delta * limit.scale
+        level -= taken
+        if at is not None:
+            peaks = tuple((t, top - taken if t >= at else top) for t, top in peaks)
+    else:
+        peak = level
+        if at is not None:
+            peak = next((top for since, top in reversed(peaks) if since <= at), limit.capacity)
+        free = limit.capacity - peak
+        credit = free if -delta > free // limit.scale else -delta * limit.scale
+        if at is not None:
+            peaks = tuple((t, max(top, peak + credit) if t <= at else top + credit) for t, top in peaks)
+        level += credit
+    return (marked(limit, peaks), level, now) if level < limit.capacity else None
+
+
+def mark_bucket(state: State) -> State:
+    """Remember a charge that may be given back in part: from here on, the highest level is kept with the state."""
+    owner, level, at = state
+    limit, peaks = owner if isinstance(owner, Marked) else (owner, ())
+    peaks = (*(peak for peak in peaks if peak[0] < at), (at, level))
+    if len(peaks) > PEAKS:  # of the two that differ least, the higher one stands for both: less comes back, never more
+        least = min(range(1, len(peaks)), key=lambda i: peaks[i - 1][1] - peaks[i][1])
+        peaks = peaks[:least] + peaks[least + 1 :]
+    return marked(limit, peaks), level, at
+
+
+def expires_bucket(state: State) -> int:
+    """Tell when the bucket is full again."""
+    owner, level, at = state
+    limit = owner.limit if isinstance(owner, Marked) else owner
+    return int(at + ceil_div(limit.capacity - level, limit.rate))
+
+
+class Marked(NamedTuple):
+    """Stands for the limit in the state of a bucket with open reservations.
+
+    `peaks` holds (since, level): the highest level of the bucket since that instant. Earlier marks are the higher ones.
+    """
+
+    limit: Limit
+    peaks: Peaks
+
+
+def marked(limit: Limit, peaks: Peaks) -> Limit | Marked:
+    """Name the owner of a bucket: the limit, with the marks where there are any."""
+    return Marked(limit, peaks) if peaks else limit
+
+
+def raise_peaks(peaks: Peaks, level: int, limit: Limit) -> Peaks:
+    """Let a level leave its mark: marks it reaches become one, since the earliest of them; a full bucket has none."""
+    if level >= limit.capacity:
+        return ()
+    if not peaks or peaks[-1][1] >= level:
+        return peaks
+    kept = next(i for i, (_, top) in enumerate(peaks) if top < level)
+    return (*peaks[:kept], (peaks[kept][0], level))

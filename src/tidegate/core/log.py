@@ -1,0 +1,176 @@
+"""sliding_log and concurrency: (limit, entries, head, tail, base).
+
+Entries [head, tail) are live; the running sum before them is `base`. A transition appends behind `tail`, which no
+older state can see, so a state that is dropped again has changed nothing; only the latest state may be built upon.
+Sums make every look-up a bisection. A store may keep the entries elsewhere: an object with the members of Entries,
+whose indices may have gaps, as long as `head` and `tail - 1` are entries of a log that is not empty.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left, bisect_right
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from tidegate.core.bounds import MAX
+from tidegate.core.state import NEVER, State, View, current
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tidegate.core.limit import Limit
+
+Changes = list[tuple[int, int, int]]  # of a log: the entry, the difference to its cost, its cost then
+
+
+class Entries(NamedTuple):
+    """When calls were admitted, and the running sum of their costs."""
+
+    times: array[int]
+    sums: array[int]
+
+    def until(self, instant: int, head: int, tail: int) -> tuple[int, int]:
+        """Give the first entry after `instant` (or `tail`), and the sum before it; the entry at `head` is not after."""
+        first = bisect_right(self.times, instant, head, tail)
+        return first, self.sums[first - 1]
+
+    def since(self, instant: int, head: int, tail: int) -> int:
+        """Give the first entry at or after `instant`, or `tail`."""
+        return bisect_left(self.times, instant, head, tail)
+
+    def reaching(self, total: int, head: int, tail: int) -> int:
+        """Give the first entry whose sum reaches `total`."""
+        return bisect_left(self.sums, total, head, tail)
+
+    def append(self, tail: int, time: int, total: int) -> None:
+        """Put an entry at `tail`, in place of whatever a dropped state had put there.
+
+        `times` is cut last and grows first, so its length shows an append or a cut that was interrupted.
+        """
+        times, sums = self
+        if len(times) > tail:
+            del sums[tail:], times[tail:]
+        times.append(time)
+        sums.append(total)
+
+    def costs(self, span: range, head: int, base: int) -> Iterator[tuple[int, int]]:
+        """Tell the entries within a span, in its order, and the cost of each."""
+        for i in span:
+            yield i, self.sums[i] - (self.sums[i - 1] if i > head else base)
+
+    def change(self, changes: Changes, head: int, tail: int, base: int) -> tuple[Any, int, int, int]:
+        """Give the log with the costs of some entries changed, and those that cost nothing any more gone."""
+        total = sum(difference for _, difference, _ in changes)
+        gone = sum(not cost for _, _, cost in changes)
+        if total < 0 and [i for i, _, _ in changes] == list(range(head, head + len(changes))):
+            return self, head + gone, tail, base - total  # from the front, nothing needs to be copied
+        times, sums, shift, last = array("q"), array("q"), 0, head
+        for i, difference, cost in sorted(changes):
+            times += self.times[last : i + (cost > 0)]
+            sums += array("q", [before + shift for before in self.sums[last:i]])
+            shift += difference
+            if cost:
+                sums.append(self.sums[i] + shift)
+            last = i + 1
+        times += self.times[last:tail]
+        sums += array("q", [before + shift for before in self.sums[last:tail]])
+        return Entries(times, sums), 0, tail - head - gone, base
+
+    def trim(self, head: int, tail: int, base: int) -> tuple[Any, int, int, int]:
+        """Give the log without the entries that left."""
+        sums = array("q", [total - base for total in self.sums[head:tail]])
+        return Entries(self.times[head:tail], sums), 0, tail - head, 0
+
+
+def charge_log(state: State | None, limit: Limit, cost: int, now: int) -> State | None:
+    """Count every admitted call until exactly one period later."""
+    entries, head, tail, base, now = _log(state, limit, now)
+    total = entries.sums[tail - 1] if tail > head else base
+    if cost > limit.quota - (total - base):
+        return None
+    entries.append(tail, now, total + cost)
+    return _logged(limit, entries, head, tail + 1, base)
+
+
+def view_log(state: State | None, limit: Limit, cost: int, now: int) -> View:
+    """Explain the log."""
+    entries, head, tail, base, _ = _log(state, limit, now)
+    total = entries.sums[tail - 1] if tail > head else base
+    left = limit.quota - (total - base)
+    retry = 0
+    if cost > limit.quota:
+        retry = NEVER
+    elif cost > max(0, left):
+        retry = entries.times[entries.reaching(total + cost - limit.quota, head, tail)] + limit.length - now
+    return max(0, left), retry, entries.times[tail - 1] + limit.length - now if tail > head else 0
+
+
+def _log(state: State | None, limit: Limit, now: int) -> tuple[Any, int, int, int, int]:
+    state = current(state, limit, now)
+    if state is None:
+        return Entries(array("q"), array("q")), 0, 0, 0, now
+    _, entries, head, tail, base = state
+    times = entries.times
+    now = max(now, times[tail - 1])
+    if times[head] <= now - limit.length:
+        head, base = entries.until(now - limit.length, head, tail)
+    return entries, head, tail, base, now
+
+
+def _logged(limit: Limit, entries: Any, head: int, tail: int, base: int) -> State | None:  # noqa: ANN401 - any log
+    """Build a state, with the entries that left dropped once they are the larger part."""
+    if head == tail:
+        return None
+    if head > 16 and head * 2 > tail:  # noqa: PLR2004 - small logs are not worth copying
+        entries, head, tail, base = entries.trim(head, tail, base)
+    return (limit, entries, head, tail, base)
+
+
+def adjust_log(state: State | None, limit: Limit, delta: int, now: int, at: int | None) -> State | None:
+    """Correct the entry made at `at`, while it is in the log; by default give back the latest entries first."""
+    entries, head, tail, base, now = _log(state, limit, now)
+    first, last = head, tail
+    if at is not None:
+        first, last = tail, tail
+        if at > now - limit.length:
+            # Made while the clock had stepped back, it stands under the last instant seen before: the next one.
+            first = entries.since(at, head, tail)
+            last = entries.until(entries.times[first], first, tail)[0] if first < tail else tail
+    return _correct(limit, entries, head, tail, base, delta, range(last - 1, first - 1, -1))
+
+
+def adjust_slots(state: State | None, limit: Limit, delta: int, now: int, at: int | None) -> State | None:
+    """Release the slots taken at `at`; by default those whose lease ends first, so that what is left lasts longest."""
+    if at is not None:
+        return adjust_log(state, limit, delta, now, at)
+    entries, head, tail, base, now = _log(state, limit, now)
+    return _correct(limit, entries, head, tail, base, delta, range(head, tail))
+
+
+def _correct(
+    limit: Limit,
+    entries: Any,  # noqa: ANN401 - any log
+    head: int,
+    tail: int,
+    base: int,
+    delta: int,
+    order: range,
+) -> State | None:
+    """Change the costs of entries, in the order given, by `delta` in all; an entry that costs nothing goes."""
+    if head == tail:
+        return None
+    used = entries.sums[tail - 1] - base
+    changes: Changes = []
+    for i, cost in entries.costs(order, head, base):
+        change = min(max(delta, -cost), MAX - used)
+        changes.append((i, change, cost + change))
+        used += change
+        delta -= change
+        if not delta:
+            break
+    return _logged(limit, *entries.change(changes, head, tail, base))
+
+
+def expires_log(state: State) -> int:
+    """Tell when the last entry leaves."""
+    return int(state[1].times[state[3] - 1] + state[0].length)

@@ -1,0 +1,83 @@
+"""sliding_window: (limit, current, previous, start).
+
+Windows lie on whole multiples of the period. The previous one counts by the share of it that a rolling window still
+covers, in ticks: count * ticks <= MAX, since Limit chooses the tick so for the quota and `adjust` clamps the counts.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tidegate.core.bounds import MAX, ceil_div
+from tidegate.core.state import NEVER, State, View, current
+
+if TYPE_CHECKING:
+    from tidegate.core.limit import Limit
+
+
+def charge_sliding(state: State | None, limit: Limit, cost: int, now: int) -> State | None:
+    """Count in two windows, the previous one weighted by how much of it still matters."""
+    count, previous, start = _sliding(state, limit, now)
+    left = max(0, limit.quota - count) - _weigh(limit, previous, start + limit.length - now)
+    return (limit, count + cost, previous, start) if cost <= left else None
+
+
+def view_sliding(state: State | None, limit: Limit, cost: int, now: int) -> View:
+    """Explain the two windows."""
+    count, previous, start = _sliding(state, limit, now)
+    quota, length, ticks = limit.quota, limit.length, limit.length // limit.tick
+    ahead = start + length - now
+    left = max(0, max(0, quota - count) - _weigh(limit, previous, ahead))
+    retry = 0
+    if cost > quota:
+        retry = NEVER
+    elif cost > left:
+        if cost <= quota - count:  # enough once the previous window weighs less
+            retry = ahead - (quota - count - cost) * ticks // previous * limit.tick
+        else:  # only when this window is the previous one, and weighs less
+            retry = ahead + length - (quota - cost) * ticks // count * limit.tick
+    return left, retry, ahead + length if count else ahead if previous else 0
+
+
+def _weigh(limit: Limit, previous: int, ahead: int) -> int:
+    """Weigh the previous window by the part of it that lies within one period, rounded up."""
+    ticks = limit.length // limit.tick
+    return ceil_div(previous * min(ticks, ceil_div(ahead, limit.tick)), ticks)
+
+
+def _sliding(state: State | None, limit: Limit, now: int) -> tuple[int, int, int]:
+    state = current(state, limit, now)
+    if state is None:
+        return 0, 0, now - now % limit.length
+    owner, count, previous, start = state
+    now = max(now, start)
+    ended = (now - start) // owner.length
+    if ended:
+        count, previous, start = 0, count if ended == 1 else 0, start + ended * owner.length
+    if owner is not limit:
+        most = heaviest(limit)
+        count, previous = min(most, count), min(most, previous)
+        if owner.length != limit.length:  # windows of another length: count all of it as spent now
+            count, previous, start = count + min(previous, most - count), 0, now - now % limit.length
+    return count, previous, start
+
+
+def adjust_sliding(state: State | None, limit: Limit, delta: int, now: int, at: int | None) -> State | None:
+    """Correct the count of the window that was charged, while it still weighs."""
+    count, previous, start = _sliding(state, limit, now)
+    most = heaviest(limit)
+    if at is None or at >= start:
+        count = max(0, count + min(delta, most - count))
+    elif at >= start - limit.length:
+        previous = max(0, previous + min(delta, most - previous))
+    return (limit, count, previous, start) if count or previous else None
+
+
+def heaviest(limit: Limit) -> int:
+    """Tell the largest count whose weight can be worked out below MAX; never less than the quota."""
+    return MAX // (limit.length // limit.tick)
+
+
+def expires_sliding(state: State) -> int:
+    """Tell when neither window weighs anything."""
+    return int(state[3] + state[0].length * (2 if state[1] else 1))

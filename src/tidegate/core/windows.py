@@ -1,0 +1,234 @@
+"""fixed_window and calendar_window: (limit, used, start).
+
+A window reaches from its start to its end, which belongs to the next. A limit whose period, time zone or reset was
+changed has other windows, and no change gives anything back: what was used stays used until its window ends, and what
+still counts when the changed limit is charged also counts until that limit's present window ends. So a state may carry
+older windows (see Carried), and a change back finds them again.
+
+`used` is everything that counted when the state was written, in whichever window. No sum exceeds MAX: a charge adds
+at most what the quota leaves free, a correction and what is counted again at most what is missing to MAX.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from tidegate.core.bounds import MAX
+from tidegate.core.state import NEVER, State, View, current
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from tidegate.core.limit import Limit
+
+Window = tuple[int, int, int]  # used, start, end
+Windows = tuple[Window, ...]
+
+MAX_OLDER: Final = 4  # older windows that a state carries; beyond that, the first two become one
+
+
+def charge_fixed(state: State | None, limit: Limit, cost: int, now: int) -> State | None:
+    """Count in a window that opens at the first admitted call and lasts one period."""
+    state = current(state, limit, now)
+    start, end = _fixed(state, limit, now)
+    return _charge_window(state, limit, cost, now, start, end)
+
+
+def view_fixed(state: State | None, limit: Limit, cost: int, now: int) -> View:
+    """Explain the open window."""
+    state = current(state, limit, now)
+    start, end = _fixed(state, limit, now)
+    return _view_window(state, limit, cost, now, start, end)
+
+
+def _fixed(state: State | None, limit: Limit, now: int) -> tuple[int, int]:
+    """Give the window around now: the open one as long as this limit makes it, or one that opens now."""
+    now = _seen(state, now)
+    start = state[2] if state is not None and now - state[2] < limit.length else now
+    return start, start + limit.length
+
+
+def adjust_fixed(state: State | None, limit: Limit, delta: int, now: int, at: int | None) -> State | None:
+    """Correct the count of the open window that was charged."""
+    state = current(state, limit, now)
+    start, end = _fixed(state, limit, now)
+    return _adjust_window(state, limit, delta, now, at, start, end)
+
+
+def expires_fixed(state: State) -> int:
+    """Tell when the window ends, and all that it carries."""
+    owner, _, start = state
+    return _last_end(owner) if isinstance(owner, Carried) else int(start + owner.length)
+
+
+def charge_calendar(state: State | None, limit: Limit, cost: int, now: int) -> State | None:
+    """Count in the calendar window around now."""
+    state = current(state, limit, now)
+    start, end = _calendar(state, limit, now)
+    return _charge_window(state, limit, cost, now, start, end)
+
+
+def view_calendar(state: State | None, limit: Limit, cost: int, now: int) -> View:
+    """Explain the calendar window around now."""
+    state = current(state, limit, now)
+    start, end = _calendar(state, limit, now)
+    return _view_window(state, limit, cost, now, start, end)
+
+
+def _calendar(state: State | None, limit: Limit, now: int) -> tuple[int, int]:
+    """Give the calendar window around now."""
+    return limit.calendar.window(_seen(state, now))  # type: ignore[union-attr]  # Limit gives every calendar_window one
+
+
+def adjust_calendar(state: State | None, limit: Limit, delta: int, now: int, at: int | None) -> State | None:
+    """Correct the count of the calendar window that was charged, while it is open."""
+    state = current(state, limit, now)
+    start, end = _calendar(state, limit, now)
+    return _adjust_window(state, limit, delta, now, at, start, end)
+
+
+def expires_calendar(state: State) -> int:
+    """Tell when the calendar window ends, and all that it carries."""
+    owner, _, start = state
+    return _last_end(owner) if isinstance(owner, Carried) else int(owner.calendar.window(start)[1])
+
+
+class Carried(NamedTuple):
+    """Stands for the limit in the state of a window that carries older ones, or that an earlier limit opened.
+
+    `end` is that of the window itself, `last` the instant of the latest charge. `older` are windows of earlier limits,
+    which end later than it. `ended` is what was used before its start, in windows that have ended: it counts again for
+    a limit whose window reaches back to them.
+    """
+
+    limit: Limit
+    end: int
+    last: int
+    ended: int
+    older: Windows
+
+
+def _seen(state: State | None, now: int) -> int:
+    """Move now up to the last instant that a state has seen, as far as it knows."""
+    if state is None:
+        return now
+    owner, _, start = state
+    return max(now, owner.last if isinstance(owner, Carried) else start)
+
+
+def _last_end(owner: Carried) -> int:
+    return max([owner.end, *(end for _, _, end in owner.older)])
+
+
+def _windows(state: State | None) -> Windows:
+    """Give the windows of a state, its own one last."""
+    if state is None:
+        return ()
+    owner, used, start = state
+    if isinstance(owner, Carried):
+        return *owner.older, (used - _sum(owner.older), start, owner.end)
+    return ((used, start, owner.rules.expires(state)),)
+
+
+def _sum(windows: Iterable[Window]) -> int:
+    return sum([used for used, _, _ in windows])
+
+
+def _counted(state: State, limit: Limit, now: int, start: int, end: int) -> tuple[list[Window], int]:
+    """Give what counts in the limit's window [start, end), with when it ends, and what was used in ended windows.
+
+    What has ended counts on in a window that overlaps it, as long as the state lasts. A fixed window has no place of
+    its own in time: an open one stays where it is, and is taken to reach back if it becomes longer.
+    """
+    windows, now, expires = _windows(state), _seen(state, now), limit.rules.expires(state)
+    owner, _, since = state
+    last, ended = (owner.last, owner.ended) if isinstance(owner, Carried) else (since, 0)
+    overlaps, back = start <= last, start < since
+    if limit.calendar is None:
+        overlaps = start == since
+        back = overlaps and limit.length > windows[-1][2] - since
+    again = min(end, expires) if overlaps else 0
+    counted = [(used, opened, max(until, again)) for used, opened, until in windows if until > now or overlaps]
+    used = _sum(counted)
+    ended += min(_sum(windows) - used, MAX - ended)
+    if back:
+        counted.append((min(ended, MAX - used), since, again))
+        ended = 0
+    return counted, ended
+
+
+def _charge_window(state: State | None, limit: Limit, cost: int, now: int, start: int, end: int) -> State | None:
+    """Take permits from the window [start, end), if they are there."""
+    if state is None or state[0] is limit:  # the usual state, of nothing but this limit
+        used = state[1] if state is not None and state[2] == start else 0
+        return (limit, used + cost, start) if cost <= limit.quota - used else None
+    counted, _ = _counted(state, limit, now, start, end)
+    return _taken(state, limit, cost, now, start, end) if cost <= limit.quota - _sum(counted) else None
+
+
+def _taken(state: State | None, limit: Limit, cost: int, now: int, start: int, end: int) -> State:
+    """Take permits, whether or not they are there; what would end before the window [start, end) now counts in it."""
+    if state is None or limit.rules.expires(state) <= now:
+        return limit, cost, start
+    counted, ended = _counted(state, limit, now, start, end)
+    used, older = _sum(counted), tuple(window for window in counted if window[2] > end and window[0])
+    if len(older) > MAX_OLDER:
+        (one, first, ends), (other, second, until), *rest = older
+        older = ((one + other, min(first, second), max(ends, until)), *rest)
+    owner = Carried(limit, end, max(start, _seen(state, now)), ended, older) if older or ended else limit
+    return owner, used + min(cost, MAX - used), start
+
+
+def _view_window(state: State | None, limit: Limit, cost: int, now: int, start: int, end: int) -> View:
+    """Explain what is used of the window [start, end), and when that ends."""
+    counted: list[Window] = []
+    if state is not None and state[0] is limit:  # the usual state
+        if state[2] == start:
+            counted.append((state[1], start, end))
+    elif state is not None:
+        counted = sorted(_counted(state, limit, now, start, end)[0], key=lambda window: window[2])
+    left = free = limit.quota - _sum(counted)
+    retry = 0
+    if cost > limit.quota:
+        retry = NEVER
+    elif cost > max(0, left):
+        for used, _, until in counted:
+            free += used
+            retry = until - now
+            if cost <= free:
+                break
+    return max(0, left), retry, counted[-1][2] - now if counted else 0
+
+
+def _adjust_window(
+    state: State | None, limit: Limit, delta: int, now: int, at: int | None, start: int, end: int
+) -> State | None:
+    """Correct what was used in the windows that hold the instant `at`, the latest first; by default in all of them.
+
+    The windows stay as they are, whichever limit opened them. What is taken without an instant, or for one of the
+    present window in which nothing is used yet, is used in the present window.
+    """
+    windows, now = list(_windows(state)), _seen(state, now)
+    held = [
+        place for place, (_, since, until) in enumerate(windows) if until > now and (at is None or since <= at < until)
+    ]
+    if delta > 0 and (at is None or (not held and start <= at <= now)):
+        return _taken(state, limit, delta, now, start, end)
+    if state is None or not held:
+        return state
+    total = _sum(windows)
+    for place in reversed(held):
+        used, since, until = windows[place]
+        change = min(max(delta, -used), MAX - total)
+        windows[place] = (used + change, since, until)
+        delta -= change
+        if delta >= 0:  # all of it, or more than can be counted
+            break
+    *older, (used, since, until) = windows
+    kept = tuple(window for window in older if window[0])
+    if not used and not kept:
+        return None
+    owner = state[0]
+    last, ended = (owner.last, owner.ended) if isinstance(owner, Carried) else (now, 0)
+    own = not kept and not ended and (since, until) == (start, end)
+    return limit if own else Carried(limit, until, last, ended, kept), used + _sum(kept), since

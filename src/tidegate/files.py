@@ -1,0 +1,61 @@
+"""Create files and folders that only their owner can read, whatever the umask is.
+
+What is there already keeps its mode: whoever shares a file on purpose has set it. SQLite gives a database's `-wal`,
+`-shm` and `-journal` files the mode of the database itself.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Final
+
+FILE_MODE: Final = 0o600
+FOLDER_MODE: Final = 0o700
+
+
+def make_private_folder(path: str | os.PathLike[str]) -> None:
+    """Create a folder and the folders above it, as far as they are missing, for their owner alone."""
+    folder = Path(path)
+    if folder.is_dir():
+        return
+    if folder.parent != folder:
+        make_private_folder(folder.parent)
+    try:
+        folder.mkdir(mode=FOLDER_MODE)
+    except FileExistsError:
+        if not folder.is_dir():
+            raise
+        return
+    folder.chmod(FOLDER_MODE)  # the umask may have taken bits away
+
+
+def make_private_file(path: str | os.PathLike[str]) -> None:
+    """Create an empty file for its owner alone, unless there is a file of that name."""
+    try:
+        os.close(open_private(path, os.O_WRONLY | os.O_EXCL))
+    except FileExistsError:
+        return
+
+
+def open_private(path: str | os.PathLike[str], flags: int) -> int:
+    """Open a file descriptor; a file that this creates is for its owner alone."""
+    try:
+        descriptor = os.open(path, flags | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, FILE_MODE)
+    except FileExistsError:
+        if flags & os.O_EXCL:
+            raise
+        return os.open(path, flags | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
+    if hasattr(os, "fchmod"):  # not on Windows
+        os.fchmod(descriptor, FILE_MODE)  # the umask may have taken bits away
+    return descriptor
+
+
+def replace_private(path: str | os.PathLike[str], text: str) -> None:
+    """Write a text file for its owner alone, such that it is there as a whole or not at all."""
+    target = Path(path)
+    part = target.with_name(f"{target.name}.part")
+    part.unlink(missing_ok=True)
+    with os.fdopen(open_private(part, os.O_WRONLY | os.O_EXCL), "w", encoding="utf-8") as file:
+        file.write(text)
+    part.replace(target)

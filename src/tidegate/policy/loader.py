@@ -1,0 +1,103 @@
+"""The only reader of YAML in this package: text in, nodes that know their lines out, within bounds.
+
+A file may be written by somebody else than the operator, and a few lines of YAML can stand for billions of nodes. So
+aliases may add at most `MAX_ALIASED_NODES` nodes to those that are written out, nothing is nested more than `MAX_DEPTH`
+levels deep (aliases included), and no file is longer than `MAX_BYTES`. What exceeds that is refused where it stands.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Final
+
+import yaml
+
+from tidegate.errors import ConfigError
+
+MAX_ALIASED_NODES: Final = 10_000
+MAX_DEPTH: Final = 100
+MAX_BYTES: Final = 16 * 2**20
+
+
+def read_text(path: str | Path) -> str:
+    """Read a file of UTF-8 text, of at most `MAX_BYTES`."""
+    file = str(path)
+    try:
+        with Path(path).open("rb") as stream:
+            content = stream.read(MAX_BYTES + 1)
+        if len(content) > MAX_BYTES:
+            raise ConfigError(f"is larger than {MAX_BYTES} bytes", file=file)
+        return content.decode("utf-8")
+    except OSError as error:
+        raise ConfigError(f"cannot be read: {error.strerror or error}", file=file) from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"is not UTF-8 text, at byte {error.start}", file=file) from None
+
+
+def compose(text: str, file: str | None = None) -> yaml.Node | None:
+    """Read one YAML document; `file` names it in errors. Nothing is constructed from tags."""
+    try:
+        loader = _BoundedLoader(text, file)
+        try:
+            return loader.get_single_node()
+        finally:
+            loader.dispose()
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        message = f"is not YAML: {error.problem or error.context}"
+        raise ConfigError(message, file=file, line=mark.line + 1 if mark else None) from None
+    except yaml.reader.ReaderError as error:
+        line = text.count("\n", 0, error.position) + 1
+        message = f"is not YAML: a character that no text has, U+{int(error.character):04X}"
+        raise ConfigError(message, file=file, line=line) from None
+
+
+class _BoundedLoader(yaml.BaseLoader):
+    """Counts nodes while they are composed, as if every alias were written out."""
+
+    def __init__(self, text: str, file: str | None) -> None:
+        super().__init__(text)
+        self._file = file
+        self._nodes = 0  # so far, aliases expanded
+        self._aliased = 0  # those of them that aliases stand for
+        self._depth = 0
+        self._deepest = 0  # level reached so far within the node that is being composed
+        self._extents: dict[int, tuple[int, int]] = {}  # of each node that has an anchor: its nodes, its levels
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:  # noqa: ANN401 - as PyYAML has it
+        """Compose a node, unless that would exceed a bound."""
+        event = self.peek_event()  # type: ignore[no-untyped-call]  # PyYAML's stubs have no types here
+        line = event.start_mark.line + 1
+        if isinstance(event, yaml.AliasEvent):
+            node = super().compose_node(parent, index)
+            self._expand(node, line)
+            return node
+        first, outer = self._nodes, self._deepest
+        self._nodes += 1
+        self._depth += 1
+        self._deepest = self._depth
+        self._check_depth(self._depth, line)
+        node = super().compose_node(parent, index)
+        if event.anchor is not None:
+            self._extents[id(node)] = (self._nodes - first, self._deepest - self._depth + 1)
+        self._depth -= 1
+        self._deepest = max(outer, self._deepest)
+        return node
+
+    def _expand(self, node: yaml.Node | None, line: int) -> None:
+        """Count the nodes that an alias stands for."""
+        extent = self._extents.get(id(node))
+        if extent is None:
+            raise ConfigError("an alias stands within what it refers to", file=self._file, line=line)
+        nodes, levels = extent
+        self._nodes += nodes
+        self._aliased += nodes
+        if self._aliased > MAX_ALIASED_NODES:
+            message = f"aliases expand to more than {MAX_ALIASED_NODES} nodes: write out what is meant"
+            raise ConfigError(message, file=self._file, line=line)
+        self._deepest = max(self._deepest, self._depth + levels)
+        self._check_depth(self._depth + levels, line)
+
+    def _check_depth(self, depth: int, line: int) -> None:
+        if depth > MAX_DEPTH:
+            raise ConfigError(f"is nested more than {MAX_DEPTH} levels deep", file=self._file, line=line)

@@ -1,0 +1,124 @@
+"""Split URLs that people configure, and show them without their secrets.
+
+`split_url` and `server_url` raise a ConfigError for every URL that cannot be used. Their messages never repeat what
+the parser of the standard library says, since that may quote a password.
+
+`redact` is the only way in which this package shows a URL in an error, a log line, a table or a `repr`.
+"""
+
+from __future__ import annotations
+
+import re
+from ipaddress import IPv6Address
+from typing import TYPE_CHECKING, Final
+from urllib.parse import urlsplit
+
+from tidegate.errors import ConfigError
+
+if TYPE_CHECKING:
+    from urllib.parse import SplitResult
+
+HIDDEN: Final = "…"
+MAX_SHOWN: Final = 80  # characters of a URL that a message repeats
+MAX_PORT: Final = 65_535
+WEB: Final = ("http", "https")
+AUTHORITY = re.compile(r"[^/?#]*")
+EMBEDDED = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^\s'\"<>]+")
+HOST = re.compile(r"(?P<host>\[[^\[\]]*\]|[^:\[\]]*)(?::(?P<port>[0-9]*))?", re.ASCII)
+
+Host = tuple[str, int | None]
+
+
+def redact(url: object) -> str:
+    """Show a URL without its user, password, query and fragment, and shortened.
+
+    A URL that is malformed may hide its password in any part, so all of it before the last '@' is left out.
+    """
+    scheme, separator, rest = str(url).partition("://")
+    if not separator:
+        scheme, rest = "", scheme
+    rest = _without_user(scheme.lower(), rest, known=bool(separator))
+    place, mark, _ = rest.partition("?")
+    if not mark:
+        place, mark, _ = rest.partition("#")
+    shown = f"{scheme}{separator}{_without_words_as_port(place)}{mark + HIDDEN if mark else ''}"
+    return shown if len(shown) <= MAX_SHOWN else f"{shown[:MAX_SHOWN]}{HIDDEN}"
+
+
+def redact_text(text: object) -> str:
+    """Redact every URL within a text, such as the message of a driver."""
+    return EMBEDDED.sub(lambda found: redact(found.group()), str(text))
+
+
+def _without_user(scheme: str, rest: str, *, known: bool) -> str:
+    """Leave out what is, or may be, a user and a password."""
+    if "@" not in rest:
+        return rest
+    match = AUTHORITY.match(rest)
+    authority = match.group() if match else ""
+    if known and not authority:  # a path: file names may have an '@'
+        return rest
+    if scheme in WEB and ("@" in authority or _is_host(authority)):
+        user, _, host = authority.rpartition("@")
+        return f"{HIDDEN}@{host}{rest[len(authority) :]}" if user else rest
+    return f"{HIDDEN}@{rest.rpartition('@')[2]}"
+
+
+def _without_words_as_port(place: str) -> str:
+    """Leave out a port that is not a number: it may be a password whose host is missing."""
+    user, at, hosts = place.partition("/")[0].rpartition("@")
+    if all(_is_host(host) for host in hosts.split(",")):
+        return place
+    return f"{user}{at}{hosts.partition(':')[0]}:{HIDDEN}"
+
+
+def _is_host(text: str) -> bool:
+    return HOST.fullmatch(text) is not None
+
+
+def split_url(url: object, field: str) -> SplitResult:
+    """Split a URL that has a scheme, and whose hosts and ports are well-formed; `field` names it in errors."""
+    try:
+        parts = urlsplit(url) if isinstance(url, str) else None
+    except ValueError:  # it may quote the password
+        advice = "check its host, the brackets of an IPv6 address and its special characters"
+        raise _malformed(url, field, advice) from None
+    if parts is None or not parts.scheme:
+        raise ConfigError(f"expected a URL such as scheme://host:port, not {redact(url)!r}", field=field)
+    split_hosts(url, parts.netloc, field)
+    return parts
+
+
+def server_url(url: object, field: str) -> SplitResult:
+    """Split a URL that may name a server, and may have a password; one with a path alone may have an '@' in it."""
+    parts = split_url(url, field)
+    if parts.netloc and "@" in parts.path + parts.query + parts.fragment:
+        raise _malformed(url, field, "write special characters of a user, password or option as %xx ('@' is %40)")
+    return parts
+
+
+def split_hosts(url: object, netloc: str, field: str) -> list[Host]:
+    """Split the hosts of a URL, joined by commas, and their ports (None: not given)."""
+    found = []
+    for text in netloc.rpartition("@")[2].split(","):
+        match = HOST.fullmatch(text)
+        port = match["port"] if match else None
+        if match is None or (port and not (len(port) <= len(str(MAX_PORT)) and 1 <= int(port) <= MAX_PORT)):
+            raise _malformed(url, field, f"a port is a number from 1 to {MAX_PORT}, and IPv6 addresses are in brackets")
+        host = match["host"]
+        if host.startswith("["):
+            host = host[1:-1]
+            _check_address(url, host, field)
+        found.append((host, int(port) if port else None))
+    return found
+
+
+def _check_address(url: object, host: str, field: str) -> None:
+    try:
+        IPv6Address(host.partition("%")[0])
+    except ValueError:
+        raise _malformed(url, field, "its IPv6 address is malformed") from None
+
+
+def _malformed(url: object, field: str, advice: str) -> ConfigError:
+    return ConfigError(f"malformed URL {redact(url)!r}: {advice}", field=field)

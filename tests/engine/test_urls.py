@@ -1,0 +1,124 @@
+"""URLs are shown without their secrets, and refused without repeating them."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tidegate import ConfigError, Limiter
+from tidegate.budget import TaskBudget
+from tidegate.bus import open_bus
+from tidegate.policy.settings import parse
+from tidegate.stores import open_store
+from tidegate.stores.failure import open_guarded
+from tidegate.swarm import SwarmLimiter
+from tidegate.urls import redact, redact_text, server_url, split_url
+
+SERVERS = ("redis", "rediss", "valkey", "redis+cluster", "redis+sentinel", "postgresql", "postgres")
+BUSES = ("redis", "rediss", "valkey", "nats", "tls")
+MALFORMED = (
+    "{scheme}://user:hunter2@[::1",
+    "{scheme}://user:hunter2@[zz]/0",
+    "{scheme}://user:hunter2@host:99999/0",
+    "{scheme}://user:hunter2@host:0/0",
+    "{scheme}://user:hunter2@host:-1/0",
+    "{scheme}://user:hunter2@host:6379:6379/0",
+    "{scheme}://user:hunter2@::1:6379/0",
+    "{scheme}://user:hun/ter2@host/0",
+    "{scheme}://user:hun?ter2@host/0",
+    "{scheme}://user:hun#ter2@host/0",
+    "{scheme}://user:12/hunter2@host/0",
+    "{scheme}://user:12?hunter2=1@host/0",
+    "{scheme}://user:hunter2",
+    "{scheme}://:hunter2",
+    "{scheme}://user:hunter2@ho\u2100st/0",
+)
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("https://me:pw@a.test:81/x/y?key=secret#part", "https://…@a.test:81/x/y?…"),
+        ("https://a.test/@name/feed", "https://a.test/@name/feed"),
+        ("https://a.test#secret", "https://a.test#…"),
+        ("https://a.test?key=secret@b", "https://a.test?…"),
+        ("https://me:p/w@a.test/x", "https://…@a.test/x"),
+        ("redis://me:pw@host:6379/0", "redis://…@host:6379/0"),
+        ("redis://me:p@w@host", "redis://…@host"),
+        ("redis://host:6379/0", "redis://host:6379/0"),
+        ("redis://:secret", "redis://:…"),
+        ("nats://a:b@one,nats://c:d@two", "nats://…@two"),
+        ("redis+cluster://a:1,[::1]:2", "redis+cluster://a:1,[::1]:2"),
+        ("postgresql://host/db?password=secret", "postgresql://host/db?…"),
+        ("sqlite:///a@b.db", "sqlite:///a@b.db"),
+        ("sqlite://user:pw@/a.db", "sqlite://…@/a.db"),
+        ("me:pw@host", "…@host"),
+        ("memory://", "memory://"),
+        ("", ""),
+        (None, "None"),
+    ],
+)
+def test_a_url_is_shown_without_its_secrets(url, shown):
+    assert redact(url) == shown
+
+
+@given(
+    st.sampled_from((*SERVERS, *BUSES, "https")),
+    st.text(st.sampled_from("xyz:/?#@[]% ."), max_size=12).map(lambda text: f"hunter2{text}hunter2"),
+)
+def test_no_part_of_a_password_is_shown(scheme, password):
+    assert "hunter2" not in redact(f"{scheme}://user:{password}@host:1/path")
+
+
+def test_urls_within_a_message_are_redacted():
+    said = redact_text("cannot reach 'redis://a:hunter2@host:1/0' or https://b:hunter2@c/?k=hunter2: refused")
+    assert said == "cannot reach 'redis://…@host:1/0' or https://…@c/?… refused"
+
+
+@pytest.mark.parametrize("wrong", MALFORMED)
+@pytest.mark.parametrize(
+    ("open_it", "scheme"),
+    [
+        *((open_store, scheme) for scheme in SERVERS),
+        *((open_guarded, scheme) for scheme in ("redis", "redis+cluster", "postgresql", "sqlite", "memory", "x")),
+        *((open_bus, scheme) for scheme in BUSES),
+        (lambda url: Limiter("1/1m", store=url), "redis"),
+        (lambda url: TaskBudget(per_day=1, storage=url), "postgresql"),
+        (lambda url: SwarmLimiter(bus=url, agent_id="a"), "nats"),
+    ],
+)
+def test_a_malformed_url_is_a_config_error_that_repeats_no_password(open_it, scheme, wrong):
+    with pytest.raises(ConfigError) as error:
+        open_it(wrong.format(scheme=scheme))
+    assert "hunter2" not in str(error.value)
+    assert "ter2" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "sqlite://user:hunter2@host/limits.db",
+        "sqlite://user:hunter2@/limits.db",
+        "sqlite://user:hunter2@host:99999/limits.db",
+        "memory://user:hunter2@host",
+        "user:hunter2@host:6379",
+        "//user:hunter2@host:6379",
+        "hunter2",
+    ],
+)
+@pytest.mark.parametrize("open_it", [open_store, open_guarded, open_bus])
+def test_a_url_without_a_server_is_refused_without_its_password(open_it, url):
+    with pytest.raises(ConfigError) as error:
+        open_it(url)
+    assert "hunter2" not in str(error.value).replace("not 'hunter2'", "")
+
+
+def test_a_url_in_a_settings_error_is_redacted():
+    setting = parse("a: https://user:hunter2@host/?token=hunter2", "f.yaml").entries()["a"]
+    with pytest.raises(ConfigError, match=r"f\.yaml:1: a: expected a whole number from 1, not https://…@host/\?…"):
+        setting.whole()
+
+
+def test_well_formed_urls_are_split():
+    assert split_url("postgresql://h1:1,[::1]:2/db", "store").netloc == "h1:1,[::1]:2"
+    assert server_url("redis://user:p%40ss@[fe80::1%25eth0]:6379/0?a=b", "store").query == "a=b"
+    assert split_url("sqlite:////tmp/a@b:c.db", "store").path == "//tmp/a@b:c.db"

@@ -1,0 +1,107 @@
+"""Raises at any instruction of the package, as a signal handler may: before a `try` begins, and in a clean-up too."""
+
+import sys
+import threading
+from contextlib import contextmanager, suppress
+from itertools import count
+from pathlib import Path
+
+import tidegate
+
+PACKAGE = str(Path(tidegate.__file__).parent)
+TOOL = 4  # of sys.monitoring: neither the debugger, the profiler nor coverage
+
+
+class Interrupted(BaseException):
+    """What a signal handler raises; no `except Exception` may swallow it."""
+
+
+class Countdown:
+    """Raises at the step it was told, once."""
+
+    def __init__(self, step):
+        self.left = step
+
+    def __call__(self):
+        self.left -= 1
+        if not self.left:
+            raise Interrupted
+
+
+def interrupted_at(step):
+    """Raise before the given instruction that this thread runs in frames of the package; the first is 1."""
+    return (monitored if sys.version_info >= (3, 12) else traced)(Countdown(step))
+
+
+@contextmanager
+def traced(countdown):
+    known = {}
+
+    def trace(frame, event, _arg):
+        code = frame.f_code
+        ours = known.get(code)
+        if ours is None:
+            ours = known[code] = code.co_filename.startswith(PACKAGE)
+        if not ours:
+            return None
+        frame.f_trace_opcodes = True
+        frame.f_trace_lines = False
+        if event == "opcode":
+            countdown()
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        yield countdown
+    finally:
+        sys.settrace(before)
+
+
+@contextmanager
+def monitored(countdown):
+    """Do what `traced` does, which misses instructions from Python 3.12 on."""
+    monitoring = sys.monitoring
+    thread = threading.get_ident()
+
+    def look(code, _offset):
+        if not code.co_filename.startswith(PACKAGE):
+            return monitoring.DISABLE
+        if threading.get_ident() == thread:
+            countdown()
+        return None
+
+    instruction = monitoring.events.INSTRUCTION
+    monitoring.use_tool_id(TOOL, "interrupts")
+    monitoring.register_callback(TOOL, instruction, look)
+    monitoring.set_events(TOOL, instruction)
+    try:
+        yield countdown
+    finally:
+        monitoring.set_events(TOOL, 0)
+        monitoring.register_callback(TOOL, instruction, None)
+        monitoring.free_tool_id(TOOL)
+
+
+@contextmanager
+def quiet_finalizers():
+    """Say nothing of an interruption that Python ignored, since it came while an object was finalized."""
+    hook = sys.unraisablehook
+    sys.unraisablehook = lambda told: None if told.exc_type is Interrupted else hook(told)
+    try:
+        yield
+    finally:
+        sys.unraisablehook = hook
+
+
+def each_interruption(call, *, every=1):
+    """Run `call` once for each of its instructions, interrupted there, until it comes to its end; give their numbers.
+
+    Whoever iterates checks, between two calls, that all is well. `every` leaves instructions out where there are many.
+    """
+    for step in count(1, every):
+        with quiet_finalizers(), suppress(Interrupted), interrupted_at(step) as countdown:
+            call()
+        if countdown.left > 0:
+            return
+        yield step

@@ -1,0 +1,301 @@
+"""One idempotency key is charged once, whichever process or service on the same store gets the request."""
+
+import asyncio
+import json
+import secrets
+from functools import partial
+from itertools import cycle
+
+import httpx
+import pytest
+
+from tests.servers.process import until
+from tests.servers.valkey import ValkeyCluster, ValkeyServer
+from tests.service.conftest import STORES, url_of
+from tests.service.harness import START, Site, serving
+from tests.service.test_signing import said_by, services
+from tidegate.service.desk import Desk, Subject
+from tidegate.service.http import App
+from tidegate.service.idempotency import ABANDONED, KEPT, KeyedCall
+from tidegate.service.settings import load_settings
+from tidegate.stores.failure import GuardedStore, open_guarded
+from tidegate.stores.lease import Lease, LeasedStore
+from tidegate.stores.registry import open_store
+from tidegate.testing import ManualClock
+
+RULES = """
+policies:
+  api: 20/1h fixed_window
+  one: 1/1h fixed_window
+  bucket: 20/1h
+  log: 20/1h sliding_log
+  slots: 3/10m concurrency
+  shadow: {limits: 1/1h fixed_window, mode: shadow}
+"""
+
+
+@pytest.fixture(scope="module", params=STORES)
+def pair(request, tmp_path_factory):
+    """Two services on one store, one of them with two processes."""
+    folder = tmp_path_factory.mktemp("pair")
+    text = f"store: {url_of(request.param, request, folder)}\n{RULES}"
+    with services(folder, text) as (first,), serving(folder, text, "--workers", "2") as second:
+        yield first, second
+
+
+def keyed(key=None):
+    return {"headers": {"idempotency-key": key or secrets.token_hex(8)}}
+
+
+def used(service, policy, key):
+    return service.post("usage", {"policy": policy, "key": key}).json()["limits"][0]["used"]
+
+
+@pytest.mark.parametrize("policy", ["api", "bucket", "log"])
+def test_an_acquire_is_charged_once(pair, policy):
+    ask, key = {"policy": policy, "key": secrets.token_hex(8), "cost": 5}, keyed()
+    first, *again = [service.post("acquire", ask, **key) for service in (*pair, *pair, pair[1], pair[1])]
+    assert (first.json()["remaining"], "idempotency-replayed" in first.headers) == (15, False)
+    assert {(each.json()["allowed"], each.json()["remaining"]) for each in again} == {(True, 15)}
+    assert {each.headers["idempotency-replayed"] for each in again} == {"true"}
+    assert used(pair[0], policy, ask["key"]) == 5
+    pair[0].post("acquire", {**ask, "cost": 2})
+    assert used(pair[0], policy, ask["key"]) == 7
+
+
+def test_a_repeated_acquire_is_allowed_when_nothing_is_left(pair):
+    ask, key = {"policy": "one", "key": secrets.token_hex(8)}, keyed()
+    answers = [service.post("acquire", ask, **key).json() for service in pair]
+    assert [(each["allowed"], each["remaining"], each["retry_after"]) for each in answers] == [(True, 0, 0.0)] * 2
+    assert not pair[1].post("acquire", ask, **keyed()).json()["allowed"]
+
+
+def test_a_denial_is_charged_nothing_and_decided_anew(pair):
+    ask, key = {"policy": "slots", "key": secrets.token_hex(8)}, keyed()
+    pair[0].post("acquire", {**ask, "cost": 3})
+    assert not pair[0].post("acquire", ask, **key).json()["allowed"]
+    pair[0].post("release", ask)
+    said = pair[1].post("acquire", ask, **key)
+    assert (said.json()["allowed"], "idempotency-replayed" in said.headers) == (True, False)
+
+
+def test_another_request_with_the_same_key_is_refused(pair):
+    ask, key = {"policy": "api", "key": secrets.token_hex(8)}, keyed()
+    assert pair[0].post("acquire", ask, **key).status_code == 200
+    for verb, body in (("acquire", {**ask, "cost": 2}), ("reserve", ask)):
+        refused = pair[1].post(verb, body, **key)
+        assert (refused.status_code, refused.json()["type"]) == (422, "urn:tidegate:problem:idempotency-mismatch")
+    assert used(pair[0], "api", ask["key"]) == 1
+
+
+@pytest.mark.parametrize("policy", ["api", "bucket", "log"])
+def test_a_repeated_reservation_is_the_same_one(pair, policy):
+    ask, key = {"policy": policy, "key": secrets.token_hex(8), "cost": 10}, keyed()
+    ids = [service.post("reserve", ask, **key).json()["id"] for service in (*pair, pair[1], pair[1])]
+    assert len({json.dumps(said_by(each)) for each in ids}) == 1
+    assert used(pair[0], policy, ask["key"]) == 10
+    statuses = [service.post("commit", {"id": each, "cost": 4}).status_code for service, each in zip(cycle(pair), ids)]
+    assert statuses == [200, 409, 409, 409]
+    assert used(pair[0], policy, ask["key"]) == 4
+
+
+def test_a_repeated_settlement_is_made_once(pair):
+    ask = {"policy": "api", "key": secrets.token_hex(8), "cost": 10}
+    settle, key = {"id": pair[0].post("reserve", ask).json()["id"], "cost": 3}, keyed()
+    answers = [service.post("commit", settle, **key) for service in (*pair, pair[1], pair[1])]
+    assert [answer.status_code for answer in answers] == [200] * 4
+    assert pair[1].post("commit", settle, **keyed()).status_code == 409
+    assert pair[1].post("commit", {**settle, "cost": 0}).status_code == 409
+    assert used(pair[1], "api", ask["key"]) == 3
+
+
+def test_a_repeated_release_frees_one_slot(pair):
+    ask, key = {"policy": "slots", "key": secrets.token_hex(8)}, keyed()
+    pair[0].post("acquire", {**ask, "cost": 3})
+    assert {service.post("release", ask, **key).status_code for service in (*pair, *pair)} == {200}
+    assert used(pair[0], "slots", ask["key"]) == 2
+    wrong = {"policy": "api", "key": "k"}
+    assert {service.post("release", wrong, **key).status_code for service in pair} == {422}  # the key of another
+    assert {service.post("release", wrong, **keyed("wrong")).status_code for service in (*pair, *pair)} == {422}
+
+
+def test_a_repeated_batch_is_charged_once(pair):
+    names = [secrets.token_hex(8) for _ in range(3)]
+    for body in (
+        {"policy": "api", "keys": [names[0], names[1], names[0]]},
+        {"asks": [{"policy": "bucket", "key": names[2], "cost": 7}, {"policy": "nope", "key": "k"}]},
+    ):
+        key = keyed()
+        answers = [service.post("batch", body, **key).json()["answers"] for service in (*pair, pair[1], pair[1])]
+        assert [each.get("allowed") for each in answers[0]] == [each.get("allowed") for each in answers[1]]
+    counts = [used(pair[0], *each) for each in (("api", names[0]), ("api", names[1]), ("bucket", names[2]))]
+    assert counts == [2, 1, 7]
+
+
+def test_a_repeated_lease_takes_no_further_permits(pair):
+    ask, key = {"policy": "api", "key": secrets.token_hex(8), "most": 4, "ttl": 10}, keyed()
+    first, again = (service.post("lease", ask, **key).json() for service in pair)
+    assert (first["permits"], again["permits"], again["allowed"], again["id"]) == (4, 0, True, None)
+    assert again["seconds"] > 0  # the policy knows leases
+    assert used(pair[1], "api", ask["key"]) == 4
+
+
+def test_in_shadow_mode_what_fits_is_charged_once(pair):
+    ask = {"policy": "shadow", "key": secrets.token_hex(8)}
+    key, other = keyed(), keyed()
+    assert {service.post("acquire", ask, **key).json()["shadow"] for service in (*pair, *pair)} == {False}
+    assert [service.post("acquire", ask, **other).json()["shadow"] for service in pair] == [True, True]
+    assert used(pair[0], "shadow", ask["key"]) == 1
+
+
+async def test_waits_with_one_key_end_with_one_charge(pair):
+    ask, key = {"policy": "slots", "key": secrets.token_hex(8)}, keyed()
+    pair[0].post("acquire", {**ask, "cost": 3})
+    async with httpx.AsyncClient(timeout=60, trust_env=False) as http:
+        waiting = [http.post(f"{service.url}/v1/acquire", json={**ask, "wait": 25}, **key) for service in pair]
+        asking = asyncio.gather(*waiting)
+        for service in pair:
+            await asyncio.to_thread(until, partial(waits, service), "a call that waits")
+        await http.post(f"{pair[0].url}/v1/release", json=ask)
+        assert [answer.json()["allowed"] for answer in await asking] == [True, True]
+    assert used(pair[0], "slots", ask["key"]) == 3
+
+
+def waits(service):
+    """Tell whether a call waits in the process that answers."""
+    return "tidegate_waiting 1" in service.get("/metrics").text
+
+
+async def test_many_at_once(pair):
+    name, keys = secrets.token_hex(8), [secrets.token_hex(8) for _ in range(12)]
+    async with httpx.AsyncClient(timeout=60, trust_env=False) as http:
+        asking = [
+            http.post(f"{service.url}/v1/acquire", json={"policy": "api", "key": name}, **keyed(key))
+            for key in keys
+            for service in (*pair, *pair)
+        ]
+        answers = await asyncio.gather(*asking)
+    assert {answer.json()["allowed"] for answer in answers} == {True}
+    assert used(pair[0], "api", name) == len(keys)
+
+
+@pytest.mark.parametrize("verb", ["acquire", "reserve"])
+async def test_a_call_that_is_abandoned_while_the_store_decides_is_charged_once(verb, shared_url):
+    rules = load_settings({"policies": {"api": "1000/1h fixed_window"}}).rules
+    here, there = (Desk(rules, open_guarded(shared_url)) for _ in range(2))
+    subject, rounds = Subject("api", "k"), 60
+    try:
+        for desk in (here, there):
+            await desk.usage(subject)  # connected
+        for turns in range(rounds):
+            first, again = (KeyedCall.read(b"%d" % turns, verb, b"{}") for _ in range(2))
+            asking = asyncio.create_task(getattr(here, verb)(subject, call=first))
+            for _ in range(turns // 2):
+                await asyncio.sleep(0)
+            asking.cancel()
+            await getattr(there, verb)(subject, call=again)
+            await asyncio.gather(asking, return_exceptions=True)
+            while ABANDONED:
+                await asyncio.sleep(0)
+        assert (await there.usage(subject))["1h"].used == rounds
+    finally:
+        for desk in (here, there):
+            await desk.close()
+
+
+# ---- one process after another, in virtual time ----------------------------------------------------------------------
+
+
+@pytest.fixture(params=["plain", "leased"])
+async def sites(request, tmp_path):
+    """Two apps over one file, each as in a process of its own."""
+    clock = ManualClock(start=START)
+    stores = [open_store(f"sqlite:///{tmp_path / 'limits.db'}", clock=clock) for _ in range(2)]
+    if request.param == "leased":
+        stores = [LeasedStore(store, Lease(1.0)) for store in stores]
+    found = [Site(store=store, policies={"api": "100/1h fixed_window"}) for store in stores]
+    for site in found:
+        site.clock = clock
+    async with found[0], found[1]:
+        yield found
+
+
+async def test_a_key_is_remembered_for_ten_minutes(sites):
+    here, there = sites
+    ask, key = {"policy": "api", "key": "k"}, keyed("one")
+    for site in (here, there, here, there):
+        assert (await site.post("acquire", ask, **key)).json()["remaining"] == 99
+    ids = [(await site.post("reserve", ask, **keyed("two"))).json()["id"] for site in (here, there)]
+    here.clock.advance(KEPT / 1e6 - 0.001)
+    assert (await there.post("acquire", ask, **key)).json()["remaining"] == 99  # the very answer of that time
+    here.clock.advance(0.001)
+    assert (await there.post("acquire", ask, **key)).json()["remaining"] == 97
+    # The same key later is another reservation, which is settled by itself.
+    later = (await here.post("reserve", ask, **keyed("two"))).json()["id"]
+    assert (said_by(ids[0]), said_by(ids[0])[0] == said_by(later)[0]) == (said_by(ids[1]), False)
+    assert (await there.post("cancel", {"id": later})).status_code == 200
+
+
+async def test_calls_with_a_key_and_from_a_share_are_charged_alike(sites):
+    here, there = sites
+    ask = {"policy": "api", "key": "k"}
+    for number in range(30):
+        await here.post("acquire", ask)
+        for site in sites:
+            assert (await site.post("acquire", ask, **keyed(f"number {number}"))).json()["allowed"]
+    # A call with a key returns what this process holds of the share, so the other one sees it all.
+    assert (await there.post("usage", ask)).json()["limits"][0]["used"] == 60
+
+
+async def test_a_block_meanwhile_forgets_the_call(tmp_path):
+    clock = ManualClock(start=START)
+    async with Site(
+        store=open_store(f"sqlite:///{tmp_path / 'l.db'}", clock=clock), policies={"api": "1/1m fixed_window"}
+    ) as site:
+        ask, key = {"policy": "api", "key": "k"}, keyed("one")
+        await site.post("acquire", ask)
+        site.desk.max_wait = 90
+        waiting = asyncio.create_task(site.post("acquire", {**ask, "wait": 80}, **key))
+        while not site.desk.waiting:
+            await asyncio.sleep(0)
+        await site.post("block", {**ask, "seconds": 70})
+        clock.advance(60)
+        assert (await waiting).json()["violated"] == ["blocked"]
+        clock.advance(10)
+        app = App(site.desk, site.settings)  # another process
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://127.0.0.1") as other:
+            said = (await other.post("/v1/acquire", json={**ask, "wait": 80}, **key)).json()
+        assert (said["allowed"], said["remaining"]) == (True, 0)  # charged now
+        app.bodies.close()
+
+
+# ---- where the store cannot remember ---------------------------------------------------------------------------------
+
+
+async def test_while_the_store_is_lost_the_policy_decides():
+    policies = {"deny": "2/1h", "allow": {"limits": "2/1h", "on_store_error": "allow"}}
+    with ValkeyServer() as valkey:
+        store = GuardedStore(open_store(valkey.url), deadline=5.0, clock=ManualClock(), background=False)
+        async with Site(store=store, policies=policies) as site:
+            asks = {name: ({"policy": name, "key": "k"}, keyed(name)) for name in policies}
+            assert (await site.post("acquire", asks["deny"][0], **keyed("before"))).json()["allowed"]
+            valkey.kill()
+            for _ in range(2):
+                assert (await site.post("acquire", asks["deny"][0], **asks["deny"][1])).status_code == 503
+                said = (await site.post("acquire", asks["allow"][0], **asks["allow"][1])).json()
+                assert (said["allowed"], said["local"]) == (True, True)
+
+
+async def test_a_cluster_that_keeps_keys_apart_leaves_it_to_each_process():
+    with ValkeyCluster() as cluster:
+        for options, charged in (("", 2), ("?hash_tag=all", 1)):
+            store = open_guarded(f"{cluster.url}{options or '?'}&deadline=20s")
+            found = [Site(store=store, policies={"api": "10/1h fixed_window"}) for _ in range(2)]
+            ask = {"policy": "api", "key": f"k{options}"}
+            for site in (*found, *found):
+                assert (await site.post("acquire", ask, **keyed("one"))).json()["allowed"]
+            assert (await found[0].post("usage", ask)).json()["limits"][0]["used"] == charged
+            for site in found:
+                site.app.bodies.close()
+                await site.http.aclose()
+            await store.close_async()

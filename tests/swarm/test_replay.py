@@ -1,0 +1,191 @@
+"""Signed messages that somebody recorded and sends again: what is old is not obeyed as if it were new."""
+
+import json
+
+import pytest
+
+from tidegate import ConfigError
+from tidegate.adaptive import SUBJECT
+from tidegate.bus import Retain
+from tidegate.swarm import SwarmLimiter
+from tidegate.swarm.watch import ASK, TELL, Watcher
+from tidegate.testing import ManualClock
+
+WEEK = 7 * 86_400
+SKEW = 300  # seconds by which clocks may differ
+
+
+class Recorder:
+    """Somebody who hears everything on the bus, and knows no secret."""
+
+    def __init__(self, bus, *subjects):
+        self.bus = bus
+        self.heard = {subject: [] for subject in subjects}
+        for subject in subjects:
+            bus.subscribe(subject, lambda event, subject=subject: self.heard[subject].append(event.payload))
+
+    def replay(self, subject, **how):
+        for payload in list(self.heard[subject]):
+            self.bus.publish(subject, payload, **how)
+
+
+@pytest.fixture
+def agent(clock, hub):
+    """Make agents that share a secret."""
+    made = []
+
+    def make(name, secret="shared", **options):  # noqa: S107 - of a test
+        limiter = SwarmLimiter(hub(), name, secret=secret, clock=clock, **options)
+        limiter.set_capacity("api", 100, 60)
+        made.append(limiter)
+        return limiter
+
+    yield make
+    for limiter in made:
+        limiter.close()
+
+
+@pytest.fixture
+def recorded(hub, agent):
+    """Record what an agent announced, with a freeze of a minute."""
+    recorder = Recorder(hub(), SUBJECT)
+    first = agent("first")
+    first.announce_reduced("api", "received 429 response", retry_after=60)
+    return recorder
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_a_message_of_last_week_is_not_obeyed_by_a_new_agent(recorded, agent, clock, late):
+    clock.advance(WEEK)
+    new = agent("new", recovery_interval=10**9)
+    recorded.replay(SUBJECT, late=late)
+    assert new.get_capacity("api").total == 100
+    assert new.get_capacity("api").frozen_for == 0
+    assert new.try_acquire("api")
+    assert new.metrics()["expired"] == 1
+
+
+def test_a_retained_message_of_last_week_is_not_obeyed_by_a_new_agent(recorded, agent, clock):
+    clock.advance(WEEK)
+    (payload,) = recorded.heard[SUBJECT]
+    recorded.bus.publish(SUBJECT, payload, Retain("key", 2**52, 3600))
+    new = agent("new", recovery_interval=10**9)
+    assert new.get_capacity("api").total == 100
+    assert new.metrics()["expired"] == 1
+
+
+def test_a_message_of_this_morning_counts_from_when_it_was_sent(recorded, agent, clock):
+    """Sent again as a new one after three hours: the freeze is long over, and capacity has recovered."""
+    clock.advance(3 * 3600)
+    new = agent("new")
+    recorded.replay(SUBJECT)
+    assert new.get_capacity("api").total == 100
+    assert new.get_capacity("api").frozen_for == 0
+
+
+def test_a_freeze_that_still_lasts_is_kept_however_late_it_is_heard(hub, agent, clock):
+    recorder = Recorder(hub(), SUBJECT)
+    agent("first").announce_reduced("api", "come back tomorrow", retry_after=7200)
+    clock.advance(3600)
+    new = agent("new")
+    recorder.replay(SUBJECT)
+    assert new.get_capacity("api").frozen_for == 3600
+
+
+def test_a_message_that_was_heard_is_stale_when_it_comes_again(recorded, agent, clock):
+    other = agent("other")
+    clock.advance(61)
+    for _ in range(3):
+        recorded.replay(SUBJECT)
+    assert other.get_capacity("api").frozen_for == 0
+    assert other.metrics()["stale"] >= 3
+    other.set_capacity("api", 0, 60)
+    other.set_capacity("api", 100, 60)
+    recorded.replay(SUBJECT)
+    assert other.get_capacity("api").total == 100, "also where the resource was removed and set again"
+
+
+def test_the_same_message_in_another_spelling_is_the_same_message(recorded, agent, clock):
+    other = agent("other")
+    clock.advance(61)
+    before = other.metrics()["stale"]
+    (payload,) = recorded.heard[SUBJECT]
+    fields = json.loads(payload)
+    recorded.bus.publish(SUBJECT, json.dumps(dict(reversed(fields.items())), indent=3).encode())
+    assert other.metrics()["stale"] == before + 1
+    assert other.get_capacity("api").frozen_for == 0
+
+
+@pytest.mark.parametrize(("ahead", "total"), [(SKEW, 50), (SKEW + 1, 100)])
+def test_clocks_may_differ_by_five_minutes(hub, clock, agent, ahead, total):
+    """A message from a clock that is further ahead would stay new for as long as that."""
+    recorder = Recorder(hub(), SUBJECT)
+    clock.advance(ahead)
+    agent("first").announce_reduced("api", "received 429 response")
+    clock.advance(-ahead)
+    new = agent("new")
+    recorder.replay(SUBJECT)
+    assert new.get_capacity("api").total == total
+
+
+def test_a_clock_that_is_behind_by_five_minutes_is_believed(hub, clock, agent):
+    """Its freeze counts from its arrival, not from its timestamp."""
+    new, behind = agent("new"), ManualClock(clock.now() - SKEW)
+    with SwarmLimiter(hub(behind), "first", secret="shared", clock=behind) as first:  # noqa: S106 - of a test
+        first.set_capacity("api", 100, 60)
+        first.announce_reduced("api", "received 429 response", retry_after=12)
+    assert new.get_capacity("api").frozen_for == 12
+
+
+def test_without_a_secret_the_documents_messages_are_read_as_before(hub, clock, agent):
+    """Timestamps that nobody signed say nothing; a clock may be wrong by years."""
+    new = agent("new", secret=None)
+    plain = {"resource": "api", "agent_id": "other", "new_capacity": 40, "reason": "429"}
+    for timestamp in ("2001-01-01T00:00:00Z", "2101-01-01T00:00:00Z"):
+        hub().publish(SUBJECT, json.dumps({**plain, "timestamp": timestamp}).encode())
+    assert new.get_capacity("api").total == 40
+    assert new.metrics()["applied"] >= 1
+    assert new.metrics()["expired"] == 0
+
+
+def test_questions_and_answers_of_watchers_are_not_obeyed_twice(hub, agent, clock):
+    recorder = Recorder(hub(), ASK, TELL)
+    agent("first")
+    watcher = Watcher(hub(), "shared")
+    watcher.ask()
+    assert [found.agent_id for found in watcher.agents()] == ["first"]
+    assert (len(recorder.heard[ASK]), len(recorder.heard[TELL])) == (1, 1)
+    recorder.replay(ASK)
+    assert len(recorder.heard[TELL]) == 1, "no answer to a question that was answered"
+    clock.advance(60)
+    recorder.replay(TELL)
+    assert watcher.agents() == [], "an answer of a minute ago is none"
+    late = Watcher(hub(), "shared")
+    clock.advance(SKEW)
+    recorder.replay(TELL)
+    assert late.agents() == []
+
+
+def test_swarms_with_different_secrets_do_not_take_each_others_place(hub, agent, clock):
+    """What one retains under its name does not replace what the other retains under the same name."""
+    agent("first", secret="one").announce_reduced("api", "429")  # noqa: S106 - of a test
+    agent("first", secret=None).announce_reduced("api", "429")
+    clock.advance(1)
+    agent("first", secret="two").announce_reduced("api", "429")  # noqa: S106 - of a test
+    for secret in ("one", "two"):
+        assert agent("late", secret=secret).get_capacity("api").total == 50
+
+
+def test_a_long_reason_is_cut_so_that_others_can_read_it(hub, agent):
+    other = agent("other")
+    agent("first").announce_reduced("api", "x\ud800" * 5000)
+    assert other.get_capacity("api").total == 50
+    assert other.metrics()["malformed"] == 0
+
+
+@pytest.mark.parametrize("name", ["x" * 1025, "\ud800"])
+def test_names_that_no_bus_can_carry_are_refused(hub, agent, clock, name):
+    with pytest.raises(ConfigError, match="agent_id: must be a text"):
+        SwarmLimiter(hub(), name, clock=clock)
+    with pytest.raises(ConfigError, match="resource: must be a text"):
+        agent("a").set_capacity(name, 5, 60)
