@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.inbound.harness import START, AsgiDoor, WsgiDoor
-from tidegate import Limiter
+from tidegate import Limiter, Policy
+from tidegate.observe import Record
 from tidegate.observe.logs import DecisionLog, shown
 from tidegate.testing import ManualClock
 
@@ -117,9 +118,10 @@ def test_a_clock_that_steps_back_does_not_silence_the_log(door, caplog):
 
 def test_policies_without_number_share_a_count(caplog):
     told = DecisionLog("mine")
+    with Limiter("1/1m", clock=ManualClock(start=START)) as limiter:
+        denied = limiter.try_acquire("a", 2)
     for number in range(1100):
-        with Limiter("1/1m", name=f"policy {number}", clock=ManualClock(start=START), observer=told) as limiter:
-            limiter.try_acquire("a", 2)
+        told(Record("acquire", Policy(f"policy {number}", denied[2]), "a", (2,), denied))
     told.flush()
     assert len(lines(caplog)) == 1000 + 10 + 1
     assert lines(caplog)[-1][1] == "rate limit exceeded: other policies: 90 more denials within one second"

@@ -12,11 +12,11 @@ the next denial, or whoever calls `flush` from time to time.
 from __future__ import annotations
 
 import logging
-import threading
 from itertools import count
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from tidegate.core.bounds import SECOND, ceil_div
+from tidegate.lock import Lock, locked
 from tidegate.policy import join_key
 
 if TYPE_CHECKING:
@@ -43,39 +43,39 @@ class Sparing:
     def __init__(self, burst: int) -> None:
         """Let `burst` lines of a kind through in a second (0: none ever, and they are not counted)."""
         self._burst = burst
-        # Of each kind: when its second began, and lines asked for since. Reentrant, as a signal handler may log, too.
-        self._seconds: dict[Hashable, tuple[int, int]] = {}
-        self._over = 0  # when the first of these seconds is over, and the latest instant: a clock may step back
-        self._latest = 0
-        self._lock = threading.RLock()
+        self._seconds: dict[Hashable, tuple[int, int]] = {}  # by kind: when its second began, and lines since
+        self._over = 0  # when the first of these seconds is over
+        self._latest = 0  # the latest instant: a clock may step back
+        self.lock = Lock()
 
     def may_write(self, name: Hashable, now: int) -> bool:
         """Tell whether a line of this kind may be written now; call `unwritten` before."""
-        if not self._burst:
-            return False
-        with self._lock:
-            if name not in self._seconds and len(self._seconds) >= MAX_NAMES:
-                name = None  # all further kinds together
-            began, lines = self._seconds.get(name, (now, 0))
-            self._seconds[name] = (began, lines + 1)
-            self._over = min(self._over, began + SECOND) if len(self._seconds) > 1 else began + SECOND
-            self._latest = now
-        return lines < self._burst
+        return self._count(name, now) <= self._burst if self._burst else False
+
+    @locked
+    def _count(self, name: Hashable, now: int) -> int:
+        if name not in self._seconds and len(self._seconds) >= MAX_NAMES:
+            name = None  # all further kinds together
+        began, lines = self._seconds.get(name, (now, 0))
+        self._over = min(self._over, began + SECOND) if self._seconds else began + SECOND
+        self._latest = now
+        self._seconds[name] = (began, lines + 1)
+        return lines + 1
 
     def unwritten(self, now: int | None = None) -> list[Unwritten]:
         """Tell how many lines were not written in seconds that are over, of each kind; None: in all of them."""
         if not self._seconds or (now is not None and self._latest <= now < self._over):
             return []
-        with self._lock:
-            over = [
-                (name, lines)
-                for name, (began, lines) in self._seconds.items()
-                if now is None or not began <= now < began + SECOND
-            ]
-            for name, _ in over:
-                del self._seconds[name]
-            self._over = min((began + SECOND for began, _ in self._seconds.values()), default=0)
+        over = self._end_seconds(now)
         return [Unwritten(name, lines - self._burst) for name, lines in over if lines > self._burst]
+
+    @locked
+    def _end_seconds(self, now: int | None) -> list[tuple[Hashable, int]]:
+        seconds = self._seconds
+        over = [name for name, (began, _) in seconds.items() if now is None or not began <= now < began + SECOND]
+        ended = [(name, seconds.pop(name)[1]) for name in over]
+        self._over = min((began + SECOND for began, _ in seconds.values()), default=0)
+        return ended
 
 
 class DecisionLog:

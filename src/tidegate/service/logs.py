@@ -56,7 +56,6 @@ def take_down(handler: logging.Handler) -> None:
 
 async def count_denials(denials: DecisionLog, clock: Clock) -> None:
     """Log once a second how many denials had no line of their own, until cancelled."""
-    never = TaskSignal()
     while True:
-        await clock.wait_async(never, clock.steady() + SECOND)
+        await clock.wait_async(TaskSignal(), clock.steady() + SECOND)
         denials.flush(clock.ns() // 1000)

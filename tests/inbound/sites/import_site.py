@@ -1,4 +1,4 @@
-"""A route that may be asked for twice an hour, beside others that may be asked for often: in Flask, Quart, Starlette."""
+"""A route that may be asked for twice an hour, where others may be asked for often: in Flask, Quart, Starlette."""
 
 from flask import Flask
 from quart import Quart
