@@ -37,7 +37,9 @@ class Elsewhere(MemoryStore):
 
 @pytest.fixture
 async def desk():
-    desk = Desk(load_settings({"policies": POLICIES}).rules, GuardedStore(Elsewhere(), deadline=10), secrets=("s" * 16,))
+    desk = Desk(
+        load_settings({"policies": POLICIES}).rules, GuardedStore(Elsewhere(), deadline=10), secrets=("s" * 16,)
+    )
     await desk.probe()
     yield desk
     await desk.close()
