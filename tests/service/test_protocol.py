@@ -15,6 +15,7 @@ from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.server import ServerState
 
 from tests.service.harness import ADMIN, DECISION, Site
+from tidegate.service.http.app import KEPT_FREE
 from tidegate.service.http.connections import (
     NEVER,
     Connections,
@@ -585,13 +586,14 @@ async def test_requests_leave_connections_for_health_metrics_and_admin():
         await it.ask(post(slow, decision))
         waiting = post(json.dumps({"policy": "slow", "key": "k", "wait": 30}).encode(), decision)
         callers = [await it.ask(waiting) for _ in range(bound + 3)]
-        assert [wire.problems() for wire in callers] == [[]] * bound + [["busy"]] * 3
+        may_wait = bound - bound // KEPT_FREE
+        assert [wire.problems() for wire in callers] == [[]] * may_wait + [["busy"]] * (bound + 3 - may_wait)
         silent = [it.connect() for _ in range(50)]
         assert (await it.ask(GET)).statuses() == [OK]
         assert (await it.ask(GET.replace(b"healthz", b"readyz"))).statuses() == [OK]
         metrics = GET.replace(b"healthz", b"metrics")[:-2] + decision.encode() + b"\r\n\r\n"
         assert (await it.ask(metrics)).statuses() == [OK]
-        assert (await it.ask(post(question(), decision))).problems() == ["busy"]
+        assert (await it.ask(post(question(), decision))).statuses() == [OK]  # calls that wait leave room for it
         assert len(it.all) == 20
         assert sum(wire.state == "open" for wire in silent) < 6
         assert (await it.ask(post(slow, admin, path="/v1/reset"))).statuses() == [OK]
