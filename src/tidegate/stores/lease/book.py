@@ -91,7 +91,8 @@ class Book:
         self.due.clear()
 
     def count_held(self, totals: Counter[str]) -> None:
-        """Count what was used of shares still held; what is neither used nor gone is outstanding."""
+        """Count what was used of shares still held, and what is left of them."""
         for holder in self.holders.values():
             for share in (holder.share, holder.after):
                 self.count("used", share.used, totals)
+                self.count("outstanding", share.left, totals)

@@ -6,6 +6,7 @@ returns its answer. Nothing here waits, and the lock is held only between steps,
 
 from __future__ import annotations
 
+import weakref
 from asyncio import CancelledError
 from collections import Counter, deque
 from collections.abc import Callable, Generator
@@ -48,6 +49,22 @@ class Step(NamedTuple):
 Steps = Generator[Step, Any, Any]  # sent a list of Decisions for each Step
 
 
+class Renewal(NamedTuple):
+    """A share that is to follow the one in use."""
+
+    book: Book
+    holder: Holder
+
+
+class DeferredCall(NamedTuple):
+    """A correction or a reset whose task was cancelled before the store was asked: the arguments of `Desk.asking`."""
+
+    verb: str
+    asks: Sequence[Ask]
+    now: int | None
+    at: int | None
+
+
 class Desk:
     """Holds shares of keys and answers from them; asks for more, and returns what is left over.
 
@@ -63,7 +80,8 @@ class Desk:
         self.guarded = lost is not None
         self.lock = Lock()
         self.books: dict[str, Book] = {}
-        self.chores: deque[Steps] = deque()
+        self.chores: deque[Renewal | DeferredCall | Leftover] = deque()
+        self.returns: list[tuple[weakref.ref[Steps], Leftover]] = []  # under way; some may have ended
         self.totals: Counter[str] = Counter()
 
     # ---- the verbs ---------------------------------------------------------------------------------------------------
@@ -85,7 +103,7 @@ class Desk:
                 yield from self.clearing(verb, asks)
             except CancelledError:
                 if verb not in DROPPABLE:
-                    self.chores.append(self.asking(verb, asks, now, at))
+                    self.chores.append(DeferredCall(verb, asks, now, at))
                 raise
         elif len(asks) == 1:
             self.reconsider(*asks[0][:2])
@@ -163,7 +181,6 @@ class Desk:
         """Count a share as lost: charged or not, nobody knows."""
         holder.asking = 0
         book.count("granted", want)
-        book.count("lost", want)
 
     @locked
     def grant(
@@ -182,7 +199,6 @@ class Desk:
         answer = share.decision(book.policy.limits, received)
         if holder.forgotten:  # reset meanwhile, before the charge or after: not ours to return
             book.count("used", share.used)
-            book.count("lost", share.left)
         elif book.closed:
             self.leave(book.retire(holder.key, [share]))
         else:
@@ -194,24 +210,24 @@ class Desk:
         while True:
             sent = self.steady()
             (decision,) = yield Step(verb, [(book.strict, key, costs)])
-            gone = self.heed(book, key, costs, sent, decision)
-            if not gone:
+            returning = self.heed(book, key, costs, sent, decision)
+            if returning is None:
                 return told(book.policy, decision)
-            yield from self.returning(gone)
+            yield from returning
 
     @locked
-    def heed(self, book: Book, key: Key, costs: Costs, sent: int, decision: Decision) -> list[Leftover]:
-        """Remember what the store said; after a denial, give up what is held of the key."""
+    def heed(self, book: Book, key: Key, costs: Costs, sent: int, decision: Decision) -> Steps | None:
+        """Remember what the store said; after a denial, return what is held of the key."""
         received = self.steady()
         holder = book.holders.get(key)
         if holder is None:
-            return []
+            return None
         holder.left = [view[0] for view in decision.views]
         gone = [] if decision.allowed else book.retire(key, holder.strip())
         if not decision.allowed and not gone and not self.lost():
             wait = book.length if decision.retry == NEVER else min(book.length, decision.retry)
             holder.denial = Denial(costs, decision, received, sent + wait)
-        return gone
+        return self.begin(gone) if gone else None
 
     @locked
     def look(self, book: Book, key: Key, costs: Costs) -> Decision | None:
@@ -226,11 +242,11 @@ class Desk:
     def clearing(self, verb: str, asks: Sequence[Ask]) -> Steps:
         """Return what is held of the keys before the store is asked about them; on reset, forget it."""
         books = [(self.book(policy), key) for policy, key, _ in asks]
-        yield from self.returning(self.clear(books, forget=verb == "reset"))
+        yield from self.clear(books, forget=verb == "reset")
 
     @locked
-    def clear(self, keys: list[tuple[Book, Key]], *, forget: bool) -> list[Leftover]:
-        """Let go of what is held of keys; give what is left of it, unless it is to be forgotten."""
+    def clear(self, keys: list[tuple[Book, Key]], *, forget: bool) -> Steps:
+        """Let go of what is held of keys, and return it, unless it is to be forgotten."""
         gone: list[Leftover] = []
         for book, key in keys:
             holder = book.holders.get(key)
@@ -240,11 +256,9 @@ class Desk:
                 if forget:
                     holder.forgotten = True
                     del book.holders[key]
-                    for _, _, share in left:
-                        book.count("lost", share.left)
                 else:
                     gone += left
-        return gone
+        return self.begin(gone)
 
     def reconsider(self, policy: Policy, key: Key) -> None:
         """Forget a denial: permits may have come back."""
@@ -259,7 +273,7 @@ class Desk:
         holder.share.low, holder.share.fresh = 0, holder.share.ends  # once is enough
         if holder.asking <= now and holder.after.ends <= holder.share.ends:
             holder.asking = now + MAX_ASKING
-            self.chores.append(self.renewing(book, holder))
+            self.chores.append(Renewal(book, holder))
 
     def renewing(self, book: Book, holder: Holder) -> Steps:
         """Take the next share ahead of its need."""
@@ -280,25 +294,31 @@ class Desk:
 
     def leave(self, leftovers: Iterable[Leftover]) -> None:
         """Have leftovers returned. The lock is ours."""
-        for leftover in leftovers:
-            self.chores.append(self.returning([leftover]))
+        self.chores.extend(leftovers)
+
+    def begin(self, leftovers: list[Leftover]) -> Steps:
+        """Return leftovers, and know of them while that is under way. The lock is ours."""
+        steps = self.returning(leftovers)
+        self.returns = [each for each in self.returns if under_way(each[0])]
+        self.returns += [(weakref.ref(steps), leftover) for leftover in leftovers]
+        return steps
 
     def returning(self, leftovers: Iterable[Leftover]) -> Steps:
         """Return what is left of shares, as of the instant it was charged."""
         rest = deque(leftovers)
         while rest:
             book, key, share = rest.popleft()
-            left, became = share.left, "lost"
+            left = share.left
             try:
                 yield Step("adjust", [(book.strict, key, tuple(-permits for permits in left))], None, share.charged)
-                became = "returned"
-            except BaseException as error:
-                if isinstance(error, CancelledError):  # the store makes a correction that was begun
-                    became = "returned"
+            except CancelledError:  # the store makes a correction that was begun
+                self.count(book, "returned", left)
                 self.postpone(rest)
                 raise
-            finally:
-                self.count(book, became, left)
+            except Exception:
+                self.postpone(rest)
+                raise
+            self.count(book, "returned", left)
 
     @locked
     def postpone(self, leftovers: Iterable[Leftover]) -> None:
@@ -321,7 +341,12 @@ class Desk:
         now = self.steady()
         for book in self.books.values():
             self.sweep(book, now, MANY)
-        return self.chores.popleft() if self.chores else None
+        if not self.chores:
+            return None
+        chore = self.chores.popleft()
+        if isinstance(chore, Renewal):
+            return self.renewing(*chore)
+        return self.asking(*chore) if isinstance(chore, DeferredCall) else self.begin([chore])
 
     @locked
     def due(self) -> int | None:
@@ -366,6 +391,7 @@ class Desk:
     def disown(self) -> None:
         """Forget everything, in a child process: the shares are its parent's."""
         self.chores.clear()
+        self.returns.clear()
         self.totals.clear()
         for book in self.books.values():
             book.clear()
@@ -374,9 +400,10 @@ class Desk:
         """Count permits by what became of them and by unit, and keys with a holder."""
         totals, units = self.add_up()
         for unit in sorted(units):
-            granted, *gone = (totals[f"lease_{what}_{unit}"] for what in ("granted", "used", "returned", "lost"))
-            totals.update({f"lease_{what}_{unit}": 0 for what in ("granted", "used", "returned", "lost")})
-            totals[f"lease_outstanding_{unit}"] = granted - sum(gone)
+            known = ("granted", "used", "returned", "outstanding")
+            granted, *kept = (totals[f"lease_{what}_{unit}"] for what in known)
+            totals.update({f"lease_{what}_{unit}": 0 for what in known})
+            totals[f"lease_lost_{unit}"] = max(0, granted - sum(kept))
         return dict(totals)
 
     @locked
@@ -389,7 +416,17 @@ class Desk:
             if book.length:
                 units.update(book.units)
                 book.count_held(totals)
+        leftovers = [chore for chore in self.chores if not isinstance(chore, Renewal | DeferredCall)]
+        leftovers += [leftover for steps, leftover in self.returns if under_way(steps)]
+        for book, _, share in leftovers:
+            book.count("outstanding", share.left, totals)
         return totals, units
+
+
+def under_way(steps: weakref.ref[Steps]) -> bool:
+    """Tell whether somebody may still drive some steps to their end."""
+    found = steps()
+    return found is not None and found.gi_frame is not None  # type: ignore[attr-defined]  # a generator function made it
 
 
 def told(policy: Policy, decision: Decision) -> Decision:

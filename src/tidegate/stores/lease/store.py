@@ -173,7 +173,8 @@ class LeasedStore(Store):
         """Count what the inner store counts, and by unit the permits granted to this process and what became of them.
 
         `lease_outstanding_…` are held unused: by as much others may be denied too early. `lease_lost_…` could not be
-        returned, or perhaps were never granted; they count as used until their window ends.
+        returned, or perhaps were never granted, or were dropped with a call that was interrupted; they count as used
+        until their window ends.
         """
         return {**self.inner.metrics(), **self.desk.sums()}
 

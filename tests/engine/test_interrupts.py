@@ -1,0 +1,495 @@
+"""An exception at any instruction leaves every store, line and lease usable, and no permit is given out twice."""
+
+import random
+import signal
+import sqlite3
+import threading
+from contextlib import contextmanager, suppress
+from itertools import count, takewhile
+
+import pytest
+
+from tests.interrupts import Interrupted, each_interruption, interrupted_at
+from tidegate import Limiter
+from tidegate.clock import yield_thread
+from tidegate.stores import MemoryStore
+from tidegate.stores.sqlite import SQLiteStore
+from tidegate.testing import ManualClock
+
+START = 1_750_000_000
+QUOTA = 10_000_000
+NUMBERS = count()
+
+BUCKET, LOG, BUCKETS, WINDOWS, SLOTS = RULES = (
+    [f"{QUOTA}/1h"],
+    [f"{QUOTA}/1h sliding_log"],
+    [f"{QUOTA}/1h", f"{QUOTA}/2h"],
+    [f"{QUOTA}/1h fixed_window", f"{QUOTA}/2h sliding_window"],
+    [f"{QUOTA}/1h concurrency"],
+)
+# What a call does, and what it does to the permits that are used. Calls for a key of their own change nothing of "k".
+CALLS = {
+    "usual": (lambda limiter: limiter.try_acquire("k"), 1),
+    "more": (lambda limiter: limiter.try_acquire("k", 3), 3),
+    "new": (lambda limiter: limiter.try_acquire(f"new{next(NUMBERS)}"), 0),
+    "peek": (lambda limiter: limiter.peek("k"), 0),
+    "acquire": (lambda limiter: limiter.acquire("k"), 1),
+    "refund": (lambda limiter: limiter.refund("k", 2), -2),
+    "reserve": (lambda limiter: limiter.reserve("k", 5), 5),
+    "reset": (lambda limiter: limiter.reset("another"), 0),
+}
+
+
+def used(limiter, key="k"):
+    return next(iter(limiter.usage(key).values())).used
+
+
+def check_effects(limiter, call, effect, *, every=1, look=used):
+    """Interrupt a call at each of its instructions: it has its whole effect or none, and the next call is answered."""
+    steps = 0
+
+    def prepare():
+        limiter.reset("k")
+        for _ in range(5):
+            assert limiter.try_acquire("k", 2)
+
+    prepare()
+    for step in each_interruption(lambda: call(limiter), every=every):
+        assert look(limiter) in (10, 10 + effect), step
+        prepare()
+        steps += 1
+    assert steps > 20
+
+
+@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("rules", [BUCKET, LOG, BUCKETS], ids=["bucket", "log", "buckets"])
+def test_memory_store(rules, name):
+    check_effects(Limiter(rules, clock=ManualClock(START)), *CALLS[name])
+
+
+@pytest.mark.parametrize("name", ["usual", "more", "refund"])
+@pytest.mark.parametrize("rules", [WINDOWS, SLOTS], ids=["windows", "slots"])
+def test_memory_store_with_other_algorithms(rules, name):
+    check_effects(Limiter(rules, clock=ManualClock(START)), *CALLS[name])
+
+
+def test_memory_store_decides_on_several_keys_together():
+    limiter = Limiter(BUCKET, clock=ManualClock(START))
+    asks = [(limiter.policy, key, (1,)) for key in ("a", "b", "a")]
+    answered = 0
+    for _ in each_interruption(lambda: limiter.store.apply("acquire", asks)):
+        limiter.store.apply("acquire", asks)
+        answered += 1
+        assert used(limiter, "a") >= 2 * answered
+        assert used(limiter, "b") >= answered
+    assert answered > 300
+
+
+@contextmanager
+def deciding(limiter, threads):
+    """Have other threads decide; gives a list that has the number of their decisions in the end."""
+    ending = threading.Event()
+    numbers = []
+
+    def decide():
+        number = 0
+        while not ending.is_set():
+            number += bool(limiter.try_acquire("k"))
+        numbers.append(number)
+
+    several = [threading.Thread(target=decide) for _ in range(threads)]
+    for thread in several:
+        thread.start()
+    try:
+        yield numbers
+    finally:
+        ending.set()
+        for thread in several:
+            thread.join()
+
+
+def test_no_two_threads_decide_at_once():
+    """A token that is replaced while somebody holds it would lose charges."""
+    limiter = Limiter([f"{2**50}/1h fixed_window"], clock=ManualClock(START))
+    limiter.try_acquire("k")
+    with deciding(limiter, 3) as others:
+        interruptions = sum(1 for _ in each_interruption(lambda: limiter.try_acquire("k")))
+    answered = sum(others) + 2  # the first call, and the one that came to its end
+    assert answered <= used(limiter) <= answered + interruptions
+
+
+class ReentrantClock(ManualClock):
+    """Calls something in the middle of a decision, as a signal handler or a finalizer may."""
+
+    call = None
+
+    def ns(self):
+        call, self.call = self.call, None
+        if call is not None:
+            call()
+        return super().ns()
+
+
+def test_a_handler_that_asks_the_store_it_interrupted_is_told_so():
+    clock = ReentrantClock(START)
+    limiter = Limiter(BUCKET, store=MemoryStore(clock=clock))
+    limiter.try_acquire("k")
+    clock.call = lambda: limiter.try_acquire("k")
+    with pytest.raises(RuntimeError, match="interrupted in the same thread"):
+        limiter.try_acquire("k")
+    assert limiter.try_acquire("k")
+    assert used(limiter) == 2
+
+
+# ---- leases ---------------------------------------------------------------------------------------------------------
+
+LEASED = {
+    **{name: call for name, (call, _) in CALLS.items()},
+    "settle": lambda limiter: limiter.reserve("k", 3).cancel(),
+    "renew": lambda limiter: [limiter.try_acquire("k") for _ in range(3)],
+    "metrics": lambda limiter: limiter.store.metrics(),
+}
+
+
+def outstanding(limiter):
+    return limiter.store.metrics()["lease_outstanding_requests"]
+
+
+def go_on(limiter, clock):
+    """Call at such a rate that a share lasts for a few calls, and another follows."""
+    for _ in range(4):
+        clock.advance(0.05)
+        assert limiter.try_acquire("k")
+
+
+@pytest.mark.parametrize("name", LEASED)
+def test_leased_store(name):
+    clock = ManualClock(START)
+    shared = MemoryStore(clock=clock)
+    limiter = Limiter([f"{2**40}/1h fixed_window"], store=shared, lease=True)
+    other = Limiter([f"{2**40}/1h fixed_window"], store=shared)
+    for step in each_interruption(lambda: LEASED[name](limiter), every=2):
+        assert other.peek("k"), step
+        go_on(limiter, clock)
+    limiter.close()
+
+
+@pytest.mark.parametrize("name", ["usual", "more", "acquire"])
+def test_leased_store_with_a_thread_that_renews(name):
+    shared = MemoryStore()
+    limiter = Limiter([f"{2**40}/1h fixed_window"], store=shared, lease=0.01)
+    for step in each_interruption(lambda: LEASED[name](limiter), every=2):
+        assert limiter.try_acquire("k", 2), step
+        assert shared.apply_one("peek", limiter.policy, "k", (1,)), step
+    limiter.close()
+
+
+@pytest.mark.parametrize("name", ["usual", "more", "renew"])
+def test_leased_store_never_gives_more_than_there_is(name):
+    """All that was answered, by this process and then by another, is no more than the limit."""
+    clock = ManualClock(START)
+    shared = MemoryStore(clock=clock)
+    limiter = Limiter(["5000/1h fixed_window"], store=shared, lease=True)
+    answered = 0
+
+    def take(cost=1):
+        nonlocal answered
+        if limiter.try_acquire("k", cost):
+            answered += cost
+
+    calls = {"usual": take, "more": lambda: take(3), "renew": lambda: [take() for _ in range(3)]}
+    for _ in each_interruption(calls[name], every=2):
+        take()
+        clock.advance(0.01)
+    limiter.close()
+    other = Limiter(["5000/1h fixed_window"], store=shared)
+    assert used(other) >= answered
+    while other.try_acquire("k"):
+        answered += 1
+    assert answered <= 5000
+
+
+def test_a_key_whose_share_was_lost_gets_another():
+    clock = ManualClock(START)
+    shared = MemoryStore(clock=clock)
+    limiter = Limiter([f"{2**40}/1h fixed_window"], store=shared, lease=True)
+    for step in each_interruption(lambda: LEASED["renew"](limiter), every=5):
+        clock.advance(12)  # longer than a call may keep others from asking for a share
+        for _ in range(6):
+            go_on(limiter, clock)
+        assert outstanding(limiter) > 0, step
+
+
+# ---- waiting --------------------------------------------------------------------------------------------------------
+
+
+class StoppedError(Exception):
+    """The first of two interruptions, in the middle of a wait."""
+
+
+class StoppingClock(ManualClock):
+    """Interrupts a wait, as often as it is told."""
+
+    stops = 0
+    when_stopped = staticmethod(lambda: None)
+
+    def wait(self, waits_for, until):
+        if self.stops:
+            self.stops -= 1
+            self.when_stopped()
+            raise StoppedError
+        super().wait(waits_for, until)
+
+
+def test_waiting_in_line():
+    clock = ManualClock(START)
+    limiter = Limiter("1/1s", clock=clock)
+    limiter.acquire("k")
+    kept = []
+
+    def call():
+        try:
+            limiter.acquire("k")
+        except Interrupted as error:
+            kept.append(error)  # with its frames: what they hold is not freed by itself
+            raise
+
+    for step in each_interruption(call):
+        assert limiter.waiting == 0, step
+        assert limiter.acquire("k", timeout=100), step
+    assert len(kept) > 1000
+
+
+def test_an_interruption_of_the_clean_up_after_another():
+    clock = StoppingClock(START)
+    limiter = Limiter("1/1s", clock=clock)
+    limiter.acquire("k")
+    kept = []
+
+    def call():
+        clock.stops = 1
+        try:
+            limiter.acquire("k")
+        except (StoppedError, Interrupted) as error:
+            kept.append(error)
+            if isinstance(error, Interrupted):
+                raise
+        finally:
+            clock.stops = 0
+
+    for step in each_interruption(call):
+        assert limiter.waiting == 0, step
+        assert limiter.acquire("k", timeout=100), step
+    assert len(kept) > 500
+
+
+def test_those_who_sleep_behind_a_call_that_ended_without_leaving_are_served():
+    """Found in use: a key stayed blocked with 999 permits free, by a waiter whose call had been interrupted."""
+    clock = StoppingClock(START)
+    limiter = Limiter("1000/1h", clock=clock)
+    behind = []
+
+    def join_behind():
+        behind.append(threading.Thread(target=limiter.acquire, args=("k",), daemon=True))
+        behind[-1].start()
+        while limiter.waiting < 2:
+            yield_thread(0)
+
+    def interrupted_wait(step):
+        limiter.reset("k")
+        assert limiter.try_acquire("k", 1000)
+        clock.stops = 1
+        with suppress(StoppedError, Interrupted), interrupted_at(step) as countdown:
+            limiter.acquire("k")
+        clock.stops = 0
+        return countdown.left <= 0
+
+    ghosts = []
+    for step in takewhile(interrupted_wait, count(1)):
+        if any(limiter._lines._lines.values()):  # what nobody sees: `waiting` counts the living
+            ghosts.append(step)
+            assert limiter.acquire("k", timeout=100), step
+    assert ghosts
+    clock.when_stopped = join_behind
+    for step in (ghosts[len(ghosts) // 2], ghosts[-1]):
+        assert interrupted_wait(step)
+        if behind:
+            behind[-1].join(30)  # the clock moves by itself while nothing else happens
+            assert not behind[-1].is_alive(), step
+    assert behind
+
+
+# ---- SQLite ---------------------------------------------------------------------------------------------------------
+
+REOPEN = {"reopen": (lambda limiter: (limiter.store._close(), limiter.try_acquire("k")), 1)}
+
+
+@pytest.mark.parametrize("name", [*CALLS, *REOPEN])
+@pytest.mark.parametrize("rules", [BUCKET, LOG], ids=["bucket", "log"])
+def test_sqlite_store(tmp_path, rules, name):
+    path = tmp_path / "limits.db"
+    limiter = Limiter(rules, store=SQLiteStore(path, clock=ManualClock(START)))
+    other = Limiter(rules, store=SQLiteStore(path, busy_timeout=0.2, clock=ManualClock(START)))
+    call, effect = (CALLS | REOPEN)[name]
+    kept = []
+
+    def keeping(limiter):
+        try:
+            call(limiter)
+        except Interrupted as error:
+            kept.append(error)  # with its frames: what they hold is not freed by itself
+            raise
+
+    look = lambda _: used(other)  # noqa: E731 - nobody keeps the file locked
+    check_effects(limiter, keeping, effect, every=1 if name == "usual" else 4, look=look)
+
+
+def test_a_file_that_is_being_created(tmp_path):
+    for step in count(1, 331):
+        path = tmp_path / f"{step}.db"
+        limiter = Limiter(BUCKET, store=SQLiteStore(path, clock=ManualClock(START)))
+        kept = []
+        with interrupted_at(step) as countdown:
+            try:
+                limiter.try_acquire("k")
+            except Interrupted as error:
+                kept.append(error)
+        if countdown.left > 0:
+            break
+        assert limiter.try_acquire("k"), step
+        assert Limiter(BUCKET, store=SQLiteStore(path, busy_timeout=0.2)).peek("k"), step
+    assert step > 10_000
+
+
+def test_a_limiter_on_a_url(tmp_path):
+    """The guard in front of the store does not take an interruption for a lost store."""
+    limiter = Limiter(f"{QUOTA}/1d fixed_window", store=f"sqlite:///{tmp_path}/limits.db")
+    check_effects(limiter, *CALLS["usual"], every=2)
+    assert limiter.store.metrics()["losses"] == 0
+
+
+# ---- reservations and blocks ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("settle", ["commit", "cancel"])
+def test_a_reservation_is_settled_once(settle):
+    limiter = Limiter(BUCKET, clock=ManualClock(START))
+    limiter.try_acquire("k", 1000)
+    before = used(limiter)
+    actual = {"commit": (2,), "cancel": ()}[settle]
+    left = sum(actual)
+    held = limiter.reserve("k", 5)
+    for step in each_interruption(lambda: getattr(held, settle)(*actual)):
+        after = used(limiter)
+        assert after in (before + 5, before + left), step
+        if not held.settled:
+            getattr(held, settle)(*actual)
+            assert used(limiter) == before + left, step
+        before = used(limiter)
+        held = limiter.reserve("k", 5)
+
+
+def test_a_block_with_a_reservation():
+    limiter = Limiter(BUCKET, clock=ManualClock(START))
+    limiter.try_acquire("k", 1000)
+    before = used(limiter)
+
+    def block():
+        with limiter.reserve("k", 5) as held:
+            held.commit(2)
+
+    for step in each_interruption(block):
+        after = used(limiter)
+        assert before <= after <= before + 5, step
+        before = after
+
+
+def test_a_block_with_a_slot():
+    """A slot whose block was interrupted is free at the latest when its lease ends."""
+    clock = ManualClock(START)
+    limiter = Limiter("2/10s concurrency", clock=clock)
+
+    def block():
+        with limiter.limited("k", timeout=0):
+            pass
+
+    for step in each_interruption(block):
+        assert used(limiter) <= 1, step
+        with limiter.limited("k", timeout=0):
+            assert used(limiter) >= 1
+        clock.advance(10)
+        assert used(limiter) == 0, step
+
+
+@pytest.mark.parametrize("rule", ["1000000000/1s", "1000000000/1h sliding_log"])
+def test_a_decorated_function(rule):
+    limiter = Limiter(rule, clock=ManualClock(START))
+    limited = limiter.limited("k")(lambda: 5)
+    limiter.acquire("k")
+    for step in each_interruption(limited):
+        assert limited() == 5, step
+
+
+# ---- real signals ---------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def alarms():
+    """Raise from a signal handler, at a moment of the system's choosing."""
+
+    def interrupt(*_):
+        raise Interrupted
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def interrupt_calls(call, times, longest=0.002):
+    """Interrupt a call that is made again and again."""
+    chance = random.Random(1)
+    with alarms():
+        for _ in range(times):
+            try:
+                signal.setitimer(signal.ITIMER_REAL, chance.uniform(0.00005, longest))
+                while True:
+                    call()
+            except Interrupted:
+                pass
+
+
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="this system has no interval timers")
+@pytest.mark.parametrize("kind", ["memory", "leased", "sqlite", "url"])
+def test_signals(tmp_path, kind):
+    stores = {
+        "memory": MemoryStore,
+        "leased": MemoryStore,
+        "sqlite": lambda: SQLiteStore(tmp_path / "limits.db"),
+        "url": lambda: f"sqlite:///{tmp_path}/limits.db",
+    }
+    limiter = Limiter("1000000000000/1h fixed_window", store=stores[kind](), lease=True if kind == "leased" else None)
+    limiter.try_acquire("k")
+    answered = 0
+
+    def call():
+        nonlocal answered
+        assert limiter.try_acquire("k")
+        answered += 1
+
+    interrupt_calls(call, 200)
+    assert limiter.try_acquire("k")
+    assert answered <= used(limiter)
+    limiter.close()
+    if kind in ("sqlite", "url"):
+        assert sqlite3.connect(tmp_path / "limits.db").execute("PRAGMA integrity_check").fetchone() == ("ok",)
+
+
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="this system has no interval timers")
+def test_signals_while_waiting():
+    limiter = Limiter("1/1ms")
+    interrupt_calls(lambda: limiter.acquire("k"), 200)
+    assert limiter.waiting == 0
+    assert limiter.acquire("k", timeout=10)
