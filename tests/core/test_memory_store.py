@@ -134,8 +134,10 @@ def test_a_group_gets_half_of_the_store_and_only_its_overflow_shares_a_bucket(ca
         assert not ask(store, f"client {number}")
     assert not ask(store, "flood-1000")
     assert [record.getMessage() for record in caplog.records] == [
-        "memory store: 51 live keys; flood has used up its share, its new keys are limited together until some end "
-        "(max_entries)"
+        (
+            "memory store: 51 live keys; flood has used up its share, its new keys are limited together until some end "
+            "(max_entries)"
+        )
     ]
     assert ask(store, "flood-1000", NOW + 2 * HOUR)
 
