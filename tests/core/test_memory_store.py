@@ -3,6 +3,7 @@
 
 import logging
 import sys
+from collections import Counter
 from contextlib import contextmanager
 from itertools import count
 
@@ -15,6 +16,7 @@ from tidegate import ConfigError, Limit, Limiter, Policy
 from tidegate.core.codec import dump
 from tidegate.stores import MemoryStore, table
 from tidegate.stores.memory import OVERFLOW
+from tidegate.stores.shares import Shares
 from tidegate.testing import ManualClock
 from tidegate.testing.model import answer_of
 
@@ -107,6 +109,93 @@ def test_new_keys_are_denied_when_asked_for(caplog):
     assert "are denied until" in caplog.records[0].getMessage()
     assert not ask(store, "b", NOW + decision.retry - 1)
     assert ask(store, "b", NOW + 2 * HOUR)
+
+
+# ---- groups of keys --------------------------------------------------------------------------------------------------
+
+
+def group_of(key):
+    """Tell the group of the keys used here: what stands before the dash."""
+    return key.partition("-")[0] if "-" in key else None
+
+
+def counts(store):
+    """Count the keys that the store keeps, by group."""
+    keys = [key for table in store._tables.values() for queue in table.wheel.values() for key in queue]
+    return Counter(group for group in (group_of(key) for key in keys if isinstance(key, str)) if group)
+
+
+def test_a_group_gets_half_of_the_store_and_only_its_overflow_shares_a_bucket(caplog):
+    store = MemoryStore(max_entries=100, group_of=group_of)
+    assert sum(ask(store, f"flood-{number}").allowed for number in range(1000)) == 50 + 1
+    assert store.metrics() == {"entries": 51, "max_entries": 100, "overflowed": 950}
+    for number in range(40):
+        assert ask(store, f"client {number}")
+        assert not ask(store, f"client {number}")
+    assert not ask(store, "flood-1000")
+    assert [record.getMessage() for record in caplog.records] == [
+        (
+            "memory store: 51 live keys; flood has used up its share, its new keys are limited together until some end "
+            "(max_entries)"
+        )
+    ]
+    assert ask(store, "flood-1000", NOW + 2 * HOUR)
+
+
+def test_the_overflow_of_a_group_is_denied_when_asked_for():
+    store = MemoryStore(max_entries=100, overflow="deny", group_of=group_of)
+    assert sum(ask(store, f"flood-{number}").allowed for number in range(1000)) == 50
+    assert ask(store, "another")
+
+
+def test_before_half_of_the_room_is_taken_no_group_is_bounded():
+    store = MemoryStore(max_entries=100, group_of=group_of)
+    assert all(ask(store, f"all-{number}") for number in range(50))
+
+
+def test_a_batch_of_one_group_is_charged_whole():
+    store = MemoryStore(max_entries=10, group_of=group_of)
+    keys = [f"flood-{number}" for number in range(9)]
+    assert all(store.apply("acquire", [(HOURLY, key, (1,)) for key in keys[:2]], NOW))
+    for pair in (keys[2:4], keys[4:6], keys[6:8]):
+        for decision, key in zip(store.apply("acquire", [(HOURLY, key, (1,)) for key in pair], NOW), pair, strict=True):
+            assert not (decision and ask(store, key))  # what was allowed was charged
+
+
+def test_keys_that_are_here_already_are_counted_too():
+    store = MemoryStore(max_entries=100)
+    for number in range(60):
+        ask(store, f"flood-{number}")
+    store.share(group_of)
+    assert ask(store, "flood-60")  # in the bucket that its further keys share
+    assert not ask(store, "flood-61")
+    assert ask(store, "client")
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["a-{}", "b-{}", "c-{}", "{}"]),
+            st.integers(0, 12),
+            st.sampled_from(["acquire", "acquire", "acquire", "reset", "adjust", "peek"]),
+            st.sampled_from([0, 0, 0, SECOND, HOUR, 3 * HOUR]),
+        ),
+        max_size=150,
+    )
+)
+def test_groups_are_counted_right_whatever_happens(calls):
+    store = MemoryStore(max_entries=16, group_of=group_of)
+    now = NOW
+    for form, number, verb, gap in calls:
+        now += gap
+        key = form.format(number)
+        entries = store.metrics()["entries"]
+        known = key in store._tables.get("hourly", table.Table()).entries
+        ask(store, key, now, verb=verb, costs=(-1,) if verb == "adjust" else (1,))
+        assert store._shares._counts == counts(store)
+        assert store.metrics()["entries"] <= 16
+        if verb == "acquire" and not known and entries < 8:
+            assert key in store._tables["hourly"].entries  # before half of it is taken, everybody has a place
 
 
 def test_policies_overflow_apart():
@@ -433,7 +522,8 @@ def interrupted_at(step):
         method.__code__
         for owner, names in (
             (table.Table, ("register", "sweep", "forget", "scrub")),
-            (MemoryStore, ("_decide", "_slot", "_write", "_insert", "_forget")),
+            (MemoryStore, ("_decide", "_slot", "_write", "_insert", "_keep", "_forget")),
+            (Shares, ("add", "remove")),
         )
         for method in (getattr(owner, name) for name in names)
     }
@@ -473,7 +563,7 @@ def call_all(limiter, verb, numbers):
 def test_an_exception_between_any_two_steps_leaves_a_store_that_works_and_empties(call):
     for step in count(1):
         clock = ManualClock(1_000_000)
-        limiter = Limiter(["2/10s"], clock=clock)
+        limiter = Limiter(["2/10s"], store=MemoryStore(clock=clock, group_of=lambda _: "all"))
         call_all(limiter, "try_acquire", 200)
         if call == "scrub":
             call_all(limiter, "reset", 190)
@@ -497,4 +587,5 @@ def test_an_exception_between_any_two_steps_leaves_a_store_that_works_and_emptie
         call_all(limiter, "peek", 60)
         assert (places.entries, places.wheel, places.dues, places.ghosts) == ({}, {}, [], set())
         assert limiter.store.metrics()["entries"] == 0
+        assert not limiter.store._shares._counts
     assert step > 3

@@ -1,6 +1,7 @@
 """What a middleware does with a request: clients, categories, headers and answers; both kinds."""
 
 import json
+from urllib.parse import quote_from_bytes
 
 import pytest
 from hypothesis import example, given
@@ -104,6 +105,40 @@ def test_keys_never_collide(door):
     assert api.ask(headers=[("X-Key", "a/b|c")]).status == 200
     assert api.ask(headers=[("X-Key", "a|b/c")]).status == 200
     assert api.ask(headers=[("X-Key", "a|b/c")]).status == 429
+
+
+@pytest.mark.parametrize(
+    "values", [("\xff", "\xfe"), ("\xff", "\xc3\xbf"), ("\ufffd".encode().decode("latin-1"), "\xff")]
+)
+@pytest.mark.parametrize("chosen", [by_header("x-tenant"), by_api_key("x-tenant")])
+def test_headers_that_are_no_utf_8_do_not_share_a_count(door, values, chosen):
+    """Each character stands for a byte, as servers hand headers over."""
+    api = door(ONE, key=chosen)
+    for value in values:
+        assert [api.ask(headers=[("X-Tenant", value)]).status for _ in range(2)] == [200, 429]
+
+
+@pytest.mark.parametrize("last", [b"\xff", b"\xfe", b"\xc3\xbf", b"\xef\xbf\xbd", b"\xff\xfe"])
+def test_paths_that_are_no_utf_8_do_not_share_a_count(door, last):
+    api = door(ONE, key=lambda request: request.path)
+    for path in (b"/\xfd", b"/\xfc", b"/" + last):
+        assert [ask_bytes(api, path).status for _ in range(2)] == [200, 429]
+    assert [key[1] for key in api.guard.gates["read"].seen][:2] == ["/\udcfd", "/\udcfc"]
+
+
+def ask_bytes(api, path):
+    """Ask for a path of any bytes, as a server hands it over."""
+    if isinstance(api, WsgiDoor):
+        return api.ask("/", PATH_INFO=path.decode("latin-1"))
+    return api.ask(path.decode("utf-8", "replace"), raw_path=quote_from_bytes(path).encode())
+
+
+@pytest.mark.parametrize("raw", [None, b"", b"/elsewhere", b"/%FF?q"])
+def test_a_raw_path_that_is_another_is_not_believed(raw):
+    api = AsgiDoor(ONE, key=lambda request: request.path)
+    api.ask("/a\ufffd", raw_path=raw)
+    assert list(api.guard.gates["read"].seen) == [("key", "/a\ufffd")]
+    api.close()
 
 
 def test_api_keys_are_kept_as_hashes(door):

@@ -381,6 +381,28 @@ def test_django(clock):
     assert [asyncio.run(coroutine(ask("/"))).status_code for _ in range(2)] == [200, 429]
 
 
+def test_django_paths_of_any_language_do_not_share_a_count(clock):
+    from django.http import HttpResponse  # noqa: PLC0415 - configured by django_site
+    from django.test import AsyncRequestFactory, RequestFactory  # noqa: PLC0415 - as above
+
+    limit = django.limit("1/1m", key=lambda request: request.path, clock=clock)
+
+    @limit
+    def view(request):
+        return HttpResponse("hello")
+
+    @limit
+    async def coroutine(request):
+        return HttpResponse("hello")
+
+    paths = ["/\u0436", "/\u0448", "/\xe9", "/\xe8", "/%FF", "/%FE"]
+    ask, ask_async = RequestFactory().get, AsyncRequestFactory().get
+    for path in paths:
+        assert [view(ask(path)).status_code for _ in range(2)] == [200, 429]
+    for path in paths[:4]:  # the server has lost the others
+        assert [asyncio.run(coroutine(ask_async(path))).status_code for _ in range(2)] == [200, 429]
+
+
 def test_plain_functions(clock):
     limit = plain.limit("2/1m", key=lambda user, size=1: user, cost=lambda user, size=1: size, clock=clock)
 

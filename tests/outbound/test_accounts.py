@@ -3,11 +3,15 @@
 import sys
 import threading
 
+import httpx
 import pytest
 
 from tests.outbound.flows import START, answer, reply
 from tidegate.outbound import Call, Gate, Providers
 from tidegate.outbound.accounts import FEW
+from tidegate.outbound.calls import credential
+from tidegate.outbound.httpx import call_of
+from tidegate.outbound.provider import KeyPlace
 from tidegate.stores import MemoryStore
 from tidegate.testing import ManualClock
 
@@ -87,3 +91,16 @@ def test_metrics_can_be_looked_at_while_accounts_are_opened(gate):
         thread.join()
         sys.setswitchinterval(interval)
     assert errors == []
+
+
+def test_credentials_that_are_no_utf_8_have_accounts_of_their_own():
+    place = KeyPlace("query", "key")
+    urls = [f"https://x.example/?key={value}" for value in ("%ff", "%fe", "%C3%BF", "%EF%BF%BD")]
+    calls = [Call("GET", url, {}.get, lambda: None, True, lambda _error: False) for url in urls]
+    assert len({credential(place, one) for one in calls}) == len(urls)
+
+
+def test_headers_that_httpx_reads_alike_are_credentials_of_their_own():
+    values = [b"\xff", b"\xfe", b"\xc3\xbf", b"plain"]
+    requests = [httpx.Request("GET", "https://x.example/", headers=[(b"X-API-Key", value)]) for value in values]
+    assert len({credential(None, call_of(request)) for request in requests}) == len(values)

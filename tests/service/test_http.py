@@ -537,7 +537,7 @@ async def test_a_page_cannot_send_json_without_being_asked_for_permission(site):
     ["", "policy=api", "key=a", "policy=api&key=", "policy=api&key=a&policy=many", "policy=api&key=a&colour=red",
      "policy=api&key=a&cost=-1", "policy=api&key=a&cost=x", "policy=api&key=a&deny=200",
      "policy=api&key=a&deny=403&deny=429", "policy=api&key=a&cost=1&cost=0",
-     "%ff", "policy=api&key=a&&", "policy=api;key=a"],
+     "%ff", "policy=api&key=a&&", "policy=api;key=a", "policy=api&key=%ff", "policy=api&key=a%fe"],
 )  # fmt: skip
 async def test_a_query_that_is_wrong_is_refused(site, query):
     assert (await site.http.get(httpx.URL("http://127.0.0.1/v1/check", query=query.encode()))).status_code == 400

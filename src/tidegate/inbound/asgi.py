@@ -16,7 +16,7 @@ from tidegate.inbound import admin
 from tidegate.inbound.answers import PLAIN, RAW_PLAIN, Answer, asks_for_json, plain_denial, raw, worked_out
 from tidegate.inbound.guard import MISSING, Guard, Outcome
 from tidegate.inbound.readings import Route, asgi_routes
-from tidegate.inbound.request import LONGEST_METHOD, METHOD_OVERRIDES, Request, asgi_header
+from tidegate.inbound.request import LONGEST_METHOD, METHOD_OVERRIDES, Request, asgi_header, asgi_path
 from tidegate.inbound.steps import drive_async
 from tidegate.inbound.visit import NAME, Visit
 
@@ -331,7 +331,7 @@ async def respond(scope: Scope, receive: Receive, send: Send, answer: Answer, fi
 def request_of(scope: Scope, visitor: Visitor) -> Request:
     """Give the request as keys and answers are chosen by."""
     method = scope.get("method", "GET")
-    return Request(method, scope["path"], visitor.address, scope, lambda name: asgi_header(scope, name))
+    return Request(method, asgi_path(scope), visitor.address, scope, lambda name: asgi_header(scope, name))
 
 
 def template_of(scope: Scope) -> str | None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from tidegate.inbound.identity import UNKNOWN, TrustedProxies, address_key, client_address
-from tidegate.policy.key import normal_key
+from tidegate.inbound.identity import UNKNOWN, TrustedProxies, address_group, address_key, client_address
+from tidegate.policy.key import GroupedKey, normal_key
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Hashable, Iterable
 
     from tidegate.inbound.identity import Headers
     from tidegate.inbound.request import KeyOf, Request
@@ -99,5 +99,16 @@ class Clients:
         chosen = self.own_key(request) if self.own_key is not None else None
         if chosen is None:
             return otherwise
+        return self.made_key(chosen, otherwise)
+
+    def made_key(self, chosen: object, sender: Key) -> Key:
+        """Give a key that an application's function has chosen, in the group of whoever has sent the request."""
         chosen = normal_key(chosen)
-        return ("key", chosen) if isinstance(chosen, str) else ("key", *chosen)
+        key = ("key", chosen) if isinstance(chosen, str) else ("key", *chosen)
+        return GroupedKey.of(key, self.group_of(sender))
+
+    def group_of(self, key: Key) -> Hashable | None:
+        """Tell the group of a key: the network of an address, or that of the sender of what was made up."""
+        if isinstance(key, GroupedKey):
+            return key.group
+        return address_group(key, self.ipv6_prefix) if isinstance(key, str) else None

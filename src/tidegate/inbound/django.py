@@ -7,10 +7,11 @@ import inspect
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from tidegate.errors import ConfigError
+from tidegate.inbound.request import Request, wsgi_header
 from tidegate.inbound.routes import RouteLimit, name_of, visitor_of
 from tidegate.inbound.steps import drive, drive_async
 from tidegate.inbound.visit import NAME
-from tidegate.inbound.wsgi import forwarding, request_of
+from tidegate.inbound.wsgi import forwarding
 
 try:
     from django.http import HttpResponse  # type: ignore[import-untyped]  # Django has no types
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from tidegate.core.decision import Decision
-    from tidegate.inbound.request import Request
     from tidegate.inbound.steps import Steps
 
 F = TypeVar("F", bound="Callable[..., Any]")
@@ -57,7 +57,8 @@ class limit(RouteLimit):  # noqa: N801 - it reads like the decorator it is
         visit = getattr(request, "scope", {}).get(NAME) or request.META.get(NAME)
         meta = request.META
         visitor = visitor_of(visit, self.guard_of(visit), meta.get("REMOTE_ADDR"), forwarding(meta))
-        seen = request_of(meta, visitor)
+        # Django has decoded PATH_INFO, in the environ too.
+        seen = Request(request.method, request.path_info, visitor.address, meta, lambda name: wsgi_header(meta, name))
         decision = yield from self.deciding(seen, visit, visitor, route, tasks=tasks)
         return seen, visit, decision
 

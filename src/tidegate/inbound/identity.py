@@ -180,6 +180,20 @@ def _key(address: str, ipv6_prefix: int) -> str:
     return str(IPv6Network((found.number, ipv6_prefix), strict=False))
 
 
+def address_group(key: str, ipv6_prefix: int = 64) -> str | None:
+    """Tell the network that one party may own as a whole, which the key of an address belongs to; None: no address.
+
+    For IPv4 its /24, for IPv6 its /48; where keys are networks larger than a /64, one that holds 65,536 of them.
+    """
+    found = parse_address(key.partition("/")[0])
+    if found is None:
+        return None
+    if found.version == 4:  # noqa: PLR2004 - of IP
+        return f"{found.text.rpartition('.')[0]}.0/24"
+    bits = max(1, min(48, ipv6_prefix - 16))
+    return str(IPv6Network((found.number >> (128 - bits) << (128 - bits), bits)))
+
+
 def parse_address(text: str) -> Address | None:
     """Read an address, without its zone; an IPv4 address mapped into IPv6 is that IPv4 address."""
     return _parse(text) if len(text) <= LONGEST_NODE else None

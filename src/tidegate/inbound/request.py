@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import unquote_to_bytes
 
 if TYPE_CHECKING:
     from tidegate.policy import Key
@@ -13,13 +14,15 @@ LONGEST_KEY: Final = 256  # characters of a header that stand in a key as they a
 # Headers by which a client asks to be taken for another method; the application may do so or not.
 METHOD_OVERRIDES: Final = ("x-http-method-override", "x-http-method", "x-method-override")
 LONGEST_METHOD: Final = 32
+REPLACED: Final = "\ufffd"  # what stands for a byte that is no UTF-8
 
 
 class Request:
     """What there is to know of a request before the application has seen it.
 
     `address` is the client's (None: it has none), `path` is decoded and without the query, `raw` is the ASGI scope or
-    the WSGI environ.
+    the WSGI environ. Bytes of the path that are no UTF-8 stand in it as lone surrogates, as in the names of files, so
+    that different paths stay different.
     """
 
     __slots__ = ("_header", "address", "method", "path", "raw")
@@ -79,6 +82,16 @@ def by_header(name: str, *, secret: bool = False) -> KeyOf:
 def by_api_key(name: str = "x-api-key") -> KeyOf:
     """Limit by an API key, which is kept as a hash."""
     return by_header(name, secret=True)
+
+
+def asgi_path(scope: Any) -> str:  # noqa: ANN401 - a scope holds anything
+    """Give the path of an ASGI scope; servers write every byte that is no UTF-8 as the same character."""
+    path: str = scope["path"]
+    raw = scope.get("raw_path")
+    if not raw or REPLACED not in path:
+        return path
+    found = unquote_to_bytes(raw.partition(b"?")[0])
+    return found.decode("utf-8", "surrogateescape") if found.decode("utf-8", "replace") == path else path
 
 
 def asgi_header(scope: Any, name: str) -> str | None:  # noqa: ANN401 - a scope holds anything

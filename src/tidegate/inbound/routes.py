@@ -24,7 +24,6 @@ from tidegate.inbound.identity import UNKNOWN, TrustedProxies
 from tidegate.inbound.options import FUNCTION
 from tidegate.limiter import AsyncLimiter, Limiter
 from tidegate.policy import Policy
-from tidegate.policy.key import normal_key
 from tidegate.policy.model import read_limits
 
 if TYPE_CHECKING:
@@ -127,8 +126,7 @@ class RouteLimit:
         chosen = self._key_of(request) if self._key_of is not None else None
         if chosen is None:
             return None if visitor.key is UNKNOWN and guard.clients.lets_unknown_in else visitor.key
-        chosen = normal_key(chosen)
-        return ("key", chosen) if isinstance(chosen, str) else ("key", *chosen)
+        return guard.clients.made_key(chosen, visitor.key)
 
     def _limiter(self, guard: Guard, name: str, limits: Limits | None, *, tasks: bool) -> Limiter | AsyncLimiter:
         """Give the limiter of a route, by limits of the moment or (None) by those that were given once."""

@@ -7,7 +7,7 @@ import inspect
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from tidegate.errors import ConfigError
-from tidegate.inbound.request import Request, asgi_header
+from tidegate.inbound.request import Request, asgi_header, asgi_path
 from tidegate.inbound.routes import RouteLimit, name_of, visitor_of
 from tidegate.inbound.steps import drive, drive_async
 from tidegate.inbound.visit import NAME
@@ -36,7 +36,7 @@ class AsgiLimit(RouteLimit):
         peer = scope.get("client")
         visitor = visitor_of(visit, self.guard_of(visit), peer[0] if peer else None, scope["headers"])
         method = scope.get("method", "GET")
-        request = Request(method, scope["path"], visitor.address, scope, lambda name: asgi_header(scope, name))
+        request = Request(method, asgi_path(scope), visitor.address, scope, lambda name: asgi_header(scope, name))
         decision = yield from self.deciding(request, visit, visitor, route, tasks=tasks)
         return request, decision
 

@@ -251,8 +251,13 @@ def method_overrides(environ: Environ) -> tuple[str, ...]:
 
 
 def text_of(value: str) -> str:
-    """Read what WSGI hands over."""
-    return value if value.isascii() else value.encode("latin-1", "replace").decode("utf-8", "replace")
+    """Read what WSGI hands over: bytes as if they were Latin-1. Those that are no UTF-8 become lone surrogates."""
+    if value.isascii():
+        return value
+    try:
+        return value.encode("latin-1").decode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:
+        return value  # something in front of us has decoded it
 
 
 def forwarding(environ: Environ) -> list[tuple[str, str]]:

@@ -138,7 +138,7 @@ def speaks(headers: Iterable[tuple[str | bytes, object]]) -> bool:
 def credential(place: KeyPlace | None, call: Call) -> str:
     """Tell credentials apart without keeping them: the request's own, or else the provider's."""
     if place is not None and place.kind == "query":
-        found = dict(parse_qsl(urlsplit(call.url).query)).get(place.name)
+        found = dict(parse_qsl(urlsplit(call.url).query, errors="surrogateescape")).get(place.name)
     else:
         names = (place.name,) if place is not None else ("authorization", "x-api-key", "api-key")
         found = next((value for name in names if (value := call.header(name))), None)

@@ -149,7 +149,14 @@ def call_of(request: httpx.Request) -> Call:
     def body() -> bytes | None:
         return b"".join(request.stream) if isinstance(request.stream, httpx.ByteStream) else None
 
-    return Call(request.method, str(request.url), request.headers.get, body, whole, unreached)
+    def header(name: str) -> str | None:
+        value: str | None = request.headers.get(name)
+        if value is None or value.isascii():
+            return value
+        # httpx may read different bytes as the same text, in UTF-8 or in Latin-1.
+        return b", ".join(raw for field, raw in request.headers.raw if field.lower() == name.encode()).decode("latin-1")
+
+    return Call(request.method, str(request.url), header, body, whole, unreached)
 
 
 def said(response: httpx.Response) -> Sequence[tuple[str, str]]:

@@ -12,24 +12,25 @@ from tidegate.core.decision import VERBS, Decision, States, acquire
 from tidegate.errors import ConfigError
 from tidegate.lock import Lock, locked
 from tidegate.stores.base import Store
+from tidegate.stores.shares import Shares, shared_key
 from tidegate.stores.shortcut import Guard, shortcut
 from tidegate.stores.table import Table, expires, read_entry, write_entry
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Hashable, Sequence
 
     from tidegate.clock import Clock
     from tidegate.core.algorithms import State
     from tidegate.core.limit import Limit
     from tidegate.policy import Key, Policy
     from tidegate.stores.base import Ask
+    from tidegate.stores.shares import GroupOf
     from tidegate.stores.shortcut import Retire, TryAcquire
     from tidegate.stores.table import Entry
 
 log = logging.getLogger(__name__)
 
-# The key that new keys share when the store is full; equal to nobody's, since parts of those are strings.
-OVERFLOW: Final[Key] = ("overflow", None)  # type: ignore[assignment]  # see above
+OVERFLOW: Final = shared_key(None)  # the key that new keys share when the store is full
 
 
 class MemoryStore(Store):
@@ -38,7 +39,8 @@ class MemoryStore(Store):
     Bounded: at most `max_entries` keys. A key that has nothing left to remember is dropped by the calls that come
     after, a few at a time, at the latest a 32nd of its lifetime late; a live one is never dropped. When the store is
     full of live keys, new keys of a policy share one more bucket (`overflow="share"`) or are denied (`"deny"`), and
-    `metrics()` and a warning say so.
+    `metrics()` and a warning say so. Where `group_of` tells the group of a key, no group can fill the store: once it
+    has as many keys as there is room left, only its own new keys share a bucket (see `tidegate.stores.shares`).
 
     A signal handler may raise at any instruction, and a process may fork while threads decide: `tidegate.lock` and the
     order of the steps in `Table` see to it that the store stays usable. A decision is kept by one assignment, so it is
@@ -53,8 +55,9 @@ class MemoryStore(Store):
         max_entries: int = 1_000_000,
         overflow: Literal["share", "deny"] = "share",
         clock: Clock | None = None,
+        group_of: GroupOf | None = None,
     ) -> None:
-        """Hold at most `max_entries` keys."""
+        """Hold at most `max_entries` keys; `group_of` tells the group of a key (None: it is in none)."""
         super().__init__(clock)
         if not isinstance(max_entries, int) or max_entries < 1:
             raise ConfigError(f"must be a whole number from 1, not {max_entries!r}", field="max_entries")
@@ -71,6 +74,19 @@ class MemoryStore(Store):
         self._overflowed = 0
         self._warned = False
         self._warn = False  # to be logged once the lock is released
+        self._crowded: Hashable | None = None  # a group to be warned of, once until the store is half empty again
+        self._crowd_warned = False
+        self._shares: Shares | None = None
+        if group_of is not None:
+            self.share(group_of)
+
+    @locked
+    def share(self, group_of: GroupOf) -> None:
+        """Bound the share of each group of keys from now on, also those that are here."""
+        self._shares = Shares(group_of)
+        for table in self._tables.values():
+            table.shares = self._shares
+        self._recount()
 
     def shortcut(self, policy: Policy, otherwise: TryAcquire, retire: list[Retire]) -> TryAcquire:
         """Build a faster `try_acquire` for usual calls; others go to `otherwise`, and all once it is retired."""
@@ -97,7 +113,7 @@ class MemoryStore(Store):
             limits = policy.limits
             if verb == "acquire" and now < table.due:
                 # The usual question about a key known by this policy, or new: what _decide does, without the rest.
-                if entry is None and self._entries < self.max_entries:
+                if entry is None and self._has_room(key, self.max_entries):
                     before: States = (None,) * len(limits)
                 elif entry is not None and entry[0] is policy.only:
                     before = (entry,)
@@ -171,7 +187,7 @@ class MemoryStore(Store):
     def _table(self, policy: Policy) -> Table:
         table = self._tables.get(policy.name)
         if table is None:
-            table = Table()
+            table = Table(self._shares)
             self._rota.append(table)
             self._tables[policy.name] = table
         return table
@@ -186,31 +202,55 @@ class MemoryStore(Store):
         self._sweep(table, now)
         self._sweep(self._rota[0], now)
         room = self.max_entries - before
-        if key in table.entries or self._entries < room or verb == "reset":
+        if key in table.entries or self._has_room(key, room) or verb == "reset":
             return table, key
         for other in self._tables.values():
-            while self._entries >= room and other.due <= now:
+            while not self._has_room(key, room) and other.due <= now:
                 self._sweep(other, now)
-        if self._entries < room:
+        if self._has_room(key, room):
             return table, key
+        crowded = self._shares.crowded(key, room - self._entries) if self._shares is not None else None
+        full = self._entries >= room
         if verb in ("acquire", "hold"):
             self._overflowed += 1
+            self._note_overflow(None if full else crowded)
+        if self.overflow == "deny":
+            return None
+        together = shared_key(crowded)
+        return table, OVERFLOW if crowded is None or (full and together not in table.entries) else together
+
+    def _note_overflow(self, crowded: Hashable | None) -> None:
+        """See that the log is told once: of a group that has no room while others have, or that nobody has."""
+        if crowded is None:
             self._warn = self._warn or not self._warned
             self._warned = True
-        return (table, OVERFLOW) if self.overflow == "share" else None
+        elif not self._crowd_warned:
+            self._crowd_warned = self._warn = True
+            self._crowded = crowded
+
+    def _has_room(self, key: Key, room: int) -> bool:
+        """Tell whether a new key may have an entry of its own, with room for so many in all."""
+        free = room - self._entries
+        # While less than half of the room is taken, no group can have more keys than are free.
+        return free > 0 and (self._shares is None or self._entries < free or self._shares.crowded(key, free) is None)
 
     def _sweep(self, table: Table, now: int) -> None:
         if table.due <= now:
             self._counting = True
             self._entries -= table.sweep(now)
             self._counting = False
+            self._crowd_warned = self._crowd_warned and 2 * self._entries >= self.max_entries
 
     def _warn_full(self) -> None:
         """Log once that the store is full, after the lock was released: a handler may take its time, or ask us."""
         self._warn = False
+        crowded, self._crowded = self._crowded, None
+        whose = "new keys of a policy" if crowded is None else f"{crowded} has used up its share, its new keys"
         log.warning(
-            "memory store is full: %d live keys; new keys of a policy are %s until some end (max_entries)",
+            "memory store%s: %d live keys; %s are %s until some end (max_entries)",
+            " is full" if crowded is None else "",
             self._entries,
+            whose,
             "limited together" if self.overflow == "share" else "denied",
         )
 
@@ -228,7 +268,7 @@ class MemoryStore(Store):
             self._forget(table, key)
             return
         if old is None and key is not OVERFLOW:
-            self._insert(table, key, entry, expires(entry), now)  # whoever decided has seen that there is room
+            self._keep(table, key, entry, expires(entry), now)  # whoever decided has seen that there is room
         else:
             table.entries[key] = entry
 
@@ -236,19 +276,25 @@ class MemoryStore(Store):
         """Keep the entry of a new key, which ends then, if there is room; tell whether there was."""
         if self._counting:
             self._recount()
-        if self._entries >= self.max_entries:
+        if not self._has_room(key, self.max_entries):
             return False
+        self._keep(table, key, entry, ends, now)
+        return True
+
+    def _keep(self, table: Table, key: Key, entry: Entry, ends: int, now: int) -> None:
         self._counting = True
         table.register(key, ends, now)
         table.entries[key] = entry
         self._entries += 1
         self._counting = False
         self._warned = self._warned and self._entries >= self.max_entries
-        return True
 
     def _recount(self) -> None:
         """Count the keys after a call was interrupted while it changed their number."""
         self._entries = self._count()
+        if self._shares is not None:
+            wheels = [tuple(table.wheel.values()) for table in self._tables.values()]
+            self._shares.recount(key for wheel in wheels for keys in wheel for key in keys)
         self._counting = False
 
     def _count(self) -> int:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from tidegate.core.decision import States
     from tidegate.policy import Key, Policy
+    from tidegate.stores.shares import Shares
 
 Entry = State  # the bare state of a policy of one limit, else (limits, states): the fewest bytes for the usual case
 FOREVER: Final = 2**62
@@ -37,10 +38,11 @@ class Table:
     left is finished by the next.
     """
 
-    __slots__ = ("due", "dues", "entries", "ghosts", "place", "scrubbed", "turns", "wheel")
+    __slots__ = ("due", "dues", "entries", "ghosts", "place", "scrubbed", "shares", "turns", "wheel")
 
-    def __init__(self) -> None:
-        """Start empty."""
+    def __init__(self, shares: Shares | None = None) -> None:
+        """Start empty; `shares` counts the keys in the wheel by group."""
+        self.shares = shares
         self.entries: dict[Key, Entry] = {}
         self.wheel: dict[int, deque[Key]] = {}
         self.dues: list[int] = []
@@ -64,6 +66,8 @@ class Table:
             self.wheel[due] = deque((key,))
         else:
             keys.append(key)
+        if self.shares is not None:
+            self.shares.add(key)
 
     def sweep(self, now: int) -> int:
         """Drop keys that have ended, looking at a bounded number of those that are due; tell how many went."""
@@ -88,6 +92,8 @@ class Table:
             else:
                 self.register(key, ends, now)
             keys.pop()
+            if self.shares is not None:
+                self.shares.remove(key)
         return dropped
 
     def forget(self, key: Key) -> None:
@@ -110,7 +116,9 @@ class Table:
             self.turns -= 1
             if self.scrubbed[0] in self.ghosts:
                 self.ghosts.remove(self.scrubbed[0])
-                self.scrubbed.popleft()
+                gone = self.scrubbed.popleft()
+                if self.shares is not None:
+                    self.shares.remove(gone)
             else:
                 self.scrubbed.rotate(-1)
 

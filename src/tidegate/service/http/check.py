@@ -38,8 +38,10 @@ DIGITS: Final = 16
 def read_query(query: bytes) -> list[tuple[str, str]]:
     """Read a query whose parameters are known, and come once."""
     try:
+        text = query.decode("ascii")
+        # Strictly: keys that are no UTF-8 would all be the same one.
         pairs = parse_qsl(
-            query.decode("ascii"), keep_blank_values=True, strict_parsing=bool(query), max_num_fields=MOST
+            text, keep_blank_values=True, strict_parsing=bool(query), max_num_fields=MOST, errors="strict"
         )
     except ValueError as error:
         raise ProblemError("bad-request", f"the query cannot be read: {error}") from None
