@@ -80,13 +80,17 @@ class _Reservation:
             self._open.pop()
         except IndexError:
             raise RateLimitError(f"the reservation for {self.key!r} is settled already") from None
-        deltas = []
-        for limit, new, old in zip(self.policy.limits, actual, self.costs, strict=True):
+        deltas, unplanned = [], []
+        for limit, new, old, at in zip(self.policy.limits, actual, self.costs, self.ats, strict=True):
+            change = max(0, new - old) if expired else new - old
             if limit.algorithm == "concurrency":  # the work is over: its slots are free again
-                deltas.append(-old)
-            else:
-                deltas.append(max(0, new - old) if expired else new - old)
-        return [Ask("adjust", self.policy, self.key, part, at) for at, part in self.parts(deltas)]
+                change = -old
+            # Where nothing was charged there is nothing to correct: what was used is charged as of now.
+            fresh = not old and at is not None
+            deltas.append(0 if fresh else change)
+            unplanned.append(change if fresh else 0)
+        asks = [Ask("adjust", self.policy, self.key, part, at) for at, part in self.parts(deltas)]
+        return [*asks, Ask("adjust", self.policy, self.key, tuple(unplanned))] if any(unplanned) else asks
 
     def parts(self, amounts: Sequence[int]) -> list[tuple[int, tuple[int, ...]]]:
         """Tell amounts apart by the instant at which their limits were charged; what never was is left out."""

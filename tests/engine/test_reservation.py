@@ -40,6 +40,21 @@ def test_commit_refunds_or_debits_the_difference(clock, algorithm):
     assert used(limiter) == [65]
 
 
+@pytest.mark.parametrize("algorithm", [*ALGORITHMS, "calendar_window"])
+@pytest.mark.parametrize("seconds", [0, 1, 300])
+def test_what_was_estimated_as_nothing_is_charged_when_it_is_used(clock, algorithm, seconds):
+    """Found by reading: a fixed window and a log had nothing to correct, so that the actual cost was free."""
+    period = "day" if algorithm == "calendar_window" else "1d"
+    limits = [Limit(10, period, algorithm, name="calls"), Limit(1000, period, algorithm, unit="tokens", name="tokens")]
+    limiter = Limiter(limits, clock=clock)
+    reservation = limiter.reserve("k", cost={"requests": 1, "tokens": 0})
+    clock.advance(seconds)
+    reservation.commit({"tokens": 921})
+    assert used(limiter) == [1 if algorithm != "token_bucket" else used(limiter)[0], 921]
+    limiter.reserve("k", cost={"tokens": 0}).cancel()
+    assert used(limiter)[1] == 921
+
+
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_the_actual_cost_may_exceed_the_limit(clock, algorithm):
     limiter = Limiter(Limit(10, "10s", algorithm=algorithm), clock=clock)
