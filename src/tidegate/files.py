@@ -20,12 +20,12 @@ CLOSE: Final = getattr(os, "O_CLOEXEC", 0)  # not on Windows
 def make_private_folder(path: str | os.PathLike[str]) -> None:
     """Create a folder and the folders above it, as far as they are missing, for their owner alone."""
     folder = Path(path)
-    if folder.is_dir():
-        return
-    if folder.parent != folder:
-        make_private_folder(folder.parent)
     try:
         folder.mkdir(mode=FOLDER_MODE)
+    except FileNotFoundError:
+        make_private_folder(folder.parent)
+        make_private_folder(folder)
+        return
     except FileExistsError:
         if not folder.is_dir():
             raise

@@ -2,6 +2,7 @@
 
     capacity.py   what the capacity of one resource is, at any instant: pure, time is an argument
     update.py     what agents tell each other of it: CapacityUpdate, its JSON, its signature
+    signing.py    signatures, and which signed messages are too old or were heard before
     shared.py     Capacities: the resources of one agent, joined with those of others over a Bus
     gate.py       how a limiter keeps to it: nothing while frozen, and waits that notice a recovery
 
