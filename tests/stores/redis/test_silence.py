@@ -144,6 +144,49 @@ async def test_what_was_not_sent_goes_over_a_new_connection(valkey: ValkeyServer
         await store.close_async()
 
 
+@pytest.mark.parametrize("mode", ["deny", "allow"])
+async def test_an_answer_that_comes_too_late_is_given_back(server: ValkeyServer, mode: str) -> None:
+    """Those who were told that there is no answer were denied; `allow` has admitted them, and they stay charged."""
+    slots = Limit(100, "1h", "concurrency", name="slots")
+    policy = Policy("late", (Limit(100, "1h", "sliding_log"), slots), "enforce", mode)  # type: ignore[arg-type]  # a mode
+    store = RedisStore(address_of(server, timeout=0.2, connect_timeout=5))
+    await store.apply_async("peek", ((policy, "k", (0, 0)),))
+    with server.frozen():
+        calls = [asyncio.ensure_future(store.apply_async("acquire", ((policy, "k", (1, 1)),))) for _ in range(10)]
+        answers = await asyncio.gather(*calls, return_exceptions=True)
+        assert all(isinstance(answer, StoreUnavailable) for answer in answers)
+    async with asyncio.timeout(20):
+        while store.metrics()["given_back"] < (10 if mode == "deny" else 0):
+            await asyncio.sleep(0.001)
+    [left] = await store.apply_async("peek", ((policy, "k", (0, 0)),))
+    assert [view[0] for view in left.views] == ([100, 100] if mode == "deny" else [90, 90])
+    await store.close_async()
+
+
+async def test_what_could_not_be_given_back_is_when_the_server_is_there_again(server: ValkeyServer) -> None:
+    policy = Policy("again", (Limit(10**5, "1h", "fixed_window"),))
+    store = RedisStore(address_of(server, timeout=0.2, connect_timeout=5, batch=1))
+    await store.apply_async("peek", ((policy, "k", (0,)),))
+    line = store._line()  # noqa: SLF001 - to meet the moment at which answers are there, and nothing is given back yet
+    groups = [line.ask("acquire", ((policy, "k", (1,)),), None, None) for _ in range(40)]
+    tasks = [asyncio.ensure_future(group.answered()) for group in groups]
+    while not all(group.future.done() for group in groups[:30]):
+        await asyncio.sleep(0)
+    with server.frozen():
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        async with asyncio.timeout(20):
+            while store.metrics()["failures"] == 0:
+                await asyncio.sleep(0.001)
+    async with asyncio.timeout(20):
+        while (await store.apply_async("peek", ((policy, "k", (0,)),)))[0].remaining + sum(
+            task.done() and not task.cancelled() for task in tasks
+        ) < 10**5:
+            await asyncio.sleep(0.001)
+    await store.close_async()
+
+
 async def test_a_loop_that_stands_still_is_not_the_servers_silence(valkey: ValkeyServer) -> None:
     store = RedisStore(address_of(valkey, timeout=0.05, connect_timeout=0.25))
     connecting = asyncio.ensure_future(store.apply_async("acquire", ((BUCKET, "k", (1,)),)))

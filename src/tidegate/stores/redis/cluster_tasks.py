@@ -40,6 +40,10 @@ class NodeLine(ServerLine):
         self._cluster.router.stale = True
         super()._break(error, again=again)
 
+    @property
+    def _root(self) -> TaskLine:
+        return self._cluster
+
     def _marker(self) -> Script | None:
         number = self._cluster.router.marker(self.address.hosts[0], self.wire)
         return None if number is None else self.watch.look(number)

@@ -27,10 +27,19 @@ class Replies(asyncio.Protocol):
         lost: Callable[[BaseException], None],
     ) -> None:
         """Begin with the next byte that comes."""
+        self.hand_to(heard, take, lost)
+        self._rest = b""
+
+    def hand_to(
+        self,
+        heard: Callable[[], None],
+        take: Callable[[bytes | Exception], None],
+        lost: Callable[[BaseException], None],
+    ) -> None:
+        """Hand everything to others from now on."""
         self._heard = heard
         self._take = take
         self._lost = lost
-        self._rest = b""
 
     def data_received(self, data: bytes) -> None:
         """Take what is complete; keep the rest."""

@@ -24,6 +24,7 @@ from tidegate.errors import Closed
 from tidegate.stores.cancellation import CHARGING, DROPPABLE, MAX_CLOSING, corrections
 from tidegate.stores.deadline import DeadlineTimer, wait_for
 from tidegate.stores.redis import driver
+from tidegate.stores.redis.late import LateReplies
 from tidegate.stores.redis.replies import Replies
 from tidegate.stores.redis.wire import MAX_UNDER_WAY, Group, Script
 
@@ -41,19 +42,21 @@ if TYPE_CHECKING:
     Wake = Callable[[Sequence[Ask]], None]
 
 LISTENING: Final = 2  # turns of a loop in which a server that has hung up is heard
+MAX_POSTPONED: Final = 10_000  # give-backs that wait for the next connection; further ones are not given back
 IDLE: Final = 0.01  # seconds of silence after which it is worth a look whether a connection still lives
 
 
 class TaskGroup(Group):
     """A call of a task."""
 
-    __slots__ = ("future", "line", "made")
+    __slots__ = ("failed", "future", "line", "made")
 
     def __init__(self, line: TaskLine, verb: str, asks: Sequence[Ask], now: int | None, at: int | None) -> None:
         """Wait for an answer."""
         super().__init__(verb, asks, now, at)
         self.line = line
         self.made = line.loop.time()
+        self.failed = False  # it was told that there is no answer, which may come all the same
         self.future: asyncio.Future[list[Decision]] = line.create_future()
 
     @property
@@ -72,35 +75,41 @@ class TaskGroup(Group):
             raise
 
     def settle(self, answer: list[Decision] | RateLimitError) -> None:
-        """Wake the task; if it went away, undo what the answer tells of."""
-        if self.future.done():
-            if isinstance(answer, list):
+        """Wake the task; if it went away or could not wait that long, undo what the answer tells of."""
+        if isinstance(answer, list):
+            if self.future.done():
                 self.line.abandoned(self, answer)
-        elif isinstance(answer, list):
-            self.future.set_result(answer)
-        else:
+            else:
+                self.future.set_result(answer)
+        elif not self.future.done():
             self.future.set_exception(answer)
-        self.line.settled()
+        if not self.failed:
+            self.line.settled()
+        self.failed = not isinstance(answer, list)
 
 
 class GiveBack(Group):
     """A correction that nobody waits for."""
 
-    __slots__ = ("line",)
+    __slots__ = ("failed", "line")
 
     def __init__(self, line: TaskLine, asks: Sequence[Ask], now: int | None, at: int | None) -> None:
         """Give back what was charged at `at`."""
         super().__init__("adjust", asks, now, at)
         self.line = line
+        self.failed = False
 
     def settle(self, answer: list[Decision] | RateLimitError) -> None:
         """Wake those who wait for these permits; without an answer, the charge may stay."""
         if isinstance(answer, list):
             self.line.counts.given_back += 1
+            self.line.counts.not_given_back -= self.failed
             self.line.wake(self.asks)
         else:
             self.line.counts.not_given_back += 1
-        self.line.settled()
+        if not self.failed:
+            self.line.settled()
+        self.failed = not isinstance(answer, list)
 
 
 class TaskLine:
@@ -116,6 +125,7 @@ class TaskLine:
         self.watch = watch
         self.wake = wake
         self._queue: list[Group] = []
+        self._postponed: list[Group] = []  # give-backs that could not be sent, for the next connection
         self._unsettled = 0  # calls that have no answer yet
         self._drained: asyncio.Future[None] | None = None  # done when there are none
         self._running: set[asyncio.Task[Any]] = set()
@@ -143,13 +153,31 @@ class TaskLine:
             self.loop.call_soon(self._flush)
 
     def abandoned(self, group: TaskGroup, decisions: list[Decision]) -> None:
-        """Undo what was decided for a task that was cancelled; corrections stand, and free permits for others."""
+        """Undo what was decided for a task that was cancelled; corrections stand, and free permits for others.
+
+        A task that was told that there is no answer counts as denied, unless its policy allows then.
+        """
         if group.verb in CHARGING:
             passed = round((self.loop.time() - group.made) * SECOND)
             for asks, at in corrections(group.verb, group.asks, decisions, passed):
-                self.put(GiveBack(self, asks, group.now, at))
+                back = [ask for ask in asks if group.future.cancelled() or ask[0].on_store_error != "allow"]
+                if back:
+                    self.put(GiveBack(self, back, group.now, at))
         elif group.verb != "peek":
             self.wake(group.asks)
+
+    def postpone(self, group: Group, error: RateLimitError) -> None:
+        """Keep a give-back that was not sent for the next connection; other calls get no answer."""
+        if isinstance(group, GiveBack) and len(self._postponed) < MAX_POSTPONED and not self._closing:
+            self._postponed.append(group)
+        else:
+            group.settle(error)
+
+    def resume(self) -> None:
+        """Send what was postponed."""
+        if self._postponed:
+            self._queue, self._postponed = self._queue + self._postponed, []
+            self.loop.call_soon(self._flush)
 
     def settled(self) -> None:
         """Note that a call has its answer, whatever it is."""
@@ -207,6 +235,9 @@ class TaskLine:
     async def close(self) -> None:
         """Wait for what is under way, then let everything go."""
         self._closing = True
+        postponed, self._postponed = self._postponed, []
+        for group in postponed:
+            group.settle(Closed("the store was closed"))
         await self.drain()
         self._closed = True
         queue, self._queue = self._queue, []
@@ -239,6 +270,8 @@ class ServerLine(TaskLine):
         self._batches: deque[deque[Script]] = deque()  # not sent yet, those of one turn together
         self._flights: deque[Script] = deque()  # sent, in the order of their answers
         self._silence = DeadlineTimer(self.loop, self._silent)
+        self._replies: Replies | None = None  # of the connection
+        self._late: asyncio.Future[LateReplies] | None = None  # done when it is given up, but still heard
         self._asked = False  # the first of two replies to a script that says ASKING has come
         self._answered = False  # this connection has answered something
         self._heard = 0.0  # when the server said something last, by the loop's time
@@ -319,13 +352,15 @@ class ServerLine(TaskLine):
             raise
         if self.address.kind == "sentinel":
             self.watch.connected((connection.host, connection.port))
-        replies = Replies(self._hear, self._receive, self._hung_up)
-        transport = self._transport = driver.take_over(connection, replies)
+        self._replies = Replies(self._hear, self._receive, self._hung_up)
+        transport = self._transport = driver.take_over(connection, self._replies)
         self._keeper = asyncio.current_task()
         self._opening = self._answered = False
+        late = self._late = self.loop.create_future()
         try:
+            self._root.resume()
             self._fill()
-            await self.loop.create_future()
+            await (await late).finish()
         except asyncio.CancelledError:
             if self._transport is transport:  # the loop ends: what was cancelled with it is given back first
                 await self.drain()
@@ -345,6 +380,8 @@ class ServerLine(TaskLine):
 
     def _receive(self, reply: bytes | Exception) -> None:
         """Hand an answer to those who wait for it: they come in the order they were asked."""
+        if self._transport is None:  # the answer before has ended the connection
+            return
         if not self._flights:  # said without being asked: a farewell
             self._break(ConnectionError("Connection closed by server."))
             return
@@ -371,8 +408,14 @@ class ServerLine(TaskLine):
             self._break(error, again=self._answered)
 
     def _silent(self) -> None:
-        """Give up on a server that does not answer."""
+        """Give up on a server that does not answer; what it says later tells what is to be given back."""
         self.counts.failures += 1
+        flights, replies, given_up = self._flights, self._replies, self._late
+        if replies is not None and given_up is not None and not given_up.done():
+            late = LateReplies(deque(flights), asked=self._asked)
+            replies.hand_to(lambda: None, late.take, late.lost)
+            given_up.set_result(late)
+            self._transport = self._keeper = None  # the keeper goes on until the answers are there, or too late
         self._break(TimeoutError())
 
     def _break(self, error: BaseException, *, again: bool = False) -> None:
@@ -405,8 +448,13 @@ class ServerLine(TaskLine):
     def _end(self, error: RateLimitError) -> None:
         batches, self._batches = self._batches, deque()
         for batch in batches:
-            for script in batch:
-                script.fail(error)
+            for group in [group for script in batch for group in script.groups]:
+                self._root.postpone(group, error)
+
+    @property
+    def _root(self) -> TaskLine:
+        """The line that calls were put into."""
+        return self
 
     def _hang_up(self) -> None:
         self.watch.forget(self)
