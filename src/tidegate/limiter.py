@@ -23,7 +23,7 @@ from tidegate.reservation import AsyncReservation, Reservation, Reserving
 from tidegate.stores import MemoryStore, Store
 from tidegate.stores.failure import open_guarded
 from tidegate.stores.lease import Lease, LeasedStore, read_lease
-from tidegate.waiting import Ask, Lines, Steps, TaskCall, ThreadCall, wait_in_line
+from tidegate.waiting import MAX_PRIORITY, Ask, Lines, Steps, TaskCall, ThreadCall, wait_in_line
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -58,14 +58,17 @@ class _Engine:
         name: str = "default",
         observer: Observer | None = None,
         ageing: float = 5.0,
+        max_priority: float = MAX_PRIORITY,
         lease: bool | float | Lease | None = None,
     ) -> None:
         """Decide by these rules: text, a Limit, several of these, or a Policy.
 
         `store` is a URL or a Store; one opened here is closed with the limiter. `clock` replaces the store's clock, for
         tests. `name` names the policy when the rules are not one. `observer` is told of every decision. `ageing` is how
-        many seconds of waiting weigh as much as one step of priority. `lease` takes permits from the store ahead and
-        decides here (see `tidegate.stores.lease`): True, for how many seconds at most, or a Lease.
+        many seconds of waiting weigh as much as one step of priority, and `max_priority` how many steps up or down a
+        call may ask for: so no call is passed by those that come more than twice that much waiting later. `lease`
+        takes permits from the store ahead and decides here (see `tidegate.stores.lease`): True, for how many seconds at
+        most, or a Lease.
         """
         self.policy = read_policy(rules, name)
         terms = read_lease(lease)
@@ -76,7 +79,8 @@ class _Engine:
             self._owns_store = True
         self.clock = clock or self.store.clock
         self._observer = observer
-        self._ageing = round(ageing * SECOND)
+        self._ageing = round(at_least_zero("ageing", ageing) * SECOND)
+        self._max_priority = at_least_zero("max_priority", max_priority)
         self._lines = Lines()
         self.store.waited_on.add(self._lines)
         self._retire: list[Callable[[], None]] = []
@@ -131,7 +135,7 @@ class _Engine:
         """Ask at once where nobody waits; otherwise, or when denied, stand in line until the deadline."""
         key = normal_key(key)
         timeout = None if timeout is None else seconds("timeout", timeout)
-        ahead = round(seconds("priority", priority) * self._ageing)
+        ahead = round(self._steps(priority) * self._ageing)
         ask = self._question(verb, key, cost)
         impossible = any(c > limit.burst for limit, c in zip(ask.policy.limits, ask.costs, strict=True))
         if key not in self._lines or impossible:
@@ -148,6 +152,14 @@ class _Engine:
         steps = wait_in_line(self._lines, waiter, verb, ask_as, deadline, longest, self.clock.steady)
         decision = yield from steps
         return self._permit(decision, key, timeout)
+
+    def _steps(self, priority: float) -> float:
+        """Refuse a priority that would let a call pass others for ever."""
+        steps = seconds("priority", priority)
+        if abs(steps) > self._max_priority:
+            most = f"{self._max_priority:g}"
+            raise ConfigError(f"must be from -{most} to {most} (max_priority), not {priority!r}", field="priority")
+        return steps
 
     def _permit(self, decision: Decision, key: Key, timeout: float | None) -> Decision:
         """Pass on a decision that allows; raise the one that does not."""
@@ -213,6 +225,14 @@ def seconds(name: str, value: object) -> float:
     if isinstance(value, (int, float)) and not isinstance(value, bool) and value == value:  # noqa: PLR0124 - not NaN
         return max(-ENDLESS, min(ENDLESS, value))
     raise ConfigError(f"must be a number of seconds, not {value!r}", field=name)
+
+
+def at_least_zero(name: str, value: object) -> float:
+    """Take a number that is neither negative nor endless."""
+    number = seconds(name, value)
+    if not 0 <= number < ENDLESS:
+        raise ConfigError(f"must be a number from 0, not {value!r}", field=name)
+    return number
 
 
 def slots_of(policy: Policy, costs: tuple[int, ...]) -> tuple[int, ...]:

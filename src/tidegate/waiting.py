@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from tidegate.clock import Signal
     from tidegate.policy import Key, Policy
 
+MAX_PRIORITY: Final = 100  # steps up or down that a call may ask for, unless the limiter says otherwise
 LOOK: Final = SECOND  # after this long, and then ever more rarely, a waiter looks whether those in front are alive
 
 

@@ -321,7 +321,9 @@ def test_those_who_sleep_behind_a_call_that_ended_without_leaving_are_served():
 
 # ---- SQLite ---------------------------------------------------------------------------------------------------------
 
-REOPEN = {"reopen": (lambda limiter: (limiter.store._close(), limiter.try_acquire("k")), 1)}  # noqa: SLF001 - as after an error
+REOPEN = {
+    "reopen": (lambda limiter: (limiter.store._close(), limiter.try_acquire("k")), 1),  # noqa: SLF001 - as after a fork
+}
 
 
 @pytest.mark.parametrize("name", [*CALLS, *REOPEN])
@@ -379,7 +381,7 @@ def test_a_reservation_is_settled_once(settle):
     actual = {"commit": (2,), "cancel": ()}[settle]
     left = sum(actual)
     held = limiter.reserve("k", 5)
-    for step in each_interruption(lambda: getattr(held, settle)(*actual)):  # noqa: B023 - each time the reservation of that moment
+    for step in each_interruption(lambda: getattr(held, settle)(*actual)):  # noqa: B023 - the present one is meant
         after = used(limiter)
         assert after in (before + 5, before + left), step
         if not held.settled:

@@ -307,6 +307,23 @@ def test_senseless_times_are_refused_before_anything_is_charged(timeout):
     assert limiter.usage("k")["1m"].used == 0
 
 
+@pytest.mark.parametrize("priority", [100.5, -101, 10**9, float("inf"), float("-inf")])
+def test_a_priority_that_would_starve_others_is_refused(clock, priority):
+    limiter = Limiter("5/1m", clock=clock)
+    for ask in (limiter.acquire, limiter.reserve):
+        with pytest.raises(ConfigError, match="priority: must be from -100 to 100"):
+            ask("k", priority=priority)
+    assert limiter.usage("k")["1m"].used == 0
+    assert Limiter("5/1m", clock=clock, max_priority=10**9).acquire("k", priority=-(10**9))
+
+
+@pytest.mark.parametrize("wrong", [-1, float("inf"), "high", None])
+@pytest.mark.parametrize("setting", ["max_priority", "ageing"])
+def test_how_priorities_weigh_is_a_number_from_0(setting, wrong):
+    with pytest.raises(ConfigError, match=setting):
+        Limiter("5/1m", **{setting: wrong})
+
+
 def test_endless_times_and_timedeltas_are_fine(clock):
     limiter = Limiter("1/10s", clock=clock)
     limiter.acquire("k", timeout=float("inf"))
