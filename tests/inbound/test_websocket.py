@@ -110,8 +110,7 @@ async def test_after_a_message_too_many_no_further_one_reaches_the_application(c
     async def note(scope, receive, send):
         await receive()
         await send({"type": "websocket.accept"})
-        for _ in range(8):
-            reached.append((await receive())["type"])
+        reached.extend([(await receive())["type"] for _ in range(8)])
 
     await talk(RateLimitMiddleware(note, CONFIG, clock=clock), [str(number) for number in range(9)])
     assert reached == ["websocket.receive"] * 3 + ["websocket.disconnect"] * 5
