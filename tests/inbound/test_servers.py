@@ -93,6 +93,32 @@ def test_streams_background_tasks_mounts_and_websockets_are_as_without_it():
         assert int(refused.value.response.headers["retry-after"]) > 3000
 
 
+def test_a_message_too_many_closes_a_websocket_of_fastapi():
+    with serving("uvicorn", "socket_site:closing") as url:
+        with connect(f"{url.replace('http', 'ws')}/ws/a") as websocket:
+            for text in ("one", "two", "three"):
+                websocket.send(text)
+                assert websocket.recv(10) == text
+            websocket.send("four")
+            with pytest.raises(ConnectionClosed) as closed:
+                websocket.recv(10)
+        assert (closed.value.rcvd.code, closed.value.rcvd.reason) == (1008, "Rate limit exceeded")
+        with connect(f"{url.replace('http', 'ws')}/ws/b") as websocket:  # the client's messages, not the connection's
+            websocket.send("five")
+            with pytest.raises(ConnectionClosed):
+                websocket.recv(10)
+
+
+def test_messages_too_many_are_dropped_and_the_websocket_stays_open():
+    with serving("uvicorn", "socket_site:dropping") as url, connect(f"{url.replace('http', 'ws')}/ws/a") as websocket:
+        for text in ("one", "two", "three", "four", "five"):
+            websocket.send(text)
+        assert [websocket.recv(10) for _ in range(3)] == ["one", "two", "three"]
+        assert websocket.ping().wait(10)
+        with pytest.raises(TimeoutError):
+            websocket.recv(0)
+
+
 def test_clients_on_a_unix_socket_are_unknown_and_not_blocked(tmp_path):
     path = str(tmp_path / "site.sock")
     transport = httpx.HTTPTransport(uds=path)

@@ -4,6 +4,7 @@ import pytest
 
 from tests.inbound.harness import only_match, talk
 from tidegate.inbound.asgi import RateLimitMiddleware
+from tidegate.inbound.request import by_header
 from tidegate.testing import ManualClock
 
 CONFIG = {
@@ -101,3 +102,70 @@ async def test_charges_that_depend_on_the_answer(clock):
     refusing = RateLimitMiddleware(refuse, config, clock=clock)
     statuses = [(await talk(refusing, [], extensions=["websocket.http.response"]))[0]["status"] for _ in range(3)]
     assert statuses == [403, 403, 429]
+
+
+async def test_after_a_message_too_many_no_further_one_reaches_the_application(clock):
+    reached = []
+
+    async def note(scope, receive, send):
+        await receive()
+        await send({"type": "websocket.accept"})
+        reached.extend([(await receive())["type"] for _ in range(8)])
+
+    await talk(RateLimitMiddleware(note, CONFIG, clock=clock), [str(number) for number in range(9)])
+    assert reached == ["websocket.receive"] * 3 + ["websocket.disconnect"] * 5
+
+
+@pytest.mark.parametrize("more", [{"unmatched": None}, {"exempt": ["/ws/{room}"]}, {"exempt_methods": ["GET"]}])
+async def test_messages_are_limited_where_connects_are_not(clock, more):
+    chat = {"limit": 3, "window": "10s", "endpoints": [{"path": "/ws/{room}", "methods": ["MESSAGE"]}]}
+    middleware = RateLimitMiddleware(echo, {"categories": {"chat": chat}, **more}, clock=clock)
+    for _ in range(2):
+        sent = await talk(middleware, ["1", "2", "3", "4"])
+    assert texts(sent) == []
+    assert sent[-1]["code"] == 1008
+    assert texts(await talk(middleware, ["1"], peer="198.51.100.7")) == ["1", "too late"]
+
+
+@pytest.mark.parametrize("unknown", ["allow", "limit"])
+async def test_messages_of_exempt_clients_are_not_limited(clock, unknown):
+    config = {**CONFIG, "exempt_clients": ["203.0.113.9", "198.51.100.7"]}
+    middleware = RateLimitMiddleware(echo, config, clock=clock, unknown=unknown)
+    for peer in ("203.0.113.9", "198.51.100.7"):
+        assert len(texts(await talk(middleware, [str(number) for number in range(9)], peer=peer))) == 10
+
+
+async def test_messages_go_by_the_key_that_the_application_chooses(clock):
+    middleware = RateLimitMiddleware(echo, CONFIG, clock=clock, key=by_header("x-tenant"))
+    for tenant in (b"ann", b"bob"):
+        sent = await talk(middleware, ["1", "2", "3", "4"], headers=[(b"x-tenant", tenant)])
+        assert texts(sent) == ["1", "2", "3"]
+
+
+async def test_orders_of_the_operator_hold_for_messages_of_open_websockets(clock):
+    middleware = RateLimitMiddleware(echo, CONFIG, clock=clock)
+    guard = middleware.guard
+    guard.passes.add("203.0.113.9", guard.now() + 10**9, guard.now())
+    guard.look_at_lists()
+    assert len(texts(await talk(middleware, [str(number) for number in range(9)]))) == 10
+    guard.passes.remove("203.0.113.9")
+
+    async def blocked_meanwhile(scope, receive, send):
+        await receive()
+        await send({"type": "websocket.accept"})
+        guard.blocks.add("203.0.113.9", guard.now() + 10**9, guard.now())
+        assert (await receive())["type"] == "websocket.disconnect"
+
+    middleware.app = blocked_meanwhile
+    assert (await talk(middleware, ["1"]))[-1]["code"] == 1008
+
+
+async def test_a_message_with_two_readings_is_charged_to_both_or_to_none(clock):
+    endpoints = {"jobs": (2, "/jobs/*"), "chat": (5, "/ws")}
+    categories = {
+        name: {"limit": limit, "window": "1h", "endpoints": [{"path": path, "methods": ["MESSAGE"]}]}
+        for name, (limit, path) in endpoints.items()
+    }
+    middleware = RateLimitMiddleware(echo, {"categories": categories}, clock=clock, on_message="drop")
+    assert texts(await talk(middleware, list("123"), path="/jobs/../ws")) == ["1", "2", "too late"]
+    assert texts(await talk(middleware, list("1234"), path="/ws")) == ["1", "2", "3", "too late"]

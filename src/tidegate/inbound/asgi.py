@@ -87,7 +87,10 @@ class RateLimitMiddleware:
             if guard.idle:
                 guard.idle_chores()
             visit = scope[NAME] = Visit(guard, None, None, scope.get(NAME))  # for limits of single routes
-            await self.app(scope, receive, sending(visit, send))
+            if kind == "http":
+                await self.app(scope, receive, sending(visit, send))
+            else:  # its messages may be limited all the same
+                await self._websocket(scope, receive, sending(visit, send), self._visitor(scope))
             return
         gate, cost, special, _, _ = target
         peer = scope.get("client")
@@ -117,7 +120,7 @@ class RateLimitMiddleware:
         if kind == "http":
             await self.app(scope, receive, sending(visit, send, gate.fields))
         else:
-            await self._websocket(scope, receive, sending(visit, send, gate.fields), key)
+            await self._websocket(scope, receive, sending(visit, send, gate.fields), visitor)
 
     # ---- what is not usual -------------------------------------------------------------------------------------------
 
@@ -164,7 +167,7 @@ class RateLimitMiddleware:
             elif scope["type"] == "http":
                 await self.app(scope, receive, settling)
             else:
-                await self._websocket(scope, receive, settling, outcome.key)
+                await self._websocket(scope, receive, settling, visitor)
         finally:
             if settlement is not None:
                 await drive_async(settlement.ending())
@@ -207,13 +210,19 @@ class RateLimitMiddleware:
             answer = await drive_async(admin.answering(self.guard, request, query, body))
         await respond(scope, receive, send, answer, [])
 
-    async def _websocket(self, scope: Scope, receive: Receive, send: Send, key: Key) -> None:
+    def _visitor(self, scope: Scope) -> Visitor:
+        """Tell who sent a request."""
+        peer = scope.get("client")
+        return self.guard.clients.find(peer[0] if peer else None, scope["headers"])
+
+    async def _websocket(self, scope: Scope, receive: Receive, send: Send, visitor: Visitor) -> None:
         """Let a websocket in; each of its messages is limited too, where the configuration says so."""
         target = self.guard.message_target(self._routes(scope))
-        if target is None:
+        if target is None or visitor.key is None:
             await self.app(scope, receive, send)
             return
-        messages = _Messages(self.guard, scope, target, key, receive, send)
+        key = self.guard.clients.key_of(request_of(scope, visitor), visitor.key)
+        messages = _Messages(self.guard, scope["path"], target, visitor, key, receive, send)
         await self.app(scope, messages.receive, messages.send)
 
     async def close(self) -> None:
@@ -266,12 +275,15 @@ class _Settling:
 class _Messages:
     """Limits the messages of one websocket: too many close it, or are dropped."""
 
-    __slots__ = ("_closed", "_guard", "_key", "_receive", "_scope", "_send", "_target")
+    __slots__ = ("_closed", "_guard", "_key", "_path", "_receive", "_send", "_target", "_visitor")
 
-    def __init__(self, guard: Guard, scope: Scope, target: Target, key: Key, receive: Receive, send: Send) -> None:
+    def __init__(
+        self, guard: Guard, path: str, target: Target, visitor: Visitor, key: Key, receive: Receive, send: Send
+    ) -> None:
         self._guard = guard
-        self._scope = scope
+        self._path = path
         self._target = target
+        self._visitor = visitor
         self._key = key
         self._receive = receive
         self._send = send
@@ -279,17 +291,18 @@ class _Messages:
 
     async def receive(self) -> Message:
         """Give the application the next message that is not one too many."""
-        while True:
+        while not self._closed:
             message = await self._receive()
-            if self._closed or message["type"] != "websocket.receive" or await self._allowed():
+            if message["type"] != "websocket.receive" or await self._allowed():
                 return message
             if not self._guard.drops_messages:
                 self._closed = True
                 await self._send({"type": "websocket.close", "code": POLICY_VIOLATION, "reason": "Rate limit exceeded"})
-                return {"type": "websocket.disconnect", "code": POLICY_VIOLATION, "reason": "Rate limit exceeded"}
+        return {"type": "websocket.disconnect", "code": POLICY_VIOLATION, "reason": "Rate limit exceeded"}
 
     async def _allowed(self) -> bool:
-        return await drive_async(self._guard.admitting_message(self._target, self._key, self._scope["path"]))
+        steps = self._guard.admitting_message(self._target, self._visitor, self._key, self._path)
+        return await drive_async(steps)
 
     async def send(self, message: Message) -> None:
         """Pass on what the application sends, until the websocket is closed."""

@@ -318,20 +318,27 @@ class Guard:
         settlement = Settlement(open_charges, key, request) if open_charges else None
         return Outcome(let_in=True, decision=decision, key=key, settlement=settlement)
 
-    def admitting_message(self, target: Target, key: Key, path: str) -> Steps[bool]:
-        """Decide about a message of a websocket."""
+    def admitting_message(self, target: Target, visitor: Visitor, key: Key, path: str) -> Steps[bool]:
+        """Decide about a message of a websocket, which may have been opened long ago."""
+        if self.blocks or self.passes:
+            now = self.now()
+            if self.passes.until(key, visitor.address, now):
+                return True
+            if self.blocks.until(key, visitor.address, now):
+                return False
         charged: list[Charged] = []
         for gate, cost in target.charges:
             try:
                 charge = yield from charging(gate, key, cost, held=False)
             except RateLimitError as error:
-                let_in = self.lost(gate, error).let_in
+                if self.lost(gate, error).let_in:
+                    continue
             else:
-                let_in = self.told(gate, key, cost, charge.decision, MESSAGE, path)
-                charged.append(charge)
-            if not let_in:
-                yield from refunding(charged[:-1], key)
-                return False
+                if self.told(gate, key, cost, charge.decision, MESSAGE, path):
+                    charged.append(charge)
+                    continue
+            yield from refunding(charged, key)
+            return False
         return True
 
     def _blocked_until(self, key: Key, visitor: Visitor, now: int) -> int:
