@@ -168,7 +168,7 @@ class Play:
             self.limiter.refund("k", back)
             return "adjust", -back, None
         delta = self.data.draw(st.sampled_from([-back, -1, 1, 2]), label="delta")
-        at = self.data.draw(instants(self.now, self.charged), label="at")
+        at = self.data.draw(instants(self.now, tuple(self.charged)), label="at")
         self.limiter.store.apply_one("adjust", self.limiter.policy, "k", (delta,), self.now, at)
         return "adjust", delta, at
 

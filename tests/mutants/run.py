@@ -5,7 +5,7 @@ dropped statement. It runs in a process of its own, forked from one that has eve
 the tests of the core and the engine, stopping at the first failure. A mutant that no test notices is printed with its
 line; some of those change nothing that can be seen (`--show` prints all of them).
 
-    python tests/mutants/run.py [--sample N] [--seed N] [--module limit.py] [--jobs 2] [--tests tests/core]
+    python tests/mutants/run.py [--sample N] [--seed N] [--module limit.py] [--function parse] [--jobs 2] [--tests tests/core]
 """
 
 from __future__ import annotations
@@ -36,6 +36,9 @@ TESTS = (
     "tests/engine/test_limiter.py",
     "tests/engine/test_reservation.py",
     "tests/core/test_adjust.py",
+    "tests/core/test_window_changes.py",
+    "tests/core/test_change.py",
+    "tests/engine/test_settling.py",
     "tests/core",
     "tests/conformance",
 )
@@ -47,15 +50,15 @@ NAMES = {"min": "max", "max": "min", "bisect_left": "bisect_right", "bisect_righ
 
 # Mutants that change nothing anybody can see, by module, line and change, with the reason. Not planted, and counted apart.
 EQUIVALENT = {
-    ("algorithms.py", "if head > 16 and head * 2 > tail:", "Gt -> GtE"): "when to copy a log, not what is in it",
-    ("algorithms.py", "if head > 16 and head * 2 > tail:", "16 -> 17"): "as above",
-    ("algorithms.py", "if head > 16 and head * 2 > tail:", "2 -> 3"): "as above",
-    ("algorithms.py", "if head > 16 and head * 2 > tail:", "And -> Or"): "as above",
-    ("algorithms.py", "if head > 16 and head * 2 > tail:", "condition negated"): "as above",
-    ("algorithms.py", "if total < 0 and [i for i, _, _ in changes] == list(range(head, head + len(changes))):", "0 -> 1"):
+    ("log.py", "if head > 16 and head * 2 > tail:", "Gt -> GtE"): "when to copy a log, not what is in it",
+    ("log.py", "if head > 16 and head * 2 > tail:", "16 -> 17"): "as above",
+    ("log.py", "if head > 16 and head * 2 > tail:", "2 -> 3"): "as above",
+    ("log.py", "if head > 16 and head * 2 > tail:", "And -> Or"): "as above",
+    ("log.py", "if head > 16 and head * 2 > tail:", "condition negated"): "as above",
+    ("log.py", "if total < 0 and [i for i, _, _ in changes] == list(range(head, head + len(changes))):", "0 -> 1"):
         "a change of nothing is not asked for",
-    ("algorithms.py", "if new.scale > MAX // old.scale:", "Gt -> GtE"): "a part is dropped one step earlier, below a permit",
-    ("algorithms.py", "return int(state[3] + state[0].length * (2 if state[1] else 1))", "1 -> 2"): "kept longer than needed",
+    ("bucket.py", "if new.scale > MAX // old.scale:", "Gt -> GtE"): "a part is dropped one step earlier, below a permit",
+    ("sliding.py", "return int(state[3] + state[0].length * (2 if state[1] else 1))", "1 -> 2"): "kept longer than needed",
     ("bounds.py", "if exact.denominator <= widest:", "LtE -> Lt"): "fraction_below finds the exact one too",
     ("calendar.py", "start, end = _recent(self, now // (60 * SECOND))", "60 -> 61"): "only which windows are remembered",
     ("calendar.py", "@lru_cache(maxsize=1024)", "1024 -> 1025"): "as above",
@@ -70,25 +73,30 @@ EQUIVALENT = {
 
 
 class Mutant(NamedTuple):
-    """One planted fault: where, what, and the whole module with it."""
+    """One planted fault: where, what, the whole module with it, and the function it is in."""
 
     module: str
     line: int
     what: str
     source: str
+    function: str = ""
 
 
 def mutants(path: Path) -> Iterator[Mutant]:
     """Give every mutant of a module."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
     skipped = beside_the_point(tree)
+    functions = {
+        inner: outer.name for outer in ast.walk(tree) if isinstance(outer, ast.FunctionDef) for inner in ast.walk(outer)
+    }
     for index, node in enumerate(ast.walk(tree)):
         if node in skipped:
             continue
         for what, change in changes(node):
             planted = copy.deepcopy(tree)
             change(next(other for i, other in enumerate(ast.walk(planted)) if i == index))
-            yield Mutant(path.name, getattr(node, "lineno", 0), what, ast.unparse(planted))
+            line, function = getattr(node, "lineno", 0), functions.get(node, "")
+            yield Mutant(path.name, line, what, ast.unparse(planted), function)
 
 
 def beside_the_point(tree: ast.Module) -> set[ast.AST]:
@@ -207,6 +215,7 @@ def main() -> None:
     parser.add_argument("--sample", type=int, help="only so many mutants, drawn at random")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--module", action="append", help="only this module of core/ (may be repeated)")
+    parser.add_argument("--function", action="append", help="only this function (may be repeated)")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--tests", action="append", help="what to run (may be repeated)")
     parser.add_argument("--show", action="store_true", help="list the mutants and stop")
@@ -218,6 +227,8 @@ def main() -> None:
     planted = [
         m for m in every if (m.module, lines[m.module][m.line - 1].split("  #")[0].strip(), m.what) not in EQUIVALENT
     ]
+    if options.function:
+        planted = [m for m in planted if m.function in options.function]
     if options.sample:
         planted = random.Random(options.seed).sample(planted, min(options.sample, len(planted)))
     if options.show:
