@@ -58,7 +58,7 @@ def watch(budget: TaskBudget, say: Say, clock: Clock, seconds: float | None, rou
         usage = budget.snapshot()
         if budget.lost:
             raise StoreUnavailable(f"the storage {budget.settings.storage} cannot be read")
-        ahead = forecast(budget.plan, usage, budget.clock.ns() // 1000)
+        ahead = forecast(budget.operations.plan, usage, budget.operations.clock.ns() // 1000)
         lines = draw(budget, usage, ahead, say)
         if shown and say.live:
             sys.stdout.write(f"\x1b[{len(lines)}A\x1b[J")

@@ -19,7 +19,7 @@ from tidegate.core.limit import parse_period
 from tidegate.errors import Closed, ConfigError, StoreUnavailable
 from tidegate.policy.key import join_key
 from tidegate.stores.base import Store
-from tidegate.stores.sqlite.file import BUSY, connect, error_code, explain
+from tidegate.stores.sqlite.file import BUSY, Migration, connect, error_code, explain, read_migrations
 from tidegate.stores.sqlite.rows import Row, Rows, storable
 from tidegate.stores.sqlite.worker import Question, Worker
 
@@ -217,11 +217,15 @@ class SQLiteStore(Store):
     def _open(self) -> Rows:
         if self._closed:
             raise Closed("the store is closed")
-        self._db = connect(self.path, self.synchronous)
+        self._db = connect(self.path, self.synchronous, self._migrations())
         stat = self.path.stat()
         self._inode = (stat.st_dev, stat.st_ino)
         self._rows = Rows(self._db.cursor())
         return self._rows
+
+    def _migrations(self) -> list[Migration]:
+        """Return the migrations of the schema; a subclass with tables of its own adds theirs."""
+        return read_migrations("tidegate.stores.sqlite")
 
     def _close(self) -> None:
         db, self._db, self._rows = self._db, None, None
