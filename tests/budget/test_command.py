@@ -7,7 +7,7 @@ import pytest
 from tests.budget.faces import START
 from tidegate.budget import TaskBudget
 from tidegate.cli import main
-from tidegate.cli.budget import duration, watch
+from tidegate.cli.budget import format_duration, show
 from tidegate.cli.say import Say
 from tidegate.testing import ManualClock
 
@@ -76,7 +76,7 @@ def test_the_command_repeats_with_watch(path, capsys):
     clock = ManualClock(start=START)
     with TaskBudget(per_minute=10, storage=path, clock=clock) as budget:
         budget.record_completed_tasks(10)
-        watch(budget, Say(), clock, 30.0, rounds=3)
+        show(budget, Say(), clock, 30.0, rounds=3)
     lines = capsys.readouterr().out.splitlines()[1::2]
     assert [line.split("%")[1].strip() for line in lines] == [
         "used up; completely reset in 1 min",
@@ -88,10 +88,10 @@ def test_the_command_repeats_with_watch(path, capsys):
 
 def test_watching_on_a_terminal_redraws_in_place(path, capsys):
     clock = ManualClock(start=START)
-    say = Say()
-    say.live = True
+    output = Say()
+    output.live = True
     with TaskBudget(per_minute=10, storage=path, clock=clock) as budget:
-        watch(budget, say, clock, 1.0, rounds=2)
+        show(budget, output, clock, 1.0, rounds=2)
     assert capsys.readouterr().out.count("\x1b[2A\x1b[J") == 1
 
 
@@ -100,4 +100,4 @@ def test_watching_on_a_terminal_redraws_in_place(path, capsys):
     [(0.2, "1 s"), (59, "59 s"), (60, "1 min"), (3661, "1 h 1 min"), (90_000, "1 d 1 h"), (86_460, "1 d")],
 )
 def test_durations_are_written_in_two_units(seconds, text):
-    assert duration(seconds) == text
+    assert format_duration(seconds) == text

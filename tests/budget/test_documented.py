@@ -19,7 +19,7 @@ PAGE = (Path(__file__).parents[2] / "docs" / "budgets.md").read_text(encoding="u
 
 def command_options():
     parser = argparse.ArgumentParser(add_help=False)
-    command.options(parser)
+    command.add_options(parser)
     return [flag for action in parser._actions for flag in action.option_strings]  # noqa: SLF001 - argparse has no public list
 
 
@@ -41,5 +41,6 @@ def test_everything_is_documented(kind, name):
     assert f"`{name}" in PAGE, f"the {kind} {name} is not in docs/budgets.md"
 
 
-def test_the_help_of_the_command_is_the_same_everywhere():
-    assert COMMANDS["budget"] == command.HELP
+def test_the_command_is_listed_and_documented():
+    assert "budget" in COMMANDS
+    assert "`tidegate budget`" in PAGE
