@@ -285,7 +285,8 @@ def test_a_disabled_budget_allows_everything_and_creates_no_file(open_budget, pa
     budget.cancel()
     with budget.batch(1000):
         pass
-    assert budget.get_current_usage() == {}
+    assert budget.get_current_usage() == budget.snapshot() == {}
+    assert (budget.lost, budget.backlog, budget.catch_up()) == (False, 0, True)
     assert budget.reset_expired_windows() == 0
     assert budget.health()["status"] == "disabled"
     assert not path.exists()

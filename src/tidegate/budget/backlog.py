@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from tidegate.budget.books import Books
 
-MOST: Final = 10_000  # calls that are queued separately; further records are added up, without the IDs of their tasks
+MOST: Final = 10_000  # further records are added up, without the IDs of their tasks
 AGAIN: Final = SECOND // 4  # between two attempts
 
 

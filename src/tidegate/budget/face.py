@@ -72,7 +72,7 @@ class _Face:
         clock: Clock | None = None,
         load: Callable[[], float] | None = None,
     ) -> Self:
-        """Read the settings from a YAML file, or from a mapping of the same shape; see `tidegate.budget.config`."""
+        """Read the settings from a YAML file or a mapping of the same shape; see `tidegate.budget.config`."""
         return cls(BudgetSettings(**read_config(source)), clock=clock, load=load)
 
     @property

@@ -196,37 +196,37 @@ class Ledger(SQLiteStore):
 
     # ---- within a transaction ----------------------------------------------------------------------------------------
 
-    def _transact(self, asked: Sequence[Asked], work: Work | None = None) -> list[list[Decision]]:
-        return super()._transact(asked, work or self._decide)
+    def _transact(self, calls: Sequence[Asked], work: Work | None = None) -> list[list[Decision]]:
+        return super()._transact(calls, work or self._decide)
 
-    def _attempt(self, asked: Sequence[Asked], work: Work) -> list[list[Decision]]:
+    def _attempt(self, calls: Sequence[Asked], work: Work) -> list[list[Decision]]:
         self._ended.clear()
         self._new_reservations.clear()
-        decisions = super()._attempt(asked, work)
+        decisions = super()._attempt(calls, work)
         with self._reservations_lock:
             for at, text, number in self._new_reservations:
                 self._reservations.setdefault(at, []).append((text, number))
-        # After the commit: if this process were killed before it, nothing would show that these owners have ended.
+        # Only after the commit: without its file, an owner cannot be found to have ended.
         for owner in self._ended:
             self._process_lock.remove_file(owner)
         return decisions
 
-    def _decide(self, rows: Rows, asked: Asked, now: int) -> list[Decision]:
+    def _decide(self, rows: Rows, call: Asked, now: int) -> list[Decision]:
         """Decide as any SQLite store does, and keep the tables of budgets up to date."""
-        verb, asks, given_now, charged_at, extra = asked
+        verb, asks, given_now, charged_at, extra = call
         policy, key, costs = asks[0]
         instant = now if given_now is None else given_now
         if verb == "peek" or not policy.name.startswith(PREFIX):
-            return decide(rows, asked, now)
+            return decide(rows, call, now)
         if isinstance(extra, Settlement):
             return self._settle(rows, extra, instant)
         if verb != "adjust":
             self._return_expired(rows, policy, key, instant)
-        decisions = decide(rows, asked, now)
+        decisions = decide(rows, call, now)
         # A denied call, or one that only reads usage, needs to know what owners that have ended left open.
         needs_ended = verb != "adjust" and not (decisions[0][0] and any(costs))
         if needs_ended and self._expire_ended(rows, policy) and self._return_expired(rows, policy, key, instant):
-            decisions = decide(rows, asked, now)
+            decisions = decide(rows, call, now)
         if verb == "hold" and decisions[0][0] and any(costs):
             self._insert_open(rows, policy, costs, decisions[0].at, instant)
         elif verb == "adjust" and charged_at is not None:  # undoes a check whose caller was cancelled

@@ -19,7 +19,7 @@ class Say:
         self.colours = self.live and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"
 
     def style(self, text: str, *styles: str) -> str:
-        """Colour a text, if the terminal shows colours."""
+        """Colour text, if the terminal shows colours."""
         codes = ";".join(STYLES[style] for style in styles)
         return f"\x1b[{codes}m{text}\x1b[0m" if self.colours and codes else text
 
@@ -30,7 +30,7 @@ class Say:
 
     @staticmethod
     def clean(text: str, max_length: int = 60) -> str:
-        """Replace control characters in foreign text, so that it cannot control the terminal, and shorten it."""
+        """Replace control characters, so that text from elsewhere cannot control the terminal, and shorten it."""
         shown = "".join(character if character.isprintable() else "?" for character in text)
         return shown if len(shown) <= max_length else shown[: max_length - 1] + "…"
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import argparse
 
     from tidegate.cli.say import Say
-    from tidegate.outbound.sources import Service as SourceRunner
+    from tidegate.outbound.sources import Service
     from tidegate.service.parts import Parts
     from tidegate.service.server import Ready
     from tidegate.service.settings import Settings
@@ -108,7 +108,7 @@ def write_started(settings: Settings, components: Parts | None, output: Say) -> 
     output.write_json(status)
 
 
-def write_sources(runner: SourceRunner, output: Say) -> None:
+def write_sources(runner: Service, output: Say) -> None:
     """Write the providers, and the sources with their limits."""
     providers = list(runner.gate.providers)
     sources = runner.scheduler.sources.values()

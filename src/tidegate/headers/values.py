@@ -12,7 +12,7 @@ from typing import Final
 
 from tidegate.core.bounds import MAX
 
-LONGEST: Final = 366 * 86_400.0  # of a wait or window; longer ones are clamped: a yearly quota that was just used up
+LONGEST: Final = 366 * 86_400.0  # of a wait or window: that of a yearly quota
 LONGEST_FIELD: Final = 8192  # characters of a field; a longer field is ignored
 
 DIGITS: Final = 20  # of a number; nanoseconds since 1970 have 19
