@@ -22,7 +22,7 @@ def make_private_folder(path: str | os.PathLike[str]) -> None:
     folder = Path(path)
     if folder.is_dir():
         return
-    if folder.parent != folder:
+    if not folder.parent.exists():
         make_private_folder(folder.parent)
     try:
         folder.mkdir(mode=FOLDER_MODE)
