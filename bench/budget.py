@@ -254,11 +254,12 @@ def measure_removal(folder: str) -> dict[str, float]:
         db.executemany("INSERT INTO budget_completion (policy, completed, tasks) VALUES (?, ?, ?)", old)
         db.commit()
         db.close()
-        assert isinstance(budget.books, LedgerBooks)  # noqa: S101 - it has a path
+        settlements = budget.operations.settlements
+        assert isinstance(settlements, LedgerBooks)  # noqa: S101 - it has a path
         removed = 1
         while removed:
             begun, before = time.perf_counter(), time.thread_time()
-            removed = budget.books.ledger.tidy_some(budget.limiter.policy, "tasks")
+            removed = settlements.budget_store.clean_up_some(budget.operations.limiter.policy, "tasks")
             wall.append((time.perf_counter() - begun) * 1000)
             own.append((time.thread_time() - before) * 1000)
     return {"transactions": len(wall), "cpu_max": max(own), **(summary(wall) or {})}

@@ -15,7 +15,7 @@ Task = dict[str, Any]
 
 
 class TaskScheduler:
-    """Polls tasks, checks the budget, processes what it allows, and records what was completed."""
+    """Polls tasks, checks the budget, processes the allowed tasks, and records the completed ones."""
 
     def __init__(
         self,
@@ -25,7 +25,7 @@ class TaskScheduler:
         batch_size: int = 10,
         sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
     ) -> None:
-        """Work off the tasks of a server with `process`, a coroutine function of a task."""
+        """Process the tasks of a server with `process`, a coroutine function that takes a task."""
         self.server = server
         self.budget = budget
         self.process = process
@@ -34,7 +34,7 @@ class TaskScheduler:
         self.slots = asyncio.Semaphore(budget.settings.concurrency or batch_size)
 
     async def run(self, poll_every: float = 1.0) -> None:
-        """Work until the server has no tasks left; while the budget is used up, wait until there is room."""
+        """Process tasks until the server has none left; wait while the budget is used up."""
         while True:
             result = await self.poll_and_process_tasks()
             if result is None:
@@ -43,31 +43,31 @@ class TaskScheduler:
                 await self.sleep(min(result.wait or poll_every, poll_every))
 
     async def poll_and_process_tasks(self) -> RateLimitResult | None:
-        """Process one batch; tell what the budget said, or None when there is nothing to do."""
+        """Process one batch; returns the result of its check, or None if there are no tasks."""
         tasks = await self.call("GET", f"/tasks?limit={self.batch_size}")
         if not tasks:
             return None
         result = await self.budget.check_all_limits(len(tasks))
         if not result.allowed:
-            fits = min(result.remaining.values(), default=0)  # perhaps a part of the batch
+            fits = min(result.remaining.values(), default=0)  # a part of the batch may fit
             if 0 < fits < len(tasks):
-                await self.give_back(tasks[fits:])
+                await self.return_tasks(tasks[fits:])
                 tasks = tasks[:fits]
                 result = await self.budget.check_all_limits(len(tasks))
         if not result.allowed:
             log.info("skipping %d tasks: %s", len(tasks), result.reason)
-            await self.give_back(tasks)
+            await self.return_tasks(tasks)
             return result
         done = await asyncio.gather(*(self.process_one(task) for task in tasks))
-        completed = [task["id"] for task, well in zip(tasks, done, strict=True) if well]
+        completed = [task["id"] for task, succeeded in zip(tasks, done, strict=True) if succeeded]
         await self.budget.record_completed_tasks(len(completed), task_ids=completed, result=result)
         for task in completed:
             await self.call("POST", f"/tasks/{task}/done")
-        await self.give_back([task for task, well in zip(tasks, done, strict=True) if not well])
+        await self.return_tasks([task for task, succeeded in zip(tasks, done, strict=True) if not succeeded])
         return result
 
     async def process_one(self, task: Task) -> bool:
-        """Process a task; tell whether it went well."""
+        """Process a task; returns whether it succeeded."""
         async with self.slots:
             try:
                 await self.process(task)
@@ -76,27 +76,27 @@ class TaskScheduler:
                 return False
             return True
 
-    async def give_back(self, tasks: list[Task]) -> None:
-        """Let the server offer tasks again."""
+    async def return_tasks(self, tasks: list[Task]) -> None:
+        """Return tasks to the server, which offers them again."""
         for task in tasks:
             await self.call("POST", f"/tasks/{task['id']}/failed")
 
-    async def call(self, method: str, path: str) -> Any:  # noqa: ANN401 - whatever the server answers
+    async def call(self, method: str, path: str) -> Any:  # noqa: ANN401 - any JSON value
         """Call the task server."""
-        request = urllib.request.Request(self.server + path, method=method)  # noqa: S310 - an address of ours
+        request = urllib.request.Request(self.server + path, method=method)  # noqa: S310 - our own server
 
         def send() -> object:
-            with urllib.request.urlopen(request, timeout=10) as answer:  # noqa: S310 - as above
-                return json.load(answer)
+            with urllib.request.urlopen(request, timeout=10) as response:  # noqa: S310 - as above
+                return json.load(response)
 
         return await asyncio.to_thread(send)
 
 
 async def main(server: str) -> None:
-    """Work off the tasks of a server, with the budget that the environment describes."""
+    """Process the tasks of a server, within the budget that the environment configures."""
 
     async def process(task: Task) -> None:
-        await asyncio.sleep(0.1)  # here a model would be asked
+        await asyncio.sleep(0.1)  # a real program calls a model here
         log.info("%s: %s", task["id"], task["prompt"])
 
     async with AsyncTaskBudget.from_env() as budget:

@@ -1,6 +1,6 @@
-"""A small task server: offers tasks, takes them back, and knows which are done.
+"""A small task server: offers tasks, accepts them back, and stores which are done.
 
-GET  /tasks?limit=10       up to ten tasks, which nobody else is offered meanwhile
+GET  /tasks?limit=10       up to ten tasks, which are not offered to others meanwhile
 POST /tasks/ID/done        the task is done
 POST /tasks/ID/failed      the task is offered again
 """
@@ -17,73 +17,73 @@ Task = dict[str, Any]
 
 
 class TaskServer(ThreadingHTTPServer):
-    """Keeps the tasks; a context manager that serves them from a thread."""
+    """Stores the tasks; a context manager that serves them from a thread."""
 
     daemon_threads = True
 
     def __init__(self, tasks: list[Task], port: int = 0) -> None:
-        """Offer these tasks, by id."""
+        """Offer these tasks."""
         super().__init__(("127.0.0.1", port), Handler)
         self.waiting = deque(tasks)
-        self.under_way: dict[str, Task] = {}
+        self.in_progress: dict[str, Task] = {}
         self.done: list[str] = []
         self.lock = threading.Lock()
 
     @property
     def url(self) -> str:
-        """Where it is."""
+        """The URL of the server."""
         return f"http://127.0.0.1:{self.server_port}"
 
     def take(self, limit: int) -> list[Task]:
-        """Offer some tasks."""
+        """Take up to `limit` tasks out of the queue."""
         with self.lock:
             taken = [self.waiting.popleft() for _ in range(min(limit, len(self.waiting)))]
-            self.under_way.update((task["id"], task) for task in taken)
+            self.in_progress.update((task["id"], task) for task in taken)
             return taken
 
-    def settle(self, name: str, outcome: str) -> bool:
-        """Take a task back."""
+    def settle(self, task_id: str, outcome: str) -> bool:
+        """Mark a task as done, or offer it again; returns whether it was in progress."""
         with self.lock:
-            task = self.under_way.pop(name, None)
+            task = self.in_progress.pop(task_id, None)
             if task is None:
                 return False
             if outcome == "done":
-                self.done.append(name)
+                self.done.append(task_id)
             else:
                 self.waiting.append(task)
             return True
 
     def __enter__(self) -> Self:
-        """Serve."""
+        """Start the thread."""
         self.thread = threading.Thread(target=self.serve_forever, kwargs={"poll_interval": 0.01})
         self.thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Stop."""
+        """Stop the server and its thread."""
         self.shutdown()
         self.server_close()
         self.thread.join()
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Speaks HTTP for the server."""
+    """Handles the HTTP requests of the server."""
 
     server: TaskServer
 
     def do_GET(self) -> None:
         """Offer tasks."""
         query = parse_qs(urlsplit(self.path).query)
-        self.answer(200, self.server.take(int(query.get("limit", ["10"])[0])))
+        self.respond(200, self.server.take(int(query.get("limit", ["10"])[0])))
 
     def do_POST(self) -> None:
-        """Take a task back."""
-        _, _, name, outcome = self.path.split("/")
-        known = self.server.settle(name, outcome)
-        self.answer(200 if known else 404, {"known": known})
+        """Settle a task."""
+        _, _, task_id, outcome = self.path.split("/")
+        known = self.server.settle(task_id, outcome)
+        self.respond(200 if known else 404, {"known": known})
 
-    def answer(self, status: int, value: object) -> None:
-        """Answer in JSON."""
+    def respond(self, status: int, value: object) -> None:
+        """Respond with JSON."""
         body = json.dumps(value).encode()
         self.send_response(status)
         self.send_header("Content-Type", "application/json")
@@ -92,11 +92,11 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, *_: object) -> None:
-        """Say nothing of each request."""
+        """Log nothing."""
 
 
 def some_tasks(count: int) -> list[Task]:
-    """Make tasks up."""
+    """Create example tasks."""
     return [{"id": f"task-{number}", "prompt": f"summarise document {number}"} for number in range(1, count + 1)]
 
 

@@ -1,10 +1,10 @@
-"""Budgets in virtual time, on a file of their own."""
+"""Budgets in virtual time, each on its own file."""
 
 import asyncio
 
 import pytest
 
-from tests.budget.faces import KINDS, START, Awaited
+from tests.budget.faces import KINDS, START, BlockingBudget
 from tidegate.testing import ManualClock
 
 
@@ -20,7 +20,7 @@ def path(tmp_path):
 
 @pytest.fixture(params=["threads", "tasks"])
 def open_budget(request, clock, path):
-    """Opens budgets of either kind; they are closed with the test."""
+    """Open budgets of one kind; they are closed at the end of the test."""
     opened = []
     with asyncio.Runner() as runner:
 
@@ -34,7 +34,7 @@ def open_budget(request, clock, path):
             if request.param == "threads":
                 budget = make(*arguments, **options)
             else:
-                budget = Awaited(runner, lambda: make(*arguments, **options))
+                budget = BlockingBudget(runner, lambda: make(*arguments, **options))
             opened.append(budget)
             return budget
 

@@ -1,4 +1,4 @@
-"""Both kinds of budget behind one set of names, so that a test shows something of both."""
+"""Both kinds of budget with the same methods, so that each test runs with both."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ if TYPE_CHECKING:
 START = 1_750_000_000  # 2025-06-15 15:06:40 UTC, a Sunday
 
 
-class Awaited:
-    """An AsyncTaskBudget on an event loop of its own, used like a TaskBudget."""
+class BlockingBudget:
+    """An AsyncTaskBudget on its own event loop, used like a TaskBudget."""
 
-    def __init__(self, runner: asyncio.Runner, make: Callable[[], AsyncTaskBudget]) -> None:
-        """Make the budget on the loop."""
+    def __init__(self, runner: asyncio.Runner, create: Callable[[], AsyncTaskBudget]) -> None:
+        """Create the budget on the loop."""
         self._runner = runner
 
         async def start() -> AsyncTaskBudget:
-            return make()
+            return create()
 
         self.budget = runner.run(start())
 
     def __getattr__(self, name: str) -> Any:
-        found = getattr(self.budget, name)
-        if not asyncio.iscoroutinefunction(found):
-            return found
+        attribute = getattr(self.budget, name)
+        if not asyncio.iscoroutinefunction(attribute):
+            return attribute
 
         def call(*arguments: Any, **options: Any) -> Any:
-            return self._runner.run(found(*arguments, **options))
+            return self._runner.run(attribute(*arguments, **options))
 
         return call
 
@@ -41,14 +41,16 @@ class Awaited:
         batch = self.budget.batch(*arguments, **options)
         self._runner.run(batch.__aenter__())
         try:
-            yield AwaitedBatch(self._runner, batch)
+            yield BlockingBatch(self._runner, batch)
         except BaseException as error:
             self._runner.run(batch.__aexit__(type(error), error, None))
             raise
         self._runner.run(batch.__aexit__(None, None, None))
 
 
-class AwaitedBatch:
+class BlockingBatch:
+    """A batch of a BlockingBudget."""
+
     def __init__(self, runner: asyncio.Runner, batch: Any) -> None:
         self._runner = runner
         self._batch = batch
@@ -64,5 +66,5 @@ KINDS = {"threads": TaskBudget, "tasks": AsyncTaskBudget}
 
 
 def used(budget: Any) -> dict[str, int]:
-    """How much of each tier is used."""
+    """Return how much of each tier is used."""
     return {tier: usage.used for tier, usage in budget.get_current_usage().items()}

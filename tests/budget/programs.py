@@ -1,4 +1,4 @@
-"""Programs that tests start as processes of their own: python programs.py NAME PATH [numbers]."""
+"""Programs that tests start as processes: python programs.py NAME PATH [numbers]."""
 
 import json
 import os
@@ -10,7 +10,7 @@ from collections.abc import Callable
 from tidegate.budget import TaskBudget
 
 QUOTA = 100_000
-TTL = 3600.0  # longer than the test: only the death of its process gives a batch back
+TTL = 3600.0  # longer than the test: batches are returned only because their process has ended
 
 
 def open_budget(path, quota=QUOTA, **options):
@@ -18,52 +18,52 @@ def open_budget(path, quota=QUOTA, **options):
     return TaskBudget(**tiers, storage=path, batch_ttl=TTL, deadline=60.0, **options)
 
 
-def be_killed(path: str, kills: int, seed: int) -> None:
-    """Kill workers, two at a time, at random moments; print what they said of their tasks."""
-    draw = random.Random(seed)
-    said: list[str] = []
+def kill_workers(path: str, kills: int, seed: int) -> None:
+    """Kill workers, two at a time, at random moments; print what they reported about their tasks."""
+    random_source = random.Random(seed)
+    reports: list[str] = []
     for number in range(kills // 2):
         pipes = []
         for side in "ab":
-            mine, theirs = os.pipe()
+            read_end, write_end = os.pipe()
             child = os.fork()
             if not child:
-                work_until_killed(path, theirs, f"{number}{side}")
-            os.close(theirs)
-            pipes.append((child, mine))
-        for child, mine in pipes:
-            said.append(read_some(mine, draw.randrange(12)))
+                work_until_killed(path, write_end, f"{number}{side}")
+            os.close(write_end)
+            pipes.append((child, read_end))
+        for child, read_end in pipes:
+            reports.append(read_lines(read_end, random_source.randrange(12)))
             os.kill(child, signal.SIGKILL)
-        for child, mine in pipes:
-            while told := os.read(mine, 65_536):
-                said.append(told.decode())
-            os.close(mine)
+        for child, read_end in pipes:
+            while data := os.read(read_end, 65_536):
+                reports.append(data.decode())
+            os.close(read_end)
             os.waitpid(child, 0)
-    words = "".join(said).split()
-    begun = [word[1:] for word in words if word[0] == "+"]
-    done = [word[1:] for word in words if word[0] == "="]
-    print(json.dumps({"begun": begun, "done": done}))  # noqa: T201 - how it answers
+    lines = "".join(reports).split()
+    started = [line[1:] for line in lines if line[0] == "+"]
+    done = [line[1:] for line in lines if line[0] == "="]
+    print(json.dumps({"started": started, "done": done}))  # noqa: T201 - the result of the program
 
 
-def read_some(pipe: int, words: int) -> str:
-    """Read until the worker has said so many words, so that it is killed in the middle of something."""
+def read_lines(pipe: int, count: int) -> str:
+    """Read so many lines from a worker, so that it is killed while it works."""
     text = ""
-    while text.count("\n") < words:
-        told = os.read(pipe, 1)
-        if not told:
+    while text.count("\n") < count:
+        data = os.read(pipe, 1)
+        if not data:
             break
-        text += told.decode()
+        text += data.decode()
     return text
 
 
 def work_until_killed(path: str, pipe: int, name: str) -> None:
-    """Check, process and record batches; say which tasks are about to be recorded (+), and which are (=)."""
+    """Check, process and record batches; report tasks before (+) and after (=) they are recorded."""
     budget = open_budget(path)
-    draw = random.Random(name)
+    random_source = random.Random(name)
     number = 0
     while True:
-        size = draw.randrange(1, 4)
-        if draw.random() < 0.5:
+        size = random_source.randrange(1, 4)
+        if random_source.random() < 0.5:
             result = budget.check_all_limits(size)
             assert result.allowed, result
             assert not result.local, result
@@ -83,18 +83,18 @@ def work_until_killed(path: str, pipe: int, name: str) -> None:
 
 
 def hold(path: str, tasks: int) -> None:
-    """Reserve, say so, and wait to be killed."""
+    """Reserve, print whether it was allowed, and wait to be killed."""
     budget = TaskBudget(per_day=QUOTA, concurrency=tasks, storage=path, batch_ttl=TTL)
-    print(json.dumps(budget.check_all_limits(tasks).allowed), flush=True)  # noqa: T201 - how it answers
+    print(json.dumps(budget.check_all_limits(tasks).allowed), flush=True)  # noqa: T201 - the result of the program
     signal.pause()
 
 
 def fork(path: str, tasks: int) -> None:
-    """Reserve, fork, reserve in the child, and end without settling; the child stays until it is killed."""
+    """Reserve, fork, reserve in the child, and exit without settling; the child runs until it is killed."""
     budget = open_budget(path)
     budget.check_all_limits(tasks)
     if child := os.fork():
-        print(json.dumps(child), flush=True)  # noqa: T201 - how it answers
+        print(json.dumps(child), flush=True)  # noqa: T201 - the result of the program
         os._exit(0)
     budget.check_all_limits(1)
     os.write(1, b"reserved\n")
@@ -102,17 +102,22 @@ def fork(path: str, tasks: int) -> None:
 
 
 def spend(path: str, quota: int, size: int) -> None:
-    """Process batches until a tier says no; print how many tasks that were."""
+    """Process batches until a tier denies one; print the number of tasks."""
     budget = open_budget(path, quota)
     count = 0
     while budget.check_all_limits(size):
         budget.record_completed_tasks(size)
         count += size
     budget.close()
-    print(json.dumps(count))  # noqa: T201 - how it answers
+    print(json.dumps(count))  # noqa: T201 - the result of the program
 
 
 if __name__ == "__main__":
     name, path, *numbers = sys.argv[1:]
-    programs: dict[str, Callable[..., None]] = {"be_killed": be_killed, "hold": hold, "fork": fork, "spend": spend}
+    programs: dict[str, Callable[..., None]] = {
+        "kill_workers": kill_workers,
+        "hold": hold,
+        "fork": fork,
+        "spend": spend,
+    }
     programs[name](path, *map(int, numbers))

@@ -1,4 +1,4 @@
-"""A throw-away Prometheus that scrapes one address, and the tools that come with it."""
+"""A temporary Prometheus server that scrapes one address, and promtool."""
 
 from __future__ import annotations
 
@@ -30,52 +30,52 @@ scrape_configs:
 
 
 def program(name: str) -> str:
-    """Find a program of the package; without it, fail under CI and skip elsewhere."""
+    """Find a program of the Prometheus package; if it is missing, fail under CI and skip elsewhere."""
     return need(shutil.which(name), name, "apt-get install prometheus")
 
 
 def promtool(*arguments: object, text: bytes | None = None) -> str:
-    """Run promtool; fail with what it says."""
+    """Run promtool; fail with its output."""
     command = [program("promtool"), *map(str, arguments)]
-    done = subprocess.run(command, input=text, capture_output=True, check=False)
-    said = (done.stdout + done.stderr).decode()
-    assert done.returncode == 0, said
-    return said
+    result = subprocess.run(command, input=text, capture_output=True, check=False)
+    output = (result.stdout + result.stderr).decode()
+    assert result.returncode == 0, output
+    return output
 
 
 class Prometheus:
-    """Answers queries."""
+    """Sends queries to the server."""
 
     def __init__(self, port: int) -> None:
         self.url = f"http://127.0.0.1:{port}"
 
     def get(self, path: str, **query: str) -> Any:
-        with urllib.request.urlopen(f"{self.url}{path}?{urllib.parse.urlencode(query)}", timeout=10) as answer:  # noqa: S310 - a server of the test
-            return json.load(answer)
+        with urllib.request.urlopen(f"{self.url}{path}?{urllib.parse.urlencode(query)}", timeout=10) as response:  # noqa: S310 - a server of the test
+            return json.load(response)
 
     def query(self, expression: str) -> dict[str, float]:
-        """Values by period (or by nothing)."""
+        """Return the values by period; series without one have the key ''."""
         found = self.get("/api/v1/query", query=expression)["data"]["result"]
         return {series["metric"].get("period", ""): float(series["value"][1]) for series in found}
 
 
 @contextmanager
 def prometheus(folder: Path, port: int, rules: Path) -> Iterator[Prometheus]:
-    """Run a Prometheus that scrapes the port, until it has scraped it twice and more."""
+    """Run a Prometheus that scrapes the port; yields after two scrapes."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
-        mine = probe.getsockname()[1]
+        own_port = probe.getsockname()[1]
     config = folder / "prometheus.yml"
     config.write_text(CONFIG.format(port=port, rules=rules), encoding="utf-8")
     command = [
         program("prometheus"),
         f"--config.file={config}",
         f"--storage.tsdb.path={folder / 'tsdb'}",
-        f"--web.listen-address=127.0.0.1:{mine}",
+        f"--web.listen-address=127.0.0.1:{own_port}",
         "--log.level=error",
     ]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
-    server = Prometheus(mine)
+    server = Prometheus(own_port)
     try:
         deadline = time.monotonic() + 60
         while True:

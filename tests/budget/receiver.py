@@ -1,4 +1,4 @@
-"""A small HTTP server that keeps what it is sent, and answers as it is told."""
+"""A small HTTP server that stores requests and responds as configured."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ if TYPE_CHECKING:
 
 
 class Receiver(ThreadingHTTPServer):
-    """Keeps requests as (headers, body); answers with `answers` in turn, then with 204."""
+    """Stores requests as (headers, body); responds with each of `statuses` once, then with 204."""
 
     daemon_threads = True
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
         self.requests: list[tuple[dict[str, str], bytes]] = []
-        self.answers: list[int] = []
-        self.gate = threading.Event()
-        self.gate.set()
+        self.statuses: list[int] = []
+        self.may_respond = threading.Event()
+        self.may_respond.set()
 
     @property
     def url(self) -> str:
@@ -33,9 +33,9 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers["Content-Length"]))
-        self.server.gate.wait(30)
+        self.server.may_respond.wait(30)
         self.server.requests.append((dict(self.headers), body))
-        status = self.server.answers.pop(0) if self.server.answers else 204
+        status = self.server.statuses.pop(0) if self.server.statuses else 204
         self.send_response(status)
         if status == 302:
             self.send_header("Location", "/elsewhere")
@@ -43,18 +43,18 @@ class Handler(BaseHTTPRequestHandler):
         self.end_headers()
 
     def log_message(self, *_: Any) -> None:
-        """Say nothing."""
+        """Log nothing."""
 
 
 @contextmanager
-def receiving() -> Iterator[Receiver]:
+def run_receiver() -> Iterator[Receiver]:
     server = Receiver()
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
     try:
         yield server
     finally:
-        server.gate.set()
+        server.may_respond.set()
         server.shutdown()
         server.server_close()
         thread.join()

@@ -1,4 +1,4 @@
-"""Beyond counts: task types, costs, time of day, load, priorities."""
+"""Task types, costs, schedules by time of day and load, priorities."""
 
 from datetime import UTC, datetime
 
@@ -15,15 +15,15 @@ from tidegate.testing import ManualClock
 def test_limits_for_each_task_type(open_budget):
     budget = open_budget(per_hour=100, types={"embedding": {"hour": 10}, "completion": {"hour": 30}})
     assert budget.check_all_limits(10, task_type="embedding")
-    refused = budget.check_all_limits(1, task_type="embedding")
-    assert (refused.tier, refused.limits["hour:embedding"]) == ("hour:embedding", 10)
+    denied = budget.check_all_limits(1, task_type="embedding")
+    assert (denied.tier, denied.limits["hour:embedding"]) == ("hour:embedding", 10)
     assert budget.check_all_limits(30, task_type="completion")
-    assert budget.check_all_limits(60)  # of no type, or one without limits
+    assert budget.check_all_limits(60)  # of no type
     assert budget.check_all_limits(1, task_type="other").tier == "hour"
     assert used(budget) == {"hour": 100, "hour:embedding": 10, "hour:completion": 30}
 
 
-def test_a_type_told_only_when_it_is_recorded_counts(open_budget):
+def test_a_type_given_only_when_recording_is_counted(open_budget):
     budget = open_budget(per_hour=100, types={"embedding": {"hour": 10}})
     budget.check_all_limits(5)
     budget.record_completed_tasks(4, task_type="embedding")
@@ -32,22 +32,22 @@ def test_a_type_told_only_when_it_is_recorded_counts(open_budget):
     assert used(budget) == {"hour": 7, "hour:embedding": 7}
 
 
-def test_money_and_tokens_beside_counts(open_budget):
+def test_costs_are_limited_by_unit(open_budget):
     budget = open_budget(per_hour=100, costs={"usd_micros": {"day": 1_000_000}, "tokens": {"minute": 9000}})
     result = budget.check_all_limits(10, cost={"usd_micros": 600_000, "tokens": 4000})
     assert result.current_usage == {"hour": 10, "day:usd_micros": 600_000, "minute:tokens": 4000}
     budget.record_completed_tasks(10, cost={"usd_micros": 750_000, "tokens": 4800})
     assert used(budget) == {"hour": 10, "day:usd_micros": 750_000, "minute:tokens": 4800}
-    refused = budget.check_all_limits(1, cost={"usd_micros": 250_001})
-    assert refused.tier == "day:usd_micros"
+    denied = budget.check_all_limits(1, cost={"usd_micros": 250_001})
+    assert denied.tier == "day:usd_micros"
     assert used(budget)["hour"] == 10  # charged nowhere
     assert budget.check_all_limits(1, cost={"usd_micros": 250_000, "anything": 5})
 
 
-def test_the_estimate_of_a_batch_is_shared_by_its_tasks(open_budget):
+def test_the_estimate_of_a_batch_is_divided_among_its_tasks(open_budget):
     budget = open_budget(per_hour=100, costs={"tokens": {"hour": 9000}})
     budget.check_all_limits(10, cost={"tokens": 1005})
-    budget.record_completed_tasks(4)  # nobody says what they cost
+    budget.record_completed_tasks(4)  # without their cost
     assert used(budget) == {"hour": 4, "hour:tokens": 402}
     with budget.batch(3, cost={"tokens": 900}) as batch:
         batch.record(1, cost={"tokens": 100})
@@ -56,19 +56,19 @@ def test_the_estimate_of_a_batch_is_shared_by_its_tasks(open_budget):
     assert used(budget) == {"hour": 6, "hour:tokens": 402 + 100 + 300}
 
 
-def test_a_task_that_costs_more_than_was_left_of_its_batch(open_budget):
+def test_a_task_may_cost_more_than_the_rest_of_its_batch(open_budget):
     budget = open_budget(per_hour=100, costs={"tokens": {"hour": 9000}})
     with budget.batch(2, cost={"tokens": 100}) as batch:
         batch.record(1, cost={"tokens": 700})
     assert used(budget) == {"hour": 1, "hour:tokens": 700}
 
 
-def test_priorities_may_enter_their_share(open_budget):
+def test_high_priorities_can_use_their_reserved_share(open_budget):
     budget = open_budget(per_hour=100, reserved={1: "20%", 5: 0.1})
     assert budget.check_all_limits(70)
-    refused = budget.check_all_limits(1)
-    assert (refused.tier, refused.exceeded) == ("hour", ("hour",))
-    assert refused.current_usage == {"hour": 70}
+    denied = budget.check_all_limits(1)
+    assert (denied.tier, denied.exceeded) == ("hour", ("hour",))
+    assert denied.current_usage == {"hour": 70}
     assert budget.check_all_limits(20, priority=1)
     assert not budget.check_all_limits(1, priority=4)
     assert budget.check_all_limits(10, priority=5)
@@ -76,14 +76,14 @@ def test_priorities_may_enter_their_share(open_budget):
     assert used(budget) == {"hour": 100}
 
 
-def test_what_priorities_use_first_is_their_own_share(open_budget):
+def test_high_priorities_use_their_reserved_share_first(open_budget):
     budget = open_budget(per_hour=100, reserved={1: 0.2})
     assert budget.check_all_limits(20, priority=1)
     assert budget.check_all_limits(80)
     assert not budget.check_all_limits(1, priority=1)
 
 
-def test_what_a_batch_with_priority_gives_back_is_free_for_all(open_budget):
+def test_permits_returned_by_a_high_priority_are_free_for_all(open_budget):
     budget = open_budget(per_hour=10, reserved={1: 0.5})
     budget.check_all_limits(10, priority=1)
     budget.record_completed_tasks(2)
@@ -105,7 +105,7 @@ def test_limits_by_time_of_day(open_budget, clock):
     assert not budget.check_all_limits(21)
 
 
-def test_a_change_of_limits_refills_nothing(open_budget, clock):
+def test_a_changed_limit_refills_nothing(open_budget, clock):
     clock.advance(7 * 3600 - 410)  # 21:59:50
     budget = open_budget(per_minute=20, schedule=(NIGHT,))
     budget.check_all_limits(20)
@@ -120,18 +120,18 @@ def test_limits_by_load(open_budget, clock):
     assert budget.check_all_limits(15)
     load[0] = 0.9
     clock.advance(1)
-    refused = budget.check_all_limits(1)
-    assert (refused.tier, refused.limits) == ("minute", {"minute": 10, "day": 250})
+    denied = budget.check_all_limits(1)
+    assert (denied.tier, denied.limits) == ("minute", {"minute": 10, "day": 250})
     load[0] = 0.8
     clock.advance(1)
     assert budget.check_all_limits(5)
 
 
-def test_rules_in_a_file(open_budget, path, clock):
+def test_schedule_rules_in_a_file(open_budget, path, clock):
     config = {
         "tiers": {"minute": 20},
         "storage": str(path),
-        "timezone": "America/New_York",  # where it is 11:06
+        "timezone": "America/New_York",  # 11:06 there
         "schedule": [
             {"between": "9:00-17:00", "days": "mon-fri", "scale": "50%"},
             {"between": "11:00-11:30", "days": "sun", "limits": {"minute": 7}},
@@ -141,7 +141,7 @@ def test_rules_in_a_file(open_budget, path, clock):
 
 
 @given(st.integers(0, 7 * 1440 - 1), st.integers(0, 1439), st.integers(1, 1440), st.sets(st.integers(0, 6), min_size=1))
-def test_a_span_belongs_to_the_day_on_which_it_begins(minute, start, length, days):
+def test_a_time_span_belongs_to_the_day_it_starts_on(minute, start, length, days):
     end = (start + length) % 1440
     rule = Rule("r", between=(start, end or 1440), days=frozenset(days))
     if start == end:
@@ -156,24 +156,24 @@ def test_a_span_belongs_to_the_day_on_which_it_begins(minute, start, length, day
     ("text", "days"),
     [("mon-fri", {0, 1, 2, 3, 4}), ("sat, sun", {5, 6}), ("fri-mon", {4, 5, 6, 0}), ("Wednesday", {2})],
 )
-def test_days(text, days):
+def test_weekdays_are_read(text, days):
     assert read_days(text) == days
 
 
-def test_spans():
+def test_time_spans_are_read():
     assert read_between("9:00 - 17:30") == (540, 1050)
     assert read_between("22:00-24:00") == (1320, 1440)
 
 
-def test_everything_at_once_is_one_decision(path):
+def test_all_tiers_are_decided_in_one_transaction(path):
     clock = ManualClock(start=START)
     options = {
         "per_minute": 20, "per_month": 7500, "concurrency": 20, "types": {"a": {"day": 15}},
         "costs": {"tokens": {"hour": 1000}}, "reserved": {1: 0.1}, "storage": path, "clock": clock,
     }  # fmt: skip
     with TaskBudget(**options) as budget:
-        before = budget.store.metrics()["transactions"]
+        before = budget.operations.store.metrics()["transactions"]
         assert budget.check_all_limits(5, task_type="a", cost={"tokens": 100})
-        assert budget.store.metrics()["transactions"] == before + 1
+        assert budget.operations.store.metrics()["transactions"] == before + 1
         budget.record_completed_tasks(5)
-        assert budget.store.metrics()["transactions"] == before + 2
+        assert budget.operations.store.metrics()["transactions"] == before + 2

@@ -1,4 +1,4 @@
-"""Settings from YAML, and what is wrong with them, file and line."""
+"""Settings from YAML, and errors with file, line and field."""
 
 from fractions import Fraction
 
@@ -8,7 +8,7 @@ from tidegate.budget import BudgetSettings, TaskBudget
 from tidegate.budget.config import read_config
 from tidegate.errors import ConfigError
 
-EVERYTHING = """\
+ALL_SETTINGS = """\
 tiers: {minute: 20, hour: 100, day: 500, week: 2_000, month: 7500}
 concurrency: 5
 types:
@@ -33,22 +33,22 @@ webhook_secret: s3cret
 """
 
 
-def test_everything(tmp_path):
+def test_all_settings_of_a_file_are_read(tmp_path):
     file = tmp_path / "budget.yaml"
-    file.write_text(EVERYTHING)
+    file.write_text(ALL_SETTINGS)
     settings = BudgetSettings(**read_config(file))
     assert [tier.name for tier in settings.plan.tiers] == [
         "minute", "hour", "day", "week", "month", "minute:embedding", "day:usd_micros", "concurrency",
     ]  # fmt: skip
-    assert settings.plan.kept() == [(1, Fraction(1, 4)), (2, Fraction(1, 20))]
+    assert settings.plan.reserved_shares() == [(1, Fraction(1, 4)), (2, Fraction(1, 20))]
     night, busy = settings.schedule
     assert (night.between, night.days, night.scale) == ((1320, 360), frozenset(range(5)), 2)
     assert (busy.name, busy.load_above, busy.limits) == ("rule 2", 0.8, {"minute": 5, "day:usd_micros": 100})
-    assert settings.lasting == 300_000_000
+    assert settings.batch_ttl_microseconds == 300_000_000
     assert settings.milestones == (50, 90)
 
 
-def test_a_mapping_of_the_same_shape(open_budget, path):
+def test_a_mapping_is_read_like_a_file(open_budget, path):
     budget = open_budget({"tiers": {"day": 10}, "reserved": {"1": "10%"}, "storage": str(path)})
     assert budget.check_all_limits(9)
     assert not budget.check_all_limits(1)
@@ -58,26 +58,36 @@ def test_a_mapping_of_the_same_shape(open_budget, path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("tier: {}", "1: tier: unknown setting: is 'tiers' meant?"),
-        ("tiers: {minute: none}", "1: tiers.minute: expected a whole number from 1, not none"),
-        ("tiers: {year: 5}", "1: tiers.year: unknown setting: known are minute, hour, day, week, month"),
+        ("tier: {}", "1: tier: unknown setting: "),
+        ("tiers: {minute: none}", "1: tiers.minute: expected "),
+        ("tiers: {year: 5}", "1: tiers.year: unknown setting: "),
         ("tiers: {day: 5}\nstrategy: rollin", "2: strategy: expected rolling or fixed, not rollin"),
         ("tiers: {day: 5}\ntimezone: Berlin", "2: timezone: unknown time zone 'Berlin'"),
-        ("types:\n  a:b: {day: 5}", "1: types: a task type is a word without ':' and '<', not 'a:b'"),
-        ("costs: {tasks: {day: 5}}", "1: costs: 'tasks' has another meaning"),
-        ("reserved: {high: 0.5}", "1: reserved.high: a priority is a whole number from 1, not high"),
+        ("types:\n  a:b: {day: 5}", "1: types: expected a task type without ':' and '<', not 'a:b'"),
+        ("costs: {tasks: {day: 5}}", "1: costs: 'tasks' cannot be a unit: it is a reserved name"),
+        ("reserved: {high: 0.5}", "1: reserved.high: expected an integer from 1 as priority, not high"),
         ("reserved: {1: lots}", "1: reserved.1: expected a share such as 0.2 or 20%, not lots"),
-        ("tiers: {day: 9}\nreserved: {1: 60%, 2: 40%}", "2: reserved: the shares leave nothing"),
-        ("schedule:\n  - {scale: 50%}", "2: schedule[0]: the rule holds always"),
-        ("schedule:\n  - {days: mon}", "2: schedule[0]: the rule changes nothing"),
-        ("schedule:\n  - days: monday\n    between: 9-17\n    scale: 2", "3: schedule[0].between: expected a span"),
-        ("schedule:\n  - days: someday\n    scale: 2", "2: schedule[0].days: expected days such as mon-fri"),
-        ("schedule:\n  - {days: mon, limits: {day: 5}}", "2: schedule[0]: there is no tier 'day' to change"),
-        ("batch_ttl: soon", "1: batch_ttl: expected a time such as 10m, or seconds, not 'soon'"),
-        ("webhook_url: example.com", "1: webhook_url: expected an address such as https://"),
+        (
+            "tiers: {day: 9}\nreserved: {1: 60%, 2: 40%}",
+            "2: reserved: the shares add up to 1: they must stay below 1 together",
+        ),
+        ("schedule:\n  - {scale: 50%}", "2: schedule[0]: the rule has no condition"),
+        ("schedule:\n  - {days: mon}", "2: schedule[0]: the rule changes no quota"),
+        (
+            "schedule:\n  - days: monday\n    between: 9-17\n    scale: 2",
+            "3: schedule[0].between: expected a time span",
+        ),
+        ("schedule:\n  - days: someday\n    scale: 2", "2: schedule[0].days: expected weekdays such as mon-fri"),
+        ("schedule:\n  - {days: mon, limits: {day: 5}}", "2: schedule[0]: unknown tier 'day': the budget has none"),
+        (
+            "tiers: {day: 9}\nschedule:\n  - {days: mon, limits: {dai: 5}}",
+            "3: schedule[0]: unknown tier 'dai': the budget has day; did you mean 'day'?",
+        ),
+        ("batch_ttl: soon", "1: batch_ttl: expected a duration such as 10m, or a number of seconds, not 'soon'"),
+        ("webhook_url: example.com", "1: webhook_url: expected an http or https URL such as https://"),
     ],
 )
-def test_mistakes_are_named_with_their_place(tmp_path, text, message):
+def test_errors_name_file_line_and_field(tmp_path, text, message):
     file = tmp_path / "budget.yaml"
     file.write_text(text)
     with pytest.raises(ConfigError) as error:
@@ -88,18 +98,22 @@ def test_mistakes_are_named_with_their_place(tmp_path, text, message):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({}, "the budget is enabled and limits nothing"),
-        ({"per_day": 0}, "per_day: expected a whole number of tasks, at least 1, not 0"),
-        ({"per_day": True}, "per_day: expected a whole number"),
-        ({"per_day": 1, "types": {"a": {"year": 5}}}, "types: a: there is no tier 'year'"),
+        ({}, "the budget is enabled but has no limits"),
+        ({"per_day": 0}, "per_day: expected an integer from 1, not 0"),
+        ({"per_day": True}, "per_day: expected an integer"),
+        ({"per_day": 1, "types": {"a": {"year": 5}}}, "types: a: unknown period 'year'"),
         ({"per_day": 1, "costs": {"tokens": 5}}, "costs: tokens: expected quotas such as"),
-        ({"per_day": 1, "reserved": {0: 0.5}}, "reserved: a priority is a whole number from 1"),
-        ({"per_day": 1, "reserved": {1: 0.5}}, "reserved: nothing of 1 per day is left"),
-        ({"types": {"a": {"day": 5}}, "costs": {"a": {"day": 5}}}, "types: 'a' is also a unit of costs"),
+        ({"per_day": 1, "reserved": {0: 0.5}}, "reserved: expected priorities that are integers from 1"),
+        ({"per_day": 1, "reserved": {1: 0.5}}, "reserved: the shares reserve all of 1 per day"),
+        ({"types": {"a": {"day": 5}}, "costs": {"a": {"day": 5}}}, "types: 'a' is a task type and a unit of costs"),
         ({"per_day": 1, "storage": ""}, "storage: expected the path of a file"),
+        (
+            {"per_day": 1, "strategy": "rollin"},
+            "strategy: expected rolling or fixed, not 'rollin'; did you mean 'rolling'?",
+        ),
         ({"per_day": 1, "strategy": "x", "deadline": 0}, "2 settings of the budget are wrong"),
     ],
 )
-def test_settings_of_a_program(options, message, path):
+def test_wrong_settings_are_refused(options, message, path):
     with pytest.raises(ConfigError, match=message):
         TaskBudget(**{"storage": path} | options)

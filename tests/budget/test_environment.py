@@ -1,4 +1,4 @@
-"""Environment variables: the document's, checked together."""
+"""Settings from environment variables, checked together."""
 
 import pytest
 
@@ -23,7 +23,7 @@ def environ(path):
     }
 
 
-def test_the_documents_example(open_budget, environ, path):
+def test_the_variables_of_the_specification_are_read(open_budget, environ, path):
     budget = open_budget(environ)
     result = budget.check_all_limits(3)
     assert result.limits == {
@@ -33,7 +33,7 @@ def test_the_documents_example(open_budget, environ, path):
     assert used(budget)["month"] == 3
 
 
-def test_the_process_s_own_environment(monkeypatch, environ):
+def test_the_environment_of_the_process_is_the_default(monkeypatch, environ):
     for name, value in environ.items():
         monkeypatch.setenv(name, value)
     with TaskBudget.from_env() as budget:
@@ -43,13 +43,13 @@ def test_the_process_s_own_environment(monkeypatch, environ):
         assert budget.settings.per_month is None
 
 
-async def test_the_async_budget_too(environ):
+async def test_the_async_budget_reads_the_environment(environ):
     async with AsyncTaskBudget.from_env(environ) as budget:
         assert (await budget.check_all_limits(20)).allowed
         assert not (await budget.check_all_limits(1)).allowed
 
 
-def test_off_by_default(environ, path):
+def test_a_budget_is_disabled_by_default(environ, path):
     del environ["RATE_LIMIT_ENABLED"]
     with TaskBudget.from_env(environ) as budget:
         assert not budget.settings.enabled
@@ -72,11 +72,11 @@ def test_off_by_default(environ, path):
         ("", False),
     ],
 )
-def test_words_for_on_and_off(environ, text, value):
+def test_words_for_true_and_false(environ, text, value):
     assert read_environment(environ | {"RATE_LIMIT_ENABLED": text}).enabled is value
 
 
-def test_every_wrong_variable_is_named_at_once(environ):
+def test_one_error_lists_every_wrong_variable(environ):
     wrong = {
         "RATE_LIMIT_PER_MINUTE": "twenty",
         "RATE_LIMIT_PER_HOUR": "0",
@@ -97,44 +97,42 @@ def test_every_wrong_variable_is_named_at_once(environ):
     lines = str(error.value).splitlines()
     assert lines[0] == f"{len(wrong)} settings of the budget are wrong:"
     assert sorted(line.split(":")[0].strip() for line in lines[1:]) == sorted(wrong)
-    said = dict(line.strip().split(": ", 1) for line in lines[1:])
-    assert said["RATE_LIMIT_PER_MINUTE"] == (
-        "expected a whole number of tasks, at least 1, not 'twenty'; leave it out for no limit"
-    )
-    assert said["RATE_LIMIT_STRATEGY"] == "expected rolling or fixed, not 'sliding'"
+    messages = dict(line.strip().split(": ", 1) for line in lines[1:])
+    assert messages["RATE_LIMIT_PER_MINUTE"] == "expected an integer from 1, not 'twenty'; leave it out for no limit"
+    assert messages["RATE_LIMIT_STRATEGY"] == "expected rolling or fixed, not 'sliding'"
 
 
-def test_one_wrong_variable(environ):
-    with pytest.raises(ConfigError, match=r"^RATE_LIMIT_PER_DAY: expected a whole number of tasks"):
+def test_one_wrong_variable_is_named(environ):
+    with pytest.raises(ConfigError, match=r"^RATE_LIMIT_PER_DAY: expected an integer from 1"):
         TaskBudget.from_env(environ | {"RATE_LIMIT_PER_DAY": "five"})
 
 
-def test_wrong_variables_are_refused_while_it_is_off(environ):
-    """So that switching it on is no surprise."""
+def test_wrong_variables_are_refused_even_if_the_budget_is_disabled(environ):
+    """So that enabling the budget later raises no new errors."""
     with pytest.raises(ConfigError, match="RATE_LIMIT_STRATEGY"):
         TaskBudget.from_env(environ | {"RATE_LIMIT_ENABLED": "false", "RATE_LIMIT_STRATEGY": "fixd"})
 
 
-def test_on_without_any_limit():
+def test_an_enabled_budget_needs_a_limit():
     with pytest.raises(ConfigError, match="RATE_LIMIT_ENABLED is true, but no limit is set"):
         TaskBudget.from_env({"RATE_LIMIT_ENABLED": "true"})
 
 
-def test_the_folder_of_the_file_is_made(environ, tmp_path):
+def test_the_directory_of_the_file_is_created(environ, tmp_path):
     path = tmp_path / "app" / "data" / "rate_limits.db"
     with TaskBudget.from_env(environ | {"RATE_LIMIT_STORAGE_PATH": str(path)}) as budget:
         assert budget.check_all_limits(1)
     assert path.exists()
     (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigError, match=r"RATE_LIMIT_STORAGE_PATH: the folder .* cannot be made: Not a directory"):
+    with pytest.raises(ConfigError, match=r"RATE_LIMIT_STORAGE_PATH: cannot create the directory .*: Not a directory"):
         TaskBudget.from_env(environ | {"RATE_LIMIT_STORAGE_PATH": str(tmp_path / "file" / "x" / "limits.db")})
 
 
-def test_a_file_for_what_variables_do_not_say(environ, tmp_path, clock):
+def test_a_file_sets_what_the_variables_do_not(environ, tmp_path, clock):
     file = tmp_path / "budget.yaml"
     file.write_text("tiers: {minute: 7, day: 9}\ncosts:\n  tokens: {day: 1000}\nstrategy: fixed\n")
     settings = read_environment(environ | {CONFIG: str(file)})
-    assert (settings.per_minute, settings.per_day) == (20, 500)  # variables go before the file
+    assert (settings.per_minute, settings.per_day) == (20, 500)  # variables override the file
     assert settings.costs == {"tokens": {"day": 1000}}
     assert settings.strategy == "rolling"
     only_file = {name: environ[name] for name in ("RATE_LIMIT_STORAGE_PATH", "RATE_LIMIT_ENABLED")}
@@ -142,29 +140,29 @@ def test_a_file_for_what_variables_do_not_say(environ, tmp_path, clock):
     assert (settings.per_minute, settings.strategy) == (7, "fixed")
 
 
-def test_a_wrong_file_is_one_of_the_wrong_settings(environ, tmp_path):
+def test_an_error_in_the_file_is_listed_with_the_others(environ, tmp_path):
     file = tmp_path / "budget.yaml"
     file.write_text("tiers:\n  minut: 7\n")
     with pytest.raises(ConfigError) as error:
         read_environment({"RATE_LIMIT_ENABLED": "yes", "RATE_LIMIT_STRATEGY": "x", CONFIG: str(file)})
-    assert f"{CONFIG}: {file}:2: tiers.minut: unknown setting: is 'minute' meant?" in str(error.value)
+    assert f"{CONFIG}: {file}:2: tiers.minut: unknown setting: " in str(error.value)
     assert "RATE_LIMIT_STRATEGY: expected rolling or fixed, not 'x'" in str(error.value)
 
 
-def test_a_tier_that_is_never_reached_is_said_so(environ, caplog):
+def test_a_tier_without_effect_is_logged(environ, caplog):
     with TaskBudget.from_env(environ | {"RATE_LIMIT_PER_MINUTE": "150"}):
         pass
     assert [record.getMessage() for record in caplog.records] == [
-        "150 per minute is never reached: 100 per hour is less"
+        "the limit of 150 per minute has no effect: 100 per hour is lower"
     ]
 
 
-def test_the_file_may_switch_it_on(tmp_path, path):
+def test_the_file_can_enable_the_budget(tmp_path, path):
     file = tmp_path / "budget.yaml"
     file.write_text(f"enabled: true\ntiers: {{minute: 7}}\nstorage: {path}\n")
     assert read_environment({CONFIG: str(file)}).enabled
     assert not read_environment({CONFIG: str(file), "RATE_LIMIT_ENABLED": "no"}).enabled
 
 
-def test_documented_variables(environ):
+def test_the_variables_of_the_specification_are_known(environ):
     assert set(environ) <= set(VARIABLES.values())

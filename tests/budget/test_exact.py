@@ -1,4 +1,4 @@
-"""Rolling windows are exact: compared with a plain list of what was admitted when."""
+"""Rolling windows are exact: compared with a plain list of admitted batches."""
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -15,7 +15,7 @@ STEPS = st.lists(
 
 
 class Oracle:
-    """Everything that counts, one entry for each batch: when it was checked, and how many tasks."""
+    """A list of everything that counts: for each batch, the time of its check and its tasks."""
 
     def __init__(self, quotas):
         self.quotas = quotas
@@ -28,24 +28,24 @@ class Oracle:
         return all(self.used(tier, now) + tasks <= quota for tier, quota in self.quotas.items())
 
     def wait(self, tasks, now):
-        """The first instant at which the batch fits: one at which an entry leaves."""
+        """Return the time until the batch fits, which is when an entry expires."""
         if any(tasks > quota for quota in self.quotas.values()):
             return None
-        leaving = {at + length * 1_000_000 for at, _ in self.entries for length in LENGTHS.values()}
-        return min(then for then in leaving if then > now and self.allows(tasks, then)) - now
+        expiries = {at + length * 1_000_000 for at, _ in self.entries for length in LENGTHS.values()}
+        return min(then for then in expiries if then > now and self.allows(tasks, then)) - now
 
 
 @settings(max_examples=60)
 @given(STEPS)
-def test_usage_refusals_and_waits_are_those_of_a_plain_list(steps):
+def test_usage_denials_and_waits_match_a_plain_list(steps):
     quotas = {"minute": 9, "hour": 14, "day": 20, "week": 28, "month": 40}
     clock, oracle = ManualClock(start=START), Oracle(quotas)
     tiers = {f"per_{tier}": quota for tier, quota in quotas.items()}
     with TaskBudget(**tiers, storage="memory://", clock=clock) as budget:
-        for pause, tasks, done, asks in steps:
+        for pause, tasks, done, checks in steps:
             clock.advance(pause)
             now = clock.ns() // 1000
-            if asks:
+            if checks:
                 allowed = oracle.allows(tasks, now)
                 result = budget.check_all_limits(tasks)
                 assert result.allowed == allowed
@@ -70,7 +70,7 @@ def test_a_month_of_more_than_a_hundred_thousand_tasks_is_exact(path):
             assert budget.check_all_limits(400)
             budget.record_completed_tasks(400)
             clock.advance(8640)  # 300 of them are 30 days
-        assert budget.get_current_usage()["month"].used == 119_600  # the first batch has just left
+        assert budget.get_current_usage()["month"].used == 119_600  # the first batch has just expired
         assert not budget.check_all_limits(401)
         assert budget.check_all_limits(400)
         assert budget.check_all_limits(1).wait == 8640.0

@@ -1,4 +1,4 @@
-"""The example: a scheduler works off a task server within its budget."""
+"""The example: a scheduler processes the tasks of a server within its budget."""
 
 import asyncio
 import os
@@ -17,17 +17,17 @@ ROOT = Path(__file__).parents[2]
 
 
 class Work:
-    """Processes tasks: notes when, how many at once, and fails some of them the first time."""
+    """Processes tasks: stores when, and how many at once; fails some of them the first time."""
 
     def __init__(self, clock, fails=()):
         self.clock = clock
         self.fails = set(fails)
         self.done = []
-        self.under_way = self.most = 0
+        self.running = self.max_running = 0
 
     async def __call__(self, task):
-        self.under_way += 1
-        self.most = max(self.most, self.under_way)
+        self.running += 1
+        self.max_running = max(self.max_running, self.running)
         try:
             if task["id"] in self.fails:
                 self.fails.remove(task["id"])
@@ -35,16 +35,16 @@ class Work:
             await asyncio.sleep(0)
             self.done.append((self.clock.now(), task["id"]))
         finally:
-            self.under_way -= 1
+            self.running -= 1
 
 
 async def test_a_scheduler_stays_within_its_budget(path, clock):
     start = clock.now()
     work = Work(clock, fails=["task-3", "task-17"])
-    naps = []
+    sleeps = []
 
     async def sleep(seconds):
-        naps.append(seconds)
+        sleeps.append(seconds)
         clock.advance(seconds)
 
     with TaskServer(some_tasks(50)) as server:
@@ -53,17 +53,17 @@ async def test_a_scheduler_stays_within_its_budget(path, clock):
             await TaskScheduler(server.url, budget, work, sleep=sleep).run(poll_every=60)
             usage = await budget.get_current_usage()
     assert sorted(server.done) == sorted(f"task-{number}" for number in range(1, 51))
-    assert work.most == 5
+    assert work.max_running == 5
     times = [at - start for at, _ in work.done]
     assert {seconds: times.count(seconds) for seconds in set(times)} == {0.0: 20, 60.0: 20, 120.0: 5, 3600.0: 5}
-    assert naps == [60] * 60
-    assert usage["hour"].used == 30  # those of the first minute have left
+    assert sleeps == [60] * 60
+    assert usage["hour"].used == 30  # the tasks of the first minute have expired
     with closing(sqlite3.connect(path)) as db:
         recorded = db.execute("SELECT task_id FROM task_completions").fetchall()
     assert sorted(recorded) == sorted((name,) for _, name in work.done)
 
 
-def test_it_runs_as_a_program(path):
+def test_the_example_runs_as_a_program(path):
     with TaskServer(some_tasks(12)) as server:
         variables = {
             "RATE_LIMIT_ENABLED": "true",
@@ -72,15 +72,15 @@ def test_it_runs_as_a_program(path):
             "CONCURRENCY_LIMIT": "12",
         }
         command = [sys.executable, "-m", module.__name__, server.url]
-        done = subprocess.run(
+        result = subprocess.run(
             command, cwd=ROOT, env=os.environ | variables, capture_output=True, text=True, check=False, timeout=60
         )
-        assert done.returncode == 0, done.stderr
+        assert result.returncode == 0, result.stderr
         assert len(server.done) == 12
-        assert "task-12: summarise document 12" in done.stderr
+        assert "task-12: summarise document 12" in result.stderr
 
 
-def test_the_tutorial_shows_the_example_as_it_is():
+def test_the_tutorial_shows_the_code_of_the_example():
     page = (ROOT / "docs" / "budgets.md").read_text(encoding="utf-8")
     code = Path(str(module.__file__)).read_text(encoding="utf-8")
     shown = code[code.index("class TaskScheduler") : code.index("async def main")].rstrip()

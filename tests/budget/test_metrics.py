@@ -1,4 +1,4 @@
-"""The document's metrics: as Prometheus reads them, with the document's queries, alerts and a dashboard on them."""
+"""Metrics: names, scrapes by Prometheus, alert rules, and the queries of the dashboard."""
 
 import json
 from pathlib import Path
@@ -8,7 +8,7 @@ from prometheus_client import CollectorRegistry, generate_latest, start_http_ser
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.budget.prometheus import prometheus, promtool
-from tests.budget.waiting import until
+from tests.budget.waiting import wait_until
 from tidegate.budget import TaskBudget
 from tidegate.budget import prometheus as module
 from tidegate.budget.prometheus import BudgetCollector
@@ -32,38 +32,38 @@ def read(registry):
     }
 
 
-def test_names_and_labels_are_the_documents(open_budget, registry, clock):
+def test_names_and_labels_match_the_specification(open_budget, registry, clock):
     budget = open_budget(per_minute=20, per_day=500, costs={"tokens": {"day": 9000}}, concurrency=5)
     registry.register(BudgetCollector(getattr(budget, "budget", budget)))
     budget.check_all_limits(5, cost={"tokens": 1800})
     budget.record_completed_tasks(4, cost={"tokens": 1500})
     budget.check_all_limits(30)
     clock.advance(10)
-    seen = read(registry)
-    assert seen["rate_limit_current_usage", "minute"] == seen["rate_limit_current_usage", "day"] == 4
-    assert seen["rate_limit_current_usage", "day:tokens"] == 1500
-    assert seen["rate_limit_current_usage", "concurrency"] == 0
-    assert seen["rate_limit_max_allowed", "minute"] == 20
-    assert seen["rate_limit_window_reset_seconds", "minute"] == 50
-    assert seen["rate_limit_exceeded_total", "minute"] == 1
-    assert seen["rate_limit_exceeded_total", "day"] == 0
-    assert seen["rate_limit_check_duration_seconds_count", None] == 2
-    assert seen["rate_limit_check_duration_seconds_bucket", "+Inf"] == 2
-    assert seen["rate_limit_database_up", None] == 1
-    assert seen["rate_limit_tasks_recorded_total", None] == 4
-    assert seen["rate_limit_tasks_returned_total", None] == 1
+    metrics = read(registry)
+    assert metrics["rate_limit_current_usage", "minute"] == metrics["rate_limit_current_usage", "day"] == 4
+    assert metrics["rate_limit_current_usage", "day:tokens"] == 1500
+    assert metrics["rate_limit_current_usage", "concurrency"] == 0
+    assert metrics["rate_limit_max_allowed", "minute"] == 20
+    assert metrics["rate_limit_window_reset_seconds", "minute"] == 50
+    assert metrics["rate_limit_exceeded_total", "minute"] == 1
+    assert metrics["rate_limit_exceeded_total", "day"] == 0
+    assert metrics["rate_limit_check_duration_seconds_count", None] == 2
+    assert metrics["rate_limit_check_duration_seconds_bucket", "+Inf"] == 2
+    assert metrics["rate_limit_database_up", None] == 1
+    assert metrics["rate_limit_tasks_recorded_total", None] == 4
+    assert metrics["rate_limit_tasks_returned_total", None] == 1
 
 
-def test_every_metric_is_described_where_it_is_made(open_budget, registry):
+def test_every_metric_is_in_the_module_docstring(open_budget, registry):
     budget = open_budget(per_minute=20)
     registry.register(BudgetCollector(getattr(budget, "budget", budget)))
-    told = str(module.__doc__)
+    docstring = str(module.__doc__)
     for family in text_string_to_metric_families(generate_latest(registry).decode()):
         name = f"{family.name}_total" if family.type == "counter" else family.name
-        assert name in told
+        assert name in docstring
 
 
-def test_scraped_by_prometheus(tmp_path, path, clock, registry):
+def test_prometheus_scrapes_the_metrics(tmp_path, path, clock, registry):
     with TaskBudget(per_minute=20, per_hour=100, per_day=500, storage=path, clock=clock) as budget:
         registry.register(BudgetCollector(budget))
         promtool("check", "metrics", text=generate_latest(registry))
@@ -73,35 +73,40 @@ def test_scraped_by_prometheus(tmp_path, path, clock, registry):
         server, thread = start_http_server(0, "127.0.0.1", registry)
         try:
             with prometheus(tmp_path, server.server_port, RULES) as scraped:
-                shows(scraped, USAGE, {"minute": 75.0, "hour": 15.0, "day": 3.0})
-                shows(scraped, "rate_limit_window_reset_seconds", {"minute": 42.0, "hour": 3582.0, "day": 86_382.0})
+                wait_for_values(scraped, USAGE, {"minute": 75.0, "hour": 15.0, "day": 3.0})
+                wait_for_values(
+                    scraped, "rate_limit_window_reset_seconds", {"minute": 42.0, "hour": 3582.0, "day": 86_382.0}
+                )
                 for _ in range(6):
                     budget.check_all_limits(10)
                 rates = "rate(rate_limit_exceeded_total[5m])"
-                until(lambda: scraped.query(rates).get("minute", 0) > 0, "refusals were scraped")
-                shows(scraped, "rate_limit_exceeded_total", {"minute": 6.0, "hour": 0.0, "day": 0.0})
-                for expression in ("rate_limit:usage:percent", *dashboard()):
-                    until(lambda expression=expression: scraped.query(expression), f"something is shown: {expression}")
+                wait_until(lambda: scraped.query(rates).get("minute", 0) > 0, "denials were scraped")
+                wait_for_values(scraped, "rate_limit_exceeded_total", {"minute": 6.0, "hour": 0.0, "day": 0.0})
+                for expression in ("rate_limit:usage:percent", *dashboard_queries()):
+                    wait_until(
+                        lambda expression=expression: scraped.query(expression),
+                        f"the query {expression} returns something",
+                    )
         finally:
             server.shutdown()
             server.server_close()
             thread.join()
 
 
-def shows(scraped, expression, expected):
-    """A scrape that comes too late on a busy machine leaves a gap: look again."""
-    until(lambda: scraped.query(expression) == expected, f"{expression} shows {expected}")
+def wait_for_values(scraped, expression, expected):
+    """Poll, because a late scrape on a busy machine leaves a gap."""
+    wait_until(lambda: scraped.query(expression) == expected, f"{expression} returns {expected}")
 
 
-def dashboard():
+def dashboard_queries():
     panels = json.loads((DOCS / "grafana" / "budget.json").read_text(encoding="utf-8"))["panels"]
     return [target["expr"] for panel in panels for target in panel["targets"]]
 
 
-def test_the_dashboard_has_the_documents_queries():
-    assert {USAGE, "rate_limit_window_reset_seconds", "rate(rate_limit_exceeded_total[5m])"} <= set(dashboard())
+def test_the_dashboard_has_the_queries_of_the_specification():
+    assert {USAGE, "rate_limit_window_reset_seconds", "rate(rate_limit_exceeded_total[5m])"} <= set(dashboard_queries())
 
 
-def test_alert_rules():
+def test_the_alert_rules_pass_their_tests():
     promtool("check", "rules", RULES)
     promtool("test", "rules", RULES.with_name("budget.rules.test.yml"))

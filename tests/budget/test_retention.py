@@ -1,4 +1,4 @@
-"""Completions are kept for 35 days; the file stays as large as what it holds."""
+"""Completions are kept for 35 days; the size of the file stays bounded."""
 
 import os
 import sqlite3
@@ -19,7 +19,7 @@ def rows(path, sql):
 
 
 def size(path):
-    """Bytes of the file that are in use."""
+    """Return the bytes in use, and the size of the file."""
     with closing(sqlite3.connect(path)) as db:
         pages, free, each = (db.execute(f"PRAGMA {name}").fetchone()[0] for name in (
             "page_count", "freelist_count", "page_size"))  # fmt: skip
@@ -38,7 +38,7 @@ def test_completions_are_kept_for_35_days(open_budget, path, clock):
     assert budget.reset_expired_windows() == 0
 
 
-def test_the_daily_removal_takes_a_few_rows_from_each_write(open_budget, path, clock):
+def test_the_daily_removal_takes_a_few_rows_in_each_write(open_budget, path, clock):
     budget = open_budget(per_month=100_000)
     budget.record_completed_tasks(task_ids=[str(number) for number in range(5 * REMOVED)])
     clock.advance(36 * DAY)
@@ -53,19 +53,19 @@ def test_the_daily_removal_takes_a_few_rows_from_each_write(open_budget, path, c
     assert len(rows(path, "SELECT 1 FROM budget_completion")) == left[-1] + 1  # once a day
 
 
-def test_tidying_up_goes_in_small_steps(open_budget, clock):
+def test_cleaning_up_uses_small_transactions(open_budget, clock):
     budget = open_budget(per_month=100_000)
     budget.record_completed_tasks(task_ids=[str(number) for number in range(5 * REMOVED)])
     for _ in range(40):
         budget.check_all_limits(1)
     clock.advance(36 * DAY)
-    before = budget.store.metrics()["transactions"]
+    before = budget.operations.store.metrics()["transactions"]
     assert budget.reset_expired_windows() == 5 * REMOVED + 40
-    assert budget.store.metrics()["transactions"] == before + 6  # the last of them finds nothing
+    assert budget.operations.store.metrics()["transactions"] == before + 6  # the last of them finds nothing
 
 
-def test_a_year_of_100_000_tasks_a_month(path):
-    """In larger batches than usual, one in ten with names; TIDEGATE_YEAR_BATCH=20 plays it as it would be."""
+def test_the_file_stays_small_in_a_year_of_100_000_tasks_a_month(path):
+    """In large batches, one in ten with task IDs; TIDEGATE_YEAR_BATCH=20 uses a realistic size."""
     batch = int(os.environ.get("TIDEGATE_YEAR_BATCH", "800"))
     clock = ManualClock(start=START)
     tiers = {"per_minute": 5000, "per_hour": 5000, "per_day": 5000, "per_week": 30_000, "per_month": 110_000}
@@ -75,13 +75,13 @@ def test_a_year_of_100_000_tasks_a_month(path):
         for day in range(YEAR):
             for number in range(a_day):
                 assert budget.check_all_limits(batch)
-                named = (day * a_day + number) % 10 == 0
-                names = [f"{day}-{number}-{i}" for i in range(batch)] if named else None
-                budget.record_completed_tasks(batch, task_ids=names)
+                with_ids = (day * a_day + number) % 10 == 0
+                ids = [f"{day}-{number}-{i}" for i in range(batch)] if with_ids else None
+                budget.record_completed_tasks(batch, task_ids=ids)
                 clock.advance(DAY / a_day)
             if day in (80, YEAR - 1):
                 sizes.append(size(path))
-        # The first batch of the last 30 days has just left.
+        # The first batch of the last 30 days has just expired.
         assert used(budget)["month"] == (30 * a_day - 1) * batch
         budget.reset_expired_windows()
     ((oldest, count),) = rows(path, "SELECT min(completed), sum(tasks) FROM budget_completion")

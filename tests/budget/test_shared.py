@@ -1,12 +1,12 @@
-"""Several instances share one budget, whatever the store: together they admit what one would."""
+"""Several instances share one budget in any store: together they admit as much as one would."""
 
 import asyncio
 import os
 
 import pytest
 
-from tests.budget.faces import KINDS, Awaited, used
-from tests.budget.waiting import until
+from tests.budget.faces import KINDS, BlockingBudget, used
+from tests.budget.waiting import wait_until
 from tests.servers.postgres import PostgresServer, find_binaries
 from tests.servers.valkey import ValkeyServer
 
@@ -36,14 +36,16 @@ def storage(request, path):
 
 @pytest.fixture(params=["threads", "tasks"])
 def instances(request, storage):
-    """Opens an instance of a budget of the test's own, by the server's clock."""
+    """Open instances of one budget, with the clock of the server."""
     opened = []
     with asyncio.Runner() as runner:
 
         def start(**options):
             options = {"storage": storage, "name": request.node.name, **options}
             kind = KINDS[request.param]
-            opened.append(kind(**options) if request.param == "threads" else Awaited(runner, lambda: kind(**options)))
+            opened.append(
+                kind(**options) if request.param == "threads" else BlockingBudget(runner, lambda: kind(**options))
+            )
             return opened[-1]
 
         yield start
@@ -55,20 +57,20 @@ def test_instances_share_a_budget(instances):
     settings = {"per_hour": 100, "per_month": 1000, "costs": {"tokens": {"day": 5000}}}
     one, other = instances(**settings), instances(**settings)
     assert one.check_all_limits(60, cost={"tokens": 3000})
-    refused = other.check_all_limits(60, cost={"tokens": 1000})
-    assert (refused.tier, refused.current_usage["hour"]) == ("hour", 60)
+    denied = other.check_all_limits(60, cost={"tokens": 1000})
+    assert (denied.tier, denied.current_usage["hour"]) == ("hour", 60)
     assert not other.check_all_limits(1, cost={"tokens": 2001})
     assert other.check_all_limits(40, cost={"tokens": 2000})
     one.record_completed_tasks(50, cost={"tokens": 2500})
     other.record_completed_tasks(40)
     expected = {"hour": 90, "month": 90, "day:tokens": 4500}
     assert used(one) == used(other) == expected
-    other.record_completed_tasks(30)  # that nobody had reserved, and for which there is no room
+    other.record_completed_tasks(30)  # not reserved, and beyond the quota
     assert one.get_current_usage()["hour"].remaining == 0
     assert one.get_current_usage()["month"].used == 120
 
 
-def test_what_an_instance_abandons_or_closes_with_is_free_for_others(instances):
+def test_permits_that_an_instance_returns_are_free_for_others(instances):
     one, other = instances(per_hour=100), instances(per_hour=100)
     with one.batch(30):
         one.check_all_limits(20)
@@ -81,7 +83,7 @@ def test_what_an_instance_abandons_or_closes_with_is_free_for_others(instances):
     assert other.check_all_limits(70)
 
 
-def test_fixed_windows_and_health(instances):
+def test_fixed_windows_and_health_are_shared(instances):
     one, other = (instances(per_day=100, per_month=500, strategy="fixed") for _ in range(2))
     one.record_completed_tasks(100)
     assert other.check_all_limits(1).tier == "day"
@@ -91,14 +93,14 @@ def test_fixed_windows_and_health(instances):
 
 
 @pytest.mark.parametrize("kind", ["threads", "tasks"])
-def test_a_redis_that_dies_is_made_up_for(kind):
-    settings = {"per_minute": 20, "per_day": 100}  # a dead server says so at once
+def test_tasks_recorded_while_redis_is_down_are_charged_later(kind):
+    settings = {"per_minute": 20, "per_day": 100}  # a stopped server refuses connections at once
     with ValkeyServer(None, "--appendonly", "yes", "--appendfsync", "always") as server, asyncio.Runner() as runner:
-        make = KINDS[kind]
+        budget_type = KINDS[kind]
         budget = (
-            make(**settings, storage=server.url)
+            budget_type(**settings, storage=server.url)
             if kind == "threads"
-            else Awaited(runner, lambda: make(**settings, storage=server.url))
+            else BlockingBudget(runner, lambda: budget_type(**settings, storage=server.url))
         )
         reserved = budget.check_all_limits(10)
         server.kill()
@@ -109,6 +111,6 @@ def test_a_redis_that_dies_is_made_up_for(kind):
         budget.record_completed_tasks(9, result=admitted)
         assert budget.backlog == 2
         server.start()
-        until(lambda: not budget.lost and not budget.backlog, "the budget caught up")
+        wait_until(lambda: not budget.lost and not budget.backlog, "the budget caught up")
         assert used(budget) == {"minute": 17, "day": 17}
         budget.close()

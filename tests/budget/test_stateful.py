@@ -1,6 +1,6 @@
-"""Whatever becomes of batches, the file counts what a plain list does.
+"""However batches end, the file counts the same as a plain list.
 
-They are recorded at once or in parts, cancelled, forgotten, recorded too late, or open when the program ends.
+Batches are recorded at once or in parts, cancelled, never settled, recorded too late, or open when the program ends.
 """
 
 import tempfile
@@ -19,18 +19,18 @@ TTL = 600_000_000
 QUOTAS = {"minute": 12, "day": 30}
 
 
-class Open:
-    """A batch under way: what is counted of it, how much of that is open, and until when."""
+class ExpectedBatch:
+    """An open batch: what is counted of it, how much of that is open, and until when."""
 
     def __init__(self, handle, at, tasks):
         self.handle = handle
         self.entry = [at, tasks]
         self.left = tasks
         self.ends = at + TTL
-        self.lost = False  # given back, or all of it recorded in parts
+        self.closed = False  # returned, or completely recorded in parts
 
     def settle(self, oracle, done, now):
-        if self.lost:
+        if self.closed:
             oracle.entries.append([now, done])
         else:
             self.entry[1] += done - self.left
@@ -45,7 +45,7 @@ class Batches(RuleBasedStateMachine):
         self.clock = ManualClock(start=START)
         self.oracle = Oracle(QUOTAS)
         self.folder = tempfile.TemporaryDirectory()
-        self.under_way = []
+        self.open_batches = []
         self.start()
 
     def start(self):
@@ -61,16 +61,16 @@ class Batches(RuleBasedStateMachine):
         return self.clock.ns() // 1000
 
     def open(self, handle, tasks):
-        batch = Open(handle, self.now, tasks)
-        self.under_way.append(batch)
+        batch = ExpectedBatch(handle, self.now, tasks)
+        self.open_batches.append(batch)
         self.oracle.entries.append(batch.entry)
         return batch
 
     def end(self, batch, done):
-        """Settle a batch in the oracle; false if that has been done."""
-        if batch not in self.under_way:
+        """Settle a batch in the oracle; returns false if it is settled already."""
+        if batch not in self.open_batches:
             return False
-        self.under_way.remove(batch)
+        self.open_batches.remove(batch)
         batch.settle(self.oracle, done, self.now)
         return True
 
@@ -105,24 +105,24 @@ class Batches(RuleBasedStateMachine):
 
     @rule(batch=blocks, tasks=st.integers(1, 3))
     def record_a_part(self, batch, tasks):
-        if batch not in self.under_way:
+        if batch not in self.open_batches:
             return
         batch.handle.record(tasks)
-        if batch.lost:
+        if batch.closed:
             self.oracle.entries.append([self.now, tasks])
             return
         batch.entry[1] += max(0, tasks - batch.left)
         batch.left = max(0, batch.left - tasks)
-        batch.lost = not batch.left
-        batch.ends = self.now + TTL  # it is being worked on
+        batch.closed = not batch.left
+        batch.ends = self.now + TTL  # its tasks are being processed
 
-    @rule(batch=blocks, well=st.booleans())
-    def leave(self, batch, well):
-        if batch not in self.under_way:
+    @rule(batch=blocks, succeeded=st.booleans())
+    def leave(self, batch, succeeded):
+        if batch not in self.open_batches:
             return
-        # All of it is recorded, unless parts of it were.
-        self.end(batch, batch.handle.task_count if well and not batch.handle.completed else 0)
-        error = None if well else ValueError()
+        # The whole batch is recorded, unless parts of it were.
+        self.end(batch, batch.handle.task_count if succeeded and not batch.handle.completed else 0)
+        error = None if succeeded else ValueError()
         batch.handle.__exit__(type(error) if error else None, error, None)
 
     @rule(seconds=st.sampled_from([0.5, 30, 61, 200, 599, 600, 3600, 90_000]))
@@ -131,7 +131,7 @@ class Batches(RuleBasedStateMachine):
 
     @rule()
     def restart(self):
-        for batch in list(self.under_way):
+        for batch in list(self.open_batches):
             self.end(batch, 0)
             if hasattr(batch.handle, "__exit__"):
                 batch.handle.__exit__(ValueError, ValueError(), None)
@@ -140,10 +140,10 @@ class Batches(RuleBasedStateMachine):
 
     @invariant()
     def counts(self):
-        for batch in self.under_way:
-            if batch.ends <= self.now and not batch.lost:
+        for batch in self.open_batches:
+            if batch.ends <= self.now and not batch.closed:
                 batch.entry[1] -= batch.left
-                batch.lost = True
+                batch.closed = True
         usage = self.budget.get_current_usage()
         for tier, quota in QUOTAS.items():
             assert usage[tier].used == min(quota, self.oracle.used(tier, self.now))

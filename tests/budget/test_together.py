@@ -1,4 +1,4 @@
-"""Many threads and tasks on one budget."""
+"""Many threads and tasks use one budget."""
 
 import asyncio
 import sqlite3
@@ -31,8 +31,8 @@ def test_threads_are_admitted_exactly_the_quota(path):
         with ThreadPoolExecutor(8) as pool:
             done = sum(pool.map(work, range(8)))
         assert used(budget) == {"hour": done, "day": done}
-        assert 90 <= done <= 100  # those who came while others held the last permits gave up
-        assert budget.watch.recorded == done
+        assert 90 <= done <= 100  # a check may be denied while other threads hold the last permits
+        assert budget.operations.monitor.recorded == done
     assert rows(path, "SELECT count(*) FROM task_completions") == [(done,)]
     assert rows(path, "SELECT count(*) FROM budget_open") == [(0,)]
 
@@ -42,7 +42,7 @@ def test_threads_record_tasks_of_one_batch(path):
         with budget.batch(60, cost={"tokens": 6000}) as batch, ThreadPoolExecutor(6) as pool:
             list(pool.map(lambda number: batch.record(task_ids=[str(number)], cost={"tokens": 90}), range(50)))
             ((left,),) = rows(path, "SELECT costs FROM budget_open")
-            assert left == '{"hour":10,"hour:tokens":1500}'  # what would be given back, were it killed now
+            assert left == '{"hour":10,"hour:tokens":1500}'  # what would be returned if the process were killed now
         assert used(budget) == {"hour": 50, "hour:tokens": 4500}
     assert len(rows(path, "SELECT DISTINCT task_id FROM task_completions")) == 50
 
@@ -54,11 +54,11 @@ async def test_a_cancelled_check_is_not_charged(path):
             for _ in range(pause):
                 await asyncio.sleep(0)
             check.cancel()
-            kept = await asyncio.gather(check, return_exceptions=True)
-            if not isinstance(kept[0], asyncio.CancelledError):
-                await budget.cancel(kept[0])
+            (result,) = await asyncio.gather(check, return_exceptions=True)
+            if not isinstance(result, asyncio.CancelledError):
+                await budget.cancel(result)
         usage = await budget.get_current_usage()
-        while usage["hour"].used:  # the last one is being undone
+        while usage["hour"].used:  # the last check is being undone
             usage = await budget.get_current_usage()
         assert rows(path, "SELECT count(*) FROM budget_open") == [(0,)]
 
@@ -68,7 +68,7 @@ async def test_a_record_goes_on_when_its_task_is_cancelled(path):
         for pause in range(6):
             await budget.check_all_limits(10)
             record = asyncio.create_task(budget.record_completed_tasks(7))
-            await asyncio.sleep(0)  # it begins
+            await asyncio.sleep(0)  # it starts
             for _ in range(pause):
                 await asyncio.sleep(0)
             record.cancel()
@@ -89,8 +89,8 @@ async def test_tasks_share_transactions(path):
         assert (await budget.get_current_usage())["hour"].used == 100
 
 
-async def test_batches_of_one_instant_are_kept_apart(path, clock):
-    """Checks that wait together are decided in one transaction, and so at one instant."""
+async def test_batches_of_one_instant_are_told_apart(path, clock):
+    """Checks that wait at the same time are decided in one transaction, at one instant."""
     async with AsyncTaskBudget(per_day=1000, storage=path, clock=clock) as budget:
         sizes = [1, 2, 3, 4, 5] * 4
         results = await asyncio.gather(*(budget.check_all_limits(size) for size in sizes))
@@ -109,19 +109,19 @@ async def test_batches_of_one_instant_are_kept_apart(path, clock):
         assert (await budget.get_current_usage())["day"].used == 1 + 1 + sum(sizes[2:10])
 
 
-def test_without_file_locks_nobody_is_known_to_be_dead(path, clock, monkeypatch):
+def test_without_file_locks_batches_are_returned_when_they_expire(path, clock, monkeypatch):
     monkeypatch.setattr(owners, "fcntl", None)
     one = TaskBudget(per_day=10, storage=path, clock=clock)
     one.check_all_limits(10)
     with TaskBudget(per_day=10, storage=path, clock=clock) as other:
         assert not other.check_all_limits(1)
-        clock.advance(3600)  # overdue
+        clock.advance(3600)  # the batch has expired
         assert other.check_all_limits(10)
     one.close()
 
 
 @pytest.mark.parametrize("scale", ["20%", "300%"])
-def test_a_schedule_changes_concurrency_too(open_budget, path, scale):
+def test_a_schedule_changes_concurrency(open_budget, path, scale):
     budget = open_budget({
         "tiers": {"day": 100},
         "concurrency": 5,

@@ -1,4 +1,4 @@
-"""Waiting for what happens in the background of a budget: in real time, until it is so."""
+"""Polls for a condition in real time: for what a budget does in the background."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-LONGEST = 30.0
+TIMEOUT = 30.0
 
 
-def until(condition: Callable[[], object], what: str) -> None:
-    """Look again and again until something is so."""
-    deadline = time.monotonic() + LONGEST
+def wait_until(condition: Callable[[], object], description: str) -> None:
+    """Poll until the condition is true."""
+    deadline = time.monotonic() + TIMEOUT
     while not condition():
-        assert time.monotonic() < deadline, f"{what} did not happen within {LONGEST} s"
+        assert time.monotonic() < deadline, f"{description}: not within {TIMEOUT} s"
         time.sleep(0.005)

@@ -1,4 +1,4 @@
-"""Completion scripts: bash sources ours and completes; the other shells' name every command and option."""
+"""Completion scripts: bash completes with ours; the scripts of all shells contain every command and option."""
 
 import json
 import shutil
@@ -8,20 +8,20 @@ import pytest
 
 from tests.servers.process import need
 from tidegate.cli import COMMANDS, main
-from tidegate.cli.completion import SHELLS, commands
+from tidegate.cli.completion import SHELLS, read_commands
 
 
 @pytest.fixture
 def script(capsys):
-    def give(shell):
+    def read(shell):
         assert main(["completion", shell]) == 0
         return capsys.readouterr().out
 
-    return give
+    return read
 
 
 def complete(script, line, folder):
-    """What bash offers at the end of a line."""
+    """Return what bash offers at the end of a line."""
     program = f"""{script}
 COMP_WORDS=({line})
 COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1))
@@ -29,9 +29,9 @@ _tidegate
 printf '%s\\n' "${{COMPREPLY[@]}}"
 """
     bash = need(shutil.which("bash"), "bash", "apt-get install bash")
-    done = subprocess.run([bash, "-c", program], capture_output=True, text=True, check=True, cwd=folder)
-    assert not done.stderr
-    return done.stdout.split("\n")[:-1]
+    result = subprocess.run([bash, "-c", program], capture_output=True, text=True, check=True, cwd=folder)
+    assert not result.stderr
+    return result.stdout.split("\n")[:-1]
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,7 @@ printf '%s\\n' "${{COMPREPLY[@]}}"
         ("tidegate block --json --f", ["--for"]),
     ],
 )
-def test_bash_completes(script, tmp_path, line, offered):
+def test_bash_completes_commands_options_and_files(script, tmp_path, line, offered):
     (tmp_path / "service file.yaml").touch()
     assert complete(script("bash"), line, tmp_path) == offered
 
@@ -58,23 +58,23 @@ def test_bash_offers_every_command(script, tmp_path):
 
 
 @pytest.mark.parametrize("shell", SHELLS)
-def test_every_command_and_option_is_named(script, shell):
+def test_scripts_contain_every_command_and_option(script, shell):
     text = script(shell)
-    for command in commands():
+    for command in read_commands():
         assert command.name in text
         for option in command.options:
             for flag in option.flags:
                 assert (flag.lstrip("-") if shell == "fish" else flag) in text
 
 
-def test_quotes_are_kept_apart(script):
-    """Fish and zsh texts stand in single quotes, and some have one inside."""
+def test_quotes_are_escaped(script):
+    """Help texts for fish and zsh are in single quotes, and some contain one."""
     for shell in ("fish", "zsh"):
         for line in script(shell).splitlines():
             assert line.replace("'\\''", "").count("'") % 2 == 0, line
 
 
-def test_json(capsys):
+def test_the_script_is_written_as_json(capsys):
     assert main(["completion", "bash", "--json"]) == 0
-    said = json.loads(capsys.readouterr().out)
-    assert said["script"].startswith("# bash completion")
+    output = json.loads(capsys.readouterr().out)
+    assert output["script"].startswith("# bash completion")

@@ -1,4 +1,4 @@
-"""The frame of the command line: help, exit codes, JSON, and nothing imported that is not asked for."""
+"""The command line as a whole: help, exit codes, JSON, colours, and lazy imports."""
 
 import json
 import subprocess
@@ -13,28 +13,28 @@ from tidegate.cli.say import Say
 
 def test_help_lists_every_command(capsys):
     assert main([]) == OK
-    said = capsys.readouterr().out
+    text = capsys.readouterr().out
     for name, line in COMMANDS.items():
-        assert name in said
-        assert line in " ".join(said.split())
+        assert name in text
+        assert line in " ".join(text.split())
 
 
 def test_help_imports_no_command():
     program = (
         "import sys; from tidegate.cli import main; main([]); print([m for m in sys.modules if 'tidegate.cli.' in m])"
     )
-    said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
-    assert said.splitlines()[-1] == "['tidegate.cli.say']"
+    text = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+    assert text.splitlines()[-1] == "['tidegate.cli.say']"
 
 
 def test_help_has_the_exit_codes(capsys):
     main([])
-    said = capsys.readouterr().out
+    text = capsys.readouterr().out
     for code in (OK, 1, WRONG, UNAVAILABLE, 130):
-        assert f"\n  {code:<6} " in said
+        assert f"\n  {code:<6} " in text
 
 
-def test_what_is_converted_is_json_too(tmp_path, capsys):
+def test_converted_files_are_written_as_json(tmp_path, capsys):
     path = tmp_path / "envoy.yaml"
     path.write_text("domain: a\ndescriptors: [{key: b, rate_limit: {unit: day, requests_per_unit: 1}}]\n")
     assert main(["validate", "--from-envoy", str(path), "--json"]) == OK
@@ -59,8 +59,8 @@ def test_an_unknown_command_is_refused(capsys):
 @pytest.mark.parametrize(
     ("error", "code"), [(ConfigError("no such file", field="config"), WRONG), (StoreUnavailable("gone"), UNAVAILABLE)]
 )
-def test_errors_are_told_in_one_line_and_by_the_exit_code(monkeypatch, capsys, error, code):
-    def fail(_args, _say):
+def test_errors_are_one_line_and_an_exit_code(monkeypatch, capsys, error, code):
+    def fail(_args, _output):
         raise error
 
     monkeypatch.setattr("tidegate.cli.demo.run", fail)
@@ -70,25 +70,25 @@ def test_errors_are_told_in_one_line_and_by_the_exit_code(monkeypatch, capsys, e
     assert json.loads(capsys.readouterr().err) == {"error": str(error)}
 
 
-def test_being_interrupted_is_no_traceback(monkeypatch):
-    def interrupt(_args, _say):
+def test_an_interrupt_prints_no_traceback(monkeypatch):
+    def interrupt(_args, _output):
         raise KeyboardInterrupt
 
     monkeypatch.setattr("tidegate.cli.demo.run", interrupt)
     assert main(["demo"]) == 130
 
 
-def test_no_colours_in_a_pipe(capsys):
-    say = Say()
-    say.line("hello", "red")
+def test_a_pipe_gets_no_colours(capsys):
+    output = Say()
+    output.write_line("hello", "red")
     assert capsys.readouterr().out == "hello\n"
-    assert say.bar(5, 10, 10) == "█████░░░░░"
-    assert say.bar(0, 10, 10) == "░░░░░░░░░░"
-    assert say.bar(1, 1000, 10) == "█░░░░░░░░░"
-    assert say.bar(20, 10, 10) == "██████████"
+    assert output.draw_bar(5, 10, 10) == "█████░░░░░"
+    assert output.draw_bar(0, 10, 10) == "░░░░░░░░░░"
+    assert output.draw_bar(1, 1000, 10) == "█░░░░░░░░░"
+    assert output.draw_bar(20, 10, 10) == "██████████"
 
 
-def test_colours_on_a_terminal_unless_unwanted(monkeypatch):
+def test_a_terminal_gets_colours_unless_no_color_is_set(monkeypatch):
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.delenv("NO_COLOR", raising=False)

@@ -1,4 +1,4 @@
-"""What other servers say of their limits: every generation, and every kind of nonsense."""
+"""Rate limit fields of other servers: every dialect, and malformed fields."""
 
 import pytest
 from hypothesis import given
@@ -10,7 +10,7 @@ from tidegate.headers.values import LONGEST
 NOW = 1_728_000_000.0  # 2024-10-04T00:00:00Z
 
 
-def test_the_ietfs_lists():
+def test_the_ietf_lists():
     advice = read(
         [
             ("RateLimit-Policy", '"burst";q=100;w=60, "daily";q=1000;w=86400;qu="tokens";pk=:YQ==:'),
@@ -28,14 +28,14 @@ def test_the_ietfs_lists():
     assert (advice.remaining, advice.reset_after, advice.retry_after) == (50, 30.0, None)
 
 
-def test_repeated_fields_are_joined_and_names_have_no_case():
+def test_repeated_fields_are_joined_and_names_are_case_insensitive():
     lines = [(b"RATELIMIT", b'"a";r=5'), ("ratelimit", '"b";r=3;t=9'), (b"Retry-After", "7"), ("retry-AFTER", b"9")]
     advice = read(lines, NOW)
     assert [(limit.name, limit.remaining) for limit in advice.limits] == [("a", 5), ("b", 3)]
     assert advice.retry_after == 9
 
 
-def test_a_mapping_will_do_also_one_of_lists():
+def test_headers_may_be_a_mapping_of_values_or_lists():
     assert (
         read({"RateLimit": '"a";r=5'}, NOW)
         == read({"ratelimit": ['"a";r=5']}, NOW)
@@ -48,7 +48,7 @@ def test_one_of_the_two_fields_is_enough():
     assert read({"RateLimit-Policy": '"a";q=5;w=1'}, NOW).limits == (LimitAdvice("a", 5, None, None, "requests", 1.0),)
 
 
-def test_a_name_twice_means_the_partition_with_less_left():
+def test_for_a_repeated_name_the_partition_with_less_left_is_used():
     advice = read({"RateLimit": '"a";r=5;t=1;pk=:YQ==:, "a";r=2;t=9;pk=:Yg==:, "a";r=3'}, NOW)
     assert advice.limits == (LimitAdvice("a", None, 2, 9.0),)
 
@@ -85,7 +85,7 @@ def test_draft_07():
     ["limit=100, remaining=-1, reset=5", "limit=100, remaining=5", "limit=100, remaining=5, reset=x", "limit",
      "limit=(1 2), remaining=5, reset=5", "limit=100, remaining=5, reset=1.5", "limit=?1, remaining=5, reset=5"],
 )  # fmt: skip
-def test_draft_07_malformed(field):
+def test_malformed_draft_07_is_ignored(field):
     assert read({"RateLimit": field}, NOW) == Advice()
 
 
@@ -100,7 +100,7 @@ def test_drafts_00_to_06():
 
 @pytest.mark.parametrize("prefix", ["X-RateLimit", "X-Rate-Limit", "RateLimit"])
 @pytest.mark.parametrize("reset", ["60", "1728000060", "1728000060000", "60s", "1m", "Fri, 04 Oct 2024 00:01:00 GMT"])
-def test_the_usual_three(prefix, reset):
+def test_three_fields_with_one_number_each(prefix, reset):
     lines = {f"{prefix}-Limit": "100", f"{prefix}-Remaining": "99", f"{prefix}-Reset": reset}
     assert read(lines, NOW).limits == (LimitAdvice("default", 100, 99, 60.0),)
 
@@ -116,11 +116,11 @@ def test_github():
     assert read(lines, NOW).limits == (LimitAdvice("core", 5000, 4987, 600.0),)
 
 
-def test_a_reset_that_has_passed_is_now():
+def test_a_reset_in_the_past_is_now():
     assert read({"X-RateLimit-Remaining": "0", "X-RateLimit-Reset": "1727999999"}, NOW).reset_after == 0
 
 
-def test_reset_after_as_discord_sends_it():
+def test_reset_after_of_discord():
     lines = {"X-RateLimit-Remaining": "0", "X-RateLimit-Reset-After": "1.25"}
     assert read(lines, NOW).limits == (LimitAdvice("default", None, 0, 1.25),)
 
@@ -133,7 +133,7 @@ def test_several_limits_in_lists():
     )
 
 
-def test_sent_twice_on_the_way_the_safest_is_believed():
+def test_of_repeated_values_the_safest_is_used():
     lines = [
         ("X-RateLimit-Limit", "100"),
         ("X-RateLimit-Remaining", "99"),
@@ -144,7 +144,7 @@ def test_sent_twice_on_the_way_the_safest_is_believed():
 
 
 @pytest.mark.parametrize("value", ["-1", "many", "", "1e3", "5;5", "0x5", "\u0665", "5, -1"])
-def test_numbers_that_are_none(value):
+def test_malformed_numbers_are_ignored(value):
     assert read({"X-RateLimit-Remaining": value}, NOW) == Advice()
 
 
@@ -188,7 +188,7 @@ def test_openai():
     )
 
 
-def test_kong_and_mistral_name_the_period():
+def test_kong_and_mistral_have_the_period_in_the_name():
     lines = {
         "X-RateLimit-Limit-Minute": "10",
         "X-RateLimit-Remaining-Minute": "9",
@@ -204,7 +204,7 @@ def test_kong_and_mistral_name_the_period():
     ]
 
 
-def test_the_newest_generation_that_tells_what_remains_is_believed():
+def test_the_newest_dialect_that_says_what_remains_is_used():
     lines = {"RateLimit": '"a";r=5', "X-RateLimit-Remaining": "7", "RateLimit-Remaining": "6"}
     assert read(lines, NOW).remaining == 5
     del lines["RateLimit"]
@@ -217,7 +217,7 @@ def test_the_newest_generation_that_tells_what_remains_is_believed():
     [
         ({"retry-after-ms": "250"}, 0.25),
         ({"retry-after-ms": "250", "retry-after": "1"}, 0.25),
-        ({"retry-after-ms": "250", "retry-after": "60"}, 60),  # they disagree: the longer
+        ({"retry-after-ms": "250", "retry-after": "60"}, 60),  # they disagree: the longer one
         ({"retry-after-ms": "5000", "retry-after": "1"}, 5),
         ({"retry-after-ms": "soon", "retry-after": "1"}, 1),
         ({"retry-after-ms": "9" * 50}, LONGEST),
@@ -225,7 +225,7 @@ def test_the_newest_generation_that_tells_what_remains_is_believed():
         ({"retry-after": "Fri, 04 Oct 2024 00:00:07 GMT"}, 7),
     ],
 )
-def test_retry_after(lines, seconds):
+def test_retry_after_in_seconds_and_milliseconds(lines, seconds):
     assert read(lines, NOW).retry_after == seconds
 
 
@@ -238,16 +238,16 @@ def test_absurd_values_are_clamped():
     assert advice.reset_after == LONGEST
 
 
-def test_a_flood_of_fields_is_bounded():
+def test_many_or_long_fields_are_bounded():
     assert len(read([(f"x-ratelimit-remaining-{i}", "1") for i in range(10_000)], NOW).limits) == 32
-    assert read([("RateLimit", '"a";r=1')] * 10_000, NOW) == Advice()  # joined, longer than anything worth reading
+    assert read([("RateLimit", '"a";r=1')] * 10_000, NOW) == Advice()  # joined, longer than the bound of a field
     assert read({"RateLimit": '"' + "a" * 65_536 + '";r=1', "X-RateLimit-Remaining": "1" * 65_536}, NOW) == Advice()
 
 
 @pytest.mark.parametrize(
     "headers", [None, [], {}, "text", [1, 2], [("a",)], [("a", "b", "c")], [(None, None)], [(b"\xff", b"\xff")]]
 )
-def test_headers_that_are_none(headers):
+def test_headers_without_limits_give_no_advice(headers):
     advice = read(headers, NOW)
     assert not advice
     assert (advice.tightest, advice.remaining, advice.reset_after) == (None, None, None)
@@ -274,7 +274,7 @@ VALUES = st.one_of(
     st.lists(st.tuples(st.one_of(st.sampled_from(NAMES), st.text(), st.binary()), VALUES), max_size=12),
     st.floats(0, 1e12),
 )
-def test_never_raises_and_never_says_anything_absurd(headers, now):
+def test_reading_never_raises_and_returns_bounded_values(headers, now):
     advice = read(headers, now)
     assert advice == read([(name, value) for name, value in headers if isinstance(value, (str, bytes, int))], now)
     assert advice.retry_after is None or 0 <= advice.retry_after <= LONGEST

@@ -1,4 +1,4 @@
-"""A Decision as header fields: what a client is told."""
+"""A Decision as header fields."""
 
 import math
 
@@ -34,7 +34,7 @@ def parse(value):
     return http_sf.parse(value.encode(), tltype="list")
 
 
-def test_the_specs_three_headers(clock):
+def test_the_three_x_headers(clock):
     decision = decide(Limit(5, "1h", algorithm="sliding_log"), clock, calls=2)
     assert write(decision) == [
         ("X-RateLimit-Limit", "5"),
@@ -53,7 +53,7 @@ def test_a_denial_adds_retry_after(clock):
     }
 
 
-def test_the_ietfs_fields_list_every_limit(clock):
+def test_the_ietf_fields_list_every_limit(clock):
     rules = [
         Limit(100, "1m", name="burst", algorithm="fixed_window"),
         Limit(1000, "1d", name="daily", algorithm="fixed_window"),
@@ -70,9 +70,9 @@ def test_the_ietfs_fields_list_every_limit(clock):
                 '"burst";q=100;w=60',
                 '"daily";q=1000;w=86400',
                 '"tpm";q=90000;qu="tokens";w=60',
-                '"slots";q=10;qu="concurrent-requests"',  # no window: a slot comes back when it is released
+                '"slots";q=10;qu="concurrent-requests"',  # no window: a slot is free when it is released
                 '"month";q=7500;w=2678400',
-                '"quick";q=10',  # no window: there are no fractions of a second
+                '"quick";q=10',  # no window: the format has no fractions of a second
             ],
         ),
         (
@@ -89,13 +89,13 @@ def test_the_ietfs_fields_list_every_limit(clock):
     ]
 
 
-def test_a_calendar_window_is_as_long_as_it_is_now():
+def test_a_calendar_window_has_its_current_length():
     clock = ManualClock(1_739_000_000)  # February 2025
     decision = decide(Limit(7500, "month", algorithm="calendar_window"), clock)
     assert fields(decision, "ietf")["RateLimit-Policy"] == f'"month";q=7500;w={28 * 86_400}'
 
 
-def test_both_and_none(clock):
+def test_the_styles_both_and_none(clock):
     allowed, denied = decide("1/1h", clock), decide("1/1h", clock, calls=2)
     assert [name for name, _ in write(allowed, "both")] == [
         "X-RateLimit-Limit", "X-RateLimit-Remaining", "X-RateLimit-Reset", "RateLimit-Policy", "RateLimit",
@@ -121,20 +121,20 @@ def test_times_are_rounded_up(clock):
     limiter = Limiter(Limit(1, "10s", algorithm="sliding_log"), clock=clock)
     limiter.try_acquire("k")
     clock.advance(0.5)
-    said = fields(limiter.try_acquire("k"), "both")
-    assert said["X-RateLimit-Reset"] == str(START + 10)
-    assert said["Retry-After"] == "10"
-    assert said["RateLimit"] == '"10s";r=0;t=10'
+    headers = fields(limiter.try_acquire("k"), "both")
+    assert headers["X-RateLimit-Reset"] == str(START + 10)
+    assert headers["Retry-After"] == "10"
+    assert headers["RateLimit"] == '"10s";r=0;t=10'
 
 
-def test_what_never_fits_is_told_no_time(clock):
+def test_a_cost_that_never_fits_gets_no_retry_after(clock):
     decision = decide("5/1m", clock, cost=6)
     assert not decision
     assert "Retry-After" not in fields(decision, "both")
     assert "never" not in str(write(decision, "both"))
 
 
-def test_a_shadow_never_sends_retry_after(clock):
+def test_shadow_mode_never_sends_retry_after(clock):
     decision = decide(Policy("p", ("1/1h",), mode="shadow"), clock, calls=3)
     assert decision.violated
     for style in STYLES:
@@ -142,15 +142,15 @@ def test_a_shadow_never_sends_retry_after(clock):
     assert fields(decision)["X-RateLimit-Remaining"] == "0"
 
 
-def test_retry_after_never_points_before_the_end_of_the_window_it_is_sent_with(clock):
-    """A bucket that is empty is full again in an hour, but has a permit in six minutes."""
+def test_retry_after_is_never_shorter_than_the_reset_it_is_sent_with(clock):
+    """An empty bucket is full again in an hour, but has a permit in six minutes."""
     decision = decide(Limit(10, "1h", name="b"), clock, calls=11)
-    said = fields(decision, "ietf")
-    assert said["Retry-After"] == "360"
-    assert said["RateLimit"] == '"b";r=0;t=360'
+    headers = fields(decision, "ietf")
+    assert headers["Retry-After"] == "360"
+    assert headers["RateLimit"] == '"b";r=0;t=360'
 
 
-def test_x_headers_tell_of_the_tightest_limit(clock):
+def test_x_headers_describe_the_tightest_limit(clock):
     limiter = Limiter([Limit(3, "1s", algorithm="fixed_window"), Limit(5, "1h", algorithm="fixed_window")], clock=clock)
     assert fields(limiter.try_acquire("k"))["X-RateLimit-Limit"] == "3"
     limiter.try_acquire("k")
@@ -163,7 +163,7 @@ def test_x_headers_tell_of_the_tightest_limit(clock):
     assert (denied["X-RateLimit-Limit"], denied["Retry-After"]) == ("5", "3599")
 
 
-def test_among_limits_that_say_no_the_longest_is_told(clock):
+def test_of_several_violated_limits_the_longest_wait_is_sent(clock):
     decision = decide(
         [Limit(1, "1s", algorithm="fixed_window"), Limit(1, "1h", algorithm="fixed_window")], clock, calls=2
     )
@@ -172,17 +172,17 @@ def test_among_limits_that_say_no_the_longest_is_told(clock):
     assert fields(never)["X-RateLimit-Limit"] == "1"
 
 
-def test_among_equals_the_one_that_takes_longest_is_told(clock):
+def test_of_equal_limits_the_latest_reset_is_sent(clock):
     decision = decide([Limit(2, "1s", algorithm="fixed_window"), Limit(2, "1h", algorithm="fixed_window")], clock)
     assert fields(decision)["X-RateLimit-Reset"] == str(START + 3600)
 
 
-def test_remaining_is_never_more_than_the_quota_it_stands_beside(clock):
+def test_remaining_is_never_more_than_the_quota(clock):
     decision = decide(Limit(10, "1m", burst=50), clock)
     assert decision.remaining == 49
-    said = fields(decision, "both")
-    assert (said["X-RateLimit-Limit"], said["X-RateLimit-Remaining"]) == ("10", "10")
-    assert said["RateLimit"].startswith('"1m";r=10;')
+    headers = fields(decision, "both")
+    assert (headers["X-RateLimit-Limit"], headers["X-RateLimit-Remaining"]) == ("10", "10")
+    assert headers["RateLimit"].startswith('"1m";r=10;')
 
 
 @pytest.mark.parametrize(
@@ -196,13 +196,13 @@ def test_remaining_is_never_more_than_the_quota_it_stands_beside(clock):
         ("\ud800", '"%ED%A0%80"'),
     ],
 )
-def test_names_are_legal_whatever_they_are(clock, name, written):
+def test_any_name_is_written_as_a_valid_string(clock, name, written):
     decision = decide(Limit(5, "1m", name=name), clock)
     assert fields(decision, "ietf")["RateLimit-Policy"] == f"{written};q=5;w=60"
     assert parse(fields(decision, "ietf")["RateLimit"])
 
 
-def test_quotas_beyond_an_integer_of_a_field_are_clamped(clock):
+def test_quotas_beyond_a_structured_integer_are_clamped(clock):
     decision = decide(Limit(2**53 - 1, "1d", algorithm="fixed_window", name="n"), clock)
     assert fields(decision, "ietf")["RateLimit"] == '"n";r=999999999999999;t=86400'
 
@@ -220,7 +220,7 @@ limits = st.builds(
 @given(
     st.lists(limits, min_size=1, max_size=4, unique_by=lambda limit: limit.name), st.integers(0, 60), st.integers(0, 9)
 )
-def test_every_answer_is_legal_and_reads_back(rules, calls, millis):
+def test_all_written_fields_are_valid_and_can_be_read(rules, calls, millis):
     clock = ManualClock(START)
     cost = dict.fromkeys((limit.unit for limit in rules), 1)
     with Limiter(rules, clock=clock) as limiter:
@@ -228,12 +228,12 @@ def test_every_answer_is_legal_and_reads_back(rules, calls, millis):
             limiter.try_acquire("k", cost)
             clock.advance(millis / 1000)
         decision = limiter.try_acquire("k", cost)
-    said = write(decision, "both")
-    assert all(value.isascii() and value.isprintable() for _, value in said)
-    for name, value in said:
+    headers = write(decision, "both")
+    assert all(value.isascii() and value.isprintable() for _, value in headers)
+    for name, value in headers:
         if name.startswith("RateLimit"):
             assert http_sf.ser(parse(value)) == value
-    advice = read(said, decision.at / 1e6)
+    advice = read(headers, decision.at / 1e6)
     assert len(advice.limits) == len(rules)
     assert [limit.remaining for limit in advice.limits] == [limit.remaining for limit in decision.limits]
     assert [limit.quota for limit in advice.limits] == [limit.quota for limit in decision.limits]
@@ -254,7 +254,7 @@ def test_problem_details(clock):
     }
 
 
-def test_problem_details_of_other_kinds(clock):
+def test_other_kinds_of_problem_details(clock):
     decision = decide("1/1s", clock, calls=2)
     assert problem(decision)["detail"] == "Rate limit exceeded. Try again in 1 second."
     busy = problem(decision, "temporary-reduced-capacity", detail="Later.", instance="urn:x")

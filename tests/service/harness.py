@@ -109,4 +109,4 @@ def is_up(running: Running) -> bool:
     """Tell whether the service says that it is ready; fail at once if it has ended."""
     if running.process.poll() is not None:
         raise AssertionError(running.log.read_text(encoding="utf-8"))
-    return running.logged("answering on")
+    return running.logged("listening on")

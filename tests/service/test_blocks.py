@@ -257,14 +257,14 @@ def test_the_command_and_every_process(tmp_path, capsys):
         assert command("block", "api", "bad", "--remove") == (0, "api: bad is not blocked", "")
         until(lambda: allowed() == {True}, "both processes to let go")
         code, _, wrong = command("block", "api", "bad", "--for", "long")
-        assert (code, wrong) == (2, "tidegate: --for: expected a time such as 10m or 1h, not long")
+        assert (code, wrong) == (2, "tidegate: --for: expected a duration such as 10m or 1h, not long")
         assert command("block", "api")[0] == 2
 
 
 def test_the_list_and_the_client(tmp_path, capsys):
     with serving(tmp_path, "policies: {api: 10/1h}\n") as service, Client(service.url) as client:
         assert main(["block", "--url", service.url]) == 0
-        assert capsys.readouterr().out == "nobody is blocked\n"
+        assert capsys.readouterr().out == "no key is blocked\n"
         client.block("api", ("a", "b\x1b[2J"), 3600)
         assert main(["block", "--url", service.url]) == 0
         assert capsys.readouterr().out.startswith("api: a b?[2J, for another ")

@@ -14,7 +14,7 @@ import pytest
 from tests.servers.process import free_port, until
 from tests.service.harness import ROOT
 from tidegate import ConfigError
-from tidegate.cli.showing import free, has_display
+from tidegate.cli.showing import has_display, with_free_port
 from tidegate.policy import Policy
 from tidegate.service.demo import LONGEST, SHORTEST, SOURCES, seconds_between
 from tidegate.service.settings import load_settings
@@ -78,9 +78,9 @@ def test_another_port_where_the_usual_one_is_taken(monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as other:
         settings = load_settings()
         taken = replace(settings, listen=settings.listen._replace(port=other.getsockname()[1]))
-        assert free(taken).listen.port == 0
+        assert with_free_port(taken).listen.port == 0
         with pytest.raises(ConfigError, match="cannot listen on"):
-            free(replace(taken, flags={"listen": str(taken.listen)}))
+            with_free_port(replace(taken, flags={"listen": str(taken.listen)}))
 
 
 def test_a_browser_needs_a_display(monkeypatch):

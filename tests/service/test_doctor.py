@@ -199,11 +199,11 @@ def test_the_command(tmp_path, capsys):
     path.chmod(0o600)
     words = ["doctor", str(path), "--listen", "127.0.0.1:0"]
     assert main(words) == 0
-    assert capsys.readouterr().out.endswith("nothing is wrong\n")
+    assert capsys.readouterr().out.endswith("no problems found\n")
     assert main([*words, "--trusted-proxy", "*"]) == 1
     said = capsys.readouterr().out
     assert "✗ trusted proxies *" in said
-    assert said.endswith("1 thing to put right\n")
+    assert said.endswith("1 problem to fix\n")
     assert main([*words, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["well"] is True
 

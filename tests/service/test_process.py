@@ -122,10 +122,14 @@ def test_commands(service, capsys):
     assert command("acquire", "api", "cli", "--cost", "3") == (0, "allowed, 0 left", "")
     code, said, _ = command("acquire", "api", "cli")
     assert (code, said.startswith("denied by 1h, try again in ")) == (1, True)
-    assert command("peek", "api", "cli", "--cost", "4") == (1, "denied by 1h: more than it can ever hold", "")
+    assert command("peek", "api", "cli", "--cost", "4") == (
+        1,
+        "denied by 1h: the cost is more than the limit can ever allow",
+        "",
+    )
     code, said, _ = command("usage", "api", "cli")
     assert (code, "3 / 3 requests" in said) == (0, True)
-    assert command("reset", "api", "cli") == (0, "api: cli starts afresh", "")
+    assert command("reset", "api", "cli") == (0, "api: the usage of cli is reset", "")
     code, said, _ = command("policies", "--json")
     assert (code, [policy["name"] for policy in json.loads(said)["policies"]]) == (0, ["api", "slow", "tokens"])
     code, _, wrong = command("acquire", "nope", "cli")
@@ -133,7 +137,7 @@ def test_commands(service, capsys):
     code, said, _ = command("acquire", "tokens", "cli", "parts", "--cost", "tokens=7", "--json")
     assert (code, json.loads(said)["remaining"]) == (0, 93)
     code, _, wrong = command("acquire", "tokens", "cli", "--cost", "seven")
-    assert (code, wrong.startswith("tidegate: --cost: expected a number")) == (2, True)
+    assert (code, wrong.startswith("tidegate: --cost: expected an integer")) == (2, True)
 
 
 def test_validate(tmp_path, capsys):

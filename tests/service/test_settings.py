@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from tidegate import ConfigError
-from tidegate.cli.start import options as start_options
+from tidegate.cli.start import add_options as add_start_options
 from tidegate.service import settings as module
 from tidegate.service.convert import convert
 from tidegate.service.schema import schema
@@ -134,7 +134,7 @@ def test_every_setting_has_a_flag_a_variable_and_a_place_in_the_schema(capsys):
     import argparse  # noqa: PLC0415 - only here
 
     parser = argparse.ArgumentParser()
-    start_options(parser)
+    add_start_options(parser)
     flags = {flag for action in parser._actions for flag in action.option_strings}  # noqa: SLF001 - no other way to list them
     described = schema()["properties"]
     for option in OPTIONS:

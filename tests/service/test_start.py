@@ -54,7 +54,7 @@ def test_one_process_decides_and_fetches(folder, capsys):
         assert service.get("/readyz").status_code == 200
         assert service.stop() == 0
         assert service.logged("source prices: every 3600 s, limited by provider local")
-        assert service.logged("stopped; what was not fetched is queued for the next start")
+        assert service.logged("stopped; sources that were not fetched are queued for the next start")
         assert not service.logged("hunter2")
     assert (path / "data" / "quota.db").exists()  # although decisions are kept in memory
     assert not (path / "data" / "control.json").exists()

@@ -37,13 +37,13 @@ def test_once_for_people(service, capsys):
     assert code == 0
     lines = text.splitlines()
     assert lines[0].startswith("tidegate ")
-    assert "store memory well, 1 under way, 0 waiting" in lines[0]
+    assert "store memory ok, 1 in flight, 0 waiting" in lines[0]
     assert lines[2].split() == ["policy", "admitted/s", "denied/s", "waiting", "admitted", "denied"]
     assert lines[3].split()[0] == "api"
     near = text.partition("nearest to a limit\n")[2].splitlines()
     assert near[0].startswith("api: k")
-    assert "0 of 3 requests left in 1h, all back in " in near[0]
-    assert "by 1h, again in " in text.partition("denied last\n")[2]
+    assert "0 of 3 requests left in 1h, reset in " in near[0]
+    assert "by 1h, retry in " in text.partition("latest denials\n")[2]
     assert "\x1b" not in text
 
 
@@ -59,7 +59,7 @@ def test_once_for_programs(service, capsys):
 @pytest.mark.parametrize(("words", "field"), [(["--interval", "0"], "--interval"), (["--rows", "0"], "--rows")])
 def test_mistakes(words, field, capsys):
     assert main(["top", *words]) == 2
-    assert capsys.readouterr().err.startswith(f"tidegate: {field}: must be")
+    assert capsys.readouterr().err.startswith(f"tidegate: {field}: expected ")
 
 
 def test_with_tokens(tmp_path, capsys, monkeypatch):
@@ -104,11 +104,11 @@ def test_the_screen(monkeypatch):
     monkeypatch.setenv("COLUMNS", "140")
     lines = top.draw(TOLD, "http://here", Say(), 5)
     assert lines[0] == (
-        "tidegate 1 on http://here: process 7 (one of 2), up 1 min 30 s, store redis lost, 2 under way, 1 waiting, "
-        "half within 0.08 ms, 99 % within 2.5 ms"
+        "tidegate 1 on http://here: process 7 (one of 2), up 1 min 30 s, store redis lost, 2 in flight, 1 waiting, "
+        "p50 0.08 ms, p99 2.5 ms"
     )
     assert lines[3].endswith(" █▄")
-    assert lines[-1] == "00:00:00  busy: a b  by 1m, never (shadow: allowed all the same)"
+    assert lines[-1] == "00:00:00  busy: a b  by 1m, never fits (shadow mode: was allowed)"
     monkeypatch.setenv("COLUMNS", "80")
     assert not top.draw(TOLD, "http://here", Say(), 5)[3].endswith("▄")
     assert "no policy is configured" in top.draw({**TOLD, "policies": []}, "", Say(), 5)

@@ -114,7 +114,7 @@ def test_the_board(swarm, hub, clock, capsys):
     ):
         happens()
         watcher.ask()
-        texts.append("\n".join(board.lines(watcher.agents())))
+        texts.append("\n".join(board.draw(watcher.agents())))
     assert texts[0].startswith("swarm: 2 agents\n\napi\n  a  ")
     assert "100/100  free 100    in flight 0" in texts[0]
     assert "reductions" not in texts[0]
@@ -125,7 +125,7 @@ def test_the_board(swarm, hub, clock, capsys):
     assert texts[3].count("frozen for 8 s") == 2
     assert "api to 27 by a: evil ?[2J, no calls for 8 s" in texts[3]
     assert texts[4].count("recovered") == 2
-    data = board.as_data(watcher.agents())
+    data = board.describe(watcher.agents())
     assert data["agents"]["a"]["api"]["original"] == 100
     assert [update["new_capacity"] for update in data["updates"]] == [50, 27]
     json.dumps(data)
@@ -133,7 +133,7 @@ def test_the_board(swarm, hub, clock, capsys):
 
 def test_an_empty_board(hub):
     bus = hub()
-    assert "nobody answers" in "\n".join(Board(bus, None, Say()).lines([]))
+    assert "no agent answers" in "\n".join(Board(bus, None, Say()).draw([]))
 
 
 def test_names_are_shown_safely():
@@ -153,8 +153,8 @@ def test_the_command_once(swarm, hub, capsys, monkeypatch):
 @pytest.mark.parametrize(
     ("words", "code", "message"),
     [
-        ([], 2, "name the bus, such as: tidegate swarm nats://127.0.0.1:4222"),
-        (["local://x", "--interval", "0"], 2, "--interval: must be a number of seconds above 0"),
+        ([], 2, "expected the URL of a bus, such as: tidegate swarm nats://127.0.0.1:4222"),
+        (["local://x", "--interval", "0"], 2, "--interval: expected a number of seconds above 0"),
         (["carrier-pigeon://x"], 2, "no bus for carrier-pigeon://: known are local://, nats://"),
         (
             ["redis://user:hidden@127.0.0.1:1"],

@@ -1,4 +1,4 @@
-"""What the database could not be told, kept until it can: a queue, and a thread that tries again."""
+"""Queues settlements that the database did not take, and repeats them from a thread until it does."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ if TYPE_CHECKING:
 
     from tidegate.budget.books import Books
 
-MOST: Final = 10_000  # kept one by one; further records are added up, and lose the names of their tasks
+MOST: Final = 10_000  # further records are added up, without the IDs of their tasks
 AGAIN: Final = SECOND // 4  # between two attempts
 
 
 class Backlog:
-    """Calls of the books that are to be made, in order."""
+    """Calls of the settlement storage, in order: `settle` and `record`."""
 
-    def __init__(self, books: Books, is_lost: Callable[[], bool], now: Callable[[], int]) -> None:
-        """Tell these books, while they are not lost."""
-        self._books = books
+    def __init__(self, settlements: Books, is_lost: Callable[[], bool], now: Callable[[], int]) -> None:
+        """Call this storage, while the database is not lost."""
+        self._settlements = settlements
         self._is_lost = is_lost
         self._now = now
         self._closed = False
@@ -34,40 +34,55 @@ class Backlog:
         self._start_over()
 
     def _start_over(self) -> None:
-        """Start with nothing kept: also in a forked process, whose parent makes the calls it has kept."""
+        """Start with an empty queue, also in a forked process: the parent makes the calls it has queued."""
         self._queue: deque[tuple[str, tuple[Any, ...]]] = deque()
-        self._lock = threading.Lock()  # of the queue, held for a moment
-        self._telling = threading.Lock()  # held while the database is told
+        self._lock = threading.Lock()  # protects the queue; never held while the database is called
+        self._calling = threading.Lock()  # held while queued calls are made
         self._wake = ThreadSignal()
         self._thread: threading.Thread | None = None
 
     def __len__(self) -> int:
-        """Count what is kept."""
+        """Return how many calls are queued."""
         return len(self._queue)
 
-    def keep(self, name: str, arguments: tuple[Any, ...]) -> None:
-        """Keep a call, with the instant at which its tasks were completed."""
-        if name == "settle":
-            told: tuple[Any, ...] = (arguments[0]._replace(note=dated(arguments[0].note, self._now())),)
+    def call(self, method: str, *arguments: Any) -> None:  # noqa: ANN401 - those of the method
+        """Call a method of the storage, or queue the call if the database does not answer."""
+        try:
+            getattr(self._settlements, method)(*arguments)
+        except StoreUnavailable:
+            self.add(method, arguments)
+
+    async def call_async(self, method: str, *arguments: Any) -> None:  # noqa: ANN401 - those of the method
+        """Call a method of the storage, or queue the call if the database does not answer."""
+        try:
+            await getattr(self._settlements, f"{method}_async")(*arguments)
+        except StoreUnavailable:
+            self.add(method, arguments)
+
+    def add(self, method: str, arguments: tuple[Any, ...]) -> None:
+        """Queue a call, with the current time as the time at which its tasks were completed."""
+        if method == "settle":
+            (settlement,) = arguments
+            arguments = (settlement._replace(completion=with_time(settlement.completion, self._now())),)
         else:
-            told = (*arguments[:-1], dated(arguments[-1], self._now()))
+            arguments = (*arguments[:-1], with_time(arguments[-1], self._now()))
         with self._lock:
-            before = self._queue[-1] if len(self._queue) >= MOST else None
-            if before is not None and name == before[0] == "record" and before[1][0] is told[0]:
-                self._queue[-1] = name, added(before[1], told)
+            last = self._queue[-1] if len(self._queue) >= MOST else None
+            if last is not None and method == last[0] == "record" and last[1][0] is arguments[0]:
+                self._queue[-1] = method, add_up(last[1], arguments)
             else:
-                self._queue.append((name, told))
+                self._queue.append((method, arguments))
             if self._thread is None and not self._closed:
-                self._thread = threading.Thread(target=self._work, name="tidegate-budget", daemon=True)
+                self._thread = threading.Thread(target=self._run, name="tidegate-budget", daemon=True)
                 self._thread.start()
 
     def catch_up(self) -> bool:
-        """Make the calls, as far as the database answers; tell whether it knows everything now."""
-        with self._telling:
+        """Make the queued calls until the database does not answer; returns whether the queue is empty."""
+        with self._calling:
             while self._queue and not self._is_lost():
-                name, arguments = self._queue[0]
+                method, arguments = self._queue[0]
                 try:
-                    getattr(self._books, name)(*arguments)
+                    getattr(self._settlements, method)(*arguments)
                 except StoreUnavailable:
                     return False
                 with self._lock:
@@ -82,7 +97,7 @@ class Backlog:
         if (thread := self._thread) is not None:
             thread.join()
 
-    def _work(self) -> None:
+    def _run(self) -> None:
         clock = SystemClock()
         while True:
             clock.wait(self._wake, clock.steady() + AGAIN)
@@ -94,15 +109,15 @@ class Backlog:
                     return
 
 
-def dated(note: Note | None, now: int) -> Note | None:
-    """Note when tasks were completed, since they are written down later."""
-    return None if note is None else note._replace(completed=now)
+def with_time(completion: Note | None, now: int) -> Note | None:
+    """Set the time at which tasks were completed, because they are stored later."""
+    return None if completion is None else completion._replace(completed=now)
 
 
-def added(one: tuple[Any, ...], other: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Add two records up; the names of their tasks are dropped."""
-    vast, key, costs, note = one
-    more, further = other[2], other[3]
-    tasks = (note.tasks if note else 0) + (further.tasks if further else 0)
-    total = tuple(a + b for a, b in zip(costs, more, strict=True))
-    return vast, key, total, Note(tasks, completed=further.completed if further else None)
+def add_up(one: tuple[Any, ...], other: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Add up the arguments of two records, without the IDs of their tasks."""
+    unlimited, key, costs, completion = one
+    _, _, more_costs, later = other
+    tasks = (completion.tasks if completion else 0) + (later.tasks if later else 0)
+    total = tuple(cost + more for cost, more in zip(costs, more_costs, strict=True))
+    return unlimited, key, total, Note(tasks, completed=later.completed if later else None)

@@ -1,76 +1,77 @@
-"""A batch around a block: reserved when it begins, settled when it ends."""
+"""A batch around a block: reserved when the block starts, settled when it ends."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Self
 
+from tidegate.budget.engine import read_task_ids
 from tidegate.budget.held import Held
 from tidegate.errors import Denied, RateLimitError
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Mapping
 
-    from tidegate.budget.accounts import Steps
-    from tidegate.budget.engine import Budget
+    from tidegate.budget.engine import Budget, Flow
     from tidegate.budget.result import RateLimitResult
 
 
 class _Batch:
-    """What both kinds share: how much of the batch is recorded, and what its end means."""
+    """What both kinds share: how many tasks are recorded, and what happens at the end of the block."""
 
-    def __init__(self, budget: Budget, drive: Callable[[Steps], Any], asked: tuple[Any, ...]) -> None:
-        """Made by `batch`."""
-        self._budget = budget
+    def __init__(self, operations: Budget, drive: Callable[[Flow[None]], Any], arguments: tuple[Any, ...]) -> None:
+        """Take the arguments of the check; called by `batch`."""
+        self._operations = operations
         self._drive = drive
-        self._asked = asked
+        self._arguments = arguments
         self._recorded = False
-        self.task_count: int = asked[0]
+        self.task_count: int = arguments[0]
         self.completed = 0
         self.failed = 0
         self.result: RateLimitResult | None = None
 
-    def _entering(self) -> Steps:
-        result: RateLimitResult = yield from self._budget._checking(*self._asked, bound=True)  # noqa: SLF001 - part of the budget
+    def _enter_flow(self) -> Flow[None]:
+        result = yield from self._operations.check_flow(*self._arguments, in_block=True)
         if not result.allowed:
-            raise Denied(result.reason, result)  # type: ignore[arg-type]  # answers as a Decision does, of tiers
+            raise Denied(result.reason, result)  # type: ignore[arg-type]  # has the attributes of a Decision
         self.result = result
 
-    def _held(self) -> Held | None:
+    def _open_batch(self) -> Held | None:
         if self.result is None:
-            raise RateLimitError("the batch is not under way: use it in a with block")
+            raise RateLimitError("the batch has not started: use it in a with block")
         return self.result.batch if isinstance(self.result.batch, Held) else None
 
-    def _recording(
+    def _record_flow(
         self, task_count: int | None, task_ids: Iterable[str] | None, cost: Mapping[str, int] | None
-    ) -> Steps:
-        names = () if task_ids is None else (task_ids,) if isinstance(task_ids, str) else tuple(task_ids)
-        count = task_count if task_count is not None else len(names) or 1
-        held = self._held()
+    ) -> Flow[None]:
+        ids = read_task_ids(task_ids)
+        count = task_count if task_count is not None else len(ids) or 1
+        batch = self._open_batch()
         self._recorded = True
         self.completed += count
-        if held is not None:
-            yield from self._budget._settling(held, count, None, names, cost, last=False)  # noqa: SLF001 - part of the budget
+        if batch is not None:
+            yield from self._operations.settle_flow(batch, count, None, ids, cost, last=False)
 
     def fail(self, task_count: int = 1) -> None:
-        """Count tasks as failed: they are given back at the end of the block."""
+        """Count tasks as failed: they are returned at the end of the block."""
         self.failed += task_count
 
-    def _exiting(self, *, well: bool) -> Steps:
-        """Record the rest, unless single tasks were, and give back what was not recorded."""
-        held = self._held()
+    def _exit_flow(self, *, succeeded: bool) -> Flow[None]:
+        """Record the rest, unless single tasks were recorded, and return what was not recorded."""
+        batch = self._open_batch()
         rest = 0
-        if well and not self._recorded:
+        if succeeded and not self._recorded:
             rest = max(0, self.task_count - self.failed)
             self.completed += rest
-        if held is not None and held.take():
-            yield from self._budget._settling(held, rest, None, (), None, last=True)  # noqa: SLF001 - part of the budget
+        if batch is not None and batch.claim():
+            yield from self._operations.settle_flow(batch, rest, None, (), None, last=True)
 
 
 class Batch(_Batch):
     """A batch for threads: `with budget.batch(20) as batch:`.
 
-    At the end of the block all its tasks are recorded as completed, or, if `record` was called, those that it named;
-    the others, and those that `fail` counted, are given back. After an exception, all that was not recorded is.
+    At the end of the block all tasks are recorded as completed, except those that `fail` counted; if `record` was
+    called, only the tasks that it recorded. The others are returned. After an exception, everything that was not
+    recorded is returned.
     """
 
     def record(
@@ -80,23 +81,23 @@ class Batch(_Batch):
         task_ids: Iterable[str] | None = None,
         cost: Mapping[str, int] | None = None,
     ) -> None:
-        """Record some of the tasks as completed, at once: a crash does not forget them."""
-        self._drive(self._recording(task_count, task_ids, cost))
+        """Record some of the tasks as completed now, so that a crash does not lose them."""
+        self._drive(self._record_flow(task_count, task_ids, cost))
 
     def __enter__(self) -> Self:
-        """Reserve."""
-        self._drive(self._entering())
+        """Reserve the batch."""
+        self._drive(self._enter_flow())
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Settle."""
-        self._drive(self._exiting(well=kind is None))
+        """Settle the batch."""
+        self._drive(self._exit_flow(succeeded=kind is None))
 
 
 class AsyncBatch(_Batch):
     """A batch for tasks: `async with budget.batch(20) as batch:`; see Batch."""
 
-    _drive: Callable[[Steps], Awaitable[Any]]
+    _drive: Callable[[Flow[None]], Awaitable[Any]]
 
     async def record(
         self,
@@ -105,14 +106,14 @@ class AsyncBatch(_Batch):
         task_ids: Iterable[str] | None = None,
         cost: Mapping[str, int] | None = None,
     ) -> None:
-        """Record some of the tasks as completed, at once: a crash does not forget them."""
-        await self._drive(self._recording(task_count, task_ids, cost))
+        """Record some of the tasks as completed now, so that a crash does not lose them."""
+        await self._drive(self._record_flow(task_count, task_ids, cost))
 
     async def __aenter__(self) -> Self:
-        """Reserve."""
-        await self._drive(self._entering())
+        """Reserve the batch."""
+        await self._drive(self._enter_flow())
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Settle."""
-        await self._drive(self._exiting(well=kind is None))
+        """Settle the batch."""
+        await self._drive(self._exit_flow(succeeded=kind is None))

@@ -1,4 +1,4 @@
-"""Where settlements go: the SQLite file, which keeps books of what is open, or any other store, which has none."""
+"""Where settlements are stored: in the SQLite file, which lists open batches, or in any other store, which does not."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ DAY: Final = 86_400
 
 
 class Books(Protocol):
-    """Takes settlements, in both colours. What cannot be told raises StoreUnavailable, to be told again later."""
+    """Stores settlements, for threads and for tasks. Raises StoreUnavailable if a call has to be repeated later."""
 
-    keeps_open: bool  # whether batches of a process that was killed are found and given back
+    lists_open: bool  # whether open batches are stored, so that those of a killed process are found and returned
 
     @property
-    def behind(self) -> bool:
-        """Whether some of these are still to be given back: asking again does that."""
+    def has_more_expired(self) -> bool:
+        """Whether more batches may have expired: the next call returns some of them."""
 
-    def ticket(self, policy: Policy, at: int, costs: tuple[int, ...]) -> int:
-        """Give the number by which a batch that was just reserved is known, together with its instant."""
+    def take_number(self, policy: Policy, at: int, costs: tuple[int, ...]) -> int:
+        """Return the number of a batch that was just reserved; together with its instant it identifies the batch."""
 
     def settle(self, settlement: Settlement) -> None:
         """Correct the charge of a batch."""
@@ -39,29 +39,29 @@ class Books(Protocol):
     async def settle_async(self, settlement: Settlement) -> None:
         """Correct the charge of a batch."""
 
-    def record(self, vast: Policy, key: Key, costs: tuple[int, ...], note: Note | None) -> None:
-        """Charge what was not reserved."""
+    def record(self, unlimited: Policy, key: Key, costs: tuple[int, ...], completion: Note | None) -> None:
+        """Charge tasks that were not reserved."""
 
-    async def record_async(self, vast: Policy, key: Key, costs: tuple[int, ...], note: Note | None) -> None:
-        """Charge what was not reserved."""
+    async def record_async(self, unlimited: Policy, key: Key, costs: tuple[int, ...], completion: Note | None) -> None:
+        """Charge tasks that were not reserved."""
 
-    def tidy(self, policy: Policy, key: Key) -> int:
-        """Give back what is overdue and remove what is old; count both."""
+    def clean_up(self, policy: Policy, key: Key) -> int:
+        """Return expired batches and remove old completions; returns how many."""
 
 
 class StoreBooks:
-    """Settles with any store. It keeps no list of what is open: a killed process's batch stays charged."""
+    """Settles with any store. It does not list open batches: the batch of a killed process stays charged."""
 
-    keeps_open = False
-    behind = False
+    lists_open = False
+    has_more_expired = False
 
     def __init__(self, store: Store, clock: Clock | None) -> None:
         """Settle with this store; `clock` replaces its own, for tests."""
         self._store = store
         self._clock = clock
 
-    def ticket(self, policy: Policy, at: int, costs: tuple[int, ...]) -> int:
-        """Give none: a charge is known by its instant."""
+    def take_number(self, policy: Policy, at: int, costs: tuple[int, ...]) -> int:
+        """Return -1: the instant alone identifies a charge."""
         del policy, at, costs
         return -1
 
@@ -69,81 +69,81 @@ class StoreBooks:
         return None if self._clock is None else self._clock.ns() // 1000
 
     def settle(self, settlement: Settlement) -> None:
-        """Correct the charge of a batch; the guard keeps what a lost store cannot be told."""
-        told = settlement
-        self._store.apply_one("adjust", told.policy, told.key, told.deltas, self._now(), told.at)
-        if any(told.fresh):
-            self.record(told.vast, told.key, told.fresh, None)
+        """Correct the charge of a batch; the guarded store repeats a correction that a lost store misses."""
+        policy, unlimited, key, at, _, share, _ = settlement
+        self._store.apply_one("adjust", policy, key, share.corrections, self._now(), at)
+        if any(share.unreserved):
+            self.record(unlimited, key, share.unreserved, None)
 
     async def settle_async(self, settlement: Settlement) -> None:
         """Correct the charge of a batch."""
-        told = settlement
-        await self._store.apply_async("adjust", ((told.policy, told.key, told.deltas),), self._now(), told.at)
-        if any(told.fresh):
-            await self.record_async(told.vast, told.key, told.fresh, None)
+        policy, unlimited, key, at, _, share, _ = settlement
+        await self._store.apply_async("adjust", ((policy, key, share.corrections),), self._now(), at)
+        if any(share.unreserved):
+            await self.record_async(unlimited, key, share.unreserved, None)
 
-    def record(self, vast: Policy, key: Key, costs: tuple[int, ...], note: Note | None) -> None:
-        """Charge what was not reserved."""
-        del note
-        self._charged(self._store.apply_one("acquire", vast, key, costs, self._now()))
+    def record(self, unlimited: Policy, key: Key, costs: tuple[int, ...], completion: Note | None) -> None:
+        """Charge tasks that were not reserved."""
+        del completion
+        self._check_charged(self._store.apply_one("acquire", unlimited, key, costs, self._now()))
 
-    async def record_async(self, vast: Policy, key: Key, costs: tuple[int, ...], note: Note | None) -> None:
-        """Charge what was not reserved."""
-        del note
-        self._charged((await self._store.apply_async("acquire", ((vast, key, costs),), self._now()))[0])
+    async def record_async(self, unlimited: Policy, key: Key, costs: tuple[int, ...], completion: Note | None) -> None:
+        """Charge tasks that were not reserved."""
+        del completion
+        self._check_charged((await self._store.apply_async("acquire", ((unlimited, key, costs),), self._now()))[0])
 
-    def _charged(self, decision: Decision) -> None:
-        if isinstance(decision, LocalDecision):  # the guard answered, and nothing was charged
-            raise StoreUnavailable("could not record completed tasks; they are recorded when the store is back")
+    def _check_charged(self, decision: Decision) -> None:
+        if isinstance(decision, LocalDecision):  # the guarded store answered without the store; nothing was charged
+            raise StoreUnavailable("could not record completed tasks; they are recorded when the store answers again")
 
-    def tidy(self, policy: Policy, key: Key) -> int:
-        """Leave that to the store: its states end by themselves."""
+    def clean_up(self, policy: Policy, key: Key) -> int:
+        """Return 0: states in the store expire by themselves."""
         del policy, key
         return 0
 
 
 class LedgerBooks:
-    """Settles with the SQLite file itself: what the guard would keep for later is kept by the budget."""
+    """Settles with the SQLite file directly: the budget, not the guarded store, repeats what a lost file misses."""
 
-    keeps_open = True
+    lists_open = True
 
-    def __init__(self, ledger: Ledger) -> None:
+    def __init__(self, budget_store: Ledger) -> None:
         """Settle with this file."""
-        self.ledger = ledger
-        self.ticket = ledger.ticket
-        self.settle = ledger.settle
-        self.settle_async = ledger.settle_async
-        self.record = ledger.record
-        self.record_async = ledger.record_async
-        self.tidy = ledger.tidy
+        self.budget_store = budget_store
+        self.take_number = budget_store.take_number
+        self.settle = budget_store.settle
+        self.settle_async = budget_store.settle_async
+        self.record = budget_store.record
+        self.record_async = budget_store.record_async
+        self.clean_up = budget_store.clean_up
 
     @property
-    def behind(self) -> bool:
-        """Whether some batches are still to be given back."""
-        return self.ledger.behind
+    def has_more_expired(self) -> bool:
+        """Whether more batches may have expired."""
+        return self.budget_store.has_more_expired
 
 
-def open_books(settings: BudgetSettings, clock: Clock | None) -> tuple[Store, Books]:
-    """Open the storage: a guarded store to decide by, and the books to settle with."""
+def open_storage(settings: BudgetSettings, clock: Clock | None) -> tuple[Store, Books]:
+    """Open the storage: a guarded store that decides, and the storage of settlements."""
     text = str(settings.storage)
     scheme = split_url(text, "storage").scheme if "://" in text else ""
     if scheme and scheme != "sqlite":
         store = open_guarded(with_deadline(text, settings.deadline), clock=clock)
-        given = clock if clock is not None and clock is not store.clock else None
-        return store, StoreBooks(store, given)
+        test_clock = clock if clock is not None and clock is not store.clock else None
+        return store, StoreBooks(store, test_clock)
     options: dict[str, Any] = {
-        "lasting": settings.lasting,
+        "batch_ttl": settings.batch_ttl_microseconds,
         "retention": round(settings.retention_days * DAY * SECOND),
         "busy_timeout": settings.deadline,
         "clock": clock,
     }
     path = unquote(text.partition("?")[0].removeprefix("sqlite:///")) if scheme else text
-    ledger = Ledger(path, **options)
-    return GuardedStore(ledger, deadline=settings.deadline, bounded=True), LedgerBooks(ledger)
+    budget_store = Ledger(path, **options)
+    return GuardedStore(budget_store, deadline=settings.deadline, bounded=True), LedgerBooks(budget_store)
 
 
 def with_deadline(url: str, seconds: float) -> str:
-    """Give the guard its deadline, unless the URL says one."""
+    """Add the deadline of the guarded store to a URL, unless it has one."""
     if url.startswith("memory:") or "deadline=" in url:
         return url
     return f"{url}{'&' if '?' in url else '?'}deadline={seconds:g}"

@@ -1,4 +1,4 @@
-"""Settings from a YAML file, or from a mapping of the same shape; mistakes carry their file, line and field.
+"""Reads settings from a YAML file, or from a mapping of the same shape. Errors name the file, line and field.
 
 tiers: {minute: 20, hour: 100, day: 500, week: 2000, month: 7500}
 concurrency: 5
@@ -19,7 +19,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from tidegate.budget.schedule import Rule, read_between, read_days
-from tidegate.budget.settings import problems, share_of
+from tidegate.budget.settings import did_you_mean, problems, share_of
 from tidegate.budget.tiers import PERIODS
 from tidegate.errors import ConfigError
 from tidegate.policy.settings import Setting, load
@@ -37,108 +37,109 @@ FIELDS: Final = (
 
 
 def read_config(source: str | Path | Mapping[str, Any]) -> dict[str, Any]:
-    """Read settings, as the arguments of BudgetSettings."""
+    """Read settings, and return them as keyword arguments of BudgetSettings."""
     section = load(source).fields(*FIELDS)
     values: dict[str, Any] = {}
     for name, setting in section.items():
         if name == "tiers":
-            values |= {f"per_{period}": quota for period, quota in _quotas(setting).items()}
+            values |= {f"per_{period}": quota for period, quota in _read_quotas(setting).items()}
         else:
             values[name] = READERS[name](setting)
-    tiers = {*_names(values)}
-    for rule, setting in zip(values.get("schedule", ()), _items(section.get("schedule")), strict=True):
+    tiers = sorted(_tier_names(values))
+    for rule, setting in zip(values.get("schedule", ()), _list_items(section.get("schedule")), strict=True):
         for tier in rule.limits:
             if tier not in tiers:
-                raise setting.error(f"there is no tier {tier!r} to change: there are {', '.join(sorted(tiers))}")
+                known = f"the budget has {', '.join(tiers)}" if tiers else "the budget has none"
+                raise setting.error(f"unknown tier {tier!r}: {known}{did_you_mean(tier, tiers)}")
     for name, message in problems(values | {"enabled": False}):
         place = section.get(name) or section.get("tiers")
         raise (place or load({})).error(message)
     return values
 
 
-def _names(values: Mapping[str, Any]) -> list[str]:
+def _tier_names(values: Mapping[str, Any]) -> list[str]:
     names = [period for period in PERIODS if values.get(f"per_{period}")]
     for table in ("types", "costs"):
         names += [f"{period}:{name}" for name, quotas in values.get(table, {}).items() for period in quotas]
     return names + ["concurrency"] * ("concurrency" in values)
 
 
-def _items(setting: Setting | None) -> list[Setting]:
+def _list_items(setting: Setting | None) -> list[Setting]:
     return [] if setting is None else setting.items()
 
 
-def _quotas(setting: Setting) -> dict[str, int]:
+def _read_quotas(setting: Setting) -> dict[str, int]:
     return {period: quota.whole() for period, quota in setting.fields(*PERIODS).items()}
 
 
-def _tables(setting: Setting) -> dict[str, dict[str, int]]:
-    return {name: _quotas(quotas) for name, quotas in setting.entries().items()}
+def _read_table(setting: Setting) -> dict[str, dict[str, int]]:
+    return {name: _read_quotas(quotas) for name, quotas in setting.entries().items()}
 
 
-def _share(setting: Setting) -> Fraction:
+def _read_share(setting: Setting) -> Fraction:
     try:
-        return share_of(_word(setting))
+        return share_of(_read_string(setting))
     except (ValueError, ZeroDivisionError):
         raise setting.error(f"expected a share such as 0.2 or 20%, not {setting}") from None
 
 
-def _word(setting: Setting) -> str:
-    """Read a number or a text, as text."""
+def _read_string(setting: Setting) -> str:
+    """Read a number or a string, as a string."""
     try:
         return str(setting.number())
     except ConfigError:
         return setting.text()
 
 
-def _reserved(setting: Setting) -> dict[int, Fraction]:
+def _read_reserved(setting: Setting) -> dict[int, Fraction]:
     found = {}
     for priority, share in setting.entries().items():
         if not priority.isdecimal():
-            raise share.error(f"a priority is a whole number from 1, not {priority}")
-        found[int(priority)] = _share(share)
+            raise share.error(f"expected an integer from 1 as priority, not {priority}")
+        found[int(priority)] = _read_share(share)
     return found
 
 
-def _rule(setting: Setting, number: int) -> Rule:
-    told = setting.fields("name", "between", "days", "load_above", "scale", "limits")
-    values: dict[str, Any] = {"name": told["name"].text() if "name" in told else f"rule {number}"}
+def _read_rule(setting: Setting, number: int) -> Rule:
+    fields = setting.fields("name", "between", "days", "load_above", "scale", "limits")
+    values: dict[str, Any] = {"name": fields["name"].text() if "name" in fields else f"rule {number}"}
     readers: dict[str, Callable[[str], object]] = {"between": read_between, "days": read_days}
     for name, read in readers.items():
-        if name in told:
-            with told[name].blame(**{name: told[name]}):
-                values[name] = read(told[name].text())
-    if "load_above" in told:
-        values["load_above"] = told["load_above"].number()
-    if "scale" in told:
-        values["scale"] = _share(told["scale"])
+        if name in fields:
+            with fields[name].blame(**{name: fields[name]}):
+                values[name] = read(fields[name].text())
+    if "load_above" in fields:
+        values["load_above"] = fields["load_above"].number()
+    if "scale" in fields:
+        values["scale"] = _read_share(fields["scale"])
         if values["scale"] <= 0:
-            raise told["scale"].error(f"expected a scale above 0 such as 50%, not {told['scale']}")
-    if "limits" in told:
-        values["limits"] = {tier: quota.whole() for tier, quota in told["limits"].entries().items()}
-    if not {"scale", "limits"} & told.keys():
-        raise setting.error("the rule changes nothing: give it a scale such as 50%, or limits by tier")
-    if not {"between", "days", "load_above"} & told.keys():
-        raise setting.error("the rule holds always: say when, by between, days or load_above")
+            raise fields["scale"].error(f"expected a scale above 0 such as 50%, not {fields['scale']}")
+    if "limits" in fields:
+        values["limits"] = {tier: quota.whole() for tier, quota in fields["limits"].entries().items()}
+    if not {"scale", "limits"} & fields.keys():
+        raise setting.error("the rule changes no quota: add scale (such as 50%) or limits (by tier)")
+    if not {"between", "days", "load_above"} & fields.keys():
+        raise setting.error("the rule has no condition: add between, days or load_above")
     return Rule(**values)
 
 
-def _duration(setting: Setting) -> str | float:
-    text = _word(setting)
+def _read_duration(setting: Setting) -> str | float:
+    text = _read_string(setting)
     return float(text) if text.replace(".", "", 1).isdecimal() else text
 
 
 READERS: Final[dict[str, Callable[[Setting], object]]] = {
     "concurrency": Setting.whole,
-    "types": _tables,
-    "costs": _tables,
-    "reserved": _reserved,
-    "schedule": lambda setting: tuple(_rule(item, number) for number, item in enumerate(setting.items(), start=1)),
+    "types": _read_table,
+    "costs": _read_table,
+    "reserved": _read_reserved,
+    "schedule": lambda setting: tuple(_read_rule(item, number) for number, item in enumerate(setting.items(), start=1)),
     "strategy": lambda setting: setting.choice("rolling", "fixed"),
     "timezone": Setting.text,
     "storage": Setting.text,
     "enabled": Setting.flag,
     "name": Setting.text,
-    "batch_ttl": _duration,
+    "batch_ttl": _read_duration,
     "retention_days": Setting.number,
     "on_database_error": lambda setting: setting.choice("short-term", "local", "deny"),
     "deadline": Setting.number,

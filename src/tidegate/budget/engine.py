@@ -1,38 +1,102 @@
-"""What TaskBudget and AsyncTaskBudget share: every operation as steps, for whoever can ask.
+"""Every operation of a budget, written once as a generator of steps.
 
-check     the limiter reserves, on all tiers at once; the batch is held here until it is settled
-record    a batch is settled: what was completed stays charged, what was not is given back
-lost      while the database is lost, the limits of minutes and hours are decided in memory, where they are kept
-          up to date all the time; what is completed meanwhile is charged to the database when it is back
+TaskBudget and AsyncTaskBudget drive these generators: each one yields a BudgetStep and is sent the result of the call.
+
+check     the limiter reserves a batch on all tiers at once; the batch is open until it is settled
+record    settles a batch: completed tasks stay charged, the rest is returned
+lost      while the database does not answer, the limits per minute and hour decide in memory; tasks completed meanwhile
+          are queued, and charged to the database when it answers again
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Generator, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeVar
 
-from tidegate.budget.accounts import KEY, Accounts, Step, Steps, read_cost
-from tidegate.budget.held import Held
+from tidegate.budget.backlog import Backlog
+from tidegate.budget.books import StoreBooks, open_storage
+from tidegate.budget.held import Held, OpenBatches
+from tidegate.budget.ledger import Note, Settlement
 from tidegate.budget.result import RateLimitResult, instant, result_of, usage_of
-from tidegate.budget.watch import log
+from tidegate.budget.short_term import ShortTermLimits
+from tidegate.budget.terms import Book, Terms
+from tidegate.budget.watch import Watch, log
+from tidegate.budget.webhook import Webhook
 from tidegate.clock import SystemClock
 from tidegate.core.bounds import SECOND
 from tidegate.core.decision import Decision, LocalDecision
-from tidegate.errors import Denied, StoreUnavailable
+from tidegate.errors import ConfigError, Denied, StoreUnavailable
 from tidegate.policy.model import check_cost
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable
 
-    from tidegate.budget.terms import Terms
-    from tidegate.limiter import Usage
+    from tidegate.budget.settings import BudgetSettings
+    from tidegate.clock import Clock
+    from tidegate.limiter import AsyncLimiter, Limiter, Usage
+
+KEY: Final = "tasks"  # of all states of a budget
 
 
-class Budget(Accounts):
-    """What can be done with a budget."""
+class BudgetStep(NamedTuple):
+    """A call that may wait, for the driver to make.
 
-    # ---- checking ----------------------------------------------------------------------------------------------------
+    limiter     a method of the limiter, which AsyncTaskBudget awaits
+    storage     a method with an `_async` form, which is completed even if the task that awaits it is cancelled
+    blocking    a method that AsyncTaskBudget calls in a thread
+    """
 
-    def _checking(
+    kind: Literal["limiter", "storage", "blocking"]
+    target: Any
+    method: str
+    arguments: tuple[Any, ...] = ()
+    options: Mapping[str, Any] = {}
+
+
+T = TypeVar("T")
+Flow = Generator[BudgetStep, Any, T]
+
+
+class Budget:
+    """The operations of a budget. Methods that end in `_flow` are generators of steps; the others do not wait."""
+
+    def __init__(
+        self,
+        settings: BudgetSettings,
+        limiter_type: type[Limiter | AsyncLimiter],
+        clock: Clock | None,
+        load: Callable[[], float] | None,
+    ) -> None:
+        """Open the storage, unless the budget is disabled."""
+        self.settings = settings
+        self.plan = settings.plan
+        self.webhook = Webhook(settings.webhook_url, settings.webhook_secret) if settings.webhook_url else None
+        self.monitor = Watch(
+            settings.name,
+            settings.milestones,
+            self.webhook.send if self.webhook else None,
+            fixed=settings.strategy == "fixed",
+            on_database_error=settings.on_database_error,
+        )
+        self._open_batches = OpenBatches()
+        self._last_usage: dict[str, Usage] = {}  # as the database last reported it
+        self._closed = False
+        if settings.enabled:
+            for message in settings.unreachable_tiers:
+                log.warning("%s", message)
+            self._tier_policies = Book(settings, self.plan, load)
+            self.store, self.settlements = open_storage(settings, clock)
+            self.clock: Clock = clock or self.store.clock
+            test_clock = None if self.clock is self.store.clock else self.clock
+            self._local_settlements = StoreBooks(self.store, test_clock)
+            self._short_term = ShortTermLimits(KEY, self.clock)
+            self._retry_queue = Backlog(self.settlements, lambda: self.lost, self._now)
+            self._tier_policy = self._tier_policies.current(self._now(), self.clock.steady())
+            self.limiter = limiter_type(self._tier_policy.policy, store=self.store, clock=test_clock)
+
+    # ---- check -------------------------------------------------------------------------------------------------------
+
+    def check_flow(
         self,
         task_count: int,
         task_type: str | None = None,
@@ -40,160 +104,288 @@ class Budget(Accounts):
         priority: int = 0,
         timeout: float | None = 0.0,
         *,
-        bound: bool = False,
-    ) -> Steps:
-        """Reserve a batch on all tiers, or on none; one that is `bound` is settled by its block, and nobody else."""
+        in_block: bool = False,
+    ) -> Flow[RateLimitResult]:
+        """Reserve a batch on all tiers, or on none; if it is `in_block`, only its `with` block settles it."""
         check_cost(task_count, "task_count")
-        cost = read_cost(cost)
+        estimate = read_cost(cost)
         if not self.settings.enabled:
             return RateLimitResult(allowed=True, task_count=task_count)
-        yield from self._tending()
-        terms = self._refresh()
-        begun = SystemClock.steady()
-        charges = self.plan.charges(task_count, task_type, cost, priority)
-        decision, costs = yield from self._reserving(terms, terms.known(charges, task_count), timeout, priority)
-        local, usage, memory_at = False, usage_of(decision), decision.at
-        if isinstance(decision, LocalDecision):
-            self.watch.database(lost=True, waiting=len(self._backlog))
-            local = True
-            usage = self._known
-            if self.settings.on_database_error == "short-term":
-                decision = self._decide_here(terms, costs, task_count)
-                usage = usage | usage_of(decision)
-                memory_at = decision.at
+        yield from self._maintain_flow()
+        tier_policy = self._refresh_policy()
+        started = SystemClock.steady()
+        charges = self.plan.charges(task_count, task_type, estimate, priority)
+        reservation_cost = tier_policy.reservation_cost(charges, task_count)
+        decision, costs = yield from self._reserve_flow(tier_policy, reservation_cost, timeout, priority)
+        local, short_term = isinstance(decision, LocalDecision), self.settings.on_database_error == "short-term"
+        self.monitor.record_database(lost=local, waiting=self.backlog)
+        if not local:
+            usage = self._last_usage = usage_of(decision)
+            memory_at = self._short_term.charge(tier_policy, costs) if decision.allowed else 0
         else:
-            self.watch.database(lost=False, waiting=len(self._backlog))
-            self._known = usage
-            if decision.allowed:
-                memory_at = self._mirror("acquire", terms, costs)
-        held = None
+            usage, memory_at = self._last_usage, decision.at
+            if short_term:
+                decision = self._short_term.reserve(tier_policy, costs, task_count)
+                usage, memory_at = usage | usage_of(decision), decision.at
+        batch = None
         if decision.allowed and task_count:
-            ends = self.clock.steady() + self.settings.lasting
-            held = Held(task_count, task_type, dict(cost), priority, terms, costs, decision.at, ends, memory_at)
-            held.charged, held.bound = not local, bound
-            held.number = -1 if local else self.books.ticket(terms.policy, decision.at, costs)
-            self._open.append(held)
-        by_tiers = not local or self.settings.on_database_error == "short-term"
-        result = result_of(decision, task_count, usage, by_tiers=by_tiers, local=local, batch=held)
-        self.watch.checked(result, None if timeout else SystemClock.steady() - begun)
+            expires = self.clock.steady() + self.settings.batch_ttl_microseconds
+            batch = Held(task_count, task_type, estimate, priority, tier_policy, costs, decision.at, expires, memory_at)
+            batch.in_database, batch.in_block = not local, in_block
+            if not local:
+                batch.number = self.settlements.take_number(tier_policy.policy, decision.at, costs)
+            self._open_batches.add(batch)
+        by_tiers = not local or short_term
+        result = result_of(decision, task_count, usage, by_tiers=by_tiers, local=local, batch=batch)
+        self.monitor.record_check(result, None if timeout else SystemClock.steady() - started)
         return result
 
-    def _reserving(self, terms: Terms, known: dict[str, int], timeout: float | None, priority: int) -> Steps:
-        options = {"ttl": self.settings.lasting / SECOND, "timeout": timeout, "priority": priority}
+    def _reserve_flow(
+        self, tier_policy: Terms, cost: dict[str, int], timeout: float | None, priority: int
+    ) -> Flow[tuple[Decision, tuple[int, ...]]]:
+        options = {"ttl": self.settings.batch_ttl_microseconds / SECOND, "timeout": timeout, "priority": priority}
         while True:
             try:
-                reservation = yield Step("limiter", "reserve", (KEY, known), options)
+                reservation = yield BudgetStep("limiter", self.limiter, "reserve", (KEY, cost), options)
             except Denied as denied:
-                if not self.books.behind or self.lost:
-                    return denied.decision, terms.costs(known)
+                if not self.settlements.has_more_expired or self.lost:
+                    return denied.decision, tier_policy.costs(cost)
             else:
                 return reservation.decision, reservation.costs
 
-    def _decide_here(self, terms: Terms, costs: tuple[int, ...], tasks: int) -> Decision:
-        """Decide by the short-term limits, in memory."""
-        if terms.short is None or not tasks:
-            return Decision((True, self._now(), (), (), None))
-        return self._memory.apply_one("hold", terms.short, KEY, terms.short_costs(costs))
+    # ---- record and cancel -------------------------------------------------------------------------------------------
 
-    # ---- the rest ----------------------------------------------------------------------------------------------------
+    def record_flow(
+        self,
+        task_count: int | None = None,
+        task_type: str | None = None,
+        task_ids: Iterable[str] | None = None,
+        cost: Mapping[str, int] | None = None,
+        result: RateLimitResult | None = None,
+    ) -> Flow[None]:
+        """Settle the batch of `result`, or the open batch that fits best."""
+        ids = read_task_ids(task_ids)
+        count = task_count if task_count is not None else len(ids) or 1
+        check_cost(count, "task_count")
+        if ids and len(ids) != count:
+            raise ConfigError(f"expected one ID for each of {count} tasks, not {len(ids)} IDs", field="task_ids")
+        if not self.settings.enabled:
+            return
+        batch = self._open_batches.claim(count, task_type, result)
+        if batch is not None:
+            yield from self.settle_flow(batch, count, task_type, ids, cost, last=True)
+        elif count:
+            yield from self._record_unreserved_flow(count, task_type, ids, read_cost(cost))
 
-    def _tending(self) -> Steps:
-        """Do what is due before a question: tell the database what it missed, give back what took too long."""
-        if self._backlog and not self.lost:
-            yield Step("run", self.catch_up)
-        now = self.clock.steady()
-        for held in list(self._open):
-            if held.ends > now or held.bound or not held.take():
-                continue
-            if self.books.keeps_open:  # the file gives it back by itself
-                self._forget(held)
-                self._mirror("adjust", held.terms, tuple(-cost for cost in held.held), held.memory_at)
-            else:
-                yield from self._settling(held, 0, None, (), None, last=True)
+    def cancel_flow(self, result: RateLimitResult | None = None) -> Flow[None]:
+        """Return the batch of `result`, or the oldest open batch."""
+        if not self.settings.enabled:
+            return
+        batch = self._open_batches.claim(0, None, result)
+        if batch is not None:
+            yield from self._return_flow(batch)
 
-    def _using(self) -> Steps:
-        """Look how much of each tier is used; overdue batches are given back first."""
+    def settle_flow(
+        self,
+        batch: Held,
+        count: int,
+        task_type: str | None,
+        task_ids: tuple[str, ...],
+        cost: Mapping[str, int] | None,
+        *,
+        last: bool,
+    ) -> Flow[None]:
+        """Settle `count` tasks of a batch as completed; with the `last` ones, the rest of it is returned."""
+        actual = batch.estimate(count) | read_cost(cost)
+        task_type = batch.task_type if task_type is None else task_type
+        tier_policy = batch.tier_policy
+        used = tier_policy.costs(self.plan.charges(count, task_type, actual, batch.priority))
+        share = batch.settle(used, count, last=last)
+        completion = Note(count, task_type, task_ids, actual or None) if count else None
+        self.monitor.count_settled(count, share.returned)
+        self._short_term.correct(tier_policy, share.corrections, batch.memory_at)
+        if any(share.unreserved):
+            self._short_term.charge(tier_policy, share.unreserved)
+        if last:
+            self._open_batches.remove(batch)
+        policy, unlimited = tier_policy.policy, tier_policy.unlimited
+        settlement = Settlement(policy, unlimited, KEY, batch.at, batch.number, share, completion)
+        if batch.in_database:
+            yield from self._submit_flow("settle", settlement)
+        else:
+            charge = share.actual
+            if self.settings.on_database_error == "local":
+                # Charged to the local share of this process, which the guarded store settles with the database.
+                settled = settlement._replace(share=share._replace(unreserved=()))
+                yield BudgetStep("storage", self._local_settlements, "settle", (settled,))
+                charge = share.unreserved
+            if count:
+                yield from self._submit_flow("record", unlimited, KEY, charge, completion)
+        for queue in tuple(self.store.waited_on):
+            queue.wake(KEY)
+
+    def _return_flow(self, batch: Held) -> Flow[None]:
+        return self.settle_flow(batch, 0, None, (), None, last=True)
+
+    def _record_unreserved_flow(
+        self, count: int, task_type: str | None, task_ids: tuple[str, ...], cost: dict[str, int]
+    ) -> Flow[None]:
+        """Charge tasks without a reservation, even beyond a quota: they were completed, so they count."""
+        tier_policy = self._refresh_policy()
+        costs = tier_policy.costs(self.plan.charges(count, task_type, cost, 0))
+        self._short_term.charge(tier_policy, costs)
+        self.monitor.count_settled(count, 0)
+        completion = Note(count, task_type, task_ids, cost or None)
+        yield from self._submit_flow("record", tier_policy.unlimited, KEY, costs, completion)
+
+    def _submit_flow(self, method: str, *arguments: Any) -> Flow[None]:  # noqa: ANN401 - those of the method
+        """Call a method of the settlement storage, or queue the call while the database does not answer."""
+        if self._retry_queue or self.lost:
+            self._retry_queue.add(method, arguments)
+        else:
+            yield BudgetStep("storage", self._retry_queue, "call", (method, *arguments))
+
+    # ---- usage -------------------------------------------------------------------------------------------------------
+
+    def usage_flow(self) -> Flow[dict[str, Usage]]:
+        """Read the usage of each tier, after expired batches are returned."""
         if not self.settings.enabled:
             return {}
-        yield from self._tending()
-        self._refresh()
-        decision = yield Step("limiter", "try_acquire", (KEY, {}))
-        while self.books.behind and not self.lost:
-            decision = yield Step("limiter", "try_acquire", (KEY, {}))
-        return self._usage(decision)
-
-    def _usage(self, decision: Decision) -> dict[str, Usage]:
-        """Read a look at the tiers; while the database is lost, the long ones are as they were seen last."""
-        usage = usage_of(decision)
-        lost = isinstance(decision, LocalDecision)
-        self.watch.database(lost=lost, waiting=len(self._backlog))
-        if not lost:
-            self._known = usage
-            self.watch.looked(usage, instant(decision.at))
-        elif self.settings.on_database_error == "short-term" and self._terms.short is not None:
-            nothing = (0,) * len(self._terms.places)
-            here = usage_of(self._memory.apply_one("peek", self._terms.short, KEY, nothing))
-            return usage | self._known | here
-        return usage
+        yield from self._maintain_flow()
+        self._refresh_policy()
+        while True:
+            decision = yield BudgetStep("limiter", self.limiter, "try_acquire", (KEY, {}))
+            if not self.settlements.has_more_expired or self.lost:
+                return self._read_usage(decision)
 
     def snapshot(self) -> dict[str, Usage]:
-        """Look how much of each tier is used, and change nothing: what metrics show. Blocks for a moment."""
+        """Read the usage of each tier without changing anything. Blocks while the database is read."""
         if not self.settings.enabled:
             return {}
-        policy = self._refresh().policy
+        policy = self._refresh_policy().policy
         now = None if self.clock is self.store.clock else self._now()
-        return self._usage(self.store.apply_one("peek", policy, KEY, (0,) * len(policy.limits), now))
+        return self._read_usage(self.store.apply_one("peek", policy, KEY, (0,) * len(policy.limits), now))
 
-    def _resetting(self) -> Steps:
-        """Tidy up: windows that ended count for nothing in any case; this gives back, and removes what is old."""
-        if not self.settings.enabled:
-            return 0
-        yield from self._tending()
-        return (yield Step("run", self._tidy))
+    def _read_usage(self, decision: Decision) -> dict[str, Usage]:
+        """Read usage from a decision; while the database is lost, long tiers have their last known usage."""
+        usage = usage_of(decision)
+        lost = isinstance(decision, LocalDecision)
+        self.monitor.record_database(lost=lost, waiting=self.backlog)
+        if not lost:
+            self._last_usage = usage
+            self.monitor.record_usage(usage, instant(decision.at))
+        elif self.settings.on_database_error == "short-term" and self._tier_policy.short_term is not None:
+            return usage | self._last_usage | self._short_term.usage(self._tier_policy)
+        return usage
 
-    def _tidy(self) -> int:
-        try:
-            return self.books.tidy(self._terms.policy, KEY)
-        except StoreUnavailable as error:
-            log.warning("the budget could not be tidied up, which can wait: %s", error)
-            return 0
-
-    def _examining(self) -> Steps:
-        """Say how the budget is, for a health endpoint."""
-        usage: dict[str, Usage] = yield from self._using()
+    def health_flow(self) -> Flow[dict[str, Any]]:
+        """Describe the state of the budget, for a health endpoint."""
+        usage = yield from self.usage_flow()
         if not self.settings.enabled:
             return {"status": "disabled", "database": {"connected": None}, "tiers": {}}
         lost = self.lost
-        full = [name for name, each in usage.items() if not each.remaining]
+        exhausted = [name for name, each in usage.items() if not each.remaining]
         return {
-            "status": "degraded" if lost else "limited" if full else "ok",
+            "status": "degraded" if lost else "limited" if exhausted else "ok",
             "database": {
                 "connected": not lost,
-                "losses": self.store.metrics().get("losses", 0),
-                "waiting": len(self._backlog),
+                "losses": self.losses,
+                "waiting": self.backlog,
                 "on_error": self.settings.on_database_error,
             },
-            "exhausted": full,
+            "exhausted": exhausted,
             "tiers": {name: each._asdict() for name, each in usage.items()},
         }
 
-    def _cancelling(self, result: RateLimitResult | None = None) -> Steps:
-        """Give a batch back."""
-        if not self.settings.enabled:
-            return
-        held = self._find(0, None, result)
-        if held is not None:
-            yield from self._settling(held, 0, None, (), None, last=True)
+    # ---- maintenance -------------------------------------------------------------------------------------------------
 
-    def _closing(self) -> Steps:
-        """Give back what is open, tell what can be told, and let everything go."""
+    def _maintain_flow(self) -> Flow[None]:
+        """Send queued settlements to the database, and return expired batches."""
+        if self._retry_queue and not self.lost:
+            yield BudgetStep("blocking", self._retry_queue, "catch_up")
+        for batch in self._open_batches.claim_expired(self.clock.steady()):
+            if self.settlements.lists_open:  # the database returns the batch itself
+                self._open_batches.remove(batch)
+                corrections = tuple(-cost for cost in batch.reserved)
+                self._short_term.correct(batch.tier_policy, corrections, batch.memory_at)
+            else:
+                yield from self._return_flow(batch)
+
+    def reset_expired_flow(self) -> Flow[int]:
+        """Return expired batches and remove old completions; expired windows need no cleaning."""
+        if not self.settings.enabled:
+            return 0
+        yield from self._maintain_flow()
+        removed: int = yield BudgetStep("blocking", self, "clean_up")
+        return removed
+
+    def clean_up(self) -> int:
+        """Clean up the storage; returns how many batches were returned and completions removed. Blocks."""
+        try:
+            return self.settlements.clean_up(self._tier_policy.policy, KEY)
+        except StoreUnavailable as error:
+            log.warning("could not clean up the database of the budget; the next call tries again: %s", error)
+            return 0
+
+    def close_flow(self) -> Flow[None]:
+        """Return open batches, send queued settlements if possible, and close the storage."""
         if not self.settings.enabled or self._closed:
             return
-        while (held := self._find(0, None, None)) is not None:
-            yield from self._settling(held, 0, None, (), None, last=True)
+        while (batch := self._open_batches.claim(0, None, None)) is not None:
+            yield from self._return_flow(batch)
         self._closed = True
-        yield Step("run", self._backlog.close)
-        yield Step("limiter", "close")
+        yield BudgetStep("blocking", self._retry_queue, "close")
+        yield BudgetStep("limiter", self.limiter, "close")
         if self.webhook is not None:
-            yield Step("run", self.webhook.close)
-        yield Step("run", self.store.close)
+            yield BudgetStep("blocking", self.webhook, "close")
+        yield BudgetStep("blocking", self.store, "close")
+
+    # ---- the database ------------------------------------------------------------------------------------------------
+
+    @property
+    def lost(self) -> bool:
+        """Whether the database does not answer at the moment."""
+        return self.settings.enabled and bool(self.store.metrics().get("store_lost"))
+
+    @property
+    def losses(self) -> int:
+        """How often the database stopped answering."""
+        return self.store.metrics().get("losses", 0) if self.settings.enabled else 0
+
+    @property
+    def backlog(self) -> int:
+        """How many settlements are queued for the database."""
+        return len(self._retry_queue) if self.settings.enabled else 0
+
+    def catch_up(self) -> bool:
+        """Send queued settlements to the database; returns whether none are left. Blocks."""
+        return self._retry_queue.catch_up() if self.settings.enabled else True
+
+    def _refresh_policy(self) -> Terms:
+        """Return the policy of this moment, after giving it to the limiter if it has changed."""
+        tier_policy = self._tier_policies.current(self._now(), self.clock.steady())
+        if tier_policy is not self._tier_policy:
+            self._tier_policy = tier_policy
+            self.limiter.update(tier_policy.policy)
+        return tier_policy
+
+    def _now(self) -> int:
+        return self.clock.ns() // 1000
+
+
+def read_cost(cost: Mapping[str, int] | None) -> dict[str, int]:
+    """Check a cost by unit, and copy it."""
+    if cost is None:
+        return {}
+    if not isinstance(cost, Mapping):
+        message = f"expected a mapping of units to integers such as {{'tokens': 1800}}, not {cost!r}"
+        raise ConfigError(message, field="cost")
+    for unit, amount in cost.items():
+        check_cost(amount, f"cost.{unit}")
+    return dict(cost)
+
+
+def read_task_ids(task_ids: Iterable[str] | None) -> tuple[str, ...]:
+    """Return task IDs as a tuple of strings; a single string is one ID."""
+    ids = () if task_ids is None else (task_ids,) if isinstance(task_ids, str) else tuple(task_ids)
+    return tuple(str(task_id) for task_id in ids)

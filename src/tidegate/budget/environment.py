@@ -1,4 +1,4 @@
-"""Settings from environment variables, checked together, and from the YAML file that one of them may name."""
+"""Reads settings from environment variables, and from the YAML file that RATE_LIMIT_CONFIG may name."""
 
 from __future__ import annotations
 
@@ -34,35 +34,35 @@ NUMBERS: Final = (*(f"per_{period}" for period in PERIODS), "concurrency")
 
 
 def read_environment(environ: Mapping[str, str] | None = None) -> BudgetSettings:
-    """Read the settings; every variable that is wrong is named in one error. Empty ones count as not set."""
+    """Read the settings; one error lists every wrong variable. An empty variable counts as not set."""
     environ = os.environ if environ is None else environ
     texts = {
         name: environ[variable].strip() for name, variable in VARIABLES.items() if environ.get(variable, "").strip()
     }
-    values: dict[str, Any] = {name: _read(name, text) for name, text in texts.items()}
-    base: dict[str, Any] = {}
-    wrong: list[Problem] = []
+    values: dict[str, Any] = {name: _read_value(name, text) for name, text in texts.items()}
+    from_file: dict[str, Any] = {}
+    found: list[Problem] = []
     if path := environ.get(CONFIG, "").strip():
         try:
-            base = read_config(path)
+            from_file = read_config(path)
         except ConfigError as error:
-            wrong.append((CONFIG, str(error)))
-    values = {"enabled": False, **base, **values}
+            found.append((CONFIG, str(error)))
+    values = {"enabled": False, **from_file, **values}
     for name, message in problems(values):
         variable = VARIABLES.get(name, name)
         if message.endswith(NO_TIERS):
-            message = f"{VARIABLES['enabled']} is true, but no limit is set: set at least one of RATE_LIMIT_PER_*"  # noqa: PLW2901 - in the words of variables
-            if wrong:  # the file that may hold them could not be read
+            message = f"{VARIABLES['enabled']} is true, but no limit is set: set at least one of RATE_LIMIT_PER_*"  # noqa: PLW2901 - names the variables
+            if found:  # the file that may set them could not be read
                 continue
-        wrong.append((variable, message))
-    if not wrong and values["enabled"]:
-        wrong += _storage_problems(str(values.get("storage", "rate_limits.db")))
-    refuse(wrong)
+        found.append((variable, message))
+    if not found and values["enabled"]:
+        found += _storage_problems(str(values.get("storage", "rate_limits.db")))
+    refuse(found)
     return BudgetSettings(**values)
 
 
-def _read(name: str, text: str) -> object:
-    """Read a text as what it should be; one that is not stays text, and is refused with all others."""
+def _read_value(name: str, text: str) -> object:
+    """Convert the text of a variable to its type. Text that cannot be converted is returned, and refused later."""
     if name in NUMBERS:
         digits = text.replace("_", "")
         return int(digits) if digits.isdecimal() and len(digits) < 20 else text  # noqa: PLR2004 - beyond every quota
@@ -74,12 +74,12 @@ def _read(name: str, text: str) -> object:
 
 
 def _storage_problems(storage: str) -> list[Problem]:
-    """Make sure that the folder of a file is there."""
+    """Create the directory of the SQLite file if it does not exist."""
     if "://" in storage:
         return []
-    folder = Path(storage).absolute().parent
+    directory = Path(storage).absolute().parent
     try:
-        make_private_folder(folder)
+        make_private_folder(directory)
     except OSError as error:
-        return [(VARIABLES["storage"], f"the folder {folder} is not there and cannot be made: {error.strerror}")]
+        return [(VARIABLES["storage"], f"cannot create the directory {directory}: {error.strerror}")]
     return []

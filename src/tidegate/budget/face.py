@@ -1,30 +1,54 @@
-"""TaskBudget for threads, AsyncTaskBudget for tasks: two thin loops over the steps of `engine`."""
+"""TaskBudget for threads and AsyncTaskBudget for tasks: two drivers of the same operations."""
 
 from __future__ import annotations
 
 import asyncio
 from contextlib import closing
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
 
-from tidegate.budget.accounts import Step, Steps
 from tidegate.budget.batch import AsyncBatch, Batch
 from tidegate.budget.config import read_config
 from tidegate.budget.engine import Budget
 from tidegate.budget.environment import read_environment
 from tidegate.budget.settings import BudgetSettings
-from tidegate.errors import StoreUnavailable
+from tidegate.errors import ConfigError
 from tidegate.limiter import AsyncLimiter, Limiter
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
     from pathlib import Path
 
+    from tidegate.budget.engine import BudgetStep, Flow
     from tidegate.budget.result import RateLimitResult, Usage
     from tidegate.clock import Clock
 
+T = TypeVar("T")
 
-class _Face(Budget):
-    """Where the two come from."""
+
+class _Face:
+    """What never waits, the same in both: construction, settings, and the state of the database."""
+
+    _limiter_type: ClassVar[type[Limiter | AsyncLimiter]]
+
+    def __init__(
+        self,
+        settings: BudgetSettings | None = None,
+        *,
+        clock: Clock | None = None,
+        load: Callable[[], float] | None = None,
+        **options: Any,  # noqa: ANN401 - the fields of BudgetSettings
+    ) -> None:
+        """Open a budget with settings, or with their fields as keywords, such as `per_minute=20, per_day=500`.
+
+        `load` returns the system load, from 0 to 1, for the rules of the schedule; the default is the machine's load
+        average divided by its processors. `clock` replaces the clock, for tests.
+        """
+        if settings is None:
+            settings = BudgetSettings(**options)
+        elif options:
+            message = f"cannot be combined with {', '.join(sorted(options))}: set these fields in the settings"
+            raise ConfigError(message, field="settings")
+        self.operations = Budget(settings, self._limiter_type, clock, load)
 
     @classmethod
     def from_env(
@@ -34,9 +58,9 @@ class _Face(Budget):
         clock: Clock | None = None,
         load: Callable[[], float] | None = None,
     ) -> Self:
-        """Take the settings from environment variables (RATE_LIMIT_PER_MINUTE …); off unless RATE_LIMIT_ENABLED.
+        """Read the settings from environment variables (RATE_LIMIT_PER_MINUTE …); disabled unless RATE_LIMIT_ENABLED.
 
-        Every variable that is wrong is named in one ConfigError. RATE_LIMIT_CONFIG may name a YAML file for the rest.
+        One ConfigError lists every wrong variable. RATE_LIMIT_CONFIG may name a YAML file with further settings.
         """
         return cls(read_environment(environ), clock=clock, load=load)
 
@@ -48,21 +72,42 @@ class _Face(Budget):
         clock: Clock | None = None,
         load: Callable[[], float] | None = None,
     ) -> Self:
-        """Take the settings from a YAML file, or a mapping of the same shape; see `tidegate.budget.config`."""
+        """Read the settings from a YAML file or a mapping of the same shape; see `tidegate.budget.config`."""
         return cls(BudgetSettings(**read_config(source)), clock=clock, load=load)
+
+    @property
+    def settings(self) -> BudgetSettings:
+        """The settings of the budget."""
+        return self.operations.settings
+
+    @property
+    def lost(self) -> bool:
+        """Whether the database does not answer at the moment."""
+        return self.operations.lost
+
+    @property
+    def backlog(self) -> int:
+        """How many settlements are queued for the database."""
+        return self.operations.backlog
+
+    def snapshot(self) -> dict[str, Usage]:
+        """Read the usage of each tier without changing anything. Blocks while the database is read."""
+        return self.operations.snapshot()
+
+    def catch_up(self) -> bool:
+        """Send queued settlements to the database now; returns whether none are left. A thread does this anyway."""
+        return self.operations.catch_up()
 
 
 class TaskBudget(_Face):
     """Budgets for batches of tasks, by minute, hour, day, week and month, all of which must pass.
 
     `check_all_limits` reserves what it allows, so two batches never pass on the same permits. `record_completed_tasks`
-    settles: what was completed stays counted, what was not is given back. `batch` does both around a block. Safe to
-    share between threads and, by a common storage, between processes; a context manager that closes itself.
+    settles a batch: completed tasks stay counted, the others are returned. `batch` does both around a block. Threads
+    can share a budget; processes share it by a common storage. It is a context manager that closes itself.
     """
 
-    def _open_limiter(self) -> Limiter:
-        clock = None if self.clock is self.store.clock else self.clock
-        return Limiter(self._terms.policy, store=self.store, clock=clock)
+    _limiter_type = Limiter
 
     def check_all_limits(
         self,
@@ -72,11 +117,11 @@ class TaskBudget(_Face):
         cost: Mapping[str, int] | None = None,
         priority: int = 0,
     ) -> RateLimitResult:
-        """Reserve a batch on all tiers, or on none, and say how they stand.
+        """Reserve a batch on all tiers, or on none, and return the usage of each tier.
 
-        `cost` is an estimate by unit. Not recorded or cancelled within `batch_ttl`, the batch is given back.
+        `cost` is an estimate by unit. A batch that is not recorded or cancelled within `batch_ttl` is returned.
         """
-        return self._drive(self._checking(task_count, task_type, cost, priority))  # type: ignore[no-any-return]  # what the steps return
+        return self._drive(self.operations.check_flow(task_count, task_type, cost, priority))
 
     def record_completed_tasks(
         self,
@@ -87,16 +132,16 @@ class TaskBudget(_Face):
         cost: Mapping[str, int] | None = None,
         result: RateLimitResult | None = None,
     ) -> None:
-        """Record tasks of a batch as completed; the rest of the batch is given back.
+        """Record tasks of a batch as completed; the rest of the batch is returned.
 
-        `result` says which batch, as its check answered; by default one of as many tasks, or the oldest. Tasks that
-        nobody reserved are counted all the same. `task_count` is 1, or as many as there are `task_ids`.
+        `result` is the result of the batch's check; by default a batch of as many tasks is settled, or the oldest one.
+        Tasks that were not reserved are counted, too. `task_count` defaults to 1, or to the number of `task_ids`.
         """
-        self._drive(self._recording(task_count, task_type, task_ids, cost, result))
+        self._drive(self.operations.record_flow(task_count, task_type, task_ids, cost, result))
 
     def cancel(self, result: RateLimitResult | None = None) -> None:
-        """Give a batch back that was not processed: that of `result`, or the oldest."""
-        self._drive(self._cancelling(result))
+        """Return a batch that was not processed: that of `result`, or the oldest one."""
+        self._drive(self.operations.cancel_flow(result))
 
     def batch(
         self,
@@ -107,68 +152,60 @@ class TaskBudget(_Face):
         priority: int = 0,
         timeout: float | None = 0.0,
     ) -> Batch:
-        """Reserve around a block: recorded at its end, given back after an exception.
+        """Reserve a batch around a block: recorded at the end of the block, returned after an exception.
 
-        Raises Denied if a tier says no, having waited up to `timeout` seconds (None: as long as it takes).
+        Raises Denied if a tier denies the batch, after waiting up to `timeout` seconds (None: without a limit).
         """
-        return Batch(self, self._drive, (task_count, task_type, cost, priority, timeout))
+        return Batch(self.operations, self._drive, (task_count, task_type, cost, priority, timeout))
 
     def get_current_usage(self) -> dict[str, Usage]:
-        """Tell how much of each tier is used, what is reserved included."""
-        return self._drive(self._using())  # type: ignore[no-any-return]  # what the steps return
+        """Return the usage of each tier, including reservations."""
+        return self._drive(self.operations.usage_flow())
 
     def reset_expired_windows(self) -> int:
-        """Tidy up: give overdue batches back, remove completions that are too old; count both.
+        """Return expired batches and remove old completions; returns how many of both.
 
-        Not needed for correct answers: a window that ended counts for nothing in any case.
+        Results are correct without it: windows that ended do not count in any case.
         """
-        return self._drive(self._resetting())  # type: ignore[no-any-return]  # what the steps return
+        return self._drive(self.operations.reset_expired_flow())
 
     def health(self) -> dict[str, Any]:
-        """Say how the budget is, for a health endpoint: status, database, tiers."""
-        return self._drive(self._examining())  # type: ignore[no-any-return]  # what the steps return
+        """Describe the state of the budget, for a health endpoint: status, database, tiers."""
+        return self._drive(self.operations.health_flow())
 
     def close(self) -> None:
-        """Give back what is open, tell the database what it missed, and let it go."""
-        self._drive(self._closing())
+        """Return open batches, send queued settlements to the database, and close it."""
+        self._drive(self.operations.close_flow())
 
     def __enter__(self) -> Self:
-        """Close at the end of the block."""
+        """Return the budget, which is closed at the end of the block."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Close."""
+        """Close the budget."""
         self.close()
 
-    def _drive(self, steps: Steps) -> Any:  # noqa: ANN401 - what the steps return
-        """Ask for a generator of steps."""
-        with closing(steps):
-            step = advance(steps)
-            while isinstance(step, Step):
+    def _drive(self, flow: Flow[T]) -> T:
+        """Run an operation: make the calls that it yields."""
+        with closing(flow):
+            resume: Callable[[Any], BudgetStep] = flow.send
+            value: Any = None
+            while True:
                 try:
-                    answer = self._perform(step)
-                except BaseException as error:  # noqa: BLE001 - raised again by the steps, or answered
-                    step = advance(steps, error=error)
-                else:
-                    step = advance(steps, answer)
-        return step[0]
-
-    def _perform(self, step: Step) -> Any:  # noqa: ANN401 - what the step answers
-        if step.on == "books":
-            try:
-                return getattr(self.books, step.call)(*step.arguments)
-            except StoreUnavailable:
-                return self._backlog.keep(step.call, step.arguments)
-        call = step.call if step.on == "run" else getattr(getattr(self, step.on), step.call)
-        return call(*step.arguments, **step.options)
+                    step = resume(value)
+                except StopIteration as done:
+                    return done.value  # type: ignore[no-any-return]  # T, by the type of Flow
+                try:
+                    call = getattr(step.target, step.method)
+                    resume, value = flow.send, call(*step.arguments, **step.options)
+                except BaseException as error:  # noqa: BLE001 - the operation handles it, or raises it again
+                    resume, value = flow.throw, error
 
 
 class AsyncTaskBudget(_Face):
-    """Budgets for batches of tasks, for tasks of an event loop: the names of TaskBudget, awaited."""
+    """Budgets for batches of tasks, for tasks of an event loop: the methods of TaskBudget, awaited."""
 
-    def _open_limiter(self) -> AsyncLimiter:
-        clock = None if self.clock is self.store.clock else self.clock
-        return AsyncLimiter(self._terms.policy, store=self.store, clock=clock)
+    _limiter_type = AsyncLimiter
 
     async def check_all_limits(
         self,
@@ -179,7 +216,7 @@ class AsyncTaskBudget(_Face):
         priority: int = 0,
     ) -> RateLimitResult:
         """Reserve a batch on all tiers, or on none; see `TaskBudget.check_all_limits`."""
-        return await self._drive(self._checking(task_count, task_type, cost, priority))  # type: ignore[no-any-return]  # what the steps return
+        return await self._drive(self.operations.check_flow(task_count, task_type, cost, priority))
 
     async def record_completed_tasks(
         self,
@@ -191,11 +228,11 @@ class AsyncTaskBudget(_Face):
         result: RateLimitResult | None = None,
     ) -> None:
         """Record tasks of a batch as completed; see `TaskBudget.record_completed_tasks`."""
-        await self._drive(self._recording(task_count, task_type, task_ids, cost, result))
+        await self._drive(self.operations.record_flow(task_count, task_type, task_ids, cost, result))
 
     async def cancel(self, result: RateLimitResult | None = None) -> None:
-        """Give a batch back that was not processed."""
-        await self._drive(self._cancelling(result))
+        """Return a batch that was not processed: that of `result`, or the oldest one."""
+        await self._drive(self.operations.cancel_flow(result))
 
     def batch(
         self,
@@ -204,68 +241,54 @@ class AsyncTaskBudget(_Face):
         task_type: str | None = None,
         cost: Mapping[str, int] | None = None,
         priority: int = 0,
-        timeout: float | None = 0.0,  # the deadline is part of the contract
+        timeout: float | None = 0.0,  # the same keywords as TaskBudget
     ) -> AsyncBatch:
-        """Reserve around a block (`async with`); see `TaskBudget.batch`."""
-        return AsyncBatch(self, self._drive, (task_count, task_type, cost, priority, timeout))
+        """Reserve a batch around a block (`async with`); see `TaskBudget.batch`."""
+        return AsyncBatch(self.operations, self._drive, (task_count, task_type, cost, priority, timeout))
 
     async def get_current_usage(self) -> dict[str, Usage]:
-        """Tell how much of each tier is used, what is reserved included."""
-        return await self._drive(self._using())  # type: ignore[no-any-return]  # what the steps return
+        """Return the usage of each tier, including reservations."""
+        return await self._drive(self.operations.usage_flow())
 
     async def reset_expired_windows(self) -> int:
-        """Tidy up; see `TaskBudget.reset_expired_windows`."""
-        return await self._drive(self._resetting())  # type: ignore[no-any-return]  # what the steps return
+        """Return expired batches and remove old completions; see `TaskBudget.reset_expired_windows`."""
+        return await self._drive(self.operations.reset_expired_flow())
 
     async def health(self) -> dict[str, Any]:
-        """Say how the budget is, for a health endpoint: status, database, tiers."""
-        return await self._drive(self._examining())  # type: ignore[no-any-return]  # what the steps return
+        """Describe the state of the budget, for a health endpoint: status, database, tiers."""
+        return await self._drive(self.operations.health_flow())
 
     async def close(self) -> None:
-        """Give back what is open, tell the database what it missed, and let it go."""
-        await self._drive(self._closing())
+        """Return open batches, send queued settlements to the database, and close it."""
+        await self._drive(self.operations.close_flow())
 
     async def __aenter__(self) -> Self:
-        """Close at the end of the block."""
+        """Return the budget, which is closed at the end of the block."""
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """Close."""
+        """Close the budget."""
         await self.close()
 
-    async def _drive(self, steps: Steps) -> Any:  # noqa: ANN401 - what the steps return
-        """Ask for a generator of steps. What is being settled is settled, even if the task is cancelled."""
-        with closing(steps):
-            step = advance(steps)
-            while isinstance(step, Step):
+    async def _drive(self, flow: Flow[T]) -> T:
+        """Run an operation: await the calls that it yields."""
+        with closing(flow):
+            resume: Callable[[Any], BudgetStep] = flow.send
+            value: Any = None
+            while True:
                 try:
-                    answer = await self._perform(step)
-                except BaseException as error:  # noqa: BLE001 - raised again by the steps, or answered
-                    step = advance(steps, error=error)
-                else:
-                    step = advance(steps, answer)
-        return step[0]
+                    step = resume(value)
+                except StopIteration as done:
+                    return done.value  # type: ignore[no-any-return]  # T, by the type of Flow
+                try:
+                    resume, value = flow.send, await self._perform(step)
+                except BaseException as error:  # noqa: BLE001 - the operation handles it, or raises it again
+                    resume, value = flow.throw, error
 
-    async def _perform(self, step: Step) -> Any:  # noqa: ANN401 - what the step answers
-        if step.on == "run":
-            return await asyncio.to_thread(step.call, *step.arguments, **step.options)
-        if step.on == "limiter":
-            return await getattr(self.limiter, step.call)(*step.arguments, **step.options)
-        return await asyncio.shield(asyncio.ensure_future(self._tell(step)))
-
-    async def _tell(self, step: Step) -> None:
-        """Settle; what cannot be told now is kept. Goes on when the task that asked is cancelled."""
-        try:
-            await getattr(getattr(self, step.on), f"{step.call}_async")(*step.arguments)
-        except StoreUnavailable:
-            if step.on != "books":
-                raise
-            self._backlog.keep(step.call, step.arguments)
-
-
-def advance(steps: Steps, answer: object = None, error: BaseException | None = None) -> Step | tuple[Any]:
-    """Go to the next step, or give what the steps return, in a tuple of one."""
-    try:
-        return steps.send(answer) if error is None else steps.throw(error)
-    except StopIteration as done:
-        return (done.value,)
+    async def _perform(self, step: BudgetStep) -> Any:  # noqa: ANN401 - the result of the call
+        if step.kind == "limiter":
+            return await getattr(step.target, step.method)(*step.arguments, **step.options)
+        if step.kind == "blocking":
+            return await asyncio.to_thread(getattr(step.target, step.method), *step.arguments, **step.options)
+        settling = getattr(step.target, f"{step.method}_async")(*step.arguments, **step.options)
+        return await asyncio.shield(asyncio.ensure_future(settling))  # completed even if the task is cancelled

@@ -1,12 +1,12 @@
-"""The SQLite file of a budget: what is reserved and what was completed, written in the transaction that charges it.
+"""The SQLite store of a budget: open batches and completed tasks, written in the transaction that charges them.
 
-A batch is charged when it is checked, and noted as open in the same transaction. Whoever settles it removes the note in
-the transaction that corrects the charge and writes down what was completed. So whenever a process is killed, either
-both have happened or neither. What it left open is given back by whoever needs it first: a check that would be refused
-looks for owners that have ended (see `owners`), and every check for batches that are overdue.
+A check charges a batch and inserts a row for the open batch, in one transaction. Settling it deletes this row, in the
+transaction that corrects the charge and inserts the completed tasks. If a process is killed, either all of this has
+happened or nothing. Its open batches are returned when another caller needs them: every check returns batches that have
+expired, and a check that would be denied also looks for owners that have ended (see `process_lock`).
 
-Completions are kept for some weeks. Once a day the writes that follow remove what is older, a hundred rows each at most
-(or twice what they add, if that is more), so none of them takes long and the file stays as large as what it holds.
+Completions are kept for some weeks. Once a day, the writes that follow remove older ones: at most a hundred rows each,
+or twice as many as they add if that is more. So no write takes long, and the size of the file stays bounded.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from tidegate.budget.owners import Owner
 from tidegate.clock import yield_thread
 from tidegate.fork import fork_safe
+from tidegate.stores.sqlite.file import Migration, read_migrations
 from tidegate.stores.sqlite.store import SQLiteStore, decide
 from tidegate.stores.sqlite.worker import Question, Worker
 
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Mapping, Sequence
 
+    from tidegate.budget.held import Part
     from tidegate.clock import Clock
     from tidegate.core.decision import Decision
     from tidegate.policy import Key, Policy
@@ -37,8 +39,8 @@ if TYPE_CHECKING:
 PREFIX: Final = "budget:"  # of the names of all policies of budgets
 DAY: Final = 86_400_000_000
 REMOVED: Final = 100  # completions removed in one transaction
-PAUSE: Final = 0.002  # seconds between two transactions that only tidy up
-RETURNED: Final = 16  # overdue batches given back in one transaction
+PAUSE: Final = 0.002  # seconds between two transactions that only clean up
+RETURNED: Final = 16  # expired batches returned in one transaction
 
 OPEN: Final = "INSERT INTO budget_open (owner, at, number, policy, expires, costs) VALUES (?, ?, ?, ?, ?, ?)"
 OVERDUE: Final = (
@@ -57,7 +59,7 @@ CLEAN: Final = (
 
 
 class Note(NamedTuple):
-    """Tasks that were completed: how many, of which type, their names if they have some, what they cost."""
+    """Completed tasks: how many, their type, their IDs if they have some, and their cost."""
 
     tasks: int
     task_type: str | None = None
@@ -67,267 +69,270 @@ class Note(NamedTuple):
 
 
 class Settlement(NamedTuple):
-    """How a charge is to be corrected.
+    """How to correct the charge of a batch, which `at` and `number` identify.
 
-    `at` and `number` say which. `held` is what was open of it so far, `deltas` corrects it, `left` stays open; `fresh`
-    was not part of it at all. What was given back meanwhile, because it took too long, is charged anew: `actual`, under
-    `vast`, room or not.
+    If the batch expired and was returned meanwhile, its actual cost is charged again under the policy `unlimited`, even
+    if that exceeds a quota.
     """
 
     policy: Policy
-    vast: Policy
+    unlimited: Policy
     key: Key
     at: int
     number: int
-    held: tuple[int, ...]
-    deltas: tuple[int, ...]
-    left: tuple[int, ...]
-    actual: tuple[int, ...]
-    fresh: tuple[int, ...]
-    note: Note | None
+    share: Part
+    completion: Note | None
 
 
-def settling(told: Settlement) -> Asked:
-    """Ask the file to settle a batch."""
-    return "adjust", ((told.policy, told.key, told.deltas),), None, told.at, told
+def settle_call(settlement: Settlement) -> Asked:
+    """Build the call of the store that settles a batch."""
+    asks = ((settlement.policy, settlement.key, settlement.share.corrections),)
+    return "adjust", asks, None, settlement.at, settlement
 
 
-def recording(vast: Policy, key: Key, costs: tuple[int, ...], note: Note | None) -> Asked:
-    """Ask the file to charge what was completed without having been reserved, room or not.
+def record_call(unlimited: Policy, key: Key, costs: tuple[int, ...], completion: Note | None) -> Asked:
+    """Build the call of the store that charges completed tasks without a reservation, even beyond a quota.
 
-    What is told late is charged as of when it was completed, unless others have been charged since.
+    Tasks that are recorded late are charged as of their completion, unless the key was charged since then.
     """
-    return "acquire", ((vast, key, costs),), note.completed if note else None, None, note
+    return "acquire", ((unlimited, key, costs),), completion.completed if completion else None, None, completion
 
 
 class Ledger(SQLiteStore):
-    """An SQLite store that keeps the books of budgets beside their states."""
+    """An SQLite store that also keeps the open batches and completed tasks of budgets."""
 
     def __init__(
         self,
         path: str | os.PathLike[str],
         *,
-        lasting: int,
+        batch_ttl: int,
         retention: int,
         busy_timeout: float = 5.0,
         clock: Clock | None = None,
     ) -> None:
-        """Keep batches open for so many microseconds at most, and completions for as many as `retention` says."""
+        """Return batches after `batch_ttl`, and remove completions after `retention`, both in microseconds."""
         super().__init__(path, busy_timeout=busy_timeout, clock=clock)
         self.owner = secrets.randbits(53)
-        self._me = Owner(self.path, self.owner)
+        self._process_lock = Owner(self.path, self.owner)
         self._numbers = count()
-        self._ticketing = fork_safe(threading.Lock())
-        self._issued: list[tuple[int, str, int]] = []  # within the transaction under way
-        self._tickets: dict[int, list[tuple[str, int]]] = {}  # of those reserved at an instant: how much, which number
-        self._buried: list[int] = []  # within the transaction under way
-        self.removals: int = 0  # completions removed so far
-        self.behind = False  # whether more batches may be overdue than one transaction gives back
-        self._lasting = lasting
+        self._reservations_lock = fork_safe(threading.Lock())
+        self._reservations: dict[int, list[tuple[str, int]]] = {}  # by instant: the costs and number of each batch
+        self._new_reservations: list[tuple[int, str, int]] = []  # of the current transaction
+        self._ended: list[int] = []  # owners that the current transaction found to have ended
+        self.has_more_expired = False  # whether more batches may have expired than the last transaction returned
+        self._batch_ttl = batch_ttl
         self._retention = retention
-        self._clean_from = 0
+        self._next_removal = 0
 
-    def ticket(self, policy: Policy, at: int, costs: tuple[int, ...]) -> int:
-        """Give the number of a batch that was just reserved: with its instant, it is known by that.
+    def take_number(self, policy: Policy, at: int, costs: tuple[int, ...]) -> int:
+        """Return the number of a batch that was just reserved; together with its instant it identifies the batch.
 
-        Several may have been reserved at one instant; those that reserved as much are as good as each other.
+        Batches that reserved the same costs at the same instant are interchangeable.
         """
-        with self._ticketing:
-            tickets = self._tickets.get(at)
-            if not tickets:
+        with self._reservations_lock:
+            candidates = self._reservations.get(at)
+            if not candidates:
                 return -1
-            chosen = tickets[0]
-            if len(tickets) > 1:
-                text = write_costs(policy, costs)
-                chosen = next((ticket for ticket in tickets if ticket[0] == text), chosen)
-            tickets.remove(chosen)
-            if not tickets:
-                del self._tickets[at]
+            chosen = candidates[0]
+            if len(candidates) > 1:
+                text = costs_to_json(policy, costs)
+                chosen = next((candidate for candidate in candidates if candidate[0] == text), chosen)
+            candidates.remove(chosen)
+            if not candidates:
+                del self._reservations[at]
         return chosen[1]
 
     def settle(self, settlement: Settlement) -> None:
         """Settle a batch, or a part of it."""
-        self._transact([settling(settlement)])
+        self._transact([settle_call(settlement)])
 
     async def settle_async(self, settlement: Settlement) -> None:
-        """Settle on the store's thread."""
-        await self._working().ask(Question(settling(settlement)))
+        """Settle a batch on the thread of the store."""
+        await self._get_worker().ask(Question(settle_call(settlement)))
 
-    def record(self, vast: Policy, key: Key, costs: tuple[int, ...], note: Note | None) -> None:
-        """Charge what was completed without a reservation."""
-        self._transact([recording(vast, key, costs, note)])
+    def record(self, unlimited: Policy, key: Key, costs: tuple[int, ...], completion: Note | None) -> None:
+        """Charge tasks that were completed without a reservation."""
+        self._transact([record_call(unlimited, key, costs, completion)])
 
-    async def record_async(self, vast: Policy, key: Key, costs: tuple[int, ...], note: Note | None) -> None:
-        """Charge on the store's thread."""
-        await self._working().ask(Question(recording(vast, key, costs, note)))
+    async def record_async(self, unlimited: Policy, key: Key, costs: tuple[int, ...], completion: Note | None) -> None:
+        """Charge tasks on the thread of the store."""
+        await self._get_worker().ask(Question(record_call(unlimited, key, costs, completion)))
 
-    def tidy(self, policy: Policy, key: Key) -> int:
-        """Give back every overdue batch and remove every old completion, a few in each transaction; count both."""
+    def clean_up(self, policy: Policy, key: Key) -> int:
+        """Return all expired batches and remove all old completions, a few per transaction; returns how many."""
         total = 0
-        while found := self.tidy_some(policy, key):
+        while found := self.clean_up_some(policy, key):
             total += found
-            yield_thread(PAUSE)  # whoever waits for the file comes first
+            yield_thread(PAUSE)  # callers that wait for the file go first
         return total
 
-    def tidy_some(self, policy: Policy, key: Key) -> int:
-        """Give back and remove a few, in one transaction."""
+    def clean_up_some(self, policy: Policy, key: Key) -> int:
+        """Return a few expired batches and remove a few old completions, in one transaction; returns how many."""
         found: list[int] = []
 
         def work(rows: Rows, _: Asked, now: int) -> list[Decision]:
-            found.append(self._give_back(rows, policy, key, now) + self._remove(rows, now, REMOVED))
+            found.append(self._return_expired(rows, policy, key, now) + self._remove_old(rows, now, REMOVED))
             return []
 
-        self._transact([("tidy", ((policy, key, ()),), None, None, None)], work)
+        self._transact([("clean up", ((policy, key, ()),), None, None, None)], work)
         return found[-1]
 
     def close(self) -> None:
-        """Close the file; nobody needs to ask whether this process is alive any more."""
+        """Close the file and release the lock of this process."""
         super().close()
-        self._me.end()
+        self._process_lock.release()
+
+    def _migrations(self) -> list[Migration]:
+        return [*super()._migrations(), *read_migrations(__package__, table="budget_open")]
 
     def _take_over(self) -> None:
-        """Be another in a forked process: what the parent holds is the parent's."""
+        """Become another owner in a forked process: the open batches of the parent stay with the parent."""
         super()._take_over()
-        self._me.leave()
+        self._process_lock.close_inherited()
         self.owner = secrets.randbits(53)
-        self._me = Owner(self.path, self.owner)
+        self._process_lock = Owner(self.path, self.owner)
 
-    def _working(self) -> Worker:
+    def _get_worker(self) -> Worker:
         return self._worker or self._start_worker()
 
     # ---- within a transaction ----------------------------------------------------------------------------------------
 
-    def _transact(self, asked: Sequence[Asked], work: Work | None = None) -> list[list[Decision]]:
-        return super()._transact(asked, work or self._decide)
+    def _transact(self, calls: Sequence[Asked], work: Work | None = None) -> list[list[Decision]]:
+        return super()._transact(calls, work or self._decide)
 
-    def _attempt(self, asked: Sequence[Asked], work: Work) -> list[list[Decision]]:
-        self._buried.clear()
-        self._issued.clear()
-        answers = super()._attempt(asked, work)
-        with self._ticketing:
-            for at, text, number in self._issued:
-                self._tickets.setdefault(at, []).append((text, number))
-        for owner in self._buried:  # only now: before, a kill would have left them neither alive nor known to be dead
-            self._me.forget(owner)
-        return answers
+    def _attempt(self, calls: Sequence[Asked], work: Work) -> list[list[Decision]]:
+        self._ended.clear()
+        self._new_reservations.clear()
+        decisions = super()._attempt(calls, work)
+        with self._reservations_lock:
+            for at, text, number in self._new_reservations:
+                self._reservations.setdefault(at, []).append((text, number))
+        # Only after the commit: without its file, an owner cannot be found to have ended.
+        for owner in self._ended:
+            self._process_lock.remove_file(owner)
+        return decisions
 
-    def _decide(self, rows: Rows, asked: Asked, now: int) -> list[Decision]:
-        """Decide as any SQLite store does, and keep the books."""
-        verb, asks, given, charged, more = asked
+    def _decide(self, rows: Rows, call: Asked, now: int) -> list[Decision]:
+        """Decide as any SQLite store does, and keep the tables of budgets up to date."""
+        verb, asks, given_now, charged_at, extra = call
         policy, key, costs = asks[0]
-        moment = now if given is None else given
+        instant = now if given_now is None else given_now
         if verb == "peek" or not policy.name.startswith(PREFIX):
-            return decide(rows, asked, now)
-        if isinstance(more, Settlement):
-            return self._settle(rows, more, moment)
+            return decide(rows, call, now)
+        if isinstance(extra, Settlement):
+            return self._settle(rows, extra, instant)
         if verb != "adjust":
-            self._give_back(rows, policy, key, moment)
-        answers = decide(rows, asked, now)
-        in_need = verb != "adjust" and not (answers[0][0] and any(costs))  # refused, or a look at what is used
-        if in_need and self._find_dead(rows, policy) and self._give_back(rows, policy, key, moment):
-            answers = decide(rows, asked, now)
-        if verb == "hold" and answers[0][0] and any(costs):
-            if self._me.is_new:
-                self._me.live()
-                self._bury(rows, self._me.dead())
-            # Under the instant of the decision, by which a charge is known.
-            at, number, text = answers[0].at, next(self._numbers), write_costs(policy, costs)
-            rows.execute(OPEN, (self.owner, at, number, policy.name, moment + self._lasting, text))
-            self._issued.append((at, text, number))
-        elif verb == "adjust" and charged is not None:  # a check that nobody waited for is undone
-            held = tuple(-cost for cost in costs)
-            place = (self.owner, charged, self.ticket(policy, charged, held))
-            self._close_open(rows, policy, place, held, (), moment)
-        elif isinstance(more, Note):
-            self._complete(rows, policy, more, moment)
-        return answers
+            self._return_expired(rows, policy, key, instant)
+        decisions = decide(rows, call, now)
+        # A denied call, or one that only reads usage, needs to know what owners that have ended left open.
+        needs_ended = verb != "adjust" and not (decisions[0][0] and any(costs))
+        if needs_ended and self._expire_ended(rows, policy) and self._return_expired(rows, policy, key, instant):
+            decisions = decide(rows, call, now)
+        if verb == "hold" and decisions[0][0] and any(costs):
+            self._insert_open(rows, policy, costs, decisions[0].at, instant)
+        elif verb == "adjust" and charged_at is not None:  # undoes a check whose caller was cancelled
+            reserved = tuple(-cost for cost in costs)
+            batch = (self.owner, charged_at, self.take_number(policy, charged_at, reserved))
+            self._close_batch(rows, policy, batch, reserved, (), instant)
+        elif isinstance(extra, Note):
+            self._insert_completion(rows, policy, extra, instant)
+        return decisions
 
-    def _settle(self, rows: Rows, told: Settlement, now: int) -> list[Decision]:
-        answers: list[Decision] = []
-        anew = told.actual
-        if self._close_open(rows, told.policy, (self.owner, told.at, told.number), told.held, told.left, now):
-            if any(told.deltas):
-                answers = decide(rows, settling(told), now)
-            anew = told.fresh
-        if any(anew):
-            answers = decide(rows, recording(told.vast, told.key, anew, None), now)
-        self._complete(rows, told.policy, told.note, now)
-        return answers
+    def _insert_open(self, rows: Rows, policy: Policy, costs: tuple[int, ...], at: int, now: int) -> None:
+        """Insert a batch as open; `at` is the instant of the decision, which identifies its charge."""
+        if self._process_lock.is_new:
+            self._process_lock.acquire()
+            self._expire_batches_of(rows, self._process_lock.find_ended())
+        number, text = next(self._numbers), costs_to_json(policy, costs)
+        rows.execute(OPEN, (self.owner, at, number, policy.name, now + self._batch_ttl, text))
+        self._new_reservations.append((at, text, number))
 
-    def _close_open(
+    def _settle(self, rows: Rows, settlement: Settlement, now: int) -> list[Decision]:
+        decisions: list[Decision] = []
+        policy, unlimited, key, at, number, share, completion = settlement
+        charge = share.actual
+        if self._close_batch(rows, policy, (self.owner, at, number), share.before, share.after, now):
+            if any(share.corrections):
+                decisions = decide(rows, settle_call(settlement), now)
+            charge = share.unreserved
+        if any(charge):
+            decisions = decide(rows, record_call(unlimited, key, charge, None), now)
+        self._insert_completion(rows, policy, completion, now)
+        return decisions
+
+    def _close_batch(
         self,
         rows: Rows,
         policy: Policy,
-        place: tuple[int, int, int],
-        held: tuple[int, ...],
-        left: tuple[int, ...],
+        batch: tuple[int, int, int],
+        before: tuple[int, ...],
+        after: tuple[int, ...],
         now: int,
     ) -> bool:
-        """Note that a batch is settled, or what of it is still open; tell whether it was open."""
-        found = rows.execute(FIND, place).fetchone()
+        """Delete an open batch, or update what is still reserved for it; returns whether it was open."""
+        found = rows.execute(FIND, batch).fetchone()
         if found is None:
             return False
-        if any(left):
-            # By what is settled, not to what is left: threads may settle parts of a batch in any order.
-            is_open = json.loads(found[0])
-            for limit, before, after in zip(policy.limits, held, left, strict=True):
-                is_open[limit.name] = max(0, is_open.get(limit.name, 0) - (before - after))
-            costs = json.dumps({name: cost for name, cost in is_open.items() if cost}, separators=(",", ":"))
-            expires = now + self._lasting  # it is being worked on
-            rows.execute(KEEP_OPEN, (costs, expires, *place))
+        if any(after):
+            # Subtract what is settled instead of storing what is left: threads may settle parts in any order.
+            reserved = json.loads(found[0])
+            for limit, cost_before, cost_after in zip(policy.limits, before, after, strict=True):
+                reserved[limit.name] = max(0, reserved.get(limit.name, 0) - (cost_before - cost_after))
+            costs = json.dumps({name: cost for name, cost in reserved.items() if cost}, separators=(",", ":"))
+            expires = now + self._batch_ttl  # its tasks are being processed
+            rows.execute(KEEP_OPEN, (costs, expires, *batch))
         else:
-            rows.execute(CLOSE, place)
+            rows.execute(CLOSE, batch)
         return True
 
-    def _find_dead(self, rows: Rows, policy: Policy) -> bool:
-        """Call overdue what processes left open that have ended; tell whether there was any."""
+    def _expire_ended(self, rows: Rows, policy: Policy) -> bool:
+        """Mark the open batches of owners that have ended as expired; returns whether there were any."""
         query = "SELECT DISTINCT owner FROM budget_open WHERE policy = ? AND expires > 0"
-        dead = [owner for (owner,) in rows.execute(query, (policy.name,)).fetchall() if self._me.is_dead(owner)]
-        self._bury(rows, dead)
-        return bool(dead)
+        owners = [owner for (owner,) in rows.execute(query, (policy.name,)).fetchall()]
+        ended = [owner for owner in owners if self._process_lock.has_ended(owner)]
+        self._expire_batches_of(rows, ended)
+        return bool(ended)
 
-    def _bury(self, rows: Rows, dead: list[int]) -> None:
-        """Call overdue what the dead left open."""
-        for owner in dead:
+    def _expire_batches_of(self, rows: Rows, owners: list[int]) -> None:
+        """Mark the open batches of these owners as expired."""
+        for owner in owners:
             rows.execute("UPDATE budget_open SET expires = 0 WHERE owner = ?", (owner,))
-        self._buried += dead
+        self._ended += owners
 
-    def _give_back(self, rows: Rows, policy: Policy, key: Key, now: int) -> int:
-        """Give back what overdue batches hold."""
-        overdue = rows.execute(OVERDUE, (policy.name, now, RETURNED)).fetchall()
-        self.behind = len(overdue) == RETURNED
-        for owner, at, number, text in overdue:
-            held = json.loads(text)
-            deltas = tuple(-held.get(limit.name, 0) for limit in policy.limits)
-            decide(rows, ("adjust", ((policy, key, deltas),), now, at, None), now)
+    def _return_expired(self, rows: Rows, policy: Policy, key: Key, now: int) -> int:
+        """Return what expired batches have reserved; returns how many batches."""
+        expired = rows.execute(OVERDUE, (policy.name, now, RETURNED)).fetchall()
+        self.has_more_expired = len(expired) == RETURNED
+        for owner, at, number, text in expired:
+            reserved = json.loads(text)
+            corrections = tuple(-reserved.get(limit.name, 0) for limit in policy.limits)
+            decide(rows, ("adjust", ((policy, key, corrections),), now, at, None), now)
             rows.execute(CLOSE, (owner, at, number))
-        return len(overdue)
+        return len(expired)
 
-    def _complete(self, rows: Rows, policy: Policy, note: Note | None, now: int) -> None:
-        """Write down what was completed; once a day, begin to remove what is old."""
-        if note is None or not note.tasks:
+    def _insert_completion(self, rows: Rows, policy: Policy, completion: Note | None, now: int) -> None:
+        """Insert completed tasks; once a day, start to remove old ones."""
+        if completion is None or not completion.tasks:
             return
-        when = now if note.completed is None else note.completed
-        cost = json.dumps(dict(note.cost)) if note.cost else None
-        names: tuple[str | None, ...] = note.task_ids or (None,)
-        each = 1 if note.task_ids else note.tasks
-        lines = [
-            (policy.name, when, each, note.task_type, name, None if number else cost)
-            for number, name in enumerate(names)
+        completed = now if completion.completed is None else completion.completed
+        cost = json.dumps(dict(completion.cost)) if completion.cost else None
+        task_ids: tuple[str | None, ...] = completion.task_ids or (None,)
+        tasks = 1 if completion.task_ids else completion.tasks
+        values = [
+            (policy.name, completed, tasks, completion.task_type, task_id, None if index else cost)
+            for index, task_id in enumerate(task_ids)
         ]
-        rows.cursor.executemany(COMPLETED, lines)
-        if now >= self._clean_from:
-            most = max(REMOVED, 2 * len(lines))
-            if self._remove(rows, now, most) < most:
-                self._clean_from = now + DAY
+        rows.cursor.executemany(COMPLETED, values)
+        if now >= self._next_removal:
+            max_rows = max(REMOVED, 2 * len(values))
+            if self._remove_old(rows, now, max_rows) < max_rows:
+                self._next_removal = now + DAY
 
-    def _remove(self, rows: Rows, now: int, most: int) -> int:
-        removed = rows.execute(CLEAN, (now - self._retention, most)).rowcount
-        self.removals += removed
-        return removed
+    def _remove_old(self, rows: Rows, now: int, max_rows: int) -> int:
+        return rows.execute(CLEAN, (now - self._retention, max_rows)).rowcount
 
 
-def write_costs(policy: Policy, costs: tuple[int, ...]) -> str:
-    """Write what is held of each limit, by its name."""
-    held = {limit.name: cost for limit, cost in zip(policy.limits, costs, strict=True) if cost}
-    return json.dumps(held, separators=(",", ":"))
+def costs_to_json(policy: Policy, costs: tuple[int, ...]) -> str:
+    """Write the reserved costs as JSON, by the name of each limit."""
+    reserved = {limit.name: cost for limit, cost in zip(policy.limits, costs, strict=True) if cost}
+    return json.dumps(reserved, separators=(",", ":"))

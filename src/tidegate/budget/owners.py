@@ -1,10 +1,12 @@
-"""Who is alive: a lock on a file of one's own, which the operating system lets go when a process ends, however it does.
+"""Detects processes that ended, by a lock file for each process.
 
-Every budget that reserves on an SQLite file keeps a lock on a small file beside it. Whoever can take the lock of
-another knows that it is dead, and what it left open can be given back at once. Where there are no such locks (Windows,
-some network file systems), nobody is known to be dead, and what is open is given back when it is overdue.
+Every budget that reserves in an SQLite file holds a lock on a small file beside it. The operating system releases the
+lock when the process ends, for whatever reason. Another process that can take the lock knows that the owner has ended,
+and that its open batches can be returned at once. Where such locks do not exist (Windows, some network file systems),
+no owner is known to have ended, and open batches are returned when they expire.
 
-Both methods are called within write transactions on the database, so nobody is asked about while it takes its lock.
+`acquire` and `has_ended` are called within write transactions on the database, so that no process tests the lock of
+another one while that one takes it.
 """
 
 from __future__ import annotations
@@ -23,14 +25,14 @@ if TYPE_CHECKING:
 try:
     import fcntl
 except ImportError:  # pragma: no cover - Windows
-    fcntl = None  # type: ignore[assignment]  # looked for before it is used
+    fcntl = None  # type: ignore[assignment]  # checked before it is used
 
 
 class Owner:
-    """One's own lock, and the question about those of others."""
+    """The lock of this process, and tests of the locks of others."""
 
     def __init__(self, database: Path, number: int) -> None:
-        """Be known by this number among those who use the database; `live` takes the lock."""
+        """Identify this owner by a number among those that use the database; `acquire` takes its lock."""
         self._database = database
         self._number = number
         self._file: int | None = None
@@ -38,25 +40,25 @@ class Owner:
 
     @property
     def is_new(self) -> bool:
-        """Whether nobody can see yet that this one is alive."""
+        """Whether `acquire` was not called yet."""
         return not self._tried
 
-    def dead(self) -> list[int]:
-        """Tell who of those that left their files has ended."""
-        start = f"{self._database.name}-owner-"
-        names = (path.name.removeprefix(start) for path in self._database.parent.glob(f"{glob.escape(start)}*"))
+    def find_ended(self) -> list[int]:
+        """List the owners that left a lock file and have ended."""
+        prefix = f"{self._database.name}-owner-"
+        names = (path.name.removeprefix(prefix) for path in self._database.parent.glob(f"{glob.escape(prefix)}*"))
         numbers = [int(name, 16) for name in names if set(name) <= set(string.hexdigits)]
-        return [number for number in numbers if self.is_dead(number)]
+        return [number for number in numbers if self.has_ended(number)]
 
-    def live(self) -> None:
-        """Take the lock, once."""
+    def acquire(self) -> None:
+        """Take the lock of this process, once."""
         if self._tried:
             return
         self._tried = True
         if fcntl is None:  # pragma: no cover - Windows
             return
-        with suppress(OSError):  # without it, one is never known to be dead
-            # Whoever may use the database must be able to ask for the lock.
+        with suppress(OSError):  # without a lock, this owner is never known to have ended
+            # Every user of the database must be able to test the lock.
             file = open_private(self._path(self._number), os.O_RDWR, mode_of(self._database))
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -66,13 +68,13 @@ class Owner:
             else:
                 self._file = file
 
-    def is_dead(self, number: int) -> bool:
-        """Tell whether another is known to have ended."""
+    def has_ended(self, number: int) -> bool:
+        """Return whether another owner is known to have ended."""
         if fcntl is None or number == self._number:
             return False
         try:
             file = os.open(self._path(number), os.O_RDWR | os.O_CLOEXEC)
-        except OSError:  # it had no lock to begin with
+        except OSError:  # it never had a lock
             return False
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -83,13 +85,13 @@ class Owner:
         finally:
             os.close(file)
 
-    def forget(self, number: int) -> None:
-        """Remove the file of one who has ended, once what it left open is known to be overdue."""
+    def remove_file(self, number: int) -> None:
+        """Remove the lock file of an owner that ended, after its open batches were marked as expired."""
         with suppress(OSError):
             self._path(number).unlink()
 
-    def end(self) -> None:
-        """Let the lock go."""
+    def release(self) -> None:
+        """Release the lock and remove its file."""
         if self._file is not None:
             with suppress(OSError):
                 self._path(self._number).unlink(missing_ok=True)
@@ -97,8 +99,8 @@ class Owner:
             self._file = None
         self._tried = False
 
-    def leave(self) -> None:
-        """Let go of what was inherited by a fork: the lock is the parent's, and stays with it."""
+    def close_inherited(self) -> None:
+        """Close the file that a fork inherited: the lock belongs to the parent process, which keeps it."""
         if self._file is not None:
             os.close(self._file)
             self._file = None

@@ -1,4 +1,4 @@
-"""What a budget answers."""
+"""The result of a check, and how it is built from a decision."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
-from tidegate.budget.tiers import is_shown, tier_of
+from tidegate.budget.tiers import is_tier, tier_of
 from tidegate.limiter import Usage
 
 if TYPE_CHECKING:
@@ -21,11 +21,11 @@ EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 @dataclass(frozen=True)
 class RateLimitResult:
-    """Whether a batch may be processed, and how every tier stands with it counted in; true when it may.
+    """Whether a batch may be processed, and the usage of every tier including it; truthy if it is allowed.
 
-    `tier` is the tier that said no (of several, the one that keeps the batch waiting longest), `exceeded` are all that
-    did. `wait` tells after how many seconds the same batch would be allowed: 0.0 if it is, None if it never will be.
-    `reset_times` tell when each tier will be as if nothing had been used.
+    `tier` is the tier that denied the batch (of several, the one with the longest wait); `exceeded` are all tiers that
+    did. `wait` is the number of seconds after which the same batch would be allowed: 0.0 if it is, None if never.
+    `reset_times` are the times at which each tier will be completely unused.
     """
 
     allowed: bool
@@ -35,26 +35,26 @@ class RateLimitResult:
     usage: Mapping[str, Usage] = field(default_factory=dict)
     wait: float | None = 0.0
     at: datetime = EPOCH
-    local: bool = False  # decided without the database, which could not be asked
-    batch: Any = field(default=None, repr=False, compare=False)  # what was reserved
+    local: bool = False  # decided without the database, which did not answer
+    batch: Any = field(default=None, repr=False, compare=False)  # the open batch, for `result=` of a record
 
     def __bool__(self) -> bool:
-        """Tell whether the batch may be processed."""
+        """Return whether the batch may be processed."""
         return self.allowed
 
     @property
     def retry_after(self) -> float | None:
-        """The same as `wait`, as a Decision calls it."""
+        """The same as `wait`, by its name in a Decision."""
         return self.wait
 
     @property
     def violated(self) -> tuple[str, ...]:
-        """The same as `exceeded`, as a Decision calls it."""
+        """The same as `exceeded`, by its name in a Decision."""
         return self.exceeded
 
     @property
     def current_usage(self) -> dict[str, int]:
-        """How much of each tier is used, what is reserved included."""
+        """How much of each tier is used, including reservations."""
         return {name: usage.used for name, usage in self.usage.items()}
 
     @property
@@ -69,54 +69,56 @@ class RateLimitResult:
 
     @property
     def reset_times(self) -> dict[str, datetime]:
-        """When each tier will be as if nothing had been used."""
+        """When each tier will be completely unused."""
         return {name: self.at + timedelta(seconds=usage.reset_after) for name, usage in self.usage.items()}
 
     @property
     def reason(self) -> str:
-        """Say in words what the answer was."""
+        """The result as a sentence, for logs and errors."""
         if self.allowed:
             return f"{self.task_count} tasks may be processed"
         usage = self.usage.get(self.tier or "")
         if self.tier is None or usage is None:
             when = "" if self.wait is None else f", try again in {self.wait:.3f} s"
-            return f"the database cannot be asked: {self.task_count} tasks must wait{when}"
+            return f"the database does not answer: {self.task_count} tasks must wait{when}"
         what = f"{usage.used} of {usage.quota} {usage.unit.partition(':')[0]} per {self.tier} are used"
         if self.tier == "concurrency":
-            what = f"{usage.used} of {usage.quota} tasks are under way"
-        when = "more than can ever fit" if self.wait is None else f"try again in {self.wait:.3f} s"
-        return f"{what}: {self.task_count} tasks must wait, {when}"
+            what = f"{usage.used} of {usage.quota} tasks are running"
+        if self.wait is None:
+            return f"{what}: {self.task_count} tasks are more than the limit can ever allow"
+        return f"{what}: {self.task_count} tasks must wait, try again in {self.wait:.3f} s"
 
 
 def instant(microseconds: int) -> datetime:
-    """Read an instant of the core."""
+    """Convert an instant of the core, in microseconds since 1970."""
     return EPOCH + timedelta(microseconds=microseconds)
 
 
 def usage_of(decision: Decision) -> dict[str, Usage]:
-    """Read how much of each tier is used."""
+    """Read the usage of each tier from a decision."""
     return {
-        said.name: Usage(said.quota, said.limit.burst - said.remaining, said.remaining, said.reset_after, said.unit)
-        for said in decision.limits
-        if is_shown(said.name)
+        limit.name: Usage(
+            limit.quota, limit.limit.burst - limit.remaining, limit.remaining, limit.reset_after, limit.unit
+        )
+        for limit in decision.limits
+        if is_tier(limit.name)
     }
 
 
 def result_of(
     decision: Decision, tasks: int, usage: Mapping[str, Usage], *, by_tiers: bool, **more: object
 ) -> RateLimitResult:
-    """Read a decision on a batch; one that was not made by the tiers names none."""
-    asked = decision.limits if by_tiers and not decision.allowed else ()
-    refused = [said for said in asked if not said.allowed]
+    """Build the result of a check; a decision that was not made by the tiers names none of them."""
+    denied_by = [limit for limit in decision.limits if not limit.allowed] if by_tiers and not decision.allowed else []
     never = float("inf")
-    longest = max(refused, key=lambda said: never if said.retry_after is None else said.retry_after, default=None)
+    longest = max(denied_by, key=lambda limit: never if limit.retry_after is None else limit.retry_after, default=None)
     return RateLimitResult(
         decision.allowed,
         tasks,
         None if longest is None else tier_of(longest.name),
-        tuple(dict.fromkeys(tier_of(said.name) for said in refused)),
+        tuple(dict.fromkeys(tier_of(limit.name) for limit in denied_by)),
         usage,
         decision.retry_after,
         instant(decision.at),
-        **more,  # type: ignore[arg-type]  # the fields that are left
+        **more,  # type: ignore[arg-type]  # the remaining fields
     )

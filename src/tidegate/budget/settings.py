@@ -1,14 +1,15 @@
-"""What a budget is told: by a program, by environment variables, or by a YAML file. Wrong things are named together."""
+"""The settings of a budget, and their checks. One error lists everything that is wrong."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields
+from difflib import get_close_matches
 from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
-from tidegate.budget.tiers import CONCURRENCY, PERIODS, SLOTS, TASKS, Plan, Tier
+from tidegate.budget.tiers import CONCURRENCY, PERIODS, SLOTS_UNIT, TASKS_UNIT, Plan, Tier
 from tidegate.core.bounds import MAX, SECOND
 from tidegate.core.calendar import find_zone
 from tidegate.core.limit import parse_period
@@ -16,24 +17,24 @@ from tidegate.errors import ConfigError
 from tidegate.urls import redact, split_url
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from tidegate.budget.schedule import Rule
 
 Strategy = Literal["rolling", "fixed"]
 OnDatabaseError = Literal["short-term", "local", "deny"]
 Quotas = Mapping[str, int]
-RETENTION: Final = 35.0
+RETENTION_DAYS: Final = 35.0
 MILESTONES: Final = (50, 80, 95)
 NO_TIERS: Final = "set at least one of per_minute, per_hour, per_day, per_week, per_month"
 
 
 @dataclass(frozen=True, kw_only=True)
 class BudgetSettings:
-    """Everything about a budget. Tiers that are None do not exist.
+    """The settings of a budget. A tier that is None does not exist.
 
-    `costs` and `types` give quotas by unit (`{"tokens": {"day": 2_000_000}}`) and by task type. `reserved` maps
-    priorities to shares: `{1: 0.2}` keeps a fifth of each tier for tasks of priority 1 and above. `schedule` changes
+    `costs` and `types` set quotas by unit (`{"tokens": {"day": 2_000_000}}`) and by task type. `reserved` maps
+    priorities to shares: `{1: 0.2}` reserves a fifth of each tier for tasks of priority 1 and above. `schedule` changes
     quotas by time of day and load. `storage` is the path of an SQLite file, or the URL of any store.
     """
 
@@ -52,30 +53,30 @@ class BudgetSettings:
     storage: str | Path = field(default="rate_limits.db", repr=False)
     enabled: bool = True
     name: str = "tasks"
-    batch_ttl: str | float | None = None  # a batch that is not settled within this is given back; see `lasting`
-    retention_days: float = RETENTION  # how long completions are kept
+    batch_ttl: str | float | None = None  # an unsettled batch is returned after this time
+    retention_days: float = RETENTION_DAYS  # how long completions are kept
     on_database_error: OnDatabaseError = "short-term"
-    deadline: float = 5.0  # seconds that a check waits for the database at most
-    milestones: tuple[int, ...] = MILESTONES  # percent of a tier that are logged once
+    deadline: float = 5.0  # seconds: how long a check waits for the database
+    milestones: tuple[int, ...] = MILESTONES  # percentages of a tier that are logged when usage reaches them
     webhook_url: str | None = field(default=None, repr=False)
     webhook_secret: str | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
-        """Refuse what makes no sense, all of it at once."""
+        """Raise one ConfigError for all settings that are wrong."""
         refuse(list(problems({each.name: getattr(self, each.name) for each in fields(self)})))
 
     @property
     def plan(self) -> Plan:
-        """The tiers."""
+        """The tiers, as the limits of one policy are built from them."""
         shares = tuple((priority, share_of(share)) for priority, share in sorted(self.reserved.items()))
-        return Plan(tuple(self._tiers()), self.strategy, self.timezone, shares, self.lasting / SECOND)
+        return Plan(tuple(self._tiers()), self.strategy, self.timezone, shares, self.batch_ttl_microseconds / SECOND)
 
     @property
-    def idle(self) -> list[str]:
-        """Tiers that say nothing, because a longer one allows less, in words."""
+    def unreachable_tiers(self) -> list[str]:
+        """Messages about tiers that have no effect, because a longer tier allows less."""
         pairs = [(short, long) for short in self._tiers() for long in self._tiers() if short.unit == long.unit]
         return [
-            f"{short.quota} per {short.name} is never reached: {long.quota} per {long.name} is less"
+            f"the limit of {short.quota} per {short.name} has no effect: {long.quota} per {long.name} is lower"
             for short, long in pairs
             if short.period in PERIODS
             and PERIODS.index(short.period) < PERIODS.index(long.period)
@@ -83,11 +84,11 @@ class BudgetSettings:
         ]
 
     @property
-    def lasting(self) -> int:
-        """Microseconds until a batch that nobody settled is given back.
+    def batch_ttl_microseconds(self) -> int:
+        """Microseconds after which an unsettled batch is returned.
 
-        In an SQLite file what a dead process left open is found at once, so this is only for batches that a live one
-        forgot. Elsewhere it is all that frees the slots of a process that was killed.
+        In an SQLite file, batches of a process that ended are found at once, so the default only has to cover batches
+        that a running process forgot. In other stores this time alone frees the slots of a killed process.
         """
         if self.batch_ttl is not None:
             return parse_period(self.batch_ttl)
@@ -97,21 +98,21 @@ class BudgetSettings:
     def _tiers(self) -> Iterator[Tier]:
         for period in PERIODS:
             if (quota := getattr(self, f"per_{period}")) is not None:
-                yield Tier(period, period, TASKS, quota)
+                yield Tier(period, period, TASKS_UNIT, quota)
         for task_type, quotas in self.types.items():
             for period in (period for period in PERIODS if period in quotas):
-                yield Tier(f"{period}:{task_type}", period, f"{TASKS}:{task_type}", quotas[period])
+                yield Tier(f"{period}:{task_type}", period, f"{TASKS_UNIT}:{task_type}", quotas[period])
         for unit, quotas in self.costs.items():
             for period in (period for period in PERIODS if period in quotas):
                 yield Tier(f"{period}:{unit}", period, unit, quotas[period])
         if self.concurrency is not None:
-            yield Tier(CONCURRENCY, CONCURRENCY, SLOTS, self.concurrency)
+            yield Tier(CONCURRENCY, CONCURRENCY, SLOTS_UNIT, self.concurrency)
 
 
 DEFAULTS: Final[dict[str, Any]] = {
     each.name: each.default if each.default is not MISSING else {} for each in fields(BudgetSettings)
 }
-Problem = tuple[str, str]  # the field, and what is wrong with it
+Problem = tuple[str, str]  # a field, and the message about it
 
 
 def refuse(found: list[Problem]) -> None:
@@ -126,52 +127,58 @@ def refuse(found: list[Problem]) -> None:
 
 
 def problems(given: Mapping[str, Any]) -> Iterator[Problem]:
-    """Find everything that is wrong with some settings; those that are missing have their defaults."""
+    """Find everything that is wrong with some settings; missing ones have their defaults."""
     values = DEFAULTS | dict(given)
     for name, check in CHECKS.items():
         if (message := check(values[name])) is not None:
             yield name, message
     if isinstance(values["types"], Mapping) and isinstance(values["costs"], Mapping):
         for name in sorted(set(map(str, values["types"])) & set(map(str, values["costs"]))):
-            yield "types", f"{name!r} is also a unit of costs: call one of them otherwise"
+            yield "types", f"{name!r} is a task type and a unit of costs: rename one of them"
     quotas = [values[f"per_{period}"] for period in PERIODS]
     if values["enabled"] is True and not any((*quotas, values["concurrency"], values["types"], values["costs"])):
-        yield "per_minute", f"the budget is enabled and limits nothing: {NO_TIERS}"
+        yield "per_minute", f"the budget is enabled but has no limits: {NO_TIERS}"
+
+
+def did_you_mean(given: object, known: Iterable[str]) -> str:
+    """Return a hint for a word that is close to a known one, to append to a message."""
+    near = get_close_matches(str(given), known, n=1)
+    return f"; did you mean {near[0]!r}?" if near else ""
 
 
 def _quota(value: object) -> str | None:
     if value is None or (isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= MAX):
         return None
-    return f"expected a whole number of tasks, at least 1, not {value!r}; leave it out for no limit"
+    return f"expected an integer from 1, not {value!r}; leave it out for no limit"
 
 
-def _tables(what: str) -> Callable[[object], str | None]:
-    def check(tables: object) -> str | None:
-        if not isinstance(tables, Mapping):
-            return f"expected a mapping of each {what} to its quotas, not {tables!r}"
-        found = (_table(what, name, quotas) for name, quotas in tables.items())
+def _quotas_by(what: str) -> Callable[[object], str | None]:
+    def check(table: object) -> str | None:
+        if not isinstance(table, Mapping):
+            return f"expected a mapping of each {what} to its quotas, not {table!r}"
+        found = (_tier_quotas(what, name, quotas) for name, quotas in table.items())
         return next((message for message in found if message is not None), None)
 
     return check
 
 
-def _table(what: str, name: object, quotas: object) -> str | None:
+def _tier_quotas(what: str, name: object, quotas: object) -> str | None:
     if not isinstance(name, str) or not name or set(name) & set(":<"):
-        return f"a {what} is a word without ':' and '<', not {name!r}"
-    if name in (TASKS, SLOTS, *PERIODS, CONCURRENCY):
-        return f"{name!r} has another meaning: choose another word"
+        return f"expected a {what} without ':' and '<', not {name!r}"
+    if name in (TASKS_UNIT, SLOTS_UNIT, *PERIODS, CONCURRENCY):
+        return f"{name!r} cannot be a {what}: it is a reserved name"
     if not isinstance(quotas, Mapping) or not quotas:
         return f"{name}: expected quotas such as {{'day': 1000}}, not {quotas!r}"
     for period, quota in quotas.items():
         if period not in PERIODS:
-            return f"{name}: there is no tier {period!r}: use {', '.join(PERIODS)}"
+            return f"{name}: unknown period {period!r}: use {', '.join(PERIODS)}{did_you_mean(period, PERIODS)}"
         if quota is None or _quota(quota) is not None:
-            return f"{name}.{period}: expected a whole number, at least 1, not {quota!r}"
+            return f"{name}.{period}: expected an integer from 1, not {quota!r}"
     return None
 
 
 def share_of(value: object) -> Fraction:
-    """Read a share: 0.2, or 20%."""
+    """Read a share, such as 0.2 or 20%."""
     text = str(value).strip()
     return Fraction(text.removesuffix("%")) / 100 if text.endswith("%") else Fraction(text)
 
@@ -182,27 +189,29 @@ def _reserved(shares: object) -> str | None:
     total = Fraction()
     for priority, share in shares.items():
         if not isinstance(priority, int) or isinstance(priority, bool) or priority < 1:
-            return f"a priority is a whole number from 1 (all others have 0), not {priority!r}"
+            return f"expected priorities that are integers from 1 (tasks have 0 by default), not {priority!r}"
         try:
             part = share_of(share)
         except (ValueError, ZeroDivisionError):
             part = Fraction()
         if not 0 < part < 1:
-            return f"the share of priority {priority} is a part such as 0.2 or 20%, not {share!r}"
+            return f"expected a share such as 0.2 or 20% for priority {priority}, not {share!r}"
         total += part
-    return "the shares leave nothing to tasks without priority: together they must be below 1" if total >= 1 else None
+    return f"the shares add up to {float(total):g}: they must stay below 1 together" if total >= 1 else None
 
 
 def _choice(kind: Any) -> Callable[[object], str | None]:  # noqa: ANN401 - a Literal
     words = get_args(kind)
 
     def check(value: object) -> str | None:
-        return None if value in words else f"expected {' or '.join(words)}, not {value!r}"
+        if value in words:
+            return None
+        return f"expected {', '.join(words[:-1])} or {words[-1]}, not {value!r}{did_you_mean(value, words)}"
 
     return check
 
 
-def _zone(value: Any) -> str | None:  # noqa: ANN401 - whatever was given
+def _zone(value: Any) -> str | None:  # noqa: ANN401 - any value
     try:
         find_zone(value)
     except ConfigError as error:
@@ -210,25 +219,27 @@ def _zone(value: Any) -> str | None:  # noqa: ANN401 - whatever was given
     return None
 
 
-def _text(value: object) -> str | None:
-    return None if isinstance(value, str) and value else f"expected text, not {value!r}"
+def _string(value: object) -> str | None:
+    return None if isinstance(value, str) and value else f"expected a non-empty string, not {value!r}"
 
 
 def _storage(value: object) -> str | None:
     if isinstance(value, (str, Path)) and str(value).strip():
         return None
-    return f"expected the path of a file such as data/rate_limits.db, or the URL of a store, not {value!r}"
+    return (
+        f"expected the path of a file such as data/rate_limits.db, or a store URL such as redis://host, not {value!r}"
+    )
 
 
-def _flag(value: object) -> str | None:
+def _boolean(value: object) -> str | None:
     return None if isinstance(value, bool) else f"expected true or false, not {value!r}"
 
 
-def _duration(value: Any) -> str | None:  # noqa: ANN401 - whatever was given
+def _duration(value: Any) -> str | None:  # noqa: ANN401 - any value
     try:
         parse_period(1 if value is None else value)
     except ConfigError:
-        return f"expected a time such as 10m, or seconds, not {value!r}"
+        return f"expected a duration such as 10m, or a number of seconds, not {value!r}"
     return None
 
 
@@ -248,7 +259,7 @@ def _url(value: object) -> str | None:
     if value is None:
         return None
     if not isinstance(value, str) or not value.startswith(("http://", "https://")):
-        return f"expected an address such as https://example.com/hook, not {redact(value)!r}"
+        return f"expected an http or https URL such as https://example.com/hook, not {redact(value)!r}"
     try:
         split_url(value, "")
     except ConfigError as error:
@@ -257,7 +268,7 @@ def _url(value: object) -> str | None:
 
 
 def _secret(value: object) -> str | None:
-    return None if value is None or (isinstance(value, str) and value) else "expected text"
+    return None if value is None or (isinstance(value, str) and value) else "expected a non-empty string"
 
 
 def _schedule(value: object) -> str | None:
@@ -267,15 +278,15 @@ def _schedule(value: object) -> str | None:
 CHECKS: Final[dict[str, Callable[[Any], str | None]]] = {
     **{f"per_{period}": _quota for period in PERIODS},
     "concurrency": _quota,
-    "types": _tables("task type"),
-    "costs": _tables("unit"),
+    "types": _quotas_by("task type"),
+    "costs": _quotas_by("unit"),
     "reserved": _reserved,
     "schedule": _schedule,
     "strategy": _choice(Strategy),
     "timezone": _zone,
     "storage": _storage,
-    "enabled": _flag,
-    "name": _text,
+    "enabled": _boolean,
+    "name": _string,
     "batch_ttl": _duration,
     "retention_days": _positive,
     "on_database_error": _choice(OnDatabaseError),

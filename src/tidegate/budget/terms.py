@@ -1,4 +1,4 @@
-"""The policies that a budget's tiers become, each made once."""
+"""Builds the policies of a budget from its tiers, and chooses those that apply now."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final, NamedTuple, cast
 
 from tidegate.budget.ledger import PREFIX
-from tidegate.budget.tiers import SHORT, SLOTS
+from tidegate.budget.settings import did_you_mean
+from tidegate.budget.tiers import SHORT_TERM, SLOTS_UNIT
 from tidegate.core.bounds import MAX, SECOND
 from tidegate.errors import ConfigError
 from tidegate.policy import Policy
@@ -20,119 +21,121 @@ if TYPE_CHECKING:
     from tidegate.core.limit import Limit
     from tidegate.policy.model import OnStoreError
 
-LOOKED_AT: Final = SECOND  # how often the load is looked at
-# What calls get from the guard while the database is lost. Allowed ones are then asked of the limits in memory.
+LOOKED_AT: Final = SECOND  # how often the load is read
+# How the guarded store answers while the database is lost. Calls that it allows are then decided in memory.
 MODES: Final = {"short-term": "allow", "local": "local", "deny": "deny"}
 
 
 class Terms(NamedTuple):
-    """A policy at certain quotas, and what is made of it.
+    """The policy of a budget at certain quotas, and its variants.
 
-    `vast` keeps the same states and refuses nothing: what was done counts, whether or not there was room. `short` has
-    the limits of minutes and hours only, which stay in force in memory while the database is lost.
+    `unlimited` uses the same states and denies nothing: completed tasks count even if they exceed a quota.
+    `short_term` has only the limits per minute and per hour, which stay in force while the database is lost.
     """
 
     policy: Policy
-    vast: Policy
-    short: Policy | None
-    short_vast: Policy | None
-    places: tuple[int, ...]  # of the limits of `short` in `policy`
+    unlimited: Policy
+    short_term: Policy | None
+    short_term_unlimited: Policy | None
+    short_term_indexes: tuple[int, ...]  # of the limits of `short_term` in `policy`
     units: frozenset[str]
-    slots: int  # tasks that may be under way; 0: any number
+    slots: int  # how many tasks may run at the same time; 0: any number
 
     def costs(self, charges: Mapping[str, int]) -> tuple[int, ...]:
-        """Spread charges by unit over the limits; they hold no slots."""
+        """Return the cost at each limit, from charges by unit. Slots are not included."""
         return tuple(charges.get(limit.unit, 0) for limit in self.policy.limits)
 
-    def known(self, charges: Mapping[str, int], tasks: int) -> dict[str, int]:
-        """Keep the charges that a limit counts, and add the slots of so many tasks.
+    def reservation_cost(self, charges: Mapping[str, int], tasks: int) -> dict[str, int]:
+        """Return the charges in units that a limit counts, and the slots of these tasks.
 
-        A batch of more tasks than there are slots works through them in turn.
+        A batch with more tasks than there are slots takes all slots.
         """
-        known = {unit: amount for unit, amount in charges.items() if unit in self.units}
+        cost = {unit: amount for unit, amount in charges.items() if unit in self.units}
         if self.slots:
-            known[SLOTS] = min(tasks, self.slots)
-        return known
+            cost[SLOTS_UNIT] = min(tasks, self.slots)
+        return cost
 
-    def short_costs(self, costs: tuple[int, ...]) -> tuple[int, ...]:
-        """Keep the costs of the short-term limits."""
-        return tuple(costs[place] for place in self.places)
+    def short_term_costs(self, costs: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the costs at the short-term limits."""
+        return tuple(costs[index] for index in self.short_term_indexes)
 
 
 class Book:
-    """Makes the terms for the quotas of the moment, and remembers them: stores know limits by their identity."""
+    """Builds the policy for the quotas that apply now, and caches it: stores recognise limits by identity."""
 
     def __init__(self, settings: BudgetSettings, plan: Plan, load: Callable[[], float] | None) -> None:
-        """Make terms of this plan; `load` tells how busy the system is, from 0 to 1."""
+        """Build policies from this plan; `load` returns the system load, from 0 to 1."""
         self._plan = plan
         self._schedule = settings.schedule
         self._zone = settings.timezone
         self._load = load or machine_load
-        self._load_seen: tuple[float, int | None] = (0.0, None)
+        self._last_load: tuple[float, int | None] = (0.0, None)
         self._name = PREFIX + settings.name
-        self._mode = cast("OnStoreError", MODES[settings.on_database_error])
-        self._made: dict[tuple[int, ...], Terms] = {}
-        self._usual = {tier.name: tier.quota for tier in plan.tiers}
+        self._on_store_error = cast("OnStoreError", MODES[settings.on_database_error])
+        self._built: dict[tuple[int, ...], Terms] = {}
+        self._base_quotas = {tier.name: tier.quota for tier in plan.tiers}
         plan.check_shares()
         for rule in settings.schedule:
-            if unknown := sorted(set(rule.limits) - set(self._usual)):
+            if unknown := sorted(set(rule.limits) - set(self._base_quotas)):
                 raise ConfigError(
-                    f"the rule {rule.name!r} changes a tier that is not there: {unknown[0]}", field="schedule"
+                    f"the rule {rule.name!r} changes the tier {unknown[0]!r}, which does not exist: the budget has "
+                    f"{', '.join(sorted(self._base_quotas))}{did_you_mean(unknown[0], self._base_quotas)}",
+                    field="schedule",
                 )
-        self._always = None if settings.schedule else self._terms(self._usual)
+        self._fixed = None if settings.schedule else self._for_quotas(self._base_quotas)
 
-    def now(self, now: int, steady: int) -> Terms:
-        """Give the terms of an instant (microseconds), by the rules of the schedule in their order."""
-        if self._always is not None:
-            return self._always
-        quotas = dict(self._usual)
-        load = self._load_now(steady)
+    def current(self, now: int, steady: int) -> Terms:
+        """Return the policy of an instant (microseconds), after the rules of the schedule in their order."""
+        if self._fixed is not None:
+            return self._fixed
+        quotas = dict(self._base_quotas)
+        load = self._current_load(steady)
         for rule in self._schedule:
             if rule.applies(now, self._zone, load):
                 rule.change(quotas)
-        return self._terms(quotas)
+        return self._for_quotas(quotas)
 
-    def _load_now(self, steady: int) -> float:
-        load, seen = self._load_seen
-        if seen is None or not 0 <= steady - seen < LOOKED_AT:
+    def _current_load(self, steady: int) -> float:
+        load, read_at = self._last_load
+        if read_at is None or not 0 <= steady - read_at < LOOKED_AT:
             load = self._load()
-            self._load_seen = load, steady
+            self._last_load = load, steady
         return load
 
-    def _terms(self, quotas: Mapping[str, int]) -> Terms:
+    def _for_quotas(self, quotas: Mapping[str, int]) -> Terms:
         key = tuple(quotas[tier.name] for tier in self._plan.tiers)
-        found = self._made.get(key)
+        found = self._built.get(key)
         if found is None:
-            found = self._made[key] = self._make(self._plan.limits(quotas))
+            found = self._built[key] = self._build(self._plan.limits(quotas))
         return found
 
-    def _make(self, limits: tuple[Limit, ...]) -> Terms:
-        policy = Policy(self._name, limits, on_store_error=self._mode)
-        places = tuple(i for i, limit in enumerate(limits) if period_of(limit.name) in SHORT)
-        short = tuple(limits[place] for place in places)
+    def _build(self, limits: tuple[Limit, ...]) -> Terms:
+        policy = Policy(self._name, limits, on_store_error=self._on_store_error)
+        indexes = tuple(index for index, limit in enumerate(limits) if period_of(limit.name) in SHORT_TERM)
+        short_term = tuple(limits[index] for index in indexes)
         return Terms(
             policy,
-            Policy(self._name, vast(limits), on_store_error=self._mode),
-            Policy(self._name, short) if short else None,
-            Policy(self._name, vast(short)) if short else None,
-            places,
+            Policy(self._name, without_quotas(limits), on_store_error=self._on_store_error),
+            Policy(self._name, short_term) if short_term else None,
+            Policy(self._name, without_quotas(short_term)) if short_term else None,
+            indexes,
             frozenset(limit.unit for limit in limits),
-            next((limit.quota for limit in limits if limit.unit == SLOTS), 0),
+            next((limit.quota for limit in limits if limit.unit == SLOTS_UNIT), 0),
         )
 
 
-def vast(limits: tuple[Limit, ...]) -> tuple[Limit, ...]:
-    """Give limits that keep the same states and refuse nothing."""
+def without_quotas(limits: tuple[Limit, ...]) -> tuple[Limit, ...]:
+    """Return limits that use the same states and deny nothing."""
     return tuple(replace(limit, quota=MAX, burst=0) for limit in limits)
 
 
 def machine_load() -> float:
-    """Tell the machine's load of the last minute, for each of its processors."""
+    """Return the machine's load average of the last minute, divided by its processors."""
     if not hasattr(os, "getloadavg"):
         return 0.0
     return os.getloadavg()[0] / (os.cpu_count() or 1)
 
 
 def period_of(limit: str) -> str:
-    """Name the period of a limit: `day` of `day:tokens<1`."""
+    """Return the period in the name of a limit: `day` for `day:tokens<1`."""
     return limit.partition("<")[0].partition(":")[0]

@@ -1,11 +1,11 @@
-"""`tidegate acquire`: ask a running service for permits; the exit code says whether there were any."""
+"""`tidegate acquire`: take permits from a running service; the exit code says whether the call was allowed."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from tidegate.cli import DENIED, OK
-from tidegate.cli.asking import add_service, add_subject, cost_of, key_of, open_client
+from tidegate.cli.asking import add_key_arguments, add_service_options, open_client, read_cost, read_key
 
 if TYPE_CHECKING:
     import argparse
@@ -13,31 +13,31 @@ if TYPE_CHECKING:
     from tidegate.cli.say import Say
     from tidegate.service.client import Answer
 
-HELP = "take permits of a running service, waiting for them if asked to"
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the key, the cost, the time to wait, and the service."""
+    add_key_arguments(parser)
+    parser.add_argument("--cost", default="1", metavar="COST", help="an integer, or units as in tokens=100 (1)")
+    parser.add_argument("--wait", type=float, default=0.0, metavar="SECONDS", help="how long to wait for permits (0)")
+    add_service_options(parser)
 
 
-def options(parser: argparse.ArgumentParser) -> None:
-    """Take whom it is about, and what it costs."""
-    add_subject(parser)
-    parser.add_argument("--cost", default="1", metavar="COST", help="a number, or units as in tokens=100 (1)")
-    parser.add_argument("--wait", type=float, default=0.0, metavar="SECONDS", help="how long to wait for a permit (0)")
-    add_service(parser)
-
-
-def run(args: argparse.Namespace, say: Say) -> int:
-    """Ask."""
+def run(args: argparse.Namespace, output: Say) -> int:
+    """Take the permits, and write the decision."""
     with open_client(args) as client:
-        answer = client.acquire(args.policy, key_of(args), cost_of(args.cost), wait=args.wait)
-    return told(answer, say)
+        decision = client.acquire(args.policy, read_key(args), read_cost(args.cost), wait=args.wait)
+    return write_decision(decision, output)
 
 
-def told(answer: Answer, say: Say) -> int:
-    """Say what was answered."""
-    if answer.allowed:
-        say.line(f"allowed, {answer.remaining} left", "green")
-    elif answer.retry_after is None:
-        say.line(f"denied by {', '.join(answer.violated)}: more than it can ever hold", "red")
+def write_decision(decision: Answer, output: Say) -> int:
+    """Write a decision of the service, and return the exit code."""
+    if decision.allowed:
+        output.write_line(f"allowed, {decision.remaining} left", "green")
     else:
-        say.line(f"denied by {', '.join(answer.violated)}, try again in {answer.retry_after:g} s", "red")
-    say.data(answer.raw)
-    return OK if answer.allowed else DENIED
+        denied = f"denied by {', '.join(decision.violated)}"
+        if decision.retry_after is None:
+            output.write_line(f"{denied}: the cost is more than the limit can ever allow", "red")
+        else:
+            output.write_line(f"{denied}, try again in {decision.retry_after:g} s", "red")
+    output.write_json(decision.raw)
+    return OK if decision.allowed else DENIED

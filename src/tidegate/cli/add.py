@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tidegate.cli.start import add_data
+from tidegate.cli.start import add_data_option
 from tidegate.outbound.sources.control import ask
 from tidegate.outbound.sources.source import read_source
 
@@ -14,19 +14,17 @@ if TYPE_CHECKING:
 
     from tidegate.cli.say import Say
 
-HELP = "add a source to the running service"
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the file of the source, and the data folder of the service."""
+    parser.add_argument("source", type=Path, metavar="FILE", help="the YAML file of the source")
+    add_data_option(parser)
 
 
-def options(parser: argparse.ArgumentParser) -> None:
-    """Take the source's file and the service's folder."""
-    parser.add_argument("source", type=Path, metavar="FILE", help="the source's YAML file")
-    add_data(parser)
-
-
-def run(args: argparse.Namespace, say: Say) -> int:
-    """Check the file, and send it."""
+def run(args: argparse.Namespace, output: Say) -> int:
+    """Check the file, and send it to the service."""
     read_source(args.source)
-    said = ask(args.data, verb="add", text=args.source.read_text(encoding="utf-8"), file=str(args.source))
-    say.line(said["says"])
-    say.data(said)
+    reply = ask(args.data, verb="add", text=args.source.read_text(encoding="utf-8"), file=str(args.source))
+    output.write_line(reply["says"])
+    output.write_json(reply)
     return 0

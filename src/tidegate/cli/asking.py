@@ -1,4 +1,4 @@
-"""What the commands that ask a running service share: where it is, the token, whom it is about."""
+"""Arguments that all commands for a running service share: its URL, the token, the policy and the key."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ if TYPE_CHECKING:
 DEFAULT = "http://127.0.0.1:8080"
 
 
-def add_service(parser: argparse.ArgumentParser) -> None:
-    """Take where the service is."""
-    parser.add_argument("--url", metavar="URL", help=f"where the service is (TIDEGATE_URL, or {DEFAULT})")
+def add_service_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options that say where the service is, and with which token to call it."""
+    parser.add_argument("--url", metavar="URL", help=f"the URL of the service (TIDEGATE_URL, or {DEFAULT})")
     parser.add_argument(
-        "--token-file", type=Path, metavar="FILE", help="a file that holds the token (or TIDEGATE_TOKEN)"
+        "--token-file", type=Path, metavar="FILE", help="a file that contains the token (or TIDEGATE_TOKEN)"
     )
 
 
-def add_subject(parser: argparse.ArgumentParser) -> None:
-    """Take whom it is about."""
+def add_key_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the policy and the key."""
     parser.add_argument("policy", metavar="POLICY")
-    parser.add_argument("key", nargs="+", metavar="KEY", help="the key; several words are its parts")
+    parser.add_argument("key", nargs="+", metavar="KEY", help="the key; several words are the parts of one key")
 
 
 def open_client(args: argparse.Namespace) -> Client:
-    """Make a client for the service that is meant."""
+    """Open a client for the service that the arguments or the environment name."""
     token = os.environ.get("TIDEGATE_TOKEN") or None
     if args.token_file is not None:
         try:
@@ -41,16 +41,16 @@ def open_client(args: argparse.Namespace) -> Client:
     return Client(args.url or os.environ.get("TIDEGATE_URL") or DEFAULT, token=token)
 
 
-def key_of(args: argparse.Namespace) -> str | tuple[str, ...]:
-    """Give the key that was written."""
+def read_key(args: argparse.Namespace) -> str | tuple[str, ...]:
+    """Return the key: one string, or its parts."""
     return tuple(args.key) if len(args.key) > 1 else str(args.key[0])
 
 
-def cost_of(text: str) -> Any:  # noqa: ANN401 - a number, or a number for each unit
-    """Read a cost: 3, or tokens=100,requests=1."""
+def read_cost(text: str) -> Any:  # noqa: ANN401 - an integer, or an integer for each unit
+    """Read a cost such as 3, or tokens=100,requests=1."""
     if text.isdecimal():
         return int(text)
     pairs = [pair.partition("=") for pair in text.split(",")]
     if not all(unit.strip() and amount.strip().isdecimal() for unit, _, amount in pairs):
-        raise ConfigError(f"expected a number, or units such as tokens=100,requests=1, not {text}", field="--cost")
+        raise ConfigError(f"expected an integer, or units such as tokens=100,requests=1, not {text}", field="--cost")
     return {unit.strip(): int(amount) for unit, _, amount in pairs}

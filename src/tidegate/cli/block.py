@@ -1,11 +1,11 @@
-"""`tidegate block`: deny a key for a while, whatever its limits say."""
+"""`tidegate block`: deny every call of a key for a while."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tidegate.cli.asking import add_service, key_of, open_client
-from tidegate.cli.budget import duration
+from tidegate.cli.asking import add_service_options, open_client, read_key
+from tidegate.cli.budget import format_duration
 from tidegate.core.bounds import SECOND
 from tidegate.core.limit import parse_period
 from tidegate.errors import ConfigError
@@ -16,51 +16,49 @@ if TYPE_CHECKING:
     from tidegate.cli.say import Say
     from tidegate.service.client import Client
 
-HELP = "deny a key for a while, whatever its limits say; without a key: list the blocks (needs the admin token)"
 
-
-def options(parser: argparse.ArgumentParser) -> None:
-    """Take whom to block, and for how long."""
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the key to block, and for how long."""
     parser.add_argument("policy", nargs="?", metavar="POLICY")
-    parser.add_argument("key", nargs="*", metavar="KEY", help="the key; several words are its parts")
-    parser.add_argument("--for", default="1h", metavar="TIME", dest="lasting", help="how long, as in 10m (1h)")
-    parser.add_argument("--remove", action="store_true", help="deny it no longer")
-    add_service(parser)
+    parser.add_argument("key", nargs="*", metavar="KEY", help="the key; several words are the parts of one key")
+    parser.add_argument("--for", default="1h", metavar="TIME", dest="duration", help="how long, as in 10m (1h)")
+    parser.add_argument("--remove", action="store_true", help="remove the block of the key")
+    add_service_options(parser)
 
 
-def run(args: argparse.Namespace, say: Say) -> int:
-    """Block, unblock or list."""
+def run(args: argparse.Namespace, output: Say) -> int:
+    """Block a key, remove its block, or list all blocks."""
     if args.policy is not None and not args.key:
-        raise ConfigError("name a key of the policy too, or neither, to list the blocks", field="KEY")
+        raise ConfigError("expected a key after the policy; leave out both to list the blocked keys", field="KEY")
     with open_client(args) as client:
         if args.policy is None:
-            listed(client, say)
+            list_blocks(client, output)
         elif args.remove:
-            client.unblock(args.policy, key_of(args))
-            say.line(f"{args.policy}: {' '.join(args.key)} is not blocked")
-            say.data({"ok": True})
+            client.unblock(args.policy, read_key(args))
+            output.write_line(f"{args.policy}: {' '.join(args.key)} is not blocked")
+            output.write_json({"ok": True})
         else:
-            seconds = seconds_of(args.lasting)
-            client.block(args.policy, key_of(args), seconds)
-            say.line(f"{args.policy}: {' '.join(args.key)} is blocked for {duration(seconds)}", "red")
-            say.data({"ok": True, "seconds": seconds})
+            seconds = read_seconds(args.duration)
+            client.block(args.policy, read_key(args), seconds)
+            output.write_line(f"{args.policy}: {' '.join(args.key)} is blocked for {format_duration(seconds)}", "red")
+            output.write_json({"ok": True, "seconds": seconds})
     return 0
 
 
-def listed(client: Client, say: Say) -> None:
-    """List the blocks."""
+def list_blocks(client: Client, output: Say) -> None:
+    """List the blocked keys."""
     blocks = client.blocks()
     for block in blocks:
         key = block["key"] if isinstance(block["key"], str) else " ".join(block["key"])
-        say.line(f"{block['policy']}: {say.clean(key)}, for another {duration(block['seconds'])}")
+        output.write_line(f"{block['policy']}: {output.clean(key)}, for another {format_duration(block['seconds'])}")
     if not blocks:
-        say.line("nobody is blocked", "dim")
-    say.data({"blocks": blocks})
+        output.write_line("no key is blocked", "dim")
+    output.write_json({"blocks": blocks})
 
 
-def seconds_of(text: str) -> float:
-    """Read a time such as 10m, or a number of seconds."""
+def read_seconds(text: str) -> float:
+    """Read a duration such as 10m, or a number of seconds."""
     try:
         return parse_period(float(text) if text.replace(".", "", 1).isdecimal() else text) / SECOND
     except ConfigError:
-        raise ConfigError(f"expected a time such as 10m or 1h, not {text}", field="--for") from None
+        raise ConfigError(f"expected a duration such as 10m or 1h, not {text}", field="--for") from None

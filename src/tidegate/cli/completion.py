@@ -1,7 +1,7 @@
-"""`tidegate completion`: a script that lets a shell complete commands, options and their words.
+"""`tidegate completion`: print a script that completes commands, options and their values in a shell.
 
-It is made from the parser itself, so it knows what the commands know. Install it with
-`tidegate completion bash > ~/.local/share/bash-completion/completions/tidegate`, or the like.
+The script is generated from the parser, so it is always complete. Install it, for example, with
+`tidegate completion bash > ~/.local/share/bash-completion/completions/tidegate`.
 """
 
 from __future__ import annotations
@@ -9,19 +9,18 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from tidegate.cli import COMMANDS, parser_of
+from tidegate.cli import COMMANDS, build_parser
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from tidegate.cli.say import Say
 
-HELP: Final = "print a script that completes commands and options in your shell"
-FILES: Final = ("FILE", "DIR", "PATH")  # what an option takes that is a name of a file
+FILES: Final = ("FILE", "DIR", "PATH")  # metavars of options that take the name of a file
 
 
 class Option(NamedTuple):
-    """An option of a command: its flags, what it is for, and what may follow it."""
+    """An option of a command: its flags, its help, and the values it takes."""
 
     flags: tuple[str, ...]
     help: str
@@ -30,40 +29,40 @@ class Option(NamedTuple):
 
 
 class Command(NamedTuple):
-    """A command as a shell needs it."""
+    """A command, with what a shell needs to complete it."""
 
     name: str
     help: str
     options: tuple[Option, ...]
-    choices: tuple[str, ...]  # of its first argument
+    choices: tuple[str, ...]  # values of its first argument
 
 
-def options(parser: argparse.ArgumentParser) -> None:
-    """Take the shell."""
-    parser.add_argument("shell", choices=sorted(SHELLS), help="whose script")
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the shell."""
+    parser.add_argument("shell", choices=sorted(SHELLS), help="the shell to print the script for")
 
 
-def run(args: argparse.Namespace, say: Say) -> int:
-    """Print the script."""
-    script = SHELLS[args.shell](list(commands()))
-    say.line(script.rstrip("\n"))
-    say.data({"shell": args.shell, "script": script})
+def run(args: argparse.Namespace, output: Say) -> int:
+    """Write the script."""
+    script = SHELLS[args.shell](list(read_commands()))
+    output.write_line(script.rstrip("\n"))
+    output.write_json({"shell": args.shell, "script": script})
     return 0
 
 
-def commands() -> Iterator[Command]:
-    """Read every command off the parser."""
-    parser = parser_of(tuple(COMMANDS))
-    children = next(a for a in parser._actions if isinstance(a, argparse._SubParsersAction))  # noqa: SLF001 - no other way to look
+def read_commands() -> Iterator[Command]:
+    """Read every command from the parser."""
+    parser = build_parser(tuple(COMMANDS))
+    children = next(a for a in parser._actions if isinstance(a, argparse._SubParsersAction))  # noqa: SLF001 - argparse has no public list
     for name, child in sorted(children.choices.items()):
-        found = [action for action in child._actions if action.option_strings]  # noqa: SLF001 - as above
-        free = [action for action in child._actions if not action.option_strings]  # noqa: SLF001 - as above
-        choices = next((tuple(map(str, action.choices)) for action in free if action.choices), ())
-        yield Command(name, COMMANDS[name], tuple(map(described, found)), choices)
+        options = [action for action in child._actions if action.option_strings]  # noqa: SLF001 - as above
+        arguments = [action for action in child._actions if not action.option_strings]  # noqa: SLF001 - as above
+        choices = next((tuple(map(str, action.choices)) for action in arguments if action.choices), ())
+        yield Command(name, COMMANDS[name], tuple(map(read_option, options)), choices)
 
 
-def described(action: argparse.Action) -> Option:
-    """Describe an option."""
+def read_option(action: argparse.Action) -> Option:
+    """Read an option of a command."""
     takes = "nothing" if action.nargs == 0 else "files" if str(action.metavar) in FILES else "other"
     help_ = (action.help or "").replace("%%", "%")
     return Option(tuple(action.option_strings), help_, takes, tuple(map(str, action.choices or ())))
@@ -72,8 +71,8 @@ def described(action: argparse.Action) -> Option:
 # ---- the shells ------------------------------------------------------------------------------------------------------
 
 
-def bash(found: list[Command]) -> str:
-    """Write for bash; older ones than 4 included."""
+def bash_script(commands: list[Command]) -> str:
+    """Write the script for bash, including versions before 4."""
     lines = [
         "# bash completion for tidegate",
         "_tidegate_files() { local IFS=$'\\n'; COMPREPLY=($(compgen -f -- \"$word\")); }  # names may have spaces",
@@ -84,32 +83,32 @@ def bash(found: list[Command]) -> str:
         "    done",
         '    case "$command $before" in',
     ]
-    for command in found:
+    for command in commands:
         for option in command.options:
             patterns = "|".join(f'"{command.name} {flag}"' for flag in option.flags)
             if option.choices:
-                lines.append(f"        {patterns}) {words(option.choices)}; return ;;")
+                lines.append(f"        {patterns}) {compgen(option.choices)}; return ;;")
             elif option.takes == "other":
                 lines.append(f"        {patterns}) COMPREPLY=(); return ;;")
             elif option.takes == "files":
                 lines.append(f"        {patterns}) _tidegate_files; return ;;")
-    lines += ["    esac", '    case "$command" in', f'        "") {words(("--help", "--version", *COMMANDS))} ;;']
-    for command in found:
+    lines += ["    esac", '    case "$command" in', f'        "") {compgen(("--help", "--version", *COMMANDS))} ;;']
+    for command in commands:
         flags = [flag for option in command.options for flag in option.flags]
-        rest = words(command.choices) if command.choices else "_tidegate_files"
-        lines.append(f'        {command.name}) case "$word" in -*) {words(flags)} ;; *) {rest} ;; esac ;;')
+        rest = compgen(command.choices) if command.choices else "_tidegate_files"
+        lines.append(f'        {command.name}) case "$word" in -*) {compgen(flags)} ;; *) {rest} ;; esac ;;')
     return "\n".join([*lines, "    esac", "}", "complete -o filenames -F _tidegate tidegate", ""])
 
 
-def words(choices: tuple[str, ...] | list[str]) -> str:
-    """Write that one of these words is meant."""
+def compgen(choices: tuple[str, ...] | list[str]) -> str:
+    """Write the bash command that completes one of these words."""
     return f'COMPREPLY=($(compgen -W "{" ".join(choices)}" -- "$word"))'
 
 
-def zsh(found: list[Command]) -> str:
-    """Write for zsh."""
+def zsh_script(commands: list[Command]) -> str:
+    """Write the script for zsh."""
     lines = ["#compdef tidegate", "_tidegate() {", "    local -a commands", "    commands=("]
-    lines += [f"        {quoted(f'{command.name}:{command.help}')}" for command in found]
+    lines += [f"        {quote(f'{command.name}:{command.help}')}" for command in commands]
     lines += [
         "    )",
         "    if (( CURRENT == 2 )); then",
@@ -118,46 +117,46 @@ def zsh(found: list[Command]) -> str:
         "    fi",
     ]
     lines += ['    case "$words[2]" in']
-    for command in found:
+    for command in commands:
         specs = [spec for option in command.options for spec in zsh_specs(option)]
         rest = f"1: :({' '.join(command.choices)})" if command.choices else "*:file:_files"
         lines.append(
-            f"        {command.name}) shift words; (( CURRENT-- )); _arguments {' '.join(specs)} {quoted(rest)} ;;"
+            f"        {command.name}) shift words; (( CURRENT-- )); _arguments {' '.join(specs)} {quote(rest)} ;;"
         )
     return "\n".join([*lines, "    esac", "}", "compdef _tidegate tidegate", ""])
 
 
 def zsh_specs(option: Option) -> Iterator[str]:
-    """Write an option for zsh's _arguments."""
-    about = option.help.replace("[", "(").replace("]", ")").replace(":", "\\:")
-    after = {"nothing": "", "files": ":file:_files", "other": ":value: "}[option.takes]
+    """Write the arguments of zsh's _arguments for an option."""
+    description = option.help.replace("[", "(").replace("]", ")").replace(":", "\\:")
+    value = {"nothing": "", "files": ":file:_files", "other": ":value: "}[option.takes]
     if option.choices:
-        after = f":value:({' '.join(option.choices)})"
+        value = f":value:({' '.join(option.choices)})"
     for flag in option.flags:
-        yield quoted(f"*{flag}[{about}]{after}")
+        yield quote(f"*{flag}[{description}]{value}")
 
 
-def fish(found: list[Command]) -> str:
-    """Write for fish."""
+def fish_script(commands: list[Command]) -> str:
+    """Write the script for fish."""
     lines = ["# fish completion for tidegate", "complete -c tidegate -f"]
-    for command in found:
-        lines.append(f"complete -c tidegate -n __fish_use_subcommand -a {command.name} -d {quoted(command.help)}")
-        seen = f"-n {quoted(f'__fish_seen_subcommand_from {command.name}')}"
+    for command in commands:
+        lines.append(f"complete -c tidegate -n __fish_use_subcommand -a {command.name} -d {quote(command.help)}")
+        seen = f"-n {quote(f'__fish_seen_subcommand_from {command.name}')}"
         if command.choices:
-            lines.append(f"complete -c tidegate {seen} -a {quoted(' '.join(command.choices))}")
+            lines.append(f"complete -c tidegate {seen} -a {quote(' '.join(command.choices))}")
         else:
             lines.append(f"complete -c tidegate {seen} -F")
         for option in command.options:
             flags = " ".join(f"-l {flag[2:]}" if flag.startswith("--") else f"-s {flag[1:]}" for flag in option.flags)
             takes = {"nothing": "", "files": " -r -F", "other": " -x"}[option.takes]
-            choices = f" -a {quoted(' '.join(option.choices))}" if option.choices else ""
-            lines.append(f"complete -c tidegate {seen} {flags}{takes}{choices} -d {quoted(option.help)}")
+            choices = f" -a {quote(' '.join(option.choices))}" if option.choices else ""
+            lines.append(f"complete -c tidegate {seen} {flags}{takes}{choices} -d {quote(option.help)}")
     return "\n".join([*lines, ""])
 
 
-def quoted(text: str) -> str:
-    """Quote a text for a shell; all three understand single quotes, closed around one inside."""
+def quote(text: str) -> str:
+    """Quote a string for a shell. All three shells support single quotes that are closed around an inner quote."""
     return "'" + text.replace("'", "'\\''") + "'"
 
 
-SHELLS: Final = {"bash": bash, "zsh": zsh, "fish": fish}
+SHELLS: Final = {"bash": bash_script, "zsh": zsh_script, "fish": fish_script}

@@ -12,11 +12,11 @@ if TYPE_CHECKING:
     from tidegate.cli.say import Say
 
 
-def options(parser: argparse.ArgumentParser) -> None:
-    """Take no options."""
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add no options."""
 
 
-def run(_args: argparse.Namespace, say: Say) -> int:
-    """Play the demonstration."""
-    say.data(demo.main(say.line) if say.as_json else demo.main())
+def run(_args: argparse.Namespace, output: Say) -> int:
+    """Run the demonstration."""
+    output.write_json(demo.main(output.write_line) if output.as_json else demo.main())
     return 0

@@ -1,11 +1,11 @@
-"""`tidegate doctor`: whether a deployment is well, and what to do where it is not."""
+"""`tidegate doctor`: check a deployment, and print how to fix problems."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from tidegate.cli import DENIED, OK
-from tidegate.cli.start import add_settings, settings_of
+from tidegate.cli.start import add_settings_options, read_settings
 from tidegate.errors import ConfigError
 from tidegate.service.doctor import Finding, examine
 
@@ -14,35 +14,34 @@ if TYPE_CHECKING:
 
     from tidegate.cli.say import Say
 
-HELP = "check a deployment, and say what to do"
 SIGNS = {"well": ("✓", "green"), "note": ("!", "yellow"), "wrong": ("✗", "red")}
 
 
-def options(parser: argparse.ArgumentParser) -> None:
-    """Take what `start` takes."""
-    add_settings(parser)
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `start`, and the proxies that the application trusts."""
+    add_settings_options(parser)
     parser.add_argument(
         "--trusted-proxy",
         action="append",
         default=[],
         metavar="ADDRESS",
-        help="one that your application trusts, as in its trusted_proxies (may be repeated)",
+        help="an address that your application trusts, as in its trusted_proxies (may be repeated)",
     )
 
 
-def run(args: argparse.Namespace, say: Say) -> int:
-    """Examine, and tell; 1 if something is wrong."""
+def run(args: argparse.Namespace, output: Say) -> int:
+    """Check the deployment, and write the findings; returns 1 if there is a problem."""
     try:
-        findings = examine(settings_of(args), args.trusted_proxy)
+        findings = examine(read_settings(args), args.trusted_proxy)
     except ConfigError as error:
-        findings = [Finding("wrong", f"the settings cannot be used: {error}", "correct that, and ask again")]
+        findings = [Finding("wrong", f"the settings are wrong: {error}", "correct them, and run the command again")]
     for finding in findings:
         sign, colour = SIGNS[finding.level]
-        say.line(f"{say.style(sign, colour)} {finding.what}")
+        output.write_line(f"{output.style(sign, colour)} {finding.what}")
         if finding.to_do:
-            say.line(f"    {finding.to_do}", "dim")
+            output.write_line(f"    {finding.to_do}", "dim")
     count = sum(finding.level == "wrong" for finding in findings)
-    things = f"{count} thing{'' if count == 1 else 's'}"
-    say.line(f"{things} to put right" if count else "nothing is wrong", "red" if count else "green")
-    say.data({"well": not count, "findings": [finding._asdict() for finding in findings]})
+    problems = f"{count} problem{'' if count == 1 else 's'} to fix"
+    output.write_line(problems if count else "no problems found", "red" if count else "green")
+    output.write_json({"well": not count, "findings": [finding._asdict() for finding in findings]})
     return DENIED if count else OK

@@ -1,28 +1,26 @@
-"""`tidegate peek`: what a running service would answer, without taking anything."""
+"""`tidegate peek`: show what a running service would decide, without taking permits."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tidegate.cli.acquire import told
-from tidegate.cli.asking import add_service, add_subject, cost_of, key_of, open_client
+from tidegate.cli.acquire import write_decision
+from tidegate.cli.asking import add_key_arguments, add_service_options, open_client, read_cost, read_key
 
 if TYPE_CHECKING:
     import argparse
 
     from tidegate.cli.say import Say
 
-HELP = "ask what a running service would answer, and change nothing"
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the key, the cost, and the service."""
+    add_key_arguments(parser)
+    parser.add_argument("--cost", default="1", metavar="COST", help="an integer, or units as in tokens=100 (1)")
+    add_service_options(parser)
 
 
-def options(parser: argparse.ArgumentParser) -> None:
-    """Take whom it is about, and what it would cost."""
-    add_subject(parser)
-    parser.add_argument("--cost", default="1", metavar="COST", help="a number, or units as in tokens=100 (1)")
-    add_service(parser)
-
-
-def run(args: argparse.Namespace, say: Say) -> int:
-    """Ask."""
+def run(args: argparse.Namespace, output: Say) -> int:
+    """Call the service, and write the decision."""
     with open_client(args) as client:
-        return told(client.peek(args.policy, key_of(args), cost_of(args.cost)), say)
+        return write_decision(client.peek(args.policy, read_key(args), read_cost(args.cost)), output)

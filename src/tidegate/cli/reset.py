@@ -1,29 +1,27 @@
-"""`tidegate reset`: forget what a key has used."""
+"""`tidegate reset`: reset the usage of a key."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tidegate.cli.asking import add_service, add_subject, key_of, open_client
+from tidegate.cli.asking import add_key_arguments, add_service_options, open_client, read_key
 
 if TYPE_CHECKING:
     import argparse
 
     from tidegate.cli.say import Say
 
-HELP = "forget what a key has used (needs the admin token)"
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the key and the service."""
+    add_key_arguments(parser)
+    add_service_options(parser)
 
 
-def options(parser: argparse.ArgumentParser) -> None:
-    """Take whom it is about."""
-    add_subject(parser)
-    add_service(parser)
-
-
-def run(args: argparse.Namespace, say: Say) -> int:
-    """Ask."""
+def run(args: argparse.Namespace, output: Say) -> int:
+    """Reset the key."""
     with open_client(args) as client:
-        client.reset(args.policy, key_of(args))
-    say.line(f"{args.policy}: {' '.join(args.key)} starts afresh")
-    say.data({"ok": True})
+        client.reset(args.policy, read_key(args))
+    output.write_line(f"{args.policy}: the usage of {' '.join(args.key)} is reset")
+    output.write_json({"ok": True})
     return 0

@@ -1,4 +1,4 @@
-"""How commands answer: text with colours on a terminal, plain text in a pipe, JSON when asked."""
+"""The output of commands: text with colours on a terminal, plain text in a pipe, JSON with --json."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ STYLES: Final = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": 
 
 
 class Say:
-    """Prints what a command has to say."""
+    """Writes the output of a command."""
 
     def __init__(self, *, as_json: bool = False) -> None:
         self.as_json = as_json
@@ -19,34 +19,34 @@ class Say:
         self.colours = self.live and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"
 
     def style(self, text: str, *styles: str) -> str:
-        """Colour a text, if the terminal shows colours."""
+        """Colour text, if the terminal shows colours."""
         codes = ";".join(STYLES[style] for style in styles)
         return f"\x1b[{codes}m{text}\x1b[0m" if self.colours and codes else text
 
-    def line(self, text: str = "", *styles: str) -> None:
-        """Print a line, unless the answer is JSON."""
+    def write_line(self, text: str = "", *styles: str) -> None:
+        """Write a line, unless the output is JSON."""
         if not self.as_json:
             print(self.style(text, *styles), flush=True)
 
     @staticmethod
-    def clean(text: str, longest: int = 60) -> str:
-        """Show what somebody else wrote without letting it steer the terminal."""
-        shown = "".join(sign if sign.isprintable() else "?" for sign in text)
-        return shown if len(shown) <= longest else shown[: longest - 1] + "…"
+    def clean(text: str, max_length: int = 60) -> str:
+        """Replace control characters, so that text from elsewhere cannot control the terminal, and shorten it."""
+        shown = "".join(character if character.isprintable() else "?" for character in text)
+        return shown if len(shown) <= max_length else shown[: max_length - 1] + "…"
 
-    def data(self, value: object) -> None:
-        """Print the answer as JSON, if that was asked for."""
+    def write_json(self, value: object) -> None:
+        """Write a value as JSON, if the output is JSON."""
         if self.as_json:
             print(json.dumps(value, indent=2 if sys.stdout.isatty() else None), flush=True)
 
-    def error(self, text: str) -> None:
-        """Say on standard error what went wrong."""
+    def write_error(self, text: str) -> None:
+        """Write an error to standard error."""
         if self.as_json:
             print(json.dumps({"error": text}), file=sys.stderr, flush=True)
         else:
             print(f"tidegate: {text}", file=sys.stderr, flush=True)
 
-    def bar(self, used: int, quota: int, width: int = 30) -> str:
+    def draw_bar(self, used: int, quota: int, width: int = 30) -> str:
         """Draw how much of a quota is used."""
         filled = min(width, -(-used * width // quota)) if quota > 0 else width
         share = used / quota if quota > 0 else 1.0

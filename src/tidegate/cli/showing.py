@@ -1,4 +1,4 @@
-"""How `tidegate start --demo` shows the service: in a folder of its own, on a free port, in a browser if it can."""
+"""Runs `tidegate start --demo`: the service in a temporary folder, on a free port, with the dashboard in a browser."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tidegate.cli.start import greet, serve, settings_of
+from tidegate.cli.start import read_settings, serve, write_started
 from tidegate.errors import ConfigError
 from tidegate.service.server import take_addresses
 
@@ -24,27 +24,28 @@ if TYPE_CHECKING:
     from tidegate.service.settings import Settings
 
 
-def show(args: argparse.Namespace, say: Say) -> None:
-    """Run a demonstration until Ctrl-C; nothing is left of it."""
+def run_demo(args: argparse.Namespace, output: Say) -> None:
+    """Run a demonstration until Ctrl-C; its folder is removed afterwards."""
     if args.config is not None:
         args.config = str(Path(args.config).absolute())
 
-    def ready(settings: Settings, parts: Parts | None) -> None:
-        greet(settings, parts, say)
-        say.line(f"\n  The dashboard: http://{settings.listen}/\n", "bold", "green")
-        say.line("Ctrl-C ends the demonstration.", "dim")
-        if say.live and has_display():
+    def ready(settings: Settings, components: Parts | None) -> None:
+        write_started(settings, components, output)
+        output.write_line(f"\n  The dashboard: http://{settings.listen}/\n", "bold", "green")
+        output.write_line("Ctrl-C ends the demonstration.", "dim")
+        if output.live and has_display():
             webbrowser.open(f"http://{settings.listen}/")
 
     with tempfile.TemporaryDirectory(prefix="tidegate-demo-") as folder, chdir(folder):
-        settings = settings_of(args)
-        # Who is denied is to be seen on the page, not in the terminal.
-        serve(free(replace(settings, demo=not args.no_demo_traffic)), ready, level=logging.ERROR)
-    say.line("stopped")
+        settings = read_settings(args)
+        # Denials are shown on the dashboard, not in the terminal.
+        settings = with_free_port(replace(settings, demo=not args.no_demo_traffic))
+        serve(settings, ready, level=logging.ERROR)
+    output.write_line("stopped")
 
 
-def free(settings: Settings) -> Settings:
-    """Choose another port where the usual one is taken, unless it was asked for."""
+def with_free_port(settings: Settings) -> Settings:
+    """Choose another port if the default one is in use, unless an option or a variable set it."""
     try:
         return take_addresses(settings)
     except ConfigError:
@@ -54,5 +55,5 @@ def free(settings: Settings) -> Settings:
 
 
 def has_display() -> bool:
-    """Tell whether a browser would have a window."""
+    """Return whether a browser can open a window."""
     return sys.platform in ("darwin", "win32") or any(name in os.environ for name in ("DISPLAY", "WAYLAND_DISPLAY"))

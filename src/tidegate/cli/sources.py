@@ -1,11 +1,11 @@
-"""`tidegate sources`: what a running service fetches, and what came of it."""
+"""`tidegate sources`: list the sources of a running service, with their results."""
 
 from __future__ import annotations
 
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from tidegate.cli.start import add_data
+from tidegate.cli.start import add_data_option
 from tidegate.core.bounds import SECOND
 from tidegate.outbound.sources.control import ask
 
@@ -14,37 +14,36 @@ if TYPE_CHECKING:
 
     from tidegate.cli.say import Say
 
-HELP = "list the sources of the running service"
 COLUMNS = ("name", "provider", "next run", "last result", "ok", "failed", "skipped", "requeued")
 
 
-def options(parser: argparse.ArgumentParser) -> None:
-    """Take the service's folder."""
-    add_data(parser)
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the data folder of the service."""
+    add_data_option(parser)
 
 
-def run(args: argparse.Namespace, say: Say) -> int:
-    """Show a table."""
-    said = ask(args.data, verb="sources")
-    rows = [COLUMNS, *map(row_of, said["sources"])]
+def run(args: argparse.Namespace, output: Say) -> int:
+    """Write the sources as a table."""
+    reply = ask(args.data, verb="sources")
+    rows = [COLUMNS, *map(format_source, reply["sources"])]
     widths = [max(len(row[i]) for row in rows) for i in range(len(COLUMNS))]
     for number, row in enumerate(rows):
         text = "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
-        say.line(text.rstrip(), *(() if number else ("bold",)))
-    for message in said["recovered"]:
-        say.line(message, "yellow")
-    say.data(said)
+        output.write_line(text.rstrip(), *(() if number else ("bold",)))
+    for message in reply["recovered"]:
+        output.write_line(message, "yellow")
+    output.write_json(reply)
     return 0
 
 
-def row_of(source: dict[str, Any]) -> tuple[str, ...]:
-    """Word a source as a row."""
-    state = source["state"] if source["state"] != "idle" else instant(source["due"])
-    last = f"{instant(source['last_at'])} {source['last_result']}" if source["last_at"] else "-"
+def format_source(source: dict[str, Any]) -> tuple[str, ...]:
+    """Return the cells of a source's row."""
+    state = source["state"] if source["state"] != "idle" else format_instant(source["due"])
+    last = f"{format_instant(source['last_at'])} {source['last_result']}" if source["last_at"] else "-"
     counts = (str(source[name]) for name in ("ok", "failed", "skipped", "requeued"))
     return (source["name"], source["provider"] or "unlimited", state, last, *counts)
 
 
-def instant(micros: int) -> str:
-    """Write an instant."""
-    return datetime.fromtimestamp(micros // SECOND, UTC).strftime("%Y-%m-%d %H:%M:%S")
+def format_instant(microseconds: int) -> str:
+    """Write an instant as UTC date and time."""
+    return datetime.fromtimestamp(microseconds // SECOND, UTC).strftime("%Y-%m-%d %H:%M:%S")

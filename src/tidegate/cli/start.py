@@ -1,4 +1,4 @@
-"""`tidegate start`: all of the service in one process: decisions over the network, sources by schedule, a page."""
+"""`tidegate start`: run the service: decisions over the network, scheduled sources, and the dashboard."""
 
 from __future__ import annotations
 
@@ -14,37 +14,35 @@ if TYPE_CHECKING:
     import argparse
 
     from tidegate.cli.say import Say
-    from tidegate.outbound.sources import Service as Sources
+    from tidegate.outbound.sources import Service
     from tidegate.service.parts import Parts
     from tidegate.service.server import Ready
     from tidegate.service.settings import Settings
 
-HELP = "run the service: decisions by HTTP and gRPC, sources within quotas, a dashboard"
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the file, an option for every setting, and the demonstration."""
+    add_settings_options(parser)
+    parser.add_argument("--demo", action="store_true", help="run with demonstration traffic, in a temporary folder")
+    parser.add_argument("--no-demo-traffic", action="store_true", help="with --demo: without simulated clients")
 
 
-def options(parser: argparse.ArgumentParser) -> None:
-    """Take the file, and every setting by flag."""
-    add_settings(parser)
-    parser.add_argument("--demo", action="store_true", help="with demonstration traffic, in a folder that is removed")
-    parser.add_argument("--no-demo-traffic", action="store_true", help="with --demo: nobody asks but you")
-
-
-def add_settings(parser: argparse.ArgumentParser) -> None:
-    """Take the file of a service, and every setting by flag."""
+def add_settings_options(parser: argparse.ArgumentParser) -> None:
+    """Add the file of a service, and an option for every setting."""
     parser.add_argument("config", nargs="?", metavar="FILE", help="the YAML file (or TIDEGATE_CONFIG)")
     parser.add_argument(
         "--policy", action="append", default=[], metavar="NAME=LIMITS", help="a policy, as in 'api=100/1m, 1000/1h'"
     )
     parser.epilog = "Each setting is also read from the environment: TIDEGATE_ and its name in capitals."
     for option in OPTIONS:
-        if not option.secret:  # others on the machine can read a command line
+        if not option.secret:  # other users of the machine can read a command line
             action = "append" if option.many else "store"
             dest = f"set_{option.name}"
             parser.add_argument(option.flag, action=action, metavar=option.metavar, dest=dest, help=option.help)
 
 
-def settings_of(args: argparse.Namespace) -> Settings:
-    """Read the settings that the command line, the environment and the file add up to."""
+def read_settings(args: argparse.Namespace) -> Settings:
+    """Read the settings from the command line, the environment and the file."""
     flags = {option.name: getattr(args, f"set_{option.name}", None) for option in OPTIONS}
     return load_settings(
         args.config or os.environ.get("TIDEGATE_CONFIG") or None,
@@ -54,31 +52,35 @@ def settings_of(args: argparse.Namespace) -> Settings:
     )
 
 
-def add_data(parser: argparse.ArgumentParser) -> None:
-    """Take the folder of a running service's sources."""
+def add_data_option(parser: argparse.ArgumentParser) -> None:
+    """Add the data folder of a running service."""
     default = Path(os.environ.get("TIDEGATE_DATA") or FOLDER)
     parser.add_argument(
-        "--data", type=Path, default=default, metavar="DIR", help=f"the service's folder (TIDEGATE_DATA, or ./{FOLDER})"
+        "--data",
+        type=Path,
+        default=default,
+        metavar="DIR",
+        help=f"the data folder of the service (TIDEGATE_DATA, or ./{FOLDER})",
     )
 
 
-def run(args: argparse.Namespace, say: Say) -> int:
-    """Run until SIGTERM or Ctrl-C."""
+def run(args: argparse.Namespace, output: Say) -> int:
+    """Run the service until SIGTERM or Ctrl-C."""
     if args.demo:
-        from tidegate.cli.showing import show  # noqa: PLC0415 - hardly anybody needs it
+        from tidegate.cli.showing import run_demo  # noqa: PLC0415 - rarely needed
 
-        show(args, say)
+        run_demo(args, output)
     else:
-        wanted = settings_of(args)
-        serve(wanted, lambda settings, parts: greet(settings, parts, say))
-        if wanted.fetches:
-            say.line("stopped; what was not fetched is queued for the next start")
+        requested = read_settings(args)
+        serve(requested, lambda settings, components: write_started(settings, components, output))
+        if requested.fetches:
+            output.write_line("stopped; sources that were not fetched are queued for the next start")
     return 0
 
 
 def serve(settings: Settings, ready: Ready, *, level: int = logging.INFO) -> None:
-    """Serve, with logs, until SIGTERM or Ctrl-C."""
-    from tidegate.service import logs, server  # noqa: PLC0415 - help needs neither
+    """Serve, with logging, until SIGTERM or Ctrl-C."""
+    from tidegate.service import logs, server  # noqa: PLC0415 - not needed for --help
 
     handler = logs.set_up(level=level)
     try:
@@ -87,28 +89,28 @@ def serve(settings: Settings, ready: Ready, *, level: int = logging.INFO) -> Non
         logs.take_down(handler)
 
 
-def greet(settings: Settings, parts: Parts | None, say: Say) -> None:
-    """Say what runs, and where."""
-    sources = None if parts is None else parts.sources
-    if sources is not None:
-        list_sources(sources, say)
-    where = f"http://{settings.listen}"
+def write_started(settings: Settings, components: Parts | None, output: Say) -> None:
+    """Write what runs, and on which addresses."""
+    runner = None if components is None else components.sources
+    if runner is not None:
+        write_sources(runner, output)
+    url = f"http://{settings.listen}"
     grpc = "" if settings.grpc is None else f", for Envoy on {settings.grpc}"
     count = len(settings.rules.entries)
-    say.line(f"answering on {where}{grpc}: {count} policies, store {redact(settings.store)}", "bold")
-    said = {"ready": True, "http": where, "grpc": str(settings.grpc) if settings.grpc else None}
-    if sources is not None:
-        said["providers"] = [provider.name for provider in sources.gate.providers]
-        said["sources"] = sorted(sources.scheduler.sources)
-    say.data(said)
+    output.write_line(f"listening on {url}{grpc}: {count} policies, store {redact(settings.store)}", "bold")
+    status = {"ready": True, "http": url, "grpc": str(settings.grpc) if settings.grpc else None}
+    if runner is not None:
+        status["providers"] = [provider.name for provider in runner.gate.providers]
+        status["sources"] = sorted(runner.scheduler.sources)
+    output.write_json(status)
 
 
-def list_sources(service: Sources, say: Say) -> None:
-    """Say what was loaded, and what each source is limited by."""
-    providers = list(service.gate.providers)
-    sources = service.scheduler.sources.values()
+def write_sources(runner: Service, output: Say) -> None:
+    """Write the providers, and the sources with their limits."""
+    providers = list(runner.gate.providers)
+    sources = runner.scheduler.sources.values()
     for provider in providers:
-        say.line(f"provider {provider}")
+        output.write_line(f"provider {provider}")
     for source in sources:
-        say.line(f"source {source.name}: {source.timetable}, {service.gate.providers.explain(source.url)}")
-    say.line(f"running with {len(providers)} providers and {len(sources)} sources in {service.data}")
+        output.write_line(f"source {source.name}: {source.timetable}, {runner.gate.providers.explain(source.url)}")
+    output.write_line(f"running with {len(providers)} providers and {len(sources)} sources in {runner.data}")

@@ -1,4 +1,4 @@
-"""`tidegate top`: who asks a running service, who is near a limit and who was denied, live in the terminal."""
+"""`tidegate top`: show the busiest policies, keys near a limit and the latest denials of a service, live."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import shutil
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
-from tidegate.cli.asking import add_service, open_client
-from tidegate.cli.budget import duration
+from tidegate.cli.asking import add_service_options, open_client
+from tidegate.cli.budget import format_duration
 from tidegate.clock import SystemClock, ThreadSignal
 from tidegate.core.bounds import SECOND
 from tidegate.errors import ConfigError
@@ -19,160 +19,160 @@ if TYPE_CHECKING:
 
     from tidegate.cli.say import Say
 
-HELP: Final = "show the busiest policies and the keys nearest to a limit of a running service, live"
 CLEAR: Final = "\x1b[H\x1b[J"
-RECENT: Final = 5  # seconds that a rate is taken over
-PAST: Final = 30  # seconds that a curve shows
+RECENT: Final = 5
+PAST: Final = 30
 STEPS: Final = " ▁▂▃▄▅▆▇█"
-WIDE: Final = 100  # columns from which on curves are shown
+WIDE: Final = 100
 HEAD: Final = ("policy", "admitted/s", "denied/s", "waiting", "admitted", "denied")
 
 
-def options(parser: argparse.ArgumentParser) -> None:
-    """Take where the service is, and how often to look."""
-    parser.add_argument("--interval", type=float, default=1.0, metavar="SECONDS", help="how often to look (1)")
-    parser.add_argument("--once", action="store_true", help="look once and exit")
-    parser.add_argument("--rows", type=int, default=10, metavar="N", help="lines of each table (10)")
-    add_service(parser)
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the service, how often to refresh, and how much to show."""
+    parser.add_argument("--interval", type=float, default=1.0, metavar="SECONDS", help="how often to refresh (1)")
+    parser.add_argument("--once", action="store_true", help="show the service once and exit")
+    parser.add_argument("--rows", type=int, default=10, metavar="N", help="rows in each table (10)")
+    add_service_options(parser)
 
 
-def run(args: argparse.Namespace, say: Say) -> int:
-    """Look until interrupted."""
+def run(args: argparse.Namespace, output: Say) -> int:
+    """Show the service until interrupted."""
     if not (math.isfinite(args.interval) and args.interval > 0):
-        raise ConfigError(f"must be a number of seconds above 0, not {args.interval}", field="--interval")
+        raise ConfigError(f"expected a number of seconds above 0, not {args.interval}", field="--interval")
     if args.rows < 1:
-        raise ConfigError(f"must be a number from 1, not {args.rows}", field="--rows")
+        raise ConfigError(f"expected an integer from 1, not {args.rows}", field="--rows")
     clock = SystemClock()
     with open_client(args) as client:
         while True:
-            told = client.overview()
-            show(told, client.url, say, args.rows, redraw=not args.once)
+            overview = client.overview()
+            show(overview, client.url, output, args.rows, redraw=not args.once)
             if args.once:
                 return 0
             clock.wait(ThreadSignal(), clock.steady() + round(args.interval * SECOND))
 
 
-def show(told: dict[str, Any], url: str, say: Say, rows: int, *, redraw: bool) -> None:
-    """Show one look."""
-    say.data(as_data(told, rows))
-    lines = draw(told, url, say, rows)
-    if say.live and redraw:
-        lines = [CLEAR + lines[0], *lines[1:], "", say.style("Ctrl-C ends.", "dim")]
+def show(overview: dict[str, Any], url: str, output: Say, rows: int, *, redraw: bool) -> None:
+    """Show one overview of the service."""
+    output.write_json(describe(overview, rows))
+    lines = draw(overview, url, output, rows)
+    if output.live and redraw:
+        lines = [CLEAR + lines[0], *lines[1:], "", output.style("Ctrl-C ends.", "dim")]
     for line in lines:
-        say.line(line)
+        output.write_line(line)
 
 
-def as_data(told: dict[str, Any], rows: int) -> dict[str, Any]:
-    """Give for programs what the screen shows."""
+def describe(overview: dict[str, Any], rows: int) -> dict[str, Any]:
+    """Return what the screen shows, for JSON."""
     return {
-        "store": told["store"],
-        "waiting": told["waiting"],
-        "in_flight": told["in_flight"],
-        "policies": busiest(told)[:rows],
-        "near": told["near"][:rows],
-        "denials": told["denials"][:rows],
+        "store": overview["store"],
+        "waiting": overview["waiting"],
+        "in_flight": overview["in_flight"],
+        "policies": busiest(overview)[:rows],
+        "near": overview["near"][:rows],
+        "denials": overview["denials"][:rows],
     }
 
 
-def busiest(told: dict[str, Any]) -> list[dict[str, Any]]:
-    """Describe the policies, those with the most calls a second first."""
+def busiest(overview: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the policies, those with the most calls per second first."""
     found = []
-    for policy in told["policies"]:
-        admitted, denied, _ = told["tracks"].get(policy["name"], ((), (), ()))
-        kept = {name: policy[name] for name in ("name", "mode", "waiting", "admitted", "denied", "shadow")}
-        found.append({**kept, "admitted_per_second": rate(admitted), "denied_per_second": rate(denied)})
+    for policy in overview["policies"]:
+        admitted, denied, _ = overview["tracks"].get(policy["name"], ((), (), ()))
+        fields = {name: policy[name] for name in ("name", "mode", "waiting", "admitted", "denied", "shadow")}
+        found.append({**fields, "admitted_per_second": rate(admitted), "denied_per_second": rate(denied)})
     found.sort(key=lambda row: (-row["admitted_per_second"] - row["denied_per_second"], -row["denied"], row["name"]))
     return found
 
 
 def rate(counts: list[int]) -> float:
-    """Give the calls a second of the last few seconds."""
+    """Return the calls per second, over the last few seconds."""
     last = counts[-RECENT:]
     return round(sum(last) / len(last), 1) if last else 0.0
 
 
 def curve(counts: list[int]) -> str:
-    """Draw the last half minute as a line of blocks."""
+    """Draw the counts of the last half minute as block characters."""
     last = counts[-PAST:]
-    top = max(last, default=0)
-    return "".join(STEPS[0 if not count else max(1, count * (len(STEPS) - 1) // top)] for count in last).rjust(PAST)
+    highest = max(last, default=0)
+    return "".join(STEPS[0 if not count else max(1, count * (len(STEPS) - 1) // highest)] for count in last).rjust(PAST)
 
 
 # ---- the screen ------------------------------------------------------------------------------------------------------
 
 
-def draw(told: dict[str, Any], url: str, say: Say, rows: int) -> list[str]:
-    """Draw everything."""
+def draw(overview: dict[str, Any], url: str, output: Say, rows: int) -> list[str]:
+    """Draw the summary and all tables."""
     wide = shutil.get_terminal_size().columns >= WIDE
-    lines = [summary(told, url, say), "", *table(told, say, rows, wide=wide)]
-    if told["near"]:
-        lines += ["", say.style("nearest to a limit", "bold"), *nearest(told["near"][:rows], say)]
-    if told["denials"]:
-        lines += ["", say.style("denied last", "bold"), *denied(told["denials"][:rows], say)]
+    lines = [draw_summary(overview, url, output), "", *draw_policies(overview, output, rows, wide=wide)]
+    if overview["near"]:
+        lines += ["", output.style("nearest to a limit", "bold"), *draw_nearest(overview["near"][:rows], output)]
+    if overview["denials"]:
+        lines += ["", output.style("latest denials", "bold"), *draw_denials(overview["denials"][:rows], output)]
     return lines
 
 
-def summary(told: dict[str, Any], url: str, say: Say) -> str:
-    """Say in one line how the service is."""
-    process, store = told["process"], told["store"]
-    up = duration(max(1.0, (told["at"] - process["since"]) / 1000))
-    state = say.style("lost", "red") if store["lost"] else "well"
-    half, most = (values[-1] if values else None for values in told["latency"])
-    speed = f", half within {half / 1000:.2g} ms, 99 % within {most / 1000:.2g} ms" if half and most else ""
-    several = f" (one of {process['workers']})" if process["workers"] > 1 else ""
-    head = say.style(f"tidegate {process['version']} on {redact(url)}", "bold")
-    calls = f"{told['in_flight']} under way, {told['waiting']} waiting"
-    return f"{head}: process {process['id']}{several}, up {up}, store {store['kind']} {state}, {calls}{speed}"
+def draw_summary(overview: dict[str, Any], url: str, output: Say) -> str:
+    """Describe the state of the service in one line."""
+    process, store = overview["process"], overview["store"]
+    uptime = format_duration(max(1.0, (overview["at"] - process["since"]) / 1000))
+    state = output.style("lost", "red") if store["lost"] else "ok"
+    p50, p99 = (values[-1] if values else None for values in overview["latency"])
+    latency = f", p50 {p50 / 1000:.2g} ms, p99 {p99 / 1000:.2g} ms" if p50 and p99 else ""
+    worker = f" (one of {process['workers']})" if process["workers"] > 1 else ""
+    head = output.style(f"tidegate {process['version']} on {redact(url)}", "bold")
+    calls = f"{overview['in_flight']} in flight, {overview['waiting']} waiting"
+    return f"{head}: process {process['id']}{worker}, up {uptime}, store {store['kind']} {state}, {calls}{latency}"
 
 
-def table(told: dict[str, Any], say: Say, rows: int, *, wide: bool) -> list[str]:
-    """Draw the policies."""
-    found = busiest(told)[:rows]
+def draw_policies(overview: dict[str, Any], output: Say, rows: int, *, wide: bool) -> list[str]:
+    """Draw the table of policies."""
+    found = busiest(overview)[:rows]
     cells = [
-        (say.clean(row["name"], 40), *(f"{row[name]:,}" for name in
+        (output.clean(row["name"], 40), *(f"{row[name]:,}" for name in
          ("admitted_per_second", "denied_per_second", "waiting", "admitted", "denied")))
         for row in found
     ]  # fmt: skip
     widths = [max(len(row[i]) for row in (HEAD, *cells)) for i in range(len(HEAD))]
-    lines = [say.style(lined(HEAD, widths), "bold")]
+    lines = [output.style(format_row(HEAD, widths), "bold")]
     for row, each in zip(found, cells, strict=True):
-        text = lined(each, widths)
+        text = format_row(each, widths)
         if wide:
-            text += f"  {curve(told['tracks'].get(row['name'], ((),))[0])}"
-        lines.append(say.style(text, "red") if row["denied_per_second"] else text)
+            text += f"  {curve(overview['tracks'].get(row['name'], ((),))[0])}"
+        lines.append(output.style(text, "red") if row["denied_per_second"] else text)
     return lines if found else [*lines, "no policy is configured"]
 
 
-def lined(cells: tuple[str, ...], widths: list[int]) -> str:
-    """Write a line of a table: a name to the left, numbers to the right."""
+def format_row(cells: tuple[str, ...], widths: list[int]) -> str:
+    """Write a row of a table: the name to the left, numbers to the right."""
     first, *others = cells
     return "  ".join((first.ljust(widths[0]), *(cell.rjust(w) for cell, w in zip(others, widths[1:], strict=True))))
 
 
-def nearest(keys: list[dict[str, Any]], say: Say) -> list[str]:
+def draw_nearest(keys: list[dict[str, Any]], output: Say) -> list[str]:
     """Draw the keys nearest to a limit."""
-    names = [say.clean(f"{each['policy']}: {written(each['key'])}") for each in keys]
+    names = [output.clean(f"{each['policy']}: {format_key(each['key'])}") for each in keys]
     width = max(map(len, names))
-    return [
-        f"{name:<{width}}  {say.bar(each['used'], each['used'] + each['remaining'], 20)}  {each['remaining']:,} of "
-        f"{each['used'] + each['remaining']:,} {each['unit']} left in {each['limit']}, all back in "
-        f"{duration(each['reset_after'])}"
-        for name, each in zip(names, keys, strict=True)
-    ]
-
-
-def denied(denials: list[dict[str, Any]], say: Say) -> list[str]:
-    """Draw who was denied last."""
     lines = []
-    for each in denials:
-        at = datetime.fromtimestamp(each["at"] / 1000, UTC).strftime("%H:%M:%S")
-        again = "never" if each["retry_after"] is None else f"again in {duration(each['retry_after'])}"
-        shadow = " (shadow: allowed all the same)" if each["shadow"] else ""
-        who = say.clean(f"{each['policy']}: {written(each['key'])}")
-        lines.append(f"{at}  {who}  by {', '.join(each['violated'])}, {again}{shadow}")
+    for name, each in zip(names, keys, strict=True):
+        total = each["used"] + each["remaining"]
+        left = f"{each['remaining']:,} of {total:,} {each['unit']} left in {each['limit']}"
+        reset = f"reset in {format_duration(each['reset_after'])}"
+        lines.append(f"{name:<{width}}  {output.draw_bar(each['used'], total, 20)}  {left}, {reset}")
     return lines
 
 
-def written(key: str | list[str]) -> str:
-    """Write a key."""
+def draw_denials(denials: list[dict[str, Any]], output: Say) -> list[str]:
+    """Draw the latest denials."""
+    lines = []
+    for each in denials:
+        at = datetime.fromtimestamp(each["at"] / 1000, UTC).strftime("%H:%M:%S")
+        retry = "never fits" if each["retry_after"] is None else f"retry in {format_duration(each['retry_after'])}"
+        shadow = " (shadow mode: was allowed)" if each["shadow"] else ""
+        name = output.clean(f"{each['policy']}: {format_key(each['key'])}")
+        lines.append(f"{at}  {name}  by {', '.join(each['violated'])}, {retry}{shadow}")
+    return lines
+
+
+def format_key(key: str | list[str]) -> str:
+    """Write a key; its parts are separated by spaces."""
     return key if isinstance(key, str) else " ".join(key)

@@ -1,34 +1,32 @@
-"""`tidegate usage`: how much of each limit a key has used."""
+"""`tidegate usage`: show how much of each limit a key has used."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tidegate.cli.asking import add_service, add_subject, key_of, open_client
+from tidegate.cli.asking import add_key_arguments, add_service_options, open_client, read_key
 
 if TYPE_CHECKING:
     import argparse
 
     from tidegate.cli.say import Say
 
-HELP = "show how much of each limit a key has used"
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the key and the service."""
+    add_key_arguments(parser)
+    add_service_options(parser)
 
 
-def options(parser: argparse.ArgumentParser) -> None:
-    """Take whom it is about."""
-    add_subject(parser)
-    add_service(parser)
-
-
-def run(args: argparse.Namespace, say: Say) -> int:
-    """Ask, and draw a bar for each limit."""
+def run(args: argparse.Namespace, output: Say) -> int:
+    """Draw a bar for each limit."""
     with open_client(args) as client:
-        limits = client.usage(args.policy, key_of(args))
+        limits = client.usage(args.policy, read_key(args))
     width = max((len(limit["name"]) for limit in limits), default=0)
     for limit in limits:
-        bar = say.bar(limit["used"], limit["used"] + limit["remaining"])
-        whole = limit["used"] + limit["remaining"]
-        after = f"all back in {limit['reset_after']:g} s" if limit["used"] else "unused"
-        say.line(f"{limit['name']:<{width}}  {bar}  {limit['used']:,} / {whole:,} {limit['unit']}  {after}")
-    say.data({"limits": limits})
+        total = limit["used"] + limit["remaining"]
+        bar = output.draw_bar(limit["used"], total)
+        reset = f"completely reset in {limit['reset_after']:g} s" if limit["used"] else "unused"
+        output.write_line(f"{limit['name']:<{width}}  {bar}  {limit['used']:,} / {total:,} {limit['unit']}  {reset}")
+    output.write_json({"limits": limits})
     return 0

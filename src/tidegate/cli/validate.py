@@ -1,4 +1,4 @@
-"""`tidegate validate`: read a service's file and say what it means, or what is wrong with it and where."""
+"""`tidegate validate`: check the file of a service and list its policies, or report what is wrong and where."""
 
 from __future__ import annotations
 
@@ -16,44 +16,44 @@ if TYPE_CHECKING:
     from tidegate.cli.say import Say
     from tidegate.service.settings import Settings
 
-HELP = "check a service's file, or convert one of Envoy's rate limit service"
 
-
-def options(parser: argparse.ArgumentParser) -> None:
-    """Take files."""
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the files, and what to do with them."""
     parser.add_argument("files", nargs="*", metavar="FILE", help="the YAML file of a service")
     parser.add_argument("--schema", action="store_true", help="print the JSON schema of the file, for editors")
     parser.add_argument(
-        "--from-envoy", action="store_true", help="the files are those of Envoy's rate limit service: print ours"
+        "--from-envoy",
+        action="store_true",
+        help="convert files of Envoy's rate limit service to a file of this service",
     )
 
 
-def run(args: argparse.Namespace, say: Say) -> int:
-    """Check each file."""
+def run(args: argparse.Namespace, output: Say) -> int:
+    """Check each file, print the schema, or convert files."""
     if args.schema:
-        write(say, json.dumps(schema(), indent=2))
+        write_text(output, json.dumps(schema(), indent=2))
         return 0
     if not args.files:
-        raise ConfigError("name a file, such as: tidegate validate service.yaml")
+        raise ConfigError("expected a file, such as: tidegate validate service.yaml")
     if args.from_envoy:
         text, remarks = convert(args.files)
-        say.line(text.rstrip("\n"))
-        say.data({"yaml": text, "remarks": remarks})
-        for remark in () if say.as_json else remarks:
-            say.error(remark)
+        output.write_line(text.rstrip("\n"))
+        output.write_json({"yaml": text, "remarks": remarks})
+        for remark in () if output.as_json else remarks:
+            output.write_error(remark)
         return 0
     for file in args.files:
         settings = load_settings(file)
-        say.line(f"{file}: good", "green")
-        for line in told(settings):
-            say.line(f"  {line}")
-        say.data({"file": file, "good": True, "policies": sorted(settings.rules.entries),
+        output.write_line(f"{file}: valid", "green")
+        for line in describe(settings):
+            output.write_line(f"  {line}")
+        output.write_json({"file": file, "good": True, "policies": sorted(settings.rules.entries),
                   "domains": sorted(settings.rules.domains)})  # fmt: skip
     return 0
 
 
-def told(settings: Settings) -> list[str]:
-    """Say what a file means."""
+def describe(settings: Settings) -> list[str]:
+    """Describe the policies and domains of a file."""
     lines = []
     for name, entry in settings.rules.entries.items():
         limits = ", ".join(map(str, entry.policy.limits))
@@ -65,8 +65,8 @@ def told(settings: Settings) -> list[str]:
     return [*lines, *(f"domain {domain.name}: {sum(1 for _ in domain.variants())} limits" for domain in domains)]
 
 
-def write(say: Say, text: str) -> None:
-    """Print a text that is already in the form that was asked for."""
-    as_json, say.as_json = say.as_json, False
-    say.line(text)
-    say.as_json = as_json
+def write_text(output: Say, text: str) -> None:
+    """Write text that is JSON already."""
+    as_json, output.as_json = output.as_json, False
+    output.write_line(text)
+    output.as_json = as_json

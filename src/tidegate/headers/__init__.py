@@ -1,11 +1,11 @@
-"""What servers say of their limits: a Decision as header fields, and header fields of any generation as Advice.
+"""Rate limit header fields: writes a Decision as fields, and reads the fields of other servers as Advice.
 
-    write(decision, style)         X-RateLimit-*, the IETF's RateLimit fields, both or none; Retry-After on denials
+    write(decision, style)          X-RateLimit-*, the RateLimit fields of the IETF draft, both or none; Retry-After
     problem(decision, kind)         the body of a denial as problem details (RFC 9457)
-    read(headers, now)              what another server said, whatever its dialect
+    read(headers, now)              the limits that another server announced, in any dialect
     parse_retry_after(value, now)   seconds to wait, from seconds or a date
 
-Only these modules know the wire forms. The IETF's is that of draft-ietf-httpapi-ratelimit-headers-11.
+Only these modules know the wire formats. The RateLimit fields are those of draft-ietf-httpapi-ratelimit-headers-11.
 """
 
 from tidegate.headers.problems import PROBLEM_TYPE, problem

@@ -1,4 +1,4 @@
-"""The body of a denial as problem details (RFC 9457), of the types that the RateLimit fields' draft registers."""
+"""The body of a denial as problem details (RFC 9457), with the problem types of the RateLimit fields draft."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ KINDS: Final[dict[Kind, tuple[int, str]]] = {
 def problem(
     decision: Decision, kind: Kind = "quota-exceeded", *, detail: str | None = None, instance: str | None = None
 ) -> dict[str, object]:
-    """Describe a denial: type, title, status, detail and the names of the limits that said no (`violated-policies`).
+    """Describe a denial: type, title, status, detail and the names of the violated limits (`violated-policies`).
 
-    The status belongs to the kind: 503 for `temporary-reduced-capacity`, else 429. `detail` replaces our sentence;
-    `instance` names this occurrence, by a URI.
+    The kind determines the status: 503 for `temporary-reduced-capacity`, else 429. `detail` replaces the default
+    sentence; `instance` is a URI that identifies this occurrence.
     """
     status, title = KINDS[kind]
     body: dict[str, object] = {
         "type": REGISTRY + kind,
         "title": title,
         "status": status,
-        "detail": _detail(decision) if detail is None else detail,
+        "detail": _default_detail(decision) if detail is None else detail,
         "violated-policies": list(decision.violated),
     }
     if instance is not None:
@@ -41,7 +41,7 @@ def problem(
     return body
 
 
-def _detail(decision: Decision) -> str:
+def _default_detail(decision: Decision) -> str:
     if decision.retry < 0:
         return "Rate limit exceeded. The request asks for more than the limit can ever allow."
     seconds = max(1, ceil_div(decision.retry, SECOND))

@@ -1,17 +1,18 @@
-"""What another server says of its limits, in whatever generation of header fields it speaks.
+"""Reads the rate limit fields of another server, in any of the dialects in use.
 
-The generations, newest first. The first one that tells what remains is believed: a server that sends two describes
-the same limits twice:
+The dialects are tried in this order, newest first. The first one that says how much remains is used: a server that
+sends two dialects describes the same limits twice.
 
     RateLimit-Policy: "burst";q=100;w=60     RateLimit: "burst";r=50;t=30         the IETF's, from draft 08 on
     RateLimit: limit=100, remaining=50, reset=5                                   draft 07
     RateLimit-Limit: 100, 100;w=60    RateLimit-Remaining: 50    RateLimit-Reset: 5    drafts 00 to 06
     anthropic-ratelimit-input-tokens-limit, -remaining, -reset                    Anthropic
     x-ratelimit-limit-tokens, x-ratelimit-remaining-tokens, ...                   OpenAI and alike; Kong (-minute)
-    X-RateLimit-Limit, X-RateLimit-Remaining, X-RateLimit-Reset                   GitHub and almost everybody else
+    X-RateLimit-Limit, X-RateLimit-Remaining, X-RateLimit-Reset                   GitHub and most others
 
-All of it was written by a stranger. A malformed field is ignored as a whole, absurd values are clamped, and nothing
-raises. Nothing read here is a promise: it may lower what we take to be left, never raise it above what is configured.
+The fields come from other servers, so they are not trusted. A malformed field is ignored as a whole, absurd values are
+clamped, and nothing raises. Advice is no guarantee: it may lower the number of permits left, never raise it above the
+configured limit.
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ from typing import Any, Final, TypeVar
 
 import http_sf
 
-from tidegate.headers.values import clamp, count, parse_retry_after, seconds_until, text_of
+from tidegate.headers.values import clamp, parse_retry_after, read_count, seconds_until, to_text
 
 T = TypeVar("T")
-Fields = dict[str, list[str]]  # by lower-case name: the value of every field line, in order
+Fields = dict[str, list[str]]  # the values of all field lines by lower-case name, in order
 
-MOST: Final = 32  # limits that are read of one answer; nobody has more
+MOST: Final = 32  # limits that are read from one response
 GROUPED: Final = (
     re.compile(r"anthropic-(?P<tier>ratelimit|priority|fast)-(?P<name>(?:input-|output-)?tokens|requests)"
                r"-(?P<what>limit|remaining|reset)"),
@@ -40,7 +41,7 @@ CALLS: Final = ("req", "request", "requests")
 
 @dataclass(frozen=True, slots=True)
 class LimitAdvice:
-    """What was said of one limit; None is what was not said. `reset_after` and `window` are seconds."""
+    """What a server announced about one limit; None if it did not say. `reset_after` and `window` are seconds."""
 
     name: str
     quota: int | None = None
@@ -52,10 +53,10 @@ class LimitAdvice:
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """What a server said of its limits; false when it said nothing.
+    """What a server announced about its limits; falsy if it announced nothing.
 
-    `retry_after` is in seconds and comes before everything else. `remaining` is not a promise: do not exceed it within
-    `reset_after` seconds, and do not count on it.
+    `retry_after` is in seconds and takes precedence over everything else. `remaining` is no guarantee: do not exceed it
+    within `reset_after` seconds, and do not rely on it.
     """
 
     limits: tuple[LimitAdvice, ...] = ()
@@ -63,9 +64,9 @@ class Advice:
 
     @property
     def tightest(self) -> LimitAdvice | None:
-        """The limit that has the fewest permits left, of those whose server told."""
-        told = [limit for limit in self.limits if limit.remaining is not None]
-        return min(told, key=lambda limit: limit.remaining or 0, default=None)
+        """The limit with the fewest permits left, of those with a known number."""
+        known = [limit for limit in self.limits if limit.remaining is not None]
+        return min(known, key=lambda limit: limit.remaining or 0, default=None)
 
     @property
     def remaining(self) -> int | None:
@@ -78,79 +79,79 @@ class Advice:
         return self.tightest.reset_after if self.tightest else None
 
     def __bool__(self) -> bool:
-        """Tell whether anything was said."""
+        """Return whether the server announced anything."""
         return bool(self.limits) or self.retry_after is not None
 
 
 def read(headers: Mapping[Any, Any] | Iterable[Any] | None, now: float) -> Advice:
-    """Read what a server said of its limits; `now` is the instant of its answer, in seconds since 1970.
+    """Read what a server announced about its limits; `now` is the time of its response, in seconds since 1970.
 
-    The headers are a mapping or a list of (name, value), text or bytes, in any case; fields that were sent several
-    times are joined.
+    The headers are a mapping or a list of (name, value), as strings or bytes; names are case-insensitive. Fields that
+    were sent several times are joined.
     """
-    fields = collect(headers)
+    fields = select_fields(headers)
     found: list[LimitAdvice] = []
-    for generation in GENERATIONS:
-        limits = generation(fields, now)
+    for read_dialect in GENERATIONS:
+        limits = read_dialect(fields, now)
         if any(limit.remaining is not None for limit in limits):
             found = limits
             break
         found = found or limits
-    return Advice(tuple(found[:MOST]), _retry_after(fields, now))
+    return Advice(tuple(found[:MOST]), _read_retry_after(fields, now))
 
 
-def collect(headers: Mapping[Any, Any] | Iterable[Any] | None) -> Fields:
-    """Keep the fields that may speak of limits, by lower-case name."""
+def select_fields(headers: Mapping[Any, Any] | Iterable[Any] | None) -> Fields:
+    """Select the fields that may describe limits, by lower-case name."""
     pairs = headers.items() if isinstance(headers, Mapping) else headers or ()
     fields: Fields = {}
     for pair in pairs:
         if not isinstance(pair, (tuple, list)) or len(pair) != 2:  # noqa: PLR2004 - a name and a value
             continue
-        name = (text_of(pair[0]) or "").lower()
+        name = (to_text(pair[0]) or "").lower()
         if not name.startswith(("ratelimit", "x-rate", "retry-after", "anthropic-")):
             continue
         values = pair[1] if isinstance(pair[1], (tuple, list)) else (pair[1],)
-        texts = [text for text in map(text_of, values) if text is not None]
+        texts = [text for text in map(to_text, values) if text is not None]
         if texts:
             fields.setdefault(name, []).extend(texts)
     return fields
 
 
-def _retry_after(fields: Fields, now: float) -> float | None:
-    """Give the longest wait that was asked for; milliseconds, where they agree with the seconds, are more exact."""
+def _read_retry_after(fields: Fields, now: float) -> float | None:
+    """Return the longest requested wait, from the milliseconds field if it agrees with the seconds."""
     seconds = [parse_retry_after(text, now) for text in fields.get("retry-after", ())]
     longest = max((wait for wait in seconds if wait is not None), default=None)
-    exact = [amount / 1000 for amount in map(count, fields.get("retry-after-ms", ())) if amount is not None]
+    exact = [amount / 1000 for amount in map(read_count, fields.get("retry-after-ms", ())) if amount is not None]
     if exact and (longest is None or longest - max(exact) < 1):
         return clamp(max(exact))
     return longest
 
 
-# ---- the IETF's, from draft 08 on ------------------------------------------------------------------------------------
+# ---- the IETF draft, from version 08 on ------------------------------------------------------------------------------
 
 
-def _lists(fields: Fields, now: float) -> list[LimitAdvice]:
+def _read_lists(fields: Fields, now: float) -> list[LimitAdvice]:
     """Read RateLimit-Policy and RateLimit as lists of Strings with parameters."""
     del now
-    states = _items(fields, "ratelimit", _state)
-    found = _items(fields, "ratelimit-policy", _policy)
+    states = _read_items(fields, "ratelimit", _read_state)
+    found = _read_items(fields, "ratelimit-policy", _read_policy)
     for name, state in states.items():
         policy = found.get(name, state)
         found[name] = LimitAdvice(name, policy.quota, state.remaining, state.reset_after, policy.unit, policy.window)
     return list(found.values())
 
 
-def _items(
+def _read_items(
     fields: Fields, field: str, read_item: Callable[[str, dict[str, Any]], LimitAdvice | None]
 ) -> dict[str, LimitAdvice]:
-    """Read a list of Strings, by their values; nothing if the list or any of its items is malformed.
+    """Read a list of Strings, by their values; empty if the list or any of its items is malformed.
 
-    A name that comes twice, for two partitions, means the one with less left.
+    If a name occurs twice, for two partitions, the one with less left is used.
     """
     found: dict[str, LimitAdvice] = {}
-    for item in _structured(fields, field, "list") or ():
+    for item in _parse_structured(fields, field, "list") or ():
         name, parameters = item if isinstance(item, tuple) else (item, {})
-        # A Token is no str, an inner list neither.
+        # Neither a Token nor an inner list is a str.
         limit = read_item(name, parameters) if isinstance(name, str) else None
         if limit is None:
             return {}
@@ -160,7 +161,7 @@ def _items(
     return found
 
 
-def _policy(name: str, parameters: dict[str, Any]) -> LimitAdvice | None:
+def _read_policy(name: str, parameters: dict[str, Any]) -> LimitAdvice | None:
     quota, window = parameters.get("q"), parameters.get("w", 1)
     unit, key = parameters.get("qu", "requests"), parameters.get("pk", b"")
     if not (_is_count(quota) and _is_count(window) and window and isinstance(unit, str) and isinstance(key, bytes)):
@@ -168,16 +169,16 @@ def _policy(name: str, parameters: dict[str, Any]) -> LimitAdvice | None:
     return LimitAdvice(name, quota, unit=unit, window=clamp(window) if "w" in parameters else None)
 
 
-def _state(name: str, parameters: dict[str, Any]) -> LimitAdvice | None:
+def _read_state(name: str, parameters: dict[str, Any]) -> LimitAdvice | None:
     remaining, reset, key = parameters.get("r"), parameters.get("t", 0), parameters.get("pk", b"")
     if not (_is_count(remaining) and _is_count(reset) and isinstance(key, bytes)):
         return None
     return LimitAdvice(name, None, remaining, clamp(reset) if "t" in parameters else None)
 
 
-def _structured(fields: Fields, field: str, kind: str) -> Any:  # noqa: ANN401 - whatever the field holds
-    """Parse a structured field of RFC 9651; None if there is none or it is malformed."""
-    text = text_of(", ".join(fields.get(field, ())))
+def _parse_structured(fields: Fields, field: str, kind: str) -> Any:  # noqa: ANN401 - any structured value
+    """Parse a structured field (RFC 9651); None if it is missing or malformed."""
+    text = to_text(", ".join(fields.get(field, ())))
     if not text or not text.isascii():
         return None
     try:
@@ -187,17 +188,17 @@ def _structured(fields: Fields, field: str, kind: str) -> Any:  # noqa: ANN401 -
 
 
 def _is_count(value: object) -> bool:
-    """Tell whether a bare item is an Integer that is not negative: no Boolean, Decimal or Date."""
+    """Return whether a bare item is a non-negative Integer, and no Boolean, Decimal or Date."""
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
 # ---- drafts 00 to 07, and X-RateLimit --------------------------------------------------------------------------------
 
 
-def _dictionary(fields: Fields, now: float) -> list[LimitAdvice]:
+def _read_dictionary(fields: Fields, now: float) -> list[LimitAdvice]:
     """Read draft 07: a dictionary of limit, remaining and reset."""
     del now
-    members = _structured(fields, "ratelimit", "dictionary") or {}
+    members = _parse_structured(fields, "ratelimit", "dictionary") or {}
     values = [members.get(name, (None, {})) for name in ("limit", "remaining", "reset")]
     bare = [value[0] if isinstance(value, tuple) else value for value in values]
     if not all(map(_is_count, bare)):
@@ -205,28 +206,28 @@ def _dictionary(fields: Fields, now: float) -> list[LimitAdvice]:
     quota, remaining, reset = bare
     windows = {
         item[0]: item[1]["w"]
-        for item in _structured(fields, "ratelimit-policy", "list") or ()
+        for item in _parse_structured(fields, "ratelimit-policy", "list") or ()
         if isinstance(item, tuple) and _is_count(item[0]) and _is_count(item[1].get("w"))
     }
     window = windows.get(quota)
     return [LimitAdvice("default", quota, remaining, clamp(reset), window=clamp(window) if window else None)]
 
 
-def _triple(prefix: str) -> Callable[[Fields, float], list[LimitAdvice]]:
-    """Read three fields with one number each: drafts 00 to 06, and X-RateLimit."""
+def _three_fields_reader(prefix: str) -> Callable[[Fields, float], list[LimitAdvice]]:
+    """Return a reader of three fields with one number each: drafts 00 to 06, and X-RateLimit."""
 
     def read_triple(fields: Fields, now: float) -> list[LimitAdvice]:
-        quotas, windows = _quotas(fields.get(f"{prefix}-limit", ()))
-        left = _numbers(fields.get(f"{prefix}-remaining", ()), count)
-        resets = _numbers(fields.get(f"{prefix}-reset", ()), lambda text: seconds_until(text, now))
-        resets = resets or _numbers(fields.get(f"{prefix}-reset-after", ()), lambda text: seconds_until(text, now))
+        quotas, windows = _read_quotas(fields.get(f"{prefix}-limit", ()))
+        left = _read_numbers(fields.get(f"{prefix}-remaining", ()), read_count)
+        resets = _read_numbers(fields.get(f"{prefix}-reset", ()), lambda text: seconds_until(text, now))
+        resets = resets or _read_numbers(fields.get(f"{prefix}-reset-after", ()), lambda text: seconds_until(text, now))
         if not quotas and not left:
             return []
         resource = fields.get(f"{prefix}-resource", ["default"])[0]
-        if len(quotas) == len(left) == len(resets) > 1:  # several limits, each with its place in the lists
+        if len(quotas) == len(left) == len(resets) > 1:  # several limits, in the same order in each list
             rows = zip(quotas, left, resets, strict=True)
             return [LimitAdvice(f"{resource}-{i}", *row, window=windows.get(row[0])) for i, row in enumerate(rows, 1)]
-        # Sent once; or, by proxies on the way, several times: then what is safest to believe.
+        # Sent once, or several times by proxies on the way: then the safest value is used.
         quota = min(quotas, default=None)
         window = windows.get(quota) if quota is not None else None
         return [
@@ -236,12 +237,12 @@ def _triple(prefix: str) -> Callable[[Fields, float], list[LimitAdvice]]:
     return read_triple
 
 
-def _quotas(texts: Iterable[str]) -> tuple[list[int], dict[int, float]]:
-    """Read `100` or `100, 100;w=60`: quotas in force, and the windows of those that come with one."""
+def _read_quotas(texts: Iterable[str]) -> tuple[list[int], dict[int, float]]:
+    """Read `100` or `100, 100;w=60`: the current quotas, and the windows of those that have one."""
     quotas, windows = [], {}
     for part in ",".join(texts).split(","):
         number, *parameters = (word.strip() for word in part.split(";"))
-        quota = count(number)
+        quota = read_count(number)
         if quota is None:
             return [], {}
         found = [re.fullmatch(r"w=([0-9]{1,15})", word) for word in parameters]
@@ -253,11 +254,11 @@ def _quotas(texts: Iterable[str]) -> tuple[list[int], dict[int, float]]:
     return quotas or list(windows), windows
 
 
-def _numbers(texts: Iterable[str], parse: Callable[[str], T | None]) -> list[T]:
-    """Read every value of a field, or nothing if one of them is malformed."""
+def _read_numbers(texts: Iterable[str], parse: Callable[[str], T | None]) -> list[T]:
+    """Read every value of a field; empty if one of them is malformed."""
     values: list[T] = []
     for text in texts:
-        value = parse(text)  # as a whole first: a date has a comma
+        value = parse(text)  # the whole text first: a date contains a comma
         parts = [value] if value is not None else [parse(part.strip()) for part in text.split(",")]
         values += [part for part in parts if part is not None]
         if None in parts:
@@ -268,8 +269,8 @@ def _numbers(texts: Iterable[str], parse: Callable[[str], T | None]) -> list[T]:
 # ---- one field per limit and number: Anthropic, OpenAI, Kong ---------------------------------------------------------
 
 
-def _grouped(pattern: re.Pattern[str]) -> Callable[[Fields, float], list[LimitAdvice]]:
-    """Read fields whose names tell of which limit they speak."""
+def _grouped_fields_reader(pattern: re.Pattern[str]) -> Callable[[Fields, float], list[LimitAdvice]]:
+    """Return a reader of fields that have the name of the limit in their own names."""
 
     def read_grouped(fields: Fields, now: float) -> list[LimitAdvice]:
         groups: dict[str, dict[str, str]] = {}
@@ -279,24 +280,24 @@ def _grouped(pattern: re.Pattern[str]) -> Callable[[Fields, float], list[LimitAd
                 tier = match.groupdict().get("tier", "ratelimit")
                 name = match["name"] if tier == "ratelimit" else f"{tier}-{match['name']}"
                 groups.setdefault(name, {})[match["what"]] = texts[-1]
-        return [limit for name, group in groups.items() if (limit := _group(name, group, now))]
+        return [limit for name, group in groups.items() if (limit := _read_group(name, group, now))]
 
     return read_grouped
 
 
-def _group(name: str, group: dict[str, str], now: float) -> LimitAdvice | None:
-    quota, remaining = count(group.get("limit", "")), count(group.get("remaining", ""))
+def _read_group(name: str, group: dict[str, str], now: float) -> LimitAdvice | None:
+    quota, remaining = read_count(group.get("limit", "")), read_count(group.get("remaining", ""))
     if quota is None and remaining is None:
         return None
     words = name.replace("_", "-").split("-")
     window = next((PERIODS[word] for word in words if word in PERIODS), None)
     if "renewalperiod" in group:
         window = seconds_until(group["renewalperiod"], now) or window
-    return LimitAdvice(name, quota, remaining, seconds_until(group.get("reset", ""), now), _unit(words), window)
+    return LimitAdvice(name, quota, remaining, seconds_until(group.get("reset", ""), now), _unit_of(words), window)
 
 
-def _unit(words: list[str]) -> str:
-    """Tell what a limit counts by the words of its name: `project-tokens`, `input-tokens`, `req-minute`, `minute`."""
+def _unit_of(words: list[str]) -> str:
+    """Return the unit of a limit from the words of its name: `project-tokens`, `req-minute`, `minute`."""
     if "tokens" in words:
         return next((f"{kind}-tokens" for kind in ("input", "output") if kind in words), "tokens")
     words = [word for word in words if word not in PERIODS and word not in ("month", "year")]
@@ -304,10 +305,10 @@ def _unit(words: list[str]) -> str:
 
 
 GENERATIONS: Final[tuple[Callable[[Fields, float], list[LimitAdvice]], ...]] = (
-    _lists,
-    _dictionary,
-    _triple("ratelimit"),
-    *map(_grouped, GROUPED),
-    _triple("x-ratelimit"),
-    _triple("x-rate-limit"),
+    _read_lists,
+    _read_dictionary,
+    _three_fields_reader("ratelimit"),
+    *map(_grouped_fields_reader, GROUPED),
+    _three_fields_reader("x-ratelimit"),
+    _three_fields_reader("x-rate-limit"),
 )

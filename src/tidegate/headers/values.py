@@ -1,7 +1,7 @@
-"""Numbers and times as servers write them.
+"""Reads numbers and times from header fields.
 
-Everything here takes text that a stranger wrote: what is not understood is None, what is absurd is clamped, and nothing
-raises. Instants are seconds since 1970, waits are seconds from `now` and never negative.
+The text comes from other servers, so it is not trusted: a malformed value is None, an absurd one is clamped, no value
+raises. Instants are seconds since 1970. Waits are seconds from `now` and never negative.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from typing import Final
 
 from tidegate.core.bounds import MAX
 
-LONGEST: Final = 366 * 86_400.0  # the longest wait or window that is believed: a yearly quota that was just used up
-LONGEST_FIELD: Final = 8192  # characters of a field that are worth reading; a longer one is ignored
+LONGEST: Final = 366 * 86_400.0  # of a wait or window: that of a yearly quota
+LONGEST_FIELD: Final = 8192  # characters of a field; a longer field is ignored
 
-DIGITS: Final = 20  # of a number that is worth computing with: nanoseconds since 1970 have 19
+DIGITS: Final = 20  # of a number; nanoseconds since 1970 have 19
 NUMBER = re.compile(r"([0-9]+)(\.[0-9]+)?")
 DURATION = re.compile(r"(?:[0-9]{1,15}(?:\.[0-9]{1,15})?(?:ms|us|µs|μs|ns|[dhms]))+")
 DURATION_PART = re.compile(r"([0-9.]+)([a-zµμ]+)")
 SECONDS: Final = {"d": 86_400.0, "h": 3600.0, "m": 60.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "μs": 1e-6,
                   "ns": 1e-9}  # fmt: skip
-# From this number on it is an instant, not a delay, and so many make a second. A delay of 10**9 seconds is 31 years,
-# an instant of 10**9 seconds was in 2001; the same distance separates seconds from milliseconds and so on.
+# (smallest number, units per second): a number from this one on is an instant, not a delay. A delay of 10**9 seconds is
+# 31 years, the instant 10**9 was in 2001; the same factor separates seconds from milliseconds, and so on.
 EPOCHS: Final = ((10**17, 10**9), (10**14, 10**6), (10**11, 10**3), (10**9, 1))
 
 MONTHS: Final = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
@@ -33,7 +33,7 @@ LONG_DAY: Final = "(?:mon|tues|wednes|thurs|fri|satur|sun)day"
 HTTP_DATES: Final = tuple(
     re.compile(form, re.IGNORECASE | re.ASCII)
     for form in (
-        rf"{DAY}, (?P<day>[0-9]{{2}}) {MONTH} (?P<year>[0-9]{{4}}) {CLOCK} GMT",  # IMF-fixdate: what is sent today
+        rf"{DAY}, (?P<day>[0-9]{{2}}) {MONTH} (?P<year>[0-9]{{4}}) {CLOCK} GMT",  # IMF-fixdate, the current format
         rf"{LONG_DAY}, (?P<day>[0-9]{{2}})-{MONTH}-(?P<year>[0-9]{{2}}) {CLOCK} GMT",  # RFC 850
         rf"{DAY} {MONTH} (?P<day>[0-9 ][0-9]) {CLOCK} (?P<year>[0-9]{{4}})",  # asctime()
     )
@@ -44,81 +44,81 @@ EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def parse_retry_after(value: object, now: float) -> float | None:
-    """Read a Retry-After field: seconds to wait from `now` (an instant in seconds since 1970), or None.
+    """Read a Retry-After field, and return the seconds to wait from `now` (seconds since 1970), or None.
 
-    By RFC 9110 the value is whole seconds, or a date in one of three forms. A date that has passed is a wait of 0; one
-    that is absurdly far away is clamped to 366 days; anything else is None.
+    By RFC 9110 the value is a number of seconds, or a date in one of three formats. A date in the past returns 0; a
+    wait of more than 366 days is clamped to that; anything else returns None.
     """
-    text = text_of(value)
+    text = to_text(value)
     if text is None:
         return None
     if text.isascii() and text.isdecimal():
-        return clamp(whole(text))
-    instant = http_date(text, now)
+        return clamp(read_integer(text))
+    instant = read_http_date(text, now)
     return None if instant is None else clamp(instant - now)
 
 
 def seconds_until(text: str, now: float) -> float | None:
-    """Read when a limit resets, as seconds from `now`: a delay, a duration (`6m0s`), an instant or a date."""
+    """Read the time of a reset as seconds from `now`: from a delay, a duration (`6m0s`), an instant or a date."""
     number = NUMBER.fullmatch(text)
     if number:
-        amount = whole(number[1]) + float(number[2] or 0)
+        amount = read_integer(number[1]) + float(number[2] or 0)
         for least, per_second in EPOCHS:
             if amount >= least:
                 return clamp(amount / per_second - now)
         return clamp(amount)
     if DURATION.fullmatch(text):
-        return duration(text)
-    instant = rfc_3339(text) if RFC_3339.fullmatch(text) else http_date(text, now)
+        return read_duration(text)
+    instant = read_rfc_3339(text) if RFC_3339.fullmatch(text) else read_http_date(text, now)
     return None if instant is None else clamp(instant - now)
 
 
-def duration(text: str) -> float:
-    """Add up a duration such as `1h6m0.5s` or `120ms`."""
+def read_duration(text: str) -> float:
+    """Read a duration such as `1h6m0.5s` or `120ms`, in seconds."""
     return clamp(sum(float(amount) * SECONDS[unit] for amount, unit in DURATION_PART.findall(text)))
 
 
-def whole(digits: str) -> int:
-    """Read digits, however many; a number too long to mean anything is the largest that is computed with."""
+def read_integer(digits: str) -> int:
+    """Read an integer of any number of digits; a longer one than MAX_DIGITS is clamped."""
     digits = digits.lstrip("0")
     return 10**DIGITS if len(digits) > DIGITS else int(digits or "0")
 
 
-def count(text: str) -> int | None:
-    """Read a number of permits: not negative, fractions dropped."""
+def read_count(text: str) -> int | None:
+    """Read a number of permits; a fraction is cut off."""
     number = NUMBER.fullmatch(text)
-    return None if number is None else min(whole(number[1]), MAX)
+    return None if number is None else min(read_integer(number[1]), MAX)
 
 
 def clamp(seconds: float) -> float:
-    """Keep a wait between nothing and the longest that is believed."""
+    """Limit a wait to the range from 0 to MAX_SECONDS."""
     return min(max(0.0, float(seconds)), LONGEST)
 
 
-def http_date(text: str, now: float) -> float | None:
-    """Read a date of HTTP, in any of its three forms, as seconds since 1970.
+def read_http_date(text: str, now: float) -> float | None:
+    """Read an HTTP date, in any of its three formats, as seconds since 1970.
 
-    The weekday is not checked against the date. Two digits of a year mean the one that is closest to `now`, so never
-    one that is more than 50 years ahead.
+    The weekday is not checked against the date. A year of two digits is the one closest to `now`, so it is never more
+    than 50 years ahead.
     """
     match = next(filter(None, (form.fullmatch(text) for form in HTTP_DATES)), None)
     if match is None:
         return None
     year, second = int(match["year"]), int(match["second"])
     try:
-        if len(match["year"]) == 2:  # noqa: PLR2004 - the RFC 850 form
+        if len(match["year"]) == 2:  # noqa: PLR2004 - the RFC 850 format
             this = (EPOCH + timedelta(seconds=now)).year
             year += this - this % 100
             year += 100 * ((year < this - 50) - (year > this + 50))
         month, day = MONTHS.index(match["month"].lower()) + 1, int(match["day"])
-        # A leap second, 60, is taken for the second after 59.
+        # A leap second, 60, counts as the second after 59.
         minute = datetime(year, month, day, int(match["hour"]), int(match["minute"]), min(second, 59), tzinfo=UTC)
     except (ValueError, OverflowError):
         return None
     return (minute - EPOCH).total_seconds() + (second == 60) if second <= 60 else None  # noqa: PLR2004 - leap second
 
 
-def rfc_3339(text: str) -> float | None:
+def read_rfc_3339(text: str) -> float | None:
     """Read an instant such as `2026-05-04T12:34:56Z` as seconds since 1970."""
     try:
         return (datetime.fromisoformat(text.upper()) - EPOCH).total_seconds()
@@ -126,8 +126,8 @@ def rfc_3339(text: str) -> float | None:
         return None
 
 
-def text_of(value: object) -> str | None:
-    """Take a field's value for text, without the white space around it; None if it is none or too long to read."""
+def to_text(value: object) -> str | None:
+    """Return the value of a field as a stripped string; None if it has another type or is too long."""
     if isinstance(value, (bytes, bytearray)):
         value = value.decode("latin-1")
     elif isinstance(value, int) and not isinstance(value, bool):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from tidegate.core.bounds import SECOND
 from tidegate.core.decision import Decision, LocalDecision
 from tidegate.headers import PROBLEM_TYPE, check_style, problem, write
-from tidegate.headers.writing import tightest
+from tidegate.headers.writing import find_tightest
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -96,7 +96,7 @@ class Answers:
         limit = limits[0]
         if len(limits) > 1:
             views = decision.views
-            limit, (remaining, _, reset) = tightest(limits, views)
+            limit, (remaining, _, reset) = find_tightest(limits, views)
             waits = [view[1] for view in views]
             retry = -1 if -1 in waits else max(waits)
         elif costs is None:

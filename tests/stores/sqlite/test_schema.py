@@ -8,11 +8,22 @@ import pytest
 from tidegate.core.limit import Limit
 from tidegate.errors import StoreUnavailable
 from tidegate.policy import Policy
-from tidegate.stores.sqlite import SQLiteStore, file
+from tidegate.stores.sqlite import SQLiteStore
+from tidegate.stores.sqlite.file import SCHEMA_VERSION, Migration, read_migrations, statements
 
 OLD = Path(__file__).with_name("schema_1.sql")
 POLICY = Policy("default", (Limit(60, "1m", "fixed_window"), Limit(30, "1h", "sliding_log")))
 NOW = 1_750_000_000_000_000
+PACKAGE = "tidegate.stores.sqlite"
+
+
+class ExtendedStore(SQLiteStore):
+    """A store with a table of its own."""
+
+    script = "CREATE TABLE extra (id);"
+
+    def _migrations(self):
+        return [*super()._migrations(), Migration(SCHEMA_VERSION, self.script, "extra")]
 
 
 def read(path, query):
@@ -37,35 +48,55 @@ def test_a_file_of_an_older_version_is_migrated_and_keeps_its_states(tmp_path):
         (1, 0, 3_600_000_000),
     ]
     store.close()
-    assert read(path, "PRAGMA user_version") == [(max(dict(file.schema())),)]
+    assert read(path, "PRAGMA user_version") == [(len(read_migrations(PACKAGE)),)]
     assert read(path, "SELECT domain, request_count FROM rate_limiter_state ORDER BY domain") == [("a", 20), ("b", 29)]
 
 
-def test_a_migration_that_fails_leaves_the_file_as_it_was(tmp_path, monkeypatch):
+def test_a_migration_that_fails_leaves_the_file_as_it_was(tmp_path):
     path = tmp_path / "limits.db"
     db = sqlite3.connect(path)
     db.executescript(OLD.read_text(encoding="utf-8"))
     db.close()
-    steps = dict(file.schema())
-    broken = [*steps.items(), (max(steps) + 1, "CREATE TABLE later (id);\nCREATE TABLE state (id);")]
-    monkeypatch.setattr(file, "schema", lambda: iter(broken))
-    store = SQLiteStore(path)
+    store = ExtendedStore(path)
+    store.script = "CREATE TABLE extra (id);\nCREATE TABLE state (id);"
     with pytest.raises(StoreUnavailable, match="table state already exists"):
         store.apply_one("peek", POLICY, "a", (0, 0), NOW)
     assert read(path, "PRAGMA user_version") == [(1,)]
-    assert read(path, "SELECT name FROM sqlite_master WHERE name IN ('later', 'rate_limits')") == []
-    monkeypatch.undo()
+    assert read(path, "SELECT name FROM sqlite_master WHERE name IN ('extra', 'rate_limits')") == []
+    store.script = ExtendedStore.script
     assert store.apply_one("peek", POLICY, "a", (0, 0), NOW).remaining
     store.close()
 
 
-def test_steps_are_numbered_without_gaps():
-    assert sorted(dict(file.schema())) == list(range(1, len(dict(file.schema())) + 1))
+def test_migrations_are_numbered_without_gaps():
+    numbers = sorted(migration.number for migration in read_migrations(PACKAGE))
+    assert numbers == list(range(1, len(numbers) + 1))
+
+
+def test_a_subclass_adds_its_tables_to_a_file_of_any_version(tmp_path):
+    """Also to one whose version is as high as the number of its migration already."""
+    path = tmp_path / "limits.db"
+    with_store(SQLiteStore(path))
+    assert read(path, "PRAGMA user_version") == [(2,)]
+    db = sqlite3.connect(path)
+    db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+    db.close()
+    for _ in range(2):
+        with_store(ExtendedStore(path))
+        assert read(path, "SELECT name FROM sqlite_master WHERE name = 'extra'") == [("extra",)]
+        with_store(SQLiteStore(path))
+        assert read(path, "PRAGMA user_version") == [(SCHEMA_VERSION,)]
+
+
+def with_store(store):
+    """Charge a key, and close the store."""
+    assert store.apply_one("acquire", POLICY, "a", (1, 1), NOW)
+    store.close()
 
 
 def test_scripts_are_split_at_statements():
     script = "-- a; comment\nCREATE TABLE a (b DEFAULT ';');\nINSERT INTO a VALUES ('x');\n"
-    assert [statement.strip() for statement in file.statements(script)] == [
+    assert [statement.strip() for statement in statements(script)] == [
         "-- a; comment\nCREATE TABLE a (b DEFAULT ';');",
         "INSERT INTO a VALUES ('x');",
     ]

@@ -107,7 +107,7 @@ def _budget(budget: TaskBudget) -> dict[str, Any]:
     usage = budget.snapshot()
     if budget.lost:
         raise StoreUnavailable("the storage of the budget cannot be read")
-    ahead = forecast(budget.plan, usage, budget.clock.ns() // 1000)
+    ahead = forecast(budget.operations.plan, usage, budget.operations.clock.ns() // 1000)
     nothing = Forecast(0.0, None)
     tiers = [{"name": name, **each._asdict(), **ahead.get(name, nothing)._asdict()} for name, each in usage.items()]
     return {"name": budget.settings.name, "strategy": budget.settings.strategy, "tiers": tiers}

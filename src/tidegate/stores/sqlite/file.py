@@ -6,16 +6,17 @@ import sqlite3
 from contextlib import suppress
 from importlib.resources import files
 from itertools import count
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from tidegate.errors import StoreUnavailable
 from tidegate.files import make_private_file
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
 APPLICATION: Final = 0x74696465  # "tide", in the file's header: what tells our user_version from another program's
+SCHEMA_VERSION: Final = 3  # the newest version this program can read: 1 and 2 are the store's, 3 adds tables of budgets
 STATEMENTS: Final = 64
 WAL_PAGES: Final = 4000  # written back into the file when the write-ahead log has so many
 WAL_BYTES: Final = 16 * 2**20  # what the write-ahead log is cut down to afterwards, should a reader have held it up
@@ -50,6 +51,19 @@ def explain(error: sqlite3.Error, attempt: str, path: Path) -> StoreUnavailable:
     return StoreUnavailable(f"could not {attempt} in {path}; nothing was charged. {error}: {advice}")
 
 
+class Migration(NamedTuple):
+    """A numbered step of the schema.
+
+    A step of the store itself is missing from a file whose version is lower than its number. A step of a subclass names
+    a table that it creates, and is missing from a file without this table, so files that the subclass does not use
+    can get later steps of the store without it.
+    """
+
+    number: int
+    script: str
+    table: str | None = None
+
+
 def connect(path: Path) -> sqlite3.Connection:
     """Open the file, and create it (for its owner alone) if it is not there; `prepare` comes next."""
     with suppress(OSError):  # SQLite says what is wrong
@@ -64,14 +78,14 @@ def connect(path: Path) -> sqlite3.Connection:
     )
 
 
-def prepare(db: sqlite3.Connection, path: Path, synchronous: str) -> None:
+def prepare(db: sqlite3.Connection, path: Path, synchronous: str, migrations: Sequence[Migration]) -> None:
     """Set up a new connection, and bring the schema of its file up to date."""
     db.execute(f"PRAGMA synchronous = {synchronous}")
     db.execute(f"PRAGMA wal_autocheckpoint = {WAL_PAGES}")
     db.execute(f"PRAGMA journal_size_limit = {WAL_BYTES}")
     if db.execute("PRAGMA journal_mode").fetchone()[0] != "wal":
         db.execute("PRAGMA journal_mode = WAL")
-    migrate(db, path)
+    migrate(db, path, migrations)
 
 
 def discard(db: sqlite3.Connection) -> None:
@@ -83,43 +97,59 @@ def discard(db: sqlite3.Connection) -> None:
         db.close()
 
 
-def migrate(db: sqlite3.Connection, path: Path) -> None:
-    """Apply the steps that the file's schema lacks, all in one transaction; whoever calls discards it on an error."""
-    steps = dict(schema())
-    newest = max(steps)
-    if (version := find_version(db, path, newest)) == newest:
+def migrate(db: sqlite3.Connection, path: Path, migrations: Sequence[Migration]) -> None:
+    """Apply the migrations that the file lacks, all in one transaction; the caller discards it on an error."""
+    if not find_missing(db, find_version(db, path), migrations):
         return
     db.execute("BEGIN IMMEDIATE")
-    version = find_version(db, path, newest)  # another process may have been faster
-    for number in range(version + 1, newest + 1):
-        for statement in statements(steps[number]):
+    version = find_version(db, path)  # another process may have been faster
+    for migration in find_missing(db, version, migrations):
+        for statement in statements(migration.script):
             db.execute(statement)
+        version = max(version, migration.number)
     db.execute(f"PRAGMA application_id = {APPLICATION}")
-    db.execute(f"PRAGMA user_version = {newest}")
+    db.execute(f"PRAGMA user_version = {version}")
     db.execute("COMMIT")
 
 
-def find_version(db: sqlite3.Connection, path: Path, newest: int) -> int:
+def find_missing(db: sqlite3.Connection, version: int, migrations: Sequence[Migration]) -> list[Migration]:
+    """List the migrations that a file of this version lacks, in the order of their numbers."""
+    missing = [
+        migration
+        for migration in migrations
+        if (migration.number > version if migration.table is None else not has_table(db, migration.table))
+    ]
+    return sorted(missing, key=lambda migration: migration.number)
+
+
+def has_table(db: sqlite3.Connection, name: str) -> bool:
+    """Return whether the file has a table."""
+    query = "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = ?"
+    return db.execute(query, (name,)).fetchone() is not None
+
+
+def find_version(db: sqlite3.Connection, path: Path) -> int:
     """Read the version of the file's schema; refuse one that is newer than this program, or not ours."""
     version = int(db.execute("PRAGMA user_version").fetchone()[0])
     if db.execute("PRAGMA application_id").fetchone()[0] != APPLICATION:
         if version or db.execute("SELECT * FROM sqlite_master LIMIT 1").fetchone():
             raise StoreUnavailable(f"{path} is the database of another program: give a path of its own to the store")
         return 0
-    if version > newest:
+    if version > SCHEMA_VERSION:
         raise StoreUnavailable(
-            f"{path} was written by a newer tidegate (schema {version}, this one knows {newest}): upgrade this one, "
-            "or give another path"
+            f"{path} was written by a newer tidegate (schema {version}, this one knows {SCHEMA_VERSION}): upgrade this "
+            "one, or give another path"
         )
     return version
 
 
-def schema() -> Iterator[tuple[int, str]]:
-    """Give the steps that make the schema, by number: `0001_tables.sql` is step 1."""
-    folder = files("tidegate.stores.sqlite")
-    for step in folder.iterdir():
-        if step.name.endswith(".sql"):
-            yield int(step.name.partition("_")[0]), step.read_text(encoding="utf-8")
+def read_migrations(package: str, table: str | None = None) -> list[Migration]:
+    """Read the migrations of a package, numbered by their file names: `0001_tables.sql` is number 1."""
+    return [
+        Migration(int(file.name.partition("_")[0]), file.read_text(encoding="utf-8"), table)
+        for file in files(package).iterdir()
+        if file.name.endswith(".sql")
+    ]
 
 
 def statements(script: str) -> Iterator[str]:

@@ -19,7 +19,16 @@ from tidegate.fork import abandon, at_fork
 from tidegate.lock import Lock, locked, threads_holding
 from tidegate.policy.key import join_key
 from tidegate.stores.base import Store
-from tidegate.stores.sqlite.file import BUSY, connect, discard, error_code, explain, prepare
+from tidegate.stores.sqlite.file import (
+    BUSY,
+    Migration,
+    connect,
+    discard,
+    error_code,
+    explain,
+    prepare,
+    read_migrations,
+)
 from tidegate.stores.sqlite.rows import Row, Rows, storable
 from tidegate.stores.sqlite.worker import Question, Worker
 from tidegate.urls import redact, split_url
@@ -273,11 +282,15 @@ class SQLiteStore(Store):
         while SystemClock.steady() < self._forking:
             yield_thread(LATER)
         self._db = db = connect(self.path)
-        prepare(db, self.path, self.synchronous)
+        prepare(db, self.path, self.synchronous, self._migrations())
         stat = self.path.stat()
         self._inode = (stat.st_dev, stat.st_ino)
         self._rows = rows = Rows(db.cursor())
         return rows
+
+    def _migrations(self) -> list[Migration]:
+        """Return the migrations of the schema; a subclass with tables of its own adds theirs."""
+        return read_migrations("tidegate.stores.sqlite")
 
     def _close(self) -> None:
         """Close the connection. Interrupted, it is done again: so it is forgotten last."""

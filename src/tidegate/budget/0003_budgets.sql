@@ -1,13 +1,13 @@
--- What budgets (`tidegate.budget`) keep beside their states, under policies named budget:…: which batches are under way,
--- so that the share of a killed process can be given back, and which tasks were completed.
+-- Tables of budgets (`tidegate.budget`), whose policies are named budget:…: open batches, so that what a killed process
+-- reserved can be returned, and completed tasks. The store of a budget applies this to a file without these tables.
 
 CREATE TABLE budget_open (
-    owner   INTEGER NOT NULL,  -- who reserved: a random number for each budget that a program opens
-    at      INTEGER NOT NULL,  -- when: the instant of the charge, in microseconds
-    number  INTEGER NOT NULL,  -- of those of the same instant
+    owner   INTEGER NOT NULL,  -- the budget that reserved: a random number for each one that a program opens
+    at      INTEGER NOT NULL,  -- the instant of the charge, in microseconds
+    number  INTEGER NOT NULL,  -- tells apart the batches of one instant
     policy  TEXT    NOT NULL,
-    expires INTEGER NOT NULL,  -- not settled by then, it is given back
-    costs   TEXT    NOT NULL,  -- JSON: what is still open, by the name of each limit
+    expires INTEGER NOT NULL,  -- the batch is returned if it is not settled by then
+    costs   TEXT    NOT NULL,  -- JSON: what is still reserved, by the name of each limit
     PRIMARY KEY (owner, at, number)
 ) WITHOUT ROWID;
 
@@ -17,15 +17,16 @@ CREATE TABLE budget_completion (
     id        INTEGER PRIMARY KEY,
     policy    TEXT    NOT NULL,
     completed INTEGER NOT NULL,
-    tasks     INTEGER NOT NULL,  -- how many, where they have no names of their own
+    tasks     INTEGER NOT NULL,  -- more than 1 only if the tasks have no IDs
     task_type TEXT,
     task_id   TEXT,
-    cost      TEXT               -- JSON: what the whole batch cost, by unit, with its first row
+    cost      TEXT               -- JSON: the cost of the whole batch by unit, in its first row
 );
 
 CREATE INDEX budget_completion_completed ON budget_completion (completed);
 
--- One row per limit of each key, as before; a budget's are called by their tier, without those that only keep a share.
+-- One row per limit of each key. Limits of a budget have the names of their tiers; limits that reserve a share are not
+-- shown.
 DROP VIEW rate_limits;
 CREATE VIEW rate_limits AS
 SELECT CASE WHEN policy GLOB 'budget:*' THEN name
@@ -38,7 +39,7 @@ SELECT CASE WHEN policy GLOB 'budget:*' THEN name
 FROM tidegate_windows
 WHERE NOT (policy GLOB 'budget:*' AND instr(name, '<'));
 
--- One row per task: those that budgets recorded, and of other policies the permits in the longest log of each key.
+-- One row per task that a budget recorded; for other policies, one per permit in the longest log of each key.
 DROP VIEW task_completions;
 CREATE VIEW task_completions AS
 WITH RECURSIVE longest AS (
