@@ -20,13 +20,6 @@ CLOSE: Final = getattr(os, "O_CLOEXEC", 0)  # not on Windows
 def make_private_folder(path: str | os.PathLike[str]) -> None:
     """Create a folder and the folders above it, as far as they are missing, for their owner alone."""
     folder = Path(path)
-<<<<<<< HEAD
-=======
-    if folder.is_dir():
-        return
-    if not folder.parent.exists():
-        make_private_folder(folder.parent)
->>>>>>> integ13
     try:
         folder.mkdir(mode=FOLDER_MODE)
     except FileNotFoundError:
