@@ -31,11 +31,11 @@ test-main: venv ## the suite on one Python only (the oldest found)
 # Fewer random examples than on the main Python, and not the protocols proved in virtual time or against dying servers
 # and processes, nor proxies and the browser: these look for differences between versions, not for new examples. What
 # lies between the oldest and the newest gets the engine only.
-LONG   := tests/faults tests/soak tests/stores/lease tests/budget/test_processes.py tests/budget/test_retention.py \
-          tests/outbound/test_proof.py tests/outbound/sources/test_kills.py tests/swarm/test_example.py \
+LONG   := tests/outage tests/soak tests/stores/lease tests/budget/test_processes.py tests/budget/test_retention.py \
+          tests/outbound/test_quota_processes.py tests/outbound/sources/test_kills.py tests/swarm/test_example.py \
           tests/swarm/test_processes.py tests/swarm/test_simulation.py tests/swarm/test_stress.py \
           tests/service/dashboard tests/service/test_proxies.py tests/service/test_real_envoy.py \
-          tests/service/test_schemathesis.py tests/service/test_several.py tests/service/test_workers.py
+          tests/service/test_schemathesis.py tests/service/test_shared_store.py tests/service/test_workers.py
 ENGINE := tests/core tests/engine tests/policy tests/headers tests/conformance tests/docs
 NEWEST := $(lastword $(OTHERS))
 test-others: ## the suite on the other Pythons, with fewer random examples

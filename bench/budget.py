@@ -243,7 +243,7 @@ def summary(times: list[float]) -> dict[str, float] | None:
 def measure_removal(folder: str) -> dict[str, float]:
     """Remove 100,000 old completions: each transaction is what a check may have to wait for."""
     from tidegate.budget import TaskBudget  # noqa: PLC0415 - as above
-    from tidegate.budget.books import LedgerBooks  # noqa: PLC0415 - as above
+    from tidegate.budget.storage.settlements import SQLiteSettlements  # noqa: PLC0415 - as above
 
     path = f"{folder}/removal.db"
     wall, own = [], []
@@ -255,7 +255,7 @@ def measure_removal(folder: str) -> dict[str, float]:
         db.commit()
         db.close()
         settlements = budget.operations.settlements
-        assert isinstance(settlements, LedgerBooks)  # noqa: S101 - it has a path
+        assert isinstance(settlements, SQLiteSettlements)  # noqa: S101 - it has a path
         removed = 1
         while removed:
             begun, before = time.perf_counter(), time.thread_time()

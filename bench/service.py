@@ -81,13 +81,13 @@ def in_process(rounds: int) -> dict[str, Any]:
 
 
 async def _in_process(rounds: int) -> dict[str, float]:
-    from tidegate.service.desk import Desk  # noqa: PLC0415 - after the path is known
+    from tidegate.service.config.settings import load_settings  # noqa: PLC0415 - as above
+    from tidegate.service.decisions.decider import Decider  # noqa: PLC0415 - after the path is known
     from tidegate.service.http import App  # noqa: PLC0415 - as above
-    from tidegate.service.settings import load_settings  # noqa: PLC0415 - as above
     from tidegate.stores import MemoryStore  # noqa: PLC0415 - as above
 
     settings = load_settings({"policies": {"api": "1000000000/1m"}})
-    app = App(Desk(settings.rules, MemoryStore()), settings)
+    app = App(Decider(settings.rules, MemoryStore()), settings)
     asks = json.dumps({"asks": [{"policy": "api", "key": f"user:{number}"} for number in range(BATCH)]})
     cases = {
         "single": ("acquire", SINGLE, 1),
@@ -330,7 +330,7 @@ def many_keys(count: int = 1_000_000) -> dict[str, Any]:
         url = json.loads(output.readline())["http"]
         ready = time.monotonic() - start
         before = resident(process.pid)
-        from tidegate.service.client import Client  # noqa: PLC0415 - after the path is known
+        from tidegate.service.client.client import Client  # noqa: PLC0415 - after the path is known
 
         with Client(url) as client:
             for first in range(0, count, 1000):

@@ -20,7 +20,7 @@ from tidegate.lock import Lock, locked
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-GRACE = 0.5  # real seconds without any sign of life after which a wait on a ManualClock moves the clock itself
+IDLE_GRACE = 0.5  # real seconds without any sign of life after which a wait on a ManualClock moves the clock itself
 yield_thread = time.sleep  # yield_thread(0) lets another thread run
 
 
@@ -223,7 +223,7 @@ class ManualClock:
         with self._alarm(signal, until):
             while not signal.is_set() and (until is None or self._now < until):
                 moves = self._moves
-                patience = 0.001 if self._alone else GRACE
+                patience = 0.001 if self._alone else IDLE_GRACE
                 if (until is not None and threading.active_count() == 1) or not signal.wait(patience):
                     self._jump(moves)
 
@@ -237,6 +237,6 @@ class ManualClock:
                 if len(asyncio.all_tasks()) == 1 and until is not None:
                     self._jump(moves)
                     break
-                await signal.wait(0.001 if self._alone else GRACE)
+                await signal.wait(0.001 if self._alone else IDLE_GRACE)
                 if not signal.is_set():
                     self._jump(moves)

@@ -14,7 +14,7 @@ from typing import Final
 FILE_MODE: Final = 0o600
 FOLDER_MODE: Final = 0o700
 ANY_FILE: Final = 0o666
-CLOSE: Final = getattr(os, "O_CLOEXEC", 0)  # not on Windows
+CLOSE_ON_EXEC: Final = getattr(os, "O_CLOEXEC", 0)  # not on Windows
 
 
 def make_private_folder(path: str | os.PathLike[str]) -> None:
@@ -44,11 +44,11 @@ def make_private_file(path: str | os.PathLike[str]) -> None:
 def open_private(path: str | os.PathLike[str], flags: int, mode: int = FILE_MODE) -> int:
     """Open a file descriptor; a file that this creates gets the mode exactly: for its owner alone, unless told so."""
     try:
-        descriptor = os.open(path, flags | os.O_CREAT | os.O_EXCL | CLOSE, mode)
+        descriptor = os.open(path, flags | os.O_CREAT | os.O_EXCL | CLOSE_ON_EXEC, mode)
     except FileExistsError:
         if flags & os.O_EXCL:
             raise
-        return os.open(path, flags | os.O_CREAT | CLOSE, mode)
+        return os.open(path, flags | os.O_CREAT | CLOSE_ON_EXEC, mode)
     if hasattr(os, "fchmod"):  # not on Windows
         os.fchmod(descriptor, mode)  # the umask may have taken bits away
     return descriptor

@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 L = TypeVar("L")
 
 
-class Hooks(NamedTuple):
+class ForkHooks(NamedTuple):
     """What one object does around a fork."""
 
     before: WeakMethod[Callable[[], object]] | None
@@ -30,8 +30,8 @@ class Hooks(NamedTuple):
     child: WeakMethod[Callable[[], object]] | None
 
 
-NUMBERS: Final = count()
-HOOKS: Final[dict[int, Hooks]] = {}
+HOOK_NUMBERS: Final = count()
+HOOKS: Final[dict[int, ForkHooks]] = {}
 LOCKS: Final[WeakSet[Any]] = WeakSet()
 ABANDONED: Final[list[object]] = []  # in a child process: what is its parent's
 
@@ -47,12 +47,12 @@ def at_fork(
     They should not raise; what they raise is logged.
     """
     install()
-    number = next(NUMBERS)
+    number = next(HOOK_NUMBERS)
 
     def forget(_: object) -> None:
         HOOKS.pop(number, None)
 
-    HOOKS[number] = Hooks(*(None if each is None else WeakMethod(each, forget) for each in (before, parent, child)))
+    HOOKS[number] = ForkHooks(*(None if each is None else WeakMethod(each, forget) for each in (before, parent, child)))
 
 
 def fork_safe(lock: L) -> L:

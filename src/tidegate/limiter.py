@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Self
 
 from tidegate.clock import Clock, TaskSignal, ThreadSignal
 from tidegate.core.algorithms import NEVER
-from tidegate.core.bounds import LONGEST, SECOND
+from tidegate.core.bounds import MAX_DURATION, SECOND
 from tidegate.core.decision import Decision, ShadowDecision
 from tidegate.errors import Closed, ConfigError, Denied
 from tidegate.limited import AsyncLimited, Limited
@@ -21,9 +21,9 @@ from tidegate.policy.key import Key, normal_key
 from tidegate.policy.model import Cost, Policy, Rules, read_policy
 from tidegate.reservation import AsyncReservation, Reservation, Reserving
 from tidegate.stores import MemoryStore, Store
-from tidegate.stores.failure import open_guarded
 from tidegate.stores.lease import Lease, LeasedStore, read_lease
-from tidegate.waiting import MAX_PRIORITY, Ask, Lines, Steps, TaskCall, ThreadCall, wait_in_line
+from tidegate.stores.outage import open_guarded
+from tidegate.waiting import MAX_PRIORITY, Ask, Steps, TaskCall, ThreadCall, WaitQueues, wait_in_line
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     AsyncApply = Callable[..., Awaitable[list[Decision]]]  # as Store.apply_async
 
-ENDLESS: Final = 3e10
+MAX_SECONDS: Final = 3e10
 
 
 class Usage(NamedTuple):
@@ -81,7 +81,7 @@ class _Engine:
         self._observer = observer
         self._ageing = round(at_least_zero("ageing", ageing) * SECOND)
         self._max_priority = at_least_zero("max_priority", max_priority)
-        self._lines = Lines()
+        self._lines = WaitQueues()
         self.store.waited_on.add(self._lines)
         self._retire: list[Callable[[], None]] = []
         self._now: Callable[[], int] | None = None
@@ -148,7 +148,7 @@ class _Engine:
         ask_as = functools.partial(self._question, key=key, cost=cost)
         # Another process may release a slot long before its lease ends, and cannot wake us.
         slots = any(limit.algorithm == "concurrency" for limit in ask.policy.limits)
-        longest = SECOND if slots and not self._instant_store else LONGEST
+        longest = SECOND if slots and not self._instant_store else MAX_DURATION
         steps = wait_in_line(self._lines, waiter, verb, ask_as, deadline, longest, self.clock.steady)
         decision = yield from steps
         return self._permit(decision, key, timeout)
@@ -223,14 +223,14 @@ def seconds(name: str, value: object) -> float:
     if isinstance(value, timedelta):
         value = value.total_seconds()
     if isinstance(value, (int, float)) and not isinstance(value, bool) and value == value:  # noqa: PLR0124 - not NaN
-        return max(-ENDLESS, min(ENDLESS, value))
+        return max(-MAX_SECONDS, min(MAX_SECONDS, value))
     raise ConfigError(f"must be a number of seconds, not {value!r}", field=name)
 
 
 def at_least_zero(name: str, value: object) -> float:
     """Take a number that is neither negative nor endless."""
     number = seconds(name, value)
-    if not 0 <= number < ENDLESS:
+    if not 0 <= number < MAX_SECONDS:
         raise ConfigError(f"must be a number from 0, not {value!r}", field=name)
     return number
 

@@ -54,8 +54,8 @@ P = ParamSpec("P")
 R = TypeVar("R")
 S = TypeVar("S", bound="HasLock")
 
-SPINS: Final = 1000  # how often a thread yields to the others before it sleeps between two attempts
-REST: Final = 0.0001  # seconds of such a sleep
+MAX_SPINS: Final = 1000  # how often a thread yields to the others before it sleeps between two attempts
+RETRY_SLEEP: Final = 0.0001  # seconds of such a sleep
 
 
 class Lock:
@@ -67,7 +67,7 @@ class Lock:
 
     __slots__ = ("_rest", "_spins", "give", "token")
 
-    def __init__(self, spins: int = SPINS, rest: float = REST) -> None:
+    def __init__(self, spins: int = MAX_SPINS, rest: float = RETRY_SLEEP) -> None:
         """Start free."""
         self.token: deque[None] = deque((None,))
         self.give = self.token.append

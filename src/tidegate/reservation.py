@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 from tidegate.core.bounds import SECOND
 from tidegate.core.decision import LocalDecision
 from tidegate.errors import RateLimitError, StoreUnavailable
-from tidegate.stores.cancellation import Background
+from tidegate.stores.cancellation import BackgroundTasks
 from tidegate.waiting import Ask
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from tidegate.policy import Cost, Key, Policy
 
 
-SETTLING: Final = Background()  # settlements in several parts whose task was cancelled between two of them
+SETTLING: Final = BackgroundTasks()  # settlements in several parts whose task was cancelled between two of them
 
 
 def charged_at(decision: Decision, policy: Policy) -> int | None:

@@ -18,11 +18,11 @@ from tidegate.errors import ConfigError
 if TYPE_CHECKING:
     from urllib.parse import SplitResult
 
-HIDDEN: Final = "…"
-MAX_SHOWN: Final = 80  # characters of a URL that a message repeats
-MAX_URL: Final = 8192  # characters
+HIDDEN_TEXT: Final = "…"
+MAX_SHOWN_LENGTH: Final = 80  # characters of a URL that a message repeats
+MAX_URL_LENGTH: Final = 8192  # characters
 MAX_PORT: Final = 65_535
-WEB: Final = ("http", "https")
+WEB_SCHEMES: Final = ("http", "https")
 CHARACTERS = re.compile(r"[^\x00-\x1f\x7f\ud800-\udfff]*")
 AUTHORITY = re.compile(r"[^/?#]*")
 EMBEDDED = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^\s'\"<>]+")
@@ -43,8 +43,8 @@ def redact(url: object) -> str:
     place, mark, _ = rest.partition("?")
     if not mark:
         place, mark, _ = rest.partition("#")
-    shown = f"{scheme}{separator}{_without_words_as_port(place)}{mark + HIDDEN if mark else ''}"
-    return shown if len(shown) <= MAX_SHOWN else f"{shown[:MAX_SHOWN]}{HIDDEN}"
+    shown = f"{scheme}{separator}{_without_words_as_port(place)}{mark + HIDDEN_TEXT if mark else ''}"
+    return shown if len(shown) <= MAX_SHOWN_LENGTH else f"{shown[:MAX_SHOWN_LENGTH]}{HIDDEN_TEXT}"
 
 
 def redact_text(text: object) -> str:
@@ -60,10 +60,10 @@ def _without_user(scheme: str, rest: str, *, known: bool) -> str:
     authority = match.group() if match else ""
     if known and not authority:  # a path: file names may have an '@'
         return rest
-    if scheme in WEB and ("@" in authority or _is_host(authority)):
+    if scheme in WEB_SCHEMES and ("@" in authority or _is_host(authority)):
         user, _, host = authority.rpartition("@")
-        return f"{HIDDEN}@{host}{rest[len(authority) :]}" if user else rest
-    return f"{HIDDEN}@{rest.rpartition('@')[2]}"
+        return f"{HIDDEN_TEXT}@{host}{rest[len(authority) :]}" if user else rest
+    return f"{HIDDEN_TEXT}@{rest.rpartition('@')[2]}"
 
 
 def _without_words_as_port(place: str) -> str:
@@ -71,7 +71,7 @@ def _without_words_as_port(place: str) -> str:
     user, at, hosts = place.partition("/")[0].rpartition("@")
     if all(_is_host(host) for host in hosts.split(",")):
         return place
-    return f"{user}{at}{hosts.partition(':')[0]}:{HIDDEN}"
+    return f"{user}{at}{hosts.partition(':')[0]}:{HIDDEN_TEXT}"
 
 
 def _is_host(text: str) -> bool:
@@ -80,8 +80,8 @@ def _is_host(text: str) -> bool:
 
 def split_url(url: object, field: str) -> SplitResult:
     """Split a URL that has a scheme, and whose hosts and ports are well-formed; `field` names it in errors."""
-    if isinstance(url, str) and (len(url) > MAX_URL or not CHARACTERS.fullmatch(url)):
-        raise _malformed(url, field, f"a URL has at most {MAX_URL} characters, and no control characters")
+    if isinstance(url, str) and (len(url) > MAX_URL_LENGTH or not CHARACTERS.fullmatch(url)):
+        raise _malformed(url, field, f"a URL has at most {MAX_URL_LENGTH} characters, and no control characters")
     try:
         parts = urlsplit(url) if isinstance(url, str) else None
     except ValueError:  # it may quote the password

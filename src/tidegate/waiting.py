@@ -123,7 +123,7 @@ class Waiter(NamedTuple):
     call: Call
 
 
-class Lines:
+class WaitQueues:
     """The lines of all keys of a limiter. Safe to use from any thread."""
 
     def __init__(self) -> None:
@@ -212,7 +212,13 @@ class Lines:
 
 
 def wait_in_line(
-    lines: Lines, waiter: Waiter, verb: str, ask: Asker, deadline: int | None, longest: int, steady: Callable[[], int]
+    lines: WaitQueues,
+    waiter: Waiter,
+    verb: str,
+    ask: Asker,
+    deadline: int | None,
+    longest: int,
+    steady: Callable[[], int],
 ) -> Steps:
     """Wait for a permit, step by step, for whoever can ask and sleep.
 

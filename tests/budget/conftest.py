@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from tests.budget.faces import KINDS, START, BlockingBudget
+from tests.budget.both_kinds import KINDS, START, BlockingBudget
 from tidegate.testing import ManualClock
 
 

@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from tests.budget.faces import START, used
+from tests.budget.both_kinds import START, used
 from tidegate.budget import TaskBudget, Usage
 from tidegate.errors import Closed, ConfigError, Denied
 

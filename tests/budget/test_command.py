@@ -4,11 +4,11 @@ import json
 
 import pytest
 
-from tests.budget.faces import START
+from tests.budget.both_kinds import START
 from tidegate.budget import TaskBudget
 from tidegate.cli import main
 from tidegate.cli.budget import format_duration, show
-from tidegate.cli.say import Say
+from tidegate.cli.output import Output
 from tidegate.testing import ManualClock
 
 
@@ -76,7 +76,7 @@ def test_the_command_repeats_with_watch(path, capsys):
     clock = ManualClock(start=START)
     with TaskBudget(per_minute=10, storage=path, clock=clock) as budget:
         budget.record_completed_tasks(10)
-        show(budget, Say(), clock, 30.0, rounds=3)
+        show(budget, Output(), clock, 30.0, rounds=3)
     lines = capsys.readouterr().out.splitlines()[1::2]
     assert [line.split("%")[1].strip() for line in lines] == [
         "used up; completely reset in 1 min",
@@ -88,7 +88,7 @@ def test_the_command_repeats_with_watch(path, capsys):
 
 def test_watching_on_a_terminal_redraws_in_place(path, capsys):
     clock = ManualClock(start=START)
-    output = Say()
+    output = Output()
     output.live = True
     with TaskBudget(per_minute=10, storage=path, clock=clock) as budget:
         show(budget, output, clock, 1.0, rounds=2)

@@ -5,7 +5,7 @@ from fractions import Fraction
 import pytest
 
 from tidegate.budget import BudgetSettings, TaskBudget
-from tidegate.budget.config import read_config
+from tidegate.budget.settings.file import read_config
 from tidegate.errors import ConfigError
 
 ALL_SETTINGS = """\

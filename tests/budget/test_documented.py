@@ -9,8 +9,8 @@ import pytest
 from tidegate import budget
 from tidegate.budget import BudgetSettings, RateLimitResult, TaskBudget, Usage
 from tidegate.budget import prometheus as metrics
-from tidegate.budget.environment import CONFIG, VARIABLES
-from tidegate.budget.watch import MEANWHILE
+from tidegate.budget.alerts.monitor import FALLBACK_DESCRIPTIONS
+from tidegate.budget.settings.environment import CONFIG_VARIABLE, VARIABLES
 from tidegate.cli import COMMANDS
 from tidegate.cli import budget as command
 
@@ -25,10 +25,14 @@ def command_options():
 
 NAMES = {
     "setting": [each.name for each in fields(BudgetSettings) if not each.name.startswith("per_")],
-    "variable": [CONFIG, *(name for name in VARIABLES.values() if "_PER_" not in name), "RATE_LIMIT_PER_MINUTE"],
+    "variable": [
+        CONFIG_VARIABLE,
+        *(name for name in VARIABLES.values() if "_PER_" not in name),
+        "RATE_LIMIT_PER_MINUTE",
+    ],
     "metric": [word.split("{")[0] for word in str(metrics.__doc__).split() if word.startswith("rate_limit_")],
     "option": command_options(),
-    "choice": list(MEANWHILE),
+    "choice": list(FALLBACK_DESCRIPTIONS),
     "public name": list(budget.__all__),
     "method": [name for name in dir(TaskBudget) if not name.startswith("_") and callable(getattr(TaskBudget, name))],
     "result": [each.name for each in fields(RateLimitResult) if each.name != "batch"],

@@ -2,9 +2,9 @@
 
 import pytest
 
-from tests.budget.faces import used
+from tests.budget.both_kinds import used
 from tidegate.budget import AsyncTaskBudget, TaskBudget
-from tidegate.budget.environment import CONFIG, VARIABLES, read_environment
+from tidegate.budget.settings.environment import CONFIG_VARIABLE, VARIABLES, read_environment
 from tidegate.errors import ConfigError
 
 
@@ -131,12 +131,12 @@ def test_the_directory_of_the_file_is_created(environ, tmp_path):
 def test_a_file_sets_what_the_variables_do_not(environ, tmp_path, clock):
     file = tmp_path / "budget.yaml"
     file.write_text("tiers: {minute: 7, day: 9}\ncosts:\n  tokens: {day: 1000}\nstrategy: fixed\n")
-    settings = read_environment(environ | {CONFIG: str(file)})
+    settings = read_environment(environ | {CONFIG_VARIABLE: str(file)})
     assert (settings.per_minute, settings.per_day) == (20, 500)  # variables override the file
     assert settings.costs == {"tokens": {"day": 1000}}
     assert settings.strategy == "rolling"
     only_file = {name: environ[name] for name in ("RATE_LIMIT_STORAGE_PATH", "RATE_LIMIT_ENABLED")}
-    settings = read_environment(only_file | {CONFIG: str(file)})
+    settings = read_environment(only_file | {CONFIG_VARIABLE: str(file)})
     assert (settings.per_minute, settings.strategy) == (7, "fixed")
 
 
@@ -144,8 +144,8 @@ def test_an_error_in_the_file_is_listed_with_the_others(environ, tmp_path):
     file = tmp_path / "budget.yaml"
     file.write_text("tiers:\n  minut: 7\n")
     with pytest.raises(ConfigError) as error:
-        read_environment({"RATE_LIMIT_ENABLED": "yes", "RATE_LIMIT_STRATEGY": "x", CONFIG: str(file)})
-    assert f"{CONFIG}: {file}:2: tiers.minut: unknown setting: " in str(error.value)
+        read_environment({"RATE_LIMIT_ENABLED": "yes", "RATE_LIMIT_STRATEGY": "x", CONFIG_VARIABLE: str(file)})
+    assert f"{CONFIG_VARIABLE}: {file}:2: tiers.minut: unknown setting: " in str(error.value)
     assert "RATE_LIMIT_STRATEGY: expected rolling or fixed, not 'x'" in str(error.value)
 
 
@@ -160,8 +160,8 @@ def test_a_tier_without_effect_is_logged(environ, caplog):
 def test_the_file_can_enable_the_budget(tmp_path, path):
     file = tmp_path / "budget.yaml"
     file.write_text(f"enabled: true\ntiers: {{minute: 7}}\nstorage: {path}\n")
-    assert read_environment({CONFIG: str(file)}).enabled
-    assert not read_environment({CONFIG: str(file), "RATE_LIMIT_ENABLED": "no"}).enabled
+    assert read_environment({CONFIG_VARIABLE: str(file)}).enabled
+    assert not read_environment({CONFIG_VARIABLE: str(file), "RATE_LIMIT_ENABLED": "no"}).enabled
 
 
 def test_the_variables_of_the_specification_are_known(environ):

@@ -2,9 +2,9 @@
 
 import pytest
 
-from tests.budget.faces import START
+from tests.budget.both_kinds import START
 from tidegate.budget import TaskBudget
-from tidegate.budget.forecast import forecast
+from tidegate.budget.alerts.forecast import forecast
 from tidegate.testing import ManualClock
 
 HOUR = 3600

@@ -7,8 +7,8 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest, start_http_server
 from prometheus_client.parser import text_string_to_metric_families
 
+from tests.budget.polling import wait_until
 from tests.budget.prometheus import prometheus, promtool
-from tests.budget.waiting import wait_until
 from tidegate.budget import TaskBudget
 from tidegate.budget import prometheus as module
 from tidegate.budget.prometheus import BudgetCollector

@@ -9,8 +9,8 @@ import sys
 from collections import Counter
 
 from tests.budget import programs
-from tests.budget.faces import used
-from tests.budget.waiting import wait_until
+from tests.budget.both_kinds import used
+from tests.budget.polling import wait_until
 from tidegate.budget import TaskBudget
 
 TIERS = ("hour", "day", "week", "month")

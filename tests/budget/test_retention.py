@@ -4,9 +4,9 @@ import os
 import sqlite3
 from contextlib import closing
 
-from tests.budget.faces import START, used
+from tests.budget.both_kinds import START, used
 from tidegate.budget import TaskBudget
-from tidegate.budget.ledger import REMOVED
+from tidegate.budget.storage.sqlite import MAX_REMOVED_PER_TRANSACTION
 from tidegate.testing import ManualClock
 
 DAY = 86_400
@@ -40,13 +40,13 @@ def test_completions_are_kept_for_35_days(open_budget, path, clock):
 
 def test_the_daily_removal_takes_a_few_rows_in_each_write(open_budget, path, clock):
     budget = open_budget(per_month=100_000)
-    budget.record_completed_tasks(task_ids=[str(number) for number in range(5 * REMOVED)])
+    budget.record_completed_tasks(task_ids=[str(number) for number in range(5 * MAX_REMOVED_PER_TRANSACTION)])
     clock.advance(36 * DAY)
     left = [len(rows(path, "SELECT 1 FROM budget_completion"))]
     while left[-1] > len(left) - 1:
         budget.record_completed_tasks(1)
         left.append(len(rows(path, "SELECT 1 FROM budget_completion")))
-        assert left[-2] - left[-1] <= REMOVED
+        assert left[-2] - left[-1] <= MAX_REMOVED_PER_TRANSACTION
     assert len(left) == 6
     clock.advance(DAY / 2)
     budget.record_completed_tasks(1)
@@ -55,12 +55,12 @@ def test_the_daily_removal_takes_a_few_rows_in_each_write(open_budget, path, clo
 
 def test_cleaning_up_uses_small_transactions(open_budget, clock):
     budget = open_budget(per_month=100_000)
-    budget.record_completed_tasks(task_ids=[str(number) for number in range(5 * REMOVED)])
+    budget.record_completed_tasks(task_ids=[str(number) for number in range(5 * MAX_REMOVED_PER_TRANSACTION)])
     for _ in range(40):
         budget.check_all_limits(1)
     clock.advance(36 * DAY)
     before = budget.operations.store.metrics()["transactions"]
-    assert budget.reset_expired_windows() == 5 * REMOVED + 40
+    assert budget.reset_expired_windows() == 5 * MAX_REMOVED_PER_TRANSACTION + 40
     assert budget.operations.store.metrics()["transactions"] == before + 6  # the last of them finds nothing
 
 

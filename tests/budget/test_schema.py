@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.budget.faces import START, used
+from tests.budget.both_kinds import START, used
 from tidegate import Limiter
-from tidegate.budget import TaskBudget, ledger
+from tidegate.budget import TaskBudget
+from tidegate.budget.storage import sqlite
 from tidegate.stores.sqlite import SQLiteStore
-from tidegate.stores.sqlite.file import SCHEMA_VERSION, Migration, read_migrations
+from tidegate.stores.sqlite.database import SCHEMA_VERSION, Migration, read_migrations
 from tidegate.testing import ManualClock
 
 VERSION_3 = Path(__file__).with_name("schema_3.sql")
@@ -21,7 +22,7 @@ class EarlierStore(SQLiteStore):
     """Migrates as earlier versions did: every file gets all migrations, by their numbers."""
 
     def _migrations(self):
-        budgets = read_migrations(ledger.__package__)
+        budgets = read_migrations(sqlite.__package__)
         return [*super()._migrations(), *(Migration(number, script) for number, script, _ in budgets)]
 
 
@@ -62,7 +63,7 @@ def use_budget(path, clock):
 
 
 def test_the_number_of_the_migration_is_the_schema_version():
-    numbers = [migration.number for migration in read_migrations(ledger.__package__)]
+    numbers = [migration.number for migration in read_migrations(sqlite.__package__)]
     assert numbers == [SCHEMA_VERSION] == [3]
 
 

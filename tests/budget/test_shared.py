@@ -5,8 +5,8 @@ import os
 
 import pytest
 
-from tests.budget.faces import KINDS, BlockingBudget, used
-from tests.budget.waiting import wait_until
+from tests.budget.both_kinds import KINDS, BlockingBudget, used
+from tests.budget.polling import wait_until
 from tests.servers.postgres import PostgresServer, find_binaries
 from tests.servers.valkey import ValkeyServer
 

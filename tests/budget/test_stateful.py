@@ -9,8 +9,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, multiple, rule
 
-from tests.budget.faces import START
-from tests.budget.test_exact import Oracle
+from tests.budget.both_kinds import START
+from tests.budget.test_rolling_windows import Oracle
 from tidegate.budget import TaskBudget
 from tidegate.errors import Denied
 from tidegate.testing import ManualClock

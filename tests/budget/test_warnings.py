@@ -9,10 +9,10 @@ from contextlib import closing
 
 import pytest
 
+from tests.budget.polling import wait_until
 from tests.budget.receiver import run_receiver
-from tests.budget.waiting import wait_until
 from tests.outbound.sources.hostile import HostileServer, endlessly, slowly
-from tidegate.budget.webhook import Webhook
+from tidegate.budget.alerts.webhook import Webhook
 from tidegate.testing import ManualClock
 
 

@@ -17,7 +17,7 @@ from tests.servers.process import until
 from tests.servers.valkey import ValkeyServer
 from tidegate import ConfigError
 from tidegate.bus import Retain, open_bus
-from tidegate.bus.redis import PREFIX
+from tidegate.bus.redis import KEY_PREFIX
 from tidegate.swarm import SwarmLimiter
 
 subjects = (f"retained.{number}" for number in itertools.count())
@@ -68,7 +68,7 @@ def subject():
 
 def in_redis(server, subject, key, value):
     with redis.Redis(port=server.port) as client:
-        client.hset(PREFIX + subject, key, value)
+        client.hset(KEY_PREFIX + subject, key, value)
 
 
 def in_nats(server, subject, key, value):
@@ -166,7 +166,7 @@ def test_a_key_of_another_type_in_redis_keeps_nobody_off(valkey, subject, entry)
             "set": lambda key: client.sadd(key, "x"),
             "stream": lambda key: client.xadd(key, {"a": "b"}),
         }
-        put[entry](PREFIX + subject)
+        put[entry](KEY_PREFIX + subject)
     late = Joined(valkey.url, subject)
     late.bus.publish(subject, b"hello", Retain("good", 1, 60))
     until(lambda: late.heard == [b"hello"], "a live message")
@@ -204,14 +204,14 @@ def test_more_entries_than_anybody_needs_are_not_all_read(valkey, subject):
     with redis.Redis(port=valkey.port) as client:
         for start in range(0, 100_000, 10_000):
             entries = {b"k%d" % n: b"1 " + FAR + b" " + b"x" * 1000 for n in range(start, start + 10_000)}
-            client.hset(PREFIX + subject, mapping=entries)
+            client.hset(KEY_PREFIX + subject, mapping=entries)
     late = Joined(valkey.url, subject)
     until(lambda: late.bus.metrics()["waiting"] == 0, "handling")
     assert len(late.events) <= 10_000
     assert late.bus.metrics()["malformed"] >= 90_000
     late.bus.close()
     with redis.Redis(port=valkey.port) as client:
-        client.delete(PREFIX + subject)
+        client.delete(KEY_PREFIX + subject)
 
 
 def test_a_message_that_the_server_refuses_is_dropped(nats_server, subject, caplog):

@@ -7,12 +7,12 @@ import sys
 import pytest
 
 from tidegate import ConfigError, StoreUnavailable
-from tidegate.cli import COMMANDS, OK, UNAVAILABLE, WRONG, main
-from tidegate.cli.say import Say
+from tidegate.cli import COMMANDS, EXIT_BAD_INPUT, EXIT_OK, EXIT_UNAVAILABLE, main
+from tidegate.cli.output import Output
 
 
 def test_help_lists_every_command(capsys):
-    assert main([]) == OK
+    assert main([]) == EXIT_OK
     text = capsys.readouterr().out
     for name, line in COMMANDS.items():
         assert name in text
@@ -24,20 +24,20 @@ def test_help_imports_no_command():
         "import sys; from tidegate.cli import main; main([]); print([m for m in sys.modules if 'tidegate.cli.' in m])"
     )
     text = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
-    assert text.splitlines()[-1] == "['tidegate.cli.say']"
+    assert text.splitlines()[-1] == "['tidegate.cli.output']"
 
 
 def test_help_has_the_exit_codes(capsys):
     main([])
     text = capsys.readouterr().out
-    for code in (OK, 1, WRONG, UNAVAILABLE, 130):
+    for code in (EXIT_OK, 1, EXIT_BAD_INPUT, EXIT_UNAVAILABLE, 130):
         assert f"\n  {code:<6} " in text
 
 
 def test_converted_files_are_written_as_json(tmp_path, capsys):
     path = tmp_path / "envoy.yaml"
     path.write_text("domain: a\ndescriptors: [{key: b, rate_limit: {unit: day, requests_per_unit: 1}}]\n")
-    assert main(["validate", "--from-envoy", str(path), "--json"]) == OK
+    assert main(["validate", "--from-envoy", str(path), "--json"]) == EXIT_OK
     assert "domains" in json.loads(capsys.readouterr().out)["yaml"]
 
 
@@ -45,19 +45,20 @@ def test_converted_files_are_written_as_json(tmp_path, capsys):
 def test_every_command_has_help(name, capsys):
     with pytest.raises(SystemExit) as ended:
         main([name, "--help"])
-    assert ended.value.code == OK
+    assert ended.value.code == EXIT_OK
     assert "--json" in capsys.readouterr().out
 
 
 def test_an_unknown_command_is_refused(capsys):
     with pytest.raises(SystemExit) as ended:
         main(["dance"])
-    assert ended.value.code == WRONG
+    assert ended.value.code == EXIT_BAD_INPUT
     assert "dance" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
-    ("error", "code"), [(ConfigError("no such file", field="config"), WRONG), (StoreUnavailable("gone"), UNAVAILABLE)]
+    ("error", "code"),
+    [(ConfigError("no such file", field="config"), EXIT_BAD_INPUT), (StoreUnavailable("gone"), EXIT_UNAVAILABLE)],
 )
 def test_errors_are_one_line_and_an_exit_code(monkeypatch, capsys, error, code):
     def fail(_args, _output):
@@ -79,7 +80,7 @@ def test_an_interrupt_prints_no_traceback(monkeypatch):
 
 
 def test_a_pipe_gets_no_colours(capsys):
-    output = Say()
+    output = Output()
     output.write_line("hello", "red")
     assert capsys.readouterr().out == "hello\n"
     assert output.draw_bar(5, 10, 10) == "█████░░░░░"
@@ -92,6 +93,6 @@ def test_a_terminal_gets_colours_unless_no_color_is_set(monkeypatch):
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.delenv("NO_COLOR", raising=False)
-    assert Say().style("hello", "bold", "red") == "\x1b[1;31mhello\x1b[0m"
+    assert Output().style("hello", "bold", "red") == "\x1b[1;31mhello\x1b[0m"
     monkeypatch.setenv("NO_COLOR", "1")
-    assert Say().style("hello", "red") == "hello"
+    assert Output().style("hello", "red") == "hello"

@@ -6,8 +6,8 @@ from random import Random
 from typing import TYPE_CHECKING
 
 from tidegate import Limit, Policy
-from tidegate.core.bounds import MAX, SECOND
-from tidegate.testing import Model, Vector
+from tidegate.core.bounds import MAX_INTEGER, SECOND
+from tidegate.testing import ReferenceStore, Vector
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -20,7 +20,7 @@ START = 1_749_999_000 * SECOND + 250_001  # 2025-06-15, shortly before an hour e
 
 def changing_history(seed: int, steps: int = 120) -> Iterator[Vector]:
     """Charge and correct one key, mostly by limits with shorter and shorter periods, then by the longest again."""
-    random, model = Random(f"changes {seed}"), Model()
+    random, model = Random(f"changes {seed}"), ReferenceStore()
     versions = _versions(random, seed)
     now, place, held = START, 0, [START]
     for _ in range(steps):
@@ -30,7 +30,7 @@ def changing_history(seed: int, steps: int = 120) -> Iterator[Vector]:
         place = random.choice((place, min(place + 1, len(versions) - 1), random.randrange(len(versions))))
         verb, cost, at = random.choice(("acquire", "acquire", "hold", "peek")), random.choice((1, 1, 2, 5, 40)), None
         if not random.randrange(4):
-            verb, cost = "adjust", random.choice((-1, -3, -60, 2)) if random.randrange(20) else MAX
+            verb, cost = "adjust", random.choice((-1, -3, -60, 2)) if random.randrange(20) else MAX_INTEGER
             lengths = (versions[place].length, random.choice(versions).length)
             at = random.choice((None, *held[-3:], *(now + random.choice((-1, 0, 1)) * length for length in lengths)))
         asks = ((Policy("changes", (versions[place],)), "k", (cost,)),)
@@ -42,7 +42,7 @@ def changing_history(seed: int, steps: int = 120) -> Iterator[Vector]:
 
 def _versions(random: Random, seed: int) -> list[Limit]:
     kind = ("calendar_window", "fixed_window", "calendar_window", random.choice(ROLLING))[seed % 4]
-    quotas = [random.choice((100, 100, 1000, 30, MAX)) for _ in NESTED]
+    quotas = [random.choice((100, 100, 1000, 30, MAX_INTEGER)) for _ in NESTED]
     if kind == "calendar_window":
         pairs = zip(quotas, NESTED, strict=True)
         made = []
@@ -106,7 +106,7 @@ def _calendar(period: str) -> Limit:
 
 
 def _history(*steps: tuple[str, Limit, int, int] | tuple[str, Limit, int, int, int]) -> list[Vector]:
-    model, vectors, midnight = Model(), [], 1_749_945_600 * SECOND
+    model, vectors, midnight = ReferenceStore(), [], 1_749_945_600 * SECOND
     for verb, limit, cost, minute, *ats in steps:
         now, *at = (midnight + each * 60 * SECOND for each in (minute, *ats))
         asks = ((Policy("changes", (limit,)), "k", (cost,)),)

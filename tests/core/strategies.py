@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import strategies as st
 
 from tidegate import Limit
-from tidegate.core.bounds import MAX, SECOND
+from tidegate.core.bounds import MAX_INTEGER, SECOND
 from tidegate.errors import ConfigError
 
 START = 1_735_689_600 * SECOND + 123_456  # 2025-01-01, shortly after midnight
@@ -27,7 +27,7 @@ def limits(draw, algorithms=(*NAMES, "calendar_window"), name="", unit="requests
     quota, burst = draw(quotas), draw(st.one_of(st.just(0), quotas)) if algorithm == "token_bucket" else 0
     length = draw(lengths)
     if algorithm == "sliding_window":
-        quota = min(quota, MAX // length)  # weighed exactly; coarser ones have a test of their own
+        quota = min(quota, MAX_INTEGER // length)  # weighed exactly; coarser ones have a test of their own
     try:
         return Limit(quota, f"{length}us", algorithm, unit, burst=burst, name=name)
     except ConfigError:  # 10**7 per year and the like are refused only with absurd bursts

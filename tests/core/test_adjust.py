@@ -8,7 +8,7 @@ from tests.core.oracle import TokenBucket, oracle_for
 from tests.core.strategies import NAMES, START, costs, limits
 from tidegate import Limit
 from tidegate.core import algorithms
-from tidegate.core.algorithms import PEAKS
+from tidegate.core.algorithms import MAX_PEAKS
 from tidegate.core.codec import dump
 from tidegate.core.decision import adjust, hold
 
@@ -58,13 +58,13 @@ def test_bucket_settles_like_a_replay_with_the_actual_costs(limit, data):
                     open_.append(call)
         level, replay = exact_level(limit, state, now), oracle.left(now) * limit.scale
         assert level <= replay
-        if exact and len(marks(state)) < PEAKS:
+        if exact and len(marks(state)) < MAX_PEAKS:
             assert replay - level < limit.scale
 
 
 def marks(state):
     owner = None if state is None else state[0]
-    return owner.peaks if isinstance(owner, algorithms.Marked) else ()
+    return owner.peaks if isinstance(owner, algorithms.MarkedLimit) else ()
 
 
 def oracle_full_since(oracle, call, time):
@@ -174,7 +174,7 @@ def test_more_open_reservations_than_marks_still_get_most_of_it_back():
     for start, call in zip(starts, calls, strict=True):
         state = corrected(limit, state, -500, now, start)
         replay.correct(call, 500)
-    assert len(marks(state)) <= PEAKS
+    assert len(marks(state)) <= MAX_PEAKS
     assert replay.remaining(now) - 2000 < remaining(limit, state, now) <= replay.remaining(now)
 
 
@@ -208,7 +208,7 @@ def test_log_correction_takes_one_pass(monkeypatch):
     for number in range(20_000):
         state = limit.charge(state, limit, 1, START + number)
     looks = 0
-    plain = algorithms.Entries.costs
+    plain = algorithms.LogEntries.costs
 
     def counting(*args):
         nonlocal looks
@@ -216,7 +216,7 @@ def test_log_correction_takes_one_pass(monkeypatch):
             looks += 1
             yield entry
 
-    monkeypatch.setattr(algorithms.Entries, "costs", counting)
+    monkeypatch.setattr(algorithms.LogEntries, "costs", counting)
     state = corrected(limit, state, -19_999, START + 20_000)
     assert remaining(limit, state, START + 20_000) == 10**6 - 1
     assert looks <= 20_000

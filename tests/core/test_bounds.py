@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tests.core.strategies import START
 from tidegate import ConfigError, Limit
-from tidegate.core.bounds import LONGEST, MAX, ceil_div, fraction_below, rate_below
+from tidegate.core.bounds import MAX_DURATION, MAX_INTEGER, ceil_div, fraction_below, rate_below
 from tidegate.core.decision import adjust, hold
 
 ALGORITHMS = ("token_bucket", "fixed_window", "sliding_window", "sliding_log", "concurrency", "calendar_window")
@@ -54,15 +54,21 @@ def strict(limit):
 @pytest.mark.parametrize("name", ["add", "sub", "mul"])
 def test_the_instrument_sees_what_it_should(name):
     with pytest.raises(AssertionError):
-        getattr(operator, name)(Bounded(MAX), -MAX if name == "sub" else MAX)
+        getattr(operator, name)(Bounded(MAX_INTEGER), -MAX_INTEGER if name == "sub" else MAX_INTEGER)
     with pytest.raises(AssertionError):
-        getattr(operator, name)(MAX, Bounded(-MAX) if name == "sub" else Bounded(MAX))
+        getattr(operator, name)(MAX_INTEGER, Bounded(-MAX_INTEGER) if name == "sub" else Bounded(MAX_INTEGER))
 
 
 # Running sums of a log go on over entries that have left, in 63 bits; what is compared are differences. Quotas at which
 # they stay below 2**53 show that nothing else reaches it.
-numbers = st.one_of(st.integers(1, 100), st.integers(1, MAX), st.sampled_from([MAX, MAX - 1, 2**52, 2**40, 10**6]))
-lengths = st.one_of(st.integers(1, 1000), st.integers(1, LONGEST), st.sampled_from([10**6, 3600 * 10**6, LONGEST]))
+numbers = st.one_of(
+    st.integers(1, 100),
+    st.integers(1, MAX_INTEGER),
+    st.sampled_from([MAX_INTEGER, MAX_INTEGER - 1, 2**52, 2**40, 10**6]),
+)
+lengths = st.one_of(
+    st.integers(1, 1000), st.integers(1, MAX_DURATION), st.sampled_from([10**6, 3600 * 10**6, MAX_DURATION])
+)
 
 
 @st.composite
@@ -86,7 +92,7 @@ def test_every_number_stays_below_the_bound(algorithm):
     @given(first=extreme(algorithm), second=extreme(algorithm), data=st.data())
     def check(first, second, data):
         limits = [strict(first), strict(second)]
-        highest = Bounded(2**46 if algorithm in ("sliding_log", "concurrency") else MAX)
+        highest = Bounded(2**46 if algorithm in ("sliding_log", "concurrency") else MAX_INTEGER)
         state, now, at = None, Bounded(START), Bounded(START)
         for _ in range(data.draw(st.integers(1, 8))):
             limit = limits[data.draw(st.integers(0, 1))]
@@ -111,12 +117,12 @@ def test_every_number_stays_below_the_bound(algorithm):
 
 def test_running_sums_of_a_log_fit_in_63_bits():
     """At most 16 entries, or as many as are live, are kept after they left; trimming starts the sums anew."""
-    limit = Limit(MAX, "1s", "sliding_log")
+    limit = Limit(MAX_INTEGER, "1s", "sliding_log")
     state = limit.charge(None, limit, 1, START)
     now, highest = START, 0
     for number in range(2000):
         now += 10**6 if number % 50 < 17 else 1000
-        cost = MAX if number % 50 < 17 else 1000
+        cost = MAX_INTEGER if number % 50 < 17 else 1000
         state = limit.charge(state, limit, min(cost, limit.rules.view(state, limit, 0, now)[0] or 1), now) or state
         assert state is not None
         highest = max(highest, state[1].sums[-1])
@@ -125,17 +131,17 @@ def test_running_sums_of_a_log_fit_in_63_bits():
 
 @given(quota=numbers, length=lengths, burst=numbers)
 @example(quota=1, length=2**52, burst=1)
-@example(quota=MAX, length=1, burst=MAX)
+@example(quota=MAX_INTEGER, length=1, burst=MAX_INTEGER)
 @example(quota=2**53 - 111, length=2**52 - 1, burst=3)
 def test_rates_are_never_faster_than_asked_and_hardly_slower(quota, length, burst):
     asked = Fraction(quota, length)
     found = rate_below(quota, length, burst)
-    if asked.denominator * burst <= MAX:
+    if asked.denominator * burst <= MAX_INTEGER:
         assert found == (asked.numerator, asked.denominator), "exact where it fits"
     if found is None:
         return
     rate, scale = found
-    assert scale * burst <= MAX
+    assert scale * burst <= MAX_INTEGER
     assert Fraction(rate, scale) <= asked
     assert (asked - Fraction(rate, scale)) / asked <= Fraction(1, 10**6)
 
@@ -159,33 +165,33 @@ def test_usual_limits_are_exact():
 
 
 def test_limits_at_the_bound_and_just_beyond():
-    at = Limit(1, f"{LONGEST}us")
-    assert (at.rate, at.scale, at.capacity) == (1, LONGEST, LONGEST)
-    assert Limit(MAX, "1us").capacity == MAX
-    fits = Limit(3, "1s", burst=MAX // 10**6)  # burst * denominator is just below 2**53
+    at = Limit(1, f"{MAX_DURATION}us")
+    assert (at.rate, at.scale, at.capacity) == (1, MAX_DURATION, MAX_DURATION)
+    assert Limit(MAX_INTEGER, "1us").capacity == MAX_INTEGER
+    fits = Limit(3, "1s", burst=MAX_INTEGER // 10**6)  # burst * denominator is just below 2**53
     assert (fits.rate, fits.scale) == (3, 10**6)
-    assert fits.capacity <= MAX < (fits.burst + 1) * fits.scale
+    assert fits.capacity <= MAX_INTEGER < (fits.burst + 1) * fits.scale
     # 10**10 + 1 per hour has a denominator of 3.6 * 10**9: with this burst, 2**53 is passed by one permit.
-    burst = MAX // (3600 * 10**6)
+    burst = MAX_INTEGER // (3600 * 10**6)
     exact, rounded = (Limit(10**10 + 1, "1h", burst=b) for b in (burst, burst + 1))
     assert Fraction(exact.rate, exact.scale) == Fraction(10**10 + 1, 3600 * 10**6)
-    assert exact.capacity <= MAX
-    assert rounded.capacity <= MAX
+    assert exact.capacity <= MAX_INTEGER
+    assert rounded.capacity <= MAX_INTEGER
     assert 0 < 1 - Fraction(rounded.rate, rounded.scale) / Fraction(10**10 + 1, 3600 * 10**6) < Fraction(1, 10**6)
 
 
 @pytest.mark.parametrize(
     ("limit", "message"),
     [
-        ((1, "1s", "token_bucket", "requests", MAX),
+        ((1, "1s", "token_bucket", "requests", MAX_INTEGER),
          ("quota: 1 permits per 1s with a burst of 9007199254740991 cannot be counted exactly enough: "
          "use a larger unit, a shorter period or a smaller burst")),
         ((1, "100000d", "token_bucket"),
          "period: '100000d' is not between a microsecond and 142 years, in whole microseconds"),
-        ((2, f"{LONGEST}us", "token_bucket", "requests", 5),
+        ((2, f"{MAX_DURATION}us", "token_bucket", "requests", 5),
          ("quota: 2 permits per 4503599627370496us with a burst of 5 cannot be counted exactly enough: "
          "use a larger unit, a shorter period or a smaller burst")),
-        ((MAX, "1d", "sliding_window"),
+        ((MAX_INTEGER, "1d", "sliding_window"),
          "quota: 9007199254740991 permits per 1d are too many to be weighed: use a larger unit"),
         ((2**53, "1s"), "quota: must be a whole number from 1 to 2**53 - 1, not 9007199254740992"),
         ((1, f"{2**51 + 1}us", "sliding_window"), "period: a sliding_window lasts 71 years at most"),
@@ -210,9 +216,9 @@ def test_coarse_ticks_are_less_than_a_millionth():
     limit = Limit(9 * 10**9, "1s", "sliding_window")
     assert limit.tick == 1
     limit = Limit(10**9, "1h", "sliding_window")
-    assert limit.tick == ceil_div(10**9 * 3600 * 10**6, MAX)
+    assert limit.tick == ceil_div(10**9 * 3600 * 10**6, MAX_INTEGER)
     assert limit.tick <= limit.length / 10**6
-    assert limit.quota * (limit.length // limit.tick) <= MAX
+    assert limit.quota * (limit.length // limit.tick) <= MAX_INTEGER
 
 
 def test_limits_are_data():

@@ -14,11 +14,12 @@ from hypothesis import strategies as st
 from tests.core.strategies import gaps, limits
 from tidegate import ConfigError, Limit, Limiter, Policy
 from tidegate.core.codec import dump
-from tidegate.stores import MemoryStore, table
-from tidegate.stores.memory import OVERFLOW
-from tidegate.stores.shares import Shares
+from tidegate.stores import MemoryStore
+from tidegate.stores.memory import table
+from tidegate.stores.memory.group_shares import GroupShares
+from tidegate.stores.memory.store import OVERFLOW_KEY
 from tidegate.testing import ManualClock
-from tidegate.testing.model import answer_of
+from tidegate.testing.reference import answer_of
 
 NOW = 1_750_000_000 * 1_000_000
 SECOND = 1_000_000
@@ -217,7 +218,7 @@ def test_no_key_is_that_of_the_overflow():
     roomy = MemoryStore()
     for part in ("", "None", "overflow"):
         assert ask(roomy, ("overflow", part))
-    assert not any(isinstance(part, str) for part in OVERFLOW[1:])
+    assert not any(isinstance(part, str) for part in OVERFLOW_KEY[1:])
 
 
 def test_a_batch_does_not_exceed_the_bound():
@@ -261,7 +262,7 @@ def test_memory_returns_to_empty():
         ask(store, f"k{number}", NOW + number)
     assert store.metrics()["entries"] == 2000
     later = NOW + 2 * HOUR
-    for number in range(2000 // table.SWEEP + 3):
+    for number in range(2000 // table.SWEEP_PER_CALL + 3):
         ask(store, "late", later + number)
     assert store.metrics()["entries"] == 1
     keys = store._tables["hourly"]
@@ -276,7 +277,7 @@ def test_no_call_looks_at_more_than_a_few_keys():
     for when in (NOW, NOW + HOUR // 2, NOW + 2 * HOUR, NOW + 2 * HOUR + 1):
         with counted_looks() as looks:
             ask(store, "k1", when)
-            assert len(looks) <= 2 * table.SWEEP + 2
+            assert len(looks) <= 2 * table.SWEEP_PER_CALL + 2
 
 
 def test_keys_in_use_are_looked_at_rarely():
@@ -523,7 +524,7 @@ def interrupted_at(step):
         for owner, names in (
             (table.Table, ("register", "sweep", "forget", "scrub")),
             (MemoryStore, ("_decide", "_slot", "_write", "_insert", "_keep", "_forget")),
-            (Shares, ("add", "remove")),
+            (GroupShares, ("add", "remove")),
         )
         for method in (getattr(owner, name) for name in names)
     }

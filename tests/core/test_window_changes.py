@@ -8,7 +8,7 @@ from tests.core.strategies import START
 from tidegate import Limit
 from tidegate.core.bounds import SECOND
 from tidegate.core.codec import dump, limit_of, load
-from tidegate.core.windows import MAX_OLDER
+from tidegate.core.windows import MAX_OLDER_WINDOWS
 
 MINUTE, HOUR, DAY = 60 * SECOND, 3600 * SECOND, 86_400 * SECOND
 
@@ -131,7 +131,7 @@ def test_every_answer_is_that_of_a_ledger_of_calls(algorithm):
                 assert sum(cost for cost, _, at, _ in ledger.calls if at >= start) <= limit.quota
             elif exact:
                 assert before + cost > limit.quota, "denied needlessly"
-            exact = exact and ledger.older() <= MAX_OLDER
+            exact = exact and ledger.older() <= MAX_OLDER_WINDOWS
 
     check()
 

@@ -6,13 +6,13 @@ from hypothesis import strategies as st
 
 from tidegate import ConfigError, Limiter
 from tidegate.budget import TaskBudget
-from tidegate.budget.settings import BudgetSettings
+from tidegate.budget.settings.model import BudgetSettings
 from tidegate.bus import open_bus
 from tidegate.outbound.sources import read_source
-from tidegate.policy.settings import parse
-from tidegate.service.settings import load_settings
+from tidegate.policy.config_value import parse
+from tidegate.service.config.settings import load_settings
 from tidegate.stores import open_store
-from tidegate.stores.failure import open_guarded
+from tidegate.stores.outage import open_guarded
 from tidegate.stores.postgres.store import read_target
 from tidegate.stores.redis.address import read_url
 from tidegate.swarm import SwarmLimiter

@@ -6,11 +6,11 @@ import pytest
 
 from tests.service.harness import START
 from tidegate import AsyncLimiter, Limiter, StoreUnavailable
-from tidegate.service.desk import Desk, Subject
-from tidegate.service.settings import load_settings
+from tidegate.service.config.settings import load_settings
+from tidegate.service.decisions.decider import Decider, Subject
 from tidegate.stores import MemoryStore
-from tidegate.stores.failure import GuardedStore
 from tidegate.stores.lease import LeasedStore
+from tidegate.stores.outage import GuardedStore
 from tidegate.testing import ManualClock
 
 
@@ -96,7 +96,7 @@ async def test_tasks_as_well(stores, clock):
 
 async def test_a_settlement_of_the_service_is_made_once(stores, clock):
     shared, guarded = stores
-    desk = Desk(load_settings({"policies": {"api": "10/1h fixed_window"}}).rules, guarded)
+    desk = Decider(load_settings({"policies": {"api": "10/1h fixed_window"}}).rules, guarded)
     subject = Subject("api", "k")
     await desk.acquire(subject, 4)
     held = await desk.reserve(subject, 6)

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidegate.headers import Advice, LimitAdvice, read
-from tidegate.headers.values import LONGEST
+from tidegate.headers.values import MAX_SECONDS
 
 NOW = 1_728_000_000.0  # 2024-10-04T00:00:00Z
 
@@ -220,7 +220,7 @@ def test_the_newest_dialect_that_says_what_remains_is_used():
         ({"retry-after-ms": "250", "retry-after": "60"}, 60),  # they disagree: the longer one
         ({"retry-after-ms": "5000", "retry-after": "1"}, 5),
         ({"retry-after-ms": "soon", "retry-after": "1"}, 1),
-        ({"retry-after-ms": "9" * 50}, LONGEST),
+        ({"retry-after-ms": "9" * 50}, MAX_SECONDS),
         ({"retry-after": "soon"}, None),
         ({"retry-after": "Fri, 04 Oct 2024 00:00:07 GMT"}, 7),
     ],
@@ -233,9 +233,9 @@ def test_absurd_values_are_clamped():
     advice = read(
         {"X-RateLimit-Limit": "9" * 30, "X-RateLimit-Remaining": "9" * 5000, "X-RateLimit-Reset": "9" * 30}, NOW
     )
-    assert advice.limits == (LimitAdvice("default", 2**53 - 1, 2**53 - 1, LONGEST),)
+    assert advice.limits == (LimitAdvice("default", 2**53 - 1, 2**53 - 1, MAX_SECONDS),)
     advice = read({"RateLimit": '"a";r=999999999999999;t=999999999999999'}, NOW)
-    assert advice.reset_after == LONGEST
+    assert advice.reset_after == MAX_SECONDS
 
 
 def test_many_or_long_fields_are_bounded():
@@ -277,11 +277,11 @@ VALUES = st.one_of(
 def test_reading_never_raises_and_returns_bounded_values(headers, now):
     advice = read(headers, now)
     assert advice == read([(name, value) for name, value in headers if isinstance(value, (str, bytes, int))], now)
-    assert advice.retry_after is None or 0 <= advice.retry_after <= LONGEST
+    assert advice.retry_after is None or 0 <= advice.retry_after <= MAX_SECONDS
     for limit in advice.limits:
         assert isinstance(limit.name, str)
         assert isinstance(limit.unit, str)
         assert limit.quota is None or 0 <= limit.quota < 2**53
         assert limit.remaining is None or 0 <= limit.remaining < 2**53
-        assert limit.reset_after is None or 0 <= limit.reset_after <= LONGEST
-        assert limit.window is None or 0 < limit.window <= LONGEST
+        assert limit.reset_after is None or 0 <= limit.reset_after <= MAX_SECONDS
+        assert limit.window is None or 0 < limit.window <= MAX_SECONDS

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from tidegate.inbound.admin import LONGEST_BODY
+from tidegate.inbound.responses.admin import MAX_BODY_BYTES
 
 STATS = "/api/admin/rate-limit-stats"
 TOKEN = "a-long-enough-token"  # noqa: S105 - of this test
@@ -203,7 +203,7 @@ def test_orders_that_make_no_sense(door, body, message):
 
 
 def test_an_order_has_a_size(door):
-    assert door(admin_token=TOKEN).ask(STATS, "POST", [BEARER], body=b" " * (LONGEST_BODY + 1), **LOCAL).status == 413
+    assert door(admin_token=TOKEN).ask(STATS, "POST", [BEARER], body=b" " * (MAX_BODY_BYTES + 1), **LOCAL).status == 413
 
 
 def test_reload_by_order(door, tmp_path):

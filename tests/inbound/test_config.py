@@ -7,10 +7,10 @@ import yaml
 
 from tests.inbound.harness import only_match
 from tidegate import ConfigError
-from tidegate.inbound.config import load_rules
-from tidegate.policy.settings import parse
+from tidegate.inbound.rules.config import load_rules
+from tidegate.policy.config_value import parse
 
-MUSEUM = sorted((Path(__file__).parent / "museum").glob("*.yaml"))
+BAD_CONFIGS = sorted((Path(__file__).parent / "bad_configs").glob("*.yaml"))
 
 SPEC = """\
 rate_limiting:
@@ -210,7 +210,7 @@ def test_mistakes_in_a_mapping_name_the_field():
     assert (error.value.file, error.value.line) == (None, None)
 
 
-@pytest.mark.parametrize("path", MUSEUM, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", BAD_CONFIGS, ids=lambda path: path.stem)
 def test_museum(path):
     """The first line of each file says how it is refused."""
     expected = path.read_text(encoding="utf-8").splitlines()[0].removeprefix("# ")
@@ -222,11 +222,11 @@ def test_museum(path):
 
 
 def test_the_museum_is_open():
-    assert len(MUSEUM) > 50
+    assert len(BAD_CONFIGS) > 50
 
 
 def test_the_example_of_the_module_is_read():
-    from tidegate.inbound import config  # noqa: PLC0415 - its docstring is the subject
+    from tidegate.inbound.rules import config  # noqa: PLC0415 - its docstring is the subject
 
     example = config.__doc__.partition("\n\n")[2].partition("\n\n")[0]
     rules = load_rules(yaml.safe_load("\n".join(line[4:] for line in example.splitlines())))

@@ -3,8 +3,8 @@
 import pytest
 
 from tests.inbound.harness import AsgiDoor, WsgiDoor
-from tidegate.inbound.identity import address_group
-from tidegate.inbound.request import by_header
+from tidegate.inbound.client.address import address_group
+from tidegate.inbound.client.request import by_header
 
 MOST = 1000
 SMALL = {"max_entries": MOST, "categories": {"read": {"limit": 3}}}
@@ -81,7 +81,7 @@ def test_made_up_headers_are_counted_to_the_network_that_sends_them(door):
 def test_the_log_tells_once_whose_flood_it_is(door, caplog):
     api = door(SMALL, log_burst=0)
     api.flood(networks(2 * MOST))
-    (line,) = [record.getMessage() for record in caplog.records if record.name == "tidegate.stores.memory"]
+    (line,) = [record.getMessage() for record in caplog.records if record.name == "tidegate.stores.memory.store"]
     assert line == (
         "memory store: 501 live keys; 2001:db8:1::/48 has used up its share, its new keys are limited together "
         "until some end (max_entries)"

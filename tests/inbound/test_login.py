@@ -6,7 +6,7 @@ import pytest
 
 from tests.inbound.harness import AsgiDoor, WsgiDoor
 from tidegate import ConfigError
-from tidegate.inbound.config import load_rules
+from tidegate.inbound.rules.config import load_rules
 
 LOGIN = {"limit": 3, "window": "15m", "endpoints": ["/login"]}
 

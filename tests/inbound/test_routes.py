@@ -15,8 +15,8 @@ from starlette.routing import Mount, Route
 from tests.inbound.harness import talk
 from tests.inbound.sites import django_site
 from tidegate import ConfigError, Denied, Limit
-from tidegate.inbound import asgi, django, fastapi, flask, plain, starlette, wsgi
-from tidegate.inbound.request import by_api_key, by_header
+from tidegate.inbound import asgi, django, fastapi, flask, functions, starlette, wsgi
+from tidegate.inbound.client.request import by_api_key, by_header
 from tidegate.testing import ManualClock
 
 START = 1_728_000_000
@@ -404,7 +404,7 @@ def test_django_paths_of_any_language_do_not_share_a_count(clock):
 
 
 def test_plain_functions(clock):
-    limit = plain.limit("2/1m", key=lambda user, size=1: user, cost=lambda user, size=1: size, clock=clock)
+    limit = functions.limit("2/1m", key=lambda user, size=1: user, cost=lambda user, size=1: size, clock=clock)
 
     @limit
     def render(user, size=1):

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from tests.inbound.harness import matches
 from tidegate import ConfigError, Limit, Policy
-from tidegate.inbound.config import load_rules
-from tidegate.inbound.paths import Tree, canonical
-from tidegate.inbound.readings import readings
-from tidegate.inbound.rules import Category, Endpoint, Rules
+from tidegate.inbound.rules.config import load_rules
+from tidegate.inbound.rules.model import Category, Endpoint, Rules
+from tidegate.inbound.rules.path_readings import readings
+from tidegate.inbound.rules.paths import PathTree, canonical
 
 DEFAULTS = load_rules()
 
@@ -271,7 +271,7 @@ def test_an_endpoint_in_two_categories_is_refused():
 
 
 def test_a_path_looks_like_no_template():
-    tree: Tree[str] = Tree()
+    tree: PathTree[str] = PathTree()
     tree.add("/a/{x}", (), "one")
     assert tree.find("/a/{}", "GET") == "one"
     assert tree.find("/{}/{}", "GET") is None

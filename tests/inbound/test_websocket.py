@@ -4,7 +4,7 @@ import pytest
 
 from tests.inbound.harness import only_match, talk
 from tidegate.inbound.asgi import RateLimitMiddleware
-from tidegate.inbound.request import by_header
+from tidegate.inbound.client.request import by_header
 from tidegate.testing import ManualClock
 
 CONFIG = {

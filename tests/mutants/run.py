@@ -37,7 +37,7 @@ TESTS = (
     "tests/engine/test_reservation.py",
     "tests/core/test_adjust.py",
     "tests/core/test_window_changes.py",
-    "tests/core/test_change.py",
+    "tests/core/test_changed_limits.py",
     "tests/engine/test_settling.py",
     "tests/core",
     "tests/conformance",

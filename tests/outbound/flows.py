@@ -3,12 +3,14 @@
 import asyncio
 
 from tidegate import StoreUnavailable
-from tidegate.outbound import Call, Providers
-from tidegate.outbound.calls import Reply
+from tidegate.outbound import OutboundRequest, Providers
+from tidegate.outbound.quota.exchange import ProviderResponse
 from tidegate.stores import MemoryStore
 
 START = 1_728_000_000  # a whole minute
-CALL = Call("GET", "https://x.example/", {}.get, lambda: None, True, lambda error: isinstance(error, ConnectionError))
+CALL = OutboundRequest(
+    "GET", "https://x.example/", {}.get, lambda: None, True, lambda error: isinstance(error, ConnectionError)
+)
 
 
 def providers(limit=10, period="1m", **more):
@@ -20,7 +22,7 @@ def limited(*limits, **more):
 
 
 def reply(status=200, headers=(), close=lambda: None):
-    return Reply(status, headers, close, status)
+    return ProviderResponse(status, headers, close, status)
 
 
 def answer(gate, status=200, headers=(), call=CALL):

@@ -13,7 +13,7 @@ import httpx
 
 from tidegate.outbound import Providers
 from tidegate.outbound.httpx import AsyncRateLimitTransport
-from tidegate.outbound.sources import Service, read_source
+from tidegate.outbound.sources import SourceRunner, read_source
 
 
 async def send(url: str, store: str, limit: int, period: float, tasks: int, seconds: float) -> None:
@@ -67,7 +67,7 @@ def be_killed(url: str, folder: str, kills: int, limit: int, period: float, seed
     async def serve(pipe: int, each: int | None, *, fatal: bool = False) -> None:
         transport = Telling(pipe, context, fatal=fatal)
         options = {"data": folder, "workers": 3, "cycle": 0.05, "grace": 0.2, "transport": transport}
-        async with Service(providers, sources, **options) as service:
+        async with SourceRunner(providers, sources, **options) as service:
             running = asyncio.create_task(service.run())
             while each is None or any(row["ok"] < each for row in service.describe()):
                 await asyncio.sleep(0.01)

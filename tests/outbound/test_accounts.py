@@ -7,18 +7,18 @@ import httpx
 import pytest
 
 from tests.outbound.flows import START, answer, reply
-from tidegate.outbound import Call, Gate, Providers
-from tidegate.outbound.accounts import FEW
-from tidegate.outbound.calls import credential
+from tidegate.outbound import Gate, OutboundRequest, Providers
 from tidegate.outbound.httpx import call_of
-from tidegate.outbound.provider import KeyPlace
+from tidegate.outbound.providers.provider import KeyLocation
+from tidegate.outbound.quota.accounts import ALWAYS_KEPT
+from tidegate.outbound.quota.exchange import credential
 from tidegate.stores import MemoryStore
 from tidegate.testing import ManualClock
 
 
 def call(number):
     headers = {"authorization": f"Bearer {number}"}
-    return Call("GET", "https://x.example/", headers.get, lambda: None, True, lambda _error: False)
+    return OutboundRequest("GET", "https://x.example/", headers.get, lambda: None, True, lambda _error: False)
 
 
 @pytest.fixture
@@ -30,11 +30,11 @@ def gate():
 
 
 def test_accounts_that_nobody_uses_are_dropped(gate):
-    for number in range(4 * FEW):
+    for number in range(4 * ALWAYS_KEPT):
         answer(gate, call=call(number))
         gate.clock.advance(10)
-    assert gate.metrics()["accounts"] <= FEW
-    assert gate.metrics()["sent"] == 4 * FEW
+    assert gate.metrics()["accounts"] <= ALWAYS_KEPT
+    assert gate.metrics()["sent"] == 4 * ALWAYS_KEPT
 
 
 def test_accounts_with_something_to_remember_are_kept(gate):
@@ -44,13 +44,13 @@ def test_accounts_with_something_to_remember_are_kept(gate):
 
     def send(_provider):
         under_way.append(gate.account_of(call("slow")))
-        for number in range(2 * FEW):
+        for number in range(2 * ALWAYS_KEPT):
             gate.clock.advance(10)
             answer(gate, call=call(number))
         return reply()
 
     gate.run(gate.passing(call("slow"), send))
-    assert gate.metrics()["accounts"] < FEW
+    assert gate.metrics()["accounts"] < ALWAYS_KEPT
     assert gate.account_of(call("refused")) is refused
     assert gate.account_of(call("slow")) is under_way[0]
     assert gate.capacities()[refused.resource] < 10
@@ -59,7 +59,7 @@ def test_accounts_with_something_to_remember_are_kept(gate):
 def test_a_dropped_account_is_opened_anew_with_what_is_still_in_use(gate):
     first = gate.account_of(call("first"))
     answer(gate, call=call("first"))
-    for number in range(FEW):
+    for number in range(ALWAYS_KEPT):
         gate.clock.advance(10)
         answer(gate, call=call(number))
     again = gate.account_of(call("first"))
@@ -94,9 +94,9 @@ def test_metrics_can_be_looked_at_while_accounts_are_opened(gate):
 
 
 def test_credentials_that_are_no_utf_8_have_accounts_of_their_own():
-    place = KeyPlace("query", "key")
+    place = KeyLocation("query", "key")
     urls = [f"https://x.example/?key={value}" for value in ("%ff", "%fe", "%C3%BF", "%EF%BF%BD")]
-    calls = [Call("GET", url, {}.get, lambda: None, True, lambda _error: False) for url in urls]
+    calls = [OutboundRequest("GET", url, {}.get, lambda: None, True, lambda _error: False) for url in urls]
     assert len({credential(place, one) for one in calls}) == len(urls)
 
 

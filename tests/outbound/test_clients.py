@@ -11,7 +11,7 @@ import requests
 from tests.outbound.clients import KINDS, fetch
 from tests.outbound.server import Answer, QuotaServer
 from tidegate import ConfigError, Denied, Limiter
-from tidegate.outbound import Providers, asking
+from tidegate.outbound import Providers, request_options
 from tidegate.outbound.aiohttp import RateLimitMiddleware
 from tidegate.outbound.httpx import AsyncRateLimitTransport, RateLimitTransport
 from tidegate.outbound.requests import RateLimitAdapter
@@ -151,11 +151,11 @@ def test_what_may_have_arrived_counts(kind):
 def test_waiting_ends_at_the_deadline_of_the_block(kind):
     clock = ManualClock(1_728_000_000)
     known = providers(1)
-    with QuotaServer() as server, asking(timeout=600):
+    with QuotaServer() as server, request_options(timeout=600):
         with pytest.raises(Denied, match="would allow it in 3000"):
             fetch(kind, known, [server.url, server.url], clock=clock)
         assert clock.now() == 1_728_000_600
-        with asking(timeout=None):
+        with request_options(timeout=None):
             found = fetch(kind, known, [server.url, server.url], clock=clock)
         assert found[1].passage.waited == 3600.0
 
@@ -246,7 +246,7 @@ def test_threads_and_tasks_wait_in_line(kind):
             get(server.url)
 
             def work(name, priority):
-                with asking(priority=priority):
+                with request_options(priority=priority):
                     get(server.url)
                 order.append(name)
 
@@ -274,5 +274,5 @@ def test_wrong_arguments_are_refused(kind):
     if kind == "requests":
         with pytest.raises(ConfigError, match="max_retries: must be a number"):
             make(providers(), max_retries=requests.packages.urllib3.Retry(3))
-    with pytest.raises(ConfigError, match="unknown wish"), asking(timeot=3):
+    with pytest.raises(ConfigError, match="unknown wish"), request_options(timeot=3):
         pass

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidegate.core import Limit
-from tidegate.outbound.decoding import PART, Decoder, DecodingError
-from tidegate.outbound.learning import MAX_LESSONS, Lesson, Lessons
-from tidegate.outbound.tokens import UsageReader
+from tidegate.outbound.capacity.learning import MAX_LESSONS, ProviderCharge, ProviderCharges
+from tidegate.outbound.quota.decoding import DECODE_BYTES, BodyDecoder, DecodingError
+from tidegate.outbound.quota.tokens import UsageReader
 
 
 def raw_deflate(body):
@@ -31,11 +31,11 @@ PACKED = {
 
 
 def decoded(coding, packed, size):
-    decoder, parts = Decoder(coding), []
+    decoder, parts = BodyDecoder(coding), []
     for start in range(0, len(packed), size):
         parts += decoder.feed(packed[start : start + size])
     decoder.finish()
-    assert all(0 < len(part) <= PART for part in parts)
+    assert all(0 < len(part) <= DECODE_BYTES for part in parts)
     return b"".join(parts)
 
 
@@ -51,7 +51,7 @@ def test_pieces_decode_to_the_same_bytes(kind, body, size):
 @pytest.mark.parametrize("size", [3, 65_536])
 def test_bodies_around_the_size_of_a_part(kind, extra, size):
     coding, pack = PACKED[kind]
-    body = bytes(3 * PART + extra)
+    body = bytes(3 * DECODE_BYTES + extra)
     assert decoded(coding, pack(body), size) == body
 
 
@@ -63,8 +63,8 @@ def test_a_body_that_is_cut_off_is_refused(body, cut):
 
 
 def test_a_plain_body_stays_as_it_is():
-    assert list(Decoder().feed(b"abc")) == list(Decoder("identity").feed(b"abc")) == [b"abc"]
-    Decoder().finish()
+    assert list(BodyDecoder().feed(b"abc")) == list(BodyDecoder("identity").feed(b"abc")) == [b"abc"]
+    BodyDecoder().finish()
     assert decoded("gzip", b"", 1) == b""
 
 
@@ -98,10 +98,10 @@ def test_usage_behind_much_text_is_read():
 
 def test_what_a_provider_may_take_back_is_bounded():
     """The oldest is forgotten: what it took comes back when its period has ended."""
-    lessons, limit = Lessons(), Limit(10**6, "1d")
+    lessons, limit = ProviderCharges(), Limit(10**6, "1d")
     for number in range(5 * MAX_LESSONS):
-        lessons.add(Lesson(0, 1, number))
+        lessons.add(ProviderCharge(0, 1, number))
     assert len(lessons) == MAX_LESSONS
-    assert lessons.take(0, 1) == [Lesson(0, 1, 4 * MAX_LESSONS)]
+    assert lessons.take(0, 1) == [ProviderCharge(0, 1, 4 * MAX_LESSONS)]
     lessons.forget([limit], 10**12)
     assert len(lessons) == 0

@@ -11,9 +11,9 @@ from tests.outbound.server import as_json
 from tidegate import Denied, Limiter
 from tidegate.bus import open_bus
 from tidegate.clock import TaskSignal
-from tidegate.outbound import AsyncGate, Call, Gate, Providers, asking
-from tidegate.outbound.calls import Reply
+from tidegate.outbound import AsyncGate, Gate, OutboundRequest, Providers, request_options
 from tidegate.outbound.httpx import RateLimitTransport
+from tidegate.outbound.quota.exchange import ProviderResponse
 from tidegate.stores import MemoryStore
 from tidegate.testing import ManualClock
 
@@ -26,7 +26,9 @@ def providers(limit=10, period="1m", **more):
 
 
 def call(method="GET", body=None, url=URL):
-    return Call(method, url, {}.get, lambda: body, True, lambda error: isinstance(error, ConnectionRefusedError))
+    return OutboundRequest(
+        method, url, {}.get, lambda: body, True, lambda error: isinstance(error, ConnectionRefusedError)
+    )
 
 
 class Server:
@@ -100,7 +102,7 @@ async def test_a_provider_that_answers_slowly_is_still_used_fully():
     async def send(_provider):
         arrived.append(clock.now())
         await clock.wait_async(TaskSignal(), clock.steady() + 20_000_000)
-        return Reply(200, (), lambda: None, None)
+        return ProviderResponse(200, (), lambda: None, None)
 
     async def work():
         while clock.now() < START + 60 * 60:
@@ -127,7 +129,7 @@ async def test_a_request_under_way_for_more_than_a_period_keeps_its_permit():
     async def send(_provider):
         await clock.wait_async(TaskSignal(), clock.steady() + round(next(delays) * 1_000_000))
         arrived.append(clock.now() - START)
-        return Reply(200, (), lambda: None, None)
+        return ProviderResponse(200, (), lambda: None, None)
 
     tasks = [asyncio.create_task(gate.run(gate.passing(call(), send))) for _ in range(8)]
     while not all(task.done() for task in tasks):
@@ -155,7 +157,7 @@ def test_where_time_passes_by_itself_a_quick_answer_is_covered_by_a_margin(took,
 
     def send(_provider):
         clock.advance(took)
-        return Reply(200, (), lambda: None, None)
+        return ProviderResponse(200, (), lambda: None, None)
 
     gate.run(gate.passing(call(), send))
     with pytest.raises(Denied) as denied:
@@ -181,12 +183,12 @@ def test_a_request_that_arrives_in_the_next_window_counts_there(algorithm):
 
     def late(_provider):
         clock.advance(61)
-        return Reply(200, (), lambda: None, None)
+        return ProviderResponse(200, (), lambda: None, None)
 
     gate.run(gate.passing(call(), late))
-    gate.run(gate.passing(call(), lambda _provider: Reply(200, (), lambda: None, None)))
+    gate.run(gate.passing(call(), lambda _provider: ProviderResponse(200, (), lambda: None, None)))
     with pytest.raises(Denied):
-        gate.run(gate.passing(call(), lambda _provider: Reply(200, (), lambda: None, None)))
+        gate.run(gate.passing(call(), lambda _provider: ProviderResponse(200, (), lambda: None, None)))
     gate.close()
 
 
@@ -205,7 +207,7 @@ def test_what_cannot_be_charged_again_is_not_given_back():
     def send(_provider):
         clock.advance(1)
         gate._accounts["x.example", "x.example"]._apply = lost  # noqa: SLF001 - the store is lost here
-        return Reply(200, (), lambda: None, None)
+        return ProviderResponse(200, (), lambda: None, None)
 
     gate.run(gate.passing(call(), send))
     assert usage(providers(1), store) == 1
@@ -286,7 +288,7 @@ def answers(clock, *steps, known=None, **options):
 
     def send(_provider):
         status, headers = next(queue)
-        return Reply(status, list(headers.items()), lambda: None, status)
+        return ProviderResponse(status, list(headers.items()), lambda: None, status)
 
     return gate, lambda **wishes: gate.run(gate.passing(call(**wishes), send)).answer
 
@@ -378,7 +380,7 @@ def test_what_the_provider_took_it_may_give_back_but_nothing_else():
     gate = Gate(known, store, timeout=0)
 
     def send(_provider):
-        return Reply(200, list(next(queue).items()), lambda: None, None)
+        return ProviderResponse(200, list(next(queue).items()), lambda: None, None)
 
     left = []
     for _ in range(3):
@@ -453,7 +455,7 @@ def test_retries_are_bounded_in_number_and_time_and_have_jitter():
 
     def send(_provider):
         sent.append(clock.now() - START)
-        return Reply(429, [("Retry-After", "10")], lambda: None, 429)
+        return ProviderResponse(429, [("Retry-After", "10")], lambda: None, 429)
 
     passed = gate.run(gate.passing(call(), send))
     assert (passed.answer, passed.passage.attempts) == (429, 4)
@@ -462,7 +464,9 @@ def test_retries_are_bounded_in_number_and_time_and_have_jitter():
     gate.close()
 
     late = Gate(providers(retries={"most": 3, "within": "5s"}), clock=clock, chance=lambda: 0.0)
-    passed = late.run(late.passing(call(), lambda _provider: Reply(429, [("Retry-After", "10")], lambda: None, 429)))
+    passed = late.run(
+        late.passing(call(), lambda _provider: ProviderResponse(429, [("Retry-After", "10")], lambda: None, 429))
+    )
     assert passed.passage.attempts == 1  # it would take longer than allowed
     late.close()
 
@@ -493,7 +497,7 @@ def test_tokens_are_reserved_by_estimate_and_committed_by_usage():
         client.post(URL, content=body)
         assert during == [{"1m": 1, "tpm": 500 + -(-len(body) // 4), "concurrency": 1}]
         assert used(known, store) == {"1m": 1, "tpm": 42, "concurrency": 0}
-        with asking(cost={"tokens": 77}):
+        with request_options(cost={"tokens": 77}):
             client.post(URL, content=body)
         assert during[1]["tpm"] == 42 + 77
         assert used(known, store)["tpm"] == 84
@@ -531,9 +535,9 @@ async def test_tasks_wait_in_line_by_priority_and_leave_nothing_when_cancelled()
     async def work(name, priority):
         async def send(_provider):
             order.append(name)
-            return Reply(200, (), lambda: None, None)
+            return ProviderResponse(200, (), lambda: None, None)
 
-        with asking(priority=priority):
+        with request_options(priority=priority):
             await gate.run(gate.passing(call(), send))
 
     await work("first", 0)

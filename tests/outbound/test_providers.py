@@ -5,7 +5,7 @@ import logging
 import pytest
 
 from tidegate import ConfigError, Denied
-from tidegate.outbound import Call, Gate, Providers
+from tidegate.outbound import Gate, OutboundRequest, Providers
 from tidegate.testing import ManualClock
 
 
@@ -17,7 +17,7 @@ def write(folder, name, domain="a.test", limit=5, more=""):
 
 
 def call(url):
-    return Call("GET", url, {}.get, lambda: None, True, lambda _error: False)
+    return OutboundRequest("GET", url, {}.get, lambda: None, True, lambda _error: False)
 
 
 def test_files_and_directories_are_mixed(tmp_path):
@@ -155,6 +155,6 @@ def test_a_running_gate_follows_its_files_and_keeps_what_was_used(tmp_path):
 
 
 def _reply():
-    from tidegate.outbound.calls import Reply  # noqa: PLC0415 - not public
+    from tidegate.outbound.quota.exchange import ProviderResponse  # noqa: PLC0415 - not public
 
-    return Reply(200, (), lambda: None, "answer")
+    return ProviderResponse(200, (), lambda: None, "answer")

@@ -10,7 +10,7 @@ from tests.outbound.server import Answer, QuotaServer
 from tidegate import ConfigError
 from tidegate.outbound import Providers
 from tidegate.outbound.httpx import RateLimitTransport
-from tidegate.outbound.sources import Service, read_source
+from tidegate.outbound.sources import SourceRunner, read_source
 
 KEY = "hunter2"
 SECRETS = {"Authorization": KEY, "X-Api-Key": KEY, "Cookie": f"session={KEY}", "X-Whatever": KEY, "Referer": KEY}
@@ -111,7 +111,7 @@ async def fetch_source(tmp_path, url, respond, **settings):
 
     source = read_source({"name": "a", "url": url, "interval": "1h", "retries": 0, **settings})
     known = Providers.of({"domain": "limited.test", "limit": 100, "period": "1m"})
-    service = Service(known, [source], data=tmp_path / "data", transport=httpx.MockTransport(answer))
+    service = SourceRunner(known, [source], data=tmp_path / "data", transport=httpx.MockTransport(answer))
     async with service:
         await service._cycle_once()  # noqa: SLF001 - one cycle
         for task in tuple(service._tasks):  # noqa: SLF001 - and what it started

@@ -3,8 +3,8 @@
 import pytest
 
 from tidegate import Denied
-from tidegate.outbound import Call, Gate, Providers
-from tidegate.outbound.calls import Reply
+from tidegate.outbound import Gate, OutboundRequest, Providers
+from tidegate.outbound.quota.exchange import ProviderResponse
 from tidegate.testing import ManualClock
 
 AT_10_23 = 1_736_936_580  # 2025-01-15 10:23:00 UTC
@@ -13,7 +13,7 @@ URL = "https://financialmodelingprep.com/api/v3/historical-price-full/AAPL"
 
 
 def call(url):
-    return Call("GET", url, {}.get, lambda: None, True, lambda _error: False)
+    return OutboundRequest("GET", url, {}.get, lambda: None, True, lambda _error: False)
 
 
 class Sources:
@@ -26,7 +26,7 @@ class Sources:
     def ask(self, url=URL):
         """Tell whether a request was approved."""
         try:
-            self.gate.run(self.gate.passing(call(url), lambda _provider: Reply(200, (), lambda: None, None)))
+            self.gate.run(self.gate.passing(call(url), lambda _provider: ProviderResponse(200, (), lambda: None, None)))
         except Denied:
             return False
         return True

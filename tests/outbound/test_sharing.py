@@ -16,16 +16,16 @@ from tests.servers.process import until
 from tests.servers.valkey import ValkeyServer
 from tidegate import Denied, StoreUnavailable
 from tidegate.clock import TaskSignal
-from tidegate.outbound import AsyncGate, Call, Gate, Providers
-from tidegate.outbound.board import Board
-from tidegate.outbound.calls import Reply
+from tidegate.outbound import AsyncGate, Gate, OutboundRequest, Providers
+from tidegate.outbound.capacity.refusals import Notice
+from tidegate.outbound.capacity.shared_notices import SharedNotices
 from tidegate.outbound.httpx import RateLimitTransport
-from tidegate.outbound.refusals import Notice
+from tidegate.outbound.quota.exchange import ProviderResponse
 from tidegate.stores import MemoryStore, open_store
 from tidegate.testing import ManualClock
 
 START = 1_728_000_000
-CALL = Call("GET", "https://x.example/", {}.get, lambda: None, True, lambda _error: False)
+CALL = OutboundRequest("GET", "https://x.example/", {}.get, lambda: None, True, lambda _error: False)
 
 
 def providers(limit=10, **more):
@@ -33,7 +33,9 @@ def providers(limit=10, **more):
 
 
 def answer(gate, status=200, headers=()):
-    return gate.run(gate.passing(CALL, lambda _provider: Reply(status, headers, lambda: None, status))).answer
+    return gate.run(
+        gate.passing(CALL, lambda _provider: ProviderResponse(status, headers, lambda: None, status))
+    ).answer
 
 
 # ---- over a bus ------------------------------------------------------------------------------------------------------
@@ -137,7 +139,7 @@ async def test_gates_on_one_store_find_a_stricter_limit_together():
         recent.extend([now] * fits)
         log.append((now - START, fits))
         await clock.wait_async(TaskSignal(), clock.steady() + 250_000)
-        return Reply(200 if fits else 429, (), lambda: None, None)
+        return ProviderResponse(200 if fits else 429, (), lambda: None, None)
 
     async def work(gate):
         while clock.now() < START + 20 * 60:
@@ -163,7 +165,7 @@ take = partial(Gate.run, None)  # takes the steps of a flow, which needs nothing
 
 def boards(count, clock):
     store = MemoryStore(clock=clock)
-    return [Board("x.example", "x.example", store.apply, 60_000_000) for _ in range(count)]
+    return [SharedNotices("x.example", "x.example", store.apply, 60_000_000) for _ in range(count)]
 
 
 def test_a_store_that_cannot_be_asked_tells_nothing():
@@ -175,7 +177,7 @@ def test_a_store_that_cannot_be_asked_tells_nothing():
             raise StoreUnavailable("away")
         return store.apply(*args)
 
-    board = Board("x.example", "x.example", apply, 60_000_000)
+    board = SharedNotices("x.example", "x.example", apply, 60_000_000)
     take(board.looking())
     lost = True
     assert take(board.looking()) is None

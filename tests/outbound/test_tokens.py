@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidegate.outbound.tokens import UsageReader, estimate, usage
+from tidegate.outbound.quota.tokens import UsageReader, estimate, usage
 
 OPENAI = {"usage": {"prompt_tokens": 12, "completion_tokens": 30, "total_tokens": 42}}
 RESPONSES = {"usage": {"input_tokens": 12, "output_tokens": 30, "total_tokens": 42}}

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 import httpx
 
 from tests.servers.process import free_port, until
-from tidegate.service.desk import Desk
+from tidegate.service.config.settings import load_settings
+from tidegate.service.decisions.decider import Decider
 from tidegate.service.http import App
-from tidegate.service.settings import load_settings
 from tidegate.stores import MemoryStore
 from tidegate.testing import ManualClock
 
@@ -34,7 +34,9 @@ class Site:
     def __init__(self, store=None, **settings: Any) -> None:
         self.clock = ManualClock(start=START)
         self.settings = load_settings(settings)
-        self.desk = Desk(self.settings.rules, store or MemoryStore(clock=self.clock), max_wait=self.settings.max_wait)
+        self.desk = Decider(
+            self.settings.rules, store or MemoryStore(clock=self.clock), max_wait=self.settings.max_wait
+        )
         self.app = App(self.desk, self.settings)
         transport = httpx.ASGITransport(self.app, raise_app_exceptions=True)
         self.http = httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:8080")

@@ -11,14 +11,14 @@ from tests.service.harness import ADMIN, DECISION, START, Site, serving
 from tidegate import ConfigError, ResourceUnknown, StoreUnavailable
 from tidegate.cli import main
 from tidegate.policy import Policy
-from tidegate.service import blocks as module
-from tidegate.service.blocks import Blocks
-from tidegate.service.client import Client
-from tidegate.service.desk import Desk, Subject
-from tidegate.service.settings import load_settings
+from tidegate.service.client.client import Client
+from tidegate.service.config.settings import load_settings
+from tidegate.service.decisions import blocks as module
+from tidegate.service.decisions.blocks import Blocks
+from tidegate.service.decisions.decider import Decider, Subject
 from tidegate.stores import open_store
-from tidegate.stores.failure import GuardedStore
 from tidegate.stores.lease import Lease, LeasedStore
+from tidegate.stores.outage import GuardedStore
 from tidegate.testing import ManualClock
 
 RULES = {
@@ -170,7 +170,7 @@ async def desks(request, tmp_path):
     stores = [open_store(f"sqlite:///{tmp_path / 'limits.db'}", clock=clock) for _ in range(2)]
     if request.param == "leased":
         stores = [LeasedStore(store, Lease(1.0)) for store in stores]
-    found = [Desk(rules, store) for store in stores]
+    found = [Decider(rules, store) for store in stores]
     yield clock, *found
     for desk in found:
         await desk.close()
@@ -230,8 +230,8 @@ async def test_a_lost_store_keeps_who_is_known_to_be_blocked(tmp_path):
 
 def test_no_policy_of_a_file_has_this_name():
     with pytest.raises(ConfigError, match=r"does not begin with 'tidegate\.'"):
-        load_settings({"policies": {module.DEBT.name: "1/1s"}})
-    assert isinstance(module.DEBT, Policy)
+        load_settings({"policies": {module.BLOCK_POLICY.name: "1/1s"}})
+    assert isinstance(module.BLOCK_POLICY, Policy)
 
 
 # ---- whole processes -------------------------------------------------------------------------------------------------

@@ -7,11 +7,11 @@ from functools import partial
 
 import pytest
 
-from tidegate.service.desk import Desk, Subject
-from tidegate.service.receipts import AlreadySettledError
-from tidegate.service.settings import load_settings
+from tidegate.service.config.settings import load_settings
+from tidegate.service.decisions.decider import Decider, Subject
+from tidegate.service.decisions.reservation_ids import AlreadySettledError
 from tidegate.stores import MemoryStore
-from tidegate.stores.failure import GuardedStore
+from tidegate.stores.outage import GuardedStore
 
 POLICIES = {
     "api": "1000000/52w fixed_window",
@@ -37,7 +37,7 @@ class Elsewhere(MemoryStore):
 
 @pytest.fixture
 async def desk():
-    desk = Desk(
+    desk = Decider(
         load_settings({"policies": POLICIES}).rules, GuardedStore(Elsewhere(), deadline=10), secrets=("s" * 16,)
     )
     await desk.probe()

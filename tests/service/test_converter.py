@@ -9,17 +9,17 @@ from hypothesis import strategies as st
 
 from tests.service.test_envoy import Envoy, run
 from tidegate import ConfigError
-from tidegate.service.convert import convert
-from tidegate.service.desk import Desk
-from tidegate.service.domains import PERIODS
-from tidegate.service.envoy.messages import OK, OVER
-from tidegate.service.schema import schema
-from tidegate.service.settings import load_settings
+from tidegate.service.config.envoy_files import convert
+from tidegate.service.config.schema import schema
+from tidegate.service.config.settings import load_settings
+from tidegate.service.decisions.decider import Decider
+from tidegate.service.decisions.descriptors import UNIT_PERIODS
+from tidegate.service.envoy.messages import CODE_OK, CODE_OVER_LIMIT
 from tidegate.stores import MemoryStore
 from tidegate.testing import ManualClock
 
-MUSEUM = Path(__file__).parent / "envoy_museum"
-GOOD = sorted(path.name for path in MUSEUM.glob("*.yaml"))
+BAD_SETTINGS = Path(__file__).parent / "envoy_files"
+GOOD = sorted(path.name for path in BAD_SETTINGS.glob("*.yaml"))
 REMARKS = {
     "modes.yaml": [
         "5: descriptors[0].detailed_metric: left out: metrics here have one label for each limit, and never values",
@@ -31,7 +31,7 @@ REMARKS = {
 
 
 def rules_of(*names):
-    text, _ = convert([MUSEUM / name for name in names])
+    text, _ = convert([BAD_SETTINGS / name for name in names])
     return load_settings(yaml.safe_load(text)).rules
 
 
@@ -45,14 +45,14 @@ def limits_of(rules):
 
 @pytest.mark.parametrize("name", GOOD)
 def test_what_is_different_is_said_by_file_line_and_field(name):
-    path = MUSEUM / name
+    path = BAD_SETTINGS / name
     _, remarks = convert([path])
     assert remarks == [f"{path}:{remark}" for remark in REMARKS.get(name, [])]
 
 
-@pytest.mark.parametrize("name", sorted(path.name for path in (MUSEUM / "refused").iterdir()))
+@pytest.mark.parametrize("name", sorted(path.name for path in (BAD_SETTINGS / "refused").iterdir()))
 def test_what_cannot_be_carried_over_is_refused(name):
-    path = MUSEUM / "refused" / name
+    path = BAD_SETTINGS / "refused" / name
     message = path.read_text(encoding="utf-8").rpartition("# refused: ")[2].strip()
     with pytest.raises(ConfigError) as error:
         convert([path])
@@ -61,7 +61,7 @@ def test_what_cannot_be_carried_over_is_refused(name):
 
 @pytest.mark.parametrize("name", GOOD)
 def test_a_converted_file_is_one_of_ours(name, tmp_path):
-    text, _ = convert([MUSEUM / name])
+    text, _ = convert([BAD_SETTINGS / name])
     (tmp_path / "service.yaml").write_text(text, encoding="utf-8")
     assert list(load_settings(tmp_path / "service.yaml").rules.domains) == ["shop"]
 
@@ -92,7 +92,7 @@ def test_nothing_is_lost():
 
 
 def test_files_of_one_domain_are_put_together(tmp_path):
-    first, second = MUSEUM / "plain.yaml", MUSEUM / "another_part.yaml"
+    first, second = BAD_SETTINGS / "plain.yaml", BAD_SETTINGS / "another_part.yaml"
     text, remarks = convert([first, second])
     assert remarks == [f"{second}:1: domain: shop is in several files: its descriptors are put together"]
     assert [each["key"] for each in yaml.safe_load(text)["domains"][0]["descriptors"]] == ["api_key", "basket"]
@@ -106,16 +106,16 @@ def test_files_of_one_domain_are_put_together(tmp_path):
 
 async def test_a_limit_replaces_others_of_the_same_request():
     clock = ManualClock(start=1_728_000_000)
-    desk = Desk(rules_of("replaces.yaml"), MemoryStore(clock=clock))
+    desk = Decider(rules_of("replaces.yaml"), MemoryStore(clock=clock))
     async for envoy in run(desk):
         client, partner, staff = (({name: "x"},) for name in ("client", "partner", "staff"))
         for _ in range(4):
-            assert await envoy.codes(client, partner, domain="shop") == (OK, [OK, OK])
-        assert await envoy.codes(client, partner, domain="shop") == (OVER, [OK, OVER])
+            assert await envoy.codes(client, partner, domain="shop") == (CODE_OK, [CODE_OK, CODE_OK])
+        assert await envoy.codes(client, partner, domain="shop") == (CODE_OVER_LIMIT, [CODE_OK, CODE_OVER_LIMIT])
         for _ in range(3):
-            assert await envoy.codes(client, partner, staff, domain="shop") == (OK, [OK] * 3)
+            assert await envoy.codes(client, partner, staff, domain="shop") == (CODE_OK, [CODE_OK] * 3)
         # What was replaced has not been charged.
-        assert [await codes(envoy, client) for _ in range(3)] == [OK, OK, OVER]
+        assert [await codes(envoy, client) for _ in range(3)] == [CODE_OK, CODE_OK, CODE_OVER_LIMIT]
 
 
 async def codes(envoy: Envoy, descriptor):
@@ -135,7 +135,7 @@ VALUES = ("", "a", "ab", "a*", "ab*", "*")
 def nodes(depth):
     limit = st.builds(
         lambda unit, quota: {"unit": unit, "requests_per_unit": quota},
-        st.sampled_from(sorted(PERIODS)),
+        st.sampled_from(sorted(UNIT_PERIODS)),
         st.integers(1, 9),
     )
     below = trees(depth - 1) if depth else st.just([])
@@ -158,7 +158,9 @@ def expected(tree, descriptor):
         if found is None:
             return None
         limit, tree = found.get("rate_limit"), found["descriptors"]
-    return None if limit is None or limit.get("unlimited") else (limit["requests_per_unit"], PERIODS[limit["unit"]])
+    return (
+        None if limit is None or limit.get("unlimited") else (limit["requests_per_unit"], UNIT_PERIODS[limit["unit"]])
+    )
 
 
 @given(

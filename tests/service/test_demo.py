@@ -14,10 +14,10 @@ import pytest
 from tests.servers.process import free_port, until
 from tests.service.harness import ROOT
 from tidegate import ConfigError
-from tidegate.cli.showing import has_display, with_free_port
+from tidegate.cli.demo_service import has_display, with_free_port
 from tidegate.policy import Policy
-from tidegate.service.demo import LONGEST, SHORTEST, SOURCES, seconds_between
-from tidegate.service.settings import load_settings
+from tidegate.service.config.settings import load_settings
+from tidegate.service.runtime.demo import MAX_PAUSE, MIN_PAUSE, SOURCES, seconds_between
 
 FILE = str(ROOT / "examples/demo/service.yaml")
 
@@ -96,10 +96,10 @@ def test_a_browser_needs_a_display(monkeypatch):
     ("limits", "pace", "seconds"),
     [
         ("20/10s", 0.5, 1.0),
-        ("5000/1s", 1.0, SHORTEST),
-        ("1/1d", 1.0, LONGEST),
-        ("7500/month", 1.0, LONGEST),
-        ("500/10s unit=tokens", 1.0, SHORTEST),
+        ("5000/1s", 1.0, MIN_PAUSE),
+        ("1/1d", 1.0, MAX_PAUSE),
+        ("7500/month", 1.0, MAX_PAUSE),
+        ("500/10s unit=tokens", 1.0, MIN_PAUSE),
     ],
 )
 def test_how_often_a_caller_comes(limits, pace, seconds):

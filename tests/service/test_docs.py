@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 
 from tidegate.cli import COMMANDS
+from tidegate.service.config.settings import OPTIONS, SECTIONS, load_settings
+from tidegate.service.http.json_protocol import VERB_FIELDS
 from tidegate.service.http.metrics import METRICS
 from tidegate.service.http.problems import KINDS
-from tidegate.service.settings import OPTIONS, SECTIONS, load_settings
-from tidegate.service.wire import FIELDS
 
 ROOT = Path(__file__).parents[2]
 SERVICE = (ROOT / "docs/service.md").read_text(encoding="utf-8")
@@ -36,10 +36,10 @@ def test_every_problem_is_described(name):
     assert str(KINDS[name][0]) in row
 
 
-@pytest.mark.parametrize("verb", FIELDS)
+@pytest.mark.parametrize("verb", VERB_FIELDS)
 def test_every_verb_and_its_fields_are_described(verb):
     row = next(line for line in WIRE.splitlines() if line.startswith(f"| `/v1/{verb}`"))
-    for field in FIELDS[verb]:
+    for field in VERB_FIELDS[verb]:
         assert f"`{field}`" in row or "subject" in row
 
 

@@ -11,8 +11,8 @@ from tests.servers.valkey import ValkeyServer
 from tests.service.harness import ADMIN, DECISION
 from tidegate.cli import main
 from tidegate.service import doctor
+from tidegate.service.config.settings import load_settings
 from tidegate.service.doctor import EXTRAS, Finding, answered, examine
-from tidegate.service.settings import load_settings
 
 RULES = "policies: {api: 3/1h}\n"
 

@@ -9,12 +9,12 @@ from tests.servers.process import free_port
 from tests.servers.valkey import ValkeyServer
 from tests.service.harness import START
 from tidegate import StoreUnavailable
-from tidegate.service.desk import Desk
-from tidegate.service.envoy.messages import METHOD, OK, OVER, SERVICE, classes
+from tidegate.service.config.settings import load_settings
+from tidegate.service.decisions.decider import Decider
+from tidegate.service.envoy.messages import CODE_OK, CODE_OVER_LIMIT, METHOD, SERVICE, classes
 from tidegate.service.envoy.service import serve
-from tidegate.service.settings import load_settings
 from tidegate.stores import MemoryStore
-from tidegate.stores.failure import open_guarded
+from tidegate.stores.outage import open_guarded
 from tidegate.testing import ManualClock
 
 MESSAGES = classes()
@@ -84,7 +84,7 @@ def clock():
 
 @pytest.fixture
 async def envoy(clock):
-    desk = Desk(load_settings({"domains": DOMAINS}).rules, MemoryStore(clock=clock))
+    desk = Decider(load_settings({"domains": DOMAINS}).rules, MemoryStore(clock=clock))
     async for each in run(desk):
         yield each
 
@@ -92,7 +92,7 @@ async def envoy(clock):
 async def test_ok_then_over_with_header_fields_and_a_body(envoy, clock):
     ask = ({"ip": "203.0.113.9"},)
     first = await envoy.ask(ask)
-    assert first.overall_code == OK
+    assert first.overall_code == CODE_OK
     (status,) = first.statuses
     assert (status.current_limit.requests_per_unit, status.current_limit.unit, status.limit_remaining) == (3, 2, 2)
     assert status.duration_until_reset.seconds == 60
@@ -100,7 +100,7 @@ async def test_ok_then_over_with_header_fields_and_a_body(envoy, clock):
     await envoy.ask(ask)
     clock.advance(19.5)
     over = await envoy.ask(ask)
-    assert over.overall_code == OVER
+    assert over.overall_code == CODE_OVER_LIMIT
     assert over.statuses[0].limit_remaining == 0
     assert (over.statuses[0].duration_until_reset.seconds, over.statuses[0].duration_until_reset.nanos) == (
         40,
@@ -113,76 +113,79 @@ async def test_ok_then_over_with_header_fields_and_a_body(envoy, clock):
     assert json.loads(over.raw_body)["violated-policies"] == ["per-minute"]
     assert fields["content-type"] == "application/problem+json"
     clock.advance(40.5)
-    assert (await envoy.ask(ask)).overall_code == OK
+    assert (await envoy.ask(ask)).overall_code == CODE_OK
 
 
 async def test_values_are_counted_apart_and_unknown_ones_pass(envoy):
     for _ in range(2):
-        assert await envoy.codes(({"path": "/login"},)) == (OK, [OK])
-    assert await envoy.codes(({"path": "/login"},)) == (OVER, [OVER])
-    assert await envoy.codes(({"path": "/other"},)) == (OK, [OK])
-    assert await envoy.codes(({"ip": "203.0.113.9"},), domain="nowhere") == (OK, [OK])
+        assert await envoy.codes(({"path": "/login"},)) == (CODE_OK, [CODE_OK])
+    assert await envoy.codes(({"path": "/login"},)) == (CODE_OVER_LIMIT, [CODE_OVER_LIMIT])
+    assert await envoy.codes(({"path": "/other"},)) == (CODE_OK, [CODE_OK])
+    assert await envoy.codes(({"ip": "203.0.113.9"},), domain="nowhere") == (CODE_OK, [CODE_OK])
     assert (await envoy.ask(({"path": "/other"},))).statuses[0].HasField("current_limit") is False
 
 
 async def test_over_if_one_is_over_and_then_none_is_charged(envoy):
     login, ip = ({"path": "/login"},), ({"ip": "203.0.113.9"},)
-    assert await envoy.codes(login, ip) == (OK, [OK, OK])
-    assert await envoy.codes(login, ip) == (OK, [OK, OK])
+    assert await envoy.codes(login, ip) == (CODE_OK, [CODE_OK, CODE_OK])
+    assert await envoy.codes(login, ip) == (CODE_OK, [CODE_OK, CODE_OK])
     for _ in range(5):
-        assert await envoy.codes(login, ip) == (OVER, [OVER, OK])
-    assert await envoy.codes(ip) == (OK, [OK])
-    assert await envoy.codes(ip) == (OVER, [OVER])
+        assert await envoy.codes(login, ip) == (CODE_OVER_LIMIT, [CODE_OVER_LIMIT, CODE_OK])
+    assert await envoy.codes(ip) == (CODE_OK, [CODE_OK])
+    assert await envoy.codes(ip) == (CODE_OVER_LIMIT, [CODE_OVER_LIMIT])
     counts = {name: (count.allowed, count.denied) for name, count in envoy.desk.tally.counts.items()}
     assert counts == {"edge/path=%2Flogin": (2, 5), "edge/ip": (3, 1)}
 
 
 async def test_nested_descriptors_with_several_limits(envoy, clock):
     bob = ({"plan": "free", "user": "bob"},)
-    assert [(await envoy.codes(bob))[0] for _ in range(3)] == [OK, OK, OVER]
+    assert [(await envoy.codes(bob))[0] for _ in range(3)] == [CODE_OK, CODE_OK, CODE_OVER_LIMIT]
     clock.advance(1)
-    assert [(await envoy.codes(bob))[0] for _ in range(3)] == [OK, OK, OVER]
+    assert [(await envoy.codes(bob))[0] for _ in range(3)] == [CODE_OK, CODE_OK, CODE_OVER_LIMIT]
     clock.advance(1)
-    assert (await envoy.codes(bob))[0] == OVER  # the day's four are used
-    assert (await envoy.codes(({"plan": "free", "user": "eve"},)))[0] == OK
-    assert (await envoy.codes(({"plan": "paid", "user": "bob"},)))[0] == OK
+    assert (await envoy.codes(bob))[0] == CODE_OVER_LIMIT  # the day's four are used
+    assert (await envoy.codes(({"plan": "free", "user": "eve"},)))[0] == CODE_OK
+    assert (await envoy.codes(({"plan": "paid", "user": "bob"},)))[0] == CODE_OK
 
 
 async def test_shadow_mode_lets_pass_and_tells(envoy):
     for _ in range(3):
-        assert await envoy.codes(({"path": "/new"},)) == (OK, [OK])
+        assert await envoy.codes(({"path": "/new"},)) == (CODE_OK, [CODE_OK])
     count = envoy.desk.tally.count("edge/path=%2Fnew")
     assert (count.allowed, count.shadow, count.denied) == (1, 2, 0)
 
 
 async def test_hits_addend_of_the_request_and_of_a_descriptor(envoy):
-    assert await envoy.codes(({"ip": "1"},), hits=3) == (OK, [OK])
-    assert await envoy.codes(({"ip": "1"},)) == (OVER, [OVER])
-    assert await envoy.codes(({"ip": "2"}, {"hits": 2}), hits=50) == (OK, [OK])
-    assert await envoy.codes(({"ip": "2"},), hits=2) == (OVER, [OVER])
-    assert await envoy.codes(({"ip": "2"},)) == (OK, [OK])
+    assert await envoy.codes(({"ip": "1"},), hits=3) == (CODE_OK, [CODE_OK])
+    assert await envoy.codes(({"ip": "1"},)) == (CODE_OVER_LIMIT, [CODE_OVER_LIMIT])
+    assert await envoy.codes(({"ip": "2"}, {"hits": 2}), hits=50) == (CODE_OK, [CODE_OK])
+    assert await envoy.codes(({"ip": "2"},), hits=2) == (CODE_OVER_LIMIT, [CODE_OVER_LIMIT])
+    assert await envoy.codes(({"ip": "2"},)) == (CODE_OK, [CODE_OK])
 
 
 async def test_no_hits_only_look(envoy):
     for _ in range(5):
-        assert await envoy.codes(({"ip": "1"}, {"hits": 0})) == (OK, [OK])
+        assert await envoy.codes(({"ip": "1"}, {"hits": 0})) == (CODE_OK, [CODE_OK])
     await envoy.ask(({"ip": "1"},), hits=3)
-    assert await envoy.codes(({"ip": "1"}, {"hits": 0})) == (OVER, [OVER])
+    assert await envoy.codes(({"ip": "1"}, {"hits": 0})) == (CODE_OVER_LIMIT, [CODE_OVER_LIMIT])
     # What another descriptor refuses by a look is not charged either.
-    assert await envoy.codes(({"ip": "1"}, {"hits": 0}), ({"path": "/login"},)) == (OVER, [OVER, OK])
-    assert await envoy.codes(({"path": "/login"},), hits=2) == (OK, [OK])
+    assert await envoy.codes(({"ip": "1"}, {"hits": 0}), ({"path": "/login"},)) == (
+        CODE_OVER_LIMIT,
+        [CODE_OVER_LIMIT, CODE_OK],
+    )
+    assert await envoy.codes(({"path": "/login"},), hits=2) == (CODE_OK, [CODE_OK])
 
 
 async def test_a_limit_that_the_request_brings_replaces_the_configured_one(envoy):
     five = {"limit": (5, 2)}
     for _ in range(5):
         answer = await envoy.ask(({"ip": "1"}, five))
-        assert (answer.overall_code, answer.statuses[0].current_limit.requests_per_unit) == (OK, 5)
-    assert await envoy.codes(({"ip": "1"}, five)) == (OVER, [OVER])
-    assert await envoy.codes(({"ip": "1"},)) == (OVER, [OVER])  # what was consumed stays consumed
+        assert (answer.overall_code, answer.statuses[0].current_limit.requests_per_unit) == (CODE_OK, 5)
+    assert await envoy.codes(({"ip": "1"}, five)) == (CODE_OVER_LIMIT, [CODE_OVER_LIMIT])
+    assert await envoy.codes(({"ip": "1"},)) == (CODE_OVER_LIMIT, [CODE_OVER_LIMIT])  # what was consumed stays consumed
     once = {"limit": (1, 7)}  # for a descriptor that the file does not know, per week
-    assert await envoy.codes(({"new": "x"}, once)) == (OK, [OK])
-    assert await envoy.codes(({"new": "x"}, once)) == (OVER, [OVER])
+    assert await envoy.codes(({"new": "x"}, once)) == (CODE_OK, [CODE_OK])
+    assert await envoy.codes(({"new": "x"}, once)) == (CODE_OVER_LIMIT, [CODE_OVER_LIMIT])
 
 
 @pytest.mark.parametrize(
@@ -231,7 +234,7 @@ async def test_what_was_not_foreseen_tells_nothing_of_the_inside(envoy, monkeypa
 async def test_domains_that_nobody_configured_leave_nothing_behind(envoy):
     for number in range(50):
         answer = await envoy.codes(({"ip": "1"}, {"limit": (1, 2)}), domain=f"invented {number}")
-        assert answer == (OK, [OK])
+        assert answer == (CODE_OK, [CODE_OK])
     assert envoy.desk.tally.counts == {}
     assert envoy.desk.store._tables == {}  # noqa: SLF001 - nothing else shows what a store keeps of a policy
 
@@ -241,15 +244,15 @@ async def test_a_lost_store_is_unavailable_so_that_envoys_failure_mode_decides()
         store = open_guarded(f"{valkey.url}?deadline=200ms")
         domains = [{"domain": "edge", "descriptors": [*DOMAINS[0]["descriptors"],
                     {"key": "open", "on_store_error": "allow", "limits": "1/1h"}]}]  # fmt: skip
-        desk = Desk(load_settings({"domains": domains}).rules, store)
+        desk = Decider(load_settings({"domains": domains}).rules, store)
         async for envoy in run(desk):
-            assert await envoy.codes(({"path": "/login"},), ({"ip": "1"},)) == (OK, [OK, OK])
+            assert await envoy.codes(({"path": "/login"},), ({"ip": "1"},)) == (CODE_OK, [CODE_OK, CODE_OK])
             await desk.probe()
             valkey.kill()
             for _ in range(2):
                 with pytest.raises(grpc.aio.AioRpcError) as error:
                     await envoy.ask(({"path": "/login"},))
                 assert error.value.code() == grpc.StatusCode.UNAVAILABLE
-            assert await envoy.codes(({"open": "x"},)) == (OK, [OK])
+            assert await envoy.codes(({"open": "x"},)) == (CODE_OK, [CODE_OK])
             with pytest.raises(StoreUnavailable):
                 await desk.probe()

@@ -7,8 +7,8 @@ import httpx
 import pytest
 
 from tests.service.harness import ADMIN, DECISION, START, Site
-from tidegate.service.http.problems import Reply
-from tidegate.service.http.replays import Replays
+from tidegate.service.http.problems import HTTPReply
+from tidegate.service.http.replays import IdempotentReplies
 from tidegate.stores import Store
 from tidegate.testing import ManualClock
 
@@ -61,10 +61,10 @@ async def test_a_whole_answer(site):
 
 async def test_templates_say_what_the_long_way_says(site):
     """The answer of several limits and of one, allowed, is word for word what `describe` would say."""
-    from tidegate.service.desk import Subject  # noqa: PLC0415 - only here
-    from tidegate.service.wire import Templates, describe  # noqa: PLC0415 - only here
+    from tidegate.service.decisions.decider import Subject  # noqa: PLC0415 - only here
+    from tidegate.service.http.json_protocol import DecisionWriter, describe  # noqa: PLC0415 - only here
 
-    write = Templates().write
+    write = DecisionWriter().write
     for policy in ("many", "api", "tokens"):
         for cost in (1, 3, 0) if policy == "many" else (1,):
             decision = await site.desk.acquire(Subject(policy, "x"), cost)
@@ -380,10 +380,10 @@ async def test_the_same_key_gets_the_same_answer(site):
 
 
 async def test_large_answers_are_forgotten_first():
-    replays = Replays(ManualClock(), largest=1000)
+    replays = IdempotentReplies(ManualClock(), largest=1000)
 
     async def ask():
-        return Reply(200, b"x" * 400)
+        return HTTPReply(200, b"x" * 400)
 
     for number in range(10):
         await replays.answer(b"%d" % number, ("batch", b"asked"), ask)

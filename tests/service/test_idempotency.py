@@ -14,12 +14,12 @@ from tests.servers.valkey import ValkeyCluster, ValkeyServer
 from tests.service.conftest import STORES, url_of
 from tests.service.harness import START, Site, serving
 from tests.service.test_signing import said_by, services
-from tidegate.service.desk import Desk, Subject
+from tidegate.service.config.settings import load_settings
+from tidegate.service.decisions.decider import Decider, Subject
+from tidegate.service.decisions.idempotency import ABANDONED_TASKS, REMEMBER_FOR, KeyedCall
 from tidegate.service.http import App
-from tidegate.service.idempotency import ABANDONED, KEPT, KeyedCall
-from tidegate.service.settings import load_settings
-from tidegate.stores.failure import GuardedStore, open_guarded
 from tidegate.stores.lease import Lease, LeasedStore
+from tidegate.stores.outage import GuardedStore, open_guarded
 from tidegate.stores.registry import open_store
 from tidegate.testing import ManualClock
 
@@ -182,7 +182,7 @@ async def test_many_at_once(pair):
 @pytest.mark.parametrize("verb", ["acquire", "reserve"])
 async def test_a_call_that_is_abandoned_while_the_store_decides_is_charged_once(verb, shared_url):
     rules = load_settings({"policies": {"api": "1000/1h fixed_window"}}).rules
-    here, there = (Desk(rules, open_guarded(shared_url)) for _ in range(2))
+    here, there = (Decider(rules, open_guarded(shared_url)) for _ in range(2))
     subject, rounds = Subject("api", "k"), 60
     try:
         for desk in (here, there):
@@ -195,7 +195,7 @@ async def test_a_call_that_is_abandoned_while_the_store_decides_is_charged_once(
             asking.cancel()
             await getattr(there, verb)(subject, call=again)
             await asyncio.gather(asking, return_exceptions=True)
-            while ABANDONED:
+            while ABANDONED_TASKS:
                 await asyncio.sleep(0)
         assert (await there.usage(subject))["1h"].used == rounds
     finally:
@@ -226,7 +226,7 @@ async def test_a_key_is_remembered_for_ten_minutes(sites):
     for site in (here, there, here, there):
         assert (await site.post("acquire", ask, **key)).json()["remaining"] == 99
     ids = [(await site.post("reserve", ask, **keyed("two"))).json()["id"] for site in (here, there)]
-    here.clock.advance(KEPT / 1e6 - 0.001)
+    here.clock.advance(REMEMBER_FOR / 1e6 - 0.001)
     assert (await there.post("acquire", ask, **key)).json()["remaining"] == 99  # the very answer of that time
     here.clock.advance(0.001)
     assert (await there.post("acquire", ask, **key)).json()["remaining"] == 97

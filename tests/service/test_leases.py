@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from tests.service.harness import Site, serving
 from tidegate import ConfigError, Limit, RateLimitError, ResourceUnknown, StoreUnavailable
 from tidegate.core.bounds import SECOND
-from tidegate.service.client import AsyncClient, Client
-from tidegate.service.questions import TRIES, acquiring, read, settling
-from tidegate.service.shelf import Shelf, read_lasting
+from tidegate.service.client.client import AsyncClient, Client
+from tidegate.service.client.lease_cache import LeaseCache, read_lasting
+from tidegate.service.client.protocol import MAX_TRIES, acquiring, read, settling
 from tidegate.testing import ManualClock
 
 
@@ -23,7 +23,7 @@ class Leasing:
 
     def __init__(self, site, lasting=1.0):
         self.site = site
-        self.shelf = None if lasting is None else Shelf(lasting, site.clock.steady)
+        self.shelf = None if lasting is None else LeaseCache(lasting, site.clock.steady)
         self.asked = Counter()
 
     async def acquire(self, key="k", cost=1, policy="api", wait=0.0):
@@ -234,7 +234,7 @@ async def test_a_share_that_cannot_be_settled_stays_charged():
 
 
 def test_a_service_that_is_gone_is_not_asked_for_the_rest():
-    shelf = Shelf(1.0, ManualClock().steady)
+    shelf = LeaseCache(1.0, ManualClock().steady)
     steps = settling(shelf, [("a", 0), ("b", 1)])
     assert next(steps).body == {"id": "a"}
     with pytest.raises(StopIteration):
@@ -243,11 +243,11 @@ def test_a_service_that_is_gone_is_not_asked_for_the_rest():
 
 def test_giving_back_has_one_deadline():
     clock = ManualClock()
-    steps = settling(Shelf(1.0, clock.steady), [(str(number), 1) for number in range(9)])
+    steps = settling(LeaseCache(1.0, clock.steady), [(str(number), 1) for number in range(9)])
     question, asked = next(steps), []
     with pytest.raises(StopIteration):  # noqa: PT012 - one of them is the last
         while True:
-            asked.append((question.body["id"], question.timeout * TRIES))
+            asked.append((question.body["id"], question.timeout * MAX_TRIES))
             clock.advance(2)  # so slow is the service
             question = steps.send({}) if len(asked) % 2 else steps.throw(ResourceUnknown("gone"))
     assert asked == [("0", 5.0), ("1", 3.0), ("2", 1.0)]

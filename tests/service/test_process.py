@@ -19,8 +19,8 @@ from tests.service.harness import ROOT, serving
 from tests.service.test_envoy import Envoy
 from tidegate import ConfigError, ResourceUnknown, StoreUnavailable
 from tidegate.cli import main
-from tidegate.service.client import AsyncClient, Client
-from tidegate.service.receipts import AlreadySettledError
+from tidegate.service.client.client import AsyncClient, Client
+from tidegate.service.decisions.reservation_ids import AlreadySettledError
 
 RULES = "policies: {api: 3/1h fixed_window, slow: {limits: 1/1h fixed_window}}\n"
 

@@ -15,14 +15,9 @@ from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.server import ServerState
 
 from tests.service.harness import ADMIN, DECISION, Site
-from tidegate.service.http.app import KEPT_FREE
-from tidegate.service.http.connections import (
-    NEVER,
-    Connections,
-    connections_for_requests,
-    fit_connections,
-)
-from tidegate.service.http.protocol import MAX_HEAD, MIN_SENT, PIECE, HttpConnection
+from tidegate.service.http.app import FREE_SHARE_DIVISOR
+from tidegate.service.http.connections import NEVER_TICKS, Connections, connections_for_requests, fit_connections
+from tidegate.service.http.protocol import MAX_HEAD, MIN_SENT, PARSE_BYTES, HttpConnection
 from tidegate.service.http.server import HttpServer
 
 READ, IDLE = 100, 300  # seconds, which are ticks
@@ -366,7 +361,7 @@ async def test_pipelined_requests_are_answered_in_order_and_not_all_at_once():
         bodies = [body for _, _, body in wire.answers()]
         assert bodies[5:] == [HEALTHY] * count
         assert all(b"remaining" in body for body in bodies[:5])
-        assert most <= 2 * PIECE // len(GET)
+        assert most <= 2 * PARSE_BYTES // len(GET)
         await it.ticks(IDLE)
         assert wire.state == "open"
 
@@ -504,13 +499,13 @@ async def test_a_bad_chunk():
         assert (wire.statuses(), wire.state) == ([OK], "closed")
 
 
-@pytest.mark.parametrize("size", [PIECE, 100_000])
+@pytest.mark.parametrize("size", [PARSE_BYTES, 100_000])
 @pytest.mark.parametrize(
     "head",
     [
-        b"GET /" + b"x" * (MAX_HEAD + 2 * PIECE) + b" HTTP/1.1\r\n\r\n",
-        GET[:-2] + b"x: " + b"y" * (MAX_HEAD + 2 * PIECE) + b"\r\n\r\n",
-        GET[:-2] + b"z" * (MAX_HEAD + 2 * PIECE) + b": y\r\n\r\n",
+        b"GET /" + b"x" * (MAX_HEAD + 2 * PARSE_BYTES) + b" HTTP/1.1\r\n\r\n",
+        GET[:-2] + b"x: " + b"y" * (MAX_HEAD + 2 * PARSE_BYTES) + b"\r\n\r\n",
+        GET[:-2] + b"z" * (MAX_HEAD + 2 * PARSE_BYTES) + b": y\r\n\r\n",
         GET[:-2] + b"a: b\r\n" * (MAX_HEAD // 5) + b"\r\n",
     ],
     ids=["line", "value", "name", "fields"],
@@ -527,7 +522,7 @@ async def test_a_head_that_is_too_large(head, size):
 
 async def test_a_head_that_is_just_large():
     async with front() as it:
-        wire = await it.ask(GET + GET[:-2] + b"x: " + b"y" * (MAX_HEAD - 2 * PIECE) + b"\r\n\r\n" + GET)
+        wire = await it.ask(GET + GET[:-2] + b"x: " + b"y" * (MAX_HEAD - 2 * PARSE_BYTES) + b"\r\n\r\n" + GET)
         assert wire.statuses() == [OK] * 3
 
 
@@ -586,7 +581,7 @@ async def test_requests_leave_connections_for_health_metrics_and_admin():
         await it.ask(post(slow, decision))
         waiting = post(json.dumps({"policy": "slow", "key": "k", "wait": 30}).encode(), decision)
         callers = [await it.ask(waiting) for _ in range(bound + 3)]
-        may_wait = bound - bound // KEPT_FREE
+        may_wait = bound - bound // FREE_SHARE_DIVISOR
         assert [wire.problems() for wire in callers] == [[]] * may_wait + [["busy"]] * (bound + 3 - may_wait)
         silent = [it.connect() for _ in range(50)]
         assert (await it.ask(GET)).statuses() == [OK]
@@ -632,7 +627,7 @@ def test_ticks_are_short_and_times_are_kept():
         assert bounds.read_ticks * bounds.tick_seconds >= read
         assert bounds.idle_ticks * bounds.tick_seconds >= idle
         assert (bounds.read_ticks + 1) * bounds.tick_seconds <= read * 1.25 + 1e-9
-        assert bounds.idle_ticks < NEVER
+        assert bounds.idle_ticks < NEVER_TICKS
 
 
 def test_one_connection_that_fails_keeps_no_other_open(caplog):

@@ -12,8 +12,8 @@ from tests.servers.process import free_port
 from tests.servers.proxy import EXAMPLES
 from tests.servers.traefik import Traefik
 from tests.service.harness import ADMIN, DECISION, serving
-from tests.service.proxying import App, Clients, ask, lose_everything, rate_fields
-from tidegate.service.settings import load_settings
+from tests.service.proxy_setup import App, Clients, ask, lose_everything, rate_fields
+from tidegate.service.config.settings import load_settings
 
 RULES = "policies: {api: 5/1h fixed_window}\n"
 PROXIES = (Nginx, Caddy, Haproxy, Traefik)

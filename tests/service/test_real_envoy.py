@@ -8,7 +8,7 @@ import yaml
 from tests.servers.envoy import EnvoyProxy
 from tests.servers.process import free_port, until
 from tests.service.harness import serving
-from tests.service.proxying import App, Clients, ask, lose_everything, rate_fields
+from tests.service.proxy_setup import App, Clients, ask, lose_everything, rate_fields
 
 CLIENTS = Clients()
 RULES = """

@@ -8,12 +8,12 @@ import yaml
 
 from tidegate import ConfigError
 from tidegate.cli.start import add_options as add_start_options
-from tidegate.service import settings as module
-from tidegate.service.convert import convert
-from tidegate.service.schema import schema
-from tidegate.service.settings import OPTIONS, load_settings
+from tidegate.service.config import settings as module
+from tidegate.service.config.envoy_files import convert
+from tidegate.service.config.schema import schema
+from tidegate.service.config.settings import OPTIONS, load_settings
 
-MUSEUM = sorted((Path(__file__).parent / "museum").glob("*.yaml"))
+BAD_SETTINGS = sorted((Path(__file__).parent / "bad_settings").glob("*.yaml"))
 TOKEN = "a-token-of-some-length"  # noqa: S105 - of a test
 
 NEEDS = "which needs a decision_token, or open: true, for a trusted network"
@@ -29,19 +29,19 @@ def load(tmp_path):
     return write
 
 
-@pytest.mark.parametrize("path", MUSEUM, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", BAD_SETTINGS, ids=lambda path: path.stem)
 def test_museum(path):
     """The first line of each file says how it is refused."""
     expected = path.read_text(encoding="utf-8").splitlines()[0].removeprefix("# ")
     with pytest.raises(ConfigError) as error:
         load_settings(path)
-    assert str(error.value) == f"{path}:{expected}".replace("MUSEUM", str(path.parent))
+    assert str(error.value) == f"{path}:{expected}".replace("BAD_SETTINGS", str(path.parent))
     assert error.value.file == str(path)
     assert error.value.line is not None
 
 
 def test_the_museum_is_open():
-    assert len(MUSEUM) > 45
+    assert len(BAD_SETTINGS) > 45
 
 
 def test_nothing_said_is_safe():
@@ -153,18 +153,18 @@ def known_to(part, whole):
 
 
 def test_the_schema_knows_the_same_names_as_the_reader():
-    from tidegate.service import reading  # noqa: PLC0415 - the lists that it reads by
+    from tidegate.service.config import policy_file  # noqa: PLC0415 - the lists that it reads by
 
     whole = schema()
     json.dumps(whole)
-    assert known_to({"$ref": "#/$defs/limit"}, whole) == set(reading.LIMIT)
-    assert known_to({"$ref": "#/$defs/domain"}, whole) == set(reading.DOMAIN)
-    assert known_to({"$ref": "#/$defs/descriptor"}, whole) == set(reading.DESCRIPTOR)
+    assert known_to({"$ref": "#/$defs/limit"}, whole) == set(policy_file.LIMIT_FIELDS)
+    assert known_to({"$ref": "#/$defs/domain"}, whole) == set(policy_file.DOMAIN_FIELDS)
+    assert known_to({"$ref": "#/$defs/descriptor"}, whole) == set(policy_file.DESCRIPTOR_FIELDS)
     descriptor = whole["$defs"]["descriptor"]["properties"]
-    assert set(descriptor["rate_limit"]["properties"]) == set(reading.RATE_LIMIT)
+    assert set(descriptor["rate_limit"]["properties"]) == set(policy_file.RATE_LIMIT_FIELDS)
     policy = whole["properties"]["policies"]["additionalProperties"]["anyOf"][1]
-    assert set(policy["properties"]) == set(reading.POLICY)
-    assert set(policy["properties"]["overrides"]["items"]["properties"]) == set(reading.OVERRIDE)
+    assert set(policy["properties"]) == set(policy_file.POLICY_FIELDS)
+    assert set(policy["properties"]["overrides"]["items"]["properties"]) == set(policy_file.OVERRIDE_FIELDS)
 
 
 # ---- from Envoy's own service ----------------------------------------------------------------------------------------

@@ -12,13 +12,13 @@ from tests.servers.process import until
 from tests.servers.valkey import ValkeyServer
 from tests.service.harness import DECISION, START, Site, serving
 from tidegate import ConfigError, ResourceUnknown
-from tidegate.service.desk import Desk, Subject
-from tidegate.service.receipts import AlreadySettledError
-from tidegate.service.settings import load_settings
-from tidegate.service.signing import KEPT_SECONDS, MARK_KEY, SECRET, SigningKeys
+from tidegate.service.config.settings import load_settings
+from tidegate.service.decisions.decider import Decider, Subject
+from tidegate.service.decisions.reservation_ids import AlreadySettledError
+from tidegate.service.decisions.signing import MARK_KEY, SECRET_POLICY, SECRET_TTL, SigningKeys
 from tidegate.stores import MemoryStore
-from tidegate.stores.failure import GuardedStore
-from tidegate.stores.failure.opening import open_guarded
+from tidegate.stores.outage import GuardedStore
+from tidegate.stores.outage.open import open_guarded
 from tidegate.stores.registry import open_store
 from tidegate.testing import ManualClock
 
@@ -105,7 +105,7 @@ def test_services_on_one_store_settle_each_others_ids_whatever_their_tokens(shar
 
 async def test_secrets_are_rotated():
     rules, store = load_settings(WINDOW).rules, MemoryStore(clock=ManualClock(start=START))
-    before, between, after = (Desk(rules, store, secrets=each) for each in ((OLD,), (NEW, OLD), (NEW,)))
+    before, between, after = (Decider(rules, store, secrets=each) for each in ((OLD,), (NEW, OLD), (NEW,)))
     by_old, by_new = await before.reserve(K), await between.reserve(K)
     with pytest.raises(ResourceUnknown):
         await before.cancel(by_new.id)
@@ -151,8 +151,8 @@ async def test_the_store_keeps_the_first_secret(shared_url):
         assert len(found) == 1
         ((key,),) = found
         assert len(key) == 32
-        (mark,) = stores[0].apply("peek", ((SECRET, MARK_KEY, (1,) * len(SECRET.limits)),))
-        assert mark.reset_after > KEPT_SECONDS - 3600
+        (mark,) = stores[0].apply("peek", ((SECRET_POLICY, MARK_KEY, (1,) * len(SECRET_POLICY.limits)),))
+        assert mark.reset_after > SECRET_TTL - 3600
     finally:
         for store in stores:
             await store.close_async()
@@ -191,7 +191,7 @@ async def test_ids_that_were_made_while_the_store_was_lost_are_verified_later():
     with ValkeyServer() as valkey:
         store = GuardedStore(open_store(valkey.url), deadline=5.0, clock=clock, background=False)
         valkey.kill()
-        desk = Desk(rules, store)
+        desk = Decider(rules, store)
         try:
             lost = await desk.reserve(K)
             assert lost.decision.allowed
@@ -225,7 +225,7 @@ LIMITS = ["10/1m fixed_window", "10/minute calendar_window", "10/1m sliding_wind
 async def test_a_window_that_has_gone_gets_nothing_back(limit, shared_url):
     clock = ManualClock(start=START)  # the beginning of a minute
     store = open_store(shared_url.replace("deadline=20s&", "").replace("?deadline=20s", ""), clock=clock)
-    desk = Desk(load_settings({"policies": {"api": limit}}).rules, store)
+    desk = Decider(load_settings({"policies": {"api": limit}}).rules, store)
     try:
         old = await desk.reserve(K, 10, ttl=600)
         clock.advance(120)

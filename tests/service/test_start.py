@@ -14,8 +14,8 @@ from tests.servers.process import free_port, until
 from tests.servers.valkey import ValkeyServer
 from tests.service.harness import ROOT, serving
 from tidegate.cli import main
-from tidegate.service.settings import load_settings
-from tidegate.service.values import PERMISSIONS
+from tidegate.service.config.settings import load_settings
+from tidegate.service.config.values import PERMISSIONS
 
 
 def write(path: Path, text: str) -> Path:
@@ -140,7 +140,7 @@ def test_lists_are_read_from_everywhere(tmp_path):
 def test_the_words_for_permissions_are_those_of_providers():
     from typing import get_args  # noqa: PLC0415 - only here
 
-    from tidegate.outbound.providers import Permissions  # noqa: PLC0415 - only here
+    from tidegate.outbound.providers.registry import Permissions  # noqa: PLC0415 - only here
 
     assert get_args(Permissions) == PERMISSIONS
 

@@ -18,7 +18,7 @@ from tests.servers.process import free_port, until
 from tests.service.harness import ROOT, Site
 from tidegate import Limiter, Policy
 from tidegate.observe.otel import OpenTelemetryObserver
-from tidegate.service.telemetry import Telemetry
+from tidegate.service.runtime.telemetry import Telemetry
 from tidegate.testing import ManualClock
 
 

@@ -7,7 +7,7 @@ import pytest
 from tests.servers.process import until
 from tests.service.harness import ADMIN, DECISION, serving
 from tidegate.cli import main, top
-from tidegate.cli.say import Say
+from tidegate.cli.output import Output
 
 RULES = "policies: {api: 3/1h fixed_window, quiet: 5/1h}\n"
 
@@ -97,12 +97,12 @@ def test_the_busiest_come_first():
         ("calm", 1.0, 0.0),
     ]
     assert top.curve([0, 1, 8]).lstrip(" ") == "▁█"
-    assert top.curve([]) == " " * top.PAST
+    assert top.curve([]) == " " * top.CURVE_SECONDS
 
 
 def test_the_screen(monkeypatch):
     monkeypatch.setenv("COLUMNS", "140")
-    lines = top.draw(TOLD, "http://here", Say(), 5)
+    lines = top.draw(TOLD, "http://here", Output(), 5)
     assert lines[0] == (
         "tidegate 1 on http://here: process 7 (one of 2), up 1 min 30 s, store redis lost, 2 in flight, 1 waiting, "
         "p50 0.08 ms, p99 2.5 ms"
@@ -110,14 +110,14 @@ def test_the_screen(monkeypatch):
     assert lines[3].endswith(" █▄")
     assert lines[-1] == "00:00:00  busy: a b  by 1m, never fits (shadow mode: was allowed)"
     monkeypatch.setenv("COLUMNS", "80")
-    assert not top.draw(TOLD, "http://here", Say(), 5)[3].endswith("▄")
-    assert "no policy is configured" in top.draw({**TOLD, "policies": []}, "", Say(), 5)
+    assert not top.draw(TOLD, "http://here", Output(), 5)[3].endswith("▄")
+    assert "no policy is configured" in top.draw({**TOLD, "policies": []}, "", Output(), 5)
 
 
 def test_on_a_terminal_it_draws_over_itself(monkeypatch, capsys):
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
     monkeypatch.setenv("TERM", "xterm")
-    top.show(TOLD, "http://here", Say(), 5, redraw=True)
+    top.show(TOLD, "http://here", Output(), 5, redraw=True)
     said = capsys.readouterr().out
-    assert top.CLEAR in said
+    assert top.CLEAR_SCREEN in said
     assert "Ctrl-C ends." in said

@@ -14,7 +14,7 @@ from tests.servers.process import free_port, until
 from tests.service.harness import ROOT, Running, is_up, serving
 from tests.service.test_process import log_lines
 from tidegate.core.bounds import SECOND
-from tidegate.service.workers import pause_after
+from tidegate.service.runtime.workers import pause_after
 
 RULES = "policies: {api: 3/1h}\n"
 

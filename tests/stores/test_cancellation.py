@@ -18,7 +18,7 @@ from tests.stores.storm import Storm, cancellations
 from tidegate.core.limit import Limit
 from tidegate.stores import MemoryStore, Store, open_store
 from tidegate.stores.cancellation import bucket_credit
-from tidegate.stores.failure import GuardedStore, open_guarded
+from tidegate.stores.outage import GuardedStore, open_guarded
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator, Sequence

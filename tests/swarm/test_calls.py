@@ -11,7 +11,7 @@ import requests
 from tests.swarm.conftest import START
 from tidegate import ConfigError, Denied
 from tidegate.swarm import AsyncMemoryLimiter, Capacity, MemoryLimiter
-from tidegate.swarm.calls import refusal_of
+from tidegate.swarm.limited_calls import refusal_of
 
 
 @pytest.fixture

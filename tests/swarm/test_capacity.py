@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidegate import ConfigError
-from tidegate.adaptive import CapacityState, Terms, read_terms
-from tidegate.adaptive.capacity import HISTORY, LONGEST_FREEZE
-from tidegate.core.bounds import MAX, SECOND
+from tidegate.adaptive import CapacityState, RecoverySettings, read_terms
+from tidegate.adaptive.capacity import LONGEST_FREEZE, MAX_REDUCTIONS
+from tidegate.core.bounds import MAX_INTEGER, SECOND
 
 TIMELINE = [50, 55, 60, 66, 72, 79, 86, 94, 100]
 
@@ -34,10 +34,10 @@ def test_nothing_reduced():
 @pytest.mark.parametrize(
     ("terms", "values"),
     [
-        (Terms(), [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12]),
-        (Terms(recover=Fraction(2)), [1, 2, 4, 8, 12, 12]),
-        (Terms(recover=Fraction(2), beyond=True), [1, 2, 4, 8, 16, 16]),
-        (Terms(interval=None), [1, 1, 1]),
+        (RecoverySettings(), [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12]),
+        (RecoverySettings(recover=Fraction(2)), [1, 2, 4, 8, 12, 12]),
+        (RecoverySettings(recover=Fraction(2), beyond=True), [1, 2, 4, 8, 16, 16]),
+        (RecoverySettings(interval=None), [1, 1, 1]),
     ],
 )
 def test_steps_of_recovery(terms, values):
@@ -132,7 +132,7 @@ def test_epochs_rise_above_all_heard_of_and_the_wall_clock():
     state = CapacityState(100)
     assert state.next_epoch(1000) == 1000
     assert state.merge(0, 5000, "fast clock", 50).next_epoch(1000) == 5001
-    assert state.merge(0, MAX, "broken", 50).next_epoch(1000) == MAX
+    assert state.merge(0, MAX_INTEGER, "broken", 50).next_epoch(1000) == MAX_INTEGER
 
 
 def test_begin_anew():
@@ -146,7 +146,7 @@ def test_bounded():
     state = CapacityState(1000).merge(0, 1, "lowest", 3)
     for epoch in range(2, 200):
         state = state.merge(epoch, epoch, f"agent {epoch}", 500)
-    assert len(state.reductions) == HISTORY
+    assert len(state.reductions) == MAX_REDUCTIONS
     assert state.current(200) == 3, "what is in force is folded, not dropped"
     assert state.merge(300, 1, "lowest", 3) is state
     late = 10**6 * SECOND
@@ -169,7 +169,7 @@ INTERVAL = 10
 
 
 def fresh():
-    return CapacityState(20, Terms(interval=INTERVAL))
+    return CapacityState(20, RecoverySettings(interval=INTERVAL))
 
 
 def oracle(messages, now, at):

@@ -8,7 +8,7 @@ from tidegate import ConfigError
 from tidegate.adaptive import SUBJECT
 from tidegate.bus import Retain
 from tidegate.swarm import SwarmLimiter
-from tidegate.swarm.watch import ASK, TELL, Watcher
+from tidegate.swarm.presence import ANSWER_SUBJECT, ASK_SUBJECT, Watcher
 from tidegate.testing import ManualClock
 
 WEEK = 7 * 86_400
@@ -149,20 +149,20 @@ def test_without_a_secret_the_documents_messages_are_read_as_before(hub, clock, 
 
 
 def test_questions_and_answers_of_watchers_are_not_obeyed_twice(hub, agent, clock):
-    recorder = Recorder(hub(), ASK, TELL)
+    recorder = Recorder(hub(), ASK_SUBJECT, ANSWER_SUBJECT)
     agent("first")
     watcher = Watcher(hub(), "shared")
     watcher.ask()
     assert [found.agent_id for found in watcher.agents()] == ["first"]
-    assert (len(recorder.heard[ASK]), len(recorder.heard[TELL])) == (1, 1)
-    recorder.replay(ASK)
-    assert len(recorder.heard[TELL]) == 1, "no answer to a question that was answered"
+    assert (len(recorder.heard[ASK_SUBJECT]), len(recorder.heard[ANSWER_SUBJECT])) == (1, 1)
+    recorder.replay(ASK_SUBJECT)
+    assert len(recorder.heard[ANSWER_SUBJECT]) == 1, "no answer to a question that was answered"
     clock.advance(60)
-    recorder.replay(TELL)
+    recorder.replay(ANSWER_SUBJECT)
     assert watcher.agents() == [], "an answer of a minute ago is none"
     late = Watcher(hub(), "shared")
     clock.advance(SKEW)
-    recorder.replay(TELL)
+    recorder.replay(ANSWER_SUBJECT)
     assert late.agents() == []
 
 

@@ -10,9 +10,9 @@ The contract is in `capacity`; a face needs `Capacities` (thread-safe, with or w
 when `changed` is called.
 """
 
-from tidegate.adaptive.capacity import CapacityState, Terms, read_terms
-from tidegate.adaptive.gate import GatedStore, RecoveringClock
-from tidegate.adaptive.shared import SUBJECT, Capacities, Listener
+from tidegate.adaptive.capacities import SUBJECT, Capacities, Listener
+from tidegate.adaptive.capacity import CapacityState, RecoverySettings, read_terms
+from tidegate.adaptive.gated_store import GatedStore, RecoveringClock
 from tidegate.adaptive.update import CapacityUpdate
 
 __all__ = [
@@ -23,6 +23,6 @@ __all__ = [
     "GatedStore",
     "Listener",
     "RecoveringClock",
-    "Terms",
+    "RecoverySettings",
     "read_terms",
 ]

@@ -33,15 +33,15 @@ from datetime import timedelta
 from fractions import Fraction
 from typing import Final, NamedTuple
 
-from tidegate.core.bounds import MAX, SECOND
+from tidegate.core.bounds import MAX_INTEGER, SECOND
 from tidegate.errors import ConfigError
 
-HISTORY: Final = 32
+MAX_REDUCTIONS: Final = 32
 LONGEST_FREEZE: Final = 86_400 * SECOND  # a server that asks for more is asked again after a day
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
+class RecoverySettings:
     """How capacity shrinks and recovers. Factors are exact fractions, times are microseconds; see `read_terms`.
 
     Without an `interval` nothing recovers. A reduction of one's own within `cooldown` of the last one is taken as an
@@ -70,7 +70,7 @@ def read_terms(
     *,
     max_recovery: bool = True,
     cooldown: float | timedelta = 0.0,
-) -> Terms:
+) -> RecoverySettings:
     """Take terms as people give them: factors as they are written (1.1 is 11/10), times in seconds."""
     reduce = _fraction("reduce_factor", reduce_factor)
     recover = _fraction("recovery_factor", recovery_factor)
@@ -81,7 +81,7 @@ def read_terms(
     interval = None if recovery_interval is None else _micros("recovery_interval", recovery_interval)
     if interval is not None and interval < 1:
         raise ConfigError(f"must be more than nothing, not {recovery_interval!r}", field="recovery_interval")
-    return Terms(reduce, recover, interval, beyond=not max_recovery, cooldown=_micros("cooldown", cooldown))
+    return RecoverySettings(reduce, recover, interval, beyond=not max_recovery, cooldown=_micros("cooldown", cooldown))
 
 
 def _fraction(name: str, value: float | Fraction) -> Fraction:
@@ -93,7 +93,7 @@ def _fraction(name: str, value: float | Fraction) -> Fraction:
 
 def _micros(name: str, value: float | timedelta) -> int:
     seconds = value.total_seconds() if isinstance(value, timedelta) else value
-    if isinstance(seconds, (int, float)) and not isinstance(seconds, bool) and 0 <= seconds <= MAX // SECOND:
+    if isinstance(seconds, (int, float)) and not isinstance(seconds, bool) and 0 <= seconds <= MAX_INTEGER // SECOND:
         return round(seconds * SECOND)
     raise ConfigError(f"must be a number of seconds from 0, not {value!r}", field=name)
 
@@ -113,7 +113,7 @@ class CapacityState:
     """What is known of one resource's capacity; see above for what it answers."""
 
     original: int
-    terms: Terms = Terms()
+    terms: RecoverySettings = RecoverySettings()
     reductions: tuple[Reduction, ...] = field(default=())  # by epoch; `since` never falls as epochs rise
     floor: int = 0  # reductions up to this epoch are settled
     # Worked out once: the curves that count, since no newer one is as low and recovers no sooner, with their ends.
@@ -171,7 +171,7 @@ class CapacityState:
 
     def next_epoch(self, wall: int) -> int:
         """Give a new reduction its number: above all heard of and, by the wall clock, above those not heard of."""
-        return min(MAX, max(self.epoch + 1, wall))
+        return min(MAX_INTEGER, max(self.epoch + 1, wall))
 
     def _steps(self, reduction: Reduction, now: int) -> int:
         return max(0, now - reduction.until) // self.terms.interval if self.terms.interval else 0
@@ -241,7 +241,7 @@ class CapacityState:
     def _keeping(self, reductions: tuple[Reduction, ...], now: int) -> CapacityState:
         """Keep the latest reductions; an older one that is in force is folded into the next."""
         after = replace(self, reductions=reductions)
-        if len(reductions) <= HISTORY:
+        if len(reductions) <= MAX_REDUCTIONS:
             return after
         first, second, *rest = reductions
         if first in after.in_force(now):

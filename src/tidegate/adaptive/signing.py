@@ -42,7 +42,7 @@ class MalformedError(ValueError):
     """A message that cannot be read, or is not from somebody who knows the secret."""
 
 
-class Signed(NamedTuple):
+class SignedMessage(NamedTuple):
     """The fields of a message, without its signature; the signature is empty where there is no secret."""
 
     fields: dict[str, Any]
@@ -67,7 +67,7 @@ def write_signed(fields: dict[str, Any], secret: str | bytes | None) -> bytes:
     return json.dumps(fields, separators=(",", ":")).encode()
 
 
-def read_signed(text: bytes | str, secret: str | bytes | None, longest: int) -> Signed:
+def read_signed(text: bytes | str, secret: str | bytes | None, longest: int) -> SignedMessage:
     """Read a message; with a secret, only one that was signed with it."""
     if len(text) > longest:
         raise MalformedError(f"a message of {len(text)} bytes is too long")
@@ -78,13 +78,13 @@ def read_signed(text: bytes | str, secret: str | bytes | None, longest: int) -> 
             raise MalformedError("not a JSON object")
         given = fields.pop("signature", None)
         if key is None:
-            return Signed(fields, "")
+            return SignedMessage(fields, "")
         right = _signature(fields, key)
     except (ValueError, RecursionError) as error:
         raise MalformedError(f"not JSON: {error}" if not isinstance(error, MalformedError) else str(error)) from None
     if not isinstance(given, str) or not given.isascii() or not hmac.compare_digest(given, right):
         raise MalformedError("not signed with our secret")
-    return Signed(fields, right)
+    return SignedMessage(fields, right)
 
 
 def _signature(fields: dict[str, Any], key: bytes) -> str:
@@ -107,7 +107,7 @@ def read_instant(value: object) -> datetime:
         raise MalformedError(f"timestamp must be a date and time as of RFC 3339, not {value!r}") from None
 
 
-class Signer:
+class MessageSigner:
     """Signs the messages of one agent, and judges those of others. Thread-safe."""
 
     def __init__(self, secret: str | bytes | None, clock: Clock) -> None:

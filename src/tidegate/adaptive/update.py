@@ -16,7 +16,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from tidegate.adaptive.signing import EPOCH, MalformedError, read_instant, read_signed, write_instant, write_signed
-from tidegate.core.bounds import MAX, SECOND
+from tidegate.core.bounds import MAX_INTEGER, SECOND
 from tidegate.policy.key import join_key
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 MAX_UPDATE_BYTES: Final = 40_000
 MAX_NAME: Final = 1024  # characters of a resource, an agent or a reason
 MAX_KEY_BYTES: Final = 256
-HIGHEST: Final = 2**52  # of epochs that others send: there must be room above, for ours (as a time: the year 2112)
+MAX_EPOCH: Final = 2**52  # of epochs that others send: there must be room above, for ours (as a time: the year 2112)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class CapacityUpdate:
     @property
     def order(self) -> int:
         """The epoch, or the timestamp of a sender that knows none."""
-        return self.epoch if self.epoch is not None else max(1, min(HIGHEST, self.at))
+        return self.epoch if self.epoch is not None else max(1, min(MAX_EPOCH, self.at))
 
     @property
     def pause(self) -> int:
@@ -85,9 +85,9 @@ class CapacityUpdate:
         capacity, epoch, pause = fields.get("new_capacity"), fields.get("epoch"), fields.get("retry_after")
         if capacity is None or not _whole(capacity):
             raise MalformedError(f"new_capacity must be a whole number from 1, not {capacity!r}")
-        if epoch is not None and not (_whole(epoch) and epoch <= HIGHEST):
+        if epoch is not None and not (_whole(epoch) and epoch <= MAX_EPOCH):
             raise MalformedError(f"epoch must be a whole number from 1 to 2**52, not {epoch!r}")
-        if pause is not None and not (_number(pause) and 0 <= pause <= MAX // SECOND):
+        if pause is not None and not (_number(pause) and 0 <= pause <= MAX_INTEGER // SECOND):
             raise MalformedError(f"retry_after must be a number of seconds, not {pause!r}")
         return cls(
             resource=_text(fields, "resource"),
@@ -101,7 +101,7 @@ class CapacityUpdate:
 
 
 def _whole(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= MAX
+    return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= MAX_INTEGER
 
 
 def _number(value: object) -> bool:

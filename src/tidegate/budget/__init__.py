@@ -12,8 +12,8 @@ alerts         counters, log lines, forecasts and warnings
 prometheus     the counters as metrics
 """
 
-from tidegate.budget.face import AsyncTaskBudget, TaskBudget
+from tidegate.budget.budget import AsyncTaskBudget, TaskBudget
 from tidegate.budget.result import RateLimitResult, Usage
-from tidegate.budget.settings import BudgetSettings
+from tidegate.budget.settings.model import BudgetSettings
 
 __all__ = ["AsyncTaskBudget", "BudgetSettings", "RateLimitResult", "TaskBudget", "Usage"]

@@ -4,21 +4,23 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Self
 
-from tidegate.budget.engine import read_task_ids
-from tidegate.budget.held import Held
+from tidegate.budget.open_batch import OpenBatch
+from tidegate.budget.operations import read_task_ids
 from tidegate.errors import Denied, RateLimitError
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Mapping
 
-    from tidegate.budget.engine import Budget, Flow
+    from tidegate.budget.operations import BudgetOperations, Flow
     from tidegate.budget.result import RateLimitResult
 
 
 class _Batch:
     """What both kinds share: how many tasks are recorded, and what happens at the end of the block."""
 
-    def __init__(self, operations: Budget, drive: Callable[[Flow[None]], Any], arguments: tuple[Any, ...]) -> None:
+    def __init__(
+        self, operations: BudgetOperations, drive: Callable[[Flow[None]], Any], arguments: tuple[Any, ...]
+    ) -> None:
         """Take the arguments of the check; called by `batch`."""
         self._operations = operations
         self._drive = drive
@@ -35,10 +37,10 @@ class _Batch:
             raise Denied(result.reason, result)  # type: ignore[arg-type]  # has the attributes of a Decision
         self.result = result
 
-    def _open_batch(self) -> Held | None:
+    def _open_batch(self) -> OpenBatch | None:
         if self.result is None:
             raise RateLimitError("the batch has not started: use it in a with block")
-        return self.result.batch if isinstance(self.result.batch, Held) else None
+        return self.result.batch if isinstance(self.result.batch, OpenBatch) else None
 
     def _record_flow(
         self, task_count: int | None, task_ids: Iterable[str] | None, cost: Mapping[str, int] | None

@@ -20,7 +20,7 @@ from __future__ import annotations
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
-from tidegate.budget.watch import BUCKETS
+from tidegate.budget.alerts.monitor import DURATION_BUCKETS
 from tidegate.core.bounds import SECOND
 from tidegate.errors import ConfigError
 
@@ -33,7 +33,7 @@ except ImportError:  # pragma: no cover - the development environment has it
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tidegate.budget.face import AsyncTaskBudget, TaskBudget
+    from tidegate.budget.budget import AsyncTaskBudget, TaskBudget
 
 
 class BudgetCollector:
@@ -72,7 +72,7 @@ class BudgetCollector:
     def _durations(self) -> Metric:
         monitor = self._operations.monitor
         counts = list(accumulate(monitor.durations))
-        bounds = [*(f"{bound / SECOND:g}" for bound in BUCKETS), "+Inf"]
+        bounds = [*(f"{bound / SECOND:g}" for bound in DURATION_BUCKETS), "+Inf"]
         return HistogramMetricFamily(
             "rate_limit_check_duration_seconds",
             "Time to check rate limits",

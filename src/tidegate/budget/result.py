@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
-from tidegate.budget.tiers import is_tier, tier_of
+from tidegate.budget.settings.tiers import is_tier, tier_of
 from tidegate.limiter import Usage
 
 if TYPE_CHECKING:

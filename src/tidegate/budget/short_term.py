@@ -10,7 +10,7 @@ from tidegate.stores import MemoryStore
 
 if TYPE_CHECKING:
     from tidegate.budget.result import Usage
-    from tidegate.budget.terms import Terms
+    from tidegate.budget.settings.tier_policies import TierPolicy
     from tidegate.clock import Clock
     from tidegate.policy import Key
 
@@ -24,27 +24,27 @@ class ShortTermLimits:
         self._clock = clock
         self._store = MemoryStore(clock=clock)
 
-    def charge(self, tier_policy: Terms, costs: tuple[int, ...]) -> int:
+    def charge(self, tier_policy: TierPolicy, costs: tuple[int, ...]) -> int:
         """Charge costs, even beyond a quota; returns the instant of the charge."""
         if tier_policy.short_term_unlimited is None:
             return 0
         costs = tier_policy.short_term_costs(costs)
         return self._store.apply_one("acquire", tier_policy.short_term_unlimited, self._key, costs).at
 
-    def correct(self, tier_policy: Terms, corrections: tuple[int, ...], at: int) -> None:
+    def correct(self, tier_policy: TierPolicy, corrections: tuple[int, ...], at: int) -> None:
         """Correct the charge of the instant `at`."""
         if tier_policy.short_term is not None:
             corrections = tier_policy.short_term_costs(corrections)
             self._store.apply_one("adjust", tier_policy.short_term, self._key, corrections, None, at)
 
-    def reserve(self, tier_policy: Terms, costs: tuple[int, ...], tasks: int) -> Decision:
+    def reserve(self, tier_policy: TierPolicy, costs: tuple[int, ...], tasks: int) -> Decision:
         """Decide on a batch of so many tasks."""
         if tier_policy.short_term is None or not tasks:
             return Decision((True, self._clock.ns() // 1000, (), (), None))
         costs = tier_policy.short_term_costs(costs)
         return self._store.apply_one("hold", tier_policy.short_term, self._key, costs)
 
-    def usage(self, tier_policy: Terms) -> dict[str, Usage]:
+    def usage(self, tier_policy: TierPolicy) -> dict[str, Usage]:
         """Return the usage of each short-term tier."""
         if tier_policy.short_term is None:
             return {}

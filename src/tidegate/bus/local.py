@@ -25,10 +25,10 @@ from tidegate.fork import fork_safe
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-MOST: Final = 10_000  # retained messages of a hub
+MAX_RETAINED: Final = 10_000  # retained messages of a hub
 
 
-class Hub:
+class LocalHub:
     """The meeting place of one name; forgotten with the last bus that is open on it."""
 
     def __init__(self, clock: Clock) -> None:
@@ -46,7 +46,7 @@ class Hub:
             if kept is None or kept[0] < retain.version:
                 kept = (retain.version, now + round(retain.ttl * SECOND), payload)
             self.retained[subject, retain.key] = kept
-            while len(self.retained) > MOST:
+            while len(self.retained) > MAX_RETAINED:
                 del self.retained[next(iter(self.retained))]
 
     def join(self, subscription: Subscription) -> tuple[dict[str, int], list[bytes]]:
@@ -62,7 +62,7 @@ class Hub:
         return {key: value[0] for key, value in kept.items()}, [value[2] for value in kept.values()]
 
 
-HUBS: Final[WeakValueDictionary[str, Hub]] = WeakValueDictionary()
+HUBS: Final[WeakValueDictionary[str, LocalHub]] = WeakValueDictionary()
 HUBS_LOCK: Final = fork_safe(threading.Lock())
 
 
@@ -74,7 +74,7 @@ class LocalBus(Bus):
         self.clock = clock or SystemClock()
         self.name = name
         with HUBS_LOCK:
-            self._hub = HUBS.setdefault(name, Hub(self.clock))
+            self._hub = HUBS.setdefault(name, LocalHub(self.clock))
         self._own: list[Subscription] = []
         self._closed = False
         self._published = 0

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from tidegate.bus.linked import PATIENCE, LinkedBus, UnsendableError
+from tidegate.bus.network import STEP_TIMEOUT, NetworkBus, UnsendableError
 from tidegate.bus.retained import MAX_RECALLED_BYTES, MAX_RETAINED_BYTES, VERSION_DIGITS, read_version
 from tidegate.clock import SystemClock, TaskSignal
 from tidegate.core.bounds import SECOND
@@ -31,21 +31,21 @@ if TYPE_CHECKING:
     from nats.js.kv import KeyValue
 
     from tidegate.bus.base import Retain
-    from tidegate.bus.linked import Arrived
-    from tidegate.bus.retained import Recalled
+    from tidegate.bus.network import Arrived
+    from tidegate.bus.retained import RecalledMessages
     from tidegate.clock import Clock
 
 PORT: Final = 4222
 SCHEMES: Final = ("nats", "tls", "ws", "wss")
-PING: Final = SECOND  # how often a silent server is asked whether it is there
-DAY: Final = 86_400.0
+PING_INTERVAL: Final = SECOND  # how often a silent server is asked whether it is there
+DAY_SECONDS: Final = 86_400.0
 # A server refuses what is more than these; a bucket that is there already keeps its own bounds.
 MAX_VALUE_BYTES: Final = MAX_RETAINED_BYTES + VERSION_DIGITS + 1
 MAX_BUCKET_BYTES: Final = 4 * MAX_RECALLED_BYTES
-ATTEMPTS: Final = 5  # to replace a retained message that others replace at the same time
+MAX_REPLACE_ATTEMPTS: Final = 5  # to replace a retained message that others replace at the same time
 
 
-class NatsLink:
+class NatsConnection:
     """One connection."""
 
     def __init__(self, client: Client, arrived: Arrived, unretained: Callable[[Exception], None]) -> None:
@@ -63,7 +63,7 @@ class NatsLink:
             self._arrived(message.subject, message.data)
 
         await self._client.subscribe(subject, cb=arrived)
-        await self._client.flush(round(PATIENCE))
+        await self._client.flush(round(STEP_TIMEOUT))
 
     async def send(self, subject: str, payload: bytes) -> None:
         """Publish."""
@@ -82,7 +82,7 @@ class NatsLink:
             return False
         key, value = retain.key.encode().hex(), b"%d %s" % (retain.version, payload)
         try:
-            for _ in range(ATTEMPTS):
+            for _ in range(MAX_REPLACE_ATTEMPTS):
                 if await self._replace(bucket, key, value, retain.version):
                     return True
         except (NatsError, TimeoutError) as error:
@@ -106,14 +106,14 @@ class NatsLink:
             return False
         return True
 
-    async def recall(self, subject: str, found: Recalled) -> None:
+    async def recall(self, subject: str, found: RecalledMessages) -> None:
         """Read the subject's bucket."""
         bucket = await self._bucket(subject)
         if bucket is None:
             return
         watcher: Any = await bucket.watchall(ignore_deletes=True)
         try:
-            while not found.full and (entry := await watcher.updates(timeout=PATIENCE)) is not None:
+            while not found.full and (entry := await watcher.updates(timeout=STEP_TIMEOUT)) is not None:
                 version, _, payload = (entry.value or b"").partition(b" ")
                 found.add(_key(entry.key), version, payload)
         finally:
@@ -123,12 +123,16 @@ class NatsLink:
         """Open the bucket of a subject; None where the server keeps none, or is not yet ready to."""
         if subject not in self._buckets:
             name = "tidegate-" + subject.replace(".", "-")
-            stream = self._client.jetstream(timeout=PATIENCE)
+            stream = self._client.jetstream(timeout=STEP_TIMEOUT)
             try:
                 try:
                     bucket = await stream.create_key_value(
                         KeyValueConfig(
-                            bucket=name, history=1, ttl=DAY, max_value_size=MAX_VALUE_BYTES, max_bytes=MAX_BUCKET_BYTES
+                            bucket=name,
+                            history=1,
+                            ttl=DAY_SECONDS,
+                            max_value_size=MAX_VALUE_BYTES,
+                            max_bytes=MAX_BUCKET_BYTES,
                         )
                     )
                 except BadRequestError:  # there is one with other settings
@@ -145,9 +149,9 @@ class NatsLink:
         """Ask the server every second; the client does not tell of every end."""
         clock = SystemClock()
         while not self._gone.is_set() and self._client.is_connected:
-            await clock.wait_async(self._gone, clock.steady() + PING)
+            await clock.wait_async(self._gone, clock.steady() + PING_INTERVAL)
             if not self._gone.is_set():
-                await self._client.flush(round(PATIENCE))
+                await self._client.flush(round(STEP_TIMEOUT))
         raise ConnectionError("the connection is lost")
 
     def end(self) -> None:
@@ -159,7 +163,7 @@ class NatsLink:
         await self._client.close()
 
 
-class NatsBus(LinkedBus):
+class NatsBus(NetworkBus):
     """A bus through a NATS server, or several that know each other (their URLs joined by commas)."""
 
     def __init__(self, url: str, clock: Clock | None = None) -> None:
@@ -167,8 +171,8 @@ class NatsBus(LinkedBus):
         self._servers = [part.strip() for part in url.split(",")]
         super().__init__(",".join(_place(server) for server in self._servers), clock)
 
-    async def _connect(self, arrived: Arrived) -> NatsLink:
-        links: list[NatsLink] = []
+    async def _connect(self, arrived: Arrived) -> NatsConnection:
+        links: list[NatsConnection] = []
 
         async def ended() -> None:
             for link in links:
@@ -190,7 +194,7 @@ class NatsBus(LinkedBus):
             closed_cb=ended,
             **settings,
         )
-        links.append(NatsLink(client, arrived, self._unretained))
+        links.append(NatsConnection(client, arrived, self._unretained))
         if not client.is_connected:
             await ended()
         return links[0]

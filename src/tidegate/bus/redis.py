@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any, Final
 
-from tidegate.bus.linked import PATIENCE, LinkedBus
+from tidegate.bus.network import STEP_TIMEOUT, NetworkBus
 from tidegate.bus.retained import MAX_KEY_BYTES, MAX_RECALLED, MAX_RECALLED_BYTES, MAX_RETAINED_BYTES, VERSION_DIGITS
 from tidegate.clock import SystemClock, TaskSignal
 from tidegate.core.bounds import SECOND
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from tidegate.bus.base import Retain
-    from tidegate.bus.linked import Arrived
-    from tidegate.bus.retained import Recalled
+    from tidegate.bus.network import Arrived
+    from tidegate.bus.retained import RecalledMessages
     from tidegate.clock import Clock
 
-PREFIX: Final = "tidegate:bus:"
+KEY_PREFIX: Final = "tidegate:bus:"
 PORT: Final = 6379
-PING: Final = SECOND  # how often a silent server is asked whether it is there
+PING_INTERVAL: Final = SECOND  # how often a silent server is asked whether it is there
 # A value is "version end message"; the end is by the server's clock, in milliseconds. Everything has a TTL. Whoever
 # writes to the server may have put anything under our names: `read` gives the version and end of a value, or nothing.
 READ: Final = f"""
@@ -71,7 +71,7 @@ table.insert(found, 1, skipped)
 return found
 """
 )
-KEEP: Final = (
+RETAIN_SCRIPT: Final = (
     READ
     + """
 if kind ~= 'none' and kind ~= 'hash' then redis.call('DEL', KEYS[1]) end
@@ -92,17 +92,17 @@ return 1
 )
 
 
-class RedisLink:
+class RedisConnection:
     """One connection for commands and one that listens."""
 
     def __init__(self, url: str, arrived: Arrived, unretained: Callable[[Exception], None]) -> None:
         """Connect when first used."""
         settings: dict[str, Any] = {
             "retry": Retry(NoBackoff(), 0),
-            "socket_connect_timeout": PATIENCE,
+            "socket_connect_timeout": STEP_TIMEOUT,
             "protocol": 2,
         }
-        self._redis = Redis.from_url(url, socket_timeout=PATIENCE, **settings)
+        self._redis = Redis.from_url(url, socket_timeout=STEP_TIMEOUT, **settings)
         self._listening = Redis.from_url(url, socket_timeout=None, **settings)
         self._pubsub = self._listening.pubsub()
         self._arrived = arrived
@@ -117,7 +117,7 @@ class RedisLink:
         await self._pubsub.subscribe(subject)
         if self._reader is None:
             self._reader = asyncio.ensure_future(self._read())
-        await signal.wait(PATIENCE)
+        await signal.wait(STEP_TIMEOUT)
         if not signal.is_set():
             raise TimeoutError(f"no answer to SUBSCRIBE {subject}")
 
@@ -138,15 +138,15 @@ class RedisLink:
         milliseconds = max(1, round(retain.ttl * 1000))
         arguments = (retain.key.encode(), str(retain.version), str(milliseconds), payload)
         try:
-            await self._redis.eval(KEEP, 1, PREFIX + subject, *arguments)
+            await self._redis.eval(RETAIN_SCRIPT, 1, KEY_PREFIX + subject, *arguments)
         except ResponseError as error:  # out of memory, read-only, not permitted
             self._unretained(error)
             return False
         return True
 
-    async def recall(self, subject: str, found: Recalled) -> None:
+    async def recall(self, subject: str, found: RecalledMessages) -> None:
         """Read the subject's hash, as much of it as is bounded on the server."""
-        skipped, *entries = await self._redis.eval(RECALL, 1, PREFIX + subject)
+        skipped, *entries = await self._redis.eval(RECALL, 1, KEY_PREFIX + subject)
         found.skipped += skipped
         for key, value in zip(entries[::2], entries[1::2], strict=True):
             version, _, payload = value.split(b" ", 2)
@@ -157,9 +157,9 @@ class RedisLink:
         clock = SystemClock()
         while self._reader is None or not self._reader.done():
             if self._reader is None:
-                await clock.wait_async(TaskSignal(), clock.steady() + PING)
+                await clock.wait_async(TaskSignal(), clock.steady() + PING_INTERVAL)
             else:
-                await asyncio.wait((self._reader,), timeout=PING / SECOND)
+                await asyncio.wait((self._reader,), timeout=PING_INTERVAL / SECOND)
             await self._redis.ping()
         await self._reader
         raise ConnectionError("the connection is lost")
@@ -174,7 +174,7 @@ class RedisLink:
         await self._redis.aclose()
 
 
-class RedisBus(LinkedBus):
+class RedisBus(NetworkBus):
     """A bus through a Redis or Valkey server."""
 
     def __init__(self, url: str, clock: Clock | None = None) -> None:
@@ -190,8 +190,8 @@ class RedisBus(LinkedBus):
             raise ConfigError(f"cannot use this URL of a bus: {error}", field="bus") from None
         super().__init__(f"{parts.scheme}://{hosts[0][0] or '127.0.0.1'}:{hosts[0][1] or PORT}", clock)
 
-    async def _connect(self, arrived: Arrived) -> RedisLink:
-        link = RedisLink(self._url, arrived, self._unretained)
+    async def _connect(self, arrived: Arrived) -> RedisConnection:
+        link = RedisConnection(self._url, arrived, self._unretained)
         try:
             await link._redis.ping()  # noqa: SLF001 - of the same module
         except BaseException:

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from tidegate.bus.base import Bus
     from tidegate.clock import Clock
 
-GROUP: Final = "tidegate.buses"
-OWN: Final = {
+ENTRY_POINT_GROUP: Final = "tidegate.buses"
+BUILT_IN: Final = {
     "local": "tidegate.bus.local:open_local",
     "nats": "tidegate.bus.nats:open_nats",
     "tls": "tidegate.bus.nats:open_nats",
@@ -35,9 +35,9 @@ def open_bus(url: str, *, clock: Clock | None = None) -> Bus:
     if not isinstance(url, str) or ":" not in url:
         raise ConfigError(f"a bus is named by a URL such as 'nats://127.0.0.1:4222', not {redact(url)!r}", field="bus")
     scheme = "local" if url.startswith("local:") else split_url(url, "bus").scheme
-    openers = OWN
-    if scheme not in OWN:  # only then: looking through all installed packages takes a while
-        openers = {**OWN, **{point.name: point.value for point in entry_points(group=GROUP)}}
+    openers = BUILT_IN
+    if scheme not in BUILT_IN:  # only then: looking through all installed packages takes a while
+        openers = {**BUILT_IN, **{point.name: point.value for point in entry_points(group=ENTRY_POINT_GROUP)}}
     if scheme not in openers:
         known = ", ".join(f"{name}://" for name in openers)
         raise ConfigError(f"no bus for {scheme}://: known are {known}", field="bus")

@@ -8,17 +8,17 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-from tidegate.core.bounds import MAX
+from tidegate.core.bounds import MAX_INTEGER
 
 MAX_RETAINED_BYTES: Final = 65_536  # of one retained message
 MAX_KEY_BYTES: Final = 512
-MAX_VERSION: Final = MAX
+MAX_VERSION: Final = MAX_INTEGER
 MAX_RECALLED: Final = 10_000  # retained messages of one subject that are read
 MAX_RECALLED_BYTES: Final = 16 * 2**20
 VERSION_DIGITS: Final = len(str(MAX_VERSION))
 
 
-class Kept(NamedTuple):
+class RetainedMessage(NamedTuple):
     """A retained message as the server gave it."""
 
     key: str
@@ -26,12 +26,12 @@ class Kept(NamedTuple):
     payload: bytes
 
 
-class Recalled:
+class RecalledMessages:
     """Collects the retained messages of a subject; `skipped` counts entries that are malformed or too many."""
 
     def __init__(self) -> None:
         """Start with none."""
-        self.kept: list[Kept] = []
+        self.kept: list[RetainedMessage] = []
         self.skipped = 0
         self._bytes = 0
 
@@ -51,7 +51,7 @@ class Recalled:
         if not good or self.full:
             self.skipped += 1
             return
-        self.kept.append(Kept(name, number, payload))
+        self.kept.append(RetainedMessage(name, number, payload))
         self._bytes += len(key) + len(payload)
 
 

@@ -11,7 +11,7 @@ import importlib
 import sys
 from typing import TYPE_CHECKING, Final
 
-from tidegate.cli.say import Say
+from tidegate.cli.output import Output
 from tidegate.errors import Closed, RateLimitError, StoreUnavailable
 
 if TYPE_CHECKING:
@@ -35,19 +35,19 @@ COMMANDS: Final = {
     "usage": "show how much of each limit a key has used",
     "validate": "check the file of a service, or convert a file of Envoy's rate limit service",
 }
-ABOUT: Final = "One rate limiter for both sides of an API: the requests you receive and the requests you send."
-OK: Final = 0
-DENIED: Final = 1  # a call was denied, or the doctor found a problem
-WRONG: Final = 2  # bad input: arguments, a file, an environment variable
-UNAVAILABLE: Final = 3  # a store, a bus or the service does not answer
-INTERRUPTED: Final = 130
-CODES: Final = f"""\
+DESCRIPTION: Final = "One rate limiter for both sides of an API: the requests you receive and the requests you send."
+EXIT_OK: Final = 0
+EXIT_DENIED: Final = 1  # a call was denied, or the doctor found a problem
+EXIT_BAD_INPUT: Final = 2  # bad input: arguments, a file, an environment variable
+EXIT_UNAVAILABLE: Final = 3  # a store, a bus or the service does not answer
+EXIT_INTERRUPTED: Final = 130
+EXIT_CODES_HELP: Final = f"""\
 exit codes:
-  {OK:<6} success; the call was allowed
-  {DENIED:<6} the call was denied, or the doctor found a problem
-  {WRONG:<6} bad input: arguments, a file, an environment variable
-  {UNAVAILABLE:<6} a store, a bus or the service does not answer
-  {INTERRUPTED:<6} interrupted by Ctrl-C
+  {EXIT_OK:<6} success; the call was allowed
+  {EXIT_DENIED:<6} the call was denied, or the doctor found a problem
+  {EXIT_BAD_INPUT:<6} bad input: arguments, a file, an environment variable
+  {EXIT_UNAVAILABLE:<6} a store, a bus or the service does not answer
+  {EXIT_INTERRUPTED:<6} interrupted by Ctrl-C
 
 Every command has --json. Colours are used only on a terminal, and not if NO_COLOR is set.
 """
@@ -60,23 +60,25 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(arguments)
     if args.command is None:
         parser.print_help()
-        return OK
-    output = Say(as_json=args.json)
+        return EXIT_OK
+    output = Output(as_json=args.json)
     try:
         return int(args.run(args, output))
     except RateLimitError as error:
         output.write_error(str(error))
-        return UNAVAILABLE if isinstance(error, StoreUnavailable | Closed) else WRONG
+        return EXIT_UNAVAILABLE if isinstance(error, StoreUnavailable | Closed) else EXIT_BAD_INPUT
     except KeyboardInterrupt:
-        return INTERRUPTED
+        return EXIT_INTERRUPTED
     except BrokenPipeError:
-        return OK
+        return EXIT_OK
 
 
 def build_parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
     """Build the parser; only the commands that the arguments name are imported and have their options."""
     form = argparse.RawDescriptionHelpFormatter  # keeps the line breaks of the table
-    parser = argparse.ArgumentParser(prog="tidegate", description=ABOUT, epilog=CODES, formatter_class=form)
+    parser = argparse.ArgumentParser(
+        prog="tidegate", description=DESCRIPTION, epilog=EXIT_CODES_HELP, formatter_class=form
+    )
     parser.add_argument("--version", action="version", version=_version())
     parser.set_defaults(json=False)
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands")

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tidegate.cli import DENIED, OK
-from tidegate.cli.asking import add_key_arguments, add_service_options, open_client, read_cost, read_key
+from tidegate.cli import EXIT_DENIED, EXIT_OK
+from tidegate.cli.service_args import add_key_arguments, add_service_options, open_client, read_cost, read_key
 
 if TYPE_CHECKING:
     import argparse
 
-    from tidegate.cli.say import Say
-    from tidegate.service.client import Answer
+    from tidegate.cli.output import Output
+    from tidegate.service.client.client import ServiceDecision
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -22,14 +22,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add_service_options(parser)
 
 
-def run(args: argparse.Namespace, output: Say) -> int:
+def run(args: argparse.Namespace, output: Output) -> int:
     """Take the permits, and write the decision."""
     with open_client(args) as client:
         decision = client.acquire(args.policy, read_key(args), read_cost(args.cost), wait=args.wait)
     return write_decision(decision, output)
 
 
-def write_decision(decision: Answer, output: Say) -> int:
+def write_decision(decision: ServiceDecision, output: Output) -> int:
     """Write a decision of the service, and return the exit code."""
     if decision.allowed:
         output.write_line(f"allowed, {decision.remaining} left", "green")
@@ -40,4 +40,4 @@ def write_decision(decision: Answer, output: Say) -> int:
         else:
             output.write_line(f"{denied}, try again in {decision.retry_after:g} s", "red")
     output.write_json(decision.raw)
-    return OK if decision.allowed else DENIED
+    return EXIT_OK if decision.allowed else EXIT_DENIED

@@ -12,7 +12,7 @@ from tidegate.outbound.sources.source import read_source
 if TYPE_CHECKING:
     import argparse
 
-    from tidegate.cli.say import Say
+    from tidegate.cli.output import Output
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -21,7 +21,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add_data_option(parser)
 
 
-def run(args: argparse.Namespace, output: Say) -> int:
+def run(args: argparse.Namespace, output: Output) -> int:
     """Check the file, and send it to the service."""
     read_source(args.source)
     reply = ask(args.data, verb="add", text=args.source.read_text(encoding="utf-8"), file=str(args.source))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tidegate.cli.asking import add_service_options, open_client, read_key
 from tidegate.cli.budget import format_duration
+from tidegate.cli.service_args import add_service_options, open_client, read_key
 from tidegate.core.bounds import SECOND
 from tidegate.core.limit import parse_period
 from tidegate.errors import ConfigError
@@ -13,8 +13,8 @@ from tidegate.errors import ConfigError
 if TYPE_CHECKING:
     import argparse
 
-    from tidegate.cli.say import Say
-    from tidegate.service.client import Client
+    from tidegate.cli.output import Output
+    from tidegate.service.client.client import Client
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -26,7 +26,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add_service_options(parser)
 
 
-def run(args: argparse.Namespace, output: Say) -> int:
+def run(args: argparse.Namespace, output: Output) -> int:
     """Block a key, remove its block, or list all blocks."""
     if args.policy is not None and not args.key:
         raise ConfigError("expected a key after the policy; leave out both to list the blocked keys", field="KEY")
@@ -45,7 +45,7 @@ def run(args: argparse.Namespace, output: Say) -> int:
     return 0
 
 
-def list_blocks(client: Client, output: Say) -> None:
+def list_blocks(client: Client, output: Output) -> None:
     """List the blocked keys."""
     blocks = client.blocks()
     for block in blocks:

@@ -7,19 +7,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from tidegate.budget import TaskBudget
-from tidegate.budget.forecast import Forecast, forecast
+from tidegate.budget.alerts.forecast import Forecast, forecast
 from tidegate.clock import Clock, SystemClock, ThreadSignal
 from tidegate.core.bounds import SECOND
 from tidegate.errors import ConfigError, StoreUnavailable
-from tidegate.service.parts import budget_settings
+from tidegate.service.runtime.components import budget_settings
 
 if TYPE_CHECKING:
     import argparse
 
     from tidegate.budget import BudgetSettings, Usage
-    from tidegate.cli.say import Say
+    from tidegate.cli.output import Output
 
-UNITS: Final = (("d", 86_400), ("h", 3600), ("min", 60), ("s", 1))
+DURATION_UNITS: Final = (("d", 86_400), ("h", 3600), ("min", 60), ("s", 1))
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -34,7 +34,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(args: argparse.Namespace, output: Say) -> int:
+def run(args: argparse.Namespace, output: Output) -> int:
     """Show the budget once, or repeatedly."""
     if args.watch is not None and not args.watch > 0:
         raise ConfigError(f"expected a number of seconds above 0, not {args.watch:g}", field="--watch")
@@ -52,7 +52,7 @@ def read_settings(args: argparse.Namespace) -> BudgetSettings:
     return settings
 
 
-def show(budget: TaskBudget, output: Say, clock: Clock, interval: float | None, rounds: int | None = None) -> None:
+def show(budget: TaskBudget, output: Output, clock: Clock, interval: float | None, rounds: int | None = None) -> None:
     """Show the budget once, or every `interval` seconds, until interrupted or for so many rounds."""
     shown = 0
     while True:
@@ -83,7 +83,7 @@ def describe(budget: TaskBudget, usage: dict[str, Usage], forecasts: dict[str, F
     }
 
 
-def draw(budget: TaskBudget, usage: dict[str, Usage], forecasts: dict[str, Forecast], output: Say) -> list[str]:
+def draw(budget: TaskBudget, usage: dict[str, Usage], forecasts: dict[str, Forecast], output: Output) -> list[str]:
     """Draw the tiers as bars."""
     settings = budget.settings
     width = max(map(len, usage))
@@ -113,7 +113,7 @@ def format_duration(seconds: float) -> str:
     """Write a duration in its two largest units."""
     left = max(1, round(seconds))
     parts: list[str] = []
-    for unit, size in UNITS:
+    for unit, size in DURATION_UNITS:
         count, left = divmod(left, size)
         if count or parts:
             parts.append(f"{count} {unit}" if count else "")

@@ -14,12 +14,12 @@ from tidegate.cli import COMMANDS, build_parser
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tidegate.cli.say import Say
+    from tidegate.cli.output import Output
 
-FILES: Final = ("FILE", "DIR", "PATH")  # metavars of options that take the name of a file
+FILE_METAVARS: Final = ("FILE", "DIR", "PATH")  # metavars of options that take the name of a file
 
 
-class Option(NamedTuple):
+class CompletionOption(NamedTuple):
     """An option of a command: its flags, its help, and the values it takes."""
 
     flags: tuple[str, ...]
@@ -28,12 +28,12 @@ class Option(NamedTuple):
     choices: tuple[str, ...]
 
 
-class Command(NamedTuple):
+class CompletionCommand(NamedTuple):
     """A command, with what a shell needs to complete it."""
 
     name: str
     help: str
-    options: tuple[Option, ...]
+    options: tuple[CompletionOption, ...]
     choices: tuple[str, ...]  # values of its first argument
 
 
@@ -42,7 +42,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("shell", choices=sorted(SHELLS), help="the shell to print the script for")
 
 
-def run(args: argparse.Namespace, output: Say) -> int:
+def run(args: argparse.Namespace, output: Output) -> int:
     """Write the script."""
     script = SHELLS[args.shell](list(read_commands()))
     output.write_line(script.rstrip("\n"))
@@ -50,7 +50,7 @@ def run(args: argparse.Namespace, output: Say) -> int:
     return 0
 
 
-def read_commands() -> Iterator[Command]:
+def read_commands() -> Iterator[CompletionCommand]:
     """Read every command from the parser."""
     parser = build_parser(tuple(COMMANDS))
     children = next(a for a in parser._actions if isinstance(a, argparse._SubParsersAction))  # noqa: SLF001 - argparse has no public list
@@ -58,20 +58,20 @@ def read_commands() -> Iterator[Command]:
         options = [action for action in child._actions if action.option_strings]  # noqa: SLF001 - as above
         arguments = [action for action in child._actions if not action.option_strings]  # noqa: SLF001 - as above
         choices = next((tuple(map(str, action.choices)) for action in arguments if action.choices), ())
-        yield Command(name, COMMANDS[name], tuple(map(read_option, options)), choices)
+        yield CompletionCommand(name, COMMANDS[name], tuple(map(read_option, options)), choices)
 
 
-def read_option(action: argparse.Action) -> Option:
+def read_option(action: argparse.Action) -> CompletionOption:
     """Read an option of a command."""
-    takes = "nothing" if action.nargs == 0 else "files" if str(action.metavar) in FILES else "other"
+    takes = "nothing" if action.nargs == 0 else "files" if str(action.metavar) in FILE_METAVARS else "other"
     help_ = (action.help or "").replace("%%", "%")
-    return Option(tuple(action.option_strings), help_, takes, tuple(map(str, action.choices or ())))
+    return CompletionOption(tuple(action.option_strings), help_, takes, tuple(map(str, action.choices or ())))
 
 
 # ---- the shells ------------------------------------------------------------------------------------------------------
 
 
-def bash_script(commands: list[Command]) -> str:
+def bash_script(commands: list[CompletionCommand]) -> str:
     """Write the script for bash, including versions before 4."""
     lines = [
         "# bash completion for tidegate",
@@ -105,7 +105,7 @@ def compgen(choices: tuple[str, ...] | list[str]) -> str:
     return f'COMPREPLY=($(compgen -W "{" ".join(choices)}" -- "$word"))'
 
 
-def zsh_script(commands: list[Command]) -> str:
+def zsh_script(commands: list[CompletionCommand]) -> str:
     """Write the script for zsh."""
     lines = ["#compdef tidegate", "_tidegate() {", "    local -a commands", "    commands=("]
     lines += [f"        {quote(f'{command.name}:{command.help}')}" for command in commands]
@@ -126,7 +126,7 @@ def zsh_script(commands: list[Command]) -> str:
     return "\n".join([*lines, "    esac", "}", "compdef _tidegate tidegate", ""])
 
 
-def zsh_specs(option: Option) -> Iterator[str]:
+def zsh_specs(option: CompletionOption) -> Iterator[str]:
     """Write the arguments of zsh's _arguments for an option."""
     description = option.help.replace("[", "(").replace("]", ")").replace(":", "\\:")
     value = {"nothing": "", "files": ":file:_files", "other": ":value: "}[option.takes]
@@ -136,7 +136,7 @@ def zsh_specs(option: Option) -> Iterator[str]:
         yield quote(f"*{flag}[{description}]{value}")
 
 
-def fish_script(commands: list[Command]) -> str:
+def fish_script(commands: list[CompletionCommand]) -> str:
     """Write the script for fish."""
     lines = ["# fish completion for tidegate", "complete -c tidegate -f"]
     for command in commands:

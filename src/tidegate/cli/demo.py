@@ -9,14 +9,14 @@ from tidegate import demo
 if TYPE_CHECKING:
     import argparse
 
-    from tidegate.cli.say import Say
+    from tidegate.cli.output import Output
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add no options."""
 
 
-def run(_args: argparse.Namespace, output: Say) -> int:
+def run(_args: argparse.Namespace, output: Output) -> int:
     """Run the demonstration."""
     output.write_json(demo.main(output.write_line) if output.as_json else demo.main())
     return 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tidegate.cli import DENIED, OK
+from tidegate.cli import EXIT_DENIED, EXIT_OK
 from tidegate.cli.start import add_settings_options, read_settings
 from tidegate.errors import ConfigError
 from tidegate.service.doctor import Finding, examine
@@ -12,9 +12,9 @@ from tidegate.service.doctor import Finding, examine
 if TYPE_CHECKING:
     import argparse
 
-    from tidegate.cli.say import Say
+    from tidegate.cli.output import Output
 
-SIGNS = {"well": ("✓", "green"), "note": ("!", "yellow"), "wrong": ("✗", "red")}
+LEVEL_SIGNS = {"well": ("✓", "green"), "note": ("!", "yellow"), "wrong": ("✗", "red")}
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -29,14 +29,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(args: argparse.Namespace, output: Say) -> int:
+def run(args: argparse.Namespace, output: Output) -> int:
     """Check the deployment, and write the findings; returns 1 if there is a problem."""
     try:
         findings = examine(read_settings(args), args.trusted_proxy)
     except ConfigError as error:
         findings = [Finding("wrong", f"the settings are wrong: {error}", "correct them, and run the command again")]
     for finding in findings:
-        sign, colour = SIGNS[finding.level]
+        sign, colour = LEVEL_SIGNS[finding.level]
         output.write_line(f"{output.style(sign, colour)} {finding.what}")
         if finding.to_do:
             output.write_line(f"    {finding.to_do}", "dim")
@@ -44,4 +44,4 @@ def run(args: argparse.Namespace, output: Say) -> int:
     problems = f"{count} problem{'' if count == 1 else 's'} to fix"
     output.write_line(problems if count else "no problems found", "red" if count else "green")
     output.write_json({"well": not count, "findings": [finding._asdict() for finding in findings]})
-    return DENIED if count else OK
+    return EXIT_DENIED if count else EXIT_OK

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tidegate.cli.acquire import write_decision
-from tidegate.cli.asking import add_key_arguments, add_service_options, open_client, read_cost, read_key
+from tidegate.cli.service_args import add_key_arguments, add_service_options, open_client, read_cost, read_key
 
 if TYPE_CHECKING:
     import argparse
 
-    from tidegate.cli.say import Say
+    from tidegate.cli.output import Output
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -20,7 +20,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add_service_options(parser)
 
 
-def run(args: argparse.Namespace, output: Say) -> int:
+def run(args: argparse.Namespace, output: Output) -> int:
     """Call the service, and write the decision."""
     with open_client(args) as client:
         return write_decision(client.peek(args.policy, read_key(args), read_cost(args.cost)), output)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tidegate.cli.asking import add_service_options, open_client
+from tidegate.cli.service_args import add_service_options, open_client
 
 if TYPE_CHECKING:
     import argparse
 
-    from tidegate.cli.say import Say
+    from tidegate.cli.output import Output
 
-WHOLE = 100
+FULL_ROLLOUT = 100
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -19,12 +19,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add_service_options(parser)
 
 
-def run(args: argparse.Namespace, output: Say) -> int:
+def run(args: argparse.Namespace, output: Output) -> int:
     """List the policies with their limits and overrides, and the domains."""
     with open_client(args) as client:
         response = client.policies()
     for policy in response["policies"]:
-        share = "" if policy["rollout"] >= WHOLE else f", enforced for {policy['rollout']:g} % of keys"
+        share = "" if policy["rollout"] >= FULL_ROLLOUT else f", enforced for {policy['rollout']:g} % of keys"
         mode = ", shadow" if policy["mode"] == "shadow" else share
         output.write_line(f"{policy['name']}: {', '.join(policy['limits'])}{mode}")
         for override in policy["overrides"]:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tidegate.cli.asking import add_key_arguments, add_service_options, open_client, read_key
+from tidegate.cli.service_args import add_key_arguments, add_service_options, open_client, read_key
 
 if TYPE_CHECKING:
     import argparse
 
-    from tidegate.cli.say import Say
+    from tidegate.cli.output import Output
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -18,7 +18,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add_service_options(parser)
 
 
-def run(args: argparse.Namespace, output: Say) -> int:
+def run(args: argparse.Namespace, output: Output) -> int:
     """Reset the key."""
     with open_client(args) as client:
         client.reset(args.policy, read_key(args))

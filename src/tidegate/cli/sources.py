@@ -12,7 +12,7 @@ from tidegate.outbound.sources.control import ask
 if TYPE_CHECKING:
     import argparse
 
-    from tidegate.cli.say import Say
+    from tidegate.cli.output import Output
 
 COLUMNS = ("name", "provider", "next run", "last result", "ok", "failed", "skipped", "requeued")
 
@@ -22,7 +22,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add_data_option(parser)
 
 
-def run(args: argparse.Namespace, output: Say) -> int:
+def run(args: argparse.Namespace, output: Output) -> int:
     """Write the sources as a table."""
     reply = ask(args.data, verb="sources")
     rows = [COLUMNS, *map(format_source, reply["sources"])]

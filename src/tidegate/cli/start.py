@@ -7,17 +7,17 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tidegate.service.settings import FOLDER, OPTIONS, load_settings
+from tidegate.service.config.settings import DATA_FOLDER, OPTIONS, load_settings
 from tidegate.urls import redact
 
 if TYPE_CHECKING:
     import argparse
 
-    from tidegate.cli.say import Say
-    from tidegate.outbound.sources import Service
-    from tidegate.service.parts import Parts
-    from tidegate.service.server import Ready
-    from tidegate.service.settings import Settings
+    from tidegate.cli.output import Output
+    from tidegate.outbound.sources import SourceRunner
+    from tidegate.service.config.settings import Settings
+    from tidegate.service.runtime.components import Components
+    from tidegate.service.runtime.server import Ready
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -54,20 +54,20 @@ def read_settings(args: argparse.Namespace) -> Settings:
 
 def add_data_option(parser: argparse.ArgumentParser) -> None:
     """Add the data folder of a running service."""
-    default = Path(os.environ.get("TIDEGATE_DATA") or FOLDER)
+    default = Path(os.environ.get("TIDEGATE_DATA") or DATA_FOLDER)
     parser.add_argument(
         "--data",
         type=Path,
         default=default,
         metavar="DIR",
-        help=f"the data folder of the service (TIDEGATE_DATA, or ./{FOLDER})",
+        help=f"the data folder of the service (TIDEGATE_DATA, or ./{DATA_FOLDER})",
     )
 
 
-def run(args: argparse.Namespace, output: Say) -> int:
+def run(args: argparse.Namespace, output: Output) -> int:
     """Run the service until SIGTERM or Ctrl-C."""
     if args.demo:
-        from tidegate.cli.showing import run_demo  # noqa: PLC0415 - rarely needed
+        from tidegate.cli.demo_service import run_demo  # noqa: PLC0415 - rarely needed
 
         run_demo(args, output)
     else:
@@ -80,7 +80,7 @@ def run(args: argparse.Namespace, output: Say) -> int:
 
 def serve(settings: Settings, ready: Ready, *, level: int = logging.INFO) -> None:
     """Serve, with logging, until SIGTERM or Ctrl-C."""
-    from tidegate.service import logs, server  # noqa: PLC0415 - not needed for --help
+    from tidegate.service.runtime import logs, server  # noqa: PLC0415 - not needed for --help
 
     handler = logs.set_up(level=level)
     try:
@@ -89,7 +89,7 @@ def serve(settings: Settings, ready: Ready, *, level: int = logging.INFO) -> Non
         logs.take_down(handler)
 
 
-def write_started(settings: Settings, components: Parts | None, output: Say) -> None:
+def write_started(settings: Settings, components: Components | None, output: Output) -> None:
     """Write what runs, and on which addresses."""
     runner = None if components is None else components.sources
     if runner is not None:
@@ -105,7 +105,7 @@ def write_started(settings: Settings, components: Parts | None, output: Say) -> 
     output.write_json(status)
 
 
-def write_sources(runner: Service, output: Say) -> None:
+def write_sources(runner: SourceRunner, output: Output) -> None:
     """Write the providers, and the sources with their limits."""
     providers = list(runner.gate.providers)
     sources = runner.scheduler.sources.values()

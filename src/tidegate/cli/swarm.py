@@ -9,14 +9,14 @@ from collections import deque
 from typing import TYPE_CHECKING, Any, Final
 
 from tidegate.adaptive import SUBJECT, CapacityUpdate
-from tidegate.adaptive.signing import MalformedError, Signer, read_signed
+from tidegate.adaptive.signing import MalformedError, MessageSigner, read_signed
 from tidegate.adaptive.update import MAX_UPDATE_BYTES
 from tidegate.bus import open_bus
-from tidegate.cli.say import Say
+from tidegate.cli.output import Output
 from tidegate.clock import SystemClock, ThreadSignal
 from tidegate.core.bounds import SECOND
 from tidegate.errors import ConfigError, StoreUnavailable
-from tidegate.swarm.watch import Agent, Watcher
+from tidegate.swarm.presence import Agent, Watcher
 from tidegate.urls import redact
 
 if TYPE_CHECKING:
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 
     from tidegate.bus import Bus, Event
 
-RECENT: Final = 8
-CLEAR: Final = "\x1b[H\x1b[J"
-CONNECTING: Final = 3.0  # seconds
-clean: Final = Say.clean
+MAX_UPDATES_SHOWN: Final = 8
+CLEAR_SCREEN: Final = "\x1b[H\x1b[J"
+CONNECT_TIMEOUT: Final = 3.0  # seconds
+clean: Final = Output.clean
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -37,7 +37,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--once", action="store_true", help="show the swarm once and exit")
 
 
-def run(args: argparse.Namespace, output: Say) -> int:
+def run(args: argparse.Namespace, output: Output) -> int:
     """Show the swarm until interrupted."""
     url = args.bus or os.environ.get("TIDEGATE_BUS", "")
     if not url:
@@ -45,21 +45,21 @@ def run(args: argparse.Namespace, output: Say) -> int:
     if not (math.isfinite(args.interval) and args.interval > 0):
         raise ConfigError(f"expected a number of seconds above 0, not {args.interval}", field="--interval")
     with open_bus(url) as bus:
-        if not bus.wait(CONNECTING):
+        if not bus.wait(CONNECT_TIMEOUT):
             raise StoreUnavailable(f"no answer from the bus at {redact(url)}: is the server running?")
-        Board(bus, os.environ.get("TIDEGATE_SWARM_SECRET") or None, output).watch(args.interval, once=args.once)
+        SwarmView(bus, os.environ.get("TIDEGATE_SWARM_SECRET") or None, output).watch(args.interval, once=args.once)
     return 0
 
 
-class Board:
+class SwarmView:
     """The agents of a swarm and recent updates, and how they are shown."""
 
-    def __init__(self, bus: Bus, secret: str | None, output: Say) -> None:
+    def __init__(self, bus: Bus, secret: str | None, output: Output) -> None:
         """Subscribe to updates on the bus."""
         self._output = output
-        self._signer = Signer(secret, bus.clock)
+        self._signer = MessageSigner(secret, bus.clock)
         self._watcher = Watcher(bus, secret)
-        self._updates: deque[tuple[CapacityUpdate, bool]] = deque(maxlen=RECENT)
+        self._updates: deque[tuple[CapacityUpdate, bool]] = deque(maxlen=MAX_UPDATES_SHOWN)
         self._totals: dict[tuple[str, str], int] = {}
         bus.subscribe(SUBJECT, self._receive)
 
@@ -89,7 +89,7 @@ class Board:
         self._totals = {place: total for place, total in self._totals.items() if place in shown}
         lines = self.draw(agents)
         if self._output.live and redraw:
-            lines = [CLEAR + lines[0], *lines[1:], self._output.style("Ctrl-C ends.", "dim")]
+            lines = [CLEAR_SCREEN + lines[0], *lines[1:], self._output.style("Ctrl-C ends.", "dim")]
         for line in lines:
             self._output.write_line(line)
 

@@ -7,8 +7,8 @@ import shutil
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
-from tidegate.cli.asking import add_service_options, open_client
 from tidegate.cli.budget import format_duration
+from tidegate.cli.service_args import add_service_options, open_client
 from tidegate.clock import SystemClock, ThreadSignal
 from tidegate.core.bounds import SECOND
 from tidegate.errors import ConfigError
@@ -17,14 +17,14 @@ from tidegate.urls import redact
 if TYPE_CHECKING:
     import argparse
 
-    from tidegate.cli.say import Say
+    from tidegate.cli.output import Output
 
-CLEAR: Final = "\x1b[H\x1b[J"
-RECENT: Final = 5
-PAST: Final = 30
-STEPS: Final = " ▁▂▃▄▅▆▇█"
-WIDE: Final = 100
-HEAD: Final = ("policy", "admitted/s", "denied/s", "waiting", "admitted", "denied")
+CLEAR_SCREEN: Final = "\x1b[H\x1b[J"
+RATE_SECONDS: Final = 5
+CURVE_SECONDS: Final = 30
+CURVE_CHARACTERS: Final = " ▁▂▃▄▅▆▇█"
+MIN_COLUMNS_FOR_CURVES: Final = 100
+COLUMNS: Final = ("policy", "admitted/s", "denied/s", "waiting", "admitted", "denied")
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -35,7 +35,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add_service_options(parser)
 
 
-def run(args: argparse.Namespace, output: Say) -> int:
+def run(args: argparse.Namespace, output: Output) -> int:
     """Show the service until interrupted."""
     if not (math.isfinite(args.interval) and args.interval > 0):
         raise ConfigError(f"expected a number of seconds above 0, not {args.interval}", field="--interval")
@@ -51,12 +51,12 @@ def run(args: argparse.Namespace, output: Say) -> int:
             clock.wait(ThreadSignal(), clock.steady() + round(args.interval * SECOND))
 
 
-def show(overview: dict[str, Any], url: str, output: Say, rows: int, *, redraw: bool) -> None:
+def show(overview: dict[str, Any], url: str, output: Output, rows: int, *, redraw: bool) -> None:
     """Show one overview of the service."""
     output.write_json(describe(overview, rows))
     lines = draw(overview, url, output, rows)
     if output.live and redraw:
-        lines = [CLEAR + lines[0], *lines[1:], "", output.style("Ctrl-C ends.", "dim")]
+        lines = [CLEAR_SCREEN + lines[0], *lines[1:], "", output.style("Ctrl-C ends.", "dim")]
     for line in lines:
         output.write_line(line)
 
@@ -86,23 +86,25 @@ def busiest(overview: dict[str, Any]) -> list[dict[str, Any]]:
 
 def rate(counts: list[int]) -> float:
     """Return the calls per second, over the last few seconds."""
-    last = counts[-RECENT:]
+    last = counts[-RATE_SECONDS:]
     return round(sum(last) / len(last), 1) if last else 0.0
 
 
 def curve(counts: list[int]) -> str:
     """Draw the counts of the last half minute as block characters."""
-    last = counts[-PAST:]
+    last = counts[-CURVE_SECONDS:]
     highest = max(last, default=0)
-    return "".join(STEPS[0 if not count else max(1, count * (len(STEPS) - 1) // highest)] for count in last).rjust(PAST)
+    return "".join(
+        CURVE_CHARACTERS[0 if not count else max(1, count * (len(CURVE_CHARACTERS) - 1) // highest)] for count in last
+    ).rjust(CURVE_SECONDS)
 
 
 # ---- the screen ------------------------------------------------------------------------------------------------------
 
 
-def draw(overview: dict[str, Any], url: str, output: Say, rows: int) -> list[str]:
+def draw(overview: dict[str, Any], url: str, output: Output, rows: int) -> list[str]:
     """Draw the summary and all tables."""
-    wide = shutil.get_terminal_size().columns >= WIDE
+    wide = shutil.get_terminal_size().columns >= MIN_COLUMNS_FOR_CURVES
     lines = [draw_summary(overview, url, output), "", *draw_policies(overview, output, rows, wide=wide)]
     if overview["near"]:
         lines += ["", output.style("nearest to a limit", "bold"), *draw_nearest(overview["near"][:rows], output)]
@@ -111,7 +113,7 @@ def draw(overview: dict[str, Any], url: str, output: Say, rows: int) -> list[str
     return lines
 
 
-def draw_summary(overview: dict[str, Any], url: str, output: Say) -> str:
+def draw_summary(overview: dict[str, Any], url: str, output: Output) -> str:
     """Describe the state of the service in one line."""
     process, store = overview["process"], overview["store"]
     uptime = format_duration(max(1.0, (overview["at"] - process["since"]) / 1000))
@@ -124,7 +126,7 @@ def draw_summary(overview: dict[str, Any], url: str, output: Say) -> str:
     return f"{head}: process {process['id']}{worker}, up {uptime}, store {store['kind']} {state}, {calls}{latency}"
 
 
-def draw_policies(overview: dict[str, Any], output: Say, rows: int, *, wide: bool) -> list[str]:
+def draw_policies(overview: dict[str, Any], output: Output, rows: int, *, wide: bool) -> list[str]:
     """Draw the table of policies."""
     found = busiest(overview)[:rows]
     cells = [
@@ -132,8 +134,8 @@ def draw_policies(overview: dict[str, Any], output: Say, rows: int, *, wide: boo
          ("admitted_per_second", "denied_per_second", "waiting", "admitted", "denied")))
         for row in found
     ]  # fmt: skip
-    widths = [max(len(row[i]) for row in (HEAD, *cells)) for i in range(len(HEAD))]
-    lines = [output.style(format_row(HEAD, widths), "bold")]
+    widths = [max(len(row[i]) for row in (COLUMNS, *cells)) for i in range(len(COLUMNS))]
+    lines = [output.style(format_row(COLUMNS, widths), "bold")]
     for row, each in zip(found, cells, strict=True):
         text = format_row(each, widths)
         if wide:
@@ -148,7 +150,7 @@ def format_row(cells: tuple[str, ...], widths: list[int]) -> str:
     return "  ".join((first.ljust(widths[0]), *(cell.rjust(w) for cell, w in zip(others, widths[1:], strict=True))))
 
 
-def draw_nearest(keys: list[dict[str, Any]], output: Say) -> list[str]:
+def draw_nearest(keys: list[dict[str, Any]], output: Output) -> list[str]:
     """Draw the keys nearest to a limit."""
     names = [output.clean(f"{each['policy']}: {format_key(each['key'])}") for each in keys]
     width = max(map(len, names))
@@ -161,7 +163,7 @@ def draw_nearest(keys: list[dict[str, Any]], output: Say) -> list[str]:
     return lines
 
 
-def draw_denials(denials: list[dict[str, Any]], output: Say) -> list[str]:
+def draw_denials(denials: list[dict[str, Any]], output: Output) -> list[str]:
     """Draw the latest denials."""
     lines = []
     for each in denials:

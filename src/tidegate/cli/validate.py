@@ -6,15 +6,15 @@ import json
 from typing import TYPE_CHECKING
 
 from tidegate.errors import ConfigError
-from tidegate.service.convert import convert
-from tidegate.service.schema import schema
-from tidegate.service.settings import load_settings
+from tidegate.service.config.envoy_files import convert
+from tidegate.service.config.schema import schema
+from tidegate.service.config.settings import load_settings
 
 if TYPE_CHECKING:
     import argparse
 
-    from tidegate.cli.say import Say
-    from tidegate.service.settings import Settings
+    from tidegate.cli.output import Output
+    from tidegate.service.config.settings import Settings
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -28,7 +28,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(args: argparse.Namespace, output: Say) -> int:
+def run(args: argparse.Namespace, output: Output) -> int:
     """Check each file, print the schema, or convert files."""
     if args.schema:
         write_text(output, json.dumps(schema(), indent=2))
@@ -65,7 +65,7 @@ def describe(settings: Settings) -> list[str]:
     return [*lines, *(f"domain {domain.name}: {sum(1 for _ in domain.variants())} limits" for domain in domains)]
 
 
-def write_text(output: Say, text: str) -> None:
+def write_text(output: Output, text: str) -> None:
     """Write text that is JSON already."""
     as_json, output.as_json = output.as_json, False
     output.write_line(text)

@@ -23,8 +23,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from tidegate.core.bucket import (
-    PEAKS,
-    Marked,
+    MAX_PEAKS,
+    MarkedLimit,
     adjust_bucket,
     charge_bucket,
     expires_bucket,
@@ -33,11 +33,11 @@ from tidegate.core.bucket import (
     refill,
     view_bucket,
 )
-from tidegate.core.log import Changes, Entries, adjust_log, adjust_slots, charge_log, expires_log, view_log
+from tidegate.core.log import Changes, LogEntries, adjust_log, adjust_slots, charge_log, expires_log, view_log
 from tidegate.core.sliding import adjust_sliding, charge_sliding, expires_sliding, view_sliding
 from tidegate.core.state import NEVER, State, View
 from tidegate.core.windows import (
-    Carried,
+    CarriedWindows,
     adjust_calendar,
     adjust_fixed,
     charge_calendar,
@@ -55,13 +55,13 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ALGORITHMS",
+    "MAX_PEAKS",
     "NEVER",
-    "PEAKS",
     "Algorithm",
-    "Carried",
+    "CarriedWindows",
     "Changes",
-    "Entries",
-    "Marked",
+    "LogEntries",
+    "MarkedLimit",
     "State",
     "View",
     "marked",

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from fractions import Fraction
 
-MAX = 2**53 - 1
-LONGEST = 2**52  # no wait, window or refill takes more microseconds (142 years): until 2112, now + it < 2**53
+MAX_INTEGER = 2**53 - 1
+MAX_DURATION = 2**52  # no wait, window or refill takes more microseconds (142 years): until 2112, now + it < 2**53
 SECOND = 1_000_000
-TOLERANCE = Fraction(1, 1_000_000)  # how much slower than asked a limit may run where it cannot be exact
+RATE_TOLERANCE = Fraction(1, 1_000_000)  # how much slower than asked a limit may run where it cannot be exact
 
 
 def ceil_div(a: int, b: int) -> int:
@@ -25,11 +25,11 @@ def rate_below(quota: int, period: int, burst: int) -> tuple[int, int] | None:
     None when no such fraction lies within one part per million.
     """
     exact = Fraction(quota, period)
-    widest = MAX // burst
+    widest = MAX_INTEGER // burst
     if exact.denominator <= widest:
         return exact.numerator, exact.denominator
     best = fraction_below(exact, widest)
-    if best == 0 or (exact - best) / exact > TOLERANCE:
+    if best == 0 or (exact - best) / exact > RATE_TOLERANCE:
         return None
     return best.numerator, best.denominator
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from tidegate.core.bounds import MAX, ceil_div
+from tidegate.core.bounds import MAX_INTEGER, ceil_div
 from tidegate.core.state import NEVER, State, View
 
 if TYPE_CHECKING:
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 
 Peaks = tuple[tuple[int, int], ...]
 
-PEAKS: Final = 16  # how many high-water marks a bucket with open reservations remembers
+MAX_PEAKS: Final = 16  # how many high-water marks a bucket with open reservations remembers
 
 
 def charge_bucket(state: State | None, limit: Limit, cost: int, now: int) -> State | None:
     """Take permits from a bucket that refills continuously."""
     if cost > limit.burst:
         return None
-    owner: Limit | Marked = limit
+    owner: Limit | MarkedLimit = limit
     if state is None:
         level = limit.capacity
     elif state[0] is limit:
@@ -76,11 +76,11 @@ def _view_changed(state: State, limit: Limit, cost: int, now: int, level: int) -
     return max(0, level // limit.scale), retry, ends - now
 
 
-def refill(state: State, limit: Limit, now: int) -> tuple[Limit | Marked, int, int]:
+def refill(state: State, limit: Limit, now: int) -> tuple[Limit | MarkedLimit, int, int]:
     """Bring a bucket of whatever origin up to now: its owner (with the marks it carries), its level, the instant."""
     owner, level, at = state
     peaks: Peaks = ()
-    if isinstance(owner, Marked):
+    if isinstance(owner, MarkedLimit):
         owner, peaks = owner
     passed = max(0, now - at)
     if owner is limit or owner == limit:
@@ -103,7 +103,7 @@ def topped_up(level: int, limit: Limit, passed: int) -> int:
 def rescale(level: int, old: Limit, new: Limit) -> int:
     """Carry what is available over to a changed limit; fractions of a permit are dropped where they would not fit."""
     permits, part = divmod(level, old.scale)
-    if new.scale > MAX // old.scale:
+    if new.scale > MAX_INTEGER // old.scale:
         part = 0
     if permits >= new.burst:
         return new.capacity
@@ -119,7 +119,7 @@ def adjust_bucket(state: State | None, limit: Limit, delta: int, now: int, at: i
     fuller, up to its brim, and what spilled is gone. So at most what the highest level since then left free comes back.
     """
     owner, level, now = (limit, limit.capacity, now) if state is None else refill(state, limit, now)
-    peaks = owner.peaks if isinstance(owner, Marked) else ()
+    peaks = owner.peaks if isinstance(owner, MarkedLimit) else ()
     if delta >= 0:
         taken = level - limit.floor if delta > (level - limit.floor) // limit.scale else delta * limit.scale
         level -= taken
@@ -143,9 +143,11 @@ def adjust_bucket(state: State | None, limit: Limit, delta: int, now: int, at: i
 def mark_bucket(state: State) -> State:
     """Remember a charge that may be given back in part: from here on, the highest level is kept with the state."""
     owner, level, at = state
-    limit, peaks = owner if isinstance(owner, Marked) else (owner, ())
+    limit, peaks = owner if isinstance(owner, MarkedLimit) else (owner, ())
     peaks = (*(peak for peak in peaks if peak[0] < at), (at, level))
-    if len(peaks) > PEAKS:  # of the two that differ least, the higher one stands for both: less comes back, never more
+    if (
+        len(peaks) > MAX_PEAKS
+    ):  # of the two that differ least, the higher one stands for both: less comes back, never more
         least = min(range(1, len(peaks)), key=lambda i: peaks[i - 1][1] - peaks[i][1])
         peaks = peaks[:least] + peaks[least + 1 :]
     return marked(limit, peaks), level, at
@@ -157,7 +159,7 @@ def expires_bucket(state: State) -> int:
     return int(at + ceil_div(limit.capacity - level, limit.rate))
 
 
-class Marked(NamedTuple):
+class MarkedLimit(NamedTuple):
     """Stands for the limit in the state of a bucket with open reservations.
 
     `peaks` holds (since, level): the highest level of the bucket since that instant. Earlier marks are the higher ones.
@@ -169,13 +171,13 @@ class Marked(NamedTuple):
 
 def _owner(state: State) -> Limit:
     """Tell which limit wrote the state of a bucket."""
-    owner: Limit | Marked = state[0]
-    return owner.limit if isinstance(owner, Marked) else owner
+    owner: Limit | MarkedLimit = state[0]
+    return owner.limit if isinstance(owner, MarkedLimit) else owner
 
 
-def marked(limit: Limit, peaks: Peaks) -> Limit | Marked:
+def marked(limit: Limit, peaks: Peaks) -> Limit | MarkedLimit:
     """Name the owner of a bucket: the limit, with the marks where there are any."""
-    return Marked(limit, peaks) if peaks else limit
+    return MarkedLimit(limit, peaks) if peaks else limit
 
 
 def raise_peaks(peaks: Peaks, level: int, limit: Limit) -> Peaks:

@@ -14,7 +14,7 @@ from array import array
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING
 
-from tidegate.core.algorithms import Carried, Entries, Marked, State, marked
+from tidegate.core.algorithms import CarriedWindows, LogEntries, MarkedLimit, State, marked
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 def limit_of(state: State) -> Limit:
     """Tell which limit wrote a state."""
     owner = state[0]
-    return owner.limit if isinstance(owner, (Marked, Carried)) else owner
+    return owner.limit if isinstance(owner, (MarkedLimit, CarriedWindows)) else owner
 
 
 def dump(state: State) -> list[int]:
@@ -33,7 +33,7 @@ def dump(state: State) -> list[int]:
     limit = limit_of(state)
     if limit.algorithm == "token_bucket":
         owner, level, at = state
-        peaks = owner.peaks if isinstance(owner, Marked) else ()
+        peaks = owner.peaks if isinstance(owner, MarkedLimit) else ()
         return [level, at, limit.scale, *(number for peak in peaks for number in peak)]
     if limit.algorithm == "sliding_window":
         return [*state[1:], limit.length]
@@ -42,7 +42,7 @@ def dump(state: State) -> list[int]:
         costs = (after - before for before, after in pairwise([base, *sums[head:tail]]))
         return [number for entry in zip(times[head:tail], costs, strict=True) for number in entry]
     owner, used, start = state
-    if isinstance(owner, Carried):
+    if isinstance(owner, CarriedWindows):
         numbers = (number for window in owner.older for number in window)
         return [used, start, owner.end, owner.last, owner.ended, *numbers]
     return [used, start]
@@ -57,10 +57,10 @@ def load(limit: Limit, numbers: Sequence[int]) -> State:
         return (limit, *numbers[:3])
     if limit.algorithm in ("sliding_log", "concurrency"):
         times, costs = array("q", numbers[::2]), numbers[1::2]
-        return (limit, Entries(times, array("q", accumulate(costs))), 0, len(times), 0)
+        return (limit, LogEntries(times, array("q", accumulate(costs))), 0, len(times), 0)
     used, start, *carried = numbers
     if not carried:
         return (limit, used, start)
     end, last, ended, *older = carried
     windows = tuple(zip(older[::3], older[1::3], older[2::3], strict=True))
-    return (Carried(limit, end, last, ended, windows), used, start)
+    return (CarriedWindows(limit, end, last, ended, windows), used, start)

@@ -197,8 +197,8 @@ def reset(
 
 def nothing(limits: Limits) -> Sequence[int]:
     """Give the cost of nothing, to each limit."""
-    return NOTHING[: len(limits)] if len(limits) <= len(NOTHING) else (0,) * len(limits)
+    return ZERO_COSTS[: len(limits)] if len(limits) <= len(ZERO_COSTS) else (0,) * len(limits)
 
 
-NOTHING: Final = (0,) * 8
+ZERO_COSTS: Final = (0,) * 8
 VERBS: Final[dict[str, Verb]] = {verb.__name__: verb for verb in (acquire, peek, hold, adjust, reset)}

@@ -8,7 +8,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
 from tidegate.core import algorithms
-from tidegate.core.bounds import LONGEST, MAX, SECOND, TOLERANCE, ceil_div, rate_below
+from tidegate.core.bounds import MAX_DURATION, MAX_INTEGER, RATE_TOLERANCE, SECOND, ceil_div, rate_below
 from tidegate.core.calendar import PERIODS, Calendar, find_zone
 from tidegate.errors import ConfigError
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from tidegate.core.algorithms import State
 
-UNITS: Final = {
+PERIOD_UNITS: Final = {
     **dict.fromkeys(("us", "µs", "microsecond", "microseconds"), 1),
     **dict.fromkeys(("ms", "msec", "millisecond", "milliseconds"), 1000),
     **dict.fromkeys(("s", "sec", "secs", "second", "seconds"), SECOND),
@@ -26,21 +26,32 @@ UNITS: Final = {
     **dict.fromkeys(("d", "day", "days"), 86_400 * SECOND),
     **dict.fromkeys(("w", "week", "weeks"), 604_800 * SECOND),
 }
-SHORT: Final = (("w", UNITS["w"]), ("d", UNITS["d"]), ("h", UNITS["h"]), ("m", UNITS["m"]), ("s", SECOND), ("ms", 1000))
-CALENDAR: Final = {**{name: name for name in PERIODS}, **{f"1{name[0]}": name for name in PERIODS[:4]}, "1y": "year"}
+SHORT_UNITS: Final = (
+    ("w", PERIOD_UNITS["w"]),
+    ("d", PERIOD_UNITS["d"]),
+    ("h", PERIOD_UNITS["h"]),
+    ("m", PERIOD_UNITS["m"]),
+    ("s", SECOND),
+    ("ms", 1000),
+)
+CALENDAR_PERIODS: Final = {
+    **{name: name for name in PERIODS},
+    **{f"1{name[0]}": name for name in PERIODS[:4]},
+    "1y": "year",
+}
 NO_FIXED_LENGTH: Final = ("month", "months", "year", "years")
 PERIOD = re.compile(r"\s*(?P<count>\d+(?:_\d+)*(?:\.\d+)?)?\s*(?P<unit>[^\W\d_]+)\s*")
-WORDS: Final = r"(?:/|\bper\b|\bevery\b|\bin\b)"
+PER_WORDS: Final = r"(?:/|\bper\b|\bevery\b|\bin\b)"
 LIMIT = re.compile(
-    rf"\s*(?P<quota>\d[\d_]*)\s*(?P<unit>(?!(?:per|every|in)\b)[^\W\d][\w-]*)?\s*{WORDS}\s*"
+    rf"\s*(?P<quota>\d[\d_]*)\s*(?P<unit>(?!(?:per|every|in)\b)[^\W\d][\w-]*)?\s*{PER_WORDS}\s*"
     r"(?P<period>(?:[\d_.]+\s*)?[^\W\d_]+)(?P<rest>(?:\s.*)?)",
     re.DOTALL,
 )
 QUOTED = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
 ESCAPED = re.compile(r"\\(.)", re.DOTALL)
 WORD = re.compile(rf"(?:{QUOTED.pattern}|\S)+", re.DOTALL)
-DIGITS: Final = 100  # no number in a limit needs more
-CALLS: Final = ("request", "call", "calls", "hit", "hits", "time", "times")  # other words for `requests`
+MAX_DIGITS: Final = 100  # no number in a limit needs more
+REQUEST_WORDS: Final = ("request", "call", "calls", "hit", "hits", "time", "times")  # other words for `requests`
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +121,7 @@ class Limit:
             object.__setattr__(self, name, value)
 
     def _set_calendar(self) -> None:
-        period = CALENDAR.get(self.period.strip().lower()) if isinstance(self.period, str) else None
+        period = CALENDAR_PERIODS.get(self.period.strip().lower()) if isinstance(self.period, str) else None
         if period is None:
             message = f"a calendar_window lasts one {', '.join(PERIODS[:-1])} or {PERIODS[-1]}, not {self.period!r}"
             raise ConfigError(message, field="period")
@@ -119,7 +130,7 @@ class Limit:
         _within("reset_day", self.reset_day, 1, days, f"of a limit per {period}")
         hours = 0 if period in ("minute", "hour") else 23
         _within("reset_hour", self.reset_hour, 0, hours, f"of a limit per {period}")
-        longest = UNITS.get(period) or UNITS["d"] * (31 if period == "month" else 366)
+        longest = PERIOD_UNITS.get(period) or PERIOD_UNITS["d"] * (31 if period == "month" else 366)
         kind = Calendar(period, self.timezone, self.reset_day, self.reset_hour)
         self._set(period=period, length=longest, calendar=kind)
 
@@ -128,7 +139,7 @@ class Limit:
             burst = self.burst or self.quota
             _whole("burst", burst)
             rate = rate_below(self.quota, self.length, burst)
-            if rate is None or ceil_div(burst * rate[1], rate[0]) > LONGEST:
+            if rate is None or ceil_div(burst * rate[1], rate[0]) > MAX_DURATION:
                 message = (
                     f"{self.quota} permits per {self.period} with a burst of {burst} cannot be counted exactly enough: "
                     "use a larger unit, a shorter period or a smaller burst"
@@ -136,17 +147,17 @@ class Limit:
                 raise ConfigError(message, field="quota")
             capacity = burst * rate[1]
             # A bucket in debt stays within MAX of full, and within LONGEST of being full again.
-            floor = capacity - min(MAX, rate[0] * LONGEST)
+            floor = capacity - min(MAX_INTEGER, rate[0] * MAX_DURATION)
             self._set(burst=burst, rate=rate[0], scale=rate[1], capacity=capacity, floor=floor)
             return
         if self.burst not in (0, self.quota):
             raise ConfigError(f"a burst is for token_bucket, not for {self.algorithm}", field="burst")
         self._set(burst=self.quota)
         if self.algorithm == "sliding_window":
-            if self.length > LONGEST // 2:  # a call counts for up to two of them
+            if self.length > MAX_DURATION // 2:  # a call counts for up to two of them
                 raise ConfigError("a sliding_window lasts 71 years at most", field="period")
-            tick = ceil_div(self.quota * self.length, MAX)
-            if tick > 1 and tick > self.length * TOLERANCE:
+            tick = ceil_div(self.quota * self.length, MAX_INTEGER)
+            if tick > 1 and tick > self.length * RATE_TOLERANCE:
                 message = f"{self.quota} permits per {self.period} are too many to be weighed: use a larger unit"
                 raise ConfigError(message, field="quota")
             self._set(tick=tick)
@@ -165,19 +176,19 @@ class Limit:
             raise ConfigError(_point(text, _first_mistake(text), "expected a limit such as '60/1m' or '5 per 30s'"))
         options: dict[str, str | int] = {}
         if match["unit"]:
-            options["unit"] = "requests" if match["unit"].lower() in CALLS else match["unit"]
+            options["unit"] = "requests" if match["unit"].lower() in REQUEST_WORDS else match["unit"]
         period = match["period"].strip()
         for word in WORD.finditer(match["rest"]):
             name, value = _option(text, match.start("rest") + word.start(), word.group())
             if name in options:
                 raise ConfigError(_point(text, match.start("rest") + word.start(), f"a second {name}"))
             options[name] = value
-        if period.lower() in CALENDAR and period.lower() in NO_FIXED_LENGTH:
+        if period.lower() in CALENDAR_PERIODS and period.lower() in NO_FIXED_LENGTH:
             options.setdefault("algorithm", "calendar_window")
         if options.get("algorithm") != "calendar_window":
             try:
                 _read_period(period)
-            except _MistakeError as mistake:
+            except _LimitTextError as mistake:
                 raise ConfigError(_point(text, match.start("period") + mistake.place, str(mistake))) from None
         try:
             return cls(_number(match["quota"]), period, **options)  # type: ignore[arg-type]  # checked by Limit
@@ -207,24 +218,24 @@ def parse_period(period: str | timedelta | float) -> int:
     if isinstance(period, timedelta):
         length = period // timedelta(microseconds=1)
         exact = True
-    elif isinstance(period, (int, float)) and not isinstance(period, bool) and abs(period) < LONGEST:
+    elif isinstance(period, (int, float)) and not isinstance(period, bool) and abs(period) < MAX_DURATION:
         length = round(period * SECOND)
         exact = True
     elif isinstance(period, str):
         try:
             length, exact = _read_period(period)
-        except _MistakeError as mistake:
+        except _LimitTextError as mistake:
             raise ConfigError(_point(period, mistake.place, str(mistake)), field="period") from None
     else:
         message = f"a period is text such as '30s', a timedelta or a number of seconds, not {period!r}"
         raise ConfigError(message, field="period")
-    if not exact or not 1 <= length <= LONGEST:
+    if not exact or not 1 <= length <= MAX_DURATION:
         message = f"{period!r} is not between a microsecond and 142 years, in whole microseconds"
         raise ConfigError(message, field="period")
     return length
 
 
-class _MistakeError(Exception):
+class _LimitTextError(Exception):
     """What is wrong with a piece of text, and at which character."""
 
     def __init__(self, place: int, message: str) -> None:
@@ -237,32 +248,32 @@ def _read_period(text: str) -> tuple[int, bool]:
     if match is None:
         good = re.match(r"\s*(?:\d+(?:_\d+)*(?:\.\d+)?\s*(?:[^\W\d_]+\s*)?)?", text)
         place = good.end() if good else 0
-        raise _MistakeError(place, "expected a period such as '30s', '5m', '1h', '1d' or '250ms'")
+        raise _LimitTextError(place, "expected a period such as '30s', '5m', '1h', '1d' or '250ms'")
     # Units may be written large, except M: a minute for some, a month for others.
     unit = match["unit"] if match["unit"] == "M" else match["unit"].lower()
     if unit in NO_FIXED_LENGTH:
         what = unit.removesuffix("s")
         message = f"a {what} has no fixed length: use '30d', or one '{what}' with the algorithm calendar_window"
-        raise _MistakeError(match.start("unit"), message)
-    if unit not in UNITS:
-        raise _MistakeError(match.start("unit"), f"unknown unit of time {match['unit']!r}: use ms, s, m, h, d or w")
+        raise _LimitTextError(match.start("unit"), message)
+    if unit not in PERIOD_UNITS:
+        raise _LimitTextError(match.start("unit"), f"unknown unit of time {match['unit']!r}: use ms, s, m, h, d or w")
     whole, _, part = (match["count"] or "1").replace("_", "").partition(".")
-    if len(part) > DIGITS:
+    if len(part) > MAX_DIGITS:
         return 0, False
-    length, rest = divmod(_number(whole + part) * UNITS[unit], 10 ** len(part))
+    length, rest = divmod(_number(whole + part) * PERIOD_UNITS[unit], 10 ** len(part))
     return length, rest == 0
 
 
 def period_text(length: int) -> str:
     """Write microseconds the short way: the largest unit that divides them."""
-    for unit, size in SHORT:
+    for unit, size in SHORT_UNITS:
         if length % size == 0:
             return f"{length // size}{unit}"
     return f"{length}us"
 
 
 def _whole(name: str, value: object) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= MAX:
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= MAX_INTEGER:
         raise ConfigError(f"must be a whole number from 1 to 2**53 - 1, not {value!r}", field=name)
 
 
@@ -289,7 +300,7 @@ def _option(text: str, place: int, word: str) -> tuple[str, str | int]:
 
 def _number(digits: str) -> int:
     """Read a whole number; one with more digits than any limit allows is as good as its first ones."""
-    return int(digits.replace("_", "").lstrip("0")[:DIGITS] or "0")
+    return int(digits.replace("_", "").lstrip("0")[:MAX_DIGITS] or "0")
 
 
 def _quoted(text: str) -> str:
@@ -302,7 +313,7 @@ def _quoted(text: str) -> str:
 
 def _first_mistake(text: str) -> int:
     """Find where a limit stops making sense: after its number, or after its number and slash."""
-    match = re.match(rf"\s*(?:\d[\d_]*\s*(?:{WORDS}\s*)?)?", text)
+    match = re.match(rf"\s*(?:\d[\d_]*\s*(?:{PER_WORDS}\s*)?)?", text)
     return match.end() if match else 0
 
 

@@ -12,7 +12,7 @@ from array import array
 from bisect import bisect_left, bisect_right
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tidegate.core.bounds import MAX
+from tidegate.core.bounds import MAX_INTEGER
 from tidegate.core.state import NEVER, State, View, current
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ Changes = list[tuple[int, int, int]]  # of a log: the entry, the difference to i
 Log = tuple[Any, int, int, int, int]  # entries, head, tail, base, and the instant, never before the last entry
 
 
-class Entries(NamedTuple):
+class LogEntries(NamedTuple):
     """When calls were admitted, and the running sum of their costs."""
 
     times: array[int]
@@ -75,12 +75,12 @@ class Entries(NamedTuple):
             last = i + 1
         times += self.times[last:tail]
         sums += array("q", [before + shift for before in self.sums[last:tail]])
-        return Entries(times, sums), 0, tail - head - gone, base
+        return LogEntries(times, sums), 0, tail - head - gone, base
 
     def trim(self, head: int, tail: int, base: int) -> tuple[Any, int, int, int]:
         """Give the log without the entries that left."""
         sums = array("q", [total - base for total in self.sums[head:tail]])
-        return Entries(self.times[head:tail], sums), 0, tail - head, 0
+        return LogEntries(self.times[head:tail], sums), 0, tail - head, 0
 
 
 def charge_log(state: State | None, limit: Limit, cost: int, now: int) -> State | None:
@@ -116,7 +116,7 @@ def _log(state: State | None, limit: Limit, now: int) -> Log:
     """Give the entries that count, and the instant."""
     state = current(state, limit, now)
     if state is None:
-        return Entries(array("q"), array("q")), 0, 0, 0, now
+        return LogEntries(array("q"), array("q")), 0, 0, 0, now
     _, entries, head, tail, base = state
     times = entries.times
     now = max(now, times[tail - 1])
@@ -169,7 +169,7 @@ def _correct(limit: Limit, log: Log, delta: int, order: range) -> State | None:
     used = entries.sums[tail - 1] - base
     changes: Changes = []
     for i, cost in entries.costs(order, head, base):
-        change = min(max(delta, -cost), MAX - used)
+        change = min(max(delta, -cost), MAX_INTEGER - used)
         changes.append((i, change, cost + change))
         delta -= change
         if delta >= 0:  # all of it, or more than can be counted

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tidegate.core.bounds import MAX, ceil_div
+from tidegate.core.bounds import MAX_INTEGER, ceil_div
 from tidegate.core.state import NEVER, State, View, current
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ def adjust_sliding(state: State | None, limit: Limit, delta: int, now: int, at: 
 
 def heaviest(limit: Limit) -> int:
     """Tell the largest count whose weight can be worked out below MAX; never less than the quota."""
-    return MAX // (limit.length // limit.tick)
+    return MAX_INTEGER // (limit.length // limit.tick)
 
 
 def expires_sliding(state: State) -> int:

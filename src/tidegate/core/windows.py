@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from tidegate.core.bounds import MAX
+from tidegate.core.bounds import MAX_INTEGER
 from tidegate.core.state import NEVER, State, View, current
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 Window = tuple[int, int, int]  # used, start, end
 Windows = tuple[Window, ...]
 
-MAX_OLDER: Final = 4  # older windows that a state carries; beyond that, the first two become one
+MAX_OLDER_WINDOWS: Final = 4  # older windows that a state carries; beyond that, the first two become one
 
 
 def charge_fixed(state: State | None, limit: Limit, cost: int, now: int) -> State | None:
@@ -58,7 +58,7 @@ def adjust_fixed(state: State | None, limit: Limit, delta: int, now: int, at: in
 def expires_fixed(state: State) -> int:
     """Tell when the window ends, and all that it carries."""
     owner, _, start = state
-    return _last_end(owner) if isinstance(owner, Carried) else int(start + owner.length)
+    return _last_end(owner) if isinstance(owner, CarriedWindows) else int(start + owner.length)
 
 
 def charge_calendar(state: State | None, limit: Limit, cost: int, now: int) -> State | None:
@@ -90,10 +90,10 @@ def adjust_calendar(state: State | None, limit: Limit, delta: int, now: int, at:
 def expires_calendar(state: State) -> int:
     """Tell when the calendar window ends, and all that it carries."""
     owner, _, start = state
-    return _last_end(owner) if isinstance(owner, Carried) else int(owner.calendar.window(start)[1])
+    return _last_end(owner) if isinstance(owner, CarriedWindows) else int(owner.calendar.window(start)[1])
 
 
-class Carried(NamedTuple):
+class CarriedWindows(NamedTuple):
     """Stands for the limit in the state of a window that carries older ones, or that an earlier limit opened.
 
     `end` is that of the window itself, `last` the instant of the latest charge. `older` are windows of earlier limits,
@@ -113,10 +113,10 @@ def _seen(state: State | None, now: int) -> int:
     if state is None:
         return now
     owner, _, start = state
-    return max(now, owner.last if isinstance(owner, Carried) else start)
+    return max(now, owner.last if isinstance(owner, CarriedWindows) else start)
 
 
-def _last_end(owner: Carried) -> int:
+def _last_end(owner: CarriedWindows) -> int:
     return max([owner.end, *(end for _, _, end in owner.older)])
 
 
@@ -125,7 +125,7 @@ def _windows(state: State | None) -> Windows:
     if state is None:
         return ()
     owner, used, start = state
-    if isinstance(owner, Carried):
+    if isinstance(owner, CarriedWindows):
         return *owner.older, (used - _sum(owner.older), start, owner.end)
     return ((used, start, owner.rules.expires(state)),)
 
@@ -142,7 +142,7 @@ def _counted(state: State, limit: Limit, now: int, start: int, end: int) -> tupl
     """
     windows, now, expires = _windows(state), _seen(state, now), limit.rules.expires(state)
     owner, _, since = state
-    last, ended = (owner.last, owner.ended) if isinstance(owner, Carried) else (since, 0)
+    last, ended = (owner.last, owner.ended) if isinstance(owner, CarriedWindows) else (since, 0)
     overlaps, back = start <= last, start < since
     if limit.calendar is None:
         overlaps = start == since
@@ -150,9 +150,9 @@ def _counted(state: State, limit: Limit, now: int, start: int, end: int) -> tupl
     again = min(end, expires) if overlaps else 0
     counted = [(used, opened, max(until, again)) for used, opened, until in windows if until > now or overlaps]
     used = _sum(counted)
-    ended += min(_sum(windows) - used, MAX - ended)
+    ended += min(_sum(windows) - used, MAX_INTEGER - ended)
     if back:
-        counted.append((min(ended, MAX - used), since, again))
+        counted.append((min(ended, MAX_INTEGER - used), since, again))
         ended = 0
     return counted, ended
 
@@ -172,11 +172,11 @@ def _taken(state: State | None, limit: Limit, cost: int, now: int, start: int, e
         return limit, cost, start
     counted, ended = _counted(state, limit, now, start, end)
     used, older = _sum(counted), tuple(window for window in counted if window[2] > end and window[0])
-    if len(older) > MAX_OLDER:
+    if len(older) > MAX_OLDER_WINDOWS:
         (one, first, ends), (other, second, until), *rest = older
         older = ((one + other, min(first, second), max(ends, until)), *rest)
-    owner = Carried(limit, end, max(start, _seen(state, now)), ended, older) if older or ended else limit
-    return owner, used + min(cost, MAX - used), start
+    owner = CarriedWindows(limit, end, max(start, _seen(state, now)), ended, older) if older or ended else limit
+    return owner, used + min(cost, MAX_INTEGER - used), start
 
 
 def _view_window(state: State | None, limit: Limit, cost: int, now: int, start: int, end: int) -> View:
@@ -219,7 +219,7 @@ def _adjust_window(
     total = _sum(windows)
     for place in reversed(held):
         used, since, until = windows[place]
-        change = min(max(delta, -used), MAX - total)
+        change = min(max(delta, -used), MAX_INTEGER - total)
         windows[place] = (used + change, since, until)
         delta -= change
         if delta >= 0:  # all of it, or more than can be counted
@@ -229,6 +229,6 @@ def _adjust_window(
     if not used and not kept:
         return None
     owner = state[0]
-    last, ended = (owner.last, owner.ended) if isinstance(owner, Carried) else (now, 0)
+    last, ended = (owner.last, owner.ended) if isinstance(owner, CarriedWindows) else (now, 0)
     own = not kept and not ended and (since, until) == (start, end)
-    return limit if own else Carried(limit, until, last, ended, kept), used + _sum(kept), since
+    return limit if own else CarriedWindows(limit, until, last, ended, kept), used + _sum(kept), since

@@ -8,10 +8,10 @@
 Only these modules know the wire formats. The RateLimit fields are those of draft-ietf-httpapi-ratelimit-headers-11.
 """
 
-from tidegate.headers.problems import PROBLEM_TYPE, problem
-from tidegate.headers.reading import Advice, LimitAdvice, read
+from tidegate.headers.problem_details import PROBLEM_TYPE, problem
+from tidegate.headers.reader import Advice, LimitAdvice, read
 from tidegate.headers.values import parse_retry_after
-from tidegate.headers.writing import STYLES, Style, check_style, write
+from tidegate.headers.writer import STYLES, Style, check_style, write
 
 __all__ = [
     "PROBLEM_TYPE",

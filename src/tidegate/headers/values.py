@@ -10,20 +10,20 @@ import re
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
-from tidegate.core.bounds import MAX
+from tidegate.core.bounds import MAX_INTEGER
 
-LONGEST: Final = 366 * 86_400.0  # of a wait or window: that of a yearly quota
-LONGEST_FIELD: Final = 8192  # characters of a field; a longer field is ignored
+MAX_SECONDS: Final = 366 * 86_400.0  # of a wait or window: that of a yearly quota
+MAX_FIELD_LENGTH: Final = 8192  # characters of a field; a longer field is ignored
 
-DIGITS: Final = 20  # of a number; nanoseconds since 1970 have 19
+MAX_DIGITS: Final = 20  # of a number; nanoseconds since 1970 have 19
 NUMBER = re.compile(r"([0-9]+)(\.[0-9]+)?")
 DURATION = re.compile(r"(?:[0-9]{1,15}(?:\.[0-9]{1,15})?(?:ms|us|µs|μs|ns|[dhms]))+")
 DURATION_PART = re.compile(r"([0-9.]+)([a-zµμ]+)")
-SECONDS: Final = {"d": 86_400.0, "h": 3600.0, "m": 60.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "μs": 1e-6,
+UNIT_SECONDS: Final = {"d": 86_400.0, "h": 3600.0, "m": 60.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "μs": 1e-6,
                   "ns": 1e-9}  # fmt: skip
 # (smallest number, units per second): a number from this one on is an instant, not a delay. A delay of 10**9 seconds is
 # 31 years, the instant 10**9 was in 2001; the same factor separates seconds from milliseconds, and so on.
-EPOCHS: Final = ((10**17, 10**9), (10**14, 10**6), (10**11, 10**3), (10**9, 1))
+EPOCH_UNITS: Final = ((10**17, 10**9), (10**14, 10**6), (10**11, 10**3), (10**9, 1))
 
 MONTHS: Final = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
 MONTH: Final = f"(?P<month>{'|'.join(MONTHS)})"
@@ -63,7 +63,7 @@ def seconds_until(text: str, now: float) -> float | None:
     number = NUMBER.fullmatch(text)
     if number:
         amount = read_integer(number[1]) + float(number[2] or 0)
-        for least, per_second in EPOCHS:
+        for least, per_second in EPOCH_UNITS:
             if amount >= least:
                 return clamp(amount / per_second - now)
         return clamp(amount)
@@ -75,24 +75,24 @@ def seconds_until(text: str, now: float) -> float | None:
 
 def read_duration(text: str) -> float:
     """Read a duration such as `1h6m0.5s` or `120ms`, in seconds."""
-    return clamp(sum(float(amount) * SECONDS[unit] for amount, unit in DURATION_PART.findall(text)))
+    return clamp(sum(float(amount) * UNIT_SECONDS[unit] for amount, unit in DURATION_PART.findall(text)))
 
 
 def read_integer(digits: str) -> int:
     """Read an integer of any number of digits; a longer one than MAX_DIGITS is clamped."""
     digits = digits.lstrip("0")
-    return 10**DIGITS if len(digits) > DIGITS else int(digits or "0")
+    return 10**MAX_DIGITS if len(digits) > MAX_DIGITS else int(digits or "0")
 
 
 def read_count(text: str) -> int | None:
     """Read a number of permits; a fraction is cut off."""
     number = NUMBER.fullmatch(text)
-    return None if number is None else min(read_integer(number[1]), MAX)
+    return None if number is None else min(read_integer(number[1]), MAX_INTEGER)
 
 
 def clamp(seconds: float) -> float:
     """Limit a wait to the range from 0 to MAX_SECONDS."""
-    return min(max(0.0, float(seconds)), LONGEST)
+    return min(max(0.0, float(seconds)), MAX_SECONDS)
 
 
 def read_http_date(text: str, now: float) -> float | None:
@@ -131,7 +131,7 @@ def to_text(value: object) -> str | None:
     if isinstance(value, (bytes, bytearray)):
         value = value.decode("latin-1")
     elif isinstance(value, int) and not isinstance(value, bool):
-        value = str(value) if abs(value) < 10**DIGITS else "9" * (DIGITS + 1)
-    if not isinstance(value, str) or len(value) > LONGEST_FIELD:
+        value = str(value) if abs(value) < 10**MAX_DIGITS else "9" * (MAX_DIGITS + 1)
+    if not isinstance(value, str) or len(value) > MAX_FIELD_LENGTH:
         return None
     return value.strip(" \t")

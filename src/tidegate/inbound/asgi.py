@@ -12,13 +12,21 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from tidegate.errors import RateLimitError
-from tidegate.inbound import admin
-from tidegate.inbound.answers import PLAIN, RAW_PLAIN, Answer, asks_for_json, plain_denial, raw, worked_out
-from tidegate.inbound.guard import MISSING, Guard, Outcome
-from tidegate.inbound.readings import Route, asgi_routes
-from tidegate.inbound.request import LONGEST_METHOD, METHOD_OVERRIDES, Request, asgi_header, asgi_path
-from tidegate.inbound.steps import drive_async
-from tidegate.inbound.visit import NAME, Visit
+from tidegate.inbound.client.request import LONGEST_METHOD, METHOD_OVERRIDES, Request, asgi_header, asgi_path
+from tidegate.inbound.limiting.flow import drive_async
+from tidegate.inbound.limiting.request_limiter import MISSING, LimitOutcome, RequestLimiter
+from tidegate.inbound.limiting.request_state import STATE_KEY, RequestState
+from tidegate.inbound.responses import admin
+from tidegate.inbound.responses.response import (
+    PLAIN_DENIAL,
+    RAW_PLAIN_HEADERS,
+    Response,
+    asks_for_json,
+    plain_denial,
+    raw,
+    worked_out,
+)
+from tidegate.inbound.rules.path_readings import Route, asgi_routes
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
@@ -28,12 +36,12 @@ if TYPE_CHECKING:
     from tidegate.clock import Clock
     from tidegate.core.decision import Decision
     from tidegate.headers import Style
-    from tidegate.headers.problems import Kind
-    from tidegate.inbound.clients import Visitor
-    from tidegate.inbound.gate import Gate, Settlement
-    from tidegate.inbound.guard import Target
-    from tidegate.inbound.identity import TrustedProxies
-    from tidegate.inbound.options import Options
+    from tidegate.headers.problem_details import Kind
+    from tidegate.inbound.client.address import TrustedProxies
+    from tidegate.inbound.client.identify import RequestClient
+    from tidegate.inbound.limiting.category_limiter import CategoryLimiter, ResponseCharge
+    from tidegate.inbound.limiting.options import Options
+    from tidegate.inbound.limiting.request_limiter import RequestTarget
     from tidegate.policy import Key
     from tidegate.stores import Store
 
@@ -48,7 +56,7 @@ if TYPE_CHECKING:
 POLICY_VIOLATION: Final = 1008  # how a websocket is closed when it has sent too much
 OVERRIDES: Final = frozenset(name.encode() for name in METHOD_OVERRIDES)
 LONGEST_STACK: Final = 32  # applications that are looked through, one behind the other
-STARTS: Final = frozenset(("http.response.start", "websocket.accept", "websocket.http.response.start"))
+START_MESSAGES: Final = frozenset(("http.response.start", "websocket.accept", "websocket.http.response.start"))
 
 
 class RateLimitMiddleware:
@@ -66,7 +74,7 @@ class RateLimitMiddleware:
     ) -> None:
         """Limit by a configuration: the path of a file, a mapping, or None for the spec's defaults."""
         self.app = app
-        self.guard = Guard(config, store, trusted_proxies, headers, clock, tasks=True, **options)
+        self.guard = RequestLimiter(config, store, trusted_proxies, headers, clock, tasks=True, **options)
         self._own_root = self.guard.root_path or own_root(app)
         self._blank = any(type(part).__module__.startswith("quart.") for part in stack(app))
 
@@ -74,7 +82,7 @@ class RateLimitMiddleware:
         """Let a request in, or answer it."""
         kind = scope["type"]
         if kind != "http" and kind != "websocket":  # noqa: PLR1714 - twice as fast
-            await self.app(scope, receive, _Closing(self, send).send if kind == "lifespan" else send)
+            await self.app(scope, receive, _ClosingLifespan(self, send).send if kind == "lifespan" else send)
             return
         guard = self.guard
         method, path = scope["method"] if kind == "http" else "GET", scope["path"]
@@ -86,7 +94,9 @@ class RateLimitMiddleware:
         if target is None:
             if guard.idle:
                 guard.idle_chores()
-            visit = scope[NAME] = Visit(guard, None, None, scope.get(NAME))  # for limits of single routes
+            visit = scope[STATE_KEY] = RequestState(
+                guard, None, None, scope.get(STATE_KEY)
+            )  # for limits of single routes
             if kind == "http":
                 await self.app(scope, receive, sending(visit, send))
             else:  # its messages may be limited all the same
@@ -116,7 +126,7 @@ class RateLimitMiddleware:
         elif not guard.told(gate, key, cost, decision, method, path):
             await self._deny(scope, receive, send, gate, visitor, decision)
             return
-        visit = scope[NAME] = Visit(guard, visitor, decision, scope.get(NAME))
+        visit = scope[STATE_KEY] = RequestState(guard, visitor, decision, scope.get(STATE_KEY))
         if kind == "http":
             await self.app(scope, receive, sending(visit, send, gate.fields))
         else:
@@ -124,7 +134,7 @@ class RateLimitMiddleware:
 
     # ---- what is not usual -------------------------------------------------------------------------------------------
 
-    def _target(self, scope: Scope, method: str, path: str) -> Target | None:
+    def _target(self, scope: Scope, method: str, path: str) -> RequestTarget | None:
         """Tell where a request goes; None: it is not limited."""
         overrides = method_overrides(scope["headers"]) if self.guard.by_method else ()
         root, template = scope.get("root_path") or "", template_of(scope)
@@ -132,7 +142,7 @@ class RateLimitMiddleware:
             place: tuple[str | None, ...] = (method, path)
         else:
             place = (method, path, root, template, "fixed" if is_fixed(scope) else None, *overrides)
-        target: Target | None = self.guard.targets.get(place, MISSING)
+        target: RequestTarget | None = self.guard.targets.get(place, MISSING)
         if target is MISSING:
             target = self.guard.target(place, (method, *overrides), self._routes(scope), template)
         return target
@@ -142,25 +152,33 @@ class RateLimitMiddleware:
         root = scope.get("root_path") or ""
         return asgi_routes(scope["path"], root, self._own_root, fixed=is_fixed(scope), blank=self._blank)
 
-    async def _seldom(self, scope: Scope, receive: Receive, send: Send, target: Target, visitor: Visitor) -> None:
+    async def _seldom(
+        self, scope: Scope, receive: Receive, send: Send, target: RequestTarget, visitor: RequestClient
+    ) -> None:
         """Let in or answer a request with something special about it."""
-        outcome = Outcome(let_in=True)
+        outcome = LimitOutcome(let_in=True)
         if target.gate is not None and visitor.key is not None:
             request = request_of(scope, visitor)
             outcome = await drive_async(self.guard.admitting(request, target, visitor))
         await self._after(outcome, scope, receive, send, target, visitor)
 
     async def _after(
-        self, outcome: Outcome, scope: Scope, receive: Receive, send: Send, target: Target, visitor: Visitor
+        self,
+        outcome: LimitOutcome,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+        target: RequestTarget,
+        visitor: RequestClient,
     ) -> None:
         """Do what was decided."""
         decision, settlement = outcome.decision, outcome.settlement
         if not outcome.let_in and outcome.gate is not None and decision is not None:
             await self._deny(scope, receive, send, outcome.gate, visitor, decision, outcome.kind)
             return
-        visit = scope[NAME] = Visit(self.guard, visitor, decision, scope.get(NAME))
+        visit = scope[STATE_KEY] = RequestState(self.guard, visitor, decision, scope.get(STATE_KEY))
         plain = sending(visit, send)
-        settling = plain if settlement is None else _Settling(plain, visit, settlement)
+        settling = plain if settlement is None else _SettlingSend(plain, visit, settlement)
         try:
             if target.admin:
                 await self._admin(scope, receive, settling)
@@ -177,8 +195,8 @@ class RateLimitMiddleware:
         scope: Scope,
         receive: Receive,
         send: Send,
-        gate: Gate,
-        visitor: Visitor,
+        gate: CategoryLimiter,
+        visitor: RequestClient,
         decision: Decision,
         kind: Kind = "quota-exceeded",
     ) -> Awaitable[None]:
@@ -189,20 +207,20 @@ class RateLimitMiddleware:
             answer = plain_denial(decision, policy, kind)
         else:
             answer = answers.denial(request_of(scope, visitor), decision, policy, kind)
-        outer: Visit | None = scope.get(NAME)
+        outer: RequestState | None = scope.get(STATE_KEY)
         if outer is not None:
             outer.add(decision)
         return respond(scope, receive, send, answer, answers.raw_fields(decision) if outer is None else [])
 
     async def _admin(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer the operator."""
-        request = request_of(scope, scope[NAME].visitor)
+        request = request_of(scope, scope[STATE_KEY].visitor)
         peer = scope.get("client")
         answer = admin.forbidden(self.guard, request, peer[0] if peer else None)
         if answer is None:
             body = b""
             more = request.method == "POST"
-            while more and len(body) <= admin.LONGEST_BODY:
+            while more and len(body) <= admin.MAX_BODY_BYTES:
                 message = await receive()
                 body += message.get("body", b"")
                 more = message["type"] == "http.request" and message.get("more_body", False)
@@ -210,19 +228,19 @@ class RateLimitMiddleware:
             answer = await drive_async(admin.answering(self.guard, request, query, body))
         await respond(scope, receive, send, answer, [])
 
-    def _visitor(self, scope: Scope) -> Visitor:
+    def _visitor(self, scope: Scope) -> RequestClient:
         """Tell who sent a request."""
         peer = scope.get("client")
         return self.guard.clients.find(peer[0] if peer else None, scope["headers"])
 
-    async def _websocket(self, scope: Scope, receive: Receive, send: Send, visitor: Visitor) -> None:
+    async def _websocket(self, scope: Scope, receive: Receive, send: Send, visitor: RequestClient) -> None:
         """Let a websocket in; each of its messages is limited too, where the configuration says so."""
         target = self.guard.message_target(self._routes(scope))
         if target is None or visitor.key is None:
             await self.app(scope, receive, send)
             return
         key = self.guard.clients.key_of(request_of(scope, visitor), visitor.key)
-        messages = _Messages(self.guard, scope["path"], target, visitor, key, receive, send)
+        messages = _LimitedMessages(self.guard, scope["path"], target, visitor, key, receive, send)
         await self.app(scope, messages.receive, messages.send)
 
     async def close(self) -> None:
@@ -232,7 +250,7 @@ class RateLimitMiddleware:
             await self.guard.store.close_async()
 
 
-def sending(visit: Visit, send: Send, write: Writer | None = None) -> Send:
+def sending(visit: RequestState, send: Send, write: Writer | None = None) -> Send:
     """Give a `send` for the application that adds the fields to the first message of a response.
 
     The scope must not lead to it: the server's `send` leads back to the scope, and such a circle would be left to the
@@ -243,7 +261,7 @@ def sending(visit: Visit, send: Send, write: Writer | None = None) -> Send:
 
     def passing(message: Message) -> Awaitable[None]:
         # Not a coroutine itself, and a function rather than an object: it costs next to nothing.
-        if message["type"] in STARTS:
+        if message["type"] in START_MESSAGES:
             decision = visit.decision if visit.inner is None else visit.told
             if decision is not None:
                 fields = (write or visit.guard.answers.raw_fields)(decision)
@@ -253,32 +271,39 @@ def sending(visit: Visit, send: Send, write: Writer | None = None) -> Send:
     return passing
 
 
-class _Settling:
+class _SettlingSend:
     """Corrects the charge of a request before its response begins, so that whoever has that may count on it."""
 
     __slots__ = ("_send", "_settlement", "_visit")
 
-    def __init__(self, send: Send, visit: Visit, settlement: Settlement) -> None:
+    def __init__(self, send: Send, visit: RequestState, settlement: ResponseCharge) -> None:
         self._send = send
         self._visit = visit
         self._settlement = settlement
 
     async def __call__(self, message: Message) -> None:
         """Pass a message on."""
-        if message["type"] in STARTS:
+        if message["type"] in START_MESSAGES:
             self._settlement.status = message.get("status", 101)
             if self._settlement.at_the_start:
                 self._visit.look_again(await drive_async(self._settlement.starting()))
         await self._send(message)
 
 
-class _Messages:
+class _LimitedMessages:
     """Limits the messages of one websocket: too many close it, or are dropped."""
 
     __slots__ = ("_closed", "_guard", "_key", "_path", "_receive", "_send", "_target", "_visitor")
 
     def __init__(
-        self, guard: Guard, path: str, target: Target, visitor: Visitor, key: Key, receive: Receive, send: Send
+        self,
+        guard: RequestLimiter,
+        path: str,
+        target: RequestTarget,
+        visitor: RequestClient,
+        key: Key,
+        receive: Receive,
+        send: Send,
     ) -> None:
         self._guard = guard
         self._path = path
@@ -310,7 +335,7 @@ class _Messages:
             await self._send(message)
 
 
-class _Closing:
+class _ClosingLifespan:
     """Closes the store when the application has shut down."""
 
     __slots__ = ("_middleware", "_send")
@@ -325,9 +350,9 @@ class _Closing:
         await self._send(message)
 
 
-async def respond(scope: Scope, receive: Receive, send: Send, answer: Answer, fields: RawFields) -> None:
+async def respond(scope: Scope, receive: Receive, send: Send, answer: Response, fields: RawFields) -> None:
     """Send a whole answer, over HTTP or in place of a websocket."""
-    headers = [*(RAW_PLAIN if answer is PLAIN else raw(answer.headers)), *fields]
+    headers = [*(RAW_PLAIN_HEADERS if answer is PLAIN_DENIAL else raw(answer.headers)), *fields]
     if scope["type"] == "http":
         body = b"" if scope["method"] == "HEAD" else answer.body
         await send({"type": "http.response.start", "status": answer.status, "headers": headers})
@@ -341,7 +366,7 @@ async def respond(scope: Scope, receive: Receive, send: Send, answer: Answer, fi
         await send({"type": "websocket.close", "code": POLICY_VIOLATION, "reason": "Rate limit exceeded"})
 
 
-def request_of(scope: Scope, visitor: Visitor) -> Request:
+def request_of(scope: Scope, visitor: RequestClient) -> Request:
     """Give the request as keys and answers are chosen by."""
     method = scope.get("method", "GET")
     return Request(method, asgi_path(scope), visitor.address, scope, lambda name: asgi_header(scope, name))

@@ -7,10 +7,10 @@ import inspect
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from tidegate.errors import ConfigError
-from tidegate.inbound.request import Request, wsgi_header
-from tidegate.inbound.routes import RouteLimit, name_of, visitor_of
-from tidegate.inbound.steps import drive, drive_async
-from tidegate.inbound.visit import NAME
+from tidegate.inbound.client.request import Request, wsgi_header
+from tidegate.inbound.limiting.flow import drive, drive_async
+from tidegate.inbound.limiting.request_state import STATE_KEY
+from tidegate.inbound.limiting.route_limit import RouteLimit, name_of, visitor_of
 from tidegate.inbound.wsgi import forwarding
 
 try:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from tidegate.core.decision import Decision
-    from tidegate.inbound.steps import Steps
+    from tidegate.inbound.limiting.flow import Steps
 
 F = TypeVar("F", bound="Callable[..., Any]")
 
@@ -54,7 +54,7 @@ class limit(RouteLimit):  # noqa: N801 - it reads like the decorator it is
         return limited  # type: ignore[return-value]  # wraps keeps what callers see
 
     def _looking(self, request: Any, route: str, *, tasks: bool) -> Steps[tuple[Request, Any, Decision | None]]:  # noqa: ANN401 - Django has no types
-        visit = getattr(request, "scope", {}).get(NAME) or request.META.get(NAME)
+        visit = getattr(request, "scope", {}).get(STATE_KEY) or request.META.get(STATE_KEY)
         meta = request.META
         visitor = visitor_of(visit, self.guard_of(visit), meta.get("REMOTE_ADDR"), forwarding(meta))
         # Django has decoded PATH_INFO, in the environ too.

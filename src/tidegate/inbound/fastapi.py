@@ -11,9 +11,9 @@ from typing import Any
 from tidegate.core.decision import Decision
 from tidegate.errors import ConfigError
 from tidegate.inbound.asgi import is_fixed, template_of
+from tidegate.inbound.limiting.flow import drive_async
+from tidegate.inbound.limiting.request_state import STATE_KEY
 from tidegate.inbound.starlette import AsgiLimit
-from tidegate.inbound.steps import drive_async
-from tidegate.inbound.visit import NAME
 
 try:
     from fastapi import HTTPException, Response, WebSocketException
@@ -43,9 +43,9 @@ class limit(AsgiLimit):  # noqa: N801 - it reads like the function it stands for
         if decision is None:
             return
         if decision:
-            response.headers.update(dict(self.fields(scope.get(NAME), decision)))
+            response.headers.update(dict(self.fields(scope.get(STATE_KEY), decision)))
             return
-        answer = self.answer(request, scope.get(NAME), decision)
+        answer = self.answer(request, scope.get(STATE_KEY), decision)
         if scope["type"] == "websocket":
             raise WebSocketException(POLICY_VIOLATION, "Rate limit exceeded")
         kept = {name: value for name, value in answer.headers if name.lower() not in ("content-type", "content-length")}

@@ -7,9 +7,9 @@ import inspect
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from tidegate.errors import ConfigError
-from tidegate.inbound.routes import RouteLimit, name_of, visitor_of
-from tidegate.inbound.steps import drive
-from tidegate.inbound.visit import NAME
+from tidegate.inbound.limiting.flow import drive
+from tidegate.inbound.limiting.request_state import STATE_KEY
+from tidegate.inbound.limiting.route_limit import RouteLimit, name_of, visitor_of
 from tidegate.inbound.wsgi import forwarding, request_of
 
 try:
@@ -46,7 +46,7 @@ class limit(RouteLimit):  # noqa: N801 - it reads like the decorator it is
 
     def _look(self, route: str) -> tuple[flask.Response | None, list[tuple[str, str]]]:
         environ = flask.request.environ
-        visit = environ.get(NAME)
+        visit = environ.get(STATE_KEY)
         visitor = visitor_of(visit, self.guard_of(visit), environ.get("REMOTE_ADDR"), forwarding(environ))
         request = request_of(environ, visitor)
         decision = drive(self.deciding(request, visit, visitor, route))

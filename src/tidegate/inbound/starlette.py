@@ -7,10 +7,10 @@ import inspect
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from tidegate.errors import ConfigError
-from tidegate.inbound.request import Request, asgi_header, asgi_path
-from tidegate.inbound.routes import RouteLimit, name_of, visitor_of
-from tidegate.inbound.steps import drive, drive_async
-from tidegate.inbound.visit import NAME
+from tidegate.inbound.client.request import Request, asgi_header, asgi_path
+from tidegate.inbound.limiting.flow import drive, drive_async
+from tidegate.inbound.limiting.request_state import STATE_KEY
+from tidegate.inbound.limiting.route_limit import RouteLimit, name_of, visitor_of
 
 try:
     from starlette.requests import HTTPConnection
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from tidegate.core.decision import Decision
-    from tidegate.inbound.steps import Steps
+    from tidegate.inbound.limiting.flow import Steps
 
 F = TypeVar("F", bound="Callable[..., Any]")
 
@@ -32,7 +32,7 @@ class AsgiLimit(RouteLimit):
 
     def looking(self, scope: Any, route: str, *, tasks: bool = True) -> Steps[tuple[Request, Decision | None]]:  # noqa: ANN401 - a scope holds anything
         """Decide about the request of a scope."""
-        visit = scope.get(NAME)
+        visit = scope.get(STATE_KEY)
         peer = scope.get("client")
         visitor = visitor_of(visit, self.guard_of(visit), peer[0] if peer else None, scope["headers"])
         method = scope.get("method", "GET")
@@ -70,12 +70,12 @@ class limit(AsgiLimit):  # noqa: N801 - it reads like the decorator it is
         return limited  # type: ignore[return-value]  # wraps keeps what callers see
 
     def _denial(self, request: Request, decision: Decision) -> Response:
-        answer = self.answer(request, request.raw.get(NAME), decision)
+        answer = self.answer(request, request.raw.get(STATE_KEY), decision)
         return Response(answer.body, answer.status, dict(answer.headers))
 
     def _with_fields(self, scope: Any, decision: Decision | None, response: Any) -> Any:  # noqa: ANN401 - any response
         if decision is not None and hasattr(response, "headers"):
-            response.headers.update(dict(self.fields(scope.get(NAME), decision)))
+            response.headers.update(dict(self.fields(scope.get(STATE_KEY), decision)))
         return response
 
 

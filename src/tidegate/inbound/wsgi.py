@@ -12,13 +12,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from tidegate.errors import RateLimitError
-from tidegate.inbound import admin
-from tidegate.inbound.answers import worked_out
-from tidegate.inbound.guard import MISSING, Guard, Outcome
-from tidegate.inbound.readings import wsgi_routes
-from tidegate.inbound.request import LONGEST_METHOD, METHOD_OVERRIDES, Request, wsgi_header
-from tidegate.inbound.steps import drive
-from tidegate.inbound.visit import NAME, Visit
+from tidegate.inbound.client.request import LONGEST_METHOD, METHOD_OVERRIDES, Request, wsgi_header
+from tidegate.inbound.limiting.flow import drive
+from tidegate.inbound.limiting.request_limiter import MISSING, LimitOutcome, RequestLimiter
+from tidegate.inbound.limiting.request_state import STATE_KEY, RequestState
+from tidegate.inbound.responses import admin
+from tidegate.inbound.responses.response import worked_out
+from tidegate.inbound.rules.path_readings import wsgi_routes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -28,13 +28,13 @@ if TYPE_CHECKING:
     from tidegate.clock import Clock
     from tidegate.core.decision import Decision
     from tidegate.headers import Style
-    from tidegate.headers.problems import Kind
-    from tidegate.inbound.answers import Answer
-    from tidegate.inbound.clients import Visitor
-    from tidegate.inbound.gate import Gate, Settlement
-    from tidegate.inbound.guard import Target
-    from tidegate.inbound.identity import TrustedProxies
-    from tidegate.inbound.options import Options
+    from tidegate.headers.problem_details import Kind
+    from tidegate.inbound.client.address import TrustedProxies
+    from tidegate.inbound.client.identify import RequestClient
+    from tidegate.inbound.limiting.category_limiter import CategoryLimiter, ResponseCharge
+    from tidegate.inbound.limiting.options import Options
+    from tidegate.inbound.limiting.request_limiter import RequestTarget
+    from tidegate.inbound.responses.response import Response
     from tidegate.stores import Store
 
     Environ = dict[str, Any]
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     Start = Callable[..., Any]
     App = Callable[[Any, Any], Iterable[bytes]]
 
-DIGITS: Final = 10  # no body is that long
+MAX_LENGTH_DIGITS: Final = 10  # no body is that long
 
 
 class RateLimitMiddleware:
@@ -60,7 +60,7 @@ class RateLimitMiddleware:
     ) -> None:
         """Limit by a configuration: the path of a file, a mapping, or None for the spec's defaults."""
         self.app = app
-        self.guard = Guard(config, store, trusted_proxies, headers, clock, **options)
+        self.guard = RequestLimiter(config, store, trusted_proxies, headers, clock, **options)
 
     def __call__(self, environ: Environ, start_response: Start) -> Iterable[bytes]:
         """Let a request in, or answer it."""
@@ -73,8 +73,10 @@ class RateLimitMiddleware:
         if target is None:
             if guard.idle:
                 guard.idle_chores()
-            visit = environ[NAME] = Visit(guard, None, None, environ.get(NAME))  # for limits of single routes
-            return self.app(environ, _Starting(visit, start_response))
+            visit = environ[STATE_KEY] = RequestState(
+                guard, None, None, environ.get(STATE_KEY)
+            )  # for limits of single routes
+            return self.app(environ, _HeaderStart(visit, start_response))
         peer = environ.get("REMOTE_ADDR")
         visitor = guard.met.get(peer)
         if visitor is None:
@@ -91,44 +93,44 @@ class RateLimitMiddleware:
             gate.allowed += 1
         elif not guard.told(gate, key, target.cost, decision, method, path):
             return self._deny(environ, start_response, gate, visitor, decision)
-        visit = environ[NAME] = Visit(guard, visitor, decision, environ.get(NAME))
-        return self.app(environ, _Starting(visit, start_response))
+        visit = environ[STATE_KEY] = RequestState(guard, visitor, decision, environ.get(STATE_KEY))
+        return self.app(environ, _HeaderStart(visit, start_response))
 
     # ---- what is not usual -------------------------------------------------------------------------------------------
 
-    def _target(self, environ: Environ, method: str, path: str) -> Target | None:
+    def _target(self, environ: Environ, method: str, path: str) -> RequestTarget | None:
         """Tell where a request goes; None: it is not limited."""
         guard = self.guard
         overrides = method_overrides(environ) if guard.by_method else ()
         root = text_of(environ.get("SCRIPT_NAME", ""))
         place = (method, path) if not root and not overrides else (method, path, root, *overrides)
-        target: Target | None = guard.targets.get(place, MISSING)
+        target: RequestTarget | None = guard.targets.get(place, MISSING)
         if target is MISSING:
             target = guard.target(place, (method, *overrides), wsgi_routes(path, root, guard.root_path), None)
         return target
 
-    def _seldom(self, environ: Environ, start: Start, target: Target, visitor: Visitor) -> Iterable[bytes]:
+    def _seldom(self, environ: Environ, start: Start, target: RequestTarget, visitor: RequestClient) -> Iterable[bytes]:
         """Let in or answer a request with something special about it."""
-        outcome = Outcome(let_in=True)
+        outcome = LimitOutcome(let_in=True)
         if target.gate is not None and visitor.key is not None:
             request = request_of(environ, visitor)
             outcome = drive(self.guard.admitting(request, target, visitor))
         return self._after(outcome, environ, start, target, visitor)
 
     def _after(
-        self, outcome: Outcome, environ: Environ, start: Start, target: Target, visitor: Visitor
+        self, outcome: LimitOutcome, environ: Environ, start: Start, target: RequestTarget, visitor: RequestClient
     ) -> Iterable[bytes]:
         """Do what was decided."""
         decision, settlement = outcome.decision, outcome.settlement
         if not outcome.let_in and outcome.gate is not None and decision is not None:
             return self._deny(environ, start, outcome.gate, visitor, decision, outcome.kind)
-        visit = environ[NAME] = Visit(self.guard, visitor, decision, environ.get(NAME))
-        starting = _Starting(visit, start)
+        visit = environ[STATE_KEY] = RequestState(self.guard, visitor, decision, environ.get(STATE_KEY))
+        starting = _HeaderStart(visit, start)
         app = self._admin if target.admin else self.app
         if settlement is None:
             return app(environ, starting)
         try:
-            return _Body(app(environ, _Settling(starting, visit, settlement)), settlement)
+            return _SettlingBody(app(environ, _SettlingStart(starting, visit, settlement)), settlement)
         except BaseException:
             drive(settlement.ending())
             raise
@@ -137,27 +139,27 @@ class RateLimitMiddleware:
         self,
         environ: Environ,
         start: Start,
-        gate: Gate,
-        visitor: Visitor,
+        gate: CategoryLimiter,
+        visitor: RequestClient,
         decision: Decision,
         kind: Kind = "quota-exceeded",
     ) -> Iterable[bytes]:
         answers = self.guard.answers
         decision = worked_out(decision)
         answer = answers.denial(request_of(environ, visitor), decision, gate.category.policy, kind)
-        outer: Visit | None = environ.get(NAME)
+        outer: RequestState | None = environ.get(STATE_KEY)
         if outer is not None:
             outer.add(decision)
         return respond(environ, start, answer, answers.fields(decision) if outer is None else [])
 
     def _admin(self, environ: Environ, start: Start) -> Iterable[bytes]:
         """Answer the operator."""
-        request = request_of(environ, environ[NAME].visitor)
+        request = request_of(environ, environ[STATE_KEY].visitor)
         answer = admin.forbidden(self.guard, request, environ.get("REMOTE_ADDR"))
         if answer is None:
             length = str(environ.get("CONTENT_LENGTH") or "")
-            wanted = int(length) if length.isdecimal() and len(length) < DIGITS else 0
-            body = environ["wsgi.input"].read(min(wanted, admin.LONGEST_BODY + 1)) if wanted else b""
+            wanted = int(length) if length.isdecimal() and len(length) < MAX_LENGTH_DIGITS else 0
+            body = environ["wsgi.input"].read(min(wanted, admin.MAX_BODY_BYTES + 1)) if wanted else b""
             answer = drive(admin.answering(self.guard, request, environ.get("QUERY_STRING", ""), body))
         return respond(environ, start, answer, [])
 
@@ -168,7 +170,7 @@ class RateLimitMiddleware:
             self.guard.store.close()
 
 
-class _Starting:
+class _HeaderStart:
     """Adds the fields where a response begins. It is the `start_response` that the application calls.
 
     The environ must not lead here: the server's `start_response` may lead back to it, and such a circle would be left
@@ -177,7 +179,7 @@ class _Starting:
 
     __slots__ = ("_start", "_visit")
 
-    def __init__(self, visit: Visit, start: Start) -> None:
+    def __init__(self, visit: RequestState, start: Start) -> None:
         self._visit = visit
         self._start = start
 
@@ -189,12 +191,12 @@ class _Starting:
         return self._start(status, headers) if exc_info is None else self._start(status, headers, exc_info)
 
 
-class _Settling:
+class _SettlingStart:
     """Corrects the charge of a request before its response begins, so that whoever has that may count on it."""
 
     __slots__ = ("_settlement", "_start", "_visit")
 
-    def __init__(self, start: _Starting, visit: Visit, settlement: Settlement) -> None:
+    def __init__(self, start: _HeaderStart, visit: RequestState, settlement: ResponseCharge) -> None:
         self._start = start
         self._visit = visit
         self._settlement = settlement
@@ -207,10 +209,10 @@ class _Settling:
         return self._start(status, headers, exc_info)
 
 
-class _Body:
+class _SettlingBody:
     """The body of a response whose request is settled when it ends."""
 
-    def __init__(self, body: Iterable[bytes], settlement: Settlement) -> None:
+    def __init__(self, body: Iterable[bytes], settlement: ResponseCharge) -> None:
         self._body = body
         self._settlement = settlement
 
@@ -227,13 +229,13 @@ class _Body:
             drive(self._settlement.ending())
 
 
-def respond(environ: Environ, start: Start, answer: Answer, fields: Fields) -> Iterable[bytes]:
+def respond(environ: Environ, start: Start, answer: Response, fields: Fields) -> Iterable[bytes]:
     """Give a whole answer."""
     start(answer.line, [*answer.headers, *fields])
     return [] if environ.get("REQUEST_METHOD") == "HEAD" else [answer.body]
 
 
-def request_of(environ: Environ, visitor: Visitor) -> Request:
+def request_of(environ: Environ, visitor: RequestClient) -> Request:
     """Give the request as keys and answers are chosen by."""
     method = environ.get("REQUEST_METHOD", "GET")
     return Request(method, path_of(environ), visitor.address, environ, lambda name: wsgi_header(environ, name))
@@ -262,8 +264,8 @@ def text_of(value: str) -> str:
 
 def forwarding(environ: Environ) -> list[tuple[str, str]]:
     """Give the headers that speak of addresses."""
-    found = [(name, environ.get(field)) for name, field in FORWARDING]
+    found = [(name, environ.get(field)) for name, field in FORWARDING_VARIABLES]
     return [(name, value) for name, value in found if value]
 
 
-FORWARDING = (("x-forwarded-for", "HTTP_X_FORWARDED_FOR"), ("forwarded", "HTTP_FORWARDED"))
+FORWARDING_VARIABLES = (("x-forwarded-for", "HTTP_X_FORWARDED_FOR"), ("forwarded", "HTTP_FORWARDED"))

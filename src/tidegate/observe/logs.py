@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from tidegate.observe.record import Record
 
-LONGEST: Final = 200  # characters of what a client wrote that a line repeats
+MAX_LOGGED_LENGTH: Final = 200  # characters of what a client wrote that a line repeats
 MAX_NAMES: Final = 1000  # kinds of lines that are counted apart: a program may make up any number of policies
 BURST: Final = 10  # lines of a kind in a second
 SHADOW: Final = " (shadow: allowed all the same)"
@@ -37,7 +37,7 @@ class Unwritten(NamedTuple):
     lines: int
 
 
-class Sparing:
+class LogThrottle:
     """Tells of lines whether they may be written: of each kind so many in a second. The others are counted."""
 
     def __init__(self, burst: int) -> None:
@@ -89,7 +89,7 @@ class DecisionLog:
         self._logger = logging.getLogger(logger) if isinstance(logger, str) else logger
         self._every = every
         self._checks = count(1)
-        self._lines = Sparing(burst)
+        self._lines = LogThrottle(burst)
 
     def __call__(self, record: Record) -> None:
         """Write a line, or none."""
@@ -145,7 +145,7 @@ def shown_key(record: Record) -> str:
 
 def shown(text: str) -> str:
     """Write what a client wrote for a log: shortened, control characters and the like escaped."""
-    short = text if len(text) <= LONGEST else text[:LONGEST] + "…"
+    short = text if len(text) <= MAX_LOGGED_LENGTH else text[:MAX_LOGGED_LENGTH] + "…"
     return short if short.isprintable() else short.encode("unicode_escape").decode("ascii")
 
 

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from tidegate.core.decision import Decision
 
-OTHER: Final = "other"
+OTHER_LABEL: Final = "other"
 
 
-class Names:
+class LabelNames:
     """Gives each name its label."""
 
     def __init__(self, most: int) -> None:
@@ -26,7 +26,7 @@ class Names:
         if name in self._names:
             return name
         if len(self._names) >= self._most:
-            return OTHER
+            return OTHER_LABEL
         self._names.add(name)
         return name
 

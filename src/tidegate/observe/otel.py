@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from tidegate.errors import ConfigError
-from tidegate.observe.names import OTHER, Names, outcome_of
+from tidegate.observe.names import OTHER_LABEL, LabelNames, outcome_of
 
 try:
     from opentelemetry import metrics, trace
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from tidegate.observe.record import Record
 
-ASKED: Final = ("acquire", "hold")
+COUNTED_VERBS: Final = ("acquire", "hold")
 POLICY: Final = "tidegate.policy"
 OUTCOME: Final = "tidegate.outcome"
 LIMIT: Final = "tidegate.limit"
@@ -40,11 +40,11 @@ class OpenTelemetryObserver:
         meter = meter or metrics.get_meter("tidegate")
         self._decisions = meter.create_counter(*DECISIONS)
         self._denials = meter.create_counter(*DENIALS)
-        self._names = Names(most)
+        self._names = LabelNames(most)
 
     def __call__(self, record: Record) -> None:
         """Count one decision."""
-        if record.verb not in ASKED:
+        if record.verb not in COUNTED_VERBS:
             return
         decision = record.decision
         policy = self._names.label(record.policy.name)
@@ -54,7 +54,7 @@ class OpenTelemetryObserver:
             return
         violated = decision.violated
         for name in violated:
-            self._denials.add(1, {POLICY: policy, LIMIT: OTHER if policy == OTHER else name})
+            self._denials.add(1, {POLICY: policy, LIMIT: OTHER_LABEL if policy == OTHER_LABEL else name})
         span = trace.get_current_span()
         if span.is_recording():
             retry = decision.retry_after

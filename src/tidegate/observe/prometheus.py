@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from tidegate.errors import ConfigError
-from tidegate.observe.names import OTHER, Names, outcome_of
+from tidegate.observe.names import OTHER_LABEL, LabelNames, outcome_of
 
 try:
     from prometheus_client import REGISTRY, Counter, Gauge, Histogram
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from tidegate.observe.record import Record
     from tidegate.stores import Store
 
-SHARES: Final = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0)
-ASKED: Final = ("acquire", "hold")
+REMAINING_BUCKETS: Final = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0)
+COUNTED_VERBS: Final = ("acquire", "hold")
 
 
 class PrometheusObserver:
@@ -39,7 +39,7 @@ class PrometheusObserver:
     def __init__(self, registry: CollectorRegistry = REGISTRY, *, most: int = 100) -> None:
         """Register the metrics; `most` policies have labels of their own."""
         self._children: dict[object, Any] = {}
-        self._names = Names(most)
+        self._names = LabelNames(most)
         self._decisions = Counter(
             "tidegate_decisions", "Decisions, by policy and outcome.", ["policy", "outcome"], registry=registry
         )
@@ -53,7 +53,7 @@ class PrometheusObserver:
             "tidegate_remaining_ratio",
             "What a client has left of its tightest limit after a decision, from 0 to 1.",
             ["policy"],
-            buckets=SHARES,
+            buckets=REMAINING_BUCKETS,
             registry=registry,
         )
         self._last = Gauge(
@@ -62,7 +62,7 @@ class PrometheusObserver:
 
     def __call__(self, record: Record) -> None:
         """Count one decision."""
-        if record.verb not in ASKED:
+        if record.verb not in COUNTED_VERBS:
             return
         decision = record.decision
         policy = self._names.label(record.policy.name)
@@ -75,7 +75,7 @@ class PrometheusObserver:
             self._child(self._last, policy).set(decision.at / 1_000_000)
             for limit, view in zip(decision[2], views, strict=True):
                 if view[1]:
-                    self._child(self._denials, policy, OTHER if policy == OTHER else limit.name).inc()
+                    self._child(self._denials, policy, OTHER_LABEL if policy == OTHER_LABEL else limit.name).inc()
 
     def _child(self, metric: Any, *labels: str) -> Any:  # noqa: ANN401 - a metric of any kind
         place = (metric, *labels)

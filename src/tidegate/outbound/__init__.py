@@ -12,22 +12,22 @@ httpx.py, requests.py, aiohttp.py      the clients people already use
 sources/                               what is fetched on a schedule: scheduler, workers, a service
 """
 
-from tidegate.outbound.calls import Call, Passage, asking
-from tidegate.outbound.gate import AsyncGate, Gate
-from tidegate.outbound.hosts import host_of
-from tidegate.outbound.provider import Endpoint, KeyPlace, Provider, Retries
-from tidegate.outbound.providers import Providers
+from tidegate.outbound.providers.hosts import host_of
+from tidegate.outbound.providers.provider import EndpointCost, KeyLocation, Provider, Retries
+from tidegate.outbound.providers.registry import Providers
+from tidegate.outbound.quota.exchange import OutboundRequest, RequestOutcome, request_options
+from tidegate.outbound.quota.gate import AsyncGate, Gate
 
 __all__ = [
     "AsyncGate",
-    "Call",
-    "Endpoint",
+    "EndpointCost",
     "Gate",
-    "KeyPlace",
-    "Passage",
+    "KeyLocation",
+    "OutboundRequest",
     "Provider",
     "Providers",
+    "RequestOutcome",
     "Retries",
-    "asking",
     "host_of",
+    "request_options",
 ]

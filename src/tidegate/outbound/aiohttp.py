@@ -11,9 +11,16 @@ from typing import TYPE_CHECKING, Any, Final, Self
 from weakref import WeakKeyDictionary
 
 from tidegate.errors import ConfigError
-from tidegate.outbound.calls import AddedKey, Call, Passage, Passed, Reply, Tail
-from tidegate.outbound.gate import AsyncGate
-from tidegate.outbound.tokens import UsageReader
+from tidegate.outbound.quota.exchange import (
+    AddedKey,
+    OutboundRequest,
+    PendingSettlement,
+    ProviderResponse,
+    RequestOutcome,
+    SendResult,
+)
+from tidegate.outbound.quota.gate import AsyncGate
+from tidegate.outbound.quota.tokens import UsageReader
 
 try:
     import aiohttp
@@ -23,8 +30,8 @@ except ImportError:  # pragma: no cover - the extra is part of every test enviro
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
 
-    from tidegate.outbound.provider import Provider
-    from tidegate.outbound.providers import Providers
+    from tidegate.outbound.providers.provider import Provider
+    from tidegate.outbound.providers.registry import Providers
 
 UNREACHED: Final = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError, aiohttp.InvalidURL)
 CHUNK: Final = 2**16
@@ -36,7 +43,7 @@ class RateLimitMiddleware:
     def __init__(self, providers: Providers, store: Any = "memory://", **options: Any) -> None:  # noqa: ANN401 - those of AsyncGate
         """Keep to the quotas of `providers`, counted in `store`; `options` are those of AsyncGate."""
         self.gate = AsyncGate(providers, store, **options)
-        self._passages: WeakKeyDictionary[aiohttp.ClientResponse, Passage] = WeakKeyDictionary()
+        self._passages: WeakKeyDictionary[aiohttp.ClientResponse, RequestOutcome] = WeakKeyDictionary()
         self._settling: set[asyncio.Task[None]] = set()
 
     async def __call__(
@@ -47,24 +54,24 @@ class RateLimitMiddleware:
         """Wait for a permit, send, learn from the answer."""
         call = call_of(request)
 
-        async def send(provider: Provider | None) -> Reply:
+        async def send(provider: Provider | None) -> ProviderResponse:
             response = await sent(request, handler, self.gate.key_for(provider, call))
-            return Reply(response.status, tuple(response.headers.items()), closing(response), response)
+            return ProviderResponse(response.status, tuple(response.headers.items()), closing(response), response)
 
-        passed: Passed[aiohttp.ClientResponse] = await self.gate.run(self.gate.passing(call, send))
+        passed: SendResult[aiohttp.ClientResponse] = await self.gate.run(self.gate.passing(call, send))
         self._passages[passed.answer] = passed.passage
         if passed.tail is not None:
             self._watch(passed.answer, passed.tail)
         return passed.answer
 
-    def passage_of(self, response: aiohttp.ClientResponse) -> Passage | None:
+    def passage_of(self, response: aiohttp.ClientResponse) -> RequestOutcome | None:
         """Tell how the request of an answer came through."""
         return self._passages.get(response)
 
-    def _watch(self, response: aiohttp.ClientResponse, tail: Tail) -> None:
+    def _watch(self, response: aiohttp.ClientResponse, tail: PendingSettlement) -> None:
         """Settle when the body has been read or, where nothing in it matters, has arrived."""
         if tail.counts:
-            content = _Content(response.content, lambda used: self._settle(tail, used))
+            content = _SettlingContent(response.content, lambda used: self._settle(tail, used))
             response.content = content  # type: ignore[assignment]  # like it
             if response.connection is not None:
                 response.connection.add_callback(content.lost)
@@ -73,7 +80,7 @@ class RateLimitMiddleware:
         else:
             response.connection.add_callback(lambda: self._settle(tail, None))
 
-    def _settle(self, tail: Tail, used: dict[str, int] | None) -> None:
+    def _settle(self, tail: PendingSettlement, used: dict[str, int] | None) -> None:
         task = asyncio.get_running_loop().create_task(self.gate.run(tail.settling(used)))
         self._settling.add(task)
         task.add_done_callback(self._settling.discard)
@@ -92,7 +99,7 @@ class RateLimitMiddleware:
         await self.close()
 
 
-class _Content:
+class _SettlingContent:
     """The body of an answer, with an eye on what is read of it."""
 
     def __init__(self, content: Any, done: Callable[[dict[str, int] | None], None]) -> None:  # noqa: ANN401 - of aiohttp
@@ -187,7 +194,7 @@ async def sent(
     return response
 
 
-def call_of(request: aiohttp.ClientRequest) -> Call:
+def call_of(request: aiohttp.ClientRequest) -> OutboundRequest:
     """Describe a request to the flow."""
 
     def body() -> bytes | None:
@@ -195,7 +202,7 @@ def call_of(request: aiohttp.ClientRequest) -> Call:
         return bytes(value) if isinstance(value, (bytes, bytearray)) else None
 
     whole = not request.body or body() is not None
-    return Call(request.method, str(request.url), request.headers.get, body, whole, unreached)
+    return OutboundRequest(request.method, str(request.url), request.headers.get, body, whole, unreached)
 
 
 def unreached(error: BaseException) -> bool:

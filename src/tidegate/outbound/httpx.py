@@ -9,9 +9,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from tidegate.errors import ConfigError
-from tidegate.outbound.calls import AddedKey, Call, Passed, Reply, Tail, speaks
-from tidegate.outbound.gate import AsyncGate, Gate
-from tidegate.outbound.tokens import UsageReader
+from tidegate.outbound.quota.exchange import (
+    AddedKey,
+    OutboundRequest,
+    PendingSettlement,
+    ProviderResponse,
+    SendResult,
+    speaks,
+)
+from tidegate.outbound.quota.gate import AsyncGate, Gate
+from tidegate.outbound.quota.tokens import UsageReader
 
 try:
     import httpx
@@ -21,8 +28,8 @@ except ImportError:  # pragma: no cover - the extra is part of every test enviro
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator, Sequence
 
-    from tidegate.outbound.provider import Provider
-    from tidegate.outbound.providers import Providers
+    from tidegate.outbound.providers.provider import Provider
+    from tidegate.outbound.providers.registry import Providers
 
 UNREACHED: Final = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout, httpx.UnsupportedProtocol)
 EXTENSION: Final = "tidegate"
@@ -46,15 +53,15 @@ class RateLimitTransport(httpx.BaseTransport):
         """Wait for a permit, send, learn from the answer."""
         call = call_of(request)
 
-        def send(provider: Provider | None) -> Reply:
+        def send(provider: Provider | None) -> ProviderResponse:
             response = self._inner.handle_request(signed(request, self.gate.key_for(provider, call)))
-            return Reply(response.status_code, said(response), response.close, response)
+            return ProviderResponse(response.status_code, said(response), response.close, response)
 
-        passed: Passed[httpx.Response] = self.gate.run(self.gate.passing(call, send))
+        passed: SendResult[httpx.Response] = self.gate.run(self.gate.passing(call, send))
         response = passed.answer
         response.extensions[EXTENSION] = passed.passage
         if passed.tail is not None:
-            response = wrapped(response, _Stream(response.stream, passed.tail, self.gate, encoded(response)))
+            response = wrapped(response, _SettlingStream(response.stream, passed.tail, self.gate, encoded(response)))
         return response
 
     def close(self) -> None:
@@ -81,15 +88,17 @@ class AsyncRateLimitTransport(httpx.AsyncBaseTransport):
         """Wait for a permit, send, learn from the answer."""
         call = call_of(request)
 
-        async def send(provider: Provider | None) -> Reply:
+        async def send(provider: Provider | None) -> ProviderResponse:
             response = await self._inner.handle_async_request(signed(request, self.gate.key_for(provider, call)))
-            return Reply(response.status_code, said(response), response.aclose, response)
+            return ProviderResponse(response.status_code, said(response), response.aclose, response)
 
-        passed: Passed[httpx.Response] = await self.gate.run(self.gate.passing(call, send))
+        passed: SendResult[httpx.Response] = await self.gate.run(self.gate.passing(call, send))
         response = passed.answer
         response.extensions[EXTENSION] = passed.passage
         if passed.tail is not None:
-            response = wrapped(response, _AsyncStream(response.stream, passed.tail, self.gate, encoded(response)))
+            response = wrapped(
+                response, _AsyncSettlingStream(response.stream, passed.tail, self.gate, encoded(response))
+            )
         return response
 
     async def aclose(self) -> None:
@@ -98,10 +107,10 @@ class AsyncRateLimitTransport(httpx.AsyncBaseTransport):
         await self.gate.close()
 
 
-class _Stream(httpx.SyncByteStream):
+class _SettlingStream(httpx.SyncByteStream):
     """The body of an answer; when it has ended, what is left of its request is settled."""
 
-    def __init__(self, stream: Any, tail: Tail, gate: Gate, coding: str) -> None:  # noqa: ANN401 - a stream of httpx
+    def __init__(self, stream: Any, tail: PendingSettlement, gate: Gate, coding: str) -> None:  # noqa: ANN401 - a stream of httpx
         self._stream = stream
         self._tail = tail
         self._gate = gate
@@ -120,10 +129,10 @@ class _Stream(httpx.SyncByteStream):
             self._gate.run(self._tail.settling(self._reader.result() if self._reader else None))
 
 
-class _AsyncStream(httpx.AsyncByteStream):
+class _AsyncSettlingStream(httpx.AsyncByteStream):
     """The body of an answer; when it has ended, what is left of its request is settled."""
 
-    def __init__(self, stream: Any, tail: Tail, gate: AsyncGate, coding: str) -> None:  # noqa: ANN401 - of httpx
+    def __init__(self, stream: Any, tail: PendingSettlement, gate: AsyncGate, coding: str) -> None:  # noqa: ANN401 - of httpx
         self._stream = stream
         self._tail = tail
         self._gate = gate
@@ -142,7 +151,7 @@ class _AsyncStream(httpx.AsyncByteStream):
             await self._gate.run(self._tail.settling(self._reader.result() if self._reader else None))
 
 
-def call_of(request: httpx.Request) -> Call:
+def call_of(request: httpx.Request) -> OutboundRequest:
     """Describe a request to the flow."""
     whole = isinstance(request.stream, httpx.ByteStream)
 
@@ -156,7 +165,7 @@ def call_of(request: httpx.Request) -> Call:
         # httpx may read different bytes as the same text, in UTF-8 or in Latin-1.
         return b", ".join(raw for field, raw in request.headers.raw if field.lower() == name.encode()).decode("latin-1")
 
-    return Call(request.method, str(request.url), header, body, whole, unreached)
+    return OutboundRequest(request.method, str(request.url), header, body, whole, unreached)
 
 
 def said(response: httpx.Response) -> Sequence[tuple[str, str]]:

@@ -12,9 +12,15 @@ from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
 
 from tidegate.errors import ConfigError
-from tidegate.outbound.calls import AddedKey, Call, Passed, Reply, Tail
-from tidegate.outbound.gate import Gate
-from tidegate.outbound.tokens import UsageReader
+from tidegate.outbound.quota.exchange import (
+    AddedKey,
+    OutboundRequest,
+    PendingSettlement,
+    ProviderResponse,
+    SendResult,
+)
+from tidegate.outbound.quota.gate import Gate
+from tidegate.outbound.quota.tokens import UsageReader
 
 try:
     import requests
@@ -27,10 +33,10 @@ except ImportError:  # pragma: no cover - the extra is part of every test enviro
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tidegate.outbound.provider import Provider
-    from tidegate.outbound.providers import Providers
+    from tidegate.outbound.providers.provider import Provider
+    from tidegate.outbound.providers.registry import Providers
 
-HIDDEN: Final = "…"
+HIDDEN_TEXT: Final = "…"
 POOL_LOG: Final = "urllib3.connectionpool"
 
 
@@ -56,7 +62,7 @@ class RateLimitAdapter(HTTPAdapter):
             message = "must be a number: what urllib3 sends again by itself is not counted; use a provider's retries"
             raise ConfigError(message, field="max_retries")
         self.gate = Gate(providers, store, **options)
-        self._hiding = Hiding()
+        self._hiding = SecretFilter()
         retry = Retry(total=max_retries, connect=max_retries, read=False, status=0, other=0, redirect=0)
         super().__init__(pool_connections, pool_maxsize, retry, pool_block)
 
@@ -70,21 +76,21 @@ class RateLimitAdapter(HTTPAdapter):
         call = call_of(request)
         keys: list[str] = []
 
-        def send(provider: Provider | None) -> Reply:
+        def send(provider: Provider | None) -> ProviderResponse:
             response = super(RateLimitAdapter, self).send(
                 self._signed(request, self.gate.key_for(provider, call), keys), stream, **rest
             )
             response.request, response.url = request, request.url or ""
-            return Reply(response.status_code, response.raw.headers.items(), response.close, response)
+            return ProviderResponse(response.status_code, response.raw.headers.items(), response.close, response)
 
         try:
-            passed: Passed[requests.Response] = self.gate.run(self.gate.passing(call, send))
+            passed: SendResult[requests.Response] = self.gate.run(self.gate.passing(call, send))
         except requests.RequestException as error:
             raise without(error, keys, request) from None
         response = passed.answer
         response.tidegate = passed.passage  # type: ignore[attr-defined]  # the only place a response has for it
         if passed.tail is not None:
-            response.raw = _Raw(response.raw, passed.tail, self.gate)
+            response.raw = _SettlingRaw(response.raw, passed.tail, self.gate)
         return response
 
     def _signed(
@@ -110,7 +116,7 @@ class RateLimitAdapter(HTTPAdapter):
         self._hiding.close()
 
 
-class Hiding(logging.Filter):
+class SecretFilter(logging.Filter):
     """Keeps keys that are sent in a query out of urllib3's own debug log."""
 
     def __init__(self) -> None:
@@ -136,10 +142,10 @@ class Hiding(logging.Filter):
         self._keys.clear()
 
 
-class _Raw:
+class _SettlingRaw:
     """The raw answer; when its body has ended, what is left of its request is settled."""
 
-    def __init__(self, raw: Any, tail: Tail, gate: Gate) -> None:  # noqa: ANN401 - of urllib3
+    def __init__(self, raw: Any, tail: PendingSettlement, gate: Gate) -> None:  # noqa: ANN401 - of urllib3
         self._raw = raw
         self._tail = tail
         self._gate = gate
@@ -171,7 +177,7 @@ class _Raw:
         return getattr(self._raw, name)
 
 
-def call_of(request: requests.PreparedRequest) -> Call:
+def call_of(request: requests.PreparedRequest) -> OutboundRequest:
     """Describe a request to the flow."""
     body = request.body
 
@@ -185,7 +191,7 @@ def call_of(request: requests.PreparedRequest) -> Call:
         return value.decode("latin-1") if isinstance(value, bytes) else value
 
     whole = body is None or isinstance(body, (bytes, str))
-    return Call(request.method or "GET", request.url or "", header, content, whole, unreached)
+    return OutboundRequest(request.method or "GET", request.url or "", header, content, whole, unreached)
 
 
 def unreached(error: BaseException) -> bool:
@@ -209,5 +215,5 @@ def without(
 def hidden(text: str, keys: set[str]) -> str:
     """Cut keys out of a text."""
     for key in sorted(keys, key=len, reverse=True):
-        text = text.replace(key, HIDDEN)
+        text = text.replace(key, HIDDEN_TEXT)
     return text

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final, Literal, get_args
 
-from tidegate.core.bounds import MAX
+from tidegate.core.bounds import MAX_INTEGER
 from tidegate.core.limit import Limit
 from tidegate.errors import ConfigError
 
@@ -14,7 +14,10 @@ Cost = int | Mapping[str, int]
 Mode = Literal["enforce", "shadow"]
 OnStoreError = Literal["allow", "deny", "local"]
 
-CALLS: Final = ("requests", "concurrent-requests")  # the units that count calls: a plain number is a cost in these
+PER_CALL_UNITS: Final = (
+    "requests",
+    "concurrent-requests",
+)  # the units that count calls: a plain number is a cost in these
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +52,7 @@ class Policy:
             if value not in choices:
                 raise ConfigError(f"must be one of {', '.join(choices)}, not {value!r}", field=option)
         units = {limit.unit for limit in self.limits}
-        counted = units.intersection(CALLS) or (units if len(units) == 1 else set())
+        counted = units.intersection(PER_CALL_UNITS) or (units if len(units) == 1 else set())
         set_field(self, "counted", tuple(sorted(counted)))
         set_field(self, "only", self.limits[0] if len(self.limits) == 1 else None)
         set_field(self, "one", tuple(int(limit.unit in counted) for limit in self.limits))
@@ -106,5 +109,5 @@ def read_limits(rules: str | Limit | Iterable[str | Limit]) -> tuple[Limit, ...]
 
 def check_cost(amount: object, name: str = "cost") -> None:
     """Refuse what is not a whole number of permits."""
-    if not isinstance(amount, int) or isinstance(amount, bool) or not 0 <= amount <= MAX:
+    if not isinstance(amount, int) or isinstance(amount, bool) or not 0 <= amount <= MAX_INTEGER:
         raise ConfigError(f"must be a whole number from 0 to 2**53 - 1, not {amount!r}", field=name)

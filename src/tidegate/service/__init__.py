@@ -11,13 +11,13 @@ client                    the other end: questions words and reads, shelf keeps 
 doctor, telemetry, demo   looks at a deployment; OpenTelemetry; demonstration traffic
 """
 
-from tidegate.service.settings import Settings, load_settings
+from tidegate.service.config.settings import Settings, load_settings
 
 __all__ = ["Settings", "load_settings", "run"]
 
 
 def run(settings: Settings) -> None:
     """Run the service until SIGTERM or SIGINT."""
-    from tidegate.service.server import run as run_service  # noqa: PLC0415 - reading settings needs no server
+    from tidegate.service.runtime.server import run as run_service  # noqa: PLC0415 - reading settings needs no server
 
     run_service(settings)

@@ -20,26 +20,26 @@ from tidegate.clock import SystemClock
 from tidegate.core.bounds import SECOND
 from tidegate.core.decision import LocalDecision
 from tidegate.errors import ConfigError, RateLimitError
-from tidegate.inbound.identity import TrustedProxies
-from tidegate.service.desk import PROBE
-from tidegate.stores.failure import GuardedStore, open_guarded
+from tidegate.inbound.client.address import TrustedProxies
+from tidegate.service.decisions.decider import PROBE_POLICY
+from tidegate.stores.outage import GuardedStore, open_guarded
 from tidegate.urls import redact
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from tidegate.service.settings import Address, Settings
+    from tidegate.service.config.settings import ListenAddress, Settings
     from tidegate.stores import Store
 
 Level = Literal["well", "note", "wrong"]
 
-ASKED: Final = 20  # times that the store is asked
-SLOW: Final = 5000  # microseconds for an answer from which on a lease is advised
-SKEW: Final = SECOND  # between clocks
-CONNECTING: Final = 3.0  # seconds for a bus
-LITTLE: Final = 100 * 2**20  # bytes free
-OTHERS: Final = stat.S_IRWXG | stat.S_IRWXO
-WRITE: Final = stat.S_IWGRP | stat.S_IWOTH
+STORE_PROBES: Final = 20  # times that the store is asked
+SLOW_ANSWER: Final = 5000  # microseconds for an answer from which on a lease is advised
+MAX_CLOCK_SKEW: Final = SECOND  # between clocks
+BUS_TIMEOUT: Final = 3.0  # seconds for a bus
+MIN_FREE_BYTES: Final = 100 * 2**20  # bytes free
+GROUP_AND_OTHERS: Final = stat.S_IRWXG | stat.S_IRWXO
+WRITABLE_BY_OTHERS: Final = stat.S_IWGRP | stat.S_IWOTH
 # extra: the packages it stands for
 EXTRAS: Final[dict[str, tuple[str, ...]]] = {
     "service": ("uvicorn", "httptools", "grpcio", "protobuf"),
@@ -80,7 +80,7 @@ def examine(
     settings: Settings, trusted: Sequence[str] = (), environment: Mapping[str, str] | None = None
 ) -> list[Finding]:
     """Examine everything; `trusted` is what an application takes for its proxies."""
-    found = [finding for look in EXAMINATIONS for finding in look(settings)]
+    found = [finding for look in CHECKS for finding in look(settings)]
     return [*found, *proxies(trusted, os.environ if environment is None else environment)]
 
 
@@ -133,9 +133,9 @@ def store(settings: Settings) -> Iterator[Finding]:
         return
     try:
         times, skews = [], []
-        for _ in range(ASKED):
+        for _ in range(STORE_PROBES):
             began = clock.steady()
-            decision = opened.apply("peek", ((PROBE, "ready", (1,)),))[0]
+            decision = opened.apply("peek", ((PROBE_POLICY, "ready", (1,)),))[0]
             took = clock.steady() - began
             if isinstance(decision, LocalDecision):
                 yield wrong(*unanswered(opened, name))
@@ -151,7 +151,7 @@ def unanswered(opened: Store, name: str) -> tuple[str, str]:
     """Say why a store did not answer, by its own word, and what to do."""
     try:
         if isinstance(opened, GuardedStore):
-            opened.ask_store("peek", ((PROBE, "ready", (1,)),))  # the guard itself only decides without it
+            opened.ask_store("peek", ((PROBE_POLICY, "ready", (1,)),))  # the guard itself only decides without it
     except (RateLimitError, OSError) as error:
         return f"the store {name} does not answer: {error}", "put that right, or correct its URL"
     return (
@@ -163,11 +163,11 @@ def unanswered(opened: Store, name: str) -> tuple[str, str]:
 def answered(name: str, took: float, skew: float) -> Iterator[Finding]:
     """Judge how fast a store answered, and its clock."""
     said = f"the store {name} answers within {took / 1000:.2f} ms"
-    if took > SLOW:
+    if took > SLOW_ANSWER:
         yield note(f"{said}, which every decision waits for", "bring it nearer, or take permits ahead: lease: true")
     else:
         yield well(said)
-    if abs(skew) > SKEW:
+    if abs(skew) > MAX_CLOCK_SKEW:
         ahead = "ahead of" if skew > 0 else "behind"
         yield wrong(
             f"the clock of the store is {abs(skew) / SECOND:.1f} s {ahead} this machine's",
@@ -184,7 +184,7 @@ def buses(settings: Settings) -> Iterator[Finding]:
     for url in dict.fromkeys(url for url in (settings.bus, settings.swarm) if url):
         try:
             with open_bus(url) as bus:
-                if bus.wait(CONNECTING):
+                if bus.wait(BUS_TIMEOUT):
                     yield well(f"the bus {redact(url)} answers")
                 else:
                     yield wrong(f"the bus {redact(url)} does not answer", "start it, check address, login and firewall")
@@ -205,9 +205,9 @@ def files(settings: Settings) -> Iterator[Finding]:
             yield wrong(f"{path} cannot be looked at: {error.strerror}", "correct the path, or who owns it")
             continue
         count += 1
-        if mode & WRITE:
+        if mode & WRITABLE_BY_OTHERS:
             yield wrong(f"others may change {path} ({stat.filemode(mode)})", f"chmod go-w {path}")
-        if secret and mode & OTHERS & ~WRITE:
+        if secret and mode & GROUP_AND_OTHERS & ~WRITABLE_BY_OTHERS:
             mask = "700" if stat.S_ISDIR(mode) else "600"
             yield wrong(f"others may read {path}, which holds secrets ({stat.filemode(mode)})", f"chmod {mask} {path}")
     if count:
@@ -253,7 +253,7 @@ def space(settings: Settings) -> Iterator[Finding]:
     if not os.access(folder, os.W_OK):
         yield wrong(f"{folder} cannot be written to", "choose another data folder, or change its owner")
     free = shutil.disk_usage(folder).free
-    if free < LITTLE:
+    if free < MIN_FREE_BYTES:
         yield wrong(f"only {free // 2**20} MB are free for {settings.folder}", "make room, or move data")
 
 
@@ -263,7 +263,7 @@ def space(settings: Settings) -> Iterator[Finding]:
 def addresses(settings: Settings) -> Iterator[Finding]:
     """Look who can reach the service, and what they may do."""
     for name in ("listen", "grpc"):
-        address: Address | None = getattr(settings, name)
+        address: ListenAddress | None = getattr(settings, name)
         if address is None:
             continue
         if address.loopback:
@@ -288,7 +288,7 @@ def addresses(settings: Settings) -> Iterator[Finding]:
         yield note("decisions need no token, only resets do", "set decision_token_file")
 
 
-def taken(name: str, address: Address) -> Iterator[Finding]:
+def taken(name: str, address: ListenAddress) -> Iterator[Finding]:
     """Look whether somebody listens already: perhaps this very service."""
     try:
         family = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)[0][0]
@@ -343,7 +343,7 @@ def proxies(trusted: Sequence[str], environment: Mapping[str, str]) -> Iterator[
         yield well(f"trusted proxies: {', '.join(trusted)}")
 
 
-EXAMINATIONS: Final[tuple[Callable[[Settings], Iterator[Finding]], ...]] = (
+CHECKS: Final[tuple[Callable[[Settings], Iterator[Finding]], ...]] = (
     versions,
     rules,
     store,

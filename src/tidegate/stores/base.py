@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar, Protocol
 from weakref import WeakSet
 
 from tidegate.clock import Clock, SystemClock
-from tidegate.core.bounds import MAX
+from tidegate.core.bounds import MAX_INTEGER
 from tidegate.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     Ask = tuple[Policy, Key, tuple[int, ...]]
 
 
-class Wakes(Protocol):
+class WaitQueue(Protocol):
     """Whoever waits for keys of a store."""
 
     def wake(self, key: Key) -> None:
@@ -39,7 +39,9 @@ class Store(ABC):
     def __init__(self, clock: Clock | None = None) -> None:
         """Tell the time by the given clock (the machine's by default)."""
         self.clock: Clock = clock or SystemClock()
-        self.waited_on: WeakSet[Wakes] = WeakSet()  # the lines of every limiter here: permits come back to all of them
+        self.waited_on: WeakSet[WaitQueue] = (
+            WeakSet()
+        )  # the lines of every limiter here: permits come back to all of them
 
     @abstractmethod
     def apply(self, verb: str, asks: Sequence[Ask], now: int | None = None, at: int | None = None) -> list[Decision]:
@@ -95,5 +97,9 @@ def merge(asks: Sequence[Ask]) -> tuple[list[int], Sequence[Ask]]:
         first, _, before = merged[place]
         if first is not policy and first != policy:
             raise ConfigError(f"two different policies are called {policy.name!r} in one call", field="policy")
-        merged[place] = (policy, key, tuple(min(MAX, old + new) for old, new in zip(before, costs, strict=True)))
+        merged[place] = (
+            policy,
+            key,
+            tuple(min(MAX_INTEGER, old + new) for old, new in zip(before, costs, strict=True)),
+        )
     return [places[policy.name, key] for policy, key, _ in asks], merged

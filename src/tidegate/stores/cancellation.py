@@ -36,14 +36,14 @@ MAX_CLOSING: Final = 2.0  # seconds that closing a store waits for calls under w
 TRANSIT: Final = SECOND  # microseconds that a correction may take to reach the store
 
 
-class Correction(NamedTuple):
+class GiveBack(NamedTuple):
     """What `Store.apply` is asked to give a charge back: `adjust`, these asks, and when they were charged."""
 
     asks: list[Ask]
     at: int | None
 
 
-def corrections(verb: str, asks: Sequence[Ask], decisions: Sequence[Decision], passed: int) -> list[Correction]:
+def corrections(verb: str, asks: Sequence[Ask], decisions: Sequence[Decision], passed: int) -> list[GiveBack]:
     """Return what gives back the charge of a call that was made `passed` microseconds ago; nothing if it was denied.
 
     Windows, logs and marked buckets correct the charge of the decision's instant. A bucket that was charged without
@@ -65,7 +65,7 @@ def corrections(verb: str, asks: Sequence[Ask], decisions: Sequence[Decision], p
         credit = tuple(-bucket_credit(limit, cost, view[2], passed + TRANSIT) for limit, cost, view in rows)
         marked.append((policy, key, exact))
         unmarked.append((policy, key, credit))
-    found = (Correction(_needed(marked), decisions[0].at), Correction(_needed(unmarked), None))
+    found = (GiveBack(_needed(marked), decisions[0].at), GiveBack(_needed(unmarked), None))
     return [correction for correction in found if correction.asks]
 
 
@@ -86,7 +86,7 @@ def bucket_credit(limit: Limit, cost: int, reset: int, passed: int) -> int:
     return max(0, cost - overflow)
 
 
-class Background:
+class BackgroundTasks:
     """Tasks that go on after their callers were cancelled. Each ends by itself, within a deadline of its own."""
 
     def __init__(self) -> None:
@@ -121,7 +121,7 @@ class Background:
             self.start(self._give_back(store, found))
 
     @staticmethod
-    async def _give_back(store: Store, found: list[Correction]) -> None:
+    async def _give_back(store: Store, found: list[GiveBack]) -> None:
         for asks, at in found:
             try:
                 await store.apply_async("adjust", asks, None, at)

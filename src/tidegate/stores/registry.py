@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import parse_qsl
 
 from tidegate.errors import ConfigError
-from tidegate.stores.memory import MemoryStore
+from tidegate.stores.memory.store import MemoryStore
 from tidegate.urls import redact, server_url
 
 if TYPE_CHECKING:
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from tidegate.clock import Clock
     from tidegate.stores.base import Store
 
-GROUP = "tidegate.stores"
+ENTRY_POINT_GROUP = "tidegate.stores"
 WHOLE = re.compile(r"[0-9]{1,19}")
-OWN = {
+BUILT_IN = {
     "memory": "tidegate.stores.registry:open_memory",
     "sqlite": "tidegate.stores.sqlite:open_sqlite",
     "postgresql": "tidegate.stores.postgres:open_postgres",
@@ -55,8 +55,8 @@ def open_store(url: str, *, clock: Clock | None = None) -> Store:
 
 def _openers() -> dict[str, str]:
     """Map schemes to where their openers are, as `module:function`, imported only when asked for; ours stay ours."""
-    found = {point.name: point.value for point in entry_points(group=GROUP)}
-    return {**found, **OWN}
+    found = {point.name: point.value for point in entry_points(group=ENTRY_POINT_GROUP)}
+    return {**found, **BUILT_IN}
 
 
 def open_memory(url: str, clock: Clock | None) -> Store:

@@ -9,9 +9,9 @@ watch.py     who is there and how they stand, for `tidegate swarm`
 """
 
 from tidegate.adaptive import CapacityUpdate
-from tidegate.swarm.model import Capacity
-from tidegate.swarm.tasks import AsyncMemoryLimiter, AsyncSwarmLimiter
-from tidegate.swarm.threads import MemoryLimiter, SwarmLimiter
+from tidegate.swarm.async_limiters import AsyncMemoryLimiter, AsyncSwarmLimiter
+from tidegate.swarm.capacity import Capacity
+from tidegate.swarm.sync_limiters import MemoryLimiter, SwarmLimiter
 
 __all__ = [
     "AsyncMemoryLimiter",

@@ -10,12 +10,12 @@ from __future__ import annotations
 from random import Random
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from tidegate.core.bounds import MAX, SECOND
+from tidegate.core.bounds import MAX_INTEGER, SECOND
 from tidegate.core.calendar import PERIODS
 from tidegate.core.limit import Limit
 from tidegate.errors import ConfigError
 from tidegate.policy import Policy
-from tidegate.testing.model import Answer, Model
+from tidegate.testing.reference import ExpectedAnswer, ReferenceStore
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -25,12 +25,22 @@ if TYPE_CHECKING:
 
 START: Final = 1_704_067_200 * SECOND  # 2024-01-01; vectors begin within two years of it
 SPAN: Final = 730 * 86_400 * SECOND
-WORLD: Final = 60  # so many steps with the same policies, then others
+VECTORS_PER_WORLD: Final = 60  # so many steps with the same policies, then others
 KEYS: Final[tuple[Key, ...]] = ("a", "b", "a/b", ("a", "b"), ("a/b", "c"), ("a", "b/c"), "", "ключ %2F\n")
 VERBS: Final = ("acquire",) * 8 + ("peek", "hold", "hold", "adjust", "adjust", "adjust", "reset")
-KINDS: Final = ("now",) * 3 + ("wait",) * 3 + ("later",) * 3 + ("back",)
+TIME_STEPS: Final = ("now",) * 3 + ("wait",) * 3 + ("later",) * 3 + ("back",)
 ALGORITHMS: Final = ("token_bucket", "token_bucket", "fixed_window", "sliding_window", "sliding_log", "concurrency")
-LENGTHS: Final = (1, 7, 1000, 250_000, SECOND, 60 * SECOND, 3600 * SECOND, 86_400 * SECOND, 366 * 86_400 * SECOND)
+PERIOD_LENGTHS: Final = (
+    1,
+    7,
+    1000,
+    250_000,
+    SECOND,
+    60 * SECOND,
+    3600 * SECOND,
+    86_400 * SECOND,
+    366 * 86_400 * SECOND,
+)
 CHANGING: Final = ("calendar_window", "calendar_window", "fixed_window", "fixed_window", *ALGORITHMS[1:])
 ZONES: Final = ("UTC", "Europe/Berlin", "America/New_York", "Asia/Kolkata", "Australia/Lord_Howe")
 
@@ -42,17 +52,17 @@ class Vector(NamedTuple):
     asks: tuple[Ask, ...]
     now: int
     at: int | None
-    answers: tuple[Answer, ...]
+    answers: tuple[ExpectedAnswer, ...]
 
 
 def random_vectors(seed: int = 0, n: int = 1000) -> Iterator[Vector]:
     """Give `n` vectors to put to one empty store in this order; the same for the same seed."""
-    model = Model()
-    for number in range(0, n, WORLD):
-        yield from _world(Random(f"{seed}/{number}"), model, f"p{number}", min(WORLD, n - number))  # noqa: S311 - no secret
+    model = ReferenceStore()
+    for number in range(0, n, VECTORS_PER_WORLD):
+        yield from _world(Random(f"{seed}/{number}"), model, f"p{number}", min(VECTORS_PER_WORLD, n - number))  # noqa: S311 - no secret
 
 
-def _world(random: Random, model: Model, name: str, steps: int) -> Iterator[Vector]:
+def _world(random: Random, model: ReferenceStore, name: str, steps: int) -> Iterator[Vector]:
     """Ask about a few keys of one or two policies, in one stretch of time."""
     versions = [_versions(random, f"{name}{which}") for which in "xy"[: random.randint(1, 2)]]
     if not random.randrange(3):
@@ -75,9 +85,11 @@ def _world(random: Random, model: Model, name: str, steps: int) -> Iterator[Vect
         yield Vector(verb, asks, now, at, answers)
 
 
-def _instant(random: Random, model: Model, high: int, waits: list[int], versions: Sequence[Sequence[Policy]]) -> int:
+def _instant(
+    random: Random, model: ReferenceStore, high: int, waits: list[int], versions: Sequence[Sequence[Policy]]
+) -> int:
     """Choose when: now, soon, around an instant that matters, or a step back."""
-    kind = random.choice(KINDS)
+    kind = random.choice(TIME_STEPS)
     if kind == "now":
         return high
     if kind == "wait" and waits:
@@ -105,7 +117,7 @@ def _asks(random: Random, versions: Sequence[Sequence[Policy]], keys: Sequence[K
 def _cost(random: Random, limit: Limit) -> int:
     quota = limit.burst
     usual = (0, 1, 1, 1, 1 + quota // 10, quota // 2, quota - 1, quota)
-    return random.choice(usual if random.randrange(20) else (quota + 1, MAX))
+    return random.choice(usual if random.randrange(20) else (quota + 1, MAX_INTEGER))
 
 
 def _correction(
@@ -138,10 +150,10 @@ def _versions(random: Random, name: str) -> list[Policy]:
 def _changing(random: Random, name: str) -> list[Policy]:
     """Make versions of one limit, each with another quota and period, for keys that are used by all of them in turn."""
     algorithm = random.choice(CHANGING)
-    length = random.choice(LENGTHS[2:-1])
+    length = random.choice(PERIOD_LENGTHS[2:-1])
     limits = []
     for _ in range(random.randint(2, 6)):
-        quota = random.choice((10, 30, 100, 100, MAX))
+        quota = random.choice((10, 30, 100, 100, MAX_INTEGER))
         if algorithm == "calendar_window":
             limits.append(_calendar(random, quota, "l"))
             continue
@@ -164,10 +176,12 @@ def _calendar(random: Random, quota: int, name: str) -> Limit:
 def _limit(random: Random, name: str, like: Limit | None = None) -> Limit:
     """Make a limit; `like` another one, it has its algorithm, and mostly its period."""
     while True:
-        quota = random.choice((1, 2, 5, 10, 100, 3600, 90_000, 10**9, random.randint(1, 1000), MAX, MAX // 60))
+        quota = random.choice(
+            (1, 2, 5, 10, 100, 3600, 90_000, 10**9, random.randint(1, 1000), MAX_INTEGER, MAX_INTEGER // 60)
+        )
         if not random.randrange(10) if like is None else like.calendar is not None:
             return _calendar(random, quota, name)
-        length = like.length if like is not None and random.randrange(5) else random.choice(LENGTHS)
+        length = like.length if like is not None and random.randrange(5) else random.choice(PERIOD_LENGTHS)
         algorithm = random.choice(ALGORITHMS) if like is None else like.algorithm
         burst = random.choice((0, 0, 1, quota * 2, 7)) if algorithm == "token_bucket" else 0
         try:

@@ -6,11 +6,11 @@ import resource
 import sys
 
 from tidegate.outbound import Providers
-from tidegate.outbound.sources import Service, read_source
+from tidegate.outbound.sources import SourceRunner, read_source
 
 
 async def fetch_once(data, settings):
-    async with Service(Providers.of({"domain": "127.0.0.1", "limit": 100, "period": "1m"}), data=data) as service:
+    async with SourceRunner(Providers.of({"domain": "127.0.0.1", "limit": 100, "period": "1m"}), data=data) as service:
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         service.add(read_source(settings))
         await service._cycle_once()  # noqa: SLF001 - one cycle

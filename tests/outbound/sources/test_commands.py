@@ -12,7 +12,7 @@ import pytest
 from tests.outbound.server import Answer, QuotaServer
 from tests.servers.process import until
 from tidegate.cli import main
-from tidegate.outbound.sources.control import NAME
+from tidegate.outbound.sources.control import CONTROL_FILE
 
 
 @pytest.fixture
@@ -49,7 +49,7 @@ class Running:
 
     def __enter__(self):
         try:
-            until(lambda: os.path.exists(f"tidegate-data/{NAME}"), "the start of the service")  # noqa: PTH110 - a poll
+            until(lambda: os.path.exists(f"tidegate-data/{CONTROL_FILE}"), "the start of the service")  # noqa: PTH110 - a poll
         except AssertionError:
             self.process.kill()
             raise AssertionError(self.process.communicate()[1]) from None
@@ -103,7 +103,7 @@ def test_a_service_from_start_to_stop(folder, capsys):
     assert "running with 2 providers and 1 sources" in service.out
     assert "stopped" in service.out
     assert "hunter" not in service.out + service.err
-    assert not os.path.exists(f"tidegate-data/{NAME}")  # noqa: PTH110 - as above
+    assert not os.path.exists(f"tidegate-data/{CONTROL_FILE}")  # noqa: PTH110 - as above
 
     with Running(*START) as again:  # what was added is still there, and nothing is due
         assert sorted(sources(capsys)) == ["free", "s1", "s2"]

@@ -13,7 +13,7 @@ import pytest
 
 from tests.outbound.sources.hostile import HostileServer, endlessly, head, slowly
 from tidegate.outbound import Providers
-from tidegate.outbound.sources import Service, read_source
+from tidegate.outbound.sources import SourceRunner, read_source
 
 MEGABYTE = 2**20
 MANY = 800  # megabytes that the bomb decodes to
@@ -41,7 +41,7 @@ async def fetch_here(tmp_path, times=1, **settings):
     providers = Providers.of({"domain": "127.0.0.1", "limit": 1000, "period": "1m"})
     source = read_source({"name": "a", "interval": "1ms", "retries": 0, **settings})
     rows = []
-    async with Service(providers, [source], data=tmp_path / "data") as service:
+    async with SourceRunner(providers, [source], data=tmp_path / "data") as service:
         for _ in range(times):
             began = time.monotonic()
             while not service._tasks:  # noqa: SLF001 - until it is due again

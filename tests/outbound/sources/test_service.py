@@ -12,8 +12,8 @@ from tests.outbound.clients import QUICK
 from tests.outbound.server import QuotaServer
 from tidegate import ConfigError, Limiter
 from tidegate.outbound import Providers
-from tidegate.outbound.sources import Service, read_source
-from tidegate.outbound.sources.ledger import Ledger
+from tidegate.outbound.sources import SourceRunner, read_source
+from tidegate.outbound.sources.ledger import SourceLedger
 from tidegate.stores import MemoryStore
 from tidegate.stores.sqlite import SQLiteStore
 from tidegate.testing import ManualClock
@@ -36,7 +36,7 @@ class World:
         self.store = options.pop("store", None) or MemoryStore(clock=self.clock)
         transport = httpx.MockTransport(self._handle)
         options = {"workers": 100, **options}
-        self.service = Service(
+        self.service = SourceRunner(
             Providers.of(provider), sources, data=tmp_path / "data", store=self.store, transport=transport, **options
         )
 
@@ -280,7 +280,7 @@ async def test_what_was_under_way_at_a_crash_is_charged_again_and_reported(tmp_p
     task = asyncio.create_task(first.service._cycle_once())  # noqa: SLF001 - killed in the middle of it
     await stuck.wait()
     await task
-    running = Ledger(tmp_path / "data" / "sources.db")
+    running = SourceLedger(tmp_path / "data" / "sources.db")
     assert running.entry("a").state == "running"
     running.close()
 
@@ -328,7 +328,7 @@ async def test_against_a_real_server_the_quota_is_kept(tmp_path):
         providers = Providers.of({"domain": "127.0.0.1", "limit": 20, "period": "500ms"})
         sources = [source(f"s{i}", f"{server.url}/{i}", "10ms") for i in range(8)]
         transport = httpx.AsyncHTTPTransport(verify=QUICK)
-        async with Service(providers, sources, data=tmp_path / "data", transport=transport) as service:
+        async with SourceRunner(providers, sources, data=tmp_path / "data", transport=transport) as service:
             running = asyncio.create_task(service.run())
             while len(server.requests) < 50:
                 await asyncio.sleep(0.01)
@@ -339,7 +339,7 @@ async def test_against_a_real_server_the_quota_is_kept(tmp_path):
 
 def test_wrong_settings_are_refused(tmp_path):
     with pytest.raises(ConfigError, match="workers: must be a whole number"):
-        Service(Providers.of(FMP), data=tmp_path, workers=0)
+        SourceRunner(Providers.of(FMP), data=tmp_path, workers=0)
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="cannot be made"):
-        Service(Providers.of(FMP), data=tmp_path / "file" / "folder")
+        SourceRunner(Providers.of(FMP), data=tmp_path / "file" / "folder")

@@ -6,8 +6,8 @@ import pytest
 
 from tidegate import ConfigError
 from tidegate.outbound.sources import Source, read_source, read_sources
-from tidegate.outbound.sources.source import Target, parse_source
-from tidegate.outbound.sources.timetable import Cron, Interval, read_cron
+from tidegate.outbound.sources.schedule import Cron, Interval, read_cron
+from tidegate.outbound.sources.source import Destination, parse_source
 
 MINUTE = 60_000_000
 
@@ -45,7 +45,7 @@ def test_everything_a_source_may_say():
     )
     assert source.timetable == Cron("*/5 9-17 * * 1-5", "America/New_York")
     assert (source.method, source.priority, source.timeout, source.retries) == ("POST", 2, 10.0, 5)
-    assert source.target == Target("webhook", "https://example.net/in")
+    assert source.target == Destination("webhook", "https://example.net/in")
     assert source.headers["Authorization"] == "Bearer hunter2"
     assert "hunter2" not in repr(source)
 

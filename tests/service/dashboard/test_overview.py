@@ -8,9 +8,9 @@ import httpx
 import pytest
 
 from tests.service.harness import ADMIN, DECISION, START, Site
-from tidegate.service.dashboard import near, overview
-from tidegate.service.dashboard.history import SLOTS, quantile, spread
-from tidegate.service.tally import BUCKETS
+from tidegate.service.dashboard import near_limit, overview
+from tidegate.service.dashboard.history import HISTORY_SECONDS, quantile, spread
+from tidegate.service.decisions.stats import LATENCY_BUCKETS
 
 POLICIES = {"api": "10/1m fixed_window", "login": "2/1m fixed_window", "trial": {"limits": "1/1m", "mode": "shadow"}}
 
@@ -58,10 +58,10 @@ async def test_seconds_that_nobody_looked_at_share_what_happened(site):
 
 async def test_the_history_is_bounded(site):
     await ask(site, "api", "a")
-    site.clock.advance(SLOTS * 10)
+    site.clock.advance(HISTORY_SECONDS * 10)
     told = await look(site, 0)
-    assert told["seconds"] == SLOTS
-    assert [len(column) for column in (*told["tracks"]["api"], *told["latency"])] == [SLOTS] * 5
+    assert told["seconds"] == HISTORY_SECONDS
+    assert [len(column) for column in (*told["tracks"]["api"], *told["latency"])] == [HISTORY_SECONDS] * 5
     assert sum(told["tracks"]["api"][0]) == 1
 
 
@@ -94,13 +94,13 @@ async def test_an_odd_tick_is_refused(site, since):
 
 @pytest.mark.parametrize(("share", "expected"), [(0.5, 75), (0.75, 100), (0.99, 246), (1.0, 250)])
 def test_quantiles_lie_within_their_bucket(share, expected):
-    counts = [0] * (len(BUCKETS) + 1)
-    counts[BUCKETS.index(100)], counts[BUCKETS.index(250)] = 75, 25
-    counts[BUCKETS.index(100)] = 75
+    counts = [0] * (len(LATENCY_BUCKETS) + 1)
+    counts[LATENCY_BUCKETS.index(100)], counts[LATENCY_BUCKETS.index(250)] = 75, 25
+    counts[LATENCY_BUCKETS.index(100)] = 75
     assert quantile(counts, share) == pytest.approx(expected, abs=10)
     assert quantile([0] * len(counts), share) is None
-    beyond = [0] * len(BUCKETS) + [1]
-    assert quantile(beyond, share) == BUCKETS[-1]
+    beyond = [0] * len(LATENCY_BUCKETS) + [1]
+    assert quantile(beyond, share) == LATENCY_BUCKETS[-1]
 
 
 @pytest.mark.parametrize("amount", [0, 1, 7, 1000])
@@ -119,35 +119,35 @@ async def test_keys_near_their_limit_come_first(site):
     await ask(site, "api", "close", 9)
     await ask(site, "login", "out", 3)
     site.clock.advance(20)
-    told = (await look(site))["near"]
+    told = (await look(site))["near_limit"]
     assert [(each["key"], each["used"], each["remaining"], each["reset_after"]) for each in told] == [
         ("out", 2, 0, 40.0),
         ("close", 9, 1, 40.0),
         ("far", 3, 7, 40.0),
     ]
     site.clock.advance(40)
-    assert (await look(site))["near"] == []
+    assert (await look(site))["near_limit"] == []
 
 
 async def test_while_nobody_watches_only_denied_keys_are_noted(site):
     await ask(site, "api", "quiet", 9)
     await ask(site, "login", "out", 3)
-    assert [each["key"] for each in (await look(site))["near"]] == ["out"]
+    assert [each["key"] for each in (await look(site))["near_limit"]] == ["out"]
 
 
 async def test_a_key_that_is_reset_is_forgotten(site):
     await ask(site, "login", "out", 3)
     await site.post("reset", {"policy": "login", "key": "out"})
-    assert (await look(site))["near"] == []
+    assert (await look(site))["near_limit"] == []
 
 
 async def test_notes_are_bounded(site):
-    notes = near.Notes()
+    notes = near_limit.NearLimitKeys()
     decision = await site.desk.store.apply_async("peek", ((site.desk.rules.entries["api"].policy, "k", (1,)),))
-    for number in range(near.MOST * 3):
+    for number in range(near_limit.MAX_KEYS * 3):
         notes.note("api", f"k{number}", decision[0])
-        assert len(notes.seen) <= near.MOST
-    assert ("api", f"k{near.MOST * 3 - 1}") in notes.seen
+        assert len(notes.seen) <= near_limit.MAX_KEYS
+    assert ("api", f"k{near_limit.MAX_KEYS * 3 - 1}") in notes.seen
     assert notes.left == 0
 
 

@@ -9,7 +9,7 @@ import pytest
 from tidegate.budget import BudgetSettings, TaskBudget
 from tidegate.bus import open_bus
 from tidegate.outbound import Providers
-from tidegate.outbound.sources import Service, read_source
+from tidegate.outbound.sources import SourceRunner, read_source
 from tidegate.service.dashboard import panels
 from tidegate.service.dashboard.panels import budget_panel, bus_panel, sources_panel, swarm_panel
 from tidegate.swarm import SwarmLimiter
@@ -27,7 +27,7 @@ async def test_sources_and_what_is_left_of_their_providers(tmp_path, clock):
     providers = Providers.of({"domain": "api.example.com", "name": "example", "limit": 60, "period": "1m"})
     prices = read_source({"name": "prices", "url": "https://api.example.com/prices?key=secret", "interval": "5m"})
     answering = httpx.MockTransport(lambda _: httpx.Response(200, json=[1, 2]))
-    async with Service(providers, [prices], data=tmp_path, transport=answering, clock=clock) as service:
+    async with SourceRunner(providers, [prices], data=tmp_path, transport=answering, clock=clock) as service:
         look = sources_panel(service)
         before = await look()
         assert [(each["state"], each["last_ago"]) for each in before["sources"]] == [("idle", None)]
@@ -95,17 +95,17 @@ async def test_what_a_swarm_shows_is_bounded(clock):
     with open_bus("local://bounded", clock=clock) as bus:
         look = swarm_panel(bus, "a secret")
         with SwarmLimiter(bus=bus, agent_id="agent", clock=clock, secret="a secret") as agent:  # noqa: S106 - of a test
-            for number in range(panels.RESOURCES + 3):
+            for number in range(panels.MAX_RESOURCES + 3):
                 agent.set_capacity(f"r{number}", 10, window=60)
-            for _ in range(panels.MOMENTS + 5):
+            for _ in range(panels.MAX_POINTS + 5):
                 look()
                 clock.advance(0.5)
-            for _ in range(panels.REDUCTIONS + 5):
+            for _ in range(panels.MAX_REDUCTIONS + 5):
                 agent.announce_reduced("r0", "again")
             said = look()
-        assert len(said["resources"]) == panels.RESOURCES
-        assert {len(moments) for moments in said["resources"].values()} == {panels.MOMENTS}
-        assert len(said["reductions"]) == panels.REDUCTIONS
+        assert len(said["resources"]) == panels.MAX_RESOURCES
+        assert {len(moments) for moments in said["resources"].values()} == {panels.MAX_POINTS}
+        assert len(said["reductions"]) == panels.MAX_REDUCTIONS
         look.close()
 
 

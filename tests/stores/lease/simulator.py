@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from tidegate import Limit, Policy, StoreUnavailable
 from tidegate.stores import MemoryStore
 from tidegate.stores.lease import Lease, LeasedStore
-from tidegate.stores.lease.steps import MAX_ASKING, Step
+from tidegate.stores.lease.manager import MAX_ASKING, StoreRequest
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -205,7 +205,7 @@ class Process:
         """Call as a process does that does not lease, by the limits as the user wrote them."""
 
         def steps() -> Any:
-            return (yield Step("acquire", [(self.simulation.policy, "k", costs)]))
+            return (yield StoreRequest("acquire", [(self.simulation.policy, "k", costs)]))
 
         self.drive(steps(), lambda told, at: self.told(told, at, costs))
 

@@ -9,9 +9,9 @@ import pytest
 from tidegate import AsyncLimiter, ConfigError, Limit, Limiter, Policy, StoreUnavailable
 from tidegate.stores import MemoryStore
 from tidegate.stores.cancellation import corrections
-from tidegate.stores.failure import GuardedStore
 from tidegate.stores.lease import Lease, LeasedStore
 from tidegate.stores.lease.terms import terms
+from tidegate.stores.outage import GuardedStore
 from tidegate.testing import ManualClock
 
 

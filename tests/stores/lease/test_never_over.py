@@ -10,7 +10,7 @@ from unittest.mock import patch
 import pytest
 
 from tests.stores.lease.simulator import overspent, random_simulation
-from tidegate.stores.lease import share, steps, terms
+from tidegate.stores.lease import manager, share, terms
 
 ALL = ("token_bucket", "sliding_log", "fixed_window", "sliding_window", "calendar_window")
 POLICIES = [*((algorithm,) for algorithm in ALL), ("token_bucket", "token_bucket"), ALL]
@@ -46,7 +46,7 @@ def test_a_bucket_is_exceeded_by_no_more_than_documented_when_some_do_not_lease(
     assert over, "nothing was exceeded at all: the documentation is too timid"
 
 
-Share, strict, Step = share.Share, terms.strict, steps.Step
+Share, strict, Step = share.LeasedShare, terms.strict, manager.StoreRequest
 
 
 def from_the_reply(self, one, granted, decision, sent, received, span, init=Share.__init__):

@@ -10,17 +10,17 @@ import pytest
 
 import tidegate.stores.postgres
 from tests.conformance.changes import changing_history, directed_histories
-from tests.stores.postgres.comparing import first_difference
+from tests.stores.postgres.comparison import first_difference
 from tests.stores.postgres.conftest import asking
-from tests.stores.postgres.directed import DIRECTED
 from tests.stores.postgres.faults import FAULTS
+from tests.stores.postgres.histories import DIRECTED
 from tidegate.core import bucket, log, sliding, state, windows
 from tidegate.errors import StoreUnavailable
 from tidegate.stores.postgres import PostgresStore
-from tidegate.stores.postgres.calls import MISSING, decisions_of
-from tidegate.stores.postgres.steps import CLOCK, drive
-from tidegate.testing import Model, random_vectors, verify_store
-from tidegate.testing.model import answer_of
+from tidegate.stores.postgres.call import MISSING, decisions_of
+from tidegate.stores.postgres.io_flow import SYSTEM_CLOCK, drive
+from tidegate.testing import ReferenceStore, random_vectors, verify_store
+from tidegate.testing.reference import answer_of
 
 CORE = Path(tidegate.stores.postgres.__file__).with_name("core.sql").read_text(encoding="utf-8")
 
@@ -76,12 +76,12 @@ def test_so_they_are_where_random_histories_seldom_go(empty, place):
 
 @pytest.mark.parametrize("seed", range(4))
 def test_calls_that_go_together_are_decided_one_after_another(empty, seed):
-    store, model = empty(), Model()
+    store, model = empty(), ReferenceStore()
     for vectors in batched(random_vectors(2000 + seed, 240), 7):
         calls = [store._worded(verb, asks, now, at, now) for verb, asks, now, at, _ in vectors]  # noqa: SLF001 - to choose who goes together
         connection = drive(store._pool.taking(calls[0], threading.Event))  # noqa: SLF001 - as above
         assert connection is not None
-        result = drive(connection.calling("apply", store._parameters(calls), CLOCK.steady() + 10_000_000))  # noqa: SLF001 - as above
+        result = drive(connection.calling("apply", store._parameters(calls), SYSTEM_CLOCK.steady() + 10_000_000))  # noqa: SLF001 - as above
         store._pool.give(connection)  # noqa: SLF001 - as above
         numbers = [int(number) for number in result.get_value(0, 0)[1:-1].split(b",")]
         for call, (verb, asks, now, at, _) in zip(calls, vectors, strict=True):

@@ -11,8 +11,8 @@ from tidegate import Limit, Policy, StoreUnavailable
 from tidegate.errors import Closed
 from tidegate.stores import open_store as open_url
 from tidegate.stores.postgres import PostgresStore
-from tidegate.stores.postgres.calls import Call
-from tidegate.stores.postgres.steps import drive
+from tidegate.stores.postgres.call import StoreCall
+from tidegate.stores.postgres.io_flow import drive
 
 TEN = Policy("p", (Limit(10, "1d", "fixed_window"), Limit(10, "1d", "sliding_log", name="log")))
 ONE = (1, 1)
@@ -119,7 +119,7 @@ def test_connections_that_ended_while_idle_are_replaced_unnoticed(open_store, sq
 def test_too_few_connections_for_too_long(open_store):
     store = open_store(pool_size=1, timeout=0.2)
     assert store.apply_one("acquire", TEN, "k", ONE)
-    waiting = store._pool.taking(Call("peek", 0), threading.Event)  # noqa: SLF001 - as a call would
+    waiting = store._pool.taking(StoreCall("peek", 0), threading.Event)  # noqa: SLF001 - as a call would
     busy = drive(waiting)
     assert busy is not None
     with pytest.raises(StoreUnavailable, match=r"none of the 1 connections .* pool_size"):

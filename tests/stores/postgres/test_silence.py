@@ -11,7 +11,7 @@ import pytest
 from tests.servers.process import until
 from tidegate import AsyncLimiter, Limit, Limiter, Policy
 from tidegate.core.decision import LocalDecision
-from tidegate.stores.failure import open_guarded
+from tidegate.stores.outage import open_guarded
 from tidegate.stores.postgres import PostgresStore
 
 TEN = Policy("p", (Limit(1000, "1d", "fixed_window"),))

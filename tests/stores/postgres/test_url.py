@@ -5,7 +5,7 @@ import pytest
 from tidegate import AsyncLimiter, ConfigError, Limit, Limiter, Policy
 from tidegate.stores import open_store as open_url
 from tidegate.stores.postgres import PostgresStore
-from tidegate.stores.postgres.calls import text_of
+from tidegate.stores.postgres.call import text_of
 from tidegate.testing import ManualClock
 
 SECRET = "s3cret-w0rd"  # noqa: S105 - of nobody

@@ -11,7 +11,7 @@ import pytest
 from tests.servers.process import need
 from tests.servers.valkey import ValkeyServer
 from tidegate.stores.redis import RedisStore
-from tidegate.stores.redis.address import Address
+from tidegate.stores.redis.address import RedisAddress
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 numbers = count()
 
 
-def address_of(server: ValkeyServer, **options: object) -> Address:
+def address_of(server: ValkeyServer, **options: object) -> RedisAddress:
     """Address a server, with time enough for a busy machine, and with keys of one's own."""
     values = {"hosts": (("127.0.0.1", server.port),), "timeout": 5.0, "connect_timeout": 5.0}
-    return Address(**values | {"prefix": f"test{next(numbers)}"} | options)  # type: ignore[arg-type]  # named in tests
+    return RedisAddress(**values | {"prefix": f"test{next(numbers)}"} | options)  # type: ignore[arg-type]  # named in tests
 
 
 @pytest.fixture(scope="session")

@@ -15,7 +15,7 @@ from tests.stores.redis.conftest import address_of
 from tidegate import ConfigError, Limit, Policy, StoreUnavailable
 from tidegate.stores.redis import RedisStore
 from tidegate.testing import random_vectors
-from tidegate.testing.model import answer_of
+from tidegate.testing.reference import answer_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -15,7 +15,7 @@ from tests.servers.tcp_proxy import TcpProxy
 from tests.stores.redis.conftest import address_of
 from tidegate import AsyncLimiter, Closed, ConfigError, Limit, Limiter, Policy
 from tidegate.stores.redis import RedisStore
-from tidegate.stores.redis.wire import WIDEST
+from tidegate.stores.redis.protocol import MAX_LIMITS_PER_CALL
 
 if TYPE_CHECKING:
     from tests.servers.valkey import ValkeyServer
@@ -45,7 +45,7 @@ async def test_long_scripts_are_divided(server: ValkeyServer) -> None:
 
 def test_one_call_cannot_hold_up_the_server(store: RedisStore) -> None:
     policy = Policy("wide", tuple(Limit(1, "1h", name=str(i)) for i in range(100)))
-    asks = [(policy, str(key), policy.one) for key in range(WIDEST // 100)]
+    asks = [(policy, str(key), policy.one) for key in range(MAX_LIMITS_PER_CALL // 100)]
     assert store.apply("acquire", asks)[0].allowed
     with pytest.raises(ConfigError, match="split the call"):
         store.apply("acquire", [*asks, (policy, "one more", policy.one)])

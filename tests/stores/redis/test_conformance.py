@@ -13,14 +13,14 @@ import redis
 from tests.conformance.changes import changing_history, directed_histories
 from tests.servers.valkey import ValkeyServer
 from tests.stores.redis.conftest import address_of
-from tests.stores.redis.stored import stored_states
+from tests.stores.redis.stored_states import stored_states
 from tidegate import Limit, Policy
 from tidegate.core.codec import dump, limit_of
 from tidegate.errors import RateLimitError
 from tidegate.stores.redis import RedisStore
-from tidegate.stores.redis.wire import SOURCE, limit_id
-from tidegate.testing import Model, Vector, random_vectors, verify_store
-from tidegate.testing.model import answer_of
+from tidegate.stores.redis.protocol import SCRIPT, limit_id
+from tidegate.testing import ReferenceStore, Vector, random_vectors, verify_store
+from tidegate.testing.reference import answer_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -46,7 +46,7 @@ def test_stored_states_of_a_changing_limit_are_those_of_the_core(valkey: ValkeyS
 def assert_stored(valkey: ValkeyServer, vectors: Iterable[Vector]) -> None:
     """Put vectors to the script, and compare every answer and every stored state with the core's."""
     with redis.Redis(port=valkey.port) as client:
-        store, model = RedisStore(address_of(valkey)), Model()
+        store, model = RedisStore(address_of(valkey)), ReferenceStore()
         for place, (verb, asks, now, at, answers) in enumerate(vectors):
             decisions = store.apply(verb, asks, now, at)
             assert tuple(map(answer_of, decisions)) == answers, f"step {place}"
@@ -60,7 +60,7 @@ def assert_stored(valkey: ValkeyServer, vectors: Iterable[Vector]) -> None:
         store.close()
 
 
-def expected_states(model: Model, policy: str, key: object, now: int) -> dict[int, list[int]]:
+def expected_states(model: ReferenceStore, policy: str, key: object, now: int) -> dict[int, list[int]]:
     """What the core keeps of a key, apart from what has ended and may be dropped."""
     states = [state for place, state in model._states.items() if place[:2] == (policy, key)]  # noqa: SLF001 - ours
     live = [state for state in states if limit_of(state).rules.expires(state) > now]
@@ -144,7 +144,7 @@ def histories() -> list[list[Vector]]:
 
 def long_history(seed: int) -> Iterator[Vector]:
     """More open reservations than a bucket has marks, more entries than a log keeps before it is cut; then settle."""
-    random, model = Random(seed), Model()
+    random, model = Random(seed), ReferenceStore()
     algorithms = ("token_bucket", "sliding_log", "concurrency")
     policy = Policy(
         "long",
@@ -202,13 +202,13 @@ async def found_by(server: ValkeyServer, source: bytes, *, together: bool = True
 
 
 async def test_calls_sent_together_are_answered_one_by_one(valkey: ValkeyServer) -> None:
-    assert await found_by(valkey, SOURCE) is None
+    assert await found_by(valkey, SCRIPT) is None
 
 
 @pytest.mark.parametrize("fault", FAULTS)
 async def test_a_planted_fault_is_found(victim: ValkeyServer, fault: str) -> None:
     old, new = FAULTS[fault]
-    source = SOURCE.decode()
+    source = SCRIPT.decode()
     assert old in source, "the fault no longer fits the script"
     wrong = source.replace(old, new).encode()
     assert (await found_by(victim, wrong)) is not None or (await found_by(victim, wrong, together=False)) is not None
@@ -217,6 +217,6 @@ async def test_a_planted_fault_is_found(victim: ValkeyServer, fault: str) -> Non
 @pytest.mark.parametrize("fault", USUAL_FAULTS)
 async def test_a_fault_planted_where_usual_calls_are_decided_is_found(victim: ValkeyServer, fault: str) -> None:
     old, new = USUAL_FAULTS[fault]
-    source = SOURCE.decode()
+    source = SCRIPT.decode()
     assert source.count(old) == 1, "the fault no longer fits the script"
     assert await found_by(victim, source.replace(old, new).encode(), together=False) is not None

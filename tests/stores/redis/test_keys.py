@@ -12,7 +12,7 @@ from redis.crc import key_slot
 
 from tests.stores.redis.conftest import address_of
 from tidegate import Limit, Limiter, Policy
-from tidegate.core.limit import UNITS
+from tidegate.core.limit import PERIOD_UNITS
 from tidegate.stores.redis import RedisStore
 from tidegate.testing import ManualClock
 
@@ -103,7 +103,7 @@ def test_keys_of_one_call_share_a_slot(server: ValkeyServer, client: redis.Redis
 
 
 def test_a_log_of_a_hundred_thousand_is_cheap(server: ValkeyServer, client: redis.Redis) -> None:
-    day, now, count = UNITS["d"], 1_750_000_000_000_000, 100_000
+    day, now, count = PERIOD_UNITS["d"], 1_750_000_000_000_000, 100_000
     policy = Policy("log", (Limit(count, "1d", "sliding_log"),))
     store = RedisStore(address_of(server))
 

@@ -15,7 +15,7 @@ from tests.servers.tcp_proxy import TcpProxy
 from tests.stores.redis.conftest import address_of
 from tidegate import AsyncLimiter, Limit, Policy, StoreUnavailable
 from tidegate.stores.redis import RedisStore
-from tidegate.stores.redis.wire import MAX_UNDER_WAY, WIDEST
+from tidegate.stores.redis.protocol import MAX_LIMITS_PER_CALL, MAX_UNDER_WAY
 
 if TYPE_CHECKING:
     from tests.servers.valkey import ValkeyServer
@@ -207,7 +207,7 @@ async def test_a_loop_that_stands_still_is_not_the_servers_silence(valkey: Valke
 async def test_a_call_that_asks_much_is_given_more_time(valkey: ValkeyServer) -> None:
     """A thousand logs in one call: 0.25 s more than the timeout, for whichever of them takes that long."""
     policy = Policy("wide", tuple(Limit(10, "1h", "sliding_log", name=str(i)) for i in range(100)))
-    asks = tuple((policy, str(key), policy.one) for key in range(WIDEST // 100))
+    asks = tuple((policy, str(key), policy.one) for key in range(MAX_LIMITS_PER_CALL // 100))
     with PacedProxy(valkey.port) as proxy:
         address = address_of(valkey, hosts=(("127.0.0.1", proxy.port),), timeout=0.1)
         for tasks in (True, False):

@@ -5,15 +5,15 @@ from itertools import count
 import pytest
 
 from tests.conformance.changes import changing_history
-from tidegate.core.bounds import MAX
+from tidegate.core.bounds import MAX_INTEGER
 from tidegate.core.limit import Limit
 from tidegate.policy import Policy
 from tidegate.stores.sqlite import SQLiteStore, rows
-from tidegate.testing import Model, verify_store
-from tidegate.testing.model import answer_of
+from tidegate.testing import ReferenceStore, verify_store
+from tidegate.testing.reference import answer_of
 
 
-@pytest.mark.parametrize(("inline", "rounds"), [(0, 12), (2, 8), (rows.INLINE, 20)])
+@pytest.mark.parametrize(("inline", "rounds"), [(0, 12), (2, 8), (rows.MAX_INLINE_ENTRIES, 20)])
 def test_answers_as_the_core_does(tmp_path, monkeypatch, inline, rounds):
     monkeypatch.setattr(rows, "INLINE", inline)
     numbers = count()
@@ -30,15 +30,15 @@ def test_answers_as_the_core_does_for_a_limit_that_changes(tmp_path, seed):
 
 def test_sums_beyond_64_bits_are_counted_anew(tmp_path, monkeypatch):
     monkeypatch.setattr(rows, "INLINE", 0)
-    policy = Policy("p", (Limit(MAX, "10us", "sliding_log"),))
-    model, store = Model(), SQLiteStore(tmp_path / "limits.db")
+    policy = Policy("p", (Limit(MAX_INTEGER, "10us", "sliding_log"),))
+    model, store = ReferenceStore(), SQLiteStore(tmp_path / "limits.db")
     for step in range(800):  # 266 * MAX in all; sums are counted anew at 128 * MAX
-        asks = ((policy, "k", (MAX // 3,)),)
+        asks = ((policy, "k", (MAX_INTEGER // 3,)),)
         now = 1_700_000_000_000_000 + step * 4
         expected = model.apply("acquire", asks, now)
         assert tuple(map(answer_of, store.apply("acquire", asks, now))) == expected
         if step % 7 == 0:
-            asks = ((policy, "k", (-(MAX // 5) if step % 2 else MAX // 5,)),)
+            asks = ((policy, "k", (-(MAX_INTEGER // 5) if step % 2 else MAX_INTEGER // 5,)),)
             expected = model.apply("adjust", asks, now)
             assert tuple(map(answer_of, store.apply("adjust", asks, now))) == expected
     store.close()

@@ -7,7 +7,7 @@ import pytest
 from tidegate.core.limit import Limit
 from tidegate.policy import Policy
 from tidegate.stores.sqlite import SQLiteStore
-from tidegate.stores.sqlite.log import LEFT, REMOVED
+from tidegate.stores.sqlite.log_rows import MAX_EXPIRED_ENTRIES, MAX_REMOVED_PER_TRANSACTION
 from tidegate.testing import ManualClock
 
 LONG = 6000
@@ -92,9 +92,9 @@ def test_entries_that_left_are_removed_in_small_steps(store, policy):
     for step in range(100):
         assert store.apply_one("acquire", policy, "k", (1,), HALF + step)
         now = entries(store)
-        assert left - now <= REMOVED
+        assert left - now <= MAX_REMOVED_PER_TRANSACTION
         left = now
-    assert left <= LONG // 2 + 100 + LEFT
+    assert left <= LONG // 2 + 100 + MAX_EXPIRED_ENTRIES
 
 
 def test_the_entries_of_a_log_that_ended_are_removed(tmp_path, filled, policy):
@@ -105,7 +105,7 @@ def test_the_entries_of_a_log_that_ended_are_removed(tmp_path, filled, policy):
     with_clock = SQLiteStore(path, clock=clock)
     with_clock.apply_one("reset", policy, "k", (0,))
     other = Policy("other", (Limit(10, "1s"),))
-    for step in range(LONG // REMOVED * 16 + 64):
+    for step in range(LONG // MAX_REMOVED_PER_TRANSACTION * 16 + 64):
         with_clock.apply_one("acquire", other, f"k{step}", (1,))
     assert entries(with_clock) == 0
     with sqlite3.connect(path) as db:

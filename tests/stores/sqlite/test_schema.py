@@ -9,7 +9,7 @@ from tidegate.core.limit import Limit
 from tidegate.errors import StoreUnavailable
 from tidegate.policy import Policy
 from tidegate.stores.sqlite import SQLiteStore
-from tidegate.stores.sqlite.file import SCHEMA_VERSION, Migration, read_migrations, statements
+from tidegate.stores.sqlite.database import SCHEMA_VERSION, Migration, read_migrations, statements
 
 OLD = Path(__file__).with_name("schema_1.sql")
 POLICY = Policy("default", (Limit(60, "1m", "fixed_window"), Limit(30, "1h", "sliding_log")))

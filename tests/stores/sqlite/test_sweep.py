@@ -7,7 +7,7 @@ import pytest
 from tidegate.core.limit import Limit
 from tidegate.policy import Policy
 from tidegate.stores.sqlite import SQLiteStore
-from tidegate.stores.sqlite.rows import SWEEP
+from tidegate.stores.sqlite.rows import SWEEP_ROWS
 from tidegate.testing import ManualClock
 
 SHORT = Policy("short", (Limit(100, "1s"), Limit(100, "1s", "sliding_log", name="log")))
@@ -42,7 +42,7 @@ def test_keys_that_ended_go_a_few_at_a_time(store, clock):
     for key in range(160):
         store.apply_one("acquire", SHORT, "new", (0, 0) if key else (1, 1))
         now = rows(store)
-        assert left - now <= SWEEP
+        assert left - now <= SWEEP_ROWS
         left = now
     assert left == 1
 
@@ -55,7 +55,7 @@ def test_keys_that_ended_go_whichever_calls_only_look(store, clock, shifted):
         store.apply_one("peek", SHORT, f"k{key}", (1, 1))
         store.apply_one("acquire", SHORT, f"k{key}", (1, 1))
         clock.advance(2)
-    assert rows(store) < SWEEP
+    assert rows(store) < SWEEP_ROWS
 
 
 def test_a_key_in_use_stays(store, clock):

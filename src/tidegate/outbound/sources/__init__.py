@@ -11,7 +11,7 @@ service.py     all of it running, until it is told to stop
 control.py     how commands talk to a running service
 """
 
-from tidegate.outbound.sources.service import Service
+from tidegate.outbound.sources.runner import SourceRunner
 from tidegate.outbound.sources.source import Source, read_source, read_sources
 
-__all__ = ["Service", "Source", "read_source", "read_sources"]
+__all__ = ["Source", "SourceRunner", "read_source", "read_sources"]

@@ -21,20 +21,20 @@ from tidegate.outbound.sources.source import parse_source
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tidegate.outbound.sources.service import Service
+    from tidegate.outbound.sources.runner import SourceRunner
 
-NAME: Final = "control.json"
-LONGEST: Final = 2**20
-PATIENCE: Final = 10.0  # seconds for an answer
+CONTROL_FILE: Final = "control.json"
+MAX_MESSAGE_BYTES: Final = 2**20
+ANSWER_TIMEOUT: Final = 10.0  # seconds for an answer
 
 
-class Control:
+class ControlServer:
     """The service's end. An async context manager."""
 
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: SourceRunner) -> None:
         """Command this service."""
         self._service = service
-        self._path = service.data / NAME
+        self._path = service.data / CONTROL_FILE
         self._kept = service.data / "sources"
         self._token = secrets.token_urlsafe(32)
         self._server: asyncio.Server | None = None
@@ -43,7 +43,7 @@ class Control:
         """Listen, and say where."""
         if self._path.exists() and answers(self._path):
             raise ConfigError(f"a service is running there already, see {self._path}", file=str(self._service.data))
-        self._server = await asyncio.start_server(self._connected, "127.0.0.1", 0, limit=LONGEST)
+        self._server = await asyncio.start_server(self._connected, "127.0.0.1", 0, limit=MAX_MESSAGE_BYTES)
         port = self._server.sockets[0].getsockname()[1]
         replace_private(self._path, json.dumps({"port": port, "pid": os.getpid(), "token": self._token}))
         return self
@@ -56,7 +56,7 @@ class Control:
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            line = await asyncio.wait_for(reader.readline(), PATIENCE)
+            line = await asyncio.wait_for(reader.readline(), ANSWER_TIMEOUT)
             writer.write(json.dumps(self._answer(line)).encode() + b"\n")
             await writer.drain()
         except (OSError, ValueError, RecursionError, TimeoutError):
@@ -100,10 +100,10 @@ class Control:
 
 def ask(data: Path, **asked: object) -> dict[str, Any]:
     """Ask the service that runs on a data folder."""
-    path = data / NAME
+    path = data / CONTROL_FILE
     try:
         where = json.loads(path.read_text(encoding="utf-8"))
-        with socket.create_connection(("127.0.0.1", where["port"]), timeout=PATIENCE) as connection:
+        with socket.create_connection(("127.0.0.1", where["port"]), timeout=ANSWER_TIMEOUT) as connection:
             connection.sendall(json.dumps({**asked, "token": where["token"]}).encode() + b"\n")
             with connection.makefile("rb") as answer:
                 said: dict[str, Any] = json.loads(answer.readline())

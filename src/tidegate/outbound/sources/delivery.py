@@ -14,7 +14,7 @@ from contextlib import closing, contextmanager
 from typing import IO, TYPE_CHECKING, Final, NamedTuple
 
 from tidegate.files import make_private_file, make_private_folder, open_private
-from tidegate.outbound.calls import asking
+from tidegate.outbound.quota.exchange import request_options
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -26,18 +26,18 @@ if TYPE_CHECKING:
 
 SUFFIXES: Final = {"application/json": ".json", "text/csv": ".csv", "text/html": ".html", "text/plain": ".txt",
                    "application/xml": ".xml", "text/xml": ".xml"}  # fmt: skip
-PART: Final = ".part"
-COPIED: Final = 2**20  # bytes that are copied at once
-WEBHOOK_WAIT: Final = 60.0  # seconds for a permit, where the webhook has a provider
-REDIRECT: Final = 300  # the first status that is no success
-TABLE: Final = """
+PART_SUFFIX: Final = ".part"
+COPY_BYTES: Final = 2**20  # bytes that are copied at once
+WEBHOOK_TIMEOUT: Final = 60.0  # seconds for a permit, where the webhook has a provider
+FIRST_REDIRECT: Final = 300  # the first status that is no success
+CREATE_BODIES: Final = """
 CREATE TABLE IF NOT EXISTS bodies (
     source TEXT NOT NULL, fetched_at INTEGER NOT NULL, status INTEGER NOT NULL, content_type TEXT, body BLOB NOT NULL
 )
 """
 
 
-class Body(NamedTuple):
+class FetchedBody(NamedTuple):
     """A body that was downloaded into a file, and what its answer said."""
 
     file: IO[bytes]
@@ -61,9 +61,9 @@ def download_file(source: Source, folder: Path, now: int) -> Iterator[IO[bytes]]
         return
     place = folder / source.target.place / source.name
     make_private_folder(place)
-    for left in place.glob(f"*{PART}"):  # by a process that was killed
+    for left in place.glob(f"*{PART_SUFFIX}"):  # by a process that was killed
         left.unlink(missing_ok=True)
-    part = place / f"{now}{PART}"
+    part = place / f"{now}{PART_SUFFIX}"
     try:
         with os.fdopen(open_private(part, os.O_RDWR | os.O_EXCL), "w+b") as file:
             yield file
@@ -71,7 +71,7 @@ def download_file(source: Source, folder: Path, now: int) -> Iterator[IO[bytes]]
         part.unlink(missing_ok=True)
 
 
-async def deliver(client: httpx.AsyncClient, source: Source, folder: Path, now: int, body: Body) -> None:
+async def deliver(client: httpx.AsyncClient, source: Source, folder: Path, now: int, body: FetchedBody) -> None:
     """Put a body where it belongs; relative places lie in the data folder. Raises what went wrong."""
     target = source.target
     if target.kind == "files":
@@ -82,36 +82,36 @@ async def deliver(client: httpx.AsyncClient, source: Source, folder: Path, now: 
         await _post(client, source, body)
 
 
-def _name_file(place: Path, now: int, body: Body) -> None:
+def _name_file(place: Path, now: int, body: FetchedBody) -> None:
     """Give a complete file its name: it is whole, or not there."""
     body.file.flush()
-    part = place / f"{now}{PART}"
+    part = place / f"{now}{PART_SUFFIX}"
     part.replace(part.with_suffix(SUFFIXES.get(body.kind, ".bin")))
 
 
-def _write_row(path: Path, name: str, now: int, body: Body) -> None:
+def _write_row(path: Path, name: str, now: int, body: FetchedBody) -> None:
     """Append a row to the table `bodies`, copying the body piece by piece."""
     make_private_folder(path.parent)
     make_private_file(path)
     body.file.seek(0)
     with closing(sqlite3.connect(path, timeout=10)) as db, db:
-        db.execute(TABLE)
+        db.execute(CREATE_BODIES)
         row = name, now, body.status, body.kind, body.size
         number = db.execute("INSERT INTO bodies VALUES (?, ?, ?, ?, zeroblob(?))", row).lastrowid
         with db.blobopen("bodies", "body", number or 0) as blob:
-            while piece := body.file.read(COPIED):
+            while piece := body.file.read(COPY_BYTES):
                 blob.write(piece)
 
 
-async def _post(client: httpx.AsyncClient, source: Source, body: Body) -> None:
+async def _post(client: httpx.AsyncClient, source: Source, body: FetchedBody) -> None:
     """Send the body on, without following redirects or reading the answer; a provider of the webhook limits that."""
     body.file.seek(0)
     content = await asyncio.to_thread(body.file.read)
     headers = {"content-type": body.content_type or "application/octet-stream", "x-tidegate-source": source.name}
     request = client.build_request("POST", source.target.place, content=content, headers=headers, timeout=None)
-    async with asyncio.timeout(WEBHOOK_WAIT + source.timeout):
-        with asking(timeout=WEBHOOK_WAIT):
+    async with asyncio.timeout(WEBHOOK_TIMEOUT + source.timeout):
+        with request_options(timeout=WEBHOOK_TIMEOUT):
             reply = await client.send(request, stream=True, follow_redirects=False)
     await reply.aclose()
-    if reply.status_code >= REDIRECT:
+    if reply.status_code >= FIRST_REDIRECT:
         raise OSError(f"the webhook answered {reply.status_code}")

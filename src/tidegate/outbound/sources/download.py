@@ -13,8 +13,8 @@ import asyncio
 from typing import IO, TYPE_CHECKING, Final
 
 from tidegate.errors import ConfigError
-from tidegate.outbound.decoding import Decoder
-from tidegate.outbound.hosts import host_of
+from tidegate.outbound.providers.hosts import host_of
+from tidegate.outbound.quota.decoding import BodyDecoder
 from tidegate.urls import split_url
 
 try:
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
 MAX_REDIRECTS: Final = 10
-PORTS: Final = {"http": 80, "https": 443}
+DEFAULT_PORTS: Final = {"http": 80, "https": 443}
 # What another origin may know; a cookie here is one that this origin has set in an earlier redirect.
-KEPT: Final = ("accept", "accept-encoding", "accept-language", "connection", "cookie", "host", "user-agent")
+KEPT_HEADERS: Final = ("accept", "accept-encoding", "accept-language", "connection", "cookie", "host", "user-agent")
 
 
 class RedirectError(Exception):
@@ -58,7 +58,7 @@ def _redirected(request: httpx.Request, following: httpx.Request) -> httpx.Reque
         return following
     if following.method not in ("GET", "HEAD"):
         raise RedirectError(f"redirected to another origin, which gets no {following.method}")
-    headers = [(name, value) for name, value in following.headers.items() if name.lower() in KEPT]
+    headers = [(name, value) for name, value in following.headers.items() if name.lower() in KEPT_HEADERS]
     return httpx.Request(following.method, following.url, headers=headers, extensions=following.extensions)
 
 
@@ -69,12 +69,12 @@ def _check(url: httpx.URL) -> None:
         host_of(url)
     except ConfigError:
         raise RedirectError("redirected to a URL that cannot be used") from None
-    if url.scheme not in PORTS:
+    if url.scheme not in DEFAULT_PORTS:
         raise RedirectError("redirected to a URL that cannot be used")
 
 
 def _origin(url: httpx.URL) -> tuple[str, str, int | None]:
-    return url.scheme, url.host, url.port or PORTS.get(url.scheme)
+    return url.scheme, url.host, url.port or DEFAULT_PORTS.get(url.scheme)
 
 
 def _is_upgrade(before: httpx.URL, after: httpx.URL) -> bool:
@@ -87,7 +87,7 @@ async def save_body(answer: httpx.Response, max_bytes: int, file: IO[bytes]) -> 
     if declared.isdecimal() and (len(declared) > len(str(max_bytes)) or int(declared) > max_bytes):
         raise TooLargeError
     whole = answer.is_stream_consumed  # a transport that gave the whole answer has decoded it
-    writer = _Writer(file, Decoder("" if whole else answer.headers.get("content-encoding", "")), max_bytes)
+    writer = _BoundedWriter(file, BodyDecoder("" if whole else answer.headers.get("content-encoding", "")), max_bytes)
     async for piece in _given(answer.content) if whole else answer.aiter_raw():
         await asyncio.to_thread(writer.write, piece)
     writer.decoder.finish()
@@ -98,10 +98,10 @@ async def _given(content: bytes) -> AsyncIterator[bytes]:
     yield content
 
 
-class _Writer:
+class _BoundedWriter:
     """Decodes pieces into a file."""
 
-    def __init__(self, file: IO[bytes], decoder: Decoder, max_bytes: int) -> None:
+    def __init__(self, file: IO[bytes], decoder: BodyDecoder, max_bytes: int) -> None:
         self.decoder = decoder
         self.size = 0
         self._received = 0

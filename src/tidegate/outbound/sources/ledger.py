@@ -43,7 +43,7 @@ CREATE TABLE IF NOT EXISTS unsettled (
 """
 
 
-class Entry(NamedTuple):
+class SourceRecord(NamedTuple):
     """What is known of a source. Instants are microseconds since 1970."""
 
     name: str
@@ -58,7 +58,7 @@ class Entry(NamedTuple):
     last_result: str | None = None
 
 
-class Unsettled(NamedTuple):
+class UnsettledRequest(NamedTuple):
     """A request that was under way when a service was killed: at which account, since when that is known.
 
     `charged_at` is when it was charged again.
@@ -72,10 +72,10 @@ class Unsettled(NamedTuple):
     charged_at: int | None
 
 
-COLUMNS: Final = ", ".join(Entry._fields)
+COLUMNS: Final = ", ".join(SourceRecord._fields)
 
 
-class Ledger:
+class SourceLedger:
     """The file. Used from one thread; every method is one transaction."""
 
     def __init__(self, path: Path) -> None:
@@ -96,17 +96,17 @@ class Ledger:
         except (sqlite3.Error, OSError) as error:
             raise StoreUnavailable(f"cannot keep the state of sources in {path}: {error}") from None
 
-    def entry(self, name: str) -> Entry | None:
+    def entry(self, name: str) -> SourceRecord | None:
         """Look a source up."""
         row = self._db.execute(f"SELECT {COLUMNS} FROM sources WHERE name = ?", (name,)).fetchone()  # noqa: S608 - own names
-        return None if row is None else Entry(*row)
+        return None if row is None else SourceRecord(*row)
 
-    def entries(self) -> dict[str, Entry]:
+    def entries(self) -> dict[str, SourceRecord]:
         """Give all sources that were ever known."""
         rows = self._db.execute(f"SELECT {COLUMNS} FROM sources").fetchall()  # noqa: S608 - own names
-        return {row[0]: Entry(*row) for row in rows}
+        return {row[0]: SourceRecord(*row) for row in rows}
 
-    def add(self, name: str, due: int) -> Entry:
+    def add(self, name: str, due: int) -> SourceRecord:
         """Know a source; one known already keeps what it has, but is not due later than that."""
         self._db.execute(
             "INSERT INTO sources (name, due) VALUES (?, ?)"
@@ -141,10 +141,13 @@ class Ledger:
         self._db.execute("UPDATE sources SET state = 'idle', account = NULL WHERE state <> 'idle'")
         self._db.execute("COMMIT")
 
-    def unsettled(self) -> list[Unsettled]:
+    def unsettled(self) -> list[UnsettledRequest]:
         """List requests of which nobody knows whether they arrived."""
         rows = self._db.execute("SELECT number, source, account, since, charged_at FROM unsettled").fetchall()
-        return [Unsettled(number, source, *_account(account), *instants) for number, source, account, *instants in rows]
+        return [
+            UnsettledRequest(number, source, *_account(account), *instants)
+            for number, source, account, *instants in rows
+        ]
 
     def charged(self, number: int, at: int) -> None:
         """Write when such a request was charged again."""

@@ -14,21 +14,21 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from tidegate.core.bounds import SECOND
-from tidegate.outbound.calls import Call
+from tidegate.outbound.quota.exchange import OutboundRequest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from tidegate.outbound.gate import AsyncGate
-    from tidegate.outbound.sources.ledger import Ledger
+    from tidegate.outbound.quota.gate import AsyncGate
+    from tidegate.outbound.sources.ledger import SourceLedger
     from tidegate.outbound.sources.source import Source
 
 AGEING: Final = 5 * SECOND
-FIRST: Final = 5 * SECOND  # after the first failure; doubles
-LONGEST: Final = 3600 * SECOND
+FIRST_RETRY_PAUSE: Final = 5 * SECOND  # after the first failure; doubles
+MAX_RETRY_PAUSE: Final = 3600 * SECOND
 
 
-class Turn(NamedTuple):
+class DueSource(NamedTuple):
     """A source whose turn it is, and since when it is due."""
 
     source: Source
@@ -38,7 +38,7 @@ class Turn(NamedTuple):
 class Scheduler:
     """Keeps track of when sources are due. `now` is an argument, in microseconds since 1970."""
 
-    def __init__(self, ledger: Ledger, gate: AsyncGate, cycle: int = SECOND) -> None:
+    def __init__(self, ledger: SourceLedger, gate: AsyncGate, cycle: int = SECOND) -> None:
         """Write what happens into a ledger; ask a gate for capacity. A `cycle` lasts so many microseconds."""
         self._cycle = cycle
         self._ledger = ledger
@@ -73,9 +73,9 @@ class Scheduler:
         waiting = ((name, due) for name, due in self._due.items() if name not in self._busy)
         return min((max(due, self._rests.get(name, 0)) for name, due in waiting), default=None)
 
-    def turns(self, now: int) -> list[Turn]:
+    def turns(self, now: int) -> list[DueSource]:
         """List the sources that are due, in the order of their turns."""
-        found = [Turn(self.sources[name], due) for name, due in self._due.items() if due <= now]
+        found = [DueSource(self.sources[name], due) for name, due in self._due.items() if due <= now]
         found = [turn for turn in found if not self._away(turn.source.name, now)]
         return sorted(found, key=lambda turn: (turn.due - turn.source.priority * AGEING, turn.source.name))
 
@@ -148,7 +148,7 @@ class Scheduler:
         """Try again soon, then later, a few times; after that, when the timetable says so."""
         attempt = self._attempts.get(source.name, 0) + 1
         due = self._plan(source, now)
-        soon = now + min(LONGEST, FIRST << min(attempt - 1, 20))
+        soon = now + min(MAX_RETRY_PAUSE, FIRST_RETRY_PAUSE << min(attempt - 1, 20))
         if attempt <= source.retries and soon < due:
             due = soon
         else:
@@ -183,9 +183,11 @@ class Scheduler:
         return rows
 
 
-def call_of(source: Source) -> Call:
+def call_of(source: Source) -> OutboundRequest:
     """Describe a source's request to a gate."""
     headers = {name.lower(): value for name, value in source.headers.items()}
     body = source.body.encode() if source.body else None
     look_up: Callable[[str], str | None] = lambda name: headers.get(name.lower())  # noqa: E731 - typed
-    return Call(source.method, source.url, look_up, lambda: body, replays=True, unreached=lambda _error: False)
+    return OutboundRequest(
+        source.method, source.url, look_up, lambda: body, replays=True, unreached=lambda _error: False
+    )

@@ -16,23 +16,36 @@ from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 from tidegate.core.bounds import SECOND
 from tidegate.core.limit import parse_period
 from tidegate.errors import ConfigError
-from tidegate.outbound.hosts import host_of
-from tidegate.outbound.sources.timetable import Interval, Timetable, read_cron
-from tidegate.policy.settings import Setting, load, parse
+from tidegate.outbound.providers.hosts import host_of
+from tidegate.outbound.sources.schedule import Interval, Timetable, read_cron
+from tidegate.policy.config_value import ConfigValue, load, parse
 from tidegate.urls import redact
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-FIELDS: Final = ("name", "url", "interval", "cron", "timezone", "method", "headers", "body", "priority", "timeout",
-                 "max_bytes", "retries", "to")  # fmt: skip
-ENDINGS: Final = (".yaml", ".yml")
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")  # also the name of a folder
+SOURCE_FIELDS: Final = (
+    "name",
+    "url",
+    "interval",
+    "cron",
+    "timezone",
+    "method",
+    "headers",
+    "body",
+    "priority",
+    "timeout",
+    "max_bytes",
+    "retries",
+    "to",
+)
+YAML_SUFFIXES: Final = (".yaml", ".yml")
+NAME_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")  # also the name of a folder
 MAX_BYTES: Final = 32 * 2**20  # of a body, where the source does not say
-HOURLY: Final = Interval(3600 * SECOND)
+DEFAULT_INTERVAL: Final = Interval(3600 * SECOND)
 
 
-class Target(NamedTuple):
+class Destination(NamedTuple):
     """Where bodies go: files in a folder, rows of an SQLite database, or a POST to a URL."""
 
     kind: Literal["files", "sqlite", "webhook"]
@@ -52,8 +65,8 @@ class Source:
 
     name: str
     url: str = field(repr=False)
-    timetable: Timetable = HOURLY
-    target: Target = Target("files", "bodies")  # noqa: RUF009 - immutable
+    timetable: Timetable = DEFAULT_INTERVAL
+    target: Destination = Destination("files", "bodies")  # noqa: RUF009 - immutable
     method: str = "GET"
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
     body: str | None = field(default=None, repr=False)
@@ -71,7 +84,7 @@ def read_sources(files: Iterable[Path | str] = (), directories: Iterable[Path | 
             entries = sorted(folder.iterdir())
         except OSError as error:
             raise ConfigError(f"cannot be listed: {error.strerror or error}", file=str(folder)) from None
-        paths += [path for path in entries if path.suffix in ENDINGS and not path.name.startswith(".")]
+        paths += [path for path in entries if path.suffix in YAML_SUFFIXES and not path.name.startswith(".")]
     found: dict[str, Path] = {}
     sources = []
     for path in paths:
@@ -93,13 +106,13 @@ def parse_source(text: str, file: str | None = None) -> Source:
     return _source(parse(text, file))
 
 
-def _source(section: Setting) -> Source:
-    fields = section.fields(*FIELDS)
+def _source(section: ConfigValue) -> Source:
+    fields = section.fields(*SOURCE_FIELDS)
     for needed in ("name", "url"):
         if needed not in fields:
             raise section.error(f"needs a {needed}")
     name = fields["name"].text()
-    if not NAME.fullmatch(name):
+    if not NAME_PATTERN.fullmatch(name):
         raise fields["name"].error("expected letters, digits, dots, dashes and underscores")
     url = fields["url"].text()
     with fields["url"].blame(url=fields["url"]):
@@ -110,7 +123,7 @@ def _source(section: Setting) -> Source:
         name,
         url,
         _timetable(section, fields),
-        _target(fields["to"]) if "to" in fields else Target("files", "bodies"),
+        _target(fields["to"]) if "to" in fields else Destination("files", "bodies"),
         fields["method"].text().upper() if "method" in fields else "GET",
         {name: each.text() for name, each in fields["headers"].entries().items()} if "headers" in fields else {},
         fields["body"].text() if "body" in fields else None,
@@ -121,7 +134,7 @@ def _source(section: Setting) -> Source:
     )
 
 
-def _timetable(section: Setting, fields: dict[str, Setting]) -> Timetable:
+def _timetable(section: ConfigValue, fields: dict[str, ConfigValue]) -> Timetable:
     if ("interval" in fields) == ("cron" in fields):
         raise section.error("needs either an interval, such as 5m, or a cron expression, such as '*/5 * * * *'")
     if "interval" in fields:
@@ -133,7 +146,7 @@ def _timetable(section: Setting, fields: dict[str, Setting]) -> Timetable:
         return read_cron(fields["cron"].text(), zone)
 
 
-def _target(setting: Setting) -> Target:
+def _target(setting: ConfigValue) -> Destination:
     places = setting.fields("files", "sqlite", "webhook")
     if len(places) != 1:
         raise setting.error("expected one of {files: folder}, {sqlite: file} or {webhook: URL}")
@@ -141,9 +154,9 @@ def _target(setting: Setting) -> Target:
     if kind == "webhook":
         with place.blame(url=place):
             host_of(place.text())
-    return Target(kind, place.text())  # type: ignore[arg-type]  # one of the three
+    return Destination(kind, place.text())  # type: ignore[arg-type]  # one of the three
 
 
-def _seconds(setting: Setting) -> float:
+def _seconds(setting: ConfigValue) -> float:
     with setting.blame(period=setting):
         return parse_period(setting.text()) / SECOND

@@ -7,29 +7,29 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Final
 
 from tidegate.core.bounds import SECOND
-from tidegate.service.tally import BUCKETS
+from tidegate.service.decisions.stats import LATENCY_BUCKETS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from tidegate.service.desk import Desk
+    from tidegate.service.decisions.decider import Decider
 
-SLOTS: Final = 300  # seconds
-MOST: Final = 200  # policies
-DECIDING: Final = ("acquire", "batch", "check", "peek", "reserve")  # verbs whose time is a decision's
-MEDIAN, RARE = 0.5, 0.99
+HISTORY_SECONDS: Final = 300  # seconds
+MAX_POLICIES: Final = 200  # policies
+DECIDING_VERBS: Final = ("acquire", "batch", "check", "peek", "reserve")  # verbs whose time is a decision's
+MEDIAN, P99 = 0.5, 0.99
 
 
-class Track:
+class PolicyHistory:
     """One policy: calls admitted and denied in each second, and how many were waiting at its end."""
 
     __slots__ = ("admitted", "denied", "last", "waiting")
 
     def __init__(self, slots: int) -> None:
         """Begin with nothing, for as many seconds as the others have."""
-        self.admitted: deque[int] = deque([0] * slots, maxlen=SLOTS)
-        self.denied: deque[int] = deque([0] * slots, maxlen=SLOTS)
-        self.waiting: deque[int] = deque([0] * slots, maxlen=SLOTS)
+        self.admitted: deque[int] = deque([0] * slots, maxlen=HISTORY_SECONDS)
+        self.denied: deque[int] = deque([0] * slots, maxlen=HISTORY_SECONDS)
+        self.waiting: deque[int] = deque([0] * slots, maxlen=HISTORY_SECONDS)
         self.last = (0, 0)
 
     def add(self, slots: int, admitted: int, denied: int, waiting: int) -> None:
@@ -40,18 +40,18 @@ class Track:
         self.waiting.extend([waiting] * slots)
 
 
-class History:
+class DecisionHistory:
     """All policies, and how long decisions took. `tick` is the second of the steady clock that is written next."""
 
-    def __init__(self, desk: Desk) -> None:
+    def __init__(self, desk: Decider) -> None:
         """Begin now."""
         self._desk = desk
         self._clock = desk.store.clock
         self.tick = self._clock.steady() // SECOND
-        self.tracks: dict[str, Track] = {}
-        self.median: deque[int | None] = deque(maxlen=SLOTS)  # microseconds; None: there was no request
-        self.rare: deque[int | None] = deque(maxlen=SLOTS)
-        self._counts = [0] * (len(BUCKETS) + 1)
+        self.tracks: dict[str, PolicyHistory] = {}
+        self.median: deque[int | None] = deque(maxlen=HISTORY_SECONDS)  # microseconds; None: there was no request
+        self.rare: deque[int | None] = deque(maxlen=HISTORY_SECONDS)
+        self._counts = [0] * (len(LATENCY_BUCKETS) + 1)
 
     def sample(self) -> None:
         """Write the seconds that have passed, if any have."""
@@ -60,27 +60,27 @@ class History:
         if passed <= 0:
             return
         self.tick = tick
-        slots = min(passed, SLOTS)
+        slots = min(passed, HISTORY_SECONDS)
         waiting = self._desk.waiting_by_policy()
         for name, count in self._desk.tally.counts.items():
             track = self.tracks.get(name)
             if track is None:
-                if len(self.tracks) >= MOST:
+                if len(self.tracks) >= MAX_POLICIES:
                     continue
-                track = self.tracks[name] = Track(len(self.median))
+                track = self.tracks[name] = PolicyHistory(len(self.median))
             track.add(slots, count.allowed + count.shadow, count.denied, waiting.get(name, 0))
         self._time(slots)
 
     def _time(self, slots: int) -> None:
         counts = [0] * len(self._counts)
-        for verb in DECIDING:
+        for verb in DECIDING_VERBS:
             latency = self._desk.tally.latency.get(verb)
             if latency is not None:
                 counts = [a + b for a, b in zip(counts, latency.counts, strict=True)]
         new = [after - before for after, before in zip(counts, self._counts, strict=True)]
         self._counts = counts
         self.median.extend([quantile(new, MEDIAN)] * slots)
-        self.rare.extend([quantile(new, RARE)] * slots)
+        self.rare.extend([quantile(new, P99)] * slots)
 
     def after(self, since: int | None) -> int:
         """Tell how many of the newest seconds somebody lacks who has those before `since`."""
@@ -106,9 +106,9 @@ def quantile(counts: Sequence[int], share: float) -> int | None:
     if not total:
         return None
     wanted = share * total
-    edges = (0, *BUCKETS, BUCKETS[-1])
+    edges = (0, *LATENCY_BUCKETS, LATENCY_BUCKETS[-1])
     for number, reached in enumerate(accumulate(counts)):
         if reached >= wanted and counts[number]:
             low, high = edges[number], edges[number + 1]
             return round(high - (high - low) * (reached - wanted) / counts[number])
-    return BUCKETS[-1]
+    return LATENCY_BUCKETS[-1]

@@ -17,24 +17,24 @@ from urllib.parse import parse_qs
 
 from tidegate.core.algorithms import NEVER
 from tidegate.core.bounds import SECOND
-from tidegate.service.dashboard.history import MOST, History, newest
-from tidegate.service.dashboard.near import EACH_SECOND
+from tidegate.service.dashboard.history import MAX_POLICIES, DecisionHistory, newest
+from tidegate.service.dashboard.near_limit import MAX_NOTES_PER_SECOND
 from tidegate.service.http.problems import ProblemError
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
+    from tidegate.service.decisions.stats import RecentDenial
     from tidegate.service.http.app import App
-    from tidegate.service.tally import Denial
 
 log = logging.getLogger("tidegate.service")
 
-DENIALS: Final = 50  # shown
-NEAREST: Final = 12
-BLOCKS: Final = 50
-PATIENCE: Final = 2.0  # seconds for a panel
-MILLI: Final = 1000
-DIGITS: Final = 16
+MAX_DENIALS: Final = 50  # shown
+MAX_NEAR_LIMIT: Final = 12
+MAX_BLOCKS: Final = 50
+PANEL_TIMEOUT: Final = 2.0  # seconds for a panel
+MILLISECOND: Final = 1000
+MAX_SINCE_DIGITS: Final = 16
 
 
 class Overview:
@@ -45,7 +45,7 @@ class Overview:
         self._app = app
         self._desk = app.desk
         self._clock = app.desk.store.clock
-        self.history = History(app.desk)
+        self.history = DecisionHistory(app.desk)
         self._since = self._clock.ns() // 1_000_000
         self._timer: asyncio.TimerHandle | None = None
         self._fresh: tuple[int, dict[str, Any]] | None = None  # the second that it was put together in
@@ -67,7 +67,7 @@ class Overview:
         """Answer a request."""
         since = read_since(query)
         self.history.sample()
-        self._desk.tally.near.left = EACH_SECOND
+        self._desk.tally.near.left = MAX_NOTES_PER_SECOND
         told = await self._told()
         return json.dumps({**told, **self._seconds(since)}, separators=(",", ":")).encode()
 
@@ -103,7 +103,7 @@ class Overview:
     async def _look(self) -> dict[str, Any]:
         app, desk, now = self._app, self._desk, self._clock.ns() // 1000
         return {
-            "at": now // MILLI,
+            "at": now // MILLISECOND,
             "process": {
                 "id": os.getpid(),
                 "workers": app.settings.workers,
@@ -113,9 +113,9 @@ class Overview:
             "waiting": desk.waiting,
             "in_flight": app.in_flight,
             "policies": self._policies(),
-            "near": [near._asdict() for near in desk.tally.near.nearest(now, NEAREST)],
-            "blocks": [block._asdict() for block in desk.blocked()[:BLOCKS]],
-            "denials": [describe(denial) for denial in list(desk.tally.recent)[: -DENIALS - 1 : -1]],
+            "near": [near._asdict() for near in desk.tally.near.nearest(now, MAX_NEAR_LIMIT)],
+            "blocks": [block._asdict() for block in desk.blocked()[:MAX_BLOCKS]],
+            "denials": [describe(denial) for denial in list(desk.tally.recent)[: -MAX_DENIALS - 1 : -1]],
             "problems": dict(desk.tally.errors),
             "store": self._store(),
             "rules": {"refused": app.refused, **app.reloads},
@@ -133,7 +133,7 @@ class Overview:
             if variant.policy.name in tally.counts:
                 described.setdefault(variant.policy.name, (variant.policy, 100.0, 0))
         found = []
-        for name, (policy, rollout, overrides) in list(described.items())[:MOST]:
+        for name, (policy, rollout, overrides) in list(described.items())[:MAX_POLICIES]:
             count = tally.counts.get(name)
             found.append({
                 "name": name,
@@ -162,15 +162,15 @@ def read_since(query: bytes) -> int | None:
     if not values:
         return None
     text = values[0]
-    if len(values) > 1 or not (text.isascii() and text.isdigit() and len(text) <= DIGITS):
+    if len(values) > 1 or not (text.isascii() and text.isdigit() and len(text) <= MAX_SINCE_DIGITS):
         raise ProblemError("bad-field", "expected the tick of an earlier answer", "/since")
     return int(text)
 
 
-def describe(denial: Denial) -> dict[str, Any]:
+def describe(denial: RecentDenial) -> dict[str, Any]:
     """Word a denial."""
     return {
-        "at": denial.at // MILLI,
+        "at": denial.at // MILLISECOND,
         "policy": denial.policy,
         "key": denial.key,
         "violated": denial.violated,
@@ -182,11 +182,11 @@ def describe(denial: Denial) -> dict[str, Any]:
 async def show(name: str, panel: Callable[[], Awaitable[object] | object]) -> object:
     """Ask a panel; one that fails or hangs says so in its place, and the others are shown."""
     try:
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(PANEL_TIMEOUT):
             said = panel()
             return await said if inspect.isawaitable(said) else said
     except TimeoutError:
-        return {"error": f"no answer within {PATIENCE:g} s"}
+        return {"error": f"no answer within {PANEL_TIMEOUT:g} s"}
     except Exception as error:  # whatever a face raises, the rest of the page is shown
         log.debug("the panel %s failed", name, exc_info=True)
         return {"error": str(error) or type(error).__name__}

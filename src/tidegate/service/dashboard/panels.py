@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tidegate.adaptive import SUBJECT, CapacityUpdate
 from tidegate.adaptive.signing import MalformedError
-from tidegate.budget.forecast import Forecast, forecast
+from tidegate.budget.alerts.forecast import Forecast, forecast
 from tidegate.core.bounds import SECOND
 from tidegate.errors import StoreUnavailable
-from tidegate.swarm.watch import Agent, Watcher
+from tidegate.swarm.presence import Agent, Watcher
 from tidegate.urls import redact
 
 if TYPE_CHECKING:
@@ -28,35 +28,35 @@ if TYPE_CHECKING:
     from tidegate.budget import TaskBudget
     from tidegate.bus import Bus, Event
     from tidegate.core import Limit
-    from tidegate.outbound.account import Account
-    from tidegate.outbound.sources import Service
+    from tidegate.outbound.quota.account import Account
+    from tidegate.outbound.sources import SourceRunner
 
     Panel = Callable[[], Awaitable[object] | object]
 
-MOST: Final = 200  # sources, accounts, agents
-RESOURCES: Final = 12
-MOMENTS: Final = 300  # of a resource's capacity
-REDUCTIONS: Final = 50
-MILLI: Final = 1000
-LONGEST: Final = 200  # characters of what others say
+MAX_ROWS: Final = 200  # sources, accounts, agents
+MAX_RESOURCES: Final = 12
+MAX_POINTS: Final = 300  # of a resource's capacity
+MAX_REDUCTIONS: Final = 50
+MILLISECOND: Final = 1000
+MAX_TEXT_LENGTH: Final = 200  # characters of what others say
 
 
 # ---- sources ---------------------------------------------------------------------------------------------------------
 
 
-def sources_panel(service: Service) -> Panel:
+def sources_panel(service: SourceRunner) -> Panel:
     """Show providers, how much of their quotas is used, and sources with their next run."""
 
     async def look() -> dict[str, Any]:
         gate = service.gate
         now = service.now()
-        for provider in list(gate.providers)[:MOST]:
+        for provider in list(gate.providers)[:MAX_ROWS]:
             if not provider.per:
                 gate.open(provider, provider.domain)  # so that it is shown before its first request
-        accounts = list(gate._accounts.values())[:MOST]  # noqa: SLF001 - a look, which the gate has no verb for
+        accounts = list(gate._accounts.values())[:MAX_ROWS]  # noqa: SLF001 - a look, which the gate has no verb for
         return {
             "providers": [await _account(account) for account in accounts],
-            "sources": [_source(row, now) for row in service.describe()[:MOST]],
+            "sources": [_source(row, now) for row in service.describe()[:MAX_ROWS]],
             "notes": service.recovered[-5:],
             "counts": gate.metrics(),
         }
@@ -129,7 +129,7 @@ class SwarmPanel:
         self._bus = bus
         self._secret = secret
         self._watcher = Watcher(bus, secret)
-        self._updates: deque[CapacityUpdate] = deque(maxlen=REDUCTIONS)
+        self._updates: deque[CapacityUpdate] = deque(maxlen=MAX_REDUCTIONS)
         self._moments: dict[str, deque[tuple[int, int, int]]] = {}
         self._subscription = bus.subscribe(SUBJECT, self._hear)
 
@@ -141,7 +141,7 @@ class SwarmPanel:
 
     def __call__(self) -> dict[str, Any]:
         """Tell what they answered to the last question, and ask again."""
-        agents = self._watcher.agents(within=5.0)[:MOST]
+        agents = self._watcher.agents(within=5.0)[:MAX_ROWS]
         self._watcher.ask()
         self._remember(agents)
         return {
@@ -161,9 +161,9 @@ class SwarmPanel:
         for name, (total, original) in sums.items():
             moments = self._moments.get(name)
             if moments is None:
-                if len(self._moments) >= RESOURCES:
+                if len(self._moments) >= MAX_RESOURCES:
                     continue
-                moments = self._moments[name] = deque(maxlen=MOMENTS)
+                moments = self._moments[name] = deque(maxlen=MAX_POINTS)
             moments.append((now, total, original))
 
     def close(self) -> None:
@@ -178,24 +178,24 @@ swarm_panel = SwarmPanel
 def _agent(agent: Agent) -> dict[str, Any]:
     resources = [
         {
-            "name": name[:LONGEST],
+            "name": name[:MAX_TEXT_LENGTH],
             "available": each.available,
             "total": each.total,
             "original": each.original,
             "in_flight": each.in_flight,
             "frozen_for": each.frozen_for,
         }
-        for name, each in list(agent.resources.items())[:RESOURCES]
+        for name, each in list(agent.resources.items())[:MAX_RESOURCES]
     ]
-    return {"id": agent.agent_id[:LONGEST], "seconds_ago": agent.seconds_ago, "resources": resources}
+    return {"id": agent.agent_id[:MAX_TEXT_LENGTH], "seconds_ago": agent.seconds_ago, "resources": resources}
 
 
 def _update(update: CapacityUpdate) -> dict[str, Any]:
     return {
-        "at": update.at // MILLI,
-        "resource": update.resource[:LONGEST],
-        "agent": update.agent_id[:LONGEST],
+        "at": update.at // MILLISECOND,
+        "resource": update.resource[:MAX_TEXT_LENGTH],
+        "agent": update.agent_id[:MAX_TEXT_LENGTH],
         "capacity": update.new_capacity,
-        "reason": update.reason[:LONGEST],
+        "reason": update.reason[:MAX_TEXT_LENGTH],
         "pause": update.retry_after,
     }

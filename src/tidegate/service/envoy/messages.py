@@ -26,8 +26,8 @@ except ImportError as error:  # pragma: no cover - the development environment h
 PACKAGE: Final = "envoy.service.ratelimit.v3"
 SERVICE: Final = f"{PACKAGE}.RateLimitService"
 METHOD: Final = "ShouldRateLimit"
-OK: Final = 1
-OVER: Final = 2
+CODE_OK: Final = 1
+CODE_OVER_LIMIT: Final = 2
 
 _FIELD: Final = descriptor_pb2.FieldDescriptorProto
 _KINDS: Final = {

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 from tidegate.core.bounds import SECOND
 from tidegate.errors import ConfigError, RateLimitError, StoreUnavailable
 from tidegate.headers import PROBLEM_TYPE, Style, problem, write
-from tidegate.service.domains import PERIODS, UNITS, by_request
-from tidegate.service.envoy.messages import METHOD, OK, OVER, SERVICE, classes, read_request
-from tidegate.service.seats import short_key
+from tidegate.service.decisions.descriptors import ENVOY_UNITS, UNIT_PERIODS, by_request
+from tidegate.service.decisions.policy_limiters import short_key
+from tidegate.service.envoy.messages import CODE_OK, CODE_OVER_LIMIT, METHOD, SERVICE, classes, read_request
 
 try:
     import grpc  # type: ignore[import-untyped]  # it has no types
@@ -26,23 +26,25 @@ if TYPE_CHECKING:
     from tidegate.core import Limit
     from tidegate.core.decision import Decision
     from tidegate.policy import Key, Policy
-    from tidegate.service.desk import Desk
-    from tidegate.service.domains import Node
-    from tidegate.service.settings import Settings
+    from tidegate.service.config.settings import Settings
+    from tidegate.service.decisions.decider import Decider
+    from tidegate.service.decisions.descriptors import DescriptorNode
 
 log = logging.getLogger("tidegate.service")
 
-LARGEST: Final = 2**32 - 1
-MOST: Final = 100  # descriptors of a request
+MAX_UINT32: Final = 2**32 - 1
+MAX_DESCRIPTORS: Final = 100  # descriptors of a request
 PROBLEMS: Final = (
     (StoreUnavailable, "store-unavailable", grpc.StatusCode.UNAVAILABLE),
     (ConfigError, "bad-field", grpc.StatusCode.INVALID_ARGUMENT),
     (RateLimitError, "stopping", grpc.StatusCode.UNAVAILABLE),
 )
-UNIT_OF: Final = {period: number for number, name in enumerate(UNITS) if (period := PERIODS.get(name)) is not None}
+UNIT_OF: Final = {
+    period: number for number, name in enumerate(ENVOY_UNITS) if (period := UNIT_PERIODS.get(name)) is not None
+}
 
 
-class Asked(NamedTuple):
+class DescriptorAsk(NamedTuple):
     """One descriptor: by which policy it is decided, as which key, at which cost. Without a policy: not limited."""
 
     policy: Policy | None
@@ -54,7 +56,7 @@ class Asked(NamedTuple):
 class RateLimitService:
     """Answers ShouldRateLimit from a desk."""
 
-    def __init__(self, desk: Desk, style: str = "x") -> None:
+    def __init__(self, desk: Decider, style: str = "x") -> None:
         """Answer by this desk, with header fields of this style."""
         self.desk = desk
         self._style = cast("Style", style)
@@ -84,8 +86,8 @@ class RateLimitService:
     async def _answer(self, request: Any) -> Any:  # noqa: ANN401 - made at run time
         if not request.domain:
             raise ConfigError("must not be empty", field="domain")
-        if not 1 <= len(request.descriptors) <= MOST:
-            raise ConfigError(f"must be 1 to {MOST}, not {len(request.descriptors)}", field="descriptors")
+        if not 1 <= len(request.descriptors) <= MAX_DESCRIPTORS:
+            raise ConfigError(f"must be 1 to {MAX_DESCRIPTORS}, not {len(request.descriptors)}", field="descriptors")
         domain = self.desk.rules.domains.get(request.domain)
         if domain is None:  # not limited, whatever limits the request brings: what is kept of it would have no bound
             return self._response([None] * len(request.descriptors))
@@ -96,7 +98,13 @@ class RateLimitService:
         decisions = await self._decide(asked)
         return self._response(decisions)
 
-    def _asked(self, request: Any, descriptor: Any, found: tuple[Node, Key] | None, replaced: set[str]) -> Asked:  # noqa: ANN401 - made at run time
+    def _asked(
+        self,
+        request: Any,  # noqa: ANN401 - made at run time
+        descriptor: Any,  # noqa: ANN401 - made at run time
+        found: tuple[DescriptorNode, Key] | None,
+        replaced: set[str],
+    ) -> DescriptorAsk:
         cost = int(request.hits_addend) or 1
         look = False
         if descriptor.HasField("hits_addend"):
@@ -106,14 +114,14 @@ class RateLimitService:
         policy = None if node is None or node.name in replaced else node.policy
         if descriptor.HasField("limit") and descriptor.limit.requests_per_unit:
             unit = descriptor.limit.unit
-            if not 1 <= unit < len(UNITS):
+            if not 1 <= unit < len(ENVOY_UNITS):
                 raise ConfigError(f"unknown unit {unit}", field="limit.unit")
-            policy = by_request(request.domain, node, descriptor.limit.requests_per_unit, UNITS[unit])
+            policy = by_request(request.domain, node, descriptor.limit.requests_per_unit, ENVOY_UNITS[unit])
         pairs = pairs_of(descriptor)
         key: Key = found[1] if found is not None else (request.domain, *(part for pair in pairs for part in pair))
-        return Asked(policy, short_key(key), max(1, cost), look)
+        return DescriptorAsk(policy, short_key(key), max(1, cost), look)
 
-    async def _decide(self, asked: list[Asked]) -> list[Decision | None]:
+    async def _decide(self, asked: list[DescriptorAsk]) -> list[Decision | None]:
         """Decide on those that are limited, all or nothing; look at those that only look."""
         answers: list[Decision | None] = [None] * len(asked)
         for number, each in enumerate(asked):
@@ -135,23 +143,23 @@ class RateLimitService:
     # ---- the answer --------------------------------------------------------------------------------------------------
 
     def _response(self, decisions: list[Decision | None]) -> Any:  # noqa: ANN401 - made at run time
-        response = self._messages["RateLimitResponse"](overall_code=OK)
+        response = self._messages["RateLimitResponse"](overall_code=CODE_OK)
         worst: Decision | None = None
         for decision in decisions:
             over = decision is not None and is_over(decision)
-            status = response.statuses.add(code=OVER if over else OK)
+            status = response.statuses.add(code=CODE_OVER_LIMIT if over else CODE_OK)
             if decision is None:
                 continue
             self._describe(status, decision)
             if over:
-                response.overall_code = OVER
+                response.overall_code = CODE_OVER_LIMIT
             if worst is None or (over, -decision.remaining) > (is_over(worst), -worst.remaining):
                 worst = decision
         if worst is not None:
             for name, value in write(worst, self._style):
-                if name != "Retry-After" or response.overall_code == OVER:
+                if name != "Retry-After" or response.overall_code == CODE_OVER_LIMIT:
                     response.response_headers_to_add.add(key=name.lower(), value=value)
-        if worst is not None and response.overall_code == OVER:
+        if worst is not None and response.overall_code == CODE_OVER_LIMIT:
             response.response_headers_to_add.add(key="content-type", value=PROBLEM_TYPE)
             response.raw_body = json.dumps(problem(worst)).encode()
         return response
@@ -161,10 +169,10 @@ class RateLimitService:
         views = decision.views
         number = min(range(len(views)), key=lambda n: (views[n][1] == 0, views[n][0]))
         limit, (remaining, _, reset) = decision[2][number], views[number]
-        status.current_limit.requests_per_unit = min(LARGEST, limit.quota)
+        status.current_limit.requests_per_unit = min(MAX_UINT32, limit.quota)
         status.current_limit.unit = unit_of(limit)
         status.current_limit.name = limit.name
-        status.limit_remaining = min(LARGEST, remaining)
+        status.limit_remaining = min(MAX_UINT32, remaining)
         status.duration_until_reset.seconds = reset // SECOND
         status.duration_until_reset.nanos = reset % SECOND * 1000
 
@@ -184,7 +192,7 @@ def unit_of(limit: Limit) -> int:
     return UNIT_OF.get(str(limit.period), 0)
 
 
-async def serve(desk: Desk, settings: Settings) -> Any:  # noqa: ANN401 - gRPC has no types
+async def serve(desk: Decider, settings: Settings) -> Any:  # noqa: ANN401 - gRPC has no types
     """Start a gRPC server; gives it, to be stopped."""
     if settings.grpc is None:
         raise ConfigError("needs an address such as 127.0.0.1:8081", field="grpc")

@@ -11,47 +11,47 @@ import logging
 from typing import TYPE_CHECKING, Any, Final
 
 from tidegate.errors import RateLimitError
-from tidegate.service.dashboard.files import read_files
 from tidegate.service.dashboard.overview import Overview
+from tidegate.service.dashboard.static_files import read_files
+from tidegate.service.decisions.idempotency import KeyedCall
+from tidegate.service.decisions.stats import LatencyHistogram
 from tidegate.service.http import metrics
+from tidegate.service.http.auth import Authenticator
 from tidegate.service.http.body import read_body
 from tidegate.service.http.check import METHODS, check
-from tidegate.service.http.door import Door
+from tidegate.service.http.json_protocol import loads
 from tidegate.service.http.openapi import document
-from tidegate.service.http.problems import KINDS, ProblemError, Reply, problem_of
-from tidegate.service.http.replays import Replays, replayed
+from tidegate.service.http.problems import KINDS, HTTPReply, ProblemError, problem_of
+from tidegate.service.http.replays import IdempotentReplies, replayed
 from tidegate.service.http.verbs import Verbs
-from tidegate.service.idempotency import KeyedCall
-from tidegate.service.tally import Latency
-from tidegate.service.wire import loads
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, MutableMapping
 
-    from tidegate.service.desk import Desk
-    from tidegate.service.settings import Settings
+    from tidegate.service.config.settings import Settings
+    from tidegate.service.decisions.decider import Decider
 
     Scope = MutableMapping[str, Any]
     Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
     Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
-    Verb = Callable[..., Coroutine[Any, Any, Reply]]
-    Get = Callable[[Scope, dict[bytes, bytes]], Awaitable[Reply]]
+    Verb = Callable[..., Coroutine[Any, Any, HTTPReply]]
+    Get = Callable[[Scope, dict[bytes, bytes]], Awaitable[HTTPReply]]
     Panel = Callable[[], Awaitable[object] | object]
 
 log = logging.getLogger("tidegate.service")
 
-ADMIN: Final = ("reset", "block", "unblock", "blocks")  # verbs that need the admin token
-REPLAYED: Final = ("acquire", "reserve", "lease", "batch", "commit", "cancel", "release")
-KEPT_FREE: Final = 8  # one part in eight of max_concurrency is never taken by calls that may wait
-TASK: Final = "tidegate.task"  # in a scope: the task that answers the request
-HUNG_UP: Final = "tidegate.hung_up"  # in a scope: the client has closed the connection
-SECURITY: Final = ((b"x-content-type-options", b"nosniff"), (b"cache-control", b"no-store"))
+ADMIN_VERBS: Final = ("reset", "block", "unblock", "blocks")  # verbs that need the admin token
+IDEMPOTENT_VERBS: Final = ("acquire", "reserve", "lease", "batch", "commit", "cancel", "release")
+FREE_SHARE_DIVISOR: Final = 8  # one part in eight of max_concurrency is never taken by calls that may wait
+TASK_KEY: Final = "tidegate.task"  # in a scope: the task that answers the request
+HUNG_UP_KEY: Final = "tidegate.hung_up"  # in a scope: the client has closed the connection
+SECURITY_HEADERS: Final = ((b"x-content-type-options", b"nosniff"), (b"cache-control", b"no-store"))
 
 
 class App:
     """The service's ASGI application over a desk."""
 
-    def __init__(self, desk: Desk, settings: Settings) -> None:
+    def __init__(self, desk: Decider, settings: Settings) -> None:
         """Answer by this desk, within the bounds of the settings."""
         self.desk = desk
         self.settings = settings
@@ -64,9 +64,9 @@ class App:
         self.checks: dict[str, Callable[[], None]] = {}  # what else has to be there for the service to be ready
         self.panels: dict[str, Panel] = {}  # what other faces show on the dashboard: see dashboard/panels.py
         self.overview = Overview(self)
-        self._door = Door(settings)
+        self._door = Authenticator(settings)
         self._clock = desk.store.clock
-        self._replays = Replays(self._clock)
+        self._replays = IdempotentReplies(self._clock)
         self._awaits_store = not desk.store.instant
         self._verbs = Verbs(desk)
         self._latency = desk.tally.latency
@@ -93,9 +93,9 @@ class App:
             await _lifespan(scope, receive, send)
             return
         if self._awaits_store:
-            if HUNG_UP in scope:
+            if HUNG_UP_KEY in scope:
                 return
-            scope[TASK] = asyncio.current_task()  # to be cancelled if the client hangs up: see `http.protocol`
+            scope[TASK_KEY] = asyncio.current_task()  # to be cancelled if the client hangs up: see `http.protocol`
         steady = self._clock.steady
         start = steady()
         self.in_flight += 1
@@ -124,7 +124,7 @@ class App:
             except ConnectionAbortedError:
                 return  # nobody is there to be answered
             except asyncio.CancelledError:
-                if HUNG_UP in scope:
+                if HUNG_UP_KEY in scope:
                     return  # what was charged is given back by the store
                 raise
             except Exception:
@@ -137,7 +137,7 @@ class App:
                 self.idle.set()
             latency = self._latency.get(verb)
             if latency is None:
-                latency = self._latency[verb] = Latency()
+                latency = self._latency[verb] = LatencyHistogram()
             latency.add(steady() - start)
 
     def stop(self) -> None:
@@ -146,7 +146,7 @@ class App:
         if not self.in_flight:
             self.idle.set()
 
-    def _refuse(self, problem: ProblemError) -> Reply:
+    def _refuse(self, problem: ProblemError) -> HTTPReply:
         self.desk.tally.errors[problem.kind] += 1
         return problem.reply()
 
@@ -157,18 +157,18 @@ class App:
         if scope["method"] != "POST":
             raise ProblemError("method-not-allowed", f"send a POST, not a {scope['method'][:20]}", allow="POST")
         headers = dict(scope["headers"])
-        self._door.check(headers, admin=name in ADMIN)
+        self._door.check(headers, admin=name in ADMIN_VERBS)
         # The admin has to get in when there are too many requests.
-        if self.stopping or (self.in_flight > self.settings.max_concurrency and name not in ADMIN):
+        if self.stopping or (self.in_flight > self.settings.max_concurrency and name not in ADMIN_VERBS):
             self._check_load()
         kind = headers.get(b"content-type", b"")
         if kind != b"application/json" and kind.partition(b";")[0].strip().lower() != b"application/json":
             raise ProblemError("unsupported-type", "send JSON, with the header 'Content-Type: application/json'")
         return headers
 
-    async def _post(self, name: str, verb: Verb, body: bytes, key: bytes | None, receive: Receive) -> Reply:
+    async def _post(self, name: str, verb: Verb, body: bytes, key: bytes | None, receive: Receive) -> HTTPReply:
         asked = loads(body)
-        if key is None or name not in REPLAYED:
+        if key is None or name not in IDEMPOTENT_VERBS:
             answer = verb(asked)
         else:
             answer = self._replays.answer(key, (name, body), lambda: self._once(name, verb, body, asked, key))
@@ -176,7 +176,7 @@ class App:
             return await self._waiting(answer, receive)
         return await answer
 
-    async def _once(self, name: str, verb: Verb, body: bytes, asked: object, key: bytes) -> Reply:
+    async def _once(self, name: str, verb: Verb, body: bytes, asked: object, key: bytes) -> HTTPReply:
         """Ask with an idempotency key; a store that is shared remembers it, too."""
         if self.desk.store.instant:
             return await verb(asked)
@@ -184,10 +184,10 @@ class App:
         reply = await verb(asked, call)
         return replayed(reply) if call.repeated else reply
 
-    async def _waiting(self, answer: Coroutine[Any, Any, Reply], receive: Receive) -> Reply:
+    async def _waiting(self, answer: Coroutine[Any, Any, HTTPReply], receive: Receive) -> HTTPReply:
         """Answer a call that may wait for a permit; such calls leave room for those that are decided at once."""
         most = self.settings.max_concurrency
-        if self.waiting >= most - most // KEPT_FREE:
+        if self.waiting >= most - most // FREE_SHARE_DIVISOR:
             answer.close()
             raise ProblemError("busy", f"{self.waiting} calls wait already: ask without wait, or later")
         self.waiting += 1
@@ -202,7 +202,7 @@ class App:
         if self.in_flight > self.settings.max_concurrency:
             raise ProblemError("busy", f"more than {self.settings.max_concurrency} requests are under way")
 
-    async def _get(self, scope: Scope, name: str, get: Get) -> Reply:
+    async def _get(self, scope: Scope, name: str, get: Get) -> HTTPReply:
         methods = METHODS if name == "check" else ("GET", "HEAD")
         if scope["method"] not in methods:
             detail = f"send a GET, not a {scope['method'][:20]}"
@@ -210,57 +210,57 @@ class App:
         headers = dict(scope["headers"])
         if name:
             # The overview tells of keys: where there is any token, it is not for everybody who can connect.
-            admin = name in ADMIN or (name == "overview" and self.settings.decision_token is None)
+            admin = name in ADMIN_VERBS or (name == "overview" and self.settings.decision_token is None)
             self._door.check(headers, admin=admin)
         return await get(scope, headers)
 
-    async def _check(self, scope: Scope, headers: dict[bytes, bytes]) -> Reply:
+    async def _check(self, scope: Scope, headers: dict[bytes, bytes]) -> HTTPReply:
         self._door.check_site(headers)
         self._check_load()
         return await check(self.desk, scope["query_string"], headers, self.settings.headers)
 
-    async def _policies(self, _scope: Scope, _headers: dict[bytes, bytes]) -> Reply:
+    async def _policies(self, _scope: Scope, _headers: dict[bytes, bytes]) -> HTTPReply:
         return await self._verbs.policies()
 
-    async def _blocks(self, _scope: Scope, _headers: dict[bytes, bytes]) -> Reply:
+    async def _blocks(self, _scope: Scope, _headers: dict[bytes, bytes]) -> HTTPReply:
         return self._verbs.blocks()
 
     # ---- the dashboard -----------------------------------------------------------------------------------------------
 
-    async def _page(self, scope: Scope, path: str) -> Reply:
+    async def _page(self, scope: Scope, path: str) -> HTTPReply:
         """Give a file of the page, which has no data in it and therefore needs no token."""
         if path not in self._files:
             raise ProblemError("not-found", f"there is no {path[:100]!r}: see /openapi.json")
         return await self._get(scope, "", self._file)
 
-    async def _file(self, scope: Scope, _headers: dict[bytes, bytes]) -> Reply:
+    async def _file(self, scope: Scope, _headers: dict[bytes, bytes]) -> HTTPReply:
         return self._files[scope["path"]]
 
-    async def _overview(self, scope: Scope, _headers: dict[bytes, bytes]) -> Reply:
-        return Reply(200, await self.overview.write(scope["query_string"]))
+    async def _overview(self, scope: Scope, _headers: dict[bytes, bytes]) -> HTTPReply:
+        return HTTPReply(200, await self.overview.write(scope["query_string"]))
 
     # ---- operating ---------------------------------------------------------------------------------------------------
 
-    async def _healthz(self, _scope: Scope, _headers: dict[bytes, bytes]) -> Reply:
-        return Reply(200, b'{"ok":true}')
+    async def _healthz(self, _scope: Scope, _headers: dict[bytes, bytes]) -> HTTPReply:
+        return HTTPReply(200, b'{"ok":true}')
 
-    async def _readyz(self, _scope: Scope, _headers: dict[bytes, bytes]) -> Reply:
+    async def _readyz(self, _scope: Scope, _headers: dict[bytes, bytes]) -> HTTPReply:
         """Tell whether decisions can be made: store and bus answer, and the service is not stopping."""
         if self.stopping:
             raise ProblemError("stopping")
         await self.desk.probe()
         for needed in self.checks.values():
             needed()
-        return Reply(200, b'{"ok":true}')
+        return HTTPReply(200, b'{"ok":true}')
 
-    async def _metrics(self, _scope: Scope, _headers: dict[bytes, bytes]) -> Reply:
-        return Reply(200, metrics.render(self.desk, self.in_flight, self.reloads), metrics.TYPE)
+    async def _metrics(self, _scope: Scope, _headers: dict[bytes, bytes]) -> HTTPReply:
+        return HTTPReply(200, metrics.render(self.desk, self.in_flight, self.reloads), metrics.CONTENT_TYPE)
 
-    async def _openapi(self, _scope: Scope, _headers: dict[bytes, bytes]) -> Reply:
-        return Reply(200, document())
+    async def _openapi(self, _scope: Scope, _headers: dict[bytes, bytes]) -> HTTPReply:
+        return HTTPReply(200, document())
 
 
-async def unless_gone(answer: Coroutine[Any, Any, Reply], receive: Receive) -> Reply:
+async def unless_gone(answer: Coroutine[Any, Any, HTTPReply], receive: Receive) -> HTTPReply:
     """Wait for an answer while there is somebody to be answered: who hangs up leaves the line."""
     answering = asyncio.create_task(answer)
     # Not cancelled at the end: a server need not allow that, and ends it with the request at the latest.
@@ -279,10 +279,10 @@ async def _hung_up(receive: Receive) -> None:
         pass  # the end of the body
 
 
-async def respond(send: Send, reply: Reply, *, head: bool = False) -> None:
+async def respond(send: Send, reply: HTTPReply, *, head: bool = False) -> None:
     """Send an answer."""
     status, body, kind, more = reply
-    headers = [(b"content-type", kind), (b"content-length", b"%d" % len(body)), *SECURITY, *more]
+    headers = [(b"content-type", kind), (b"content-length", b"%d" % len(body)), *SECURITY_HEADERS, *more]
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": b"" if head else body})
 
@@ -300,4 +300,4 @@ async def _lifespan(scope: Scope, receive: Receive, send: Send) -> None:
             return
 
 
-__all__ = ["ADMIN", "KINDS", "REPLAYED", "App", "respond"]
+__all__ = ["ADMIN_VERBS", "IDEMPOTENT_VERBS", "KINDS", "App", "respond"]

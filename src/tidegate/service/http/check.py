@@ -17,22 +17,22 @@ from typing import TYPE_CHECKING, Final, cast
 from urllib.parse import parse_qsl
 
 from tidegate.headers import PROBLEM_TYPE, Style, problem, write
-from tidegate.inbound.identity import address_key, parse_address
-from tidegate.service.desk import Subject
-from tidegate.service.http.problems import ProblemError, Reply
+from tidegate.inbound.client.address import address_key, parse_address
+from tidegate.service.decisions.decider import Subject
+from tidegate.service.http.problems import HTTPReply, ProblemError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from tidegate.service.desk import Desk
+    from tidegate.service.decisions.decider import Decider
 
-REPEATED: Final = ("key", "key_header", "address", "address_header")  # parts of a key, in order
-PARAMETERS: Final = ("policy", *REPEATED, "cost", "deny")
+REPEATABLE_PARAMETERS: Final = ("key", "key_header", "address", "address_header")  # parts of a key, in order
+PARAMETERS: Final = ("policy", *REPEATABLE_PARAMETERS, "cost", "deny")
 METHODS: Final = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")  # a proxy may ask with its client's
-STATUSES: Final = ("401", "403", "429", "503")
-MOST: Final = 20  # parameters
-FORWARDED: Final = b"x-forwarded-for"
-DIGITS: Final = 16
+DENIAL_STATUSES: Final = ("401", "403", "429", "503")
+MAX_PARAMETERS: Final = 20  # parameters
+FORWARDED_FOR: Final = b"x-forwarded-for"
+MAX_COST_DIGITS: Final = 16
 
 
 def read_query(query: bytes) -> list[tuple[str, str]]:
@@ -41,7 +41,7 @@ def read_query(query: bytes) -> list[tuple[str, str]]:
         text = query.decode("ascii")
         # Strictly: keys that are no UTF-8 would all be the same one.
         pairs = parse_qsl(
-            text, keep_blank_values=True, strict_parsing=bool(query), max_num_fields=MOST, errors="strict"
+            text, keep_blank_values=True, strict_parsing=bool(query), max_num_fields=MAX_PARAMETERS, errors="strict"
         )
     except ValueError as error:
         raise ProblemError("bad-request", f"the query cannot be read: {error}") from None
@@ -49,7 +49,7 @@ def read_query(query: bytes) -> list[tuple[str, str]]:
     for name, _ in pairs:
         if name not in PARAMETERS:
             raise ProblemError("bad-request", f"unknown parameter {name[:50]!r}: known are {', '.join(PARAMETERS)}")
-        if name in seen and name not in REPEATED:
+        if name in seen and name not in REPEATABLE_PARAMETERS:
             raise ProblemError("bad-request", f"the parameter {name!r} comes twice")
         seen.add(name)
     return pairs
@@ -59,7 +59,7 @@ def key_of(pairs: list[tuple[str, str]], headers: Mapping[bytes, bytes]) -> tupl
     """Put the key together, in the order of the query; a missing header field is no key that clients may share."""
     parts = []
     for name, value in pairs:
-        if name not in REPEATED:
+        if name not in REPEATABLE_PARAMETERS:
             continue
         found = field_of(value, headers) if name.endswith("_header") else value
         if not found:
@@ -78,28 +78,28 @@ def field_of(name: str, headers: Mapping[bytes, bytes]) -> str:
     """Read a header field; of the addresses that a request came by, the last is what the proxy itself has seen."""
     field = name.lower().encode("latin-1", "replace")
     found = headers.get(field, b"")
-    if field == FORWARDED:
+    if field == FORWARDED_FOR:
         found = found.rpartition(b",")[2].strip()
     return found.decode("latin-1")
 
 
-async def check(desk: Desk, query: bytes, headers: Mapping[bytes, bytes], style: str) -> Reply:
+async def check(desk: Decider, query: bytes, headers: Mapping[bytes, bytes], style: str) -> HTTPReply:
     """Decide, and answer by status and header fields."""
     pairs = read_query(query)
     values = dict(pairs)
     if not values.get("policy"):
         raise ProblemError("bad-request", "needs a policy")
     cost, deny = values.get("cost", "1"), values.get("deny", "429")
-    if not cost.isdecimal() or not cost.isascii() or len(cost) > DIGITS:
+    if not cost.isdecimal() or not cost.isascii() or len(cost) > MAX_COST_DIGITS:
         raise ProblemError("bad-request", "cost has to be a whole number")
-    if deny not in STATUSES:
-        raise ProblemError("bad-request", f"deny has to be one of {', '.join(STATUSES)}")
+    if deny not in DENIAL_STATUSES:
+        raise ProblemError("bad-request", f"deny has to be one of {', '.join(DENIAL_STATUSES)}")
     key = key_of(pairs, headers)
     decision = await desk.acquire(Subject(values["policy"], key if len(key) > 1 else key[0]), int(cost))
     if decision is None:  # pragma: no cover - a policy always decides
-        return Reply(200, b"")
+        return HTTPReply(200, b"")
     fields = tuple((name.lower().encode(), value.encode()) for name, value in write(decision, cast("Style", style)))
     if decision.allowed:
-        return Reply(200, b"", headers=fields)
+        return HTTPReply(200, b"", headers=fields)
     body = json.dumps({**problem(decision), "status": int(deny)}).encode()
-    return Reply(int(deny), body, PROBLEM_TYPE.encode(), fields)
+    return HTTPReply(int(deny), body, PROBLEM_TYPE.encode(), fields)

@@ -17,12 +17,12 @@ import logging
 from math import ceil
 from typing import Final, Protocol
 
-from tidegate.service.values import MIN_CONNECTIONS
+from tidegate.service.config.values import MIN_CONNECTIONS
 
 log = logging.getLogger("tidegate.service")
 
-NEVER: Final = 2**62  # ticks
-TICKS: Final = 4  # at least, in the shortest of the times
+NEVER_TICKS: Final = 2**62  # ticks
+MIN_TICKS: Final = 4  # at least, in the shortest of the times
 MAX_TICK: Final = 1.0  # seconds
 RESERVED_CONNECTIONS: Final = 32  # for health, metrics and admin
 BACKLOG: Final = 1024  # connections that the system holds until they are accepted
@@ -52,7 +52,7 @@ class Connections:
         """Allow this many, and these times in seconds."""
         self.max_connections = max_connections
         self.read_timeout = read_timeout
-        self.tick_seconds = min(MAX_TICK, read_timeout / TICKS, idle_timeout / TICKS)
+        self.tick_seconds = min(MAX_TICK, read_timeout / MIN_TICKS, idle_timeout / MIN_TICKS)
         self.read_ticks = ceil(read_timeout / self.tick_seconds)
         self.idle_ticks = ceil(idle_timeout / self.tick_seconds)
         self.none_open = asyncio.Event()

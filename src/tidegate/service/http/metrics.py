@@ -6,15 +6,15 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Final
 
 from tidegate.core.bounds import SECOND
-from tidegate.service.tally import BUCKETS
+from tidegate.service.decisions.stats import LATENCY_BUCKETS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from tidegate.service.desk import Desk
+    from tidegate.service.decisions.decider import Decider
 
-TYPE: Final = b"text/plain; version=0.0.4; charset=utf-8"
-MOST: Final = 1000  # policies with labels of their own
+CONTENT_TYPE: Final = b"text/plain; version=0.0.4; charset=utf-8"
+MAX_LABELLED_POLICIES: Final = 1000  # policies with labels of their own
 # name: kind, help
 METRICS: Final[dict[str, tuple[str, str]]] = {
     "tidegate_decisions_total": ("counter", "Decisions, by policy and outcome."),
@@ -30,7 +30,7 @@ METRICS: Final[dict[str, tuple[str, str]]] = {
 Sample = tuple[str, dict[str, str], float]
 
 
-def render(desk: Desk, in_flight: int, reloads: dict[str, int]) -> bytes:
+def render(desk: Decider, in_flight: int, reloads: dict[str, int]) -> bytes:
     """Write everything."""
     lines: list[str] = []
     samples = dict(_families(desk, in_flight, reloads))
@@ -40,16 +40,22 @@ def render(desk: Desk, in_flight: int, reloads: dict[str, int]) -> bytes:
     return ("\n".join(lines) + "\n").encode()
 
 
-def _families(desk: Desk, in_flight: int, reloads: dict[str, int]) -> Iterator[tuple[str, Iterable[Sample]]]:
+def _families(desk: Decider, in_flight: int, reloads: dict[str, int]) -> Iterator[tuple[str, Iterable[Sample]]]:
     tally = desk.tally
     name = "tidegate_decisions_total"
-    counts = list(tally.counts.items())[:MOST]
+    counts = list(tally.counts.items())[:MAX_LABELLED_POLICIES]
     outcomes = ("allowed", "denied", "shadow", "local")
     yield name, [(name, {"policy": p, "outcome": o}, getattr(count, o)) for p, count in counts for o in outcomes]
     name = "tidegate_denials_total"
-    yield name, [(name, {"policy": p, "limit": i}, n) for (p, i), n in list(tally.violated.items())[: 10 * MOST]]
+    yield (
+        name,
+        [
+            (name, {"policy": p, "limit": i}, n)
+            for (p, i), n in list(tally.violated.items())[: 10 * MAX_LABELLED_POLICIES]
+        ],
+    )
     name = "tidegate_last_denied_timestamp_seconds"
-    yield name, [(name, {"policy": p}, at / SECOND) for p, at in list(tally.last.items())[:MOST]]
+    yield name, [(name, {"policy": p}, at / SECOND) for p, at in list(tally.last.items())[:MAX_LABELLED_POLICIES]]
     yield "tidegate_waiting", [("tidegate_waiting", {}, desk.waiting)]
     yield "tidegate_requests_in_flight", [("tidegate_requests_in_flight", {}, in_flight)]
     name = "tidegate_problems_total"
@@ -60,11 +66,11 @@ def _families(desk: Desk, in_flight: int, reloads: dict[str, int]) -> Iterator[t
     yield name, [(name, {"outcome": outcome}, n) for outcome, n in reloads.items()]
 
 
-def _latencies(desk: Desk) -> Iterator[Sample]:
+def _latencies(desk: Decider) -> Iterator[Sample]:
     name = "tidegate_request_seconds"
     for verb, latency in desk.tally.latency.items():
         sums = list(accumulate(latency.counts))
-        for edge, count in zip((*(str(edge / SECOND) for edge in BUCKETS), "+Inf"), sums, strict=True):
+        for edge, count in zip((*(str(edge / SECOND) for edge in LATENCY_BUCKETS), "+Inf"), sums, strict=True):
             yield f"{name}_bucket", {"verb": verb, "le": edge}, count
         yield f"{name}_sum", {"verb": verb}, latency.total / SECOND
         yield f"{name}_count", {"verb": verb}, sums[-1]

@@ -7,51 +7,51 @@ from functools import cache
 from importlib.metadata import version
 from typing import Any, Final
 
-from tidegate.service.blocks import LONGEST as LONGEST_BLOCK
-from tidegate.service.desk import LONGEST_KEY, MOST, MOST_PARTS
-from tidegate.service.http.check import METHODS, PARAMETERS, REPEATED, STATUSES
-from tidegate.service.http.problems import KINDS, PREFIX
-from tidegate.service.http.replays import LONGEST
-from tidegate.service.leases import MOST as MOST_LEASED
-from tidegate.service.receipts import LONGEST_TTL
-from tidegate.service.wire import ASK, DEEPEST, FIELDS
+from tidegate.service.decisions.blocks import MAX_BLOCK_SECONDS as LONGEST_BLOCK
+from tidegate.service.decisions.decider import MAX_BATCH, MAX_KEY_LENGTH, MAX_KEY_PARTS
+from tidegate.service.decisions.leases import MAX_LEASE_PERMITS as MOST_LEASED
+from tidegate.service.decisions.reservation_ids import MAX_TTL
+from tidegate.service.http.check import DENIAL_STATUSES, METHODS, PARAMETERS, REPEATABLE_PARAMETERS
+from tidegate.service.http.json_protocol import ASK_FIELDS, MAX_DESCRIPTOR_PAIRS, VERB_FIELDS
+from tidegate.service.http.problems import KINDS, PROBLEM_PREFIX
+from tidegate.service.http.replays import MAX_IDEMPOTENCY_KEY_LENGTH
 
 NUMBER: Final = {"type": "number"}
 SECONDS: Final = {"type": "number", "minimum": 0}
-TEXT: Final = {"type": "string"}
-WHOLE: Final = {"type": "integer", "minimum": 0, "maximum": 2**53 - 1}
-FLAG: Final = {"type": "boolean"}
-NAMES: Final = {"type": "array", "items": TEXT}
+STRING: Final = {"type": "string"}
+INTEGER: Final = {"type": "integer", "minimum": 0, "maximum": 2**53 - 1}
+BOOLEAN: Final = {"type": "boolean"}
+STRINGS: Final = {"type": "array", "items": STRING}
 KEY: Final = {
     "description": "Whoever is limited: a text, or its parts, which never collide with another's.",
     "anyOf": [
-        {"type": "string", "maxLength": LONGEST_KEY},
-        {"type": "array", "items": TEXT, "minItems": 1, "maxItems": MOST_PARTS},
+        {"type": "string", "maxLength": MAX_KEY_LENGTH},
+        {"type": "array", "items": STRING, "minItems": 1, "maxItems": MAX_KEY_PARTS},
     ],
 }
 COST: Final = {
     "description": "Permits: calls, or a number for each unit. 1 by default.",
-    "anyOf": [WHOLE, {"type": "object", "additionalProperties": WHOLE}],
+    "anyOf": [INTEGER, {"type": "object", "additionalProperties": INTEGER}],
 }
-PAIR: Final = {"type": "array", "items": TEXT, "minItems": 2, "maxItems": 2}
+PAIR: Final = {"type": "array", "items": STRING, "minItems": 2, "maxItems": 2}
 # Of many, what is wrong with one key is the answer to that one, so that the others are decided.
 ANY_KEY: Final = {"description": "A key. What is none, or too long, is answered by an error in its place."}
-LONG_KEY: Final = {**ANY_KEY, "anyOf": [TEXT, {"type": "array", "items": TEXT, "minItems": 1}]}
+LONG_KEY: Final = {**ANY_KEY, "anyOf": [STRING, {"type": "array", "items": STRING, "minItems": 1}]}
 # Every field of a request.
 PROPERTIES: Final[dict[str, dict[str, Any]]] = {
     "policy": {"type": "string", "minLength": 1, "description": "The name of a policy."},
     "key": KEY,
     "domain": {"type": "string", "minLength": 1, "description": "A domain of descriptors, in place of a policy."},
-    "descriptor": {"type": "array", "items": PAIR, "minItems": 1, "maxItems": DEEPEST},
+    "descriptor": {"type": "array", "items": PAIR, "minItems": 1, "maxItems": MAX_DESCRIPTOR_PAIRS},
     "cost": COST,
     "wait": {**NUMBER, "description": "Seconds to wait for a permit, cut to what the service allows. 0 by default."},
     "priority": {**NUMBER, "description": "Larger ones are served first. 0 by default."},
-    "ttl": {"type": "number", "exclusiveMinimum": 0, "maximum": LONGEST_TTL, "description": "Seconds to settle. 60."},
+    "ttl": {"type": "number", "exclusiveMinimum": 0, "maximum": MAX_TTL, "description": "Seconds to settle. 60."},
     "seconds": {**NUMBER, "exclusiveMinimum": 0, "maximum": LONGEST_BLOCK, "description": "How long. 3600 by default."},
     "most": {"type": "integer", "minimum": 1, "maximum": MOST_LEASED, "description": "Permits wanted. 1 by default."},
     "id": {"type": "string", "minLength": 1, "description": "What reserve or lease gave."},
-    "keys": {"type": "array", "items": ANY_KEY, "minItems": 1, "maxItems": MOST},
-    "asks": {"type": "array", "items": {"$ref": "#/components/schemas/Ask"}, "minItems": 1, "maxItems": MOST},
+    "keys": {"type": "array", "items": ANY_KEY, "minItems": 1, "maxItems": MAX_BATCH},
+    "asks": {"type": "array", "items": {"$ref": "#/components/schemas/Ask"}, "minItems": 1, "maxItems": MAX_BATCH},
 }
 SUMMARIES: Final = {
     "acquire": "Take permits; wait for them if asked to.",
@@ -61,43 +61,53 @@ SUMMARIES: Final = {
     "commit": "Settle a reservation by what it really cost.",
     "cancel": "Give a reservation back.",
     "release": "Give slots of concurrency limits back.",
-    "batch": f"Decide on up to {MOST}, each by itself.",
+    "batch": f"Decide on up to {MAX_BATCH}, each by itself.",
     "usage": "Tell how much of each limit a key has used.",
     "reset": "Forget everything about a key. Needs the admin token.",
     "block": "Deny a key for a while, whatever its limits say. Needs the admin token.",
     "unblock": "Let a key be decided by its limits again. Needs the admin token.",
 }
-ADMIN: Final = ("reset", "block", "unblock")
-ANSWERS: Final = {
+ADMIN_VERBS: Final = ("reset", "block", "unblock")
+RESPONSE_SCHEMAS: Final = {
     "acquire": "Decision", "peek": "Decision", "reserve": "Held", "lease": "Leased", "commit": "Done",
     "cancel": "Done", "release": "Done", "batch": "Answers", "usage": "Usage", "reset": "Done", "block": "Blocked",
     "unblock": "Done",
 }  # fmt: skip
-LIMIT: Final = {
-    "name": TEXT, "quota": WHOLE, "unit": TEXT, "allowed": FLAG, "remaining": WHOLE,
+LIMIT_FIELDS: Final = {
+    "name": STRING, "quota": INTEGER, "unit": STRING, "allowed": BOOLEAN, "remaining": INTEGER,
     "retry_after": {"type": ["number", "null"], "minimum": 0}, "reset_after": SECONDS,
 }  # fmt: skip
-DECISION: Final = {
-    "allowed": FLAG,
+DECISION_FIELDS: Final = {
+    "allowed": BOOLEAN,
     "remaining": {"type": ["integer", "null"], "description": "Permits left at the tightest limit; null: not limited."},
     "retry_after": {"type": ["number", "null"], "description": "Seconds; null: never, the cost does not fit."},
     "reset_after": SECONDS,
-    "violated": {**NAMES, "description": "The limits that said no."},
-    "shadow": {**FLAG, "description": "Allowed only because the policy is in shadow mode."},
-    "local": {**FLAG, "description": "Decided without the store, which could not be asked."},
+    "violated": {**STRINGS, "description": "The limits that said no."},
+    "shadow": {**BOOLEAN, "description": "Allowed only because the policy is in shadow mode."},
+    "local": {**BOOLEAN, "description": "Decided without the store, which could not be asked."},
     "limits": {"type": "array", "items": {"$ref": "#/components/schemas/Limit"}},
 }
-USED: Final = {"name": TEXT, "quota": WHOLE, "used": {"type": "integer"}, "remaining": WHOLE, "reset_after": SECONDS,
-               "unit": TEXT}  # fmt: skip
-LEASE: Final = {
+USAGE_FIELDS: Final = {
+    "name": STRING,
+    "quota": INTEGER,
+    "used": {"type": "integer"},
+    "remaining": INTEGER,
+    "reset_after": SECONDS,
+    "unit": STRING,
+}
+LEASE_FIELDS: Final = {
     "id": {"type": ["string", "null"], "description": "To settle by; null: nothing was taken ahead."},
-    "permits": {**WHOLE, "description": "Taken, the call itself included; 0: each call has to be asked for."},
+    "permits": {**INTEGER, "description": "Taken, the call itself included; 0: each call has to be asked for."},
     "seconds": {**SECONDS, "description": "How long they may be used, from the request on."},
     "decay": {**SECONDS, "description": "Permits that become void each second."},
 }
-BLOCK: Final = {"policy": TEXT, "key": KEY, "seconds": {**SECONDS, "description": "How long it will still last."}}
-POLICY: Final = {
-    "name": TEXT, "limits": NAMES, "mode": {"enum": ["enforce", "shadow"]}, "rollout": SECONDS,
+BLOCK_FIELDS: Final = {
+    "policy": STRING,
+    "key": KEY,
+    "seconds": {**SECONDS, "description": "How long it will still last."},
+}
+POLICY_FIELDS: Final = {
+    "name": STRING, "limits": STRINGS, "mode": {"enum": ["enforce", "shadow"]}, "rollout": SECONDS,
     "on_store_error": {"enum": ["allow", "deny", "local"]},
     "overrides": {"type": "array", "items": {"type": "object"}},
 }  # fmt: skip
@@ -112,24 +122,24 @@ def whole(properties: dict[str, Any], **more: Any) -> dict[str, Any]:  # noqa: A
 
 def schemas() -> dict[str, Any]:
     """Describe everything that is sent or answered."""
-    found = {name.capitalize(): question(name, fields) for name, fields in FIELDS.items()}
-    problem = {"type": TEXT, "title": TEXT, "status": {"type": "integer"}, "detail": TEXT, "pointer": TEXT}
+    found = {name.capitalize(): question(name, fields) for name, fields in VERB_FIELDS.items()}
+    problem = {"type": STRING, "title": STRING, "status": {"type": "integer"}, "detail": STRING, "pointer": STRING}
     return {
         **found,
-        "Usage": whole({"limits": {"type": "array", "items": whole(USED)}}),
+        "Usage": whole({"limits": {"type": "array", "items": whole(USAGE_FIELDS)}}),
         "UsageOf": found["Usage"],
-        "Ask": question("ask", ASK),
-        "Limit": whole(LIMIT),
-        "Decision": whole(DECISION),
-        "Held": whole({**DECISION, "id": {"type": ["string", "null"], "description": "null: nothing is held."}}),
-        "Leased": whole({**DECISION, **LEASE}),
+        "Ask": question("ask", ASK_FIELDS),
+        "Limit": whole(LIMIT_FIELDS),
+        "Decision": whole(DECISION_FIELDS),
+        "Held": whole({**DECISION_FIELDS, "id": {"type": ["string", "null"], "description": "null: nothing is held."}}),
+        "Leased": whole({**DECISION_FIELDS, **LEASE_FIELDS}),
         "Done": whole({"ok": {"const": True}}),
         "Blocked": whole({"ok": {"const": True}, "seconds": SECONDS}),
-        "Blocks": whole({"blocks": {"type": "array", "items": whole(BLOCK)}}),
+        "Blocks": whole({"blocks": {"type": "array", "items": whole(BLOCK_FIELDS)}}),
         "Answers": whole({"answers": {"type": "array", "items": {"anyOf": [
             {"$ref": "#/components/schemas/Decision"}, whole({"error": {"$ref": "#/components/schemas/Problem"}}),
         ]}}}),
-        "Policies": whole({"policies": {"type": "array", "items": whole(POLICY)}, "domains": NAMES}),
+        "Policies": whole({"policies": {"type": "array", "items": whole(POLICY_FIELDS)}, "domains": STRINGS}),
         "Overview": {
             "type": "object",
             "description": "Fields may be added: see the documentation of the dashboard.",
@@ -137,7 +147,7 @@ def schemas() -> dict[str, Any]:
         },
         "Problem": {
             "type": "object",
-            "description": f"Problem details (RFC 9457); the type is {PREFIX} and one of: {', '.join(KINDS)}.",
+            "description": f"Problem details (RFC 9457); the type is {PROBLEM_PREFIX} and one of: {', '.join(KINDS)}.",
             "properties": problem,
             "required": ["type", "title", "status", "detail"],
         },
@@ -153,7 +163,7 @@ def question(name: str, fields: tuple[str, ...]) -> dict[str, Any]:
     others = tuple(field for field in fields if field not in named)
     found = [asking((*way, *others), *way) for way in ways]
     if name == "ask":
-        found[0]["properties"] |= {"policy": TEXT, "key": LONG_KEY}
+        found[0]["properties"] |= {"policy": STRING, "key": LONG_KEY}
     return {"oneOf": found}
 
 
@@ -181,20 +191,20 @@ def post(name: str) -> dict[str, Any]:
     asked = "UsageOf" if name == "usage" else name.capitalize()
     replayed = {
         "name": "Idempotency-Key", "in": "header", "required": False,
-        "schema": {"type": "string", "minLength": 1, "maxLength": LONGEST},
+        "schema": {"type": "string", "minLength": 1, "maxLength": MAX_IDEMPOTENCY_KEY_LENGTH},
         "description": "The same key and request again get the same answer, and are decided once.",
     }  # fmt: skip
     return {
         "operationId": name,
         "summary": SUMMARIES[name],
-        "security": [{"admin": []} if name in ADMIN else {"decision": []}, {}],
-        "parameters": [] if name in ("peek", "usage", *ADMIN) else [replayed],
+        "security": [{"admin": []} if name in ADMIN_VERBS else {"decision": []}, {}],
+        "parameters": [] if name in ("peek", "usage", *ADMIN_VERBS) else [replayed],
         "requestBody": {
             "required": True,
             "content": {"application/json": {"schema": {"$ref": f"#/components/schemas/{asked}"}}},
         },
         "responses": {
-            "200": answer(ANSWERS[name], "The answer."),
+            "200": answer(RESPONSE_SCHEMAS[name], "The answer."),
             **problems(400, 401, 403, 404, 405, 408, 409, 413, 415, 422, 500, 503),
         },
     }
@@ -216,8 +226,12 @@ def get(name: str, about: str, schema: str, kind: str = "application/json", *mor
 
 def check(method: str) -> dict[str, Any]:
     """Describe the check for proxies, which is the same with every method."""
-    schemas: dict[str, Any] = {"policy": TEXT, **dict.fromkeys(REPEATED, NAMES),
-                               "cost": {**WHOLE, "maximum": 10**16 - 1}, "deny": {"enum": list(STATUSES)}}  # fmt: skip
+    schemas: dict[str, Any] = {
+        "policy": STRING,
+        **dict.fromkeys(REPEATABLE_PARAMETERS, STRINGS),
+        "cost": {**INTEGER, "maximum": 10**16 - 1},
+        "deny": {"enum": list(DENIAL_STATUSES)},
+    }
     empty = {"description": "Pass the request on."}
     denial = {"description": "Refuse the request.", "content": {"application/problem+json": {}}}
     return {
@@ -226,7 +240,7 @@ def check(method: str) -> dict[str, Any]:
         "security": [{"decision": []}, {}],
         "parameters": [
             {"name": name, "in": "query", "required": name == "policy", "schema": schemas[name],
-             **({"style": "form", "explode": True} if name in REPEATED else {})}
+             **({"style": "form", "explode": True} if name in REPEATABLE_PARAMETERS else {})}
             for name in PARAMETERS
         ],
         "responses": {
@@ -240,7 +254,7 @@ def check(method: str) -> dict[str, Any]:
 def overview() -> dict[str, Any]:
     """Describe what the dashboard is told."""
     described = get("overview", "What the dashboard shows.", "Overview", "application/json", 401)
-    since = {"name": "since", "in": "query", "required": False, "schema": {**WHOLE, "maximum": 10**16 - 1},
+    since = {"name": "since", "in": "query", "required": False, "schema": {**INTEGER, "maximum": 10**16 - 1},
              "description": "The tick of an earlier answer: only the seconds after it are told."}  # fmt: skip
     return {**described, "parameters": [since], "responses": {**described["responses"], **problems(422)}}
 

@@ -7,13 +7,13 @@ from typing import Final, NamedTuple
 
 from tidegate.errors import Closed, ConfigError, RateLimitError, ResourceUnknown, StoreUnavailable
 from tidegate.headers import PROBLEM_TYPE
-from tidegate.service.idempotency import IdempotencyMismatchError
-from tidegate.service.receipts import AlreadySettledError
-from tidegate.service.wire import BadFieldError
+from tidegate.service.decisions.idempotency import IdempotencyMismatchError
+from tidegate.service.decisions.reservation_ids import AlreadySettledError
+from tidegate.service.http.json_protocol import BadFieldError
 
-PREFIX: Final = "urn:tidegate:problem:"
-JSON_TYPE: Final = b"application/json"
-TYPE: Final = PROBLEM_TYPE.encode()
+PROBLEM_PREFIX: Final = "urn:tidegate:problem:"
+JSON_CONTENT_TYPE: Final = b"application/json"
+PROBLEM_CONTENT_TYPE: Final = PROBLEM_TYPE.encode()
 
 # kind: status, title. Clients may go by the type (PREFIX and the kind) or by the status.
 KINDS: Final[dict[str, tuple[int, str]]] = {
@@ -39,12 +39,12 @@ KINDS: Final[dict[str, tuple[int, str]]] = {
 }
 
 
-class Reply(NamedTuple):
+class HTTPReply(NamedTuple):
     """An answer: status, body, its type, and further header fields."""
 
     status: int
     body: bytes
-    type: bytes = JSON_TYPE
+    type: bytes = JSON_CONTENT_TYPE
     headers: tuple[tuple[bytes, bytes], ...] = ()
 
 
@@ -58,10 +58,15 @@ class ProblemError(Exception):
         self.pointer = pointer
         self.allow = allow
 
-    def reply(self) -> Reply:
+    def reply(self) -> HTTPReply:
         """Word the answer."""
         status, title = KINDS[self.kind]
-        body: dict[str, object] = {"type": PREFIX + self.kind, "title": title, "status": status, "detail": str(self)}
+        body: dict[str, object] = {
+            "type": PROBLEM_PREFIX + self.kind,
+            "title": title,
+            "status": status,
+            "detail": str(self),
+        }
         if self.pointer is not None:
             body["pointer"] = self.pointer
         headers: tuple[tuple[bytes, bytes], ...] = ()
@@ -71,7 +76,7 @@ class ProblemError(Exception):
             headers = ((b"retry-after", b"1"),)
         elif self.allow:  # RFC 9110 wants it on a 405
             headers = ((b"allow", self.allow.encode()),)
-        return Reply(status, json.dumps(body).encode(), TYPE, headers)
+        return HTTPReply(status, json.dumps(body).encode(), PROBLEM_CONTENT_TYPE, headers)
 
 
 def problem_of(error: RateLimitError) -> ProblemError:

@@ -25,9 +25,9 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING, Final
 
 from tidegate.errors import ConfigError
-from tidegate.service.http.app import HUNG_UP, SECURITY, TASK, App
-from tidegate.service.http.connections import NEVER, Connections
-from tidegate.service.http.problems import ProblemError, Reply
+from tidegate.service.http.app import HUNG_UP_KEY, SECURITY_HEADERS, TASK_KEY, App
+from tidegate.service.http.connections import NEVER_TICKS, Connections
+from tidegate.service.http.problems import HTTPReply, ProblemError
 
 try:
     import httptools
@@ -48,12 +48,12 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("tidegate.service")
 
-PIECE: Final = 4096  # bytes given to the parser at once: bounds how many pipelined requests can be under way
+PARSE_BYTES: Final = 4096  # bytes given to the parser at once: bounds how many pipelined requests can be under way
 MAX_HEAD: Final = 64 * 1024  # bytes of the request line and the header fields, give or take a piece
 MAX_OVERHEAD: Final = 8  # bytes sent for each byte of a body: a chunk of 1 byte has 6
 MIN_SENT: Final = 16 * 1024  # bytes that a client has to take of a long answer within `read_timeout`
-FRAMING: Final = (b"content-length", b"transfer-encoding")
-CLOSE: Final = (b"connection", b"close")
+FRAMING_HEADERS: Final = (b"content-length", b"transfer-encoding")
+CONNECTION_CLOSE: Final = (b"connection", b"close")
 
 
 class HttpConnection(HttpToolsProtocol):
@@ -74,7 +74,7 @@ class HttpConnection(HttpToolsProtocol):
         self._unanswered = 0  # requests whose head is complete and whose answer is not
         self._unparsed = b""  # what came behind pipelined requests
         self._discarding = False  # what the client sends is thrown away
-        self._last_answer: Reply | None = None  # to be sent after the requests under way
+        self._last_answer: HTTPReply | None = None  # to be sent after the requests under way
         self._finished = False  # the last answer was sent
         self._answering: RequestResponseCycle | None = None  # the request that the app has begun to answer last
         self._unsent = 0  # bytes that the client had not taken when that was last looked at
@@ -97,8 +97,8 @@ class HttpConnection(HttpToolsProtocol):
         """Cancel the request that is being answered: nobody will read its answer."""
         cycle = self._answering
         if cycle is not None and not cycle.response_started:
-            cycle.scope[HUNG_UP] = True  # type: ignore[typeddict-unknown-key]  # read by the app
-            task = cycle.scope.get(TASK)
+            cycle.scope[HUNG_UP_KEY] = True  # type: ignore[typeddict-unknown-key]  # read by the app
+            task = cycle.scope.get(TASK_KEY)
             if task is not None:
                 task.cancel()  # type: ignore[attr-defined]  # the app put its task there
 
@@ -114,12 +114,12 @@ class HttpConnection(HttpToolsProtocol):
 
     def _parse(self, data: bytes) -> None:
         """Parse piece by piece, until requests have to wait for those before them."""
-        for start in range(0, len(data), PIECE):
+        for start in range(0, len(data), PARSE_BYTES):
             if self.pipeline:
                 self._unparsed = data[start:]
                 self.flow.pause_reading()
                 return
-            piece = data[start : start + PIECE]
+            piece = data[start : start + PARSE_BYTES]
             self._feed(piece)
             if self._discarding:
                 return
@@ -151,7 +151,7 @@ class HttpConnection(HttpToolsProtocol):
             self._body_skipped = False
 
     def _framing(self) -> Fields:
-        return [(name, value) for name, value in self.scope["headers"] if name in FRAMING]
+        return [(name, value) for name, value in self.scope["headers"] if name in FRAMING_HEADERS]
 
     def _refuse_size(self) -> None:
         if self._in_head:
@@ -194,7 +194,7 @@ class HttpConnection(HttpToolsProtocol):
         if self.expect_100_continue or not self.cycle.keep_alive:
             # Whether the client still sends the body it asked about cannot be known, so nothing may follow it.
             self.cycle.keep_alive = False
-            self.cycle.transport = LastAnswer(self)  # type: ignore[assignment]  # has what is used of a transport
+            self.cycle.transport = LastResponseTransport(self)  # type: ignore[assignment]  # has what is used of a transport
         if self._unanswered > 1:
             self._limit_wait()
 
@@ -257,8 +257,8 @@ class HttpConnection(HttpToolsProtocol):
         else:
             self._send_last(problem.reply())
 
-    def _send_last(self, reply: Reply) -> None:
-        self.transport.write(encode(reply, (*self.server_state.default_headers, CLOSE)))
+    def _send_last(self, reply: HTTPReply) -> None:
+        self.transport.write(encode(reply, (*self.server_state.default_headers, CONNECTION_CLOSE)))
         self._discard_input()
 
     def _discard_input(self) -> None:
@@ -317,7 +317,7 @@ class HttpConnection(HttpToolsProtocol):
         ):
             self.ticks_left = min(self.ticks_left, self._all.read_ticks)
         else:
-            self.ticks_left = NEVER if self._unanswered else self._all.idle_ticks
+            self.ticks_left = NEVER_TICKS if self._unanswered else self._all.idle_ticks
 
     def expire(self) -> None:
         """End the connection of a client that took too long."""
@@ -333,7 +333,7 @@ class HttpConnection(HttpToolsProtocol):
             self._close()
 
 
-class LastAnswer:
+class LastResponseTransport:
     """The transport of a request that is the last one of its connection."""
 
     __slots__ = ("_connection", "is_closing", "write")
@@ -349,13 +349,13 @@ class LastAnswer:
         self._connection.end_after_answer()
 
 
-def encode(reply: Reply, more: Fields = ()) -> bytes:
+def encode(reply: HTTPReply, more: Fields = ()) -> bytes:
     """Write an answer as HTTP/1."""
     status, body, kind, headers = reply
     fields: tuple[tuple[bytes, bytes], ...] = (
         (b"content-type", kind),
         (b"content-length", b"%d" % len(body)),
-        *SECURITY,
+        *SECURITY_HEADERS,
         *headers,
         *more,
     )

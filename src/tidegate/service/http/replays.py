@@ -11,55 +11,57 @@ from collections import OrderedDict
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from tidegate.service.http.problems import ProblemError, Reply
-from tidegate.service.idempotency import KEPT, MISMATCH, IdempotencyMismatchError
+from tidegate.service.decisions.idempotency import MISMATCH_ADVICE, REMEMBER_FOR, IdempotencyMismatchError
+from tidegate.service.http.problems import HTTPReply, ProblemError
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from tidegate.clock import Clock
 
-MOST: Final = 10_000
-LARGEST: Final = 64 * 2**20  # bytes of all answers
-LONGEST: Final = 255  # characters of a key
-HEADER: Final = (b"idempotency-replayed", b"true")
+MAX_ANSWERS: Final = 10_000
+MAX_BYTES: Final = 64 * 2**20  # bytes of all answers
+MAX_IDEMPOTENCY_KEY_LENGTH: Final = 255  # characters of a key
+REPLAYED_HEADER: Final = (b"idempotency-replayed", b"true")
 
 
-class _Kept(NamedTuple):
+class _RememberedReply(NamedTuple):
     question: bytes  # its digest
-    answer: asyncio.Future[Reply]
+    answer: asyncio.Future[HTTPReply]
     ends: int
 
 
-class Replays:
+class IdempotentReplies:
     """Remembers answers by idempotency key."""
 
-    def __init__(self, clock: Clock, most: int = MOST, largest: int = LARGEST) -> None:
+    def __init__(self, clock: Clock, most: int = MAX_ANSWERS, largest: int = MAX_BYTES) -> None:
         """Remember at most so many, and answers of so many bytes."""
         self._clock = clock
         self._most = most
         self._largest = largest
         self._bytes = 0
-        self._kept: OrderedDict[bytes, _Kept] = OrderedDict()
+        self._kept: OrderedDict[bytes, _RememberedReply] = OrderedDict()
 
     def __len__(self) -> int:
         """Count what is remembered."""
         return len(self._kept)
 
-    async def answer(self, key: bytes, question: tuple[str, bytes], ask: Callable[[], Awaitable[Reply]]) -> Reply:
+    async def answer(
+        self, key: bytes, question: tuple[str, bytes], ask: Callable[[], Awaitable[HTTPReply]]
+    ) -> HTTPReply:
         """Give the remembered answer, wait for the one that is under way, or ask.
 
         Cancelled while it asks, it leaves nothing behind: the next one with this key asks again.
         """
-        if not key or len(key) > LONGEST:
-            raise ProblemError("bad-request", f"an idempotency key has 1 to {LONGEST} characters")
+        if not key or len(key) > MAX_IDEMPOTENCY_KEY_LENGTH:
+            raise ProblemError("bad-request", f"an idempotency key has 1 to {MAX_IDEMPOTENCY_KEY_LENGTH} characters")
         now = self._clock.steady()
         while self._kept and (next(iter(self._kept.values())).ends <= now or self._full):
             self._forget(next(iter(self._kept)))
         digest = blake2b(question[1], person=question[0].encode()).digest()
         while (kept := self._kept.get(key)) is not None:
             if kept.question != digest:
-                raise IdempotencyMismatchError(MISMATCH)
+                raise IdempotencyMismatchError(MISMATCH_ADVICE)
             await asyncio.wait((kept.answer,))
             if not kept.answer.cancelled():
                 return replayed(kept.answer.result())
@@ -75,9 +77,9 @@ class Replays:
         if kept is not None and kept.answer.done() and not kept.answer.cancelled() and not kept.answer.exception():
             self._bytes -= len(kept.answer.result().body)
 
-    async def _first(self, key: bytes, digest: bytes, ask: Callable[[], Awaitable[Reply]], now: int) -> Reply:
-        future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
-        mine = self._kept[key] = _Kept(digest, future, now + KEPT)
+    async def _first(self, key: bytes, digest: bytes, ask: Callable[[], Awaitable[HTTPReply]], now: int) -> HTTPReply:
+        future: asyncio.Future[HTTPReply] = asyncio.get_running_loop().create_future()
+        mine = self._kept[key] = _RememberedReply(digest, future, now + REMEMBER_FOR)
         try:
             reply = await ask()
         except BaseException as error:
@@ -96,6 +98,6 @@ class Replays:
         return reply
 
 
-def replayed(reply: Reply) -> Reply:
+def replayed(reply: HTTPReply) -> HTTPReply:
     """Mark an answer as one that was given before."""
-    return reply if HEADER in reply.headers else reply._replace(headers=(*reply.headers, HEADER))
+    return reply if REPLAYED_HEADER in reply.headers else reply._replace(headers=(*reply.headers, REPLAYED_HEADER))

@@ -6,31 +6,40 @@ import json
 from typing import TYPE_CHECKING, Any, Final
 
 from tidegate.errors import RateLimitError
-from tidegate.service.blocks import DEFAULT as LASTING
-from tidegate.service.desk import MOST, Subject
-from tidegate.service.http.problems import ProblemError, Reply, problem_of
-from tidegate.service.leases import MOST as MOST_LEASED
-from tidegate.service.wire import ASK, DECODER, FIELDS, BadFieldError, Fields, Templates, describe, describe_usage
+from tidegate.service.decisions.blocks import DEFAULT_BLOCK_SECONDS as LASTING
+from tidegate.service.decisions.decider import MAX_BATCH, Subject
+from tidegate.service.decisions.leases import MAX_LEASE_PERMITS as MOST_LEASED
+from tidegate.service.http.json_protocol import (
+    ASK_FIELDS,
+    DECODER,
+    VERB_FIELDS,
+    BadFieldError,
+    DecisionWriter,
+    RequestFields,
+    describe,
+    describe_usage,
+)
+from tidegate.service.http.problems import HTTPReply, ProblemError, problem_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
     from tidegate.core.decision import Decision
-    from tidegate.service.desk import Desk
-    from tidegate.service.idempotency import KeyedCall
+    from tidegate.service.decisions.decider import Decider
+    from tidegate.service.decisions.idempotency import KeyedCall
 
-    Verb = Callable[..., Coroutine[Any, Any, Reply]]  # of a body and, for those that are charged once, a KeyedCall
+    Verb = Callable[..., Coroutine[Any, Any, HTTPReply]]  # of a body and, for those that are charged once, a KeyedCall
 
-DONE: Final = Reply(200, b'{"ok":true}')
+DONE: Final = HTTPReply(200, b'{"ok":true}')
 
 
 class Verbs:
     """All verbs over one desk."""
 
-    def __init__(self, desk: Desk) -> None:
+    def __init__(self, desk: Decider) -> None:
         """Ask this desk."""
         self.desk = desk
-        self._write = Templates().write
+        self._write = DecisionWriter().write
         self.all: dict[str, Verb] = {
             "acquire": self.acquire,
             "peek": self.peek,
@@ -46,7 +55,7 @@ class Verbs:
             "unblock": self.unblock,
         }
 
-    def at_once(self, body: bytes) -> Reply | None:
+    def at_once(self, body: bytes) -> HTTPReply | None:
         """Answer the usual acquire: a policy and a key, at a cost of 1, in memory. None: it is another one."""
         try:
             text = body.decode()
@@ -59,97 +68,97 @@ class Verbs:
         if policy.__class__ is not str or key.__class__ is not str:
             return None
         quick = self.desk.quick(policy)
-        return None if quick is None else Reply(200, self._write(quick(key)).encode())
+        return None if quick is None else HTTPReply(200, self._write(quick(key)).encode())
 
-    async def acquire(self, body: object, call: KeyedCall | None = None) -> Reply:
+    async def acquire(self, body: object, call: KeyedCall | None = None) -> HTTPReply:
         """Take permits, waiting if asked to."""
-        fields = Fields.read(body, FIELDS["acquire"])
+        fields = RequestFields.read(body, VERB_FIELDS["acquire"])
         wait = priority = 0.0
         if "wait" in fields.values or "priority" in fields.values:
             wait, priority = fields.number("wait", 0.0), fields.number("priority", 0.0)
         decision = await self.desk.acquire(fields.subject(), fields.cost() or 0, wait, priority, call)
-        return Reply(200, self._write(decision).encode())
+        return HTTPReply(200, self._write(decision).encode())
 
-    async def peek(self, body: object) -> Reply:
+    async def peek(self, body: object) -> HTTPReply:
         """Give the answer that acquire would give."""
-        fields = Fields.read(body, FIELDS["peek"])
-        return Reply(200, self._write(await self.desk.peek(fields.subject(), fields.cost() or 0)).encode())
+        fields = RequestFields.read(body, VERB_FIELDS["peek"])
+        return HTTPReply(200, self._write(await self.desk.peek(fields.subject(), fields.cost() or 0)).encode())
 
-    async def reserve(self, body: object, call: KeyedCall | None = None) -> Reply:
+    async def reserve(self, body: object, call: KeyedCall | None = None) -> HTTPReply:
         """Charge an estimate."""
-        fields = Fields.read(body, FIELDS["reserve"])
+        fields = RequestFields.read(body, VERB_FIELDS["reserve"])
         wait, priority, ttl = fields.number("wait", 0.0), fields.number("priority", 0.0), fields.number("ttl", 60.0)
         held = await self.desk.reserve(fields.subject(), fields.cost() or 0, ttl, wait, priority, call)
         return self._described(held.decision, id=held.id)
 
-    async def lease(self, body: object, call: KeyedCall | None = None) -> Reply:
+    async def lease(self, body: object, call: KeyedCall | None = None) -> HTTPReply:
         """Take permits ahead."""
-        fields = Fields.read(body, FIELDS["lease"])
+        fields = RequestFields.read(body, VERB_FIELDS["lease"])
         most, ttl = fields.whole("most", 1, MOST_LEASED), fields.number("ttl", 1.0)
         lease = await self.desk.lease(fields.subject(), fields.cost() or 0, most, ttl, call)
         told = {"permits": lease.permits, "seconds": lease.seconds, "decay": lease.decay}
         return self._described(lease.decision, id=lease.id, **told)
 
-    def _described(self, decision: Decision | None, **more: object) -> Reply:
+    def _described(self, decision: Decision | None, **more: object) -> HTTPReply:
         said = json.loads(self._write(None)) if decision is None else describe(decision)
-        return Reply(200, json.dumps({**said, **more}, separators=(",", ":")).encode())
+        return HTTPReply(200, json.dumps({**said, **more}, separators=(",", ":")).encode())
 
-    async def commit(self, body: object, call: KeyedCall | None = None) -> Reply:
+    async def commit(self, body: object, call: KeyedCall | None = None) -> HTTPReply:
         """Settle an estimate by what it really cost."""
-        fields = Fields.read(body, FIELDS["commit"])
+        fields = RequestFields.read(body, VERB_FIELDS["commit"])
         await self.desk.commit(fields.text("id"), fields.cost(default=None), call)
         return DONE
 
-    async def cancel(self, body: object, call: KeyedCall | None = None) -> Reply:
+    async def cancel(self, body: object, call: KeyedCall | None = None) -> HTTPReply:
         """Give an estimate back."""
-        await self.desk.cancel(Fields.read(body, FIELDS["cancel"]).text("id"), call)
+        await self.desk.cancel(RequestFields.read(body, VERB_FIELDS["cancel"]).text("id"), call)
         return DONE
 
-    async def release(self, body: object, call: KeyedCall | None = None) -> Reply:
+    async def release(self, body: object, call: KeyedCall | None = None) -> HTTPReply:
         """Give slots back."""
-        fields = Fields.read(body, FIELDS["release"])
+        fields = RequestFields.read(body, VERB_FIELDS["release"])
         await self.desk.release(fields.subject(), fields.cost() or 0, call)
         return DONE
 
-    async def usage(self, body: object) -> Reply:
+    async def usage(self, body: object) -> HTTPReply:
         """Tell how much a key has used."""
-        usage = await self.desk.usage(Fields.read(body, FIELDS["usage"]).subject())
-        return Reply(200, json.dumps(describe_usage(usage)).encode())
+        usage = await self.desk.usage(RequestFields.read(body, VERB_FIELDS["usage"]).subject())
+        return HTTPReply(200, json.dumps(describe_usage(usage)).encode())
 
-    async def reset(self, body: object) -> Reply:
+    async def reset(self, body: object) -> HTTPReply:
         """Forget a key."""
-        await self.desk.reset(Fields.read(body, FIELDS["reset"]).subject())
+        await self.desk.reset(RequestFields.read(body, VERB_FIELDS["reset"]).subject())
         return DONE
 
-    async def block(self, body: object) -> Reply:
+    async def block(self, body: object) -> HTTPReply:
         """Deny a key for a while."""
-        fields = Fields.read(body, FIELDS["block"])
+        fields = RequestFields.read(body, VERB_FIELDS["block"])
         lasting = await self.desk.block(fields.subject(), fields.number("seconds", LASTING))
-        return Reply(200, json.dumps({"ok": True, "seconds": lasting}).encode())
+        return HTTPReply(200, json.dumps({"ok": True, "seconds": lasting}).encode())
 
-    async def unblock(self, body: object) -> Reply:
+    async def unblock(self, body: object) -> HTTPReply:
         """Deny a key no longer."""
-        await self.desk.unblock(Fields.read(body, FIELDS["unblock"]).subject())
+        await self.desk.unblock(RequestFields.read(body, VERB_FIELDS["unblock"]).subject())
         return DONE
 
-    def blocks(self) -> Reply:
+    def blocks(self) -> HTTPReply:
         """List the blocks."""
         said = [
             {"policy": policy, "key": key if isinstance(key, str) else list(key), "seconds": seconds}
             for policy, key, seconds in self.desk.blocked()
         ]
-        return Reply(200, json.dumps({"blocks": said}).encode())
+        return HTTPReply(200, json.dumps({"blocks": said}).encode())
 
-    async def policies(self) -> Reply:
+    async def policies(self) -> HTTPReply:
         """List the policies."""
         said = {"policies": self.desk.policies(), "domains": sorted(self.desk.rules.domains)}
-        return Reply(200, json.dumps(said).encode())
+        return HTTPReply(200, json.dumps(said).encode())
 
     # ---- many at once ------------------------------------------------------------------------------------------------
 
-    async def batch(self, body: object, call: KeyedCall | None = None) -> Reply:
+    async def batch(self, body: object, call: KeyedCall | None = None) -> HTTPReply:
         """Decide on many: `keys` of one policy at a cost of 1 each, or `asks` with all that acquire can be told."""
-        fields = Fields.read(body, FIELDS["batch"])
+        fields = RequestFields.read(body, VERB_FIELDS["batch"])
         values = fields.values
         if ("keys" in values) == ("asks" in values):
             raise fields.error("asks", "needs either keys, of one policy, or asks")
@@ -178,7 +187,7 @@ class Verbs:
             answers.insert(place, mistake)
         return answers
 
-    def _quickly(self, asks: list[tuple[Callable[[Any], Decision], Any]], name: str) -> Reply:
+    def _quickly(self, asks: list[tuple[Callable[[Any], Decision], Any]], name: str) -> HTTPReply:
         """Answer many that take the short way."""
         write, said = self._write, []
         for number, (quick, key) in enumerate(asks):
@@ -186,7 +195,7 @@ class Verbs:
                 said.append(write(quick(key)))
             except RateLimitError as error:
                 said.append(_wrong(error, f"/{name}/{number}"))
-        return Reply(200, f'{{"answers":[{",".join(said)}]}}'.encode())
+        return HTTPReply(200, f'{{"answers":[{",".join(said)}]}}'.encode())
 
     def _usual(self, asks: list[Any]) -> list[tuple[Callable[[Any], Decision], Any]] | None:
         """Find the short way of each ask that is just a policy and a key; None: one of them is not, or has none."""
@@ -203,33 +212,33 @@ class Verbs:
             found.append((quick, key))
         return found
 
-    async def _asks(self, asks: list[object], call: KeyedCall | None) -> Reply:
+    async def _asks(self, asks: list[object], call: KeyedCall | None) -> HTTPReply:
         """Read all asks before the first is decided: a batch that cannot be understood charges nothing."""
         usual = self._usual(asks)
         if usual is not None:
             return self._quickly(usual, "asks")
         read = []
         for number, ask in enumerate(asks):
-            fields = Fields.read(ask, ASK, f"/asks/{number}")
+            fields = RequestFields.read(ask, ASK_FIELDS, f"/asks/{number}")
             read.append((fields.subject(), fields.cost() or 0))
         return self._answers(await self.desk.batch(read, call))
 
-    def _answers(self, answers: list[Decision | RateLimitError | None]) -> Reply:
+    def _answers(self, answers: list[Decision | RateLimitError | None]) -> HTTPReply:
         said = [_wrong(each) if isinstance(each, RateLimitError) else self._write(each) for each in answers]
-        return Reply(200, f'{{"answers":[{",".join(said)}]}}'.encode())
+        return HTTPReply(200, f'{{"answers":[{",".join(said)}]}}'.encode())
 
 
-def checked(fields: Fields, name: str) -> list[Any]:
+def checked(fields: RequestFields, name: str) -> list[Any]:
     """Take a list of a size that is allowed."""
     values = fields.values[name]
-    if not isinstance(values, list) or not 1 <= len(values) <= MOST:
-        raise fields.error(name, f"expected a list of 1 to {MOST}")
+    if not isinstance(values, list) or not 1 <= len(values) <= MAX_BATCH:
+        raise fields.error(name, f"expected a list of 1 to {MAX_BATCH}")
     return values
 
 
 def _subject(policy: str, key: object, number: int) -> Subject:
     try:
-        return Fields({"policy": policy, "key": key}).subject()
+        return RequestFields({"policy": policy, "key": key}).subject()
     except BadFieldError as error:
         raise BadFieldError(f"/keys/{number}", error.detail) from None
 

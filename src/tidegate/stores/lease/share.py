@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     from tidegate.policy import Key
 
 Costs = tuple[int, ...]
-GROWTH: Final = 8  # a share is at most so many times the last one
-FIRST: Final = 4  # the first share of a key that was asked twice, in calls
-LATE: Final = 8  # a share is renewed when one part in so many is left of it, or of its time
+MAX_GROWTH: Final = 8  # a share is at most so many times the last one
+FIRST_SHARE_CALLS: Final = 4  # the first share of a key that was asked twice, in calls
+RENEW_DIVISOR: Final = 8  # a share is renewed when one part in so many is left of it, or of its time
 
 
-class Share:
+class LeasedShare:
     """Permits charged at `charged` by the store's clock, to be used before `ends` by the steady clock of this process.
 
     What is left is `units` times what a usual call costs (`one`), and `spare` beside: so that a usual call takes one
@@ -44,7 +44,7 @@ class Share:
         self.received = self.since = received  # `since`: when it came into use
         self.ends = sent + span
         # Renewed while there is time for two more round trips like this one.
-        late = min(max(span // LATE, 2 * (received - sent)), span // 2)
+        late = min(max(span // RENEW_DIVISOR, 2 * (received - sent)), span // 2)
         self.fresh = self.ends - late
         self.low = self.units * late // span if span > 0 else 0
 
@@ -93,15 +93,15 @@ class Share:
         """Allow a call that was just taken from here, or that would leave so many units and spare permits."""
         units, spares = left or (self.units, self.spare)
         permits = tuple(units * o + spare for o, spare in zip(self.one, spares, strict=True))
-        return Decision((True, self.offset + now, limits, Told(self, permits, now), None))
+        return Decision((True, self.offset + now, limits, LazyViews(self, permits, now), None))
 
 
-class Told(Sequence["View"]):
+class LazyViews(Sequence["View"]):
     """What each limit says while a share lasts, worked out when somebody asks: permits here and in the store."""
 
     __slots__ = ("left", "now", "share")
 
-    def __init__(self, share: Share, left: Costs | int, now: int) -> None:
+    def __init__(self, share: LeasedShare, left: Costs | int, now: int) -> None:
         """Remember what was `left` at `now`: for each limit, or as units of the share."""
         self.share = share
         self.left = left
@@ -131,7 +131,7 @@ class Told(Sequence["View"]):
         return self._views()[index]
 
 
-class Denial:
+class CachedDenial:
     """A denial by the store, remembered until it may have become wrong by itself, and no longer than a lease."""
 
     __slots__ = ("costs", "decision", "received", "until")
@@ -151,10 +151,10 @@ class Denial:
         return Decision((False, self.decision.at + ago, self.decision[2], views, None))
 
 
-NO_SHARE: Final = Share((), (), Decision((True, 0, (), ((0, 0, 0),), None)), 0, 0, 0)
+NO_SHARE: Final = LeasedShare((), (), Decision((True, 0, (), ((0, 0, 0),), None)), 0, 0, 0)
 
 
-class Holder:
+class KeyLease:
     """All that is held and known of one key: a share in use, a second one, a denial, how much the store had."""
 
     __slots__ = ("after", "asking", "denial", "forgotten", "key", "left", "missed", "past", "seen", "share")
@@ -168,18 +168,18 @@ class Holder:
         self.asking = 0  # until then nobody else asks the store for a share: somebody is doing so
         self.missed: Costs = ()  # what calls asked the store for meanwhile
         self.forgotten = False  # what is still on its way for this holder is void
-        self.denial: Denial | None = None
+        self.denial: CachedDenial | None = None
         self.left: Sequence[int] = ()  # what the store had left when last heard of
         self.seen: int | None = None  # when last asked about, but for calls that a share answered
 
-    def take(self, costs: Costs, now: int) -> Share | None:
+    def take(self, costs: Costs, now: int) -> LeasedShare | None:
         """Find permits for a call, and tell from which share. `advance` comes before."""
         for share in (self.share, self.after):
             if now < share.ends and share.take(costs):
                 return share
         return None
 
-    def advance(self, now: int) -> list[Share]:
+    def advance(self, now: int) -> list[LeasedShare]:
         """Let go of shares that have ended or are used up, and give them; the second takes the place of the first."""
         gone = []
         if self.after.over(now) and self.after is not NO_SHARE:
@@ -192,7 +192,7 @@ class Holder:
                 self.share.since = now
         return gone
 
-    def install(self, share: Share, now: int) -> list[Share]:
+    def install(self, share: LeasedShare, now: int) -> list[LeasedShare]:
         """Hold one more share; give those that are of no more use.
 
         One that was taken ahead waits until the present one is over. One that a call needed, since neither had as much
@@ -212,7 +212,7 @@ class Holder:
             self.share, self.after = share, self.share
         return gone
 
-    def strip(self) -> list[Share]:
+    def strip(self) -> list[LeasedShare]:
         """Let go of every share."""
         gone = [share for share in (self.share, self.after) if share is not NO_SHARE]
         if gone:
@@ -232,10 +232,11 @@ class Holder:
             lasted = 4 * max(1, min(now, share.ends) - share.since)
             triples = zip(share.used, share.granted, missed, strict=True)
             ahead = [
-                min((used + more) * length * 5 // lasted, GROWTH * (granted + more)) for used, granted, more in triples
+                min((used + more) * length * 5 // lasted, MAX_GROWTH * (granted + more))
+                for used, granted, more in triples
             ]
         elif self.seen is not None and now - self.seen < length:
-            ahead = [FIRST * (cost + more) for cost, more in zip(costs, missed, strict=True)]
+            ahead = [FIRST_SHARE_CALLS * (cost + more) for cost, more in zip(costs, missed, strict=True)]
         else:
             return costs
         triples = zip(costs, ahead, self.left or costs, strict=True)

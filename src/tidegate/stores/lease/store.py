@@ -11,11 +11,11 @@ from tidegate.core.decision import Decision
 from tidegate.errors import StoreUnavailable
 from tidegate.fork import at_fork
 from tidegate.stores.base import Store
-from tidegate.stores.failure import GuardedStore
-from tidegate.stores.lease.keeper import Keeper
-from tidegate.stores.lease.share import Told
-from tidegate.stores.lease.steps import Desk, Step
+from tidegate.stores.lease.manager import LeaseManager, StoreRequest
+from tidegate.stores.lease.renewal import BackgroundRenewal
+from tidegate.stores.lease.share import LazyViews
 from tidegate.stores.lease.terms import Lease
+from tidegate.stores.outage import GuardedStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from tidegate.clock import Clock
     from tidegate.policy import Cost, Key, Policy
     from tidegate.stores.base import Ask
-    from tidegate.stores.lease.steps import Steps
+    from tidegate.stores.lease.manager import Steps
 
     Shortcut = Callable[[Key, Cost], Any]
 
@@ -49,8 +49,8 @@ class LeasedStore(Store):
         self.inner = inner
         self.lease = lease or Lease()
         self._owns = owns
-        self.desk = Desk(self.lease, self.clock.steady, self._lost if isinstance(inner, GuardedStore) else None)
-        self._keeper = Keeper(self)
+        self.desk = LeaseManager(self.lease, self.clock.steady, self._lost if isinstance(inner, GuardedStore) else None)
+        self._keeper = BackgroundRenewal(self)
         at_fork(child=self._disown)
         self._at_exit = unless_gone(weakref.WeakMethod(self._give_back))
         atexit.register(self._at_exit)
@@ -84,7 +84,7 @@ class LeasedStore(Store):
                             reset += share.received - now
                             views: Any = ((units + remaining, 0, reset if reset > 0 else 0),)  # noqa: FURB136 - no call
                         else:
-                            views = Told(share, units, now)
+                            views = LazyViews(share, units, now)
                         return Decision((True, share.offset + now, limits, views, None))
                 except (KeyError, TypeError):
                     pass  # a key without a share, or no key at all
@@ -145,14 +145,14 @@ class LeasedStore(Store):
 
     # What a guard decides while the store is lost is not the store's to take back, so no share comes from that.
 
-    def _ask(self, step: Step) -> list[Decision]:
+    def _ask(self, step: StoreRequest) -> list[Decision]:
         verb, asks, now, at, share = step
         if share and isinstance(self.inner, GuardedStore):
             self._need_the_store()
             return self.inner.ask_store(verb, asks, now, at)  # within its deadline, but not instead of the store
         return self.inner.apply(verb, asks, now, at)
 
-    async def _ask_async(self, step: Step) -> list[Decision]:
+    async def _ask_async(self, step: StoreRequest) -> list[Decision]:
         verb, asks, now, at, share = step
         if share and isinstance(self.inner, GuardedStore):
             self._need_the_store()
@@ -202,7 +202,7 @@ class LeasedStore(Store):
     def _disown(self) -> None:
         """Start afresh in a child process."""
         self.desk.disown()
-        self._keeper = Keeper(self)
+        self._keeper = BackgroundRenewal(self)
 
 
 def unless_gone(method: weakref.WeakMethod[Callable[[], None]]) -> Callable[[], None]:

@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from tidegate.core.bounds import LONGEST, MAX, SECOND, ceil_div
+from tidegate.core.bounds import MAX_DURATION, MAX_INTEGER, SECOND, ceil_div
 from tidegate.errors import ConfigError
 from tidegate.policy import Policy
 
@@ -31,9 +31,9 @@ if TYPE_CHECKING:
     from tidegate.core.algorithms import View
     from tidegate.core.limit import Limit
 
-FEWEST: Final = 20  # a limit of fewer permits is not worth sharing out
-SHORTEST: Final = 1000  # microseconds: a lease that a round trip may outlast is none
-DRIFT: Final = 1000  # a lease ends by this part early, since no two clocks run at quite the same rate
+MIN_QUOTA: Final = 20  # a limit of fewer permits is not worth sharing out
+MIN_DURATION: Final = 1000  # microseconds: a lease that a round trip may outlast is none
+DRIFT_DIVISOR: Final = 1000  # a lease ends by this part early, since no two clocks run at quite the same rate
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,10 +56,10 @@ class Lease:
         """Refuse what makes no sense."""
         seconds = self.seconds
         number = isinstance(seconds, (int, float)) and not isinstance(seconds, bool)
-        if seconds is not None and not (number and 0 < seconds <= LONGEST // SECOND):
+        if seconds is not None and not (number and 0 < seconds <= MAX_DURATION // SECOND):
             raise ConfigError(f"must be a number of seconds above 0, or None, not {seconds!r}", field="lease.seconds")
         for name, value in (("spread", self.spread), ("max_keys", self.max_keys)):
-            if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= MAX:
+            if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= MAX_INTEGER:
                 raise ConfigError(f"must be a whole number from 1, not {value!r}", field=f"lease.{name}")
 
 
@@ -72,26 +72,26 @@ def read_lease(lease: bool | float | Lease | None) -> Lease | None:  # noqa: FBT
     return lease if isinstance(lease, Lease) else Lease(seconds=lease)
 
 
-class Terms(NamedTuple):
+class LeaseTerms(NamedTuple):
     """What a policy is asked as (`strict`), and how many microseconds a lease under it lasts; 0: it is not leased."""
 
     strict: Policy
     length: int
 
 
-def terms(policy: Policy, lease: Lease) -> Terms:
+def terms(policy: Policy, lease: Lease) -> LeaseTerms:
     """Work out the terms of a policy."""
     limits = policy.limits
-    if any(limit.algorithm == "concurrency" or limit.burst < FEWEST for limit in limits):
-        return Terms(policy, 0)
+    if any(limit.algorithm == "concurrency" or limit.burst < MIN_QUOTA for limit in limits):
+        return LeaseTerms(policy, 0)
     lasts = min(_lasts(limit) for limit in limits)
     length = min(SECOND, lasts // 20) if lease.seconds is None else min(round(lease.seconds * SECOND), lasts // 2)
-    if length < SHORTEST or max(limit.length for limit in limits) > LONGEST - length:
-        return Terms(policy, 0)
+    if length < MIN_DURATION or max(limit.length for limit in limits) > MAX_DURATION - length:
+        return LeaseTerms(policy, 0)
     stricter = tuple(strict(limit, length) for limit in limits)
     if stricter == limits:
-        return Terms(policy, length)
-    return Terms(Policy(policy.name, stricter, policy.mode, policy.on_store_error), length)
+        return LeaseTerms(policy, length)
+    return LeaseTerms(Policy(policy.name, stricter, policy.mode, policy.on_store_error), length)
 
 
 def _lasts(limit: Limit) -> int:
@@ -114,4 +114,4 @@ def span(limits: Sequence[Limit], costs: Sequence[int], views: Sequence[View], l
             length = min(length, reset)
         elif cost and limit.algorithm == "sliding_window":
             length = min(length, reset - limit.length)
-    return length - ceil_div(length, DRIFT)
+    return length - ceil_div(length, DRIFT_DIVISOR)

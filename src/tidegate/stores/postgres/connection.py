@@ -8,15 +8,15 @@ import psycopg
 from psycopg import pq
 
 from tidegate.errors import StoreUnavailable
-from tidegate.stores.postgres.steps import CLOCK, Steps, Wait, readable
+from tidegate.stores.postgres.io_flow import SYSTEM_CLOCK, Steps, WaitForSocket, readable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tidegate.stores.postgres.pulse import Pulse
+    from tidegate.stores.postgres.heartbeat import Heartbeat
 
 STATEMENT: Final = b"tidegate_apply"
-FAILED: Final = (pq.ExecStatus.FATAL_ERROR, pq.ExecStatus.BAD_RESPONSE)
+FAILED_STATUSES: Final = (pq.ExecStatus.FATAL_ERROR, pq.ExecStatus.BAD_RESPONSE)
 
 # What to do, by the server's code for what is wrong (or the beginning of it)...
 ADVICE: Final = {
@@ -30,7 +30,7 @@ ADVICE: Final = {
     "57P": "the server is stopping or starting: it is asked again with the next call",
 }
 # ... and by its words where it gives no code: while connecting.
-WORDS: Final = {
+ADVICE_BY_TEXT: Final = {
     "authentication failed": ADVICE["28"],
     "no password supplied": ADVICE["28"],
     "does not exist": ADVICE["3D000"],
@@ -41,11 +41,11 @@ WORDS: Final = {
     "translate host name": "check the host in the store's URL",
     "read-only": ADVICE["25006"],
 }
-OTHERWISE: Final = "check the server and the store's URL"
-LATE: Final = "check whether the server hangs, or raise timeout in the store's URL"
+DEFAULT_ADVICE: Final = "check the server and the store's URL"
+TIMEOUT_ADVICE: Final = "check whether the server hangs, or raise timeout in the store's URL"
 
 
-class Target(NamedTuple):
+class ConnectionTarget(NamedTuple):
     """What to connect to: as libpq wants it, and as people may read it, without the password."""
 
     conninfo: bytes
@@ -69,7 +69,7 @@ class ServerError(Exception):
 class Connection:
     """One session at the server; in use by one caller at a time."""
 
-    def __init__(self, target: Target, pulse: Pulse | None = None) -> None:
+    def __init__(self, target: ConnectionTarget, pulse: Heartbeat | None = None) -> None:
         """Not connected yet: `connecting` does that. `pulse` is told when the server is heard."""
         self.target = target
         self.pulse = pulse
@@ -87,7 +87,7 @@ class Connection:
                     break
                 if polled != pq.PollingStatus.FAILED:
                     self._in_time("connect", until)
-                    yield Wait(pgconn.socket, polled == pq.PollingStatus.WRITING, until)
+                    yield WaitForSocket(pgconn.socket, polled == pq.PollingStatus.WRITING, until)
             pgconn.nonblocking = 1
         except psycopg.Error as error:
             raise self.failed("connect", str(error)) from None
@@ -113,23 +113,23 @@ class Connection:
         except psycopg.Error as error:
             raise self.failed(what, str(error)) from None
 
-    def _answers(self, what: str, until: int, pulse: Pulse | None = None) -> Steps[list[pq.abc.PGresult]]:
+    def _answers(self, what: str, until: int, pulse: Heartbeat | None = None) -> Steps[list[pq.abc.PGresult]]:
         """Send what is to be sent and wait for the results; with a pulse, only for as long as the server is alive."""
         pgconn = self._pgconn
         beat = until if pulse is None else pulse.expected(until)
         while pgconn.flush():
-            yield Wait(pgconn.socket, write=True, until=until)
+            yield WaitForSocket(pgconn.socket, write=True, until=until)
             self._in_time(what, until)
             pgconn.consume_input()
         results = []
         while True:
             while pgconn.is_busy():
-                yield Wait(pgconn.socket, write=False, until=beat)
+                yield WaitForSocket(pgconn.socket, write=False, until=beat)
                 pgconn.consume_input()
                 if not pgconn.is_busy():
                     break
                 self._in_time(what, until)
-                if pulse is not None and CLOCK.steady() >= beat:
+                if pulse is not None and SYSTEM_CLOCK.steady() >= beat:
                     yield from pulse.checking()
                     beat = pulse.expected(until)
             result = pgconn.get_result()
@@ -139,7 +139,7 @@ class Connection:
         if pulse is not None:
             pulse.note()
         for result in results:
-            if result.status in FAILED:
+            if result.status in FAILED_STATUSES:
                 raise ServerError(result)
         return results
 
@@ -161,12 +161,12 @@ class Connection:
             self.pgconn = None
 
     def _in_time(self, what: str, until: int) -> None:
-        if CLOCK.steady() >= until:
-            raise StoreUnavailable(f"PostgreSQL {self.target.name} did not answer in time to {what}: {LATE}")
+        if SYSTEM_CLOCK.steady() >= until:
+            raise StoreUnavailable(f"PostgreSQL {self.target.name} did not answer in time to {what}: {TIMEOUT_ADVICE}")
 
     def failed(self, what: str, words: str, code: str = "") -> StoreUnavailable:
         """Put an error in our words: what was attempted, what happened, what to do."""
         advice = next((text for start, text in ADVICE.items() if code.startswith(start)), None)
-        advice = advice or next((text for part, text in WORDS.items() if part in words), OTHERWISE)
+        advice = advice or next((text for part, text in ADVICE_BY_TEXT.items() if part in words), DEFAULT_ADVICE)
         happened = " ".join(words.split())
         return StoreUnavailable(f"PostgreSQL {self.target.name} could not {what}: {happened}; {advice}")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 from tidegate.errors import Closed, StoreUnavailable
 from tidegate.fork import abandon, at_fork
-from tidegate.stores.postgres.steps import CLOCK, Sleep, Steps, Work, drive
+from tidegate.stores.postgres.io_flow import SYSTEM_CLOCK, RunBlocking, Steps, WaitForSignal, drive
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class Turn(Generic[T]):
+class ConnectionRequest(Generic[T]):
     """Somebody who waits for a connection, with what they have to say.
 
     When the signal is set, either it is their turn to use this connection (or to open one), or somebody has `taken`
@@ -62,8 +62,8 @@ class Pool(Generic[T]):
         self._idle: list[Connection] = []
         self._open = 0
         self._openings = 0  # of these, how many are being opened
-        self._line: deque[Turn[T]] = deque()
-        self._moved = CLOCK.steady()  # when a connection came back last, or was taken by the first that waits
+        self._line: deque[ConnectionRequest[T]] = deque()
+        self._moved = SYSTEM_CLOCK.steady()  # when a connection came back last, or was taken by the first that waits
 
     def _forget(self) -> None:
         """Start without connections in a forked process: closing those of its parent would end its sessions."""
@@ -81,13 +81,15 @@ class Pool(Generic[T]):
             return connection
         if connection is not None:
             connection.close()
-        opened = yield Work(self._opened)
+        opened = yield RunBlocking(self._opened)
         if isinstance(opened, Exception):
             self._refuse(opened)
             raise opened
         return opened  # type: ignore[no-any-return]  # a Connection, by _opened
 
-    def _enter(self, what: T, new_signal: Callable[[], Signal]) -> tuple[Turn[T] | None, Connection | None]:
+    def _enter(
+        self, what: T, new_signal: Callable[[], Signal]
+    ) -> tuple[ConnectionRequest[T] | None, Connection | None]:
         """Take an idle connection, or the right to open one (neither is given), or stand in line."""
         with self._lock:
             if self._closed:
@@ -97,16 +99,16 @@ class Pool(Generic[T]):
             if self._open < self.size:
                 self._open += 1
                 return None, None
-            turn = Turn(new_signal(), what)
+            turn = ConnectionRequest(new_signal(), what)
             if not self._line:
-                self._moved = CLOCK.steady()
+                self._moved = SYSTEM_CLOCK.steady()
             self._line.append(turn)
             return turn, None
 
     def _refuse(self, error: Exception) -> None:
         """Give up a connection that could not be opened; those that wait would try in vain if there is no other."""
         with self._lock:
-            refused: list[Turn[T]] = []
+            refused: list[ConnectionRequest[T]] = []
             if self._open <= self._openings + 1:
                 refused, self._line = list(self._line), deque()
         self._pass_on(None)
@@ -114,11 +116,11 @@ class Pool(Generic[T]):
             turn.error = error
             turn.signal.set()
 
-    def _waiting(self, turn: Turn[T]) -> Steps[Connection | None]:
+    def _waiting(self, turn: ConnectionRequest[T]) -> Steps[Connection | None]:
         came = False
         try:
-            while not turn.signal.is_set() and CLOCK.steady() < self._until(turn):
-                yield Sleep(turn.signal, self._until(turn), lambda: turn.taken)
+            while not turn.signal.is_set() and SYSTEM_CLOCK.steady() < self._until(turn):
+                yield WaitForSignal(turn.signal, self._until(turn), lambda: turn.taken)
             came = turn.signal.is_set()
         finally:
             if not came:  # the time is over, or the waiter was cancelled
@@ -145,29 +147,29 @@ class Pool(Generic[T]):
             raise StoreUnavailable(message)
         return turn.connection
 
-    def _until(self, turn: Turn[T]) -> int:
+    def _until(self, turn: ConnectionRequest[T]) -> int:
         """Return until when to wait. Who took the call along tells when it ends, after its own deadline at the latest.
 
         That one may be in an event loop that stands still, so it gets some time more. Opening a connection has a
         deadline of its own.
         """
         if self._openings and not turn.taken:
-            return CLOCK.steady() + self._patience
+            return SYSTEM_CLOCK.steady() + self._patience
         return self._moved + self._patience * (2 if turn.taken else 1)
 
-    def companions(self, most: int) -> list[Turn[T]]:
+    def companions(self, most: int) -> list[ConnectionRequest[T]]:
         """Take along what others in line have to say; they are told by `settle`."""
         if not self._line:
             return []
         with self._lock:
-            self._moved = CLOCK.steady()
+            self._moved = SYSTEM_CLOCK.steady()
             turns = [self._line.popleft() for _ in range(min(most, len(self._line)))]
             for turn in turns:
                 turn.taken = True
         return turns
 
     @staticmethod
-    def settle(turns: list[Turn[T]]) -> None:
+    def settle(turns: list[ConnectionRequest[T]]) -> None:
         """Tell them that it is done."""
         for turn in turns:
             turn.done = True
@@ -183,7 +185,7 @@ class Pool(Generic[T]):
         finally:
             with self._lock:
                 self._openings -= 1
-                self._moved = CLOCK.steady()
+                self._moved = SYSTEM_CLOCK.steady()
 
     def give(self, connection: Connection) -> None:
         """Let others use the connection."""
@@ -197,7 +199,7 @@ class Pool(Generic[T]):
     def _pass_on(self, connection: Connection | None) -> None:
         """Hand a connection, or the right to open one, to the first in line, or keep it for whoever comes."""
         with self._lock:
-            self._moved = CLOCK.steady()
+            self._moved = SYSTEM_CLOCK.steady()
             turn = self._line.popleft() if self._line else None
             if turn is not None:
                 turn.connection = connection

@@ -12,11 +12,11 @@ from tidegate.stores.postgres.connection import ServerError
 
 if TYPE_CHECKING:
     from tidegate.stores.postgres.connection import Connection
-    from tidegate.stores.postgres.steps import Steps
+    from tidegate.stores.postgres.io_flow import Steps
 
-MISSING: Final = ("42P01", "3F000")  # no such table, no such schema
-NAME = re.compile(r"[a-z_][a-z0-9_]{0,62}")
-STATEMENT: Final = (
+MISSING_SCHEMA_CODES: Final = ("42P01", "3F000")  # no such table, no such schema
+SCHEMA_NAME = re.compile(r"[a-z_][a-z0-9_]{0,62}")
+APPLY_STATEMENT: Final = (
     "select tidegate.apply($1::text[], $2::int[], $3::text[], $4::text[], $5::int[], "
     "$6::tidegate.limit_t[], $7::bigint[], $8::bigint[], $9::bigint[], $10::int)"
 )
@@ -41,7 +41,7 @@ class Schema(NamedTuple):
         try:
             result = (yield from connection.asking("read its schema's version", sql, until))[-1]
         except ServerError as error:
-            if error.code in MISSING:
+            if error.code in MISSING_SCHEMA_CODES:
                 return False
             raise connection.failed("read its schema's version", str(error), error.code) from None
         return self._same(result.get_value(0, 0), result.get_value(0, 1)) if result.ntuples else False
@@ -95,7 +95,7 @@ class Schema(NamedTuple):
 
 def read_schema(name: str = "tidegate", *, unlogged: bool = False) -> Schema:
     """Read the SQL beside this module, for a schema of this name."""
-    if not NAME.fullmatch(name) or name.startswith("pg_"):
+    if not SCHEMA_NAME.fullmatch(name) or name.startswith("pg_"):
         raise ConfigError(f"a schema is named by small letters, digits and _, not {name!r}", field="schema")
     here = files(__package__)
     tables, core = ((here / file).read_text(encoding="utf-8") for file in ("schema.sql", "core.sql"))
@@ -106,4 +106,4 @@ def read_schema(name: str = "tidegate", *, unlogged: bool = False) -> Schema:
     def placed(sql: str) -> str:
         return re.sub(r"\btidegate\.", f'"{name}".', sql)
 
-    return Schema(name, tuple(map(placed, steps)), placed(core), placed(STATEMENT).encode())
+    return Schema(name, tuple(map(placed, steps)), placed(core), placed(APPLY_STATEMENT).encode())

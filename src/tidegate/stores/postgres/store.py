@@ -12,7 +12,7 @@ from tidegate.core.bounds import SECOND
 from tidegate.errors import Closed, ConfigError, RateLimitError, StoreUnavailable
 from tidegate.policy.key import join_key
 from tidegate.stores.base import Store, merge
-from tidegate.stores.cancellation import CHARGING, DROPPABLE, Background, corrections
+from tidegate.stores.cancellation import CHARGING, DROPPABLE, BackgroundTasks, corrections
 from tidegate.urls import server_url
 
 try:
@@ -21,12 +21,12 @@ except ImportError as error:
     message = "postgresql:// needs psycopg: pip install 'tidegate[postgres]'"
     raise ConfigError(message, field="store") from error
 
-from tidegate.stores.postgres.calls import MISSING, Call, array_of, decisions_of, describe, quoted, text_of
-from tidegate.stores.postgres.connection import Connection, ServerError, Target
+from tidegate.stores.postgres.call import MISSING, StoreCall, array_of, decisions_of, describe, quoted, text_of
+from tidegate.stores.postgres.connection import Connection, ConnectionTarget, ServerError
+from tidegate.stores.postgres.heartbeat import Heartbeat
+from tidegate.stores.postgres.io_flow import SYSTEM_CLOCK, AsyncRun, Steps, drive
 from tidegate.stores.postgres.pool import Pool
-from tidegate.stores.postgres.pulse import Pulse
 from tidegate.stores.postgres.schema import Schema, read_schema
-from tidegate.stores.postgres.steps import CLOCK, AsyncRun, Steps, drive
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -38,13 +38,13 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-SETTING_UP: Final = 60 * SECOND  # how long creating or migrating the schema may take
-MOST: Final = 64  # calls that go together
+SCHEMA_TIMEOUT: Final = 60 * SECOND  # how long creating or migrating the schema may take
+MAX_CALLS_PER_STATEMENT: Final = 64  # calls that go together
 SWEEP_EVERY: Final = 16  # calls of this process, between two that also sweep
-SWEEP: Final = 4  # how many keys are looked after for each of them
-TRIES: Final = 5  # how often a call is sent again because calendar windows were missing
-DESCRIBED: Final = 1000  # policies whose description is remembered
-DURABLE: Final = ("on", "off", "local", "remote_write", "remote_apply")
+SWEEP_PER_CALL: Final = 4  # how many keys are looked after for each of them
+MAX_WINDOW_RETRIES: Final = 5  # how often a call is sent again because calendar windows were missing
+MAX_DESCRIPTIONS: Final = 1000  # policies whose description is remembered
+SYNCHRONOUS_COMMIT_VALUES: Final = ("on", "off", "local", "remote_write", "remote_apply")
 
 
 class PostgresStore(Store):
@@ -79,12 +79,12 @@ class PostgresStore(Store):
         super().__init__(clock)
         times = (("timeout", timeout), ("connect_timeout", connect_timeout), ("silence", silence or timeout))
         for name, seconds in times:
-            if not 0 < seconds < SETTING_UP // SECOND:
+            if not 0 < seconds < SCHEMA_TIMEOUT // SECOND:
                 raise ConfigError(f"must be seconds, more than 0 and less than 60, not {seconds!r}", field=name)
         if not isinstance(pool_size, int) or pool_size < 1:
             raise ConfigError(f"must be a whole number from 1, not {pool_size!r}", field="pool_size")
-        if synchronous_commit not in (None, *DURABLE):
-            message = f"must be one of {', '.join(DURABLE)}, not {synchronous_commit!r}"
+        if synchronous_commit not in (None, *SYNCHRONOUS_COMMIT_VALUES):
+            message = f"must be one of {', '.join(SYNCHRONOUS_COMMIT_VALUES)}, not {synchronous_commit!r}"
             raise ConfigError(message, field="synchronous_commit")
         self.target = read_target(url)
         self.schema: Schema = read_schema(schema, unlogged=unlogged)
@@ -101,11 +101,11 @@ class PostgresStore(Store):
         )
         if synchronous_commit is not None:
             self._settings += f"; set synchronous_commit = {synchronous_commit}"
-        self._pulse: Pulse | None = None
+        self._pulse: Heartbeat | None = None
         if silence is not None:
-            self._pulse = Pulse(self.target, round(silence * SECOND), self._connect_timeout)
-        self._pool: Pool[Call] = Pool(pool_size, self._timeout, self._opening)
-        self._background = Background()
+            self._pulse = Heartbeat(self.target, round(silence * SECOND), self._connect_timeout)
+        self._pool: Pool[StoreCall] = Pool(pool_size, self._timeout, self._opening)
+        self._background = BackgroundTasks()
         self._closed = False
         self._given_back = 0
         self._not_given_back = 0
@@ -124,7 +124,7 @@ class PostgresStore(Store):
         """Apply without blocking the event loop; a call whose task is cancelled gives back what it was charged."""
         self._refuse_if_closed()
         await self._background.watch()
-        began = CLOCK.steady()
+        began = SYSTEM_CLOCK.steady()
         run = AsyncRun(self._applying(verb, asks, now, at, TaskSignal))
         try:
             return await run.finish()
@@ -143,7 +143,7 @@ class PostgresStore(Store):
             log.debug("a cancelled call got no answer: %s", error)
             return
         if verb in CHARGING:
-            for back, at in corrections(verb, asks, decisions, CLOCK.steady() - began):
+            for back, at in corrections(verb, asks, decisions, SYSTEM_CLOCK.steady() - began):
                 await self._give_back(back, now, at)
         elif verb != "peek":
             self.wake(asks)
@@ -176,22 +176,22 @@ class PostgresStore(Store):
     ) -> Steps[list[Decision]]:
         if now is None and not self._own_clock:
             now = self.clock.ns() // 1000
-        around = CLOCK.ns() // 1000 + self._ahead if now is None else now
+        around = SYSTEM_CLOCK.ns() // 1000 + self._ahead if now is None else now
         call = self._worded(verb, asks, now, at, around)
-        for _ in range(TRIES):
+        for _ in range(MAX_WINDOW_RETRIES):
             yield from self._calling(call, new_signal)
             answer, instant, *numbers = call.answered()
             if answer != MISSING:
                 return decisions_of(asks, answer == 1, instant, numbers)
             if now is None:
-                self._ahead = instant - CLOCK.ns() // 1000
+                self._ahead = instant - SYSTEM_CLOCK.ns() // 1000
             limits = [limit for policy, _, _ in asks for limit in policy.limits]
             described = (describe(limit, missing or instant) for limit, missing in zip(limits, numbers, strict=True))
             call = self._worded(verb, asks, now, at, around)
             call.limits = ",".join(described)
         raise StoreUnavailable(f"PostgreSQL {self.target.name} could not {verb}: its clock jumps; check its clock")
 
-    def _calling(self, call: Call, new_signal: Callable[[], Signal]) -> Steps[None]:
+    def _calling(self, call: StoreCall, new_signal: Callable[[], Signal]) -> Steps[None]:
         """Put a call to the server, together with those that wait meanwhile; or let somebody else take it along.
 
         Its time begins when it is sent: waiting for a connection says nothing about the server.
@@ -199,8 +199,8 @@ class PostgresStore(Store):
         connection = yield from self._pool.taking(call, new_signal)
         if connection is None:
             return
-        until = CLOCK.steady() + self._timeout
-        turns = self._pool.companions(MOST - 1)
+        until = SYSTEM_CLOCK.steady() + self._timeout
+        turns = self._pool.companions(MAX_CALLS_PER_STATEMENT - 1)
         calls = [call, *(turn.what for turn in turns)]
         error: Exception = StoreUnavailable(
             f"PostgreSQL {self.target.name} was not asked: the call that went was ended"
@@ -228,13 +228,13 @@ class PostgresStore(Store):
     def _opening(self) -> Steps[Connection]:
         """Connect, and make sure of the schema."""
         connection = Connection(self.target, self._pulse)
-        until = CLOCK.steady() + self._connect_timeout
+        until = SYSTEM_CLOCK.steady() + self._connect_timeout
         try:
             yield from connection.connecting(until)
             yield from connection.asking("set up a session", self._settings, until)
             if not (yield from self.schema.checking(connection, until)):
-                yield from self.schema.migrating(connection, CLOCK.steady() + SETTING_UP)
-                until = CLOCK.steady() + self._connect_timeout
+                yield from self.schema.migrating(connection, SYSTEM_CLOCK.steady() + SCHEMA_TIMEOUT)
+                until = SYSTEM_CLOCK.steady() + self._connect_timeout
             yield from connection.preparing(self.schema.statement, until)
         except ServerError as error:
             connection.close()
@@ -244,8 +244,8 @@ class PostgresStore(Store):
             raise
         return connection
 
-    def _worded(self, verb: str, asks: Sequence[Ask], now: int | None, at: int | None, around: int) -> Call:
-        call = Call(verb, len(asks))
+    def _worded(self, verb: str, asks: Sequence[Ask], now: int | None, at: int | None, around: int) -> StoreCall:
+        call = StoreCall(verb, len(asks))
         call.policies = ",".join([quoted(text_of(policy.name)) for policy, _, _ in asks])
         call.keys = ",".join([quoted(text_of(join_key(key), escaped=True)) for _, key, _ in asks])
         call.counts = ",".join([str(len(policy.limits)) for policy, _, _ in asks])
@@ -257,7 +257,7 @@ class PostgresStore(Store):
         call.at = "NULL" if at is None else str(at)
         return call
 
-    def _parameters(self, calls: Sequence[Call]) -> list[bytes]:
+    def _parameters(self, calls: Sequence[StoreCall]) -> list[bytes]:
         return [
             array_of([call.verb for call in calls]),
             array_of([str(call.size) for call in calls]),
@@ -277,7 +277,7 @@ class PostgresStore(Store):
         if self._unswept < SWEEP_EVERY:
             return 0
         calls, self._unswept = self._unswept, 0
-        return SWEEP * calls
+        return SWEEP_PER_CALL * calls
 
     def _described(self, policy: Policy, around: int) -> Description:
         """Give a policy's limits as the server wants them, with the calendar windows around an instant."""
@@ -288,7 +288,7 @@ class PostgresStore(Store):
         since = max((start for start, _ in windows), default=-(2**63))
         until = min((end for _, end in windows), default=2**63)
         text = ",".join(describe(limit, around) for limit in policy.limits)
-        if len(self._descriptions) >= DESCRIBED:
+        if len(self._descriptions) >= MAX_DESCRIPTIONS:
             self._descriptions.clear()
         known = self._descriptions[id(policy)] = Description(policy, text, since, until)
         return known
@@ -352,7 +352,7 @@ def open_postgres(url: str, clock: Clock | None) -> Store:
     return PostgresStore(address, **options, clock=clock)  # type: ignore[arg-type]  # PostgresStore checks its options
 
 
-def read_target(url: str) -> Target:
+def read_target(url: str) -> ConnectionTarget:
     """Check a URL as libpq does, without ever repeating its password."""
     known = {option.keyword.decode() for option in pq.Conninfo.get_defaults()}
     for name, _ in parse_qsl(server_url(url, "store").query, keep_blank_values=True):
@@ -372,4 +372,4 @@ def read_target(url: str) -> Target:
         for name, default in ((b"host", b"localhost"), (b"port", b"5432"), (b"dbname", b""))
     )
     separator = "&" if "?" in url else "?"
-    return Target(f"{url}{separator}fallback_application_name=tidegate".encode(), f"{host}:{port}/{database}")
+    return ConnectionTarget(f"{url}{separator}fallback_application_name=tidegate".encode(), f"{host}:{port}/{database}")

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 Kind = Literal["server", "cluster", "sentinel"]
 Tag = Literal["key", "policy", "all"]
 
-KINDS: Final[dict[str, tuple[Kind, bool]]] = {
+SCHEMES: Final[dict[str, tuple[Kind, bool]]] = {
     "redis": ("server", False),
     "rediss": ("server", True),
     "valkey": ("server", False),
@@ -25,13 +25,20 @@ KINDS: Final[dict[str, tuple[Kind, bool]]] = {
     "redis+sentinel": ("sentinel", False),
     "rediss+sentinel": ("sentinel", True),
 }
-PORTS: Final = {"server": 6379, "cluster": 6379, "sentinel": 26379}
-TLS: Final = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile", "ssl_cert_reqs", "ssl_check_hostname", "ssl_ca_data")
-SENTINEL: Final = ("sentinel_username", "sentinel_password")
+DEFAULT_PORTS: Final = {"server": 6379, "cluster": 6379, "sentinel": 26379}
+TLS_OPTIONS: Final = (
+    "ssl_ca_certs",
+    "ssl_certfile",
+    "ssl_keyfile",
+    "ssl_cert_reqs",
+    "ssl_check_hostname",
+    "ssl_ca_data",
+)
+SENTINEL_OPTIONS: Final = ("sentinel_username", "sentinel_password")
 
 
 @dataclass(frozen=True)
-class Address:
+class RedisAddress:
     """Where the state lives, how to log in, and how long to wait."""
 
     kind: Kind = "server"
@@ -54,17 +61,17 @@ class Address:
         return f"{self.service} of the sentinels at {hosts}" if self.kind == "sentinel" else hosts
 
 
-def read_url(url: str) -> Address:
+def read_url(url: str) -> RedisAddress:
     """Read the URL of a store; what cannot be right is refused, and a password is never repeated."""
     parts = server_url(url, "store")
-    kind, tls = KINDS[parts.scheme]
+    kind, tls = SCHEMES[parts.scheme]
     credentials = parts.netloc.rpartition("@")[0]
     hosts = split_hosts(url, parts.netloc, "store")
     username, _, password = credentials.partition(":")
     values: dict[str, object] = {
         "kind": kind,
         "tls": tls,
-        "hosts": tuple((host or "127.0.0.1", port or PORTS[kind]) for host, port in hosts),
+        "hosts": tuple((host or "127.0.0.1", port or DEFAULT_PORTS[kind]) for host, port in hosts),
         "username": unquote(username) or None,
         "password": unquote(password) or None,
         "driver": {},
@@ -82,7 +89,7 @@ def read_url(url: str) -> Address:
         _set_option(values, name, value)
     if kind == "server" and len(hosts) > 1:
         raise _refuse("several hosts make a cluster or sentinels: use redis+cluster:// or redis+sentinel://")
-    return Address(**values)  # type: ignore[arg-type]  # each was checked above
+    return RedisAddress(**values)  # type: ignore[arg-type]  # each was checked above
 
 
 def _set_option(values: dict[str, object], name: str, value: str) -> None:
@@ -95,12 +102,14 @@ def _set_option(values: dict[str, object], name: str, value: str) -> None:
         name == "hash_tag" and value in ("key", "policy", "all")
     ):
         values[name] = value
-    elif name in (*TLS, *SENTINEL, "client_name") and isinstance(driver, dict):
+    elif name in (*TLS_OPTIONS, *SENTINEL_OPTIONS, "client_name") and isinstance(driver, dict):
         driver[name] = value
     elif name in ("prefix", "hash_tag"):
         raise _refuse(f"{name} must be {'key, policy or all' if name == 'hash_tag' else 'text without braces'}")
     else:
-        known = ", ".join(("timeout", "connect_timeout", "db", "batch", "prefix", "hash_tag", "client_name", *TLS))
+        known = ", ".join(
+            ("timeout", "connect_timeout", "db", "batch", "prefix", "hash_tag", "client_name", *TLS_OPTIONS)
+        )
         raise _refuse(f"there is no option {name!r}: use one of {known}")
 
 

@@ -10,24 +10,24 @@ from tidegate.stores.redis import driver
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from tidegate.stores.redis.address import Address
-    from tidegate.stores.redis.wire import Script, Wire
+    from tidegate.stores.redis.address import RedisAddress
+    from tidegate.stores.redis.protocol import Script, ScriptProtocol
 
     Node = tuple[str, int]
 
-SLOTS: Final = 16_384
+SLOT_COUNT: Final = 16_384
 MARKERS: Final = 1000  # numbers of markers, of which every server should keep one (see server_watch.py)
-REDIRECTIONS: Final = 3  # how often a script is sent on; each time it was not run
+MAX_REDIRECTIONS: Final = 3  # how often a script is sent on; each time it was not run
 
 
-class Router:
+class SlotMap:
     """Knows the server of each slot, as far as it was told."""
 
-    def __init__(self, address: Address) -> None:
+    def __init__(self, address: RedisAddress) -> None:
         """Know only whom to ask."""
         self.stale = True
         self._hosts = address.hosts
-        self._owners: list[Node | None] = [None] * SLOTS
+        self._owners: list[Node | None] = [None] * SLOT_COUNT
 
     def candidates(self) -> list[Node]:
         """List whom to ask where everything is."""
@@ -35,7 +35,7 @@ class Router:
 
     def learn(self, asked: Node, ranges: Sequence[Sequence[Any]]) -> bool:
         """Take over the answer to CLUSTER SLOTS that a server gave; tell whether any slot has moved."""
-        owners: list[Node | None] = [None] * SLOTS
+        owners: list[Node | None] = [None] * SLOT_COUNT
         for first, last, primary, *_ in ranges:
             host = primary[0].decode() if isinstance(primary[0], bytes) else primary[0]
             owners[first : last + 1] = [(host or asked[0], int(primary[1]))] * (last + 1 - first)
@@ -48,7 +48,7 @@ class Router:
         """List the servers that keep anything."""
         return list(dict.fromkeys(filter(None, self._owners)))
 
-    def marker(self, node: Node, wire: Wire) -> int | None:
+    def marker(self, node: Node, wire: ScriptProtocol) -> int | None:
         """Find the number of a marker that a server keeps."""
         return next((n for n in range(MARKERS) if self._owners[wire.slot(wire.marker(n))] == node), None)
 
@@ -65,7 +65,7 @@ class Router:
         if not isinstance(reply, driver.ResponseError) and not isinstance(reply, driver.RedisError):
             return False
         self.stale = self.stale or not isinstance(reply, driver.NoScriptError)
-        if not isinstance(reply, driver.AskError) or script.redirected >= REDIRECTIONS:
+        if not isinstance(reply, driver.AskError) or script.redirected >= MAX_REDIRECTIONS:
             return False
         script.redirected += 1
         node = (reply.host or self._hosts[0][0], int(reply.port))

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import Iterator
 
-    from tidegate.stores.redis.address import Address
+    from tidegate.stores.redis.address import RedisAddress
 
 __all__ = [
     "FAILURES",
@@ -94,7 +94,7 @@ ADVICE: Final = (  # the first words that the message begins with or contains te
 )
 
 
-def explain(address: Address, error: BaseException) -> StoreUnavailable:
+def explain(address: RedisAddress, error: BaseException) -> StoreUnavailable:
     """Say in one line what was attempted, what the driver says, and what to do."""
     said = " ".join(str(error).split()) or type(error).__name__
     if isinstance(error, TimeoutError) and not error.args:
@@ -107,7 +107,7 @@ def explain(address: Address, error: BaseException) -> StoreUnavailable:
     return StoreUnavailable(f"asked Redis at {address} to decide and got no answer: {said}: {advice}")
 
 
-def settings(address: Address) -> dict[str, Any]:
+def settings(address: RedisAddress) -> dict[str, Any]:
     """Give the arguments that every connection is made with, apart from the host."""
     given: dict[str, Any] = {
         "username": address.username,
@@ -125,7 +125,7 @@ def settings(address: Address) -> dict[str, Any]:
 # ---- for threads -----------------------------------------------------------------------------------------------------
 
 
-def connect(address: Address) -> AnyConnection:
+def connect(address: RedisAddress) -> AnyConnection:
     """Open a connection for one thread at a time."""
     host, port = address.hosts[0]
     if address.kind == "sentinel":
@@ -165,7 +165,7 @@ def has_ended(connection: AnyConnection) -> bool:
         return True
 
 
-def read_slots(address: Address, node: tuple[str, int]) -> list[Any]:
+def read_slots(address: RedisAddress, node: tuple[str, int]) -> list[Any]:
     """Ask one server of a cluster where everything is."""
     connection = connect(replace(address, kind="server", hosts=(node,), timeout=address.connect_timeout))
     try:
@@ -179,7 +179,7 @@ def read_slots(address: Address, node: tuple[str, int]) -> list[Any]:
 # ---- for tasks -------------------------------------------------------------------------------------------------------
 
 
-async def connect_async(address: Address) -> AnyConnection:
+async def connect_async(address: RedisAddress) -> AnyConnection:
     """Open a connection of the running event loop; whoever reads from it keeps the time."""
     host, port = address.hosts[0]
     if address.kind == "sentinel":
@@ -222,7 +222,7 @@ def read_error(said: bytes) -> ResponseError:
     return ResponseError(f"{code} {rest}") if kind is None else kind(rest)
 
 
-async def read_slots_async(address: Address, node: tuple[str, int]) -> list[Any]:
+async def read_slots_async(address: RedisAddress, node: tuple[str, int]) -> list[Any]:
     """Ask one server of a cluster where everything is."""
 
     async def read() -> list[Any]:
@@ -237,7 +237,7 @@ async def read_slots_async(address: Address, node: tuple[str, int]) -> list[Any]
     return await wait_for(read(), address.connect_timeout, list)
 
 
-def _sentinel(address: Address, kind: Any, retry: Any) -> Any:  # noqa: ANN401 - two classes that share no base
+def _sentinel(address: RedisAddress, kind: Any, retry: Any) -> Any:  # noqa: ANN401 - two classes that share no base
     own = {name.removeprefix("sentinel_"): v for name, v in address.driver.items() if name.startswith("sentinel_")}
     given = {
         "socket_timeout": address.connect_timeout,

@@ -17,28 +17,28 @@ from typing import TYPE_CHECKING, Final
 
 from tidegate.clock import SystemClock
 from tidegate.core.bounds import SECOND
-from tidegate.stores.redis.wire import Script
+from tidegate.stores.redis.protocol import Script
 
 if TYPE_CHECKING:
-    from tidegate.stores.redis.store import Counts
-    from tidegate.stores.redis.wire import Group, Wire
+    from tidegate.stores.redis.protocol import PendingCall, ScriptProtocol
+    from tidegate.stores.redis.store import CallCounts
 
-SOURCE: Final = b"""local value = redis.call('GET', KEYS[1])
+MARKER_SCRIPT: Final = b"""local value = redis.call('GET', KEYS[1])
 if value then redis.call('PEXPIRE', KEYS[1], ARGV[2]) else
   value = ARGV[1]
   redis.call('SET', KEYS[1], value, 'PX', ARGV[2])
 end
 return value"""
-LOOK_EVERY: Final = SECOND // 4
-KEPT: Final = 1000  # milliseconds that a marker is kept which nobody looks at
-RECENT: Final = SECOND * 9 // 10  # a marker that was seen so long ago cannot have ended by itself
+CHECK_INTERVAL: Final = SECOND // 4
+MARKER_TTL: Final = 1000  # milliseconds that a marker is kept which nobody looks at
+RECENTLY_SEEN: Final = SECOND * 9 // 10  # a marker that was seen so long ago cannot have ended by itself
 steady: Final = SystemClock.steady
 
 
 class ServerWatch:
     """What this process knows of the servers of a store, in all its threads and event loops."""
 
-    def __init__(self, wire: Wire, counts: Counts) -> None:
+    def __init__(self, wire: ScriptProtocol, counts: CallCounts) -> None:
         """Know nothing."""
         self._wire = wire
         self._counts = counts
@@ -69,7 +69,7 @@ class ServerWatch:
     def due(self, who: object) -> bool:
         """Tell whether somebody should look again, once in a while."""
         now = steady()
-        if now - self._looked.get(who, -LOOK_EVERY) < LOOK_EVERY:
+        if now - self._looked.get(who, -CHECK_INTERVAL) < CHECK_INTERVAL:
             return False
         self._looked[who] = now
         return True
@@ -84,7 +84,7 @@ class ServerWatch:
         before, when = self._seen.get(key, (value, 0))
         now = steady()
         self._seen[key] = value, now
-        if before != value and now - when < RECENT:
+        if before != value and now - when < RECENTLY_SEEN:
             self._counts.state_losses += 1
 
     def forget(self, who: object) -> None:
@@ -97,7 +97,7 @@ class Marker(Script):
 
     __slots__ = ("_key", "_value", "_watch")
 
-    def __init__(self, watch: ServerWatch, wire: Wire, key: bytes, value: bytes) -> None:
+    def __init__(self, watch: ServerWatch, wire: ScriptProtocol, key: bytes, value: bytes) -> None:
         """Look at this key; if there is none, leave this value."""
         super().__init__(wire, (), wire.slot(key), 1)
         self._watch = watch
@@ -110,9 +110,9 @@ class Marker(Script):
 
     def command(self) -> list[bytes]:
         """Give the command, word by word."""
-        return [b"EVAL", SOURCE, b"1", self._key, self._value, b"%d" % KEPT]
+        return [b"EVAL", MARKER_SCRIPT, b"1", self._key, self._value, b"%d" % MARKER_TTL]
 
-    def receive(self, reply: bytes) -> list[Group]:
+    def receive(self, reply: bytes) -> list[PendingCall]:
         """Compare what was found with what was there before."""
         self._watch.saw(self._key, reply)
         return []

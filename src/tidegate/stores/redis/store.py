@@ -11,12 +11,12 @@ from tidegate.errors import Closed
 from tidegate.fork import abandon, at_fork, fork_safe
 from tidegate.stores.base import Store, merge
 from tidegate.stores.redis import driver
-from tidegate.stores.redis.address import Address, read_url
-from tidegate.stores.redis.cluster_tasks import ClusterLine
+from tidegate.stores.redis.address import RedisAddress, read_url
+from tidegate.stores.redis.async_cluster import ClusterPipeline
+from tidegate.stores.redis.async_pipeline import AsyncPipeline, ServerPipeline
+from tidegate.stores.redis.protocol import SCRIPT, Script, ScriptProtocol
 from tidegate.stores.redis.server_watch import ServerWatch
-from tidegate.stores.redis.tasks import ServerLine, TaskLine
-from tidegate.stores.redis.threads import ThreadGroup, ThreadLine
-from tidegate.stores.redis.wire import SOURCE, Script, Wire
+from tidegate.stores.redis.sync_pipeline import SyncPipeline, SyncScriptCall
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class Counts:
+class CallCounts:
     """What an operator may want to watch. Counted without a lock: they are telling, not exact."""
 
     scripts: int = 0
@@ -54,14 +54,16 @@ class RedisStore(Store):
     server's: for tests.
     """
 
-    def __init__(self, address: Address | None = None, *, clock: Clock | None = None, source: bytes = SOURCE) -> None:
+    def __init__(
+        self, address: RedisAddress | None = None, *, clock: Clock | None = None, source: bytes = SCRIPT
+    ) -> None:
         """Connect when first asked. `source` is the script, which tests of tests change."""
         super().__init__(clock)
-        self.address = address or Address()
+        self.address = address or RedisAddress()
         self._by_hand = clock is not None
         slot = driver.key_slot if self.address.kind == "cluster" else None
-        self.wire = Wire(self.address, self.clock, slot, source)
-        self._counts = Counts()
+        self.wire = ScriptProtocol(self.address, self.clock, slot, source)
+        self._counts = CallCounts()
         self._watch = ServerWatch(self.wire, self._counts)
         self._lock = fork_safe(threading.Lock())
         self._closed = False
@@ -69,8 +71,8 @@ class RedisStore(Store):
         self._start()
 
     def _start(self) -> None:
-        self._threads = ThreadLine(self.address, self.wire, self._counts, self._watch)
-        self._loops: dict[asyncio.AbstractEventLoop, TaskLine] = {}
+        self._threads = SyncPipeline(self.address, self.wire, self._counts, self._watch)
+        self._loops: dict[asyncio.AbstractEventLoop, AsyncPipeline] = {}
 
     def _forget(self) -> None:
         """Start without connections in a forked process: those of its parent are not for use."""
@@ -84,9 +86,9 @@ class RedisStore(Store):
         if now is None and self._by_hand:
             now = self.clock.ns() // 1000
         if len(asks) == 1:
-            return self._threads.ask(ThreadGroup(verb, asks, now, at))
+            return self._threads.ask(SyncScriptCall(verb, asks, now, at))
         places, merged = merge(asks)
-        decisions = self._threads.ask(ThreadGroup(verb, merged, now, at))
+        decisions = self._threads.ask(SyncScriptCall(verb, merged, now, at))
         return [decisions[place] for place in places]
 
     async def apply_async(
@@ -103,7 +105,7 @@ class RedisStore(Store):
         decisions = await self._line().ask(verb, merged, now, at).answered()
         return [decisions[place] for place in places]
 
-    def _line(self) -> TaskLine:
+    def _line(self) -> AsyncPipeline:
         loop = asyncio.get_running_loop()
         line = self._loops.get(loop)
         if line is None:
@@ -111,7 +113,7 @@ class RedisStore(Store):
                 if self._closed:
                     raise Closed("the store is closed")
                 self._loops = {old: line for old, line in self._loops.items() if not old.is_closed()}
-                kind = ClusterLine if self.address.kind == "cluster" else ServerLine
+                kind = ClusterPipeline if self.address.kind == "cluster" else ServerPipeline
                 line = self._loops[loop] = kind(self.address, self.wire, self._counts, self._watch, self.wake)
         return line
 

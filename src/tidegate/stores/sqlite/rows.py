@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from tidegate.core.codec import dump, limit_of, load
 from tidegate.core.limit import Limit
-from tidegate.stores.sqlite.log import REMOVED, Log
+from tidegate.stores.sqlite.log_rows import MAX_REMOVED_PER_TRANSACTION, LogRows
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -26,25 +26,25 @@ if TYPE_CHECKING:
 
     Limits = tuple[Limit, ...]
 
-INLINE: Final = 24  # entries of a log that stand in its state's row
-FINEST: Final = 16  # rows are looked at in steps no finer than 2**16 microseconds, or a 32nd of their lifetime
-SWEEP: Final = 64  # rows looked at in one sweep
-SHAPES: Final = 1024  # sets of limits remembered
-UNMARKED: Final = 3  # numbers of a bucket without marks
+MAX_INLINE_ENTRIES: Final = 24  # entries of a log that stand in its state's row
+MIN_SWEEP_SHIFT: Final = 16  # rows are looked at in steps no finer than 2**16 microseconds, or a 32nd of their lifetime
+SWEEP_ROWS: Final = 64  # rows looked at in one sweep
+MAX_SHAPES: Final = 1024  # sets of limits remembered
+UNMARKED_NUMBERS: Final = 3  # numbers of a bucket without marks
 PLAIN_WINDOW: Final = 3  # numbers of a window that carries no older ones, at most
-LOG: Final = 5  # parts of a log's state; no other has as many
-LOGS: Final = ("sliding_log", "concurrency")
+LOG_NUMBERS: Final = 5  # parts of a log's state; no other has as many
+LOG_ALGORITHMS: Final = ("sliding_log", "concurrency")
 
-READ: Final = "SELECT id, limits, numbers FROM state WHERE policy = ? AND key = ?"
-INSERT: Final = "INSERT INTO state (policy, key, limits, numbers, updated, due) VALUES (?, ?, ?, ?, ?, ?)"
-UPDATE: Final = "UPDATE state SET numbers = ?, updated = ? WHERE id = ?"
-UPDATE_LIMITS: Final = "UPDATE state SET limits = ?, numbers = ?, updated = ? WHERE id = ?"
+SELECT_STATE: Final = "SELECT id, limits, numbers FROM state WHERE policy = ? AND key = ?"
+INSERT_STATE: Final = "INSERT INTO state (policy, key, limits, numbers, updated, due) VALUES (?, ?, ?, ?, ?, ?)"
+UPDATE_STATE: Final = "UPDATE state SET numbers = ?, updated = ? WHERE id = ?"
+UPDATE_STATE_AND_LIMITS: Final = "UPDATE state SET limits = ?, numbers = ?, updated = ? WHERE id = ?"
 
 # What `json.loads` is made of, without a look for white space around it.
 scan: Callable[[str, int], tuple[Any, int]] = json.JSONDecoder().scan_once  # type: ignore[attr-defined]  # it has one
 
 
-class Row(NamedTuple):
+class KeyRow(NamedTuple):
     """What was read for a key: the states of the policy's limits, and all that stands there."""
 
     id: int  # 0: no row
@@ -54,44 +54,44 @@ class Row(NamedTuple):
     logs: Sequence[int] = ()  # of the stored states that have rows of their own
 
 
-class Shape(NamedTuple):
+class RowShape(NamedTuple):
     """What reading and writing the states of some limits needs, worked out once."""
 
     limits: Limits
     text: str
     read: tuple[Callable[[Limit, list[int]], State | None], ...]
     plain: bool  # no state of them is a log
-    nothing: Row
+    nothing: KeyRow
 
 
-class Rows:
+class StateRows:
     """The rows of a file, read and written through one cursor, within the transactions of others."""
 
     def __init__(self, cursor: sqlite3.Cursor) -> None:
         """Use this cursor."""
         self.cursor = cursor
         self.execute = cursor.execute
-        self._shapes: dict[int, Shape] = {}  # by identity: to hash limits would take longer than to decide
+        self._shapes: dict[int, RowShape] = {}  # by identity: to hash limits would take longer than to decide
 
-    def read(self, policy: Policy, key: str | bytes) -> Row:
+    def read(self, policy: Policy, key: str | bytes) -> KeyRow:
         """Read the states of the policy's limits, known by name and algorithm."""
         limits = policy.limits
         shape = self._shapes.get(id(limits)) or self._shape(limits)
-        row = self.execute(READ, (storable(policy.name), key)).fetchone()
+        row = self.execute(SELECT_STATE, (storable(policy.name), key)).fetchone()
         if row is None:
             return shape.nothing
         place, text, numbers = row
         if text == shape.text:
             states, logs = self._read_states(shape, numbers)
-            return Row(place, states, limits, states, logs)
+            return KeyRow(place, states, limits, states, logs)
         mine = {(limit.name, limit.algorithm): limit for limit in limits}
         pairs = ((limit, mine.get((limit.name, limit.algorithm))) for limit in read_limits(text))
         owners = tuple(now if now is not None and now == then else then for then, now in pairs)
         stored, logs = self._read_states(make_shape(owners), numbers)
         known = {(limit.name, limit.algorithm): state for limit, state in zip(owners, stored, strict=True)}
-        return Row(place, [known.get(name) for name in mine], owners, stored, logs)
+        return KeyRow(place, [known.get(name) for name in mine], owners, stored, logs)
 
-    def _read_states(self, shape: Shape, text: str) -> tuple[list[State | None], Sequence[int]]:
+    def _read_states(self, shape: RowShape, text: str) -> tuple[list[State | None], Sequence[int]]:
         """Read states, and which logs they have."""
         states: list[State | None] = []
         logs: list[int] = []
@@ -101,7 +101,7 @@ class Rows:
                 return [read(limit, numbers) for limit, read, numbers in triples], ()
             for limit, read, numbers in triples:
                 if numbers and numbers[0].__class__ is list:
-                    log = Log(self.cursor, numbers[0])
+                    log = LogRows(self.cursor, numbers[0])
                     logs.append(log.id)
                     states.append((limit, log, *numbers[0][2:5]))
                 else:
@@ -111,7 +111,7 @@ class Rows:
         return states, logs
 
     def write(
-        self, policy: Policy, key: str | bytes, row: Row, states: States, now: int, inline: int | None = None
+        self, policy: Policy, key: str | bytes, row: KeyRow, states: States, now: int, inline: int | None = None
     ) -> None:
         """Write the states of the policy's limits, keeping live ones of limits that are not in the policy (any more).
 
@@ -124,18 +124,18 @@ class Rows:
         if self._shape(limits).plain:
             numbers = [write_state(state) for state in states]
         else:
-            numbers, logs = self._write_logs(states, INLINE if inline is None else inline)
+            numbers, logs = self._write_logs(states, MAX_INLINE_ENTRIES if inline is None else inline)
         place = row.id
         if not any(numbers):
             self.delete(row)
             return
         if place and limits is row.limits:
-            self.execute(UPDATE, (str(numbers), now, place))
+            self.execute(UPDATE_STATE, (str(numbers), now, place))
         elif place:
-            self.execute(UPDATE_LIMITS, (self._shape(limits).text, str(numbers), now, place))
+            self.execute(UPDATE_STATE_AND_LIMITS, (self._shape(limits).text, str(numbers), now, place))
         else:
             due = due_at(max(limit_of(state).rules.expires(state) for state in states if state), now)
-            self.execute(INSERT, (storable(policy.name), key, self._shape(limits).text, str(numbers), now, due))
+            self.execute(INSERT_STATE, (storable(policy.name), key, self._shape(limits).text, str(numbers), now, due))
             place = self.cursor.lastrowid or 0
         if logs != row.logs:
             self._keep_logs(place, row.logs, logs)
@@ -144,7 +144,9 @@ class Rows:
         """Write states of which some are logs; tell which of those have rows of their own."""
         logs: list[int] = []
         numbers = [
-            self._write_log(state, logs, inline) if state is not None and len(state) == LOG else write_state(state)
+            self._write_log(state, logs, inline)
+            if state is not None and len(state) == LOG_NUMBERS
+            else write_state(state)
             for state in states
         ]
         return numbers, logs
@@ -152,19 +154,19 @@ class Rows:
     def _write_log(self, state: State, logs: list[int], inline: int) -> list[Any]:
         """Write a log: as numbers, or as rows once there are many."""
         _, log, head, tail, base = state
-        if log.__class__ is not Log:
+        if log.__class__ is not LogRows:
             if tail - head <= inline:
                 return dump(state)
-            log = Log.write(self.cursor, log, head, tail, base)
+            log = LogRows.write(self.cursor, log, head, tail, base)
         logs.append(log.id)
         return [log.save(head, tail, base)]
 
-    def delete(self, row: Row) -> None:
+    def delete(self, row: KeyRow) -> None:
         """Forget a key."""
         self.execute("DELETE FROM state WHERE id = ?", (row.id,))
         self._keep_logs(row.id, row.logs, ())
 
-    def _merge(self, row: Row, limits: Limits, states: States, now: int) -> tuple[Limits, States]:
+    def _merge(self, row: KeyRow, limits: Limits, states: States, now: int) -> tuple[Limits, States]:
         """Tell under which limits each state is written: one left as it was may be of a limit changed since."""
         names = {(limit.name, limit.algorithm) for limit in limits}
         owners = [limit if state is None else limit_of(state) for limit, state in zip(limits, states, strict=True)]
@@ -193,14 +195,14 @@ class Rows:
         if row.id:
             self.write(policy, key, row, row.states, now, inline=0)
             for state in self.read(policy, key).states:
-                if state is not None and isinstance(state[1], Log):
+                if state is not None and isinstance(state[1], LogRows):
                     state[1].label(at, task_type, task_id, *state[2:4])
         return []
 
     def sweep(self, now: int) -> None:
         """Look at some of the rows that are due, drop those that ended, and some entries of logs that did."""
         query = "SELECT id, limits, numbers FROM state WHERE due <= ? ORDER BY due LIMIT ?"
-        for place, text, numbers in self.execute(query, (now, SWEEP)).fetchall():
+        for place, text, numbers in self.execute(query, (now, SWEEP_ROWS)).fetchall():
             try:
                 states, _ = self._read_states(make_shape(read_limits(text)), numbers)
                 ends = max(limit_of(state).rules.expires(state) for state in states if state)
@@ -214,30 +216,33 @@ class Rows:
         ended = self.execute("SELECT id FROM log WHERE state IS NULL LIMIT 1").fetchone()
         if ended is not None:
             query = "DELETE FROM entry WHERE log = ? AND seq < ? + (SELECT min(seq) FROM entry WHERE log = ?)"
-            if self.execute(query, (*ended, REMOVED, *ended)).rowcount < REMOVED:
+            if (
+                self.execute(query, (*ended, MAX_REMOVED_PER_TRANSACTION, *ended)).rowcount
+                < MAX_REMOVED_PER_TRANSACTION
+            ):
                 query = "DELETE FROM log WHERE id = ? AND NOT EXISTS (SELECT * FROM entry WHERE log = ?)"
                 self.execute(query, (*ended, *ended))
 
-    def _shape(self, limits: Limits) -> Shape:
+    def _shape(self, limits: Limits) -> RowShape:
         shape = self._shapes.get(id(limits))
         if shape is None:
-            if len(self._shapes) >= SHAPES:
+            if len(self._shapes) >= MAX_SHAPES:
                 self._shapes.clear()
             shape = self._shapes[id(limits)] = make_shape(limits)
         return shape
 
 
-def make_shape(limits: Limits) -> Shape:
+def make_shape(limits: Limits) -> RowShape:
     """Work out what reading and writing the states of these limits needs."""
     nothing = (None,) * len(limits)
     read = tuple(READERS.get(limit.algorithm, read_other) for limit in limits)
-    plain = all(limit.algorithm not in LOGS for limit in limits)
-    return Shape(limits, write_limits(limits), read, plain, Row(0, nothing, limits, nothing))
+    plain = all(limit.algorithm not in LOG_ALGORITHMS for limit in limits)
+    return RowShape(limits, write_limits(limits), read, plain, KeyRow(0, nothing, limits, nothing))
 
 
 def read_bucket(limit: Limit, numbers: list[int]) -> State | None:
     """Read a bucket; most have no marks."""
-    return (limit, numbers[0], numbers[1]) if len(numbers) == UNMARKED else read_other(limit, numbers)
+    return (limit, numbers[0], numbers[1]) if len(numbers) == UNMARKED_NUMBERS else read_other(limit, numbers)
 
 
 def read_window(limit: Limit, numbers: list[int]) -> State | None:
@@ -279,7 +284,7 @@ def storable(text: str) -> str | bytes:
 
 def due_at(ends: int, now: int) -> int:
     """Choose an instant soon after a state ends, from a coarse grid, so that a row seldom moves in the index."""
-    step = max(FINEST, (ends - now).bit_length() - 5)
+    step = max(MIN_SWEEP_SHIFT, (ends - now).bit_length() - 5)
     return ((ends >> step) + 1) << step
 
 
@@ -292,7 +297,7 @@ def write_limits(limits: Limits) -> str:
     return json.dumps(fields, separators=(",", ":"))
 
 
-@lru_cache(maxsize=SHAPES)
+@lru_cache(maxsize=MAX_SHAPES)
 def read_limits(text: str) -> Limits:
     """Build limits again from their text."""
     try:

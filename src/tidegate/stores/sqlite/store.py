@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final, Literal, ParamSpec, TypeVar, get_args
 from urllib.parse import parse_qsl, unquote
 
 from tidegate.clock import Clock, SystemClock, yield_thread
-from tidegate.core.bounds import MAX, SECOND
+from tidegate.core.bounds import MAX_INTEGER, SECOND
 from tidegate.core.decision import VERBS, Decision
 from tidegate.core.limit import parse_period
 from tidegate.errors import Closed, ConfigError, StoreUnavailable
@@ -19,8 +19,9 @@ from tidegate.fork import abandon, at_fork
 from tidegate.lock import Lock, locked, threads_holding
 from tidegate.policy.key import join_key
 from tidegate.stores.base import Store
-from tidegate.stores.sqlite.file import (
-    BUSY,
+from tidegate.stores.sqlite.async_worker import AsyncWorker, QueuedCall
+from tidegate.stores.sqlite.database import (
+    BUSY_CODES,
     Migration,
     connect,
     discard,
@@ -29,8 +30,7 @@ from tidegate.stores.sqlite.file import (
     prepare,
     read_migrations,
 )
-from tidegate.stores.sqlite.rows import Row, Rows, storable
-from tidegate.stores.sqlite.worker import Question, Worker
+from tidegate.stores.sqlite.rows import KeyRow, StateRows, storable
 from tidegate.urls import redact, split_url
 
 if TYPE_CHECKING:
@@ -42,20 +42,20 @@ if TYPE_CHECKING:
     from tidegate.core.limit import Limit
     from tidegate.policy import Key, Policy
     from tidegate.stores.base import Ask
-    from tidegate.stores.sqlite.worker import Asked
+    from tidegate.stores.sqlite.async_worker import Asked
 
-    Work = Callable[[Rows, Asked, int], list[Decision]]
+    Work = Callable[[StateRows, Asked, int], list[Decision]]
 
 P = ParamSpec("P")
 R = TypeVar("R")
 Synchronous = Literal["normal", "full", "extra"]
 
 # Every so many transactions, one sees whether the file was replaced, and the next that writes removes what ended.
-TENDING: Final = 16
+CALLS_BETWEEN_SWEEPS: Final = 16
 # Seconds between tries while others keep the file locked. A single transaction ends soon. Where many processes want the
 # file all the time, they do half as much again in runs of milliseconds as when each wakes the others at every decision.
-SOON: Final = 0.00002
-LATER: Final = 0.003
+FIRST_LOCK_PAUSE: Final = 0.00002
+MAX_LOCK_PAUSE: Final = 0.003
 REST: Final = 0.0002  # seconds between tries while another thread of this process uses the connection
 MAX_GATE: Final = 0.05  # seconds to wait for other threads before looking whether one is there
 MAX_FORK: Final = SECOND  # how long no connection is opened since a fork is about to happen
@@ -106,12 +106,12 @@ class SQLiteStore(Store):
         self.lock = Lock(spins=0, rest=REST)
         self._gate = threading.Lock()
         self._db: sqlite3.Connection | None = None
-        self._rows: Rows | None = None
+        self._rows: StateRows | None = None
         self._unsure = False
         self._inode = (0, 0)
         self._forking = 0  # until then no connection is opened, in steady time
-        self._workers: list[Worker] = []
-        self._worker: Worker | None = None
+        self._workers: list[AsyncWorker] = []
+        self._worker: AsyncWorker | None = None
         self._closed = False
         self._count = 0
         self._untended = False
@@ -134,10 +134,10 @@ class SQLiteStore(Store):
     ) -> list[Decision]:
         """Apply on the store's own thread; calls of many tasks at once share transactions."""
         worker = self._worker or self._start_worker()
-        return await worker.ask(Question((verb, asks, now, at, None)))
+        return await worker.ask(QueuedCall((verb, asks, now, at, None)))
 
-    def _start_worker(self) -> Worker:
-        self._workers.append(Worker(self._answer, self.wake))
+    def _start_worker(self) -> AsyncWorker:
+        self._workers.append(AsyncWorker(self._answer, self.wake))
         self._worker = self._workers[0]  # of several threads that come at once, all use the first
         return self._worker
 
@@ -145,7 +145,7 @@ class SQLiteStore(Store):
         """Name the tasks charged to a key's logs at the instant `at`, for those who read `task_completions`."""
         name = text_of(key)
 
-        def work(rows: Rows, _: Asked, now: int) -> list[Decision]:
+        def work(rows: StateRows, _: Asked, now: int) -> list[Decision]:
             return rows.label(policy, name, at, task_type, task_id, now)
 
         self._transact((("label", ((policy, key, ()),), None, None, None),), work)
@@ -167,7 +167,7 @@ class SQLiteStore(Store):
 
     # ---- transactions ------------------------------------------------------------------------------------------------
 
-    def _answer(self, questions: list[Question]) -> None:
+    def _answer(self, questions: list[QueuedCall]) -> None:
         """Answer all questions in one transaction; an error is the answer to each."""
         try:
             answers = self._transact([question.asked for question in questions])
@@ -232,7 +232,7 @@ class SQLiteStore(Store):
                 return self._attempt(asked, work)
             except sqlite3.Error as error:
                 self._recover(error)
-                if error_code(error) not in BUSY:
+                if error_code(error) not in BUSY_CODES:
                     raise self._failed(error, asked) from error
                 steady = SystemClock.steady()
                 deadline = deadline or steady + self._patience
@@ -243,14 +243,14 @@ class SQLiteStore(Store):
                 raise
             attempts += 1
             self._waits += attempts == 1
-            yield_thread(SOON if attempts == 1 else LATER)
+            yield_thread(FIRST_LOCK_PAUSE if attempts == 1 else MAX_LOCK_PAUSE)
 
     def _attempt(self, asked: Sequence[Asked], work: Work) -> list[list[Decision]]:
         """Answer in one transaction."""
         if self._unsure:
             self._close()
         self._count += 1
-        if self._count % TENDING == 1:
+        if self._count % CALLS_BETWEEN_SWEEPS == 1:
             self._untended = True
             if self._db is not None and self._replaced():
                 self._close()
@@ -276,16 +276,16 @@ class SQLiteStore(Store):
 
     # ---- the connection ----------------------------------------------------------------------------------------------
 
-    def _open(self) -> Rows:
+    def _open(self) -> StateRows:
         if self._closed:
             raise Closed("the store is closed")
         while SystemClock.steady() < self._forking:
-            yield_thread(LATER)
+            yield_thread(MAX_LOCK_PAUSE)
         self._db = db = connect(self.path)
         prepare(db, self.path, self.synchronous, self._migrations())
         stat = self.path.stat()
         self._inode = (stat.st_dev, stat.st_ino)
-        self._rows = rows = Rows(db.cursor())
+        self._rows = rows = StateRows(db.cursor())
         return rows
 
     def _migrations(self) -> list[Migration]:
@@ -302,7 +302,7 @@ class SQLiteStore(Store):
 
     def _recover(self, error: sqlite3.Error | None) -> None:
         """End a failed transaction; after anything but a lock held by others, open the file again next time."""
-        if self._rows is not None and self._db is not None and (error is None or error_code(error) in BUSY):
+        if self._rows is not None and self._db is not None and (error is None or error_code(error) in BUSY_CODES):
             try:
                 if self._db.in_transaction:
                     self._db.execute("ROLLBACK")
@@ -346,7 +346,7 @@ class SQLiteStore(Store):
         self._unsure = False
 
 
-def decide(rows: Rows, asked: Asked, now: int) -> list[Decision]:
+def decide(rows: StateRows, asked: Asked, now: int) -> list[Decision]:
     """Read the states of every key, apply the verb to all of them, and write them back."""
     verb, asks, given, at, _ = asked
     if given is not None:
@@ -363,9 +363,9 @@ def decide(rows: Rows, asked: Asked, now: int) -> list[Decision]:
     return [decision]
 
 
-def decide_together(rows: Rows, verb: str, asks: Sequence[Ask], now: int, at: int | None) -> list[Decision]:
+def decide_together(rows: StateRows, verb: str, asks: Sequence[Ask], now: int, at: int | None) -> list[Decision]:
     """Decide on several asks; a key that is asked for twice pays both costs."""
-    found: dict[tuple[int, str | bytes], tuple[Row, int]] = {}
+    found: dict[tuple[int, str | bytes], tuple[KeyRow, int]] = {}
     limits: list[Limit] = []
     states: list[State | None] = []
     costs: list[int] = []
@@ -374,7 +374,7 @@ def decide_together(rows: Rows, verb: str, asks: Sequence[Ask], now: int, at: in
         if (id(policy), name) in found:
             place = found[id(policy), name][1]
             for i, more in enumerate(cost, place):
-                costs[i] = min(MAX, costs[i] + more)
+                costs[i] = min(MAX_INTEGER, costs[i] + more)
             continue
         row = rows.read(policy, name)
         found[id(policy), name] = row, len(limits)
@@ -396,7 +396,7 @@ def decide_together(rows: Rows, verb: str, asks: Sequence[Ask], now: int, at: in
     return decisions
 
 
-def keep(rows: Rows, verb: str, policy: Policy, name: str | bytes, row: Row, states: States, now: int) -> None:
+def keep(rows: StateRows, verb: str, policy: Policy, name: str | bytes, row: KeyRow, states: States, now: int) -> None:
     """Write what a verb has changed."""
     if verb == "reset":
         rows.delete(row)
@@ -404,7 +404,7 @@ def keep(rows: Rows, verb: str, policy: Policy, name: str | bytes, row: Row, sta
         rows.write(policy, name, row, states, now)
 
 
-def tell(row: Row, allowed: bool, now: int, policy: Policy, states: States, left: Sequence[int]) -> Decision:  # noqa: FBT001 - a Decision's parts, in their order
+def tell(row: KeyRow, allowed: bool, now: int, policy: Policy, states: States, left: Sequence[int]) -> Decision:  # noqa: FBT001 - a Decision's parts, in their order
     """Build a Decision; what logs say is looked up now, while it is true."""
     decision = Decision((allowed, now, policy.limits, states, left))
     return Decision((allowed, now, policy.limits, decision.views, None)) if row.logs else decision

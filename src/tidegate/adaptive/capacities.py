@@ -1,0 +1,291 @@
+"""Capacities: the resources of one agent and what their capacities are, joined with other agents over a Bus."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from tidegate.adaptive.capacity import CapacityState, RecoverySettings
+from tidegate.adaptive.signing import EPOCH, MalformedError, MessageSigner, read_signed
+from tidegate.adaptive.update import MAX_NAME, MAX_UPDATE_BYTES, CapacityUpdate, is_name, retain_key
+from tidegate.bus import Bus, Event, Retain
+from tidegate.clock import Clock, SystemClock
+from tidegate.core.bounds import SECOND
+from tidegate.errors import Closed, ConfigError
+from tidegate.fork import fork_safe
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+SUBJECT: Final = "ratelimit.capacity"
+MAX_UNCONFIGURED_RESOURCES: Final = (
+    256  # resources not configured here of which something was heard, kept for when they are
+)
+MAX_UPDATES_PER_UNCONFIGURED: Final = 8  # ... and what was heard of each
+RETAIN_AFTER_RECOVERY: Final = 3600.0  # seconds for which an update is retained after its recovery
+RETAIN_WITHOUT_RECOVERY: Final = 86_400.0  # ... and where it never recovers
+
+COUNTS: Final = ("sent", "applied", "own", "unknown", "above", "stale", "expired", "malformed")
+
+Listener = Callable[[CapacityUpdate], object]
+
+
+class CapacitySnapshot(NamedTuple):
+    """A resource at this instant: times in microseconds of the clock's steady time."""
+
+    original: int
+    current: int
+    frozen_until: int | None  # None: not frozen now
+    due: int | None  # when to look again
+
+
+@dataclass(slots=True)
+class _TrackedResource:
+    capacity: CapacityState
+    messages: dict[tuple[int, str], bytes] = field(default_factory=dict)  # as sent, of the reductions known
+    due: int | None = None
+
+
+class Capacities:
+    """What the capacities of an agent's resources are. Thread-safe; nothing here waits.
+
+    `changed(resource)` is called, without any lock held, after something happened to a resource: look again. `told` is
+    called with each update of another agent that had an effect. Messages that have none are counted in `metrics()`:
+    our own, of resources that are not set here, above the original, stale (known already), expired (signed, but too old
+    or from a clock that is too far ahead), malformed.
+
+    Time does not call: whoever waits looks again at `due`.
+    """
+
+    def __init__(
+        self,
+        agent_id: str,
+        *,
+        terms: RecoverySettings | None = None,
+        clock: Clock | None = None,
+        bus: Bus | None = None,
+        secret: str | bytes | None = None,
+        subject: str = SUBJECT,
+        changed: Callable[[str], object] | None = None,
+        told: Listener | None = None,
+    ) -> None:
+        """Listen on the bus, if there is one, under this agent's name; it stays open when this is closed."""
+        if not is_name(agent_id):
+            message = f"must be a text of up to {MAX_NAME} characters that no other agent has, not {agent_id!r}"
+            raise ConfigError(message, field="agent_id")
+        if bus is not None and not isinstance(bus, Bus):
+            raise ConfigError(f"must be a Bus, such as open_bus('nats://127.0.0.1:4222'), not {bus!r}", field="bus")
+        self.agent_id = agent_id
+        self.terms = terms or RecoverySettings()
+        self.clock = clock or SystemClock()
+        self._bus = bus
+        self._signer = MessageSigner(secret, self.clock)
+        self._subject = subject
+        self._changed = changed or (lambda _resource: None)
+        self._told = told or (lambda _update: None)
+        self._lock = fork_safe(threading.Lock())
+        self._entries: dict[str, _TrackedResource] = {}
+        self._strangers: OrderedDict[str, list[tuple[CapacityUpdate, bytes, int]]] = OrderedDict()
+        self._counts = dict.fromkeys(COUNTS, 0)
+        self._subscription = None if bus is None else bus.subscribe(subject, self._hear, self._synced)
+
+    # ---- resources ---------------------------------------------------------------------------------------------------
+
+    def set(self, resource: str, original: int) -> None:
+        """Set what the capacity is when nothing is reduced; a resource known already begins anew.
+
+        Of a new one, what other agents said before counts.
+        """
+        if not is_name(resource):
+            raise ConfigError(f"must be a text of up to {MAX_NAME} characters, not {resource!r}", field="resource")
+        now = self.clock.steady()
+        with self._lock:
+            entry = self._entries.get(resource)
+            if entry is not None:
+                entry.capacity = entry.capacity.restart(original)
+                entry.messages.clear()
+            else:
+                entry = self._entries[resource] = _TrackedResource(CapacityState(original, self.terms))
+                for update, payload, since in self._strangers.pop(resource, ()):
+                    self._merge(entry, update, payload, now, now - since)
+            entry.due = entry.capacity.next_change(now)
+
+    def remove(self, resource: str) -> None:
+        """Forget a resource."""
+        with self._lock:
+            self._entries.pop(resource, None)
+
+    def __contains__(self, resource: str) -> bool:
+        """Tell whether a resource is set."""
+        return resource in self._entries
+
+    def look(self, resource: str, at: int | None = None) -> CapacitySnapshot | None:
+        """Tell how a resource stands now, or stood at an instant since it was last looked at; None: it is not set."""
+        with self._lock:
+            entry = self._entries.get(resource)
+            if entry is None:
+                return None
+            now = self.clock.steady() if at is None else at
+            capacity = entry.capacity
+            due = capacity.next_change(now)
+            if at is None:
+                entry.due = due
+            frozen = capacity.frozen_until
+            frozen = None if frozen is None or frozen <= now else frozen
+            return CapacitySnapshot(capacity.original, capacity.current(now), frozen, due)
+
+    def due(self, resource: str) -> int | None:
+        """Tell, without looking, when there will be something to see."""
+        entry = self._entries.get(resource)
+        return None if entry is None else entry.due
+
+    # ---- reducing ----------------------------------------------------------------------------------------------------
+
+    def reduce(self, resource: str, reason: str = "", retry_after: float | None = None) -> CapacityUpdate | None:
+        """Reduce a resource here and tell the others; None where it is not set, or was reduced just before.
+
+        `retry_after` asks everybody for no calls at all for so many seconds.
+        """
+        if retry_after is not None and not 0 <= retry_after < float("inf"):
+            raise ConfigError(f"must be a number of seconds from 0, not {retry_after!r}", field="retry_after")
+        now, wall = self.clock.steady(), self.clock.ns() // 1000
+        with self._lock:
+            entry = self._entries.get(resource)
+            if entry is None:
+                return None
+            before = entry.capacity
+            epoch = before.next_epoch(wall)
+            pause = 0 if retry_after is None else round(retry_after * SECOND)
+            after = before.reduce(now, epoch, self.agent_id, pause)
+            if after is before:
+                return None
+            update = CapacityUpdate(
+                resource,
+                self.agent_id,
+                next(r.value for r in after.reductions if (r.epoch, r.agent) == (epoch, self.agent_id)),
+                reason.encode("utf-8", "replace").decode()[:MAX_NAME],
+                EPOCH + timedelta(microseconds=wall),
+                epoch,
+                retry_after,
+            )
+            payload = update.to_json(self._signer.secret)
+            self._keep(entry, after, update, payload, now)
+            retain = self._retain(entry.capacity, update, now)
+            self._counts["sent"] += self._bus is not None
+        self._changed(resource)
+        self._publish(payload, retain)
+        return update
+
+    def _publish(self, payload: bytes, retain: Retain, *, late: bool = False) -> None:
+        if self._bus is not None:
+            with suppress(Closed):  # what happened here counts here all the same
+                self._bus.publish(self._subject, payload, retain, late=late)
+
+    # ---- hearing -----------------------------------------------------------------------------------------------------
+
+    def _hear(self, event: Event) -> None:
+        try:
+            fields, signature = read_signed(event.payload, self._signer.secret, MAX_UPDATE_BYTES)
+            update = CapacityUpdate.from_fields(fields)
+        except MalformedError:
+            self._count("malformed")
+            return
+        verdict = self._signer.judge(signature, update.at, late=event.late)
+        if verdict in ("expired", "replayed"):
+            self._count("expired" if verdict == "expired" else "stale")
+            return
+        self.hear(update, event.payload, late=verdict == "old")
+
+    def hear(self, update: CapacityUpdate, payload: bytes = b"", *, late: bool = False) -> bool:
+        """Take over what another agent says, if it is new; tell whether it was.
+
+        A `late` message is as old as its timestamp says; another is as old as it is heard.
+        """
+        if update.agent_id == self.agent_id and not late:  # a late one may be from before we were started again
+            self._count("own")
+            return False
+        now = self.clock.steady()
+        age = max(0, self.clock.ns() // 1000 - update.at) if late else 0
+        with self._lock:
+            entry = self._entries.get(update.resource)
+            if entry is None:
+                self._counts["unknown"] += 1
+                self._remember(update, payload, now - age)
+                return False
+            outcome = self._merge(entry, update, payload, now, age)
+            self._counts[outcome] += 1
+        if outcome != "applied":
+            return False
+        self._changed(update.resource)
+        self._told(update)
+        return True
+
+    def _merge(self, entry: _TrackedResource, update: CapacityUpdate, payload: bytes, now: int, age: int) -> str:
+        before = entry.capacity
+        if update.new_capacity > before.original:
+            return "above"
+        order, agent, value = update.order, update.agent_id, update.new_capacity
+        after = before.merge(now, order, agent, value, age=age, retry_after=update.pause)
+        if after is before:
+            return "stale"
+        seen = before.current(now), before.frozen_until
+        self._keep(entry, after, update, payload, now)
+        # Known now, but without effect: recovered long ago, or not below what is in force.
+        live = (after.current(now), after.frozen_until) != seen or after.recovered_at(now) != before.recovered_at(now)
+        return "applied" if live else "stale"
+
+    def _remember(self, update: CapacityUpdate, payload: bytes, since: int) -> None:
+        heard = self._strangers.setdefault(update.resource, [])
+        heard.append((update, payload, since))
+        del heard[:-MAX_UPDATES_PER_UNCONFIGURED]
+        while len(self._strangers) > MAX_UNCONFIGURED_RESOURCES:
+            self._strangers.popitem(last=False)
+
+    def _keep(
+        self, entry: _TrackedResource, after: CapacityState, update: CapacityUpdate, payload: bytes, now: int
+    ) -> None:
+        entry.capacity = after
+        entry.due = after.next_change(now)
+        entry.messages[update.order, update.agent_id] = payload
+        known = {(reduction.epoch, reduction.agent) for reduction in after.reductions}
+        entry.messages = {place: sent for place, sent in entry.messages.items() if place in known}
+
+    def _retain(self, capacity: CapacityState, update: CapacityUpdate, now: int) -> Retain:
+        end = capacity.recovered_at(now)
+        ttl = RETAIN_WITHOUT_RECOVERY if end is None else (end - now) / SECOND + RETAIN_AFTER_RECOVERY
+        return Retain(retain_key(update.resource, update.agent_id, self._signer.tag), update.order, ttl)
+
+    def _synced(self, retained: Mapping[str, int]) -> None:
+        """Publish again what is in force and was lost: a server may have been started anew."""
+        now = self.clock.steady()
+        lost = []
+        with self._lock:
+            for entry in self._entries.values():
+                for reduction in entry.capacity.in_force(now):
+                    payload = entry.messages.get((reduction.epoch, reduction.agent))
+                    if payload:
+                        update = CapacityUpdate.from_json(payload, self._signer.secret)
+                        retain = self._retain(entry.capacity, update, now)
+                        if retained.get(retain.key, 0) < retain.version:
+                            lost.append((payload, retain))
+        for payload, retain in lost:
+            self._publish(payload, retain, late=True)
+
+    def _count(self, what: str) -> None:
+        with self._lock:
+            self._counts[what] += 1
+
+    def metrics(self) -> dict[str, int]:
+        """Count updates sent, applied, and those that had no effect, by why."""
+        with self._lock:
+            return dict(self._counts)
+
+    def close(self) -> None:
+        """Listen no more."""
+        if self._subscription is not None:
+            self._subscription.close()

@@ -1,0 +1,1 @@
+"""What a budget reports: counters, log lines, forecasts and warnings."""

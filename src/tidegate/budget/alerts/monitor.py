@@ -1,0 +1,158 @@
+"""What a budget reports: counters for metrics, log lines, and warnings for a webhook.
+
+A milestone (50, 80, 95 % of a tier) is reported once, and again only after usage has fallen to three quarters of it, so
+a rolling window that stays around a milestone does not report it every minute. A new fixed window reports all
+milestones again. Denials by a tier are reported when they start.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from bisect import bisect_left
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Final
+
+from tidegate.budget.settings.tiers import CONCURRENCY
+from tidegate.fork import fork_safe
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from datetime import datetime
+
+    from tidegate.budget.result import RateLimitResult, Usage
+
+    SendWarning = Callable[[dict[str, Any]], None]
+
+log = logging.getLogger("tidegate.budget")
+
+DURATION_BUCKETS: Final = (
+    100,
+    250,
+    500,
+    1000,
+    2500,
+    5000,
+    10_000,
+    25_000,
+    50_000,
+    100_000,
+    250_000,
+    1_000_000,
+)  # microseconds
+REARM_FRACTION: Final = 0.75  # of a milestone
+FULL_PERCENT: Final = 100
+FALLBACK_DESCRIPTIONS: Final = {
+    "short-term": "limits per minute and hour stay in force in memory; longer limits are not checked until it answers",
+    "local": "this process uses its local share of the limits until it answers",
+    "deny": "every check is denied until it answers",
+}
+
+
+class BudgetMonitor:
+    """Counts, logs and sends warnings. `send_warning` must not block."""
+
+    def __init__(
+        self,
+        name: str,
+        milestones: tuple[int, ...],
+        send_warning: SendWarning | None,
+        *,
+        fixed: bool,
+        on_database_error: str,
+    ) -> None:
+        """Report about the budget of this name; `fixed` if its windows are fixed."""
+        self.name = name
+        self.exceeded: dict[str, int] = {}
+        self.durations = [0] * (len(DURATION_BUCKETS) + 1)
+        self.duration_sum = 0
+        self.recorded = 0
+        self.returned = 0
+        self._on_database_error = on_database_error
+        self._milestones = sorted(milestones)
+        self._reached: dict[str, int] = {}
+        self._fixed = fixed
+        self._window_ends: dict[str, datetime] = {}  # of fixed windows
+        self._denying: set[str] = set()
+        self._lost = False
+        self._send_warning = send_warning
+        self._lock = fork_safe(threading.Lock())
+
+    def record_check(self, result: RateLimitResult, microseconds: int | None) -> None:
+        """Count a check, and its duration unless it waited."""
+        with self._lock:
+            if microseconds is not None:
+                self.durations[bisect_left(DURATION_BUCKETS, microseconds)] += 1
+                self.duration_sum += microseconds
+            for tier in result.exceeded:
+                self.exceeded[tier] = self.exceeded.get(tier, 0) + 1
+            started = [tier for tier in result.exceeded if tier not in self._denying]
+            self._denying = set(result.exceeded)
+        self.record_usage(result.usage, result.at)
+        if not result.allowed:
+            log.log(logging.WARNING if started else logging.DEBUG, "rate limit exceeded: %s", result.reason)
+        for tier in started:
+            usage = result.usage.get(tier)
+            self.warn("limit_exceeded", tier=tier, wait=result.wait, **(usage_fields(usage) if usage else {}))
+
+    def record_usage(self, usages: Mapping[str, Usage], at: datetime) -> None:
+        """Report the milestones that the tiers have reached since the last call."""
+        with self._lock:
+            reached = self._update_milestones(usages, at)
+        for tier, milestone in reached:
+            self._report_milestone(tier, milestone, usages[tier])
+
+    def _update_milestones(self, usages: Mapping[str, Usage], at: datetime) -> list[tuple[str, int]]:
+        """Find the milestones that are reached now and were not before."""
+        found = []
+        for tier, usage in usages.items():
+            if tier == CONCURRENCY:  # is full whenever there is enough work
+                continue
+            if self._fixed and usage.used:
+                end = at + timedelta(seconds=usage.reset_after)
+                if self._window_ends.get(tier) != end:  # a new window
+                    self._window_ends[tier] = end
+                    self._reached[tier] = 0
+            before = self._reached.get(tier, 0)
+            percent = FULL_PERCENT * usage.used / usage.quota
+            now = max((each for each in self._milestones if each <= percent), default=0)
+            if now > before:
+                found += [(tier, each) for each in self._milestones if before < each <= now]
+                self._reached[tier] = now
+            elif before and percent < before * REARM_FRACTION:
+                self._reached[tier] = max(
+                    (each for each in self._milestones if each * REARM_FRACTION <= percent), default=0
+                )
+        return found
+
+    def _report_milestone(self, tier: str, milestone: int, usage: Usage) -> None:
+        level = logging.WARNING if milestone >= self._milestones[-1] else logging.INFO
+        log.log(level, "%d %% of the tier %s is used: %d of %d", milestone, tier, usage.used, usage.quota)
+        self.warn("milestone", tier=tier, milestone=milestone, **usage_fields(usage))
+
+    def record_database(self, *, lost: bool, waiting: int) -> None:
+        """Report when the database stops answering, and when it answers again."""
+        with self._lock:
+            changed, self._lost = lost is not self._lost, lost
+        if changed:
+            if lost:
+                log.error("the database does not answer: %s", FALLBACK_DESCRIPTIONS[self._on_database_error])
+            else:
+                log.warning("the database answers again; settlements queued for it: %d", waiting)
+            self.warn("database_lost" if lost else "database_back", waiting=waiting)
+
+    def count_settled(self, recorded: int, returned: int) -> None:
+        """Count tasks that were recorded, and tasks that were returned."""
+        with self._lock:
+            self.recorded += recorded
+            self.returned += returned
+
+    def warn(self, event: str, **fields: object) -> None:
+        """Send a warning to the webhook, if there is one."""
+        if self._send_warning is not None:
+            self._send_warning({"event": event, "budget": self.name, **fields})
+
+
+def usage_fields(usage: Usage) -> dict[str, Any]:
+    """Return the fields of a warning that describe the usage of a tier."""
+    return {"used": usage.used, "quota": usage.quota, "unit": usage.unit, "reset_after": usage.reset_after}

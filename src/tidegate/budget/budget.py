@@ -1,0 +1,294 @@
+"""TaskBudget for threads and AsyncTaskBudget for tasks: two drivers of the same operations."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import closing
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
+
+from tidegate.budget.batch import AsyncBatch, Batch
+from tidegate.budget.operations import BudgetOperations
+from tidegate.budget.settings.environment import read_environment
+from tidegate.budget.settings.file import read_config
+from tidegate.budget.settings.model import BudgetSettings
+from tidegate.errors import ConfigError
+from tidegate.limiter import AsyncLimiter, Limiter
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+    from pathlib import Path
+
+    from tidegate.budget.operations import BudgetStep, Flow
+    from tidegate.budget.result import RateLimitResult, Usage
+    from tidegate.clock import Clock
+
+T = TypeVar("T")
+
+
+class _ConfiguredBudget:
+    """What never waits, the same in both: construction, settings, and the state of the database."""
+
+    _limiter_type: ClassVar[type[Limiter | AsyncLimiter]]
+
+    def __init__(
+        self,
+        settings: BudgetSettings | None = None,
+        *,
+        clock: Clock | None = None,
+        load: Callable[[], float] | None = None,
+        **options: Any,  # noqa: ANN401 - the fields of BudgetSettings
+    ) -> None:
+        """Open a budget with settings, or with their fields as keywords, such as `per_minute=20, per_day=500`.
+
+        `load` returns the system load, from 0 to 1, for the rules of the schedule; the default is the machine's load
+        average divided by its processors. `clock` replaces the clock, for tests.
+        """
+        if settings is None:
+            settings = BudgetSettings(**options)
+        elif options:
+            message = f"cannot be combined with {', '.join(sorted(options))}: set these fields in the settings"
+            raise ConfigError(message, field="settings")
+        self.operations = BudgetOperations(settings, self._limiter_type, clock, load)
+
+    @classmethod
+    def from_env(
+        cls,
+        environ: Mapping[str, str] | None = None,
+        *,
+        clock: Clock | None = None,
+        load: Callable[[], float] | None = None,
+    ) -> Self:
+        """Read the settings from environment variables (RATE_LIMIT_PER_MINUTE …); disabled unless RATE_LIMIT_ENABLED.
+
+        One ConfigError lists every wrong variable. RATE_LIMIT_CONFIG may name a YAML file with further settings.
+        """
+        return cls(read_environment(environ), clock=clock, load=load)
+
+    @classmethod
+    def from_config(
+        cls,
+        source: str | Path | Mapping[str, Any],
+        *,
+        clock: Clock | None = None,
+        load: Callable[[], float] | None = None,
+    ) -> Self:
+        """Read the settings from a YAML file or a mapping of the same shape; see `tidegate.budget.settings.file`."""
+        return cls(BudgetSettings(**read_config(source)), clock=clock, load=load)
+
+    @property
+    def settings(self) -> BudgetSettings:
+        """The settings of the budget."""
+        return self.operations.settings
+
+    @property
+    def lost(self) -> bool:
+        """Whether the database does not answer at the moment."""
+        return self.operations.lost
+
+    @property
+    def backlog(self) -> int:
+        """How many settlements are queued for the database."""
+        return self.operations.backlog
+
+    def snapshot(self) -> dict[str, Usage]:
+        """Read the usage of each tier without changing anything. Blocks while the database is read."""
+        return self.operations.snapshot()
+
+    def catch_up(self) -> bool:
+        """Send queued settlements to the database now; returns whether none are left. A thread does this anyway."""
+        return self.operations.catch_up()
+
+
+class TaskBudget(_ConfiguredBudget):
+    """Budgets for batches of tasks, by minute, hour, day, week and month, all of which must pass.
+
+    `check_all_limits` reserves what it allows, so two batches never pass on the same permits. `record_completed_tasks`
+    settles a batch: completed tasks stay counted, the others are returned. `batch` does both around a block. Threads
+    can share a budget; processes share it by a common storage. It is a context manager that closes itself.
+    """
+
+    _limiter_type = Limiter
+
+    def check_all_limits(
+        self,
+        task_count: int = 1,
+        *,
+        task_type: str | None = None,
+        cost: Mapping[str, int] | None = None,
+        priority: int = 0,
+    ) -> RateLimitResult:
+        """Reserve a batch on all tiers, or on none, and return the usage of each tier.
+
+        `cost` is an estimate by unit. A batch that is not recorded or cancelled within `batch_ttl` is returned.
+        """
+        return self._drive(self.operations.check_flow(task_count, task_type, cost, priority))
+
+    def record_completed_tasks(
+        self,
+        task_count: int | None = None,
+        *,
+        task_type: str | None = None,
+        task_ids: Iterable[str] | None = None,
+        cost: Mapping[str, int] | None = None,
+        result: RateLimitResult | None = None,
+    ) -> None:
+        """Record tasks of a batch as completed; the rest of the batch is returned.
+
+        `result` is the result of the batch's check; by default a batch of as many tasks is settled, or the oldest one.
+        Tasks that were not reserved are counted, too. `task_count` defaults to 1, or to the number of `task_ids`.
+        """
+        self._drive(self.operations.record_flow(task_count, task_type, task_ids, cost, result))
+
+    def cancel(self, result: RateLimitResult | None = None) -> None:
+        """Return a batch that was not processed: that of `result`, or the oldest one."""
+        self._drive(self.operations.cancel_flow(result))
+
+    def batch(
+        self,
+        task_count: int = 1,
+        *,
+        task_type: str | None = None,
+        cost: Mapping[str, int] | None = None,
+        priority: int = 0,
+        timeout: float | None = 0.0,
+    ) -> Batch:
+        """Reserve a batch around a block: recorded at the end of the block, returned after an exception.
+
+        Raises Denied if a tier denies the batch, after waiting up to `timeout` seconds (None: without a limit).
+        """
+        return Batch(self.operations, self._drive, (task_count, task_type, cost, priority, timeout))
+
+    def get_current_usage(self) -> dict[str, Usage]:
+        """Return the usage of each tier, including reservations."""
+        return self._drive(self.operations.usage_flow())
+
+    def reset_expired_windows(self) -> int:
+        """Return expired batches and remove old completions; returns how many of both.
+
+        Results are correct without it: windows that ended do not count in any case.
+        """
+        return self._drive(self.operations.reset_expired_flow())
+
+    def health(self) -> dict[str, Any]:
+        """Describe the state of the budget, for a health endpoint: status, database, tiers."""
+        return self._drive(self.operations.health_flow())
+
+    def close(self) -> None:
+        """Return open batches, send queued settlements to the database, and close it."""
+        self._drive(self.operations.close_flow())
+
+    def __enter__(self) -> Self:
+        """Return the budget, which is closed at the end of the block."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close the budget."""
+        self.close()
+
+    def _drive(self, flow: Flow[T]) -> T:
+        """Run an operation: make the calls that it yields."""
+        with closing(flow):
+            resume: Callable[[Any], BudgetStep] = flow.send
+            value: Any = None
+            while True:
+                try:
+                    step = resume(value)
+                except StopIteration as done:
+                    return done.value  # type: ignore[no-any-return]  # T, by the type of Flow
+                try:
+                    call = getattr(step.target, step.method)
+                    resume, value = flow.send, call(*step.arguments, **step.options)
+                except BaseException as error:  # noqa: BLE001 - the operation handles it, or raises it again
+                    resume, value = flow.throw, error
+
+
+class AsyncTaskBudget(_ConfiguredBudget):
+    """Budgets for batches of tasks, for tasks of an event loop: the methods of TaskBudget, awaited."""
+
+    _limiter_type = AsyncLimiter
+
+    async def check_all_limits(
+        self,
+        task_count: int = 1,
+        *,
+        task_type: str | None = None,
+        cost: Mapping[str, int] | None = None,
+        priority: int = 0,
+    ) -> RateLimitResult:
+        """Reserve a batch on all tiers, or on none; see `TaskBudget.check_all_limits`."""
+        return await self._drive(self.operations.check_flow(task_count, task_type, cost, priority))
+
+    async def record_completed_tasks(
+        self,
+        task_count: int | None = None,
+        *,
+        task_type: str | None = None,
+        task_ids: Iterable[str] | None = None,
+        cost: Mapping[str, int] | None = None,
+        result: RateLimitResult | None = None,
+    ) -> None:
+        """Record tasks of a batch as completed; see `TaskBudget.record_completed_tasks`."""
+        await self._drive(self.operations.record_flow(task_count, task_type, task_ids, cost, result))
+
+    async def cancel(self, result: RateLimitResult | None = None) -> None:
+        """Return a batch that was not processed: that of `result`, or the oldest one."""
+        await self._drive(self.operations.cancel_flow(result))
+
+    def batch(
+        self,
+        task_count: int = 1,
+        *,
+        task_type: str | None = None,
+        cost: Mapping[str, int] | None = None,
+        priority: int = 0,
+        timeout: float | None = 0.0,  # the same keywords as TaskBudget
+    ) -> AsyncBatch:
+        """Reserve a batch around a block (`async with`); see `TaskBudget.batch`."""
+        return AsyncBatch(self.operations, self._drive, (task_count, task_type, cost, priority, timeout))
+
+    async def get_current_usage(self) -> dict[str, Usage]:
+        """Return the usage of each tier, including reservations."""
+        return await self._drive(self.operations.usage_flow())
+
+    async def reset_expired_windows(self) -> int:
+        """Return expired batches and remove old completions; see `TaskBudget.reset_expired_windows`."""
+        return await self._drive(self.operations.reset_expired_flow())
+
+    async def health(self) -> dict[str, Any]:
+        """Describe the state of the budget, for a health endpoint: status, database, tiers."""
+        return await self._drive(self.operations.health_flow())
+
+    async def close(self) -> None:
+        """Return open batches, send queued settlements to the database, and close it."""
+        await self._drive(self.operations.close_flow())
+
+    async def __aenter__(self) -> Self:
+        """Return the budget, which is closed at the end of the block."""
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Close the budget."""
+        await self.close()
+
+    async def _drive(self, flow: Flow[T]) -> T:
+        """Run an operation: await the calls that it yields."""
+        with closing(flow):
+            resume: Callable[[Any], BudgetStep] = flow.send
+            value: Any = None
+            while True:
+                try:
+                    step = resume(value)
+                except StopIteration as done:
+                    return done.value  # type: ignore[no-any-return]  # T, by the type of Flow
+                try:
+                    resume, value = flow.send, await self._perform(step)
+                except BaseException as error:  # noqa: BLE001 - the operation handles it, or raises it again
+                    resume, value = flow.throw, error
+
+    async def _perform(self, step: BudgetStep) -> Any:  # noqa: ANN401 - the result of the call
+        if step.kind == "limiter":
+            return await getattr(step.target, step.method)(*step.arguments, **step.options)
+        if step.kind == "blocking":
+            return await asyncio.to_thread(getattr(step.target, step.method), *step.arguments, **step.options)
+        settling = getattr(step.target, f"{step.method}_async")(*step.arguments, **step.options)
+        return await asyncio.shield(asyncio.ensure_future(settling))  # completed even if the task is cancelled

@@ -1,0 +1,1 @@
+"""Settings of a budget: arguments, environment variables, YAML files, tiers and schedules."""

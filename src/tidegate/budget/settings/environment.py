@@ -1,0 +1,85 @@
+"""Reads settings from environment variables, and from the YAML file that RATE_LIMIT_CONFIG may name."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from tidegate.budget.settings.file import read_config
+from tidegate.budget.settings.model import NO_TIERS, BudgetSettings, Problem, problems, refuse
+from tidegate.budget.settings.tiers import PERIODS
+from tidegate.errors import ConfigError
+from tidegate.files import make_private_folder
+from tidegate.policy.config_value import BOOLEANS
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+VARIABLES: Final = {
+    **{f"per_{period}": f"RATE_LIMIT_PER_{period.upper()}" for period in PERIODS},
+    "concurrency": "CONCURRENCY_LIMIT",
+    "storage": "RATE_LIMIT_STORAGE_PATH",
+    "enabled": "RATE_LIMIT_ENABLED",
+    "strategy": "RATE_LIMIT_STRATEGY",
+    "timezone": "RATE_LIMIT_TIMEZONE",
+    "batch_ttl": "RATE_LIMIT_BATCH_TTL",
+    "on_database_error": "RATE_LIMIT_ON_DATABASE_ERROR",
+    "webhook_url": "RATE_LIMIT_WEBHOOK_URL",
+    "webhook_secret": "RATE_LIMIT_WEBHOOK_SECRET",
+}
+CONFIG_VARIABLE: Final = "RATE_LIMIT_CONFIG"
+SWITCH_WORDS: Final = {**BOOLEANS, "1": True, "0": False}
+NUMERIC_SETTINGS: Final = (*(f"per_{period}" for period in PERIODS), "concurrency")
+
+
+def read_environment(environ: Mapping[str, str] | None = None) -> BudgetSettings:
+    """Read the settings; one error lists every wrong variable. An empty variable counts as not set."""
+    environ = os.environ if environ is None else environ
+    texts = {
+        name: environ[variable].strip() for name, variable in VARIABLES.items() if environ.get(variable, "").strip()
+    }
+    values: dict[str, Any] = {name: _read_value(name, text) for name, text in texts.items()}
+    from_file: dict[str, Any] = {}
+    found: list[Problem] = []
+    if path := environ.get(CONFIG_VARIABLE, "").strip():
+        try:
+            from_file = read_config(path)
+        except ConfigError as error:
+            found.append((CONFIG_VARIABLE, str(error)))
+    values = {"enabled": False, **from_file, **values}
+    for name, message in problems(values):
+        variable = VARIABLES.get(name, name)
+        if message.endswith(NO_TIERS):
+            message = f"{VARIABLES['enabled']} is true, but no limit is set: set at least one of RATE_LIMIT_PER_*"  # noqa: PLW2901 - names the variables
+            if found:  # the file that may set them could not be read
+                continue
+        found.append((variable, message))
+    if not found and values["enabled"]:
+        found += _storage_problems(str(values.get("storage", "rate_limits.db")))
+    refuse(found)
+    return BudgetSettings(**values)
+
+
+def _read_value(name: str, text: str) -> object:
+    """Convert the text of a variable to its type. Text that cannot be converted is returned, and refused later."""
+    if name in NUMERIC_SETTINGS:
+        digits = text.replace("_", "")
+        return int(digits) if digits.isdecimal() and len(digits) < 20 else text  # noqa: PLR2004 - beyond every quota
+    if name == "enabled":
+        return SWITCH_WORDS.get(text.lower(), text)
+    if name == "batch_ttl" and text.isdecimal():
+        return int(text)
+    return text.lower() if name in ("strategy", "on_database_error") else text
+
+
+def _storage_problems(storage: str) -> list[Problem]:
+    """Create the directory of the SQLite file if it does not exist."""
+    if "://" in storage:
+        return []
+    directory = Path(storage).absolute().parent
+    try:
+        make_private_folder(directory)
+    except OSError as error:
+        return [(VARIABLES["storage"], f"cannot create the directory {directory}: {error.strerror}")]
+    return []

@@ -1,0 +1,1 @@
+"""Where a budget keeps open batches and completed tasks."""

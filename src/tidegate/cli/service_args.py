@@ -1,0 +1,56 @@
+"""Arguments that all commands for a running service share: its URL, the token, the policy and the key."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tidegate.errors import ConfigError
+from tidegate.service.client.client import Client
+
+if TYPE_CHECKING:
+    import argparse
+
+DEFAULT_URL = "http://127.0.0.1:8080"
+
+
+def add_service_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options that say where the service is, and with which token to call it."""
+    parser.add_argument("--url", metavar="URL", help=f"the URL of the service (TIDEGATE_URL, or {DEFAULT_URL})")
+    parser.add_argument(
+        "--token-file", type=Path, metavar="FILE", help="a file that contains the token (or TIDEGATE_TOKEN)"
+    )
+
+
+def add_key_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the policy and the key."""
+    parser.add_argument("policy", metavar="POLICY")
+    parser.add_argument("key", nargs="+", metavar="KEY", help="the key; several words are the parts of one key")
+
+
+def open_client(args: argparse.Namespace) -> Client:
+    """Open a client for the service that the arguments or the environment name."""
+    token = os.environ.get("TIDEGATE_TOKEN") or None
+    if args.token_file is not None:
+        try:
+            token = args.token_file.read_text(encoding="utf-8").strip()
+        except (OSError, ValueError) as error:
+            message = f"cannot read {args.token_file}: {getattr(error, 'strerror', None) or error}"
+            raise ConfigError(message, field="--token-file") from None
+    return Client(args.url or os.environ.get("TIDEGATE_URL") or DEFAULT_URL, token=token)
+
+
+def read_key(args: argparse.Namespace) -> str | tuple[str, ...]:
+    """Return the key: one string, or its parts."""
+    return tuple(args.key) if len(args.key) > 1 else str(args.key[0])
+
+
+def read_cost(text: str) -> Any:  # noqa: ANN401 - an integer, or an integer for each unit
+    """Read a cost such as 3, or tokens=100,requests=1."""
+    if text.isdecimal():
+        return int(text)
+    pairs = [pair.partition("=") for pair in text.split(",")]
+    if not all(unit.strip() and amount.strip().isdecimal() for unit, _, amount in pairs):
+        raise ConfigError(f"expected an integer, or units such as tokens=100,requests=1, not {text}", field="--cost")
+    return {unit.strip(): int(amount) for unit, _, amount in pairs}

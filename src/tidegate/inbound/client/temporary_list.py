@@ -1,0 +1,73 @@
+"""Clients that are blocked or let through for some time, by order of an operator."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from tidegate.errors import ConfigError
+from tidegate.inbound.client.address import AddressSet, address_key, parse_address
+from tidegate.policy import join_key
+
+if TYPE_CHECKING:
+    from tidegate.policy import Key
+
+MAX_CLIENTS: Final = 10_000
+MAX_NETWORKS: Final = 100  # each is compared with every request
+
+
+class TemporaryList:
+    """Clients on a list until some instant: by address, by network, or by key as the statistics show it."""
+
+    __slots__ = ("_networks", "_until")
+
+    def __init__(self) -> None:
+        """Start empty."""
+        self._until: dict[str, int] = {}
+        self._networks: dict[str, AddressSet] = {}
+
+    def add(self, who: str, until: int, now: int, ipv6_prefix: int = 64) -> str:
+        """Put a client on the list until an instant, and tell under which name."""
+        self.clean(now)
+        name = self._name(who, ipv6_prefix)
+        if len(self._until) >= MAX_CLIENTS and name not in self._until:
+            raise ConfigError(f"the list is full: {MAX_CLIENTS} clients stand on it", field="key")
+        if "/" in name and parse_address(name.partition("/")[0]):
+            if len(self._networks) >= MAX_NETWORKS and name not in self._networks:
+                raise ConfigError(f"the list is full: {MAX_NETWORKS} networks stand on it; use the file", field="key")
+            self._networks[name] = AddressSet([name], field="key")
+        self._until[name] = until
+        return name
+
+    def remove(self, who: str, ipv6_prefix: int = 64) -> bool:
+        """Take a client off the list; tell whether it stood there."""
+        name = self._name(who, ipv6_prefix)
+        self._networks.pop(name, None)
+        return self._until.pop(name, None) is not None
+
+    def until(self, key: Key, address: str | None, now: int) -> int | None:
+        """Tell until when a client stands on the list; None: it does not."""
+        name = key if isinstance(key, str) else join_key(key)
+        ends = [self._until.get(name, 0)]
+        ends += [self._until.get(net, 0) for net, some in tuple(self._networks.items()) if address and address in some]
+        latest = max(ends)
+        return latest if latest > now else None
+
+    def clean(self, now: int) -> None:
+        """Forget whose time is over."""
+        for name, until in tuple(self._until.items()):
+            if until <= now:
+                self._until.pop(name, None)
+                self._networks.pop(name, None)
+
+    def shown(self, now: int) -> dict[str, int]:
+        """Tell who stands on the list, and until when in seconds since 1970."""
+        self.clean(now)
+        return {name: -(-until // 1_000_000) for name, until in self._until.items()}
+
+    def __len__(self) -> int:
+        """Count who stands on the list."""
+        return len(self._until)
+
+    @staticmethod
+    def _name(who: str, ipv6_prefix: int) -> str:
+        return address_key(who, ipv6_prefix) if parse_address(who) else who

@@ -1,0 +1,1 @@
+"""How a request is decided, for both middlewares and for limits on single routes."""

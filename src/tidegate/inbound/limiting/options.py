@@ -1,0 +1,102 @@
+"""What the middlewares take beside their common arguments."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final, Literal, TypedDict, get_args
+
+from tidegate.errors import ConfigError
+from tidegate.inbound.rules.model import ADMIN_PATH
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from tidegate.inbound.client.request import KeyOf
+    from tidegate.inbound.limiting.category_limiter import Counts
+    from tidegate.inbound.responses.response import Denying
+    from tidegate.observe import Observer
+    from tidegate.stores.lease import Lease
+
+Unknown = Literal["allow", "limit"]
+OnMessage = Literal["close", "drop"]
+MIN_TOKEN_LENGTH: Final = 16
+MAX_RELOAD_SECONDS: Final = 86_400
+
+
+class Options(TypedDict, total=False):
+    """The keyword arguments of both middlewares; docs/inbound.md has the table."""
+
+    key: KeyOf | None  # chooses the key; None from it, or in its place: by address
+    ipv6_prefix: int  # how many bits of an IPv6 address are one client
+    unknown: Unknown  # what becomes of requests without an address
+    lease: bool | float | Lease | None  # take permits from a shared store ahead
+    denied: Denying | None  # writes answers of its own to denied requests
+    expose: bool  # let scripts of other origins read the fields
+    count: Mapping[str, Counts] | None  # by category: whether a response counts
+    root_path: str  # a prefix that the application takes off paths by itself
+    on_message: OnMessage  # what a websocket message too many does
+    admin: str | bool  # the path of the operator's page
+    admin_token: str | None  # who has it may see that page from anywhere
+    observer: Observer | None  # is told of every decision
+    log_every: int  # every so many checks, one is logged
+    log_burst: int  # denials logged at once, and as many a second
+    reload: float  # seconds between two looks at the file
+
+
+def check_options(options: dict[str, Any]) -> None:
+    """Refuse options that make no sense."""
+    for name, value in options.items():
+        check = CHECKS.get(name)
+        if check is None:
+            raise ConfigError(f"unknown option: known are {', '.join(CHECKS)}", field=name)
+        wrong = check(value)
+        if wrong:
+            raise ConfigError(f"{wrong}, not {value!r}" if name != "admin_token" else wrong, field=name)
+
+
+def _is(good: Callable[[Any], bool], wanted: str) -> Callable[[Any], str | None]:
+    return lambda value: None if good(value) else f"must be {wanted}"
+
+
+def _one_of(*words: str) -> Callable[[Any], str | None]:
+    return _is(lambda value: value in words, f"one of {', '.join(words)}")
+
+
+def _number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+OPTIONAL_FUNCTION: Final = _is(lambda value: value is None or callable(value), "a function")
+NON_NEGATIVE_INTEGER: Final = _is(
+    lambda value: isinstance(value, int) and _number(value) and value >= 0, "a whole number from 0"
+)
+BOOLEAN: Final = _is(lambda value: isinstance(value, bool), "True or False")
+CHECKS: Final[dict[str, Callable[[Any], str | None]]] = {
+    "key": OPTIONAL_FUNCTION,
+    "ipv6_prefix": _is(lambda value: isinstance(value, int) and 1 <= value <= 128, "a number of bits from 1 to 128"),  # noqa: PLR2004 - bits
+    "unknown": _one_of(*get_args(Unknown)),
+    "lease": lambda _: None,  # read_lease checks it
+    "denied": OPTIONAL_FUNCTION,
+    "expose": BOOLEAN,
+    "count": _is(
+        lambda value: value is None or (hasattr(value, "values") and all(map(callable, value.values()))),
+        "a mapping of categories to functions",
+    ),
+    "root_path": _is(
+        lambda value: isinstance(value, str) and (not value or value.startswith("/")), "a path such as '/v1'"
+    ),
+    "on_message": _one_of(*get_args(OnMessage)),
+    "admin": _is(
+        lambda value: isinstance(value, bool) or (isinstance(value, str) and value.startswith("/")),
+        f"a path such as {ADMIN_PATH!r}, True or False",
+    ),
+    "admin_token": _is(
+        lambda value: value is None or (isinstance(value, str) and value.isascii() and len(value) >= MIN_TOKEN_LENGTH),
+        f"a secret of at least {MIN_TOKEN_LENGTH} ASCII characters",
+    ),
+    "observer": OPTIONAL_FUNCTION,
+    "log_every": NON_NEGATIVE_INTEGER,
+    "log_burst": NON_NEGATIVE_INTEGER,
+    "reload": _is(
+        lambda value: _number(value) and 0 < value <= MAX_RELOAD_SECONDS, "a number of seconds above 0, a day at most"
+    ),
+}

@@ -1,0 +1,1 @@
+"""What clients are answered: rate limit headers, denials, and the operator page."""

@@ -1,0 +1,272 @@
+"""What a client is told: header fields on every response, and the whole answer when it is denied."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from tidegate.core.bounds import SECOND
+from tidegate.core.decision import Decision, LocalDecision
+from tidegate.headers import PROBLEM_TYPE, check_style, problem, write
+from tidegate.headers.writer import find_tightest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from tidegate.headers import Style
+    from tidegate.headers.problem_details import Kind
+    from tidegate.inbound.client.request import Request
+    from tidegate.policy import Policy
+
+    Fields = list[tuple[str, str]]
+    RawField = tuple[bytes, bytes]
+    RawFields = list[RawField]
+
+MAX_ACCEPT_LENGTH: Final = 1024  # characters of Accept that are looked at
+CACHED_REMAINING: Final = 1024
+REMAINING_FIELDS: Final = [(b"x-ratelimit-remaining", b"%d" % number) for number in range(CACHED_REMAINING)]
+ROUND_UP: Final = SECOND - 1
+EXPOSED_HEADERS: Final = {
+    "x": "X-RateLimit-Limit, X-RateLimit-Remaining, X-RateLimit-Reset, Retry-After",
+    "ietf": "RateLimit, RateLimit-Policy, Retry-After",
+    "both": "X-RateLimit-Limit, X-RateLimit-Remaining, X-RateLimit-Reset, RateLimit, RateLimit-Policy, Retry-After",
+    "none": "Retry-After",
+}
+REASONS: Final = {
+    200: "OK",
+    400: "Bad Request",
+    403: "Forbidden",
+    405: "Method Not Allowed",
+    413: "Content Too Large",
+    429: "Too Many Requests",
+    503: "Service Unavailable",
+}
+
+
+CANONICAL_NAMES: Final = {  # of the fields that are written as bytes
+    b"x-ratelimit-limit": "X-RateLimit-Limit",
+    b"x-ratelimit-remaining": "X-RateLimit-Remaining",
+    b"x-ratelimit-reset": "X-RateLimit-Reset",
+    b"retry-after": "Retry-After",
+    b"access-control-expose-headers": "Access-Control-Expose-Headers",
+}
+
+
+class Response(NamedTuple):
+    """A whole response."""
+
+    status: int
+    body: bytes
+    headers: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def line(self) -> str:
+        """The status as WSGI wants it."""
+        return f"{self.status} {REASONS.get(self.status, 'Status')}"
+
+
+# What an application may answer a denial with: text, a mapping (JSON), a whole Answer, or None for the usual one.
+Denying = Callable[["Request", Decision], "Response | str | bytes | Mapping[str, object] | None"]
+
+
+class ResponseWriter:
+    """Writes what clients are told, in one style."""
+
+    def __init__(self, style: Style = "x", *, expose: bool = False, denied: Denying | None = None) -> None:
+        """Write fields of this style; `expose` them to scripts of other origins; `denied` writes bodies of its own."""
+        check_style(style)
+        self.style = style
+        self.own = denied
+        self._extra: Fields = [("Access-Control-Expose-Headers", EXPOSED_HEADERS[style])] if expose else []
+        self._raw_extra = raw(self._extra)
+
+    def fields(self, decision: Decision) -> Fields:
+        """Tell how a client stands."""
+        if self.style == "x":
+            return [(CANONICAL_NAMES[name], value.decode("ascii")) for name, value in self.raw_fields(decision)]
+        return [*write(decision, self.style), *self._extra]
+
+    def raw_fields(self, decision: Decision) -> RawFields:
+        """Tell how a client stands, as ASGI wants it."""
+        if self.style != "x":
+            return raw(self.fields(decision))
+        # What `write` does, in bytes: every request pays for this.
+        _, at, limits, told, costs = decision
+        limit = limits[0]
+        if len(limits) > 1:
+            views = decision.views
+            limit, (remaining, _, reset) = find_tightest(limits, views)
+            waits = [view[1] for view in views]
+            retry = -1 if -1 in waits else max(waits)
+        elif costs is None:
+            remaining, retry, reset = told[0]  # type: ignore[misc]  # without costs, a view
+        else:
+            remaining, retry, reset = limit.rules.view(told[0], limit, costs[0], at)
+        quota = limit.quota
+        fields = [
+            (b"x-ratelimit-limit", b"%d" % quota),
+            _remaining(min(remaining, quota)),
+            (b"x-ratelimit-reset", b"%d" % ((at + reset + ROUND_UP) // SECOND)),
+            *self._raw_extra,
+        ]
+        if retry > 0 and not decision.allowed:
+            fields.append((b"retry-after", b"%d" % ((retry + ROUND_UP) // SECOND)))
+        return fields
+
+    def writer(self, policy: Policy) -> Callable[[Decision], RawFields]:
+        """Choose the shortest way to write fields of a policy: for a single log, the default, there is a short one."""
+        limits = policy.limits
+        limit = limits[0]
+        if self.style != "x" or len(limits) > 1 or limit.algorithm != "sliding_log":
+            return self.raw_fields
+        quota, length, general = limit.quota, limit.length, self.raw_fields
+        first, extra = (b"x-ratelimit-limit", b"%d" % quota), tuple(self._raw_extra)
+        # How the last reset was written, and for charges after when, until when: most likely also the next one.
+        last: tuple[int, int, RawField] = (0, 0, first)
+
+        def fields(decision: Decision) -> RawFields:
+            nonlocal last
+            state = decision[3][0]
+            if not decision[0] or decision[2] is not limits or state is None or state[0] is not limit:
+                return general(decision)
+            # What view_log says of a state just written, whose last entry is this request.
+            _, log, _, tail, base = state
+            at = log.times[tail - 1]
+            if at < decision[1]:
+                return general(decision)
+            after, until, reset = last
+            if not after < at <= until:
+                second = (at + length + ROUND_UP) // SECOND
+                until = second * SECOND - length
+                reset = (b"x-ratelimit-reset", b"%d" % second)
+                last = (until - SECOND, until, reset)
+            left = quota - log.sums[tail - 1] + base
+            return [
+                first,
+                REMAINING_FIELDS[left] if left < CACHED_REMAINING else (b"x-ratelimit-remaining", b"%d" % left),
+                reset,
+                *extra,
+            ]
+
+        return fields
+
+    def denial(self, request: Request, decision: Decision, policy: Policy, kind: Kind = "quota-exceeded") -> Response:
+        """Write the answer to a denied request, but for the fields that every response carries."""
+        made = self.own(request, decision) if self.own is not None else None
+        if made is None and not prefers_json(request.header("accept")):
+            return plain_denial(decision, policy, kind)
+        kind = reason(decision, policy, kind)
+        status = 503 if kind == "temporary-reduced-capacity" else 429
+        if isinstance(made, Response):
+            return _unkept(made)
+        if isinstance(made, (str, bytes)):
+            return _answer(status, made, "text/plain; charset=utf-8")
+        if made is not None:
+            return _answer(status, json.dumps(made), "application/json")
+        return _answer(status, json.dumps(problem(decision, kind)), PROBLEM_TYPE)
+
+
+def plain_denial(decision: Decision, policy: Policy, kind: Kind = "quota-exceeded") -> Response:
+    """Give the usual answer to a denied request, as plain text."""
+    if reason(decision, policy, kind) == "temporary-reduced-capacity":
+        return UNAVAILABLE
+    for _, retry, _ in decision.views:
+        if retry < 0:
+            return NEVER_FITS_DENIAL
+    return PLAIN_DENIAL
+
+
+def reason(decision: Decision, policy: Policy, kind: Kind) -> Kind:
+    """Tell why a request is denied: if the store is lost, it is not the client who has done too much."""
+    lost = isinstance(decision, LocalDecision) and policy.on_store_error == "deny"
+    return "temporary-reduced-capacity" if lost else kind
+
+
+def _remaining(left: int) -> RawField:
+    return REMAINING_FIELDS[left] if left < CACHED_REMAINING else (b"x-ratelimit-remaining", b"%d" % left)
+
+
+def _answer(status: int, body: str | bytes, kind: str) -> Response:
+    content = body.encode("utf-8", "replace") if isinstance(body, str) else body
+    return _unkept(Response(status, content, (("Content-Type", kind), ("Content-Length", str(len(content))))))
+
+
+def _unkept(answer: Response) -> Response:
+    """See that nobody keeps an answer that is right for this moment only (RFC 6585)."""
+    if any(name.lower() == "cache-control" for name, _ in answer.headers):
+        return answer
+    return answer._replace(headers=(*answer.headers, ("Cache-Control", "no-store")))
+
+
+def json_answer(status: int, content: object) -> Response:
+    """Answer with JSON."""
+    return _answer(status, json.dumps(content), "application/json")
+
+
+def raw(fields: Iterable[tuple[str, str]]) -> RawFields:
+    """Write fields as ASGI wants them."""
+    return [(name.lower().encode("latin-1"), value.encode("latin-1", "replace")) for name, value in fields]
+
+
+def worked_out(decision: Decision) -> Decision:
+    """Give a decision whose views are worked out, since an answer asks for them several times."""
+    if decision[4] is None:
+        return decision
+    return type(decision)((decision[0], decision[1], decision[2], decision.views, None))
+
+
+def together(decisions: Sequence[Decision]) -> Decision:
+    """Make one decision of several about the same request, so that the tightest limit of all is told."""
+    if len(decisions) == 1:
+        return decisions[0]
+    limits = tuple(limit for decision in decisions for limit in decision[2])
+    views = tuple(view for decision in decisions for view in decision.views)
+    return Decision((all(decisions), max(decision.at for decision in decisions), limits, views, None))
+
+
+def asks_for_json(headers: Iterable[RawField]) -> bool:
+    """Tell whether a request's headers speak of JSON at all: if not, `prefers_json` need not be asked."""
+    for name, value in headers:  # noqa: SIM110 - any() would cost a generator with each denial
+        if name == b"accept" and b"json" in value.lower():
+            return True
+    return False
+
+
+def prefers_json(accept: str | None) -> bool:
+    """Tell whether a client would rather have JSON than plain text, by its Accept header; never raises.
+
+    What is accepted by name and with the larger q wins, then what comes first. Anything (`*/*`) means plain text.
+    """
+    accept = accept[:MAX_ACCEPT_LENGTH].lower() if accept else ""
+    if "json" not in accept:
+        return False
+    best: dict[bool, tuple[float, int]] = {}
+    for place, entry in enumerate(accept.split(",")):
+        kind, *parameters = (part.strip() for part in entry.split(";"))
+        is_json = kind in ("application/json", PROBLEM_TYPE)
+        if is_json or kind in ("text/plain", "text/*"):
+            weight = (_quality(parameters), -place)
+            best[is_json] = max(best.get(is_json, (0.0, 0)), weight)
+    wanted = best.get(True, (0.0, 0))
+    return wanted[0] > 0 and wanted > best.get(False, (0.0, 0))
+
+
+def _quality(parameters: Iterable[str]) -> float:
+    for parameter in parameters:
+        name, _, value = parameter.partition("=")
+        if name.strip() == "q":
+            try:
+                quality = float(value)
+            except ValueError:
+                return 0.0
+            return quality if 0 <= quality <= 1 else 0.0
+    return 1.0
+
+
+PLAIN_DENIAL: Final = _answer(429, "Rate limit exceeded. Try again later.", "text/plain")
+NEVER_FITS_DENIAL: Final = _answer(
+    429, "Rate limit exceeded. It asks for more than the limit can ever allow.", "text/plain"
+)
+UNAVAILABLE: Final = _answer(503, "Rate limits cannot be checked at the moment. Try again later.", "text/plain")
+RAW_PLAIN_HEADERS: Final = raw(PLAIN_DENIAL.headers)

@@ -1,0 +1,1 @@
+"""What responses teach about a provider's capacity, and how processes share it."""

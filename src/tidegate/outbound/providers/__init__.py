@@ -1,0 +1,1 @@
+"""Providers: their files, their hosts and their secrets."""

@@ -1,0 +1,290 @@
+"""From a provider's YAML file to a Provider. Errors say where; none repeats what may be a key.
+
+    domain: financialmodelingprep.com
+    limit: 300
+    period: 1m
+    api_key: …
+
+and, beside these or instead of them, what docs/outbound.md lists.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, cast, get_args
+
+from tidegate.core.algorithms import ALGORITHMS
+from tidegate.core.bounds import SECOND
+from tidegate.core.limit import NO_FIXED_LENGTH, Limit, parse_period
+from tidegate.errors import ConfigError
+from tidegate.outbound.providers.hosts import normal_host
+from tidegate.outbound.providers.provider import (
+    CONCURRENCY_UNIT,
+    EndpointCost,
+    KeyLocation,
+    Learn,
+    Part,
+    Provider,
+    Retries,
+)
+from tidegate.outbound.providers.secret import Secret
+from tidegate.policy.config_value import ConfigValue, load
+from tidegate.policy.model import OnStoreError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from tidegate.policy import Cost
+
+Fields = dict[str, ConfigValue]
+
+LIMIT_FIELDS: Final = ("limit", "period", "unit", "algorithm", "burst", "timezone", "reset_day", "reset_hour")
+PROVIDER_FIELDS: Final = (
+    "domain",
+    "name",
+    "limits",
+    "concurrency",
+    "endpoints",
+    "per",
+    "api_key",
+    "key",
+    "learn",
+    "retries",
+    "estimate",
+    "on_store_error",
+)
+CALENDAR_FIELDS: Final = ("timezone", "reset_day", "reset_hour")
+DEFAULT_SLOT_LEASE: Final = "2m"  # how long a slot is held at most where nobody says: most clients give up long before
+HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")  # a header's name
+QUOTED = re.compile(r"'[^']*'|\"[^\"]*\"")
+
+
+def read_provider(source: str | Path | Mapping[str, object]) -> Provider:
+    """Read a provider's file (or a mapping that a program gives)."""
+    try:
+        section = load(source)
+    except ConfigError as error:  # what the reader of YAML quotes may be part of a key
+        text = str(error)
+        raise ConfigError(QUOTED.sub("'…'", text) if "is not YAML" in text else text) from None
+    fields = section.fields(*LIMIT_FIELDS, *PROVIDER_FIELDS)
+    if "domain" not in fields:
+        raise section.error("needs a domain, such as financialmodelingprep.com")
+    limits = _limits(section, fields)
+    key = _api_key(fields)
+    options: dict[str, Any] = {
+        "name": _text(fields, "name") or (Path(section.file).stem if section.file else ""),
+        "per": _per(fields),
+        "api_key": key,
+        "key_place": _key_place(fields, key),
+        "learn": cast("Learn", _choice(fields, "learn", get_args(Learn), "lower")),
+        "on_store_error": cast("OnStoreError", _choice(fields, "on_store_error", get_args(OnStoreError), "deny")),
+        "retries": _retries(fields),
+        "estimate": _estimate(fields, limits),
+        "file": section.file,
+    }
+    domain = _domain(fields["domain"])
+    with section.blame(**fields):
+        provider = Provider(domain, limits, **options)
+    return replace(provider, endpoints=_endpoints(fields, provider))
+
+
+def _domain(setting: ConfigValue) -> str:
+    text = setting.text()
+    if "//" in text or "/" in text or "@" in text:
+        raise setting.error("expected a domain such as example.com, without scheme, user and path")
+    if "*" in text:
+        raise setting.error("expected a domain such as example.com: what lies under it is meant too, leave the * out")
+    bare = text.removeprefix("[").removesuffix("]")
+    if bare.count(":") == 1 or "]:" in bare:
+        raise setting.error("leave the port out: every port of a host counts towards its provider")
+    domain = normal_host(bare)
+    if domain is None:
+        raise setting.error(f"expected a domain such as example.com, not {setting}")
+    return domain
+
+
+# ---- limits ----------------------------------------------------------------------------------------------------------
+
+
+def _limits(section: ConfigValue, fields: Fields) -> tuple[Limit, ...]:
+    """Read `limit` and `period`, or `limits`, and `concurrency`."""
+    limits: list[Limit] = []
+    if "limits" in fields:
+        for other in LIMIT_FIELDS:
+            if other in fields and other != "algorithm":
+                raise fields[other].error(
+                    "stands beside limits: put it into an entry of that list, or leave limits out"
+                )
+        limits += [_entry(entry, _text(fields, "algorithm")) for entry in fields["limits"].one_or_many()]
+    elif "limit" in fields or "period" in fields or "concurrency" not in fields:
+        limits.append(_limit(section, fields))
+    if "concurrency" in fields:
+        limits.append(_concurrency(fields["concurrency"]))
+    names = [limit.name for limit in limits]
+    for name in names:
+        if names.count(name) > 1:
+            raise fields.get("limits", section).error(f"two limits are called {name!r}: give one a name of its own")
+    return tuple(limits)
+
+
+def _entry(entry: ConfigValue, algorithm: str | None) -> Limit:
+    """Read one of several limits: `300/1m`, or a mapping."""
+    if entry.is_mapping:
+        return _limit(entry, entry.fields(*LIMIT_FIELDS, "name"), algorithm)
+    text = entry.text()
+    with entry.blame():
+        limit = Limit.parse(text)
+    if limit.calendar or limit.algorithm in text.split() or limit.burst != limit.quota:
+        return limit
+    with entry.blame():
+        return replace(limit, algorithm=algorithm or "sliding_log")
+
+
+def _limit(place: ConfigValue, fields: Fields, algorithm: str | None = None) -> Limit:
+    """Read a limit in the form of the document.
+
+    Without an algorithm it is an exact log: however the provider lays its windows, none of them holds more.
+    """
+    for needed, example in (("limit", "300"), ("period", "1m")):
+        if needed not in fields:
+            raise place.error(f"needs a {needed}, such as {needed}: {example}")
+    quota, period = fields["limit"].whole(), fields["period"].text()
+    if "algorithm" in fields:
+        algorithm = fields["algorithm"].choice(*ALGORITHMS)
+    elif period in NO_FIXED_LENGTH or any(option in fields for option in CALENDAR_FIELDS):
+        algorithm = "calendar_window"
+    elif "burst" in fields:
+        algorithm = "token_bucket"
+    texts = {option: fields[option].text() for option in ("unit", "timezone", "name") if option in fields}
+    numbers = {option: fields[option].whole(0) for option in ("burst", "reset_day", "reset_hour") if option in fields}
+    with place.blame(**{**fields, "quota": fields["limit"]}):
+        return Limit(quota, period, algorithm or "sliding_log", **texts, **numbers)  # type: ignore[arg-type]  # by name
+
+
+def _concurrency(setting: ConfigValue) -> Limit:
+    """Read `concurrency: 5`, or with how long a request may hold its slot: `{limit: 5, lease: 10m}`."""
+    quota, lease, place = setting, None, setting
+    if setting.is_mapping:
+        fields = setting.fields("limit", "lease")
+        if "limit" not in fields:
+            raise setting.error("needs a limit, such as concurrency: {limit: 5, lease: 2m}")
+        quota, lease = fields["limit"], fields.get("lease")
+        place = lease or setting
+    with place.blame():
+        return Limit(
+            quota.whole(),
+            lease.text() if lease else DEFAULT_SLOT_LEASE,
+            "concurrency",
+            unit=CONCURRENCY_UNIT,
+            name="concurrency",
+        )
+
+
+# ---- the rest --------------------------------------------------------------------------------------------------------
+
+
+def _api_key(fields: Fields) -> Secret | None:
+    if "api_key" not in fields:
+        return None
+    try:
+        return None if fields["api_key"].is_nothing else Secret(fields["api_key"].text())
+    except ConfigError:
+        raise fields["api_key"].error("expected text: put the key into quotes") from None
+
+
+def _key_place(fields: Fields, key: Secret | None) -> KeyLocation | None:
+    """Read how the key is sent: `key: {header: Authorization, prefix: Bearer}` or `key: {query: apikey}`."""
+    if "key" not in fields:
+        return None
+    place = fields["key"].fields("header", "query", "prefix", "plain_http")
+    if ("header" in place) == ("query" in place):
+        raise fields["key"].error("expected a header or a query, such as {header: X-Api-Key} or {query: apikey}")
+    if key is None:
+        raise fields["key"].error("says how the api_key is sent, but there is none")
+    plain = place["plain_http"].flag() if "plain_http" in place else False
+    if "query" in place:
+        if "prefix" in place:
+            raise place["prefix"].error("is for a header")
+        return KeyLocation("query", place["query"].text(), plain_http=plain)
+    name = place["header"].text()
+    if not HEADER_NAME.fullmatch(name):
+        raise place["header"].error(f"expected the name of a header such as X-Api-Key, not {place['header']}")
+    if any(ord(letter) < 32 or ord(letter) > 126 for letter in key.reveal()):  # noqa: PLR2004 - what a header can hold
+        raise fields["api_key"].error("has a character that no header can hold")
+    prefix = _text(place, "prefix")
+    return KeyLocation("header", name, f"{prefix} " if prefix else "", plain)
+
+
+def _per(fields: Fields) -> tuple[Part, ...]:
+    if "per" not in fields:
+        return ()
+    found = {entry.choice(*get_args(Part)) for entry in fields["per"].one_or_many()}
+    return cast("tuple[Part, ...]", tuple(sorted(found)))
+
+
+def _retries(fields: Fields) -> Retries:
+    """Read `retries: 2`, or `{most: 2, within: 30s}`."""
+    if "retries" not in fields:
+        return Retries()
+    setting = fields["retries"]
+    if not setting.is_mapping:
+        return Retries(setting.whole(0, 10))
+    parts = setting.fields("most", "within")
+    most = parts["most"].whole(0, 10) if "most" in parts else 2
+    return Retries(most, _seconds(parts["within"]) if "within" in parts else Retries().within)
+
+
+def _seconds(setting: ConfigValue) -> float:
+    with setting.blame():
+        return parse_period(setting.text()) / SECOND
+
+
+def _estimate(fields: Fields, limits: tuple[Limit, ...]) -> dict[str, int]:
+    """Read what a request is taken to cost until its answer tells: `estimate: {tokens: 800}`."""
+    if "estimate" not in fields:
+        return {}
+    units = sorted({limit.unit for limit in limits})
+    found = {}
+    for unit, amount in fields["estimate"].entries().items():
+        if unit not in units:
+            raise amount.error(f"no limit counts {unit!r}: there are {', '.join(units)}")
+        most = min(limit.burst for limit in limits if limit.unit == unit)
+        found[unit] = amount.whole(0, most)
+    return found
+
+
+def _endpoints(fields: Fields, provider: Provider) -> tuple[EndpointCost, ...]:
+    if "endpoints" not in fields:
+        return ()
+    endpoints: list[EndpointCost] = []
+    for entry in fields["endpoints"].items():
+        parts = entry.fields("path", "methods", "cost")
+        if "path" not in parts:
+            raise entry.error("needs a path, such as {path: /v1/search/*, cost: 5}")
+        path = parts["path"].text()
+        if not path.startswith("/") or "?" in path or "*" in path.replace("/*", ""):
+            raise parts["path"].error("expected a path such as /v1/search or /v1/*/history, with * for whole segments")
+        methods = tuple(each.text().upper() for each in parts["methods"].one_or_many()) if "methods" in parts else ()
+        endpoint = EndpointCost(path, methods, _cost(parts["cost"]) if "cost" in parts else 1)
+        with entry.blame(cost=parts.get("cost")):
+            replace(provider, endpoints=(endpoint,))
+        if (path, methods) in [known[:2] for known in endpoints]:
+            raise parts["path"].error(f"{path} comes twice")
+        endpoints.append(endpoint)
+    return tuple(endpoints)
+
+
+def _cost(setting: ConfigValue) -> Cost:
+    if setting.is_mapping:
+        return {unit: amount.whole(0) for unit, amount in setting.entries().items()}
+    return setting.whole(0)
+
+
+def _text(fields: Fields, name: str) -> str | None:
+    return fields[name].text() if name in fields else None
+
+
+def _choice(fields: Fields, name: str, choices: tuple[str, ...], default: str) -> str:
+    return fields[name].choice(*choices) if name in fields else default

@@ -1,0 +1,128 @@
+"""A Provider: an API that others run, what it allows, and how it wants to be asked."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple
+
+from tidegate.errors import ConfigError
+from tidegate.policy import Policy
+
+if TYPE_CHECKING:
+    from tidegate.core import Limit
+    from tidegate.outbound.providers.secret import Secret
+    from tidegate.policy import Cost
+
+Part = Literal["host", "path", "credential"]
+Learn = Literal["lower", "off"]
+
+REQUESTS_UNIT: Final = "requests"
+CONCURRENCY_UNIT: Final = "concurrent-requests"
+CATCH_ALL_DOMAIN: Final = "*"
+
+
+class EndpointCost(NamedTuple):
+    """Paths that cost something of their own. `*` is one segment or, at the end, everything beneath."""
+
+    path: str
+    methods: tuple[str, ...] = ()
+    cost: Cost = 1
+
+    @property
+    def form(self) -> re.Pattern[str]:
+        """The path as a pattern."""
+        begin, beneath = (self.path[:-2], r"(?:/.*)?") if self.path.endswith("/*") else (self.path.rstrip("/"), "/?")
+        return re.compile("/".join("[^/]+" if part == "*" else re.escape(part) for part in begin.split("/")) + beneath)
+
+
+class KeyLocation(NamedTuple):
+    """Where the key goes: a header (with words in front of it, as in `Bearer …`) or a parameter of the query.
+
+    It is sent over https and to this machine only, unless `plain_http` allows plain http to any host.
+    """
+
+    kind: Literal["header", "query"]
+    name: str
+    prefix: str = ""
+    plain_http: bool = False
+
+
+class Retries(NamedTuple):
+    """How often a request that was refused is sent again at most, and how many seconds that may take in all."""
+
+    most: int = 0
+    within: float = 60.0
+
+
+NO_RETRIES: Final = Retries()
+
+
+@dataclass(frozen=True, slots=True)
+class Provider:
+    """An API with a quota. Immutable: a changed file is another Provider.
+
+    `limits` are what it allows, all of them together. `per` names what has a quota of its own: each `host` under the
+    domain, each `path` of the endpoints, each `credential`; by default all share one. `api_key` is kept in memory only.
+    """
+
+    domain: str
+    limits: tuple[Limit, ...]
+    name: str = ""
+    endpoints: tuple[EndpointCost, ...] = ()
+    per: tuple[Part, ...] = ()
+    api_key: Secret | None = None
+    key_place: KeyLocation | None = None
+    learn: Learn = "lower"
+    retries: Retries = NO_RETRIES
+    estimate: Mapping[str, int] = field(default_factory=dict)
+    on_store_error: Literal["allow", "deny", "local"] = "deny"
+    file: str | None = None
+    policy: Policy = field(init=False, repr=False, compare=False)
+    _forms: tuple[tuple[re.Pattern[str], EndpointCost], ...] = field(init=False, repr=False, compare=False)
+    _plain: Mapping[str, int] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        """Work out the policy and what a request costs."""
+        set_field = object.__setattr__
+        set_field(self, "policy", Policy(f"provider:{self.domain}", self.limits, "enforce", self.on_store_error))
+        set_field(self, "name", self.name or self.domain)
+        set_field(self, "_forms", tuple((endpoint.form, endpoint) for endpoint in self.endpoints))
+        set_field(self, "_plain", self._cost(1))
+        for endpoint in self.endpoints:
+            self._check(endpoint)
+
+    def _check(self, endpoint: EndpointCost) -> None:
+        """Refuse an endpoint that costs what no limit counts, or more than one can ever hold."""
+        for limit, amount in zip(self.limits, self.policy.costs(endpoint.cost), strict=True):
+            if amount > limit.burst:
+                message = f"{amount} is more than limit {limit.name!r} can ever hold ({limit.burst})"
+                raise ConfigError(message, field="cost")
+
+    def _cost(self, cost: Cost) -> dict[str, int]:
+        """Write a cost as units: a plain number counts requests; every request holds one slot."""
+        told = dict(cost) if isinstance(cost, Mapping) else {REQUESTS_UNIT: cost}
+        units = {limit.unit for limit in self.limits}
+        whole = {REQUESTS_UNIT: 1, CONCURRENCY_UNIT: 1, **self.estimate, **told}
+        return {unit: amount for unit, amount in whole.items() if unit in units}
+
+    def endpoint(self, path: str, method: str = "GET") -> EndpointCost | None:
+        """Find the first endpoint that is written for a request."""
+        for form, endpoint in self._forms:
+            if form.fullmatch(path) and (not endpoint.methods or method.upper() in endpoint.methods):
+                return endpoint
+        return None
+
+    def cost(self, endpoint: EndpointCost | None) -> Mapping[str, int]:
+        """Tell what a request costs, by unit, as far as is known before it is sent."""
+        return self._plain if endpoint is None else self._cost(endpoint.cost)
+
+    @property
+    def longest(self) -> int:
+        """The longest period of its limits, in microseconds."""
+        return max(limit.length for limit in self.limits)
+
+    def __str__(self) -> str:
+        """Name it and what it allows."""
+        return f"{self.name} ({', '.join(map(str, self.limits))})"

@@ -1,0 +1,1 @@
+"""How a request is charged to the quota of its provider."""

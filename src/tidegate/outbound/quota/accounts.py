@@ -1,0 +1,93 @@
+"""The accounts of a gate: opened when first used, dropped when they have nothing to remember any more."""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from typing import TYPE_CHECKING, Final
+
+from tidegate.errors import Closed
+from tidegate.fork import at_fork, fork_safe
+from tidegate.outbound.capacity.shared_capacity import SharedCapacity
+from tidegate.outbound.quota.account import Account, terms
+from tidegate.policy import Key
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tidegate.bus import Bus
+    from tidegate.clock import Clock
+    from tidegate.outbound.providers.provider import Provider
+
+ALWAYS_KEPT: Final = 256  # accounts that are kept whether they are used or not
+
+
+class Accounts(dict[tuple[str, Key], Account]):
+    """Accounts by domain and key; whoever looks at all of them looks at a copy, as threads open others meanwhile."""
+
+    def __init__(self, clock: Clock, bus: Bus | None, make: Callable[[Provider, Key, SharedCapacity], Account]) -> None:
+        """Know of none; `make` makes one."""
+        super().__init__()
+        self._clock = clock
+        self._bus = bus
+        self._make = make
+        self._agent = uuid.uuid4().hex
+        self._lock = fork_safe(threading.Lock())
+        self._pressures: dict[str, SharedCapacity] = {}
+        self._most = ALWAYS_KEPT  # when there are so many, those that are idle are looked for
+        self.closed = False
+        at_fork(child=self._rename)
+
+    def _rename(self) -> None:
+        """Be another agent in a forked process, since an agent does not listen to itself."""
+        self._agent = uuid.uuid4().hex
+        for pressure in self._pressures.values():
+            pressure.rename(self._agent)
+
+    def open(self, provider: Provider, key: Key) -> Account:
+        """Give the account of a key, opened if need be, with the provider's limits as they are now."""
+        place = provider.domain, key
+        account = self.get(place)
+        if account is not None:
+            account.used = self._clock.steady()
+        if account is None or self.get(place) is not account:  # it was dropped just now
+            account = self._open(provider, key)
+        if account.provider is not provider:
+            with self._lock:
+                account.take_over(provider)
+        return account
+
+    def _open(self, provider: Provider, key: Key) -> Account:
+        with self._lock:
+            if self.closed:
+                raise Closed("the gate is closed")
+            account = self.get((provider.domain, key))
+            if account is None:
+                if len(self) >= self._most:
+                    self._drop_idle()
+                pressure = self._pressures.get(provider.domain)
+                if pressure is None:
+                    pressure = SharedCapacity(self._agent, terms(provider), self._clock, self._bus)
+                    self._pressures[provider.domain] = pressure
+                account = self[provider.domain, key] = self._make(provider, key, pressure)
+            return account
+
+    def _drop_idle(self) -> None:
+        for place, account in tuple(self.items()):
+            if account.idle():
+                del self[place]
+                if account.idle():  # still: who has found it meanwhile has said so, or will not find it again
+                    account.pressure.remove(account.resource)
+                else:
+                    self[place] = account
+        self._most = max(ALWAYS_KEPT, 2 * len(self))
+
+    def close(self) -> list[Account]:
+        """Open no more; give those that were open."""
+        with self._lock:
+            self.closed = True
+            accounts = list(self.values())
+            self.clear()
+        for pressure in self._pressures.values():
+            pressure.close()
+        return accounts

@@ -1,0 +1,165 @@
+"""What the flow of `gate` sees of requests and answers, whatever library they belong to."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeVar
+from urllib.parse import parse_qsl, urlsplit
+
+from tidegate.errors import ConfigError
+from tidegate.outbound.providers.hosts import host_of, is_loopback
+from tidegate.outbound.providers.secret import fingerprint
+from tidegate.outbound.quota.tokens import TOKEN_UNITS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+
+    from tidegate.core import Decision
+    from tidegate.outbound.providers.provider import KeyLocation, Provider
+    from tidegate.outbound.quota.account import Account
+    from tidegate.outbound.quota.charge import Charge, Flow
+
+R = TypeVar("R")
+
+FIRST_ERROR_STATUS: Final = 400  # the first status that is a failure
+RATE_LIMIT_PREFIXES: Final = ("ratel", "x-rat", "retry", "anthr")  # of the names of headers about limits
+RATE_LIMIT_PREFIX_SET: Final = frozenset((*RATE_LIMIT_PREFIXES, *(word.encode() for word in RATE_LIMIT_PREFIXES)))
+
+
+class RequestOptions(NamedTuple):
+    """What the program asks for its next requests, instead of what the gate was given."""
+
+    timeout: float | None = None
+    priority: float = 0
+    cost: Mapping[str, int] | None = None
+
+
+CURRENT_OPTIONS: ContextVar[Mapping[str, Any] | None] = ContextVar("tidegate_asked", default=None)
+
+
+@contextmanager
+def request_options(**wishes: Any) -> Iterator[None]:  # noqa: ANN401 - checked below
+    """Send the requests of a block with another `timeout`, `priority` or `cost` (units to amounts).
+
+    Works through whatever client library: the block's context carries it, to tasks that it starts as well.
+    """
+    unknown = sorted(wishes.keys() - RequestOptions._fields)
+    if unknown:
+        raise ConfigError(f"unknown wish: known are {', '.join(RequestOptions._fields)}", field=unknown[0])
+    token = CURRENT_OPTIONS.set({**(CURRENT_OPTIONS.get() or {}), **wishes})
+    try:
+        yield
+    finally:
+        CURRENT_OPTIONS.reset(token)
+
+
+class OutboundRequest(NamedTuple):
+    """A request as the flow sees it.
+
+    `header` looks a header up; `body` gives the body where it is at hand; `replays` tells whether it can be sent again;
+    `unreached` whether an error means that it never left this machine.
+    """
+
+    method: str
+    url: str
+    header: Callable[[str], str | None]
+    body: Callable[[], bytes | None]
+    replays: bool
+    unreached: Callable[[BaseException], bool]
+
+
+class ProviderResponse(NamedTuple):
+    """An answer as the flow sees it; `close` lets it go if the request is sent again."""
+
+    status: int
+    headers: Any
+    close: Callable[[], Any]
+    answer: Any
+
+
+class RequestOutcome(NamedTuple):
+    """How a request came through: by which provider (None: no limits), how long it waited, how often it was sent."""
+
+    provider: str | None
+    waited: float = 0.0
+    attempts: int = 1
+    decision: Decision | None = None
+
+    @property
+    def limited(self) -> bool:
+        """Whether any limit applied."""
+        return self.provider is not None
+
+
+class PendingSettlement(NamedTuple):
+    """What is settled when the body of an answer has ended: slots to be freed, tokens to be counted."""
+
+    account: Account
+    ticket: Charge
+    status: int
+    counts: bool
+
+    def settling(self, used: Mapping[str, int] | None) -> Flow:
+        """Commit what the answer says was used, or the estimate where it says nothing."""
+        if self.ticket.settled:
+            return
+        if used is None and self.status >= FIRST_ERROR_STATUS:
+            used = dict.fromkeys(TOKEN_UNITS, 0)
+        units = self.account.units
+        known = {unit: amount for unit, amount in (used or {}).items() if unit in units}
+        yield partial(self.ticket.commit, known or None)
+
+
+class AddedKey(NamedTuple):
+    """A provider's key, and where it goes in a request."""
+
+    place: KeyLocation
+    text: str
+
+
+class SendResult(NamedTuple, Generic[R]):
+    """An answer, how its request came through, and what is left to settle."""
+
+    answer: R
+    passage: RequestOutcome
+    tail: PendingSettlement | None
+
+
+def speaks(headers: Iterable[tuple[str | bytes, object]]) -> bool:
+    """Tell whether an answer may say anything of limits: most do not, and reading takes its time."""
+    for name, _ in headers:  # noqa: SIM110 - half the time of any()
+        if name[:5].lower() in RATE_LIMIT_PREFIX_SET:
+            return True
+    return False
+
+
+def credential(place: KeyLocation | None, call: OutboundRequest) -> str:
+    """Tell credentials apart without keeping them: the request's own, or else the provider's."""
+    if place is not None and place.kind == "query":
+        found = dict(parse_qsl(urlsplit(call.url).query, errors="surrogateescape")).get(place.name)
+    else:
+        names = (place.name,) if place is not None else ("authorization", "x-api-key", "api-key")
+        found = next((value for name in names if (value := call.header(name))), None)
+    return fingerprint(found) if found else "own"
+
+
+def added_key(provider: Provider | None, call: OutboundRequest) -> AddedKey | None:
+    """Tell what to add to a request so that it carries the provider's key; None: nothing, or it has one already.
+
+    Whoever calls this has found the provider by the host of this very request, so a redirect to another host takes no
+    key along.
+    """
+    if provider is None or provider.api_key is None or provider.key_place is None:
+        return None
+    place = provider.key_place
+    if place.kind == "header":
+        return None if call.header(place.name) else AddedKey(place, place.prefix + provider.api_key.reveal())
+    names = dict(parse_qsl(urlsplit(call.url).query, keep_blank_values=True))
+    return None if place.name in names else AddedKey(place, provider.api_key.reveal())
+
+
+def is_confidential(url: str) -> bool:
+    """Tell whether nobody on the way can read a request: it is encrypted, or does not leave this machine."""
+    return url[:6].lower() == "https:" or is_loopback(host_of(url))

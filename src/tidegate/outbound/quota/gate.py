@@ -1,0 +1,398 @@
+"""The way of a request through its provider's quota: Gate for threads, AsyncGate for tasks, one flow for both.
+
+    find the provider      none: send it as it is
+    reserve                wait in line for permits, up to the deadline
+    send                   whatever the client does
+    settle, learn          see `account`; on a refusal perhaps once more from `reserve` on
+
+The flow is a generator of steps: functions to be called, or called and awaited. What a client library needs (how its
+requests and answers look) is in `httpx`, `requests` and `aiohttp` beside this module.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections import Counter
+from collections.abc import Mapping
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from tidegate.bus import open_bus
+from tidegate.clock import TaskSignal, ThreadSignal
+from tidegate.core.bounds import SECOND
+from tidegate.errors import ConfigError, Denied
+from tidegate.headers import Advice, read
+from tidegate.limiter import AsyncLimiter, Limiter, seconds
+from tidegate.outbound.capacity.learning import SERVICE_UNAVAILABLE, TOO_MANY_REQUESTS
+from tidegate.outbound.capacity.retry import again
+from tidegate.outbound.providers.registry import Providers
+from tidegate.outbound.quota.account import Account
+from tidegate.outbound.quota.accounts import Accounts
+from tidegate.outbound.quota.charge import CHARGE_TTL, Charge
+from tidegate.outbound.quota.cost import cost_of, key_of
+from tidegate.outbound.quota.exchange import (
+    CURRENT_OPTIONS,
+    PendingSettlement,
+    RequestOptions,
+    RequestOutcome,
+    SendResult,
+    added_key,
+    is_confidential,
+    speaks,
+)
+from tidegate.policy import join_key
+from tidegate.stores.outage import open_guarded
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator
+
+    from tidegate.bus import Bus
+    from tidegate.clock import Clock
+    from tidegate.core import Decision
+    from tidegate.observe import Observer
+    from tidegate.outbound.capacity.shared_capacity import SharedCapacity
+    from tidegate.outbound.providers.provider import Provider
+    from tidegate.outbound.quota.charge import Flow
+    from tidegate.outbound.quota.exchange import AddedKey, OutboundRequest, ProviderResponse
+    from tidegate.policy import Cost, Key
+    from tidegate.stores import Store
+
+R = TypeVar("R")
+
+log = logging.getLogger(__name__)
+
+RELOAD_INTERVAL: Final = 5.0  # seconds between two looks at the files
+NO_ADVICE: Final = Advice()
+REFUSAL_STATUSES: Final = (TOO_MANY_REQUESTS, SERVICE_UNAVAILABLE)
+COUNTER_NAMES: Final = ("sent", "unlimited", "denied", "refused", "retried", "corrected")
+
+
+def trying(step: Callable[[], Any]) -> Flow:
+    """Take a step whose failure would only hide what matters more: an answer, or an error."""
+    with suppress(Exception):
+        yield step
+
+
+class _Gate:
+    """What Gate and AsyncGate share."""
+
+    _limiter: Callable[..., Any]
+
+    def __init__(
+        self,
+        providers: Providers,
+        store: str | Store = "memory://",
+        *,
+        timeout: float | None = None,
+        priority: float = 0,
+        bus: str | Bus | None = None,
+        clock: Clock | None = None,
+        observer: Observer | None = None,
+        chance: Callable[[], float] = random.random,
+        reload: float | None = RELOAD_INTERVAL,
+    ) -> None:
+        """Keep to the quotas of these providers.
+
+        `store` says where their use is counted: a URL, or a Store that others use too. A request waits `timeout`
+        seconds for its permit (None: as long as it takes, 0: not at all), larger `priority` first. Reductions of
+        capacity are shared over a `bus`. Files are looked at every `reload` seconds (None: never).
+        """
+        if not isinstance(providers, Providers):
+            raise ConfigError(f"must be Providers.load(...), not {providers!r}", field="providers")
+        self.providers = providers
+        self._usual = RequestOptions(
+            None if timeout is None else seconds("timeout", timeout), seconds("priority", priority)
+        )
+        self._owns = (isinstance(store, str), isinstance(bus, str))
+        self.store = open_guarded(store, clock=clock) if isinstance(store, str) else store
+        self.clock = self.store.clock
+        self.bus = open_bus(bus, clock=clock) if isinstance(bus, str) else bus
+        self._observer = observer
+        self._chance = chance
+        self._accounts = Accounts(self.clock, self.bus, self._make)
+        self._reload = None if reload is None else round(seconds("reload", reload) * SECOND)
+        self._look_at = self.clock.steady() + (self._reload or 0)
+        self._counts: Counter[str] = Counter()
+        self._warned: set[str] = set()  # domains whose key was not sent
+
+    # ---- whose quota -------------------------------------------------------------------------------------------------
+
+    def find(self, url: object) -> Provider | None:
+        """Find the provider of a URL, with its files as they are now."""
+        if self._reload is not None and self.clock.steady() >= self._look_at:
+            self._look_at = self.clock.steady() + self._reload
+            self.providers.reload()
+        return self.providers.match(url)
+
+    def account(self, provider: Provider, call: OutboundRequest) -> Account:
+        """Give the account that a request is charged to."""
+        return self.open(provider, key_of(provider, call))
+
+    def account_of(self, call: OutboundRequest) -> Account | None:
+        """Give the account that a request would be charged to; None: nothing limits it."""
+        provider = self.find(call.url)
+        return None if provider is None else self.account(provider, call)
+
+    def open(self, provider: Provider, key: Key) -> Account:
+        """Give the account of a key, opened if need be, with the provider's limits as they are now."""
+        return self._accounts.open(provider, key)
+
+    def _make(self, provider: Provider, key: Key, pressure: SharedCapacity) -> Account:
+        limiter = partial(self._limiter, observer=self._observer)
+        return Account(provider, key, join_key(key), self.store, pressure, limiter, self._applies())
+
+    def key_for(self, provider: Provider | None, call: OutboundRequest) -> AddedKey | None:
+        """Give the provider's key where a request is to carry it; over plain http it is left out, with one warning."""
+        added = added_key(provider, call)
+        if provider is None or added is None or added.place.plain_http or is_confidential(call.url):
+            return added
+        if provider.domain not in self._warned:
+            self._warned.add(provider.domain)
+            message = "the key of provider %s is not sent over plain http: use https, or allow it by %s"
+            log.warning(message, provider.name, "key: {…, plain_http: true}")
+        return None
+
+    # ---- the flow ----------------------------------------------------------------------------------------------------
+
+    def passing(
+        self, call: OutboundRequest, send: Callable[[Provider | None], Any]
+    ) -> Generator[Callable[[], Any], Any, SendResult[Any]]:
+        """Take a request through its provider's quota; `send` sends it and gives (or is awaited for) a Reply."""
+        provider = self.find(call.url)
+        if provider is None:
+            self._counts["unlimited"] += 1
+            reply = yield partial(send, None)
+            return SendResult(reply.answer, RequestOutcome(None), None)
+        account = self.account(provider, call)
+        wishes = CURRENT_OPTIONS.get()
+        asked = self._usual if wishes is None else self._usual._replace(**wishes)
+        began, attempt = self.clock.steady(), 0
+        while True:
+            attempt += 1
+            ticket = yield from self._reserving(account, call, asked, began)
+            sent = self.clock.steady()
+            reply = yield from self._sending(account, call, partial(send, provider), ticket)
+            try:
+                pause = yield from self._heeding(account, call, ticket, reply, (sent, began, attempt))
+                if pause is not None and not ticket.settled:
+                    yield from trying(ticket.commit)
+            except GeneratorExit:
+                raise
+            except BaseException:  # the program will never see this answer
+                yield from trying(reply.close)
+                if not ticket.settled:
+                    yield from trying(ticket.commit)
+                raise
+            if pause is None:
+                tail = None
+                if account.settles and not ticket.settled:
+                    tail = PendingSettlement(account, ticket, reply.status, bool(account.guessed))
+                passage = RequestOutcome(provider.name, (sent - began) / SECOND, attempt, ticket.decision)
+                return SendResult(reply.answer, passage, tail)
+            self._counts["retried"] += 1
+            yield reply.close
+            yield partial(self._sleep, self.clock.steady() + pause)
+
+    def _reserving(self, account: Account, call: OutboundRequest, asked: RequestOptions, began: int) -> Flow:
+        """Wait for permits; where there turn out to be fewer than was known, give them back and wait again."""
+        cost = cost_of(account, call, asked.cost)
+        account.recover()
+        while True:
+            ticket = yield from self._charging(account, cost, asked, began)
+            try:
+                fewer = yield from self._outdated(account, ticket)
+            except GeneratorExit:
+                raise
+            except BaseException:  # it will never be sent
+                yield from trying(ticket.cancel)
+                raise
+            if not fewer:
+                self._counts["sent"] += 1
+                account.delays.begin(ticket)
+                return ticket
+            yield ticket.cancel
+
+    def _charging(self, account: Account, cost: Cost, asked: RequestOptions, began: int) -> Flow:
+        limiter, key, timeout = account.limiter, account.key, asked.timeout
+        if account.plain and self._observer is None and not limiter.waiting:
+            decision = yield partial(limiter.try_acquire, key, cost)
+            if decision.allowed:
+                return Charge(limiter, key, cost, decision)
+        if timeout is not None:
+            timeout = max(0.0, seconds("timeout", timeout) - (self.clock.steady() - began) / SECOND)
+        try:
+            held = yield partial(limiter.reserve, key, cost, CHARGE_TTL, timeout, asked.priority)
+        except Denied as denied:
+            self._counts["denied"] += 1
+            raise Denied(f"provider {account.provider.name}: {denied}", denied.decision) from None
+        return Charge(limiter, key, cost, held.decision, held)
+
+    def _outdated(self, account: Account, ticket: Charge) -> Flow:
+        """Tell whether there is less than was known when a permit was given."""
+        if (late := account.delays.outlasting(ticket.at)) is not None:
+            return (yield from account.renewing(late, ticket.at))
+        return (yield from account.noticing()) if account.stale() else False
+
+    def _sending(self, account: Account, call: OutboundRequest, send: Callable[[], Any], ticket: Charge) -> Flow:
+        """Send; a request that never left gives its permits back, of any other nobody knows: it counts."""
+        try:
+            reply = yield send
+        except GeneratorExit:
+            raise
+        except BaseException as error:
+            if call.unreached(error):
+                yield from trying(ticket.cancel)
+            else:
+                yield from account.moving(ticket)
+                yield from trying(ticket.commit)
+            raise
+        finally:
+            ticket.answered = True
+        return reply
+
+    def _heeding(
+        self,
+        account: Account,
+        call: OutboundRequest,
+        ticket: Charge,
+        reply: ProviderResponse,
+        when: tuple[int, int, int],
+    ) -> Flow:
+        """Learn from an answer; tell after which pause its request is to be sent again (None: it is not).
+
+        `when` is the instant at which it was sent, and at which its first attempt began, and the number of attempts.
+        """
+        sent, began, attempt = when
+        if reply.status != TOO_MANY_REQUESTS:
+            yield from account.moving(ticket)
+        advice = read(reply.headers, self.clock.ns() / 1e9) if speaks(reply.headers) else NO_ADVICE
+        if reply.status in REFUSAL_STATUSES:
+            yield from self._refusing(account, ticket, sent, reply.status, advice.retry_after)
+            spent = self.clock.steady() - began
+            rules = account.provider.retries, attempt, reply.status, call.method, spent, advice.retry_after
+            return again(*rules, self._chance()) if call.replays else None
+        account.worked()
+        if advice.limits and account.provider.learn != "off":
+            self._counts["corrected"] += yield from account.learning(advice)
+        return None
+
+    def _refusing(self, account: Account, ticket: Charge, sent: int, status: int, retry_after: float | None) -> Flow:
+        """Learn from a refusal; a 429 costs nothing, which others may use once they know that there is less."""
+        self._counts["refused"] += 1
+        yield from account.refusing(status, ticket, sent, retry_after)
+        if status == TOO_MANY_REQUESTS:
+            yield from trying(ticket.cancel)
+
+    # ---- looking -----------------------------------------------------------------------------------------------------
+
+    def _looking(self, call: OutboundRequest, times: int) -> tuple[Account, Cost] | None:
+        account = self.account_of(call)
+        if account is None:
+            return None
+        cost = cost_of(account, call, None)
+        if isinstance(cost, Mapping):
+            return account, {unit: amount * times for unit, amount in cost.items()}
+        return account, cost * times
+
+    def metrics(self) -> dict[str, int]:
+        """Count requests: sent, unlimited, denied here, refused by the provider, sent again; corrections learned."""
+        waiting = sum(account.limiter.waiting for account in tuple(self._accounts.values()))
+        return {
+            **{name: self._counts[name] for name in COUNTER_NAMES},
+            "waiting": waiting,
+            "accounts": len(self._accounts),
+        }
+
+    def capacities(self) -> dict[str, int]:
+        """Tell what may be used at present of the narrowest limit of each account, by its key."""
+        return {account.resource: account.capacity for account in tuple(self._accounts.values())}
+
+    def _close(self) -> list[Account]:
+        accounts = self._accounts.close()
+        if self.bus is not None and self._owns[1]:
+            self.bus.close()
+        return accounts
+
+    def _applies(self) -> Callable[..., Any]:
+        raise NotImplementedError
+
+    def _sleep(self, until: int) -> Any:  # noqa: ANN401 - nothing, or a coroutine
+        raise NotImplementedError
+
+
+class Gate(_Gate):
+    """Keeps threads to the quotas of providers."""
+
+    _limiter = Limiter
+
+    def run(self, flow: Generator[Callable[[], Any], Any, R]) -> R:
+        """Take the steps of a flow."""
+        answer, error = None, None
+        while True:
+            try:
+                step = flow.send(answer) if error is None else flow.throw(error)
+            except StopIteration as done:
+                return done.value  # type: ignore[no-any-return]  # what the flow gives
+            answer, error = None, None
+            try:
+                answer = step()
+            except BaseException as failure:  # noqa: BLE001 - the flow's to judge
+                error = failure
+
+    def peek(self, call: OutboundRequest, times: int = 1) -> Decision | None:
+        """Tell whether a request (or several like it) could be sent now; None: nothing limits it."""
+        found = self._looking(call, times)
+        return None if found is None else found[0].limiter.peek(found[0].key, found[1])
+
+    def close(self) -> None:
+        """Refuse further requests, wake those that wait with Closed, and let go of what was opened here."""
+        for account in self._close():
+            account.limiter.close()
+        if self._owns[0]:
+            self.store.close()
+
+    def _applies(self) -> Callable[..., Any]:
+        return self.store.apply
+
+    def _sleep(self, until: int) -> None:
+        self.clock.wait(ThreadSignal(), until)
+
+
+class AsyncGate(_Gate):
+    """Keeps tasks to the quotas of providers."""
+
+    _limiter = AsyncLimiter
+
+    async def run(self, flow: Generator[Callable[[], Any], Any, R]) -> R:
+        """Take the steps of a flow."""
+        answer, error = None, None
+        while True:
+            try:
+                step = flow.send(answer) if error is None else flow.throw(error)
+            except StopIteration as done:
+                return done.value  # type: ignore[no-any-return]  # what the flow gives
+            answer, error = None, None
+            try:
+                answer = await step()
+            except BaseException as failure:  # noqa: BLE001 - the flow's to judge
+                error = failure
+
+    async def peek(self, call: OutboundRequest, times: int = 1) -> Decision | None:
+        """Tell whether a request (or several like it) could be sent now; None: nothing limits it."""
+        found = self._looking(call, times)
+        return None if found is None else await found[0].limiter.peek(found[0].key, found[1])
+
+    async def close(self) -> None:
+        """Refuse further requests, wake those that wait with Closed, and let go of what was opened here."""
+        for account in self._close():
+            await account.limiter.close()
+        if self._owns[0]:
+            await self.store.close_async()
+
+    def _applies(self) -> Callable[..., Any]:
+        return self.store.apply_async
+
+    async def _sleep(self, until: int) -> None:
+        await self.clock.wait_async(TaskSignal(), until)

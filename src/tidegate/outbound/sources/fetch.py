@@ -1,0 +1,141 @@
+"""Fetching one source: the second of the document's two checks, within a size and a time."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from enum import Enum
+from typing import IO, TYPE_CHECKING, Final, NamedTuple
+
+from tidegate.errors import ConfigError, Denied, StoreUnavailable
+from tidegate.outbound.capacity.learning import TOO_MANY_REQUESTS
+from tidegate.outbound.quota.decoding import ACCEPTED, DecodingError
+from tidegate.outbound.quota.exchange import request_options
+from tidegate.outbound.sources.delivery import FetchedBody, deliver, download_file
+from tidegate.outbound.sources.download import RedirectError, TooLargeError, open_answer, save_body
+
+try:
+    import httpx
+except ImportError:  # pragma: no cover - the extra is part of every test environment
+    raise ConfigError("sources need httpx: pip install 'tidegate[sources]'") from None
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from tidegate.outbound.sources.source import Source
+
+FIRST_ERROR_STATUS: Final = 400
+PERMIT_EXTENSION: Final = "tidegate.permitted"
+
+
+class FetchStatus(Enum):
+    """What came of fetching a source."""
+
+    OK = "ok"
+    FAILED = "failed"
+    RATE_LIMIT_EXCEEDED = "RateLimitExceeded"  # the document's name: queue again, not a failure
+
+
+class FetchResult(NamedTuple):
+    """A status, a line about it, and after how many seconds to ask again where that is known."""
+
+    status: FetchStatus
+    result: str
+    wait: float | None = None
+
+
+async def fetch(
+    transport: httpx.AsyncBaseTransport, source: Source, folder: Path, now: int, permitted: Callable[[], None]
+) -> FetchResult:
+    """Ask for a permit, download, and put the body where it belongs; `permitted` is called with the permit in hand.
+
+    The transport asks, without waiting. A permit denied here, or a 429 of the provider, is no failure; a 429 of a host
+    without a provider is one, so that it backs off. The client lives for one fetch, and its cookies with it.
+    """
+    client = httpx.AsyncClient(transport=transport)
+    try:
+        with download_file(source, folder, now) as file:
+            body = await _download(client, source, permitted, file)
+            if isinstance(body, FetchResult):
+                return body
+            await deliver(client, source, folder, now, body)
+    except (OSError, sqlite3.Error, httpx.HTTPError, Denied, StoreUnavailable) as error:
+        return FetchResult(FetchStatus.FAILED, f"its body was not kept: {type(error).__name__}")
+    return FetchResult(FetchStatus.OK, f"status {body.status}, {body.size} bytes")
+
+
+async def _download(
+    client: httpx.AsyncClient, source: Source, permitted: Callable[[], None], file: IO[bytes]
+) -> FetchedBody | FetchResult:
+    """Download a body into a file within the source's size and time, or tell what came of it instead."""
+    try:
+        async with asyncio.timeout(source.timeout):
+            with request_options(timeout=0):
+                answer = await open_answer(client, _request(client, source, permitted))
+            try:
+                if (outcome := _judge(answer)) is not None:
+                    return outcome
+                size = await save_body(answer, source.max_bytes, file)
+            finally:
+                await answer.aclose()
+    except Denied as denied:
+        violated = ", ".join(denied.decision.violated)
+        return FetchResult(FetchStatus.RATE_LIMIT_EXCEEDED, f"denied by {violated}", denied.decision.retry_after)
+    except StoreUnavailable:
+        return FetchResult(FetchStatus.RATE_LIMIT_EXCEEDED, "the store could not be asked")
+    except (TimeoutError, TooLargeError, RedirectError, DecodingError, httpx.HTTPError) as error:
+        return FetchResult(FetchStatus.FAILED, _explain(source, error))
+    return FetchedBody(file, size, answer.status_code, answer.headers.get("content-type", ""))
+
+
+def _explain(source: Source, error: Exception) -> str:
+    """Say in a few words why a download failed, without quoting the URL."""
+    if isinstance(error, (TimeoutError, httpx.TimeoutException)):
+        return f"too slow: not within {source.timeout:g} s"
+    if isinstance(error, TooLargeError):
+        return f"too large: more than {source.max_bytes} bytes"
+    return type(error).__name__ if isinstance(error, httpx.HTTPError) else str(error)
+
+
+def _request(client: httpx.AsyncClient, source: Source, permitted: Callable[[], None]) -> httpx.Request:
+    headers = httpx.Headers(source.headers)
+    headers.setdefault("accept-encoding", ACCEPTED)
+    return client.build_request(
+        source.method,
+        source.url,
+        headers=headers,
+        content=source.body,
+        timeout=None,  # the whole of it has a deadline
+        extensions={PERMIT_EXTENSION: permitted},
+    )
+
+
+def _judge(answer: httpx.Response) -> FetchResult | None:
+    """Tell what a refusal or failure means; None: there is a body."""
+    if answer.status_code == TOO_MANY_REQUESTS and answer.extensions["tidegate"].limited:
+        return FetchResult(FetchStatus.RATE_LIMIT_EXCEEDED, "429 by the provider")
+    return (
+        FetchResult(FetchStatus.FAILED, f"status {answer.status_code}")
+        if answer.status_code >= FIRST_ERROR_STATUS
+        else None
+    )
+
+
+class PermitObserver(httpx.AsyncBaseTransport):
+    """Tells when a request has its permit: it stands behind the transport that asks for one."""
+
+    def __init__(self, inner: httpx.AsyncBaseTransport) -> None:
+        """Stand in front of `inner`."""
+        self._inner = inner
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        """Tell, and send."""
+        permitted = request.extensions.get(PERMIT_EXTENSION)
+        if permitted is not None:
+            permitted()
+        return await self._inner.handle_async_request(request)
+
+    async def aclose(self) -> None:
+        """Close the other transport."""
+        await self._inner.aclose()

@@ -1,0 +1,228 @@
+"""Configuration whose every value knows where it stands: file, line and field.
+
+A Setting wraps one value of a YAML file (or of a mapping given by a program). Whoever reads it says what it expects:
+
+    section = load("config.yaml").fields("enabled", "limits")      # a mapping with these keys and no others
+    section["enabled"].flag()                                      # true or false
+    [entry.text() for entry in section["limits"].items()]          # a list of texts
+
+and what is not so is refused with a ConfigError such as `config.yaml:3: limits[0]: expected text, not a list`. Since
+the reader says what it expects, `no` is false where a flag is read and the word "no" where text is.
+
+Of YAML, the plain part is read: mappings, lists, scalars, anchors. Keys that come twice, tags, and a second document
+are refused. Nothing is ever constructed from a tag, and what aliases stand for is bounded (see `loader`), so no file is
+dangerous to read.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Any, Final
+
+import yaml
+
+from tidegate.core.bounds import MAX_INTEGER
+from tidegate.errors import ConfigError
+from tidegate.policy.loader import compose, read_text
+from tidegate.urls import redact_text
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+BOOLEANS: Final = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
+NULL_WORDS: Final = ("", "~", "null", "Null", "NULL")
+INTEGER = re.compile(r"[-+]?[0-9]+(?:_[0-9]+)*")
+NUMBER = re.compile(r"[-+]?[0-9]+(?:_[0-9]+)*(?:\.[0-9]+)?")
+PLAIN_TAGS: Final = ("tag:yaml.org,2002:str", "tag:yaml.org,2002:map", "tag:yaml.org,2002:seq")
+MAX_SHOWN_LENGTH: Final = 60  # characters of a wrong value that an error repeats
+
+
+def load(source: str | Path | Mapping[str, object]) -> ConfigValue:
+    """Read a YAML file, or take a mapping that a program gives."""
+    if isinstance(source, Mapping):
+        return ConfigValue(source)
+    try:
+        text = read_text(source)
+    except ConfigError:
+        raise
+    except (TypeError, ValueError):
+        message = f"expected the path of a file or a mapping, not {_shown(source)}"
+        raise ConfigError(message, field="config") from None
+    return parse(text, str(source))
+
+
+def parse(text: str, file: str | None = None) -> ConfigValue:
+    """Read YAML text; `file` names it in errors."""
+    node = compose(text, file)
+    return ConfigValue(node, file, node.start_mark.line + 1 if node else 1)
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigValue:
+    """One value and its place. The `raw` value is a node of YAML or what a program gave; ask the methods for it."""
+
+    raw: Any
+    file: str | None = None
+    line: int | None = None
+    field: str | None = None
+
+    def error(self, message: str) -> ConfigError:
+        """Word an error about this value."""
+        return ConfigError(message, file=self.file, line=self.line, field=self.field)
+
+    @contextmanager
+    def blame(self, **fields: ConfigValue | None) -> Iterator[None]:
+        """Give errors of others this value's place, or, where they name one of the fields, that one's."""
+        try:
+            yield
+        except ConfigError as error:
+            place = fields.get(error.field or "")
+            if place is not None:
+                raise place.error(str(error).removeprefix(f"{error.field}: ")) from None
+            raise self.error(str(error)) from None
+
+    @property
+    def is_nothing(self) -> bool:
+        """Whether the value is empty (null)."""
+        return self.raw is None or self._plain in NULL_WORDS
+
+    @property
+    def is_mapping(self) -> bool:
+        """Whether the value is a mapping."""
+        return isinstance(self.raw, (yaml.MappingNode, Mapping))
+
+    @property
+    def is_list(self) -> bool:
+        """Whether the value is a list."""
+        return isinstance(self.raw, yaml.SequenceNode) or (
+            isinstance(self.raw, Sequence) and not isinstance(self.raw, (str, bytes))
+        )
+
+    def entries(self) -> dict[str, ConfigValue]:
+        """Read a mapping with whatever keys, in order; a key that comes twice is refused."""
+        self._check_tag()
+        if not self.is_mapping:
+            raise self.error(f"expected a mapping, not {self}")
+        found: dict[str, ConfigValue] = {}
+        for key, value, line in self._pairs():
+            place = f"{self.field}.{key}" if self.field else key
+            if key in found:
+                message = f"comes twice, first in line {found[key].line}"
+                raise ConfigError(message, file=self.file, line=line, field=place)
+            found[key] = ConfigValue(value, self.file, line, place)
+        return found
+
+    def fields(self, *known: str) -> dict[str, ConfigValue]:
+        """Read a mapping that has some of the known keys and no others."""
+        found = self.entries()
+        for key, value in found.items():
+            if key not in known:
+                near = get_close_matches(key, known, n=1)
+                hint = f"is {near[0]!r} meant?" if near else f"known are {', '.join(known)}"
+                raise value.error(f"unknown setting: {hint}")
+        return found
+
+    def items(self) -> list[ConfigValue]:
+        """Read a list."""
+        self._check_tag()
+        if not self.is_list:
+            raise self.error(f"expected a list, not {self}")
+        if not isinstance(self.raw, yaml.SequenceNode):
+            return [ConfigValue(value, self.file, self.line, f"{self.field}[{i}]") for i, value in enumerate(self.raw)]
+        return [
+            ConfigValue(node, self.file, node.start_mark.line + 1, f"{self.field}[{i}]")
+            for i, node in enumerate(self.raw.value)
+        ]
+
+    def one_or_many(self) -> list[ConfigValue]:
+        """Read a list, or a single value in place of a list of one."""
+        return self.items() if self.is_list else [self]
+
+    def text(self) -> str:
+        """Read text that is not empty."""
+        value = self._scalar
+        if not isinstance(value, str) or not value or self.is_nothing:
+            raise self.error(f"expected text, not {self}")
+        return str(value)
+
+    def choice(self, *choices: str) -> str:
+        """Read one of several words."""
+        word = self._scalar
+        if word not in choices:
+            raise self.error(f"expected {', '.join(choices[:-1])} or {choices[-1]}, not {self}")
+        return str(word)
+
+    def flag(self) -> bool:
+        """Read true or false (or yes, no, on, off)."""
+        value = self.raw if isinstance(self.raw, bool) else BOOLEANS.get((self._plain or "").lower())
+        if value is None:
+            raise self.error(f"expected true or false, not {self}")
+        return value
+
+    def whole(self, low: int = 1, high: int = MAX_INTEGER) -> int:
+        """Read a whole number within bounds."""
+        value = self.raw
+        if self._plain is not None and INTEGER.fullmatch(self._plain):
+            value = int(self._plain) if len(self._plain) <= MAX_SHOWN_LENGTH else high + 1
+        if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
+            too_large = isinstance(value, int) and value > high
+            bounds = f"from {low} to {high}" if high < MAX_INTEGER or too_large else f"from {low}"
+            raise self.error(f"expected a whole number {bounds}, not {self}")
+        return value
+
+    def number(self) -> float:
+        """Read a number above 0, whole or not."""
+        value = self.raw
+        if self._plain is not None and NUMBER.fullmatch(self._plain) and len(self._plain) <= MAX_SHOWN_LENGTH:
+            value = float(self._plain)
+        if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 < value <= MAX_INTEGER:
+            raise self.error(f"expected a number above 0, not {self}")
+        return value
+
+    def __str__(self) -> str:
+        """Name the value in an error."""
+        if self.is_nothing:
+            return "nothing"
+        if self.is_mapping:
+            return "a mapping"
+        if self.is_list:
+            return "a list"
+        return redact_text(self._plain)[:MAX_SHOWN_LENGTH] if self._plain else _shown(self._scalar)
+
+    @property
+    def _scalar(self) -> Any:  # noqa: ANN401 - whatever a program gave
+        """The text of a scalar of YAML, quoted or not; what a program gave as it is."""
+        return self.raw.value if isinstance(self.raw, yaml.ScalarNode) else self.raw
+
+    @property
+    def _plain(self) -> str | None:
+        """The text of a scalar of YAML that is not quoted: it may mean a number, a flag or nothing."""
+        self._check_tag()
+        return str(self.raw.value) if isinstance(self.raw, yaml.ScalarNode) and self.raw.style is None else None
+
+    def _pairs(self) -> Iterator[tuple[str, object, int | None]]:
+        if isinstance(self.raw, Mapping):
+            for key, value in self.raw.items():
+                if not isinstance(key, str):
+                    raise self.error(f"keys are texts, not {_shown(key)}")
+                yield key, value, self.line
+            return
+        for key, value in self.raw.value:
+            if not isinstance(key, yaml.ScalarNode):
+                raise self.error("keys are texts, not lists or mappings")
+            yield key.value, value, key.start_mark.line + 1
+
+    def _check_tag(self) -> None:
+        if isinstance(self.raw, yaml.Node) and self.raw.tag not in PLAIN_TAGS:
+            raise self.error(f"the tag {self.raw.tag} is not understood: leave it out")
+
+
+def _shown(value: object) -> str:
+    """Repeat a wrong value, shortened."""
+    text = redact_text(repr(value))
+    return text if len(text) <= MAX_SHOWN_LENGTH else f"{text[:MAX_SHOWN_LENGTH]}…"

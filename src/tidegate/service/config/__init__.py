@@ -1,0 +1,1 @@
+"""Settings and policy files of the service."""

@@ -1,0 +1,1 @@
+"""Every verb of the service, independent of the protocol that carries it."""

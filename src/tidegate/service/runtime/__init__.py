@@ -1,0 +1,1 @@
+"""Runs the service: processes, servers, and the components beside the decisions."""

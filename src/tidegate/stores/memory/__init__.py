@@ -1,0 +1,1 @@
+"""The memory store: states in this process."""

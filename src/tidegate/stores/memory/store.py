@@ -1,0 +1,317 @@
+"""Keeps states in this process: the fastest store, and the default."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from typing import TYPE_CHECKING, Final, Literal
+
+from tidegate.core.algorithms import NEVER
+from tidegate.core.bounds import MAX_INTEGER
+from tidegate.core.decision import VERBS, Decision, States, acquire
+from tidegate.errors import ConfigError
+from tidegate.lock import Lock, locked
+from tidegate.stores.base import Store
+from tidegate.stores.memory.fast_path import StoreAccess, shortcut
+from tidegate.stores.memory.group_shares import GroupShares, shared_key
+from tidegate.stores.memory.table import Table, expires, read_entry, write_entry
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable, Sequence
+
+    from tidegate.clock import Clock
+    from tidegate.core.algorithms import State
+    from tidegate.core.limit import Limit
+    from tidegate.policy import Key, Policy
+    from tidegate.stores.base import Ask
+    from tidegate.stores.memory.fast_path import Retire, TryAcquire
+    from tidegate.stores.memory.group_shares import GroupOf
+    from tidegate.stores.memory.table import Entry
+
+log = logging.getLogger(__name__)
+
+OVERFLOW_KEY: Final = shared_key(None)  # the key that new keys share when the store is full
+
+
+class MemoryStore(Store):
+    """Keeps states in a dictionary per policy, for all threads and event loops of this process.
+
+    Bounded: at most `max_entries` keys. A key that has nothing left to remember is dropped by the calls that come
+    after, a few at a time, at the latest a 32nd of its lifetime late; a live one is never dropped. When the store is
+    full of live keys, new keys of a policy share one more bucket (`overflow="share"`) or are denied (`"deny"`), and
+    `metrics()` and a warning say so. Where `group_of` tells the group of a key, no group can fill the store: once it
+    has as many keys as there is room left, only its own new keys share a bucket (see `memory.group_shares`).
+
+    A signal handler may raise at any instruction, and a process may fork while threads decide: `tidegate.lock` and the
+    order of the steps in `Table` see to it that the store stays usable. A decision is kept by one assignment, so it is
+    made or not made; the count of keys, which takes several, is made again where `_counting` was left set.
+    """
+
+    instant = True
+
+    def __init__(
+        self,
+        *,
+        max_entries: int = 1_000_000,
+        overflow: Literal["share", "deny"] = "share",
+        clock: Clock | None = None,
+        group_of: GroupOf | None = None,
+    ) -> None:
+        """Hold at most `max_entries` keys; `group_of` tells the group of a key (None: it is in none)."""
+        super().__init__(clock)
+        if not isinstance(max_entries, int) or max_entries < 1:
+            raise ConfigError(f"must be a whole number from 1, not {max_entries!r}", field="max_entries")
+        if overflow not in ("share", "deny"):
+            raise ConfigError(f"must be 'share' or 'deny', not {overflow!r}", field="overflow")
+        self.max_entries = max_entries
+        self.overflow = overflow
+        self._tables: dict[str, Table] = {}
+        self._rota: deque[Table] = deque()
+        self.lock = Lock()
+        self._ns = self.clock.ns
+        self._entries = 0
+        self._counting = False  # a change of the number of keys has begun, and not ended
+        self._overflowed = 0
+        self._warned = False
+        self._warn = False  # to be logged once the lock is released
+        self._crowded: Hashable | None = None  # a group to be warned of, once until the store is half empty again
+        self._crowd_warned = False
+        self._shares: GroupShares | None = None
+        if group_of is not None:
+            self.share(group_of)
+
+    @locked
+    def share(self, group_of: GroupOf) -> None:
+        """Bound the share of each group of keys from now on, also those that are here."""
+        self._shares = GroupShares(group_of)
+        for table in self._tables.values():
+            table.shares = self._shares
+        self._recount()
+
+    def shortcut(self, policy: Policy, otherwise: TryAcquire, retire: list[Retire]) -> TryAcquire:
+        """Build a faster `try_acquire` for usual calls; others go to `otherwise`, and all once it is retired."""
+        guard = StoreAccess(self.lock, self._ns, self._insert)
+        return shortcut(policy, self._prepare_table(policy), otherwise, guard, retire)
+
+    def apply_one(
+        self, verb: str, policy: Policy, key: Key, costs: tuple[int, ...], now: int | None = None, at: int | None = None
+    ) -> Decision:
+        """Apply the verb to one key."""
+        lock = self.lock
+        held = lock.token
+        try:
+            del held[0]
+        except IndexError:
+            lock.contend()
+        try:
+            if self._counting:
+                self._recount()
+            if now is None:
+                now = self._ns() // 1000
+            table = self._table(policy)
+            entry = table.entries.get(key)
+            limits = policy.limits
+            if verb == "acquire" and now < table.due:
+                # The usual question about a key known by this policy, or new: what _decide does, without the rest.
+                if entry is None and self._has_room(key, self.max_entries):
+                    before: States = (None,) * len(limits)
+                elif entry is not None and entry[0] is policy.only:
+                    before = (entry,)
+                elif entry is not None and entry[0] is limits:
+                    before = entry[1]
+                else:
+                    return self._decide(verb, ((policy, key, costs),), now, at)[0]
+                allowed, states, left = acquire(limits, before, costs, now)
+                if allowed:
+                    self._write(table, key, policy, states, now)
+                return Decision((allowed, now, limits, states, left))
+            return self._decide(verb, ((policy, key, costs),), now, at)[0]
+        finally:
+            lock.give(None)
+            if self._warn:
+                del held
+                self._warn_full()
+
+    def apply(self, verb: str, asks: Sequence[Ask], now: int | None = None, at: int | None = None) -> list[Decision]:
+        """Apply the verb to every key together."""
+        try:
+            return self._apply(verb, asks, now, at)
+        finally:
+            if self._warn:
+                self._warn_full()
+
+    @locked
+    def _apply(self, verb: str, asks: Sequence[Ask], now: int | None, at: int | None) -> list[Decision]:
+        if self._counting:
+            self._recount()
+        return self._decide(verb, asks, self._ns() // 1000 if now is None else now, at)
+
+    @locked
+    def _prepare_table(self, policy: Policy) -> Table:
+        return self._table(policy)
+
+    def _decide(self, verb: str, asks: Sequence[Ask], now: int, at: int | None) -> list[Decision]:
+        slots = [self._slot(verb, policy, key, now, place) for place, (policy, key, _) in enumerate(asks)]
+        if None in slots:
+            return [self._full(policy, costs, now) for policy, _, costs in asks]
+        limits: list[Limit] = []
+        states: list[State | None] = []
+        costs: list[int] = []
+        places: dict[object, int] = {}  # where in these lists each key stands; asked for twice, it pays both costs
+        for (policy, _, cost), slot in zip(asks, slots, strict=True):
+            table, key = slot  # type: ignore[misc]  # None was ruled out
+            place = places.setdefault((slot, id(policy)), len(limits))
+            if place < len(limits):
+                end = place + len(cost)
+                costs[place:end] = [
+                    min(MAX_INTEGER, old + new) for old, new in zip(costs[place:end], cost, strict=True)
+                ]
+                continue
+            limits += policy.limits
+            states += read_entry(table.entries.get(key), policy)
+            costs += cost
+        allowed, changed, left = VERBS[verb](limits, states, costs, now, at)
+        decisions = []
+        for (policy, _, _), slot in zip(asks, slots, strict=True):
+            table, key = slot  # type: ignore[misc]  # None was ruled out
+            place = places[slot, id(policy)]
+            end = place + len(policy.limits)
+            decision = Decision((allowed, now, policy.limits, changed[place:end], left[place:end]))
+            if verb == "peek":  # what a log would be like is overwritten by the next charge, so it is told at once
+                decision = Decision((allowed, now, policy.limits, decision.views, None))
+            elif verb == "reset":
+                self._forget(table, key)
+            elif changed is not states:
+                self._write(table, key, policy, changed[place:end], now)
+            decisions.append(decision)
+        return decisions
+
+    def _table(self, policy: Policy) -> Table:
+        table = self._tables.get(policy.name)
+        if table is None:
+            table = Table(self._shares)
+            self._rota.append(table)
+            self._tables[policy.name] = table
+        return table
+
+    def _slot(self, verb: str, policy: Policy, key: Key, now: int, before: int) -> tuple[Table, Key] | None:
+        """Find where a key has its entry: its own place, or the shared one when there is no room; None: denied.
+
+        `before` keys may find a place before this one, in the same call.
+        """
+        table = self._table(policy)
+        self._rota.rotate()  # so that the keys of a policy that nobody asks about go, too
+        self._sweep(table, now)
+        self._sweep(self._rota[0], now)
+        room = self.max_entries - before
+        if key in table.entries or self._has_room(key, room) or verb == "reset":
+            return table, key
+        for other in self._tables.values():
+            while not self._has_room(key, room) and other.due <= now:
+                self._sweep(other, now)
+        if self._has_room(key, room):
+            return table, key
+        crowded = self._shares.crowded(key, room - self._entries) if self._shares is not None else None
+        full = self._entries >= room
+        if verb in ("acquire", "hold"):
+            self._overflowed += 1
+            self._note_overflow(None if full else crowded)
+        if self.overflow == "deny":
+            return None
+        together = shared_key(crowded)
+        return table, OVERFLOW_KEY if crowded is None or (full and together not in table.entries) else together
+
+    def _note_overflow(self, crowded: Hashable | None) -> None:
+        """See that the log is told once: of a group that has no room while others have, or that nobody has."""
+        if crowded is None:
+            self._warn = self._warn or not self._warned
+            self._warned = True
+        elif not self._crowd_warned:
+            self._crowd_warned = self._warn = True
+            self._crowded = crowded
+
+    def _has_room(self, key: Key, room: int) -> bool:
+        """Tell whether a new key may have an entry of its own, with room for so many in all."""
+        free = room - self._entries
+        # While less than half of the room is taken, no group can have more keys than are free.
+        return free > 0 and (self._shares is None or self._entries < free or self._shares.crowded(key, free) is None)
+
+    def _sweep(self, table: Table, now: int) -> None:
+        if table.due <= now:
+            self._counting = True
+            self._entries -= table.sweep(now)
+            self._counting = False
+            self._crowd_warned = self._crowd_warned and 2 * self._entries >= self.max_entries
+
+    def _warn_full(self) -> None:
+        """Log once that the store is full, after the lock was released: a handler may take its time, or ask us."""
+        self._warn = False
+        crowded, self._crowded = self._crowded, None
+        whose = "new keys of a policy" if crowded is None else f"{crowded} has used up its share, its new keys"
+        log.warning(
+            "memory store%s: %d live keys; %s are %s until some end (max_entries)",
+            " is full" if crowded is None else "",
+            self._entries,
+            whose,
+            "limited together" if self.overflow == "share" else "denied",
+        )
+
+    def _full(self, policy: Policy, costs: Sequence[int], now: int) -> Decision:
+        wait = max(1, min(table.due for table in self._tables.values()) - now)
+        pairs = zip(policy.limits, costs, strict=True)
+        views = tuple((0, NEVER if cost > limit.burst else wait, wait) for limit, cost in pairs)
+        return Decision((False, now, policy.limits, views, None))
+
+    def _write(self, table: Table, key: Key, policy: Policy, states: States, now: int) -> None:
+        """Keep the new states, together with live ones of limits that are not in the policy (any more)."""
+        old = table.entries.get(key)
+        entry = write_entry(old, policy, states, now)
+        if entry is None:
+            self._forget(table, key)
+            return
+        if old is None and key is not OVERFLOW_KEY:
+            self._keep(table, key, entry, expires(entry), now)  # whoever decided has seen that there is room
+        else:
+            table.entries[key] = entry
+
+    def _insert(self, table: Table, key: Key, entry: Entry, ends: int, now: int) -> bool:
+        """Keep the entry of a new key, which ends then, if there is room; tell whether there was."""
+        if self._counting:
+            self._recount()
+        if not self._has_room(key, self.max_entries):
+            return False
+        self._keep(table, key, entry, ends, now)
+        return True
+
+    def _keep(self, table: Table, key: Key, entry: Entry, ends: int, now: int) -> None:
+        self._counting = True
+        table.register(key, ends, now)
+        table.entries[key] = entry
+        self._entries += 1
+        self._counting = False
+        self._warned = self._warned and self._entries >= self.max_entries
+
+    def _recount(self) -> None:
+        """Count the keys after a call was interrupted while it changed their number."""
+        self._entries = self._count()
+        if self._shares is not None:
+            wheels = [tuple(table.wheel.values()) for table in self._tables.values()]
+            self._shares.recount(key for wheel in wheels for keys in wheel for key in keys)
+        self._counting = False
+
+    def _count(self) -> int:
+        return sum(len(table.entries) - (OVERFLOW_KEY in table.entries) for table in list(self._tables.values()))
+
+    def _forget(self, table: Table, key: Key) -> None:
+        if key is OVERFLOW_KEY:
+            table.entries.pop(key, None)
+        elif key in table.entries:
+            self._counting = True
+            table.forget(key)
+            self._entries -= 1
+            self._counting = False
+
+    def metrics(self) -> dict[str, int]:
+        """Count keys kept, and calls that found no room for their key."""
+        entries = self._count() if self._counting else self._entries
+        return {"entries": entries, "max_entries": self.max_entries, "overflowed": self._overflowed}

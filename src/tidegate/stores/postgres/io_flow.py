@@ -1,0 +1,142 @@
+"""Waiting, in two colours: what talks to the server is written once, as generators of steps, and driven by these."""
+
+from __future__ import annotations
+
+import asyncio
+import select
+from collections.abc import Callable, Generator
+from contextlib import closing
+from typing import Any, Generic, NamedTuple, TypeVar
+
+from tidegate.clock import SystemClock
+
+T = TypeVar("T")
+
+SYSTEM_CLOCK = SystemClock()  # deadlines are real time, whatever clock decides
+
+
+class WaitForSocket(NamedTuple):
+    """A step that waits until a socket can be read (or also written to), or until an instant of steady time."""
+
+    socket: int
+    write: bool
+    until: int
+
+
+class WaitForSignal(NamedTuple):
+    """A step that waits until a signal is set, or until an instant of steady time; perhaps for what is under way."""
+
+    signal: Any  # a ThreadSignal or a TaskSignal, whichever the loop that waits takes
+    until: int
+    under_way: Callable[[], bool]
+
+
+class RunBlocking(NamedTuple):
+    """A step that blocks for a while, doing this; it is sent what the function returns."""
+
+    function: Callable[[], Any]
+
+
+Step = WaitForSocket | WaitForSignal | RunBlocking
+Steps = Generator[Step, Any, T]
+
+
+def drive(steps: Steps[T]) -> T:
+    """Take the steps in this thread."""
+    answer = None
+    with closing(steps):
+        while True:
+            try:
+                step = steps.send(answer)
+            except StopIteration as done:
+                return done.value  # type: ignore[no-any-return]  # a T, by the type of Steps
+            answer = None
+            if isinstance(step, WaitForSocket):
+                _wait(step)
+            elif isinstance(step, WaitForSignal):
+                SYSTEM_CLOCK.wait(step.signal, step.until)
+            else:
+                answer = step.function()
+
+
+def _wait(step: WaitForSocket) -> None:
+    poll = select.poll()
+    poll.register(step.socket, select.POLLIN | (select.POLLOUT if step.write else 0))
+    poll.poll(max(0, step.until - SYSTEM_CLOCK.steady()) / 1000)
+
+
+def readable(socket: int) -> bool:
+    """Tell whether something has arrived on a socket, if only its end."""
+    poll = select.poll()
+    poll.register(socket, select.POLLIN)
+    return bool(poll.poll(0))
+
+
+class AsyncRun(Generic[T]):
+    """Takes steps in a task. When that task is cancelled, another can go on from the same step."""
+
+    def __init__(self, steps: Steps[T]) -> None:
+        """Begin with the first step."""
+        self._steps = steps
+        self._step: Step | None = None
+        self._waiting: asyncio.Future[Any] | None = None  # of the step that is under way
+
+    async def finish(self) -> T:
+        """Take the steps that are left; cancelled, it can be called again."""
+        while True:
+            if self._step is None:
+                answer = None
+            elif isinstance(self._step, WaitForSignal):
+                await SYSTEM_CLOCK.wait_async(self._step.signal, self._step.until)
+                answer = None
+            else:
+                self._waiting = self._waiting or _begin(self._step)
+                if not self._waiting.done():
+                    await asyncio.shield(self._waiting)
+                answer = self._waiting.result()
+            self._waiting = None
+            try:
+                self._step = self._steps.send(answer)
+            except StopIteration as done:
+                return done.value  # type: ignore[no-any-return]  # a T, by the type of Steps
+
+    async def finish_anyway(self) -> T:
+        """Take the steps that are left, however often this task is cancelled: they have their own deadline."""
+        while True:
+            try:
+                return await self.finish()
+            except asyncio.CancelledError:
+                continue
+
+    def stop(self) -> bool:
+        """Take no more steps if nothing has been sent to the server; tell whether that is so."""
+        if self._step is not None and not (isinstance(self._step, WaitForSignal) and not self._step.under_way()):
+            return False
+        self._steps.close()
+        return True
+
+
+def _begin(step: WaitForSocket | RunBlocking) -> asyncio.Future[Any]:
+    if isinstance(step, WaitForSocket):
+        return _ready(step)
+    return asyncio.get_running_loop().run_in_executor(None, step.function)
+
+
+def _ready(step: WaitForSocket) -> asyncio.Future[None]:
+    """Give a future that is done when the socket is ready or the time is over."""
+    loop = asyncio.get_running_loop()
+    future = loop.create_future()
+
+    def done() -> None:
+        if not future.done():
+            loop.remove_reader(step.socket)
+            if step.write:
+                loop.remove_writer(step.socket)
+            timer.cancel()
+            future.set_result(None)
+
+    timer = loop.call_later(max(0, step.until - SYSTEM_CLOCK.steady()) / 1_000_000, done)
+    loop.add_reader(step.socket, done)
+    if step.write:
+        loop.add_writer(step.socket, done)
+    return future

@@ -1,0 +1,193 @@
+"""A log kept as rows: what `core.algorithms` needs of Entries, answered by a few rows of the table `entry`.
+
+Entries are known by their `seq`, which has gaps where an entry was given back. Times and sums rise with it, so one
+b-tree serves every look-up: by time and by sum it is bisected, starting near the head, where the answer usually lies.
+The last entry and the oldest live one stand in the state's own row, so that most decisions look nothing up at all.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, Self
+
+if TYPE_CHECKING:
+    import sqlite3
+    from collections.abc import Callable, Iterator
+
+    from tidegate.core.algorithms import Changes, LogEntries
+
+FIRST_READ: Final = 8  # entries read at once where a search begins
+MAX_EXPIRED_ENTRIES: Final = 64  # entries that left stay until there are so many
+MAX_REMOVED_PER_TRANSACTION: Final = 256  # entries removed at most in one transaction, so that none takes long
+MAX_SUM: Final = 2**60  # sums are counted anew beyond this: with them 64 bits suffice for every cost
+
+INSERT_ENTRY: Final = "INSERT OR REPLACE INTO entry (log, seq, time, sum, cost) VALUES (?, ?, ?, ?, ?)"
+SELECT_NEXT: Final = "SELECT seq, time, sum FROM entry WHERE log = ? AND seq >= ? AND seq < ? ORDER BY seq LIMIT ?"
+SELECT_LAST: Final = "SELECT seq, time, sum FROM entry WHERE log = ? AND seq >= ? AND seq < ? ORDER BY seq DESC LIMIT 1"
+
+Row = tuple[int, int, int]  # seq, time, sum
+
+
+class CachedColumn(dict[int, int]):
+    """One column of a log by seq: what is known of it, and anything else as it is asked for."""
+
+    __slots__ = ("column", "cursor", "log")
+
+    def __init__(self, known: dict[int, int], column: str, cursor: sqlite3.Cursor, log: int) -> None:
+        """Start with what the state's row tells."""
+        super().__init__(known)
+        self.column = column
+        self.cursor = cursor
+        self.log = log
+
+    def __missing__(self, seq: int) -> int:
+        """Look an entry up."""
+        query = f"SELECT {self.column} FROM entry WHERE log = ? AND seq = ?"  # noqa: S608 - one of our two columns
+        self[seq] = value = self.cursor.execute(query, (self.log, seq)).fetchone()[0]
+        return int(value)
+
+
+class LogRows:
+    """A log as rows, within the transaction that reads and writes it.
+
+    Its numbers, in the state's row: id, first seq present, head, tail, base, time and sum of the last entry, time of
+    the entry at head.
+    """
+
+    __slots__ = ("added", "cursor", "first", "id", "sums", "times")
+
+    def __init__(self, cursor: sqlite3.Cursor, numbers: list[int]) -> None:
+        """Know what the state's row tells."""
+        self.cursor = cursor
+        self.id, self.first, head, tail, _, last, total, oldest = numbers
+        self.times = CachedColumn({head: oldest, tail - 1: last}, "time", cursor, self.id)
+        self.sums = CachedColumn({tail - 1: total}, "sum", cursor, self.id)
+        self.added = -1
+
+    @classmethod
+    def write(cls, cursor: sqlite3.Cursor, entries: LogEntries, head: int, tail: int, base: int) -> Self:
+        """Make rows of a log that stood in its state's row so far."""
+        cursor.execute("INSERT INTO log (state) VALUES (0)")  # `Rows` names the state's row once that is known
+        log = int(cursor.lastrowid or 0)
+        before = base
+        for seq in range(head, tail):
+            total = entries.sums[seq]
+            cursor.execute(INSERT_ENTRY, (log, seq, entries.times[seq], total, total - before))
+            before = total
+        return cls(cursor, [log, head, head, tail, base, entries.times[tail - 1], before, entries.times[head]])
+
+    def save(self, head: int, tail: int, base: int) -> list[int]:
+        """Write what was appended, remove some of what left, and give the numbers for the state's row."""
+        last, total = self.times[tail - 1], self.sums[tail - 1]
+        if self.added == tail - 1:
+            # The entry before it was the last so far, so its sum is known, even if it has left.
+            cost = total - self.sums[tail - 2]
+            self.cursor.execute(INSERT_ENTRY, (self.id, self.added, last, total, cost))
+        if head - self.first >= MAX_EXPIRED_ENTRIES:
+            end = min(head, self.first + MAX_REMOVED_PER_TRANSACTION)
+            self.cursor.execute("DELETE FROM entry WHERE log = ? AND seq >= ? AND seq < ?", (self.id, self.first, end))
+            self.first = end
+        if base <= -MAX_SUM or total >= MAX_SUM:
+            self.cursor.execute("UPDATE entry SET sum = sum - ? WHERE log = ? AND seq >= ?", (base, self.id, head))
+            base, total = 0, total - base
+        return [self.id, self.first, head, tail, base, last, total, self.times[head]]
+
+    def label(self, at: int, task_type: str | None, task_id: str | None, head: int, tail: int) -> None:
+        """Name the entries made at an instant."""
+        span = (self.since(at, head, tail), self.since(at + 1, head, tail))
+        query = "UPDATE entry SET task_type = ?, task_id = ? WHERE log = ? AND seq >= ? AND seq < ?"
+        self.cursor.execute(query, (task_type, task_id, self.id, *span))
+
+    # ---- the members of Entries --------------------------------------------------------------------------------------
+
+    def until(self, instant: int, head: int, tail: int) -> tuple[int, int]:
+        """Give the first entry after `instant` (or `tail`), and the sum before it; the entry at `head` is not after."""
+        found, before = self._search(lambda row: row[1] > instant, head, tail)
+        return found, before
+
+    def since(self, instant: int, head: int, tail: int) -> int:
+        """Give the first entry at or after `instant`, or `tail`."""
+        return self._search(lambda row: row[1] >= instant, head, tail)[0]
+
+    def reaching(self, total: int, head: int, tail: int) -> int:
+        """Give the first entry whose sum reaches `total`."""
+        return self._search(lambda row: row[2] >= total, head, tail)[0]
+
+    def _search(self, reached: Callable[[Row], bool], low: int, high: int) -> tuple[int, int]:
+        """Find the first entry that has reached something, or the end; and the sum of the entry before it, 0 if none.
+
+        Looks at the first few entries, then ahead in growing steps, then bisects: entries before `low` have not reached
+        it, those from `high` on have.
+        """
+        found, before, step = high, 0, FIRST_READ
+        near = self.cursor.execute(SELECT_NEXT, (self.id, low, high, FIRST_READ)).fetchall()
+        for row in near:
+            if reached(row):
+                return self._found(row), before
+            low, before = row[0] + 1, row[2]
+        if len(near) < FIRST_READ:
+            return found, before
+        while low < high:
+            middle = low + min(step, (high - low) // 2)
+            row = self.cursor.execute(SELECT_NEXT, (self.id, middle, high, 1)).fetchone()
+            if row is None:
+                high = middle
+            elif reached(row):
+                high, found = middle, self._found(row)
+            else:
+                low, before = row[0] + 1, row[2]
+                step *= 2
+        return found, before
+
+    def _found(self, row: Row) -> int:
+        self.times[row[0]] = row[1]
+        self.sums[row[0]] = row[2]
+        return row[0]
+
+    def append(self, tail: int, time: int, total: int) -> None:
+        """Put an entry at `tail`; it is written when the state is."""
+        self.added = tail
+        self.times[tail] = time
+        self.sums[tail] = total
+
+    def costs(self, span: range, head: int, base: int) -> Iterator[tuple[int, int]]:
+        """Tell the entries within a span, in its order, and the cost of each."""
+        del head, base
+        rising = span.step > 0
+        ends = (span.start, span.stop) if rising else (span.stop + 1, span.start + 1)
+        order = "ASC" if rising else "DESC"
+        query = f"SELECT seq, cost FROM entry WHERE log = ? AND seq >= ? AND seq < ? ORDER BY seq {order}"  # noqa: S608 - one of two words
+        yield from self.cursor.connection.execute(query, (self.id, *ends))
+
+    def change(self, changes: Changes, head: int, tail: int, base: int) -> tuple[LogRows, int, int, int]:
+        """Change the costs of some entries, and remove those that cost nothing any more.
+
+        The sums of the entries on one side follow: those before it, together with the base, or those from it on.
+        Written at once: only `adjust` asks for it, and that is never refused.
+        """
+        execute = self.cursor.execute
+        for seq, difference, cost in changes:
+            if seq - head < tail - seq:
+                base -= difference
+                span = (head, seq)
+                shift = -difference
+            else:
+                span = (seq, tail)
+                shift = difference
+            if span[0] < span[1]:
+                query = "UPDATE entry SET sum = sum + ? WHERE log = ? AND seq >= ? AND seq < ?"
+                execute(query, (shift, self.id, *span))
+            if cost:
+                execute("UPDATE entry SET cost = ? WHERE log = ? AND seq = ?", (cost, self.id, seq))
+            else:
+                execute("DELETE FROM entry WHERE log = ? AND seq = ?", (self.id, seq))
+        self.times.clear()
+        self.sums.clear()
+        last = execute(SELECT_LAST, (self.id, head, tail)).fetchone()
+        if last is None:
+            return self, tail, tail, base
+        first = execute(SELECT_NEXT, (self.id, head, tail, 1)).fetchone()
+        return self, self._found(first), self._found(last) + 1, base
+
+    def trim(self, head: int, tail: int, base: int) -> tuple[LogRows, int, int, int]:
+        """Leave the log as it is: `save` removes what left."""
+        return self, head, tail, base

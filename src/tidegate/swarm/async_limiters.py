@@ -1,0 +1,230 @@
+"""AsyncMemoryLimiter and AsyncSwarmLimiter, for tasks: the names of threads.py, awaited."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Self
+
+from tidegate.adaptive import read_terms
+from tidegate.errors import Closed
+from tidegate.limiter import AsyncLimiter
+from tidegate.reservation import AsyncReservation, Reserving
+from tidegate.swarm.limited_calls import AsyncLimitedCall
+from tidegate.swarm.resources import SwarmResources, check_swarm
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Generator
+    from datetime import timedelta
+
+    from tidegate.adaptive import CapacityUpdate, Listener
+    from tidegate.bus import Bus
+    from tidegate.clock import Clock
+    from tidegate.core.decision import Decision
+    from tidegate.policy import Policy
+    from tidegate.stores import Store
+    from tidegate.stores.lease import Lease
+    from tidegate.swarm.capacity import Capacity
+    from tidegate.swarm.resources import Window
+
+
+class _Done:
+    """Something that happened already, for those who await it all the same."""
+
+    def __await__(self) -> Generator[None, None, None]:
+        """Wait for nothing."""
+        return
+        yield
+
+
+class _AsyncLimiter(SwarmResources[AsyncLimiter]):
+    """The operations, for tasks."""
+
+    _loop: asyncio.AbstractEventLoop | None = None
+    _tasks: set[asyncio.Task[Any]]
+
+    def _open(self, policy: Policy) -> AsyncLimiter:
+        return AsyncLimiter(policy, store=self._store, clock=self._clock)
+
+    async def set_capacity(self, resource: str, capacity: int, window: Window) -> None:
+        """Allow `capacity` permits per `window`; see `SwarmLimiter.set_capacity`."""
+        removed = self._set(resource, capacity, window)
+        if removed is not None:
+            await removed.limiter.close()
+
+    async def acquire(
+        self,
+        resource: str,
+        timeout: float | None = None,  # noqa: ASYNC109 - the deadline is part of the contract
+        cost: int = 1,
+        priority: float = 0,
+    ) -> Decision:
+        """Wait for a permit, and take it; see `SwarmLimiter.acquire`."""
+        held = self._need(resource)
+        try:
+            decision = await held.limiter.acquire(resource, cost, timeout, priority)
+        except Closed:
+            raise self._missing(resource) from None
+        held.begin()
+        return decision
+
+    async def try_acquire(self, resource: str, cost: int = 1) -> bool:
+        """Take a permit if one is free, and tell; never waits."""
+        held = self._find(resource)
+        try:
+            if held is None or not await held.limiter.try_acquire(resource, cost):
+                return False
+        except Closed:
+            return False
+        held.begin()
+        return True
+
+    async def release(self, resource: str, cost: int = 1, *, return_token: bool = True) -> None:
+        """Tell that a call is done, and return its permit to the bucket; see `SwarmLimiter.release`."""
+        held = self._find(resource)
+        if held is not None and held.end() and return_token:
+            with suppress(Closed):  # removed in this moment, with all its permits
+                await held.limiter.refund(resource, cost)
+
+    def reserve(
+        self, resource: str, cost: int = 1, ttl: float = 60.0, timeout: float | None = 0.0, priority: float = 0
+    ) -> Reserving:
+        """Charge an estimate now and settle it later: await it, or use it in `async with`; see `Limiter.reserve`."""
+        return Reserving(lambda: self._reserve(resource, cost, ttl, timeout, priority))
+
+    async def _reserve(
+        self,
+        resource: str,
+        cost: int,
+        ttl: float,
+        timeout: float | None,  # noqa: ASYNC109 - as above
+        priority: float,
+    ) -> AsyncReservation:
+        held = self._need(resource)
+        try:
+            reservation = await held.limiter.reserve(resource, cost, ttl, timeout, priority)
+        except Closed:
+            raise self._missing(resource) from None
+        held.hold(reservation)
+        return reservation
+
+    def limited(
+        self,
+        resource: str | Callable[..., str],
+        timeout: float | None = None,
+        cost: int | Callable[..., int] = 1,
+        *,
+        return_token: bool = False,
+        announce: bool = True,
+    ) -> AsyncLimitedCall:
+        """Wait for a permit around a block (`async with`) or every call of a coroutine function (as decorator)."""
+        return AsyncLimitedCall(self, resource, timeout, cost, return_token=return_token, announce=announce)
+
+    async def announce_reduced(
+        self, resource: str, reason: str = "", retry_after: float | timedelta | None = None
+    ) -> CapacityUpdate | None:
+        """Reduce a resource here and tell the swarm. With `retry_after`, no agent calls for so many seconds."""
+        return self._reduce(resource, reason, retry_after)
+
+    async def get_capacity(self, resource: str) -> Capacity | None:
+        """Tell how a resource stands; None where no capacity is set."""
+        held = self._find(resource)
+        if held is None:
+            return None
+        try:
+            usage = await held.limiter.usage(resource)
+        except Closed:
+            return None
+        return self._capacity(held, usage["capacity"].remaining)
+
+    def on_capacity_change(self, callback: Listener) -> _Done:
+        """Have a function, or coroutine function, called with each CapacityUpdate that took effect here.
+
+        It is called in the event loop that registers it. Awaiting this is not needed.
+        """
+        try:
+            self._loop = asyncio.get_running_loop()
+        except RuntimeError:
+            self._loop = None
+        self._listen(callback)
+        return _Done()
+
+    def _call(self, listener: Listener, update: CapacityUpdate) -> None:
+        try:
+            here: asyncio.AbstractEventLoop | None = asyncio.get_running_loop()
+        except RuntimeError:
+            here = None
+        if self._loop is None or self._loop is here:
+            self._run(listener, update)
+        elif not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._run, listener, update)
+
+    def _run(self, listener: Listener, update: CapacityUpdate) -> None:
+        result = listener(update)
+        if inspect.iscoroutine(result):
+            self._start(result)
+
+    def _start(self, work: Coroutine[Any, Any, Any]) -> None:
+        tasks = self.__dict__.setdefault("_tasks", set())
+        task = asyncio.ensure_future(work)
+        tasks.add(task)  # the loop itself would let go of it
+        task.add_done_callback(tasks.discard)
+
+    async def close(self) -> None:
+        """Refuse further calls and wake waiters with Closed. A second time raises Closed."""
+        for resource in self._close():
+            await resource.limiter.close()
+        await self._store.close_async()
+
+    async def __aenter__(self) -> Self:
+        """Close at the end of the block."""
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Close, unless that was done inside."""
+        if not self._closed:
+            await self.close()
+
+
+class AsyncMemoryLimiter(_AsyncLimiter):
+    """Token buckets in this process, for tasks; see MemoryLimiter."""
+
+    def __init__(self, *, clock: Clock | None = None) -> None:
+        """Start without any resource."""
+        super().__init__(agent_id="memory", terms=read_terms(0.75, recovery_interval=None), clock=clock)
+
+    async def announce_reduced(
+        self, resource: str, reason: str = "", retry_after: float | timedelta | None = None
+    ) -> CapacityUpdate | None:
+        """Reduce a resource to 75 %. With `retry_after`, there are no calls for so many seconds."""
+        update = self._reduce(resource, reason, retry_after)
+        if update is not None:
+            self._tell(update)  # there is nobody else who could
+        return update
+
+
+class AsyncSwarmLimiter(_AsyncLimiter):
+    """An agent's buckets, for tasks: everything as in SwarmLimiter, awaited."""
+
+    def __init__(
+        self,
+        bus: str | Bus | None = None,
+        agent_id: str = "",
+        *,
+        reduce_factor: float = 0.5,
+        recovery_interval: float | timedelta = 30.0,
+        recovery_factor: float = 1.1,
+        max_recovery: bool = True,
+        cooldown: float | timedelta = 0.0,
+        secret: str | bytes | None = None,
+        store: str | Store | None = None,
+        lease: bool | float | Lease | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        """Join the swarm on `bus` (a Bus, or a URL: then the bus is closed with the limiter) as `agent_id`."""
+        check_swarm(bus, agent_id)
+        terms = read_terms(
+            reduce_factor, recovery_factor, recovery_interval, max_recovery=max_recovery, cooldown=cooldown
+        )
+        super().__init__(agent_id=agent_id, terms=terms, bus=bus, secret=secret, store=store, lease=lease, clock=clock)

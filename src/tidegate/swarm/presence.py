@@ -1,0 +1,160 @@
+"""Who is in the swarm and how they stand: agents answer whoever asks, and only then.
+
+A watcher publishes a question on `ratelimit.agents.ask`; each agent answers on `ratelimit.agents` with its name and its
+resources. So watching costs nothing while nobody watches.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import threading
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from tidegate.adaptive.signing import MalformedError, MessageSigner
+from tidegate.adaptive.update import is_name
+from tidegate.core.bounds import MAX_INTEGER, SECOND
+from tidegate.fork import fork_safe
+from tidegate.swarm.capacity import Capacity
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tidegate.bus import Bus, Event
+
+ASK_SUBJECT: Final = "ratelimit.agents.ask"
+ANSWER_SUBJECT: Final = "ratelimit.agents"
+MAX_ANSWER_BYTES: Final = 900_000  # NATS carries a little more by default
+MAX_ANSWERS_BYTES: Final = 64 * 2**20  # of all answers that a watcher keeps
+MAX_ANSWERS: Final = 10_000
+ROOM: Final = 1_000  # bytes of an answer for all but its resources
+
+
+class Presence:
+    """Answers for one agent."""
+
+    def __init__(
+        self, bus: Bus, agent_id: str, secret: str | bytes | None, describe: Callable[[], list[Capacity]]
+    ) -> None:
+        """Answer with what `describe` tells."""
+        self._bus = bus
+        self._agent_id = agent_id
+        self._signer = MessageSigner(secret, bus.clock)
+        self._describe = describe
+        self._subscription = bus.subscribe(ASK_SUBJECT, self._answer)
+
+    def _answer(self, event: Event) -> None:
+        if event.late:
+            return
+        try:
+            self._signer.read_new(event.payload, MAX_ANSWER_BYTES)
+        except MalformedError:  # somebody who does not know the secret, or an old question
+            return
+        self._bus.publish(
+            ANSWER_SUBJECT, self._signer.write({"agent_id": self._agent_id, "resources": self._resources()})
+        )
+
+    def _resources(self) -> dict[str, Any]:
+        """Describe as many resources as one message can carry."""
+        found: dict[str, Any] = {}
+        room = MAX_ANSWER_BYTES - ROOM - len(json.dumps(self._agent_id))
+        for capacity in self._describe():
+            told = asdict(capacity)
+            room -= 2 * len(json.dumps(capacity.resource)) + len(json.dumps(told))
+            if room < 0:
+                break
+            found[capacity.resource] = told
+        return found
+
+    def close(self) -> None:
+        """Answer no more."""
+        self._subscription.close()
+
+
+@dataclass(frozen=True, slots=True)
+class Agent:
+    """An agent as it last answered, so many seconds ago."""
+
+    agent_id: str
+    seconds_ago: float
+    resources: dict[str, Capacity]
+
+
+class _Answer(NamedTuple):
+    at: int  # in microseconds of steady time
+    resources: dict[str, Capacity]
+    size: int
+
+
+class Watcher:
+    """Asks, and collects the answers."""
+
+    def __init__(self, bus: Bus, secret: str | bytes | None = None) -> None:
+        """Listen to answers on the bus."""
+        self._bus = bus
+        self._signer = MessageSigner(secret, bus.clock)
+        self._lock = fork_safe(threading.Lock())
+        self._answers: dict[str, _Answer] = {}
+        self._bytes = 0  # of the messages they came in
+        self.malformed = 0
+        self._subscription = bus.subscribe(ANSWER_SUBJECT, self._hear)
+
+    def ask(self) -> None:
+        """Ask everybody to answer."""
+        self._bus.publish(ASK_SUBJECT, self._signer.write({}))
+
+    def agents(self, within: float = 10.0) -> list[Agent]:
+        """List who answered within so many seconds, by name; the others are forgotten."""
+        now = self._bus.clock.steady()
+        with self._lock:
+            for name in [name for name, answer in self._answers.items() if now - answer.at > within * SECOND]:
+                self._forget(name)
+            found = sorted(self._answers.items())
+        return [Agent(name, (now - answer.at) / SECOND, answer.resources) for name, answer in found]
+
+    def _forget(self, name: str) -> None:
+        answer = self._answers.pop(name, None)
+        self._bytes -= 0 if answer is None else answer.size
+
+    def _hear(self, event: Event) -> None:
+        try:
+            name, resources = _read(self._signer.read_new(event.payload, MAX_ANSWER_BYTES))
+        except (MalformedError, TypeError, KeyError, AttributeError):
+            self.malformed += 1
+            return
+        answer = _Answer(self._bus.clock.steady(), resources, len(event.payload))
+        with self._lock:
+            self._forget(name)
+            self._answers[name] = answer
+            self._bytes += answer.size
+            while self._bytes > MAX_ANSWERS_BYTES or len(self._answers) > MAX_ANSWERS:
+                self._forget(next(iter(self._answers)))  # the oldest
+
+    def close(self) -> None:
+        """Listen no more."""
+        self._subscription.close()
+
+
+def _read(fields: dict[str, Any]) -> tuple[str, dict[str, Capacity]]:
+    resources = {str(name): Capacity(**told) for name, told in fields["resources"].items()}
+    for capacity in resources.values():
+        counts = (capacity.available, capacity.total, capacity.in_flight, capacity.original)
+        if not (all(map(_is_count, counts)) and _is_time(capacity.window) and _is_time(capacity.frozen_for)):
+            raise MalformedError(f"the numbers of {capacity.resource!r} are none")
+    if not is_name(fields["agent_id"]) or not all(map(is_name, resources)):
+        raise MalformedError("the names of an agent and its resources are strings")
+    return fields["agent_id"], resources
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and -MAX_INTEGER <= value <= MAX_INTEGER
+
+
+def _is_time(value: object) -> bool:
+    return (
+        isinstance(value, (int, float))
+        and not isinstance(value, bool)
+        and math.isfinite(value)
+        and abs(value) <= MAX_INTEGER
+    )

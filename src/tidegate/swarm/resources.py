@@ -1,0 +1,355 @@
+"""What the swarm's limiters share: resources with a bucket each, reduced by 429s, recovering by themselves.
+
+A resource is a Limiter of its own over a common store. Its capacity is kept by `adaptive.Capacities`; whenever that
+changes (`_follow`), the limiter's rules are updated, which wakes whoever waits. Nothing here has a thread: a recovery
+that is due is found by the next call, or by those who wait (`RecoveringClock`).
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import threading
+from datetime import timedelta
+from typing import TYPE_CHECKING, Final, Generic, TypeVar
+from weakref import WeakSet
+
+from tidegate.adaptive import Capacities, GatedStore, RecoveringClock, RecoverySettings
+from tidegate.bus import Bus, open_bus
+from tidegate.core.bounds import SECOND
+from tidegate.core.limit import Limit, parse_period
+from tidegate.errors import Closed, ConfigError, ResourceUnknown
+from tidegate.fork import fork_safe
+from tidegate.limiter import AsyncLimiter, Limiter
+from tidegate.policy import Policy
+from tidegate.stores import MemoryStore, Store
+from tidegate.stores.lease import Lease, LeasedStore, read_lease
+from tidegate.stores.outage import open_guarded
+from tidegate.swarm.capacity import Capacity
+from tidegate.swarm.presence import Presence
+
+if TYPE_CHECKING:
+    from tidegate.adaptive import CapacityUpdate, Listener
+    from tidegate.clock import Clock
+    from tidegate.reservation import AsyncReservation, Reservation
+
+L = TypeVar("L", Limiter, AsyncLimiter)
+Window = float | timedelta | str
+POLICY_PREFIX: Final = "swarm/"  # of the names of policies
+log = logging.getLogger(__name__)
+
+
+class Resource(Generic[L]):
+    """One resource of an agent: its limiter, and how many calls are in progress."""
+
+    def __init__(self, name: str, policy: Policy, window: int, limiter: L) -> None:
+        self.name = name
+        self.policy = policy
+        self.window = window
+        self.limiter: L = limiter
+        self.changing = fork_safe(threading.Lock())  # one change of capacity at a time
+        self.original = 0
+        self.due: int | None = None  # when to follow next
+        self._lock = fork_safe(threading.Lock())
+        self._begun = 0
+        self._reserved: WeakSet[Reservation | AsyncReservation] = WeakSet()
+
+    def next_step(self) -> int | None:
+        """Tell when the next step of recovery is due."""
+        return self.due
+
+    def begin(self) -> None:
+        """Count a call that begins."""
+        with self._lock:
+            self._begun += 1
+
+    def end(self) -> bool:
+        """Count a call that ends; tell whether there was one."""
+        with self._lock:
+            if self._begun == 0:
+                return False
+            self._begun -= 1
+            return True
+
+    def hold(self, reservation: Reservation | AsyncReservation) -> None:
+        """Count a reservation until it is settled."""
+        with self._lock:
+            self._reserved.add(reservation)
+
+    @property
+    def in_flight(self) -> int:
+        """The calls in progress."""
+        with self._lock:
+            return self._begun + sum(not (held.settled or held.expired) for held in self._reserved)
+
+
+class SwarmResources(Generic[L]):
+    """The part of a swarm's limiter that neither waits nor awaits."""
+
+    def __init__(
+        self,
+        *,
+        agent_id: str,
+        terms: RecoverySettings,
+        bus: str | Bus | None = None,
+        secret: str | bytes | None = None,
+        store: str | Store | None = None,
+        lease: bool | float | Lease | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        """Keep buckets in memory, or share them in `store`."""
+        self._resources: dict[str, Resource[L]] = {}
+        self._listeners: list[Listener] = []
+        self._lock = fork_safe(threading.RLock())  # one change of the set of resources at a time
+        self._closed = False
+        self.shared = store is not None
+        if lease is not None and store is None:
+            raise ConfigError("a lease is for a shared store: give its URL as store=", field="lease")
+        self._clock = clock
+        self._store = _open_store(store, read_lease(lease), clock)
+        self._store.later = self._later
+        self.clock = clock or self._store.clock
+        self._owns_bus = isinstance(bus, str)
+        self._bus = open_bus(bus, clock=clock) if isinstance(bus, str) else bus
+        try:
+            self._capacities = Capacities(
+                agent_id,
+                terms=terms,
+                clock=self.clock,
+                bus=self._bus,
+                secret=secret,
+                changed=self._follow,
+                told=self._tell,
+            )
+        except ConfigError:
+            if self._owns_bus and self._bus is not None:
+                self._bus.close()
+            self._store.close()
+            raise
+        self._presence = None if self._bus is None else Presence(self._bus, agent_id, secret, self._describe)
+
+    def _open(self, policy: Policy) -> L:
+        """Make the limiter of a resource."""
+        raise NotImplementedError
+
+    # ---- resources ---------------------------------------------------------------------------------------------------
+
+    def _find(self, name: str) -> Resource[L] | None:
+        """Give a resource, recovered as far as is due; None when there is none of that name."""
+        resource = self._resources.get(name)
+        if resource is not None and resource.due is not None and self.clock.steady() >= resource.due:
+            self._follow(name)
+        return resource
+
+    def _need(self, name: str) -> Resource[L]:
+        """Give a resource, or say why not."""
+        resource = self._find(name)
+        if resource is None:
+            raise self._missing(name)
+        return resource
+
+    def _missing(self, name: str) -> Closed | ResourceUnknown:
+        if self._closed:
+            return Closed("the limiter is closed")
+        return ResourceUnknown(f"no capacity is set for {name!r}: call set_capacity({name!r}, 60, window=60) first")
+
+    def _set(self, name: str, capacity: int, window: Window) -> Resource[L] | None:
+        """Set, change or remove a resource; gives the one that was removed, for its limiter to be closed."""
+        if self._closed:
+            raise Closed("the limiter is closed")
+        if not isinstance(name, str) or not name:
+            raise ConfigError(f"must be the name of a resource, not {name!r}", field="resource")
+        if not isinstance(capacity, int) or isinstance(capacity, bool):
+            raise ConfigError(f"must be a whole number of permits per window, not {capacity!r}", field="capacity")
+        with self._lock:
+            if capacity <= 0 or _is_nothing(window):
+                return self._remove(name)
+            length = parse_period(window)
+            resource = self._resources.get(name)
+            policy = self._policy(name, capacity, length)  # refuses what cannot be counted, before anything changes
+            self._capacities.set(name, capacity)
+            if resource is None:
+                look = self._capacities.look(name)
+                policy = self._policy(name, capacity if look is None else look.current, length)
+                resource = self._resources[name] = Resource(name, policy, length, self._open(policy))
+                resource.limiter.clock = RecoveringClock(
+                    resource.limiter.clock, resource.next_step, lambda: self._follow(name)
+                )
+            resource.window, resource.original = length, capacity
+        self._follow(name)
+        return None
+
+    def _remove(self, name: str) -> Resource[L] | None:
+        resource = self._resources.pop(name, None)
+        self._capacities.remove(name)
+        if resource is not None:
+            self._store.open(resource.policy.name)
+            if not self.shared:  # what others have consumed is theirs
+                self._store.apply_one("reset", resource.policy, name, (0,))
+        return resource
+
+    def _policy(self, name: str, capacity: int, window: int) -> Policy:
+        return _policy_of(name, capacity, window, self.shared)
+
+    # ---- capacity ----------------------------------------------------------------------------------------------------
+
+    def _follow(self, name: str) -> None:
+        """Let a resource's limiter keep to what its capacity is now."""
+        resource = self._resources.get(name)
+        if resource is None:
+            return
+        with resource.changing:
+            self._catch_up(resource)
+            look = self._capacities.look(name)
+            if look is None:
+                return
+            if look.frozen_until is None:
+                self._store.open(resource.policy.name)
+            else:
+                self._store.shut(resource.policy.name, look.frozen_until)
+            self._change(resource, look.current, self.clock.steady())
+            resource.due = look.due
+            resource.limiter.update(resource.policy)  # and wakes who waits
+
+    def _catch_up(self, resource: Resource[L]) -> None:
+        """Go through the steps of recovery that nobody looked at: what came back since came at their rates."""
+        now = self.clock.steady()
+        while resource.due is not None and resource.due < now and not self.shared:
+            look = self._capacities.look(resource.name, resource.due)
+            if look is None:
+                return
+            self._change(resource, look.current, resource.due)
+            resource.due = look.due
+
+    def _change(self, resource: Resource[L], capacity: int, instant: int) -> None:
+        """Change a bucket such that what is available stays, or is capped: a full one does not become fuller.
+
+        What came back until that instant came at the old rate; from there on the new one counts.
+        """
+        old, new, key = resource.policy, self._policy(resource.name, capacity, resource.window), resource.name
+        if new == old:
+            return
+        resource.policy = new
+        if self.shared:
+            return
+        store, now = self._store.inner, self.clock.ns() // 1000 - (self.clock.steady() - instant)
+        _settle(store, old, key, now)
+        before = store.apply_one("peek", old, key, (0,), now).remaining
+        gained = store.apply_one("peek", new, key, (0,), now).remaining - before
+        if gained > 0:
+            store.apply_one("acquire", new, key, (gained,), now)
+        else:
+            _settle(store, new, key, now)
+
+    def _later(self, policy: str) -> tuple[int, int] | None:
+        """Tell the store how much a reduced resource may hold once it has recovered, and when it is a step nearer."""
+        resource = self._resources.get(policy.removeprefix(POLICY_PREFIX))
+        return None if resource is None or resource.due is None else (resource.original, resource.due)
+
+    def _reduce(self, name: str, reason: str, retry_after: float | timedelta | None) -> CapacityUpdate | None:
+        if isinstance(retry_after, timedelta):
+            retry_after = retry_after.total_seconds()
+        return None if self._closed else self._capacities.reduce(name, reason, retry_after)
+
+    def _tell(self, update: CapacityUpdate) -> None:
+        for listener in tuple(self._listeners):
+            try:
+                self._call(listener, update)
+            except Exception:
+                log.exception("a callback of on_capacity_change failed")
+
+    def _call(self, listener: Listener, update: CapacityUpdate) -> None:
+        listener(update)
+
+    def _listen(self, callback: Listener) -> None:
+        if not callable(callback):
+            raise ConfigError(f"must be a function that takes a CapacityUpdate, not {callback!r}", field="callback")
+        self._listeners.append(callback)
+
+    # ---- what there is -----------------------------------------------------------------------------------------------
+
+    def _capacity(self, resource: Resource[L], available: int) -> Capacity | None:
+        look = self._capacities.look(resource.name)
+        if look is None:
+            return None
+        frozen = self._store.frozen(resource.policy.name)
+        return Capacity(
+            resource.name,
+            0 if frozen else available,
+            resource.policy.limits[0].quota,
+            resource.window / SECOND,
+            resource.in_flight,
+            look.original,
+            frozen / SECOND,
+        )
+
+    def _available(self, resource: Resource[L]) -> int:
+        """Ask a store that answers at once."""
+        return self._store.apply_one("peek", resource.policy, resource.name, (0,)).remaining
+
+    def _describe(self) -> list[Capacity]:
+        """Tell of all resources; of shared ones not what is available, which the store would have to be asked."""
+        found = []
+        for name in list(self._resources):
+            resource = self._find(name)
+            if resource is not None:
+                capacity = self._capacity(resource, 0 if self.shared else self._available(resource))
+                found += [capacity] if capacity is not None else []
+        return found
+
+    def metrics(self) -> dict[str, int]:
+        """Count updates sent, applied and ignored (by why), and the resources that are frozen."""
+        return {**self._capacities.metrics(), "frozen": self._store.metrics()["frozen"]}
+
+    def _close(self) -> list[Resource[L]]:
+        """Refuse further calls; gives the resources whose limiters are to be closed."""
+        with self._lock:
+            if self._closed:
+                raise Closed("the limiter is closed already")
+            self._closed = True
+            resources, self._resources = list(self._resources.values()), {}
+        self._capacities.close()
+        if self._presence is not None:
+            self._presence.close()
+        if self._owns_bus and self._bus is not None:
+            self._bus.close()
+        return resources
+
+
+def _open_store(store: str | Store | None, share: Lease | None, clock: Clock | None) -> GatedStore:
+    if store is None:
+        return GatedStore(MemoryStore(clock=clock), owns=True)
+    owns = isinstance(store, str)
+    inner = open_guarded(store, clock=clock) if isinstance(store, str) else store
+    if share is not None:
+        inner, owns = LeasedStore(inner, share, clock=clock, owns=owns), True
+    return GatedStore(inner, owns=owns)
+
+
+@functools.lru_cache(4096)
+def _policy_of(name: str, capacity: int, window: int, shared: bool) -> Policy:  # noqa: FBT001 - a part of the cache's key
+    """Build the policy of a resource: the same object for the same capacity, which stores know by sight."""
+    # A shared resource promises that all agents together keep to the capacity in every window, not only on average.
+    algorithm = "sliding_log" if shared else "token_bucket"
+    limit = Limit(capacity, timedelta(microseconds=window), algorithm, name="capacity")
+    return Policy(POLICY_PREFIX + name, (limit,))
+
+
+def _settle(store: Store, policy: Policy, key: str, now: int) -> None:
+    """Have a bucket written down as it is at an instant, by this policy: a permit is taken and given back."""
+    for difference in (1, -1):
+        store.apply_one("adjust", policy, key, (difference,), now)
+
+
+def _is_nothing(window: Window) -> bool:
+    if isinstance(window, timedelta):
+        return window <= timedelta(0)
+    return isinstance(window, (int, float)) and not isinstance(window, bool) and window <= 0
+
+
+def check_swarm(bus: object, agent_id: object) -> None:
+    """Refuse a swarm's limiter without a bus or a name."""
+    if not isinstance(bus, (str, Bus)) or not bus:
+        raise ConfigError(f"must be a Bus, such as open_bus('nats://127.0.0.1:4222'), not {bus!r}", field="bus")
+    if not isinstance(agent_id, str) or not agent_id:
+        raise ConfigError(f"must be a text that no other agent has, not {agent_id!r}", field="agent_id")

@@ -1,0 +1,204 @@
+"""MemoryLimiter and SwarmLimiter, for threads."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Self
+
+from tidegate.adaptive import read_terms
+from tidegate.errors import Closed
+from tidegate.limiter import Limiter
+from tidegate.swarm.limited_calls import LimitedCall
+from tidegate.swarm.resources import SwarmResources, check_swarm
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from datetime import timedelta
+
+    from tidegate.adaptive import CapacityUpdate, Listener
+    from tidegate.bus import Bus
+    from tidegate.clock import Clock
+    from tidegate.core.decision import Decision
+    from tidegate.policy import Policy
+    from tidegate.reservation import Reservation
+    from tidegate.stores import Store
+    from tidegate.stores.lease import Lease
+    from tidegate.swarm.capacity import Capacity
+    from tidegate.swarm.resources import Resource, Window
+
+
+class _Limiter(SwarmResources[Limiter]):
+    """The operations, for threads."""
+
+    def _open(self, policy: Policy) -> Limiter:
+        return Limiter(policy, store=self._store, clock=self._clock)
+
+    def set_capacity(self, resource: str, capacity: int, window: Window) -> None:
+        """Allow `capacity` permits per `window` (seconds, a timedelta, or text such as '1m').
+
+        A new resource starts full. Of a known one, what is available stays, or is capped; reductions end. A capacity or
+        window of nothing removes the resource.
+        """
+        removed = self._set(resource, capacity, window)
+        if removed is not None:
+            removed.limiter.close()
+
+    def acquire(self, resource: str, timeout: float | None = None, cost: int = 1, priority: float = 0) -> Decision:
+        """Wait for a permit, and take it; call `release` when the work is done.
+
+        Raises Denied after `timeout` seconds, ResourceUnknown where no capacity is set, Closed once closed.
+        """
+        held = self._need(resource)
+        try:
+            decision = held.limiter.acquire(resource, cost, timeout, priority)
+        except Closed:
+            raise self._missing(resource) from None
+        held.begin()
+        return decision
+
+    def try_acquire(self, resource: str, cost: int = 1) -> bool:
+        """Take a permit if one is free, and tell; never waits."""
+        held = self._find(resource)
+        if held is None or not self._try(held, cost):
+            return False
+        held.begin()
+        return True
+
+    @staticmethod
+    def _try(held: Resource[Limiter], cost: int) -> bool:
+        try:
+            return held.limiter.try_acquire(held.name, cost).allowed
+        except Closed:
+            return False
+
+    def release(self, resource: str, cost: int = 1, *, return_token: bool = True) -> None:
+        """Tell that a call is done, and return its permit to the bucket.
+
+        Whoever always returns permits limits how many calls run at once, not how many are made per window: pass
+        `return_token=False` to end the call and let the permit come back with time.
+        """
+        held = self._find(resource)
+        if held is not None and held.end() and return_token:
+            with suppress(Closed):  # removed in this moment, with all its permits
+                held.limiter.refund(resource, cost)
+
+    def reserve(
+        self, resource: str, cost: int = 1, ttl: float = 60.0, timeout: float | None = 0.0, priority: float = 0
+    ) -> Reservation:
+        """Charge an estimate now and settle it later: `commit` the actual cost, or `cancel`; see `Limiter.reserve`."""
+        held = self._need(resource)
+        try:
+            reservation = held.limiter.reserve(resource, cost, ttl, timeout, priority)
+        except Closed:
+            raise self._missing(resource) from None
+        held.hold(reservation)
+        return reservation
+
+    def limited(
+        self,
+        resource: str | Callable[..., str],
+        timeout: float | None = None,
+        cost: int | Callable[..., int] = 1,
+        *,
+        return_token: bool = False,
+        announce: bool = True,
+    ) -> LimitedCall:
+        """Wait for a permit around a block (`with`) or every call of a function (as decorator).
+
+        An exception that says 429 (or 503 with a Retry-After), as those of HTTP and AI clients do, is announced to the
+        swarm unless `announce` is off.
+        """
+        return LimitedCall(self, resource, timeout, cost, return_token=return_token, announce=announce)
+
+    def announce_reduced(
+        self, resource: str, reason: str = "", retry_after: float | timedelta | None = None
+    ) -> CapacityUpdate | None:
+        """Reduce a resource here and tell the swarm. With `retry_after`, no agent calls for so many seconds."""
+        return self._reduce(resource, reason, retry_after)
+
+    def get_capacity(self, resource: str) -> Capacity | None:
+        """Tell how a resource stands; None where no capacity is set."""
+        held = self._find(resource)
+        if held is None:
+            return None
+        try:
+            usage = held.limiter.usage(resource)
+        except Closed:
+            return None
+        return self._capacity(held, usage["capacity"].remaining)
+
+    def on_capacity_change(self, callback: Listener) -> None:
+        """Have a function called with the CapacityUpdate of another agent that took effect here. It should be quick."""
+        self._listen(callback)
+
+    def close(self) -> None:
+        """Refuse further calls and wake waiters with Closed. A second time raises Closed."""
+        for resource in self._close():
+            resource.limiter.close()
+        self._store.close()
+
+    def __enter__(self) -> Self:
+        """Close at the end of the block."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close, unless that was done inside."""
+        if not self._closed:
+            self.close()
+
+
+class MemoryLimiter(_Limiter):
+    """Token buckets in this process, without a swarm. A reduction leaves 75 % and stays until set_capacity."""
+
+    def __init__(self, *, clock: Clock | None = None) -> None:
+        """Start without any resource."""
+        super().__init__(agent_id="memory", terms=read_terms(0.75, recovery_interval=None), clock=clock)
+
+    def announce_reduced(
+        self, resource: str, reason: str = "", retry_after: float | timedelta | None = None
+    ) -> CapacityUpdate | None:
+        """Reduce a resource to 75 %. With `retry_after`, there are no calls for so many seconds."""
+        update = self._reduce(resource, reason, retry_after)
+        if update is not None:
+            self._tell(update)  # there is nobody else who could
+        return update
+
+
+class SwarmLimiter(_Limiter):
+    """Token buckets of one agent, whose capacities shrink and recover together with those of the others on the bus.
+
+    A 429 that any agent announces leaves `reduce_factor` of the capacity everywhere; each `recovery_interval` seconds
+    it grows by `recovery_factor`, up to the original (`max_recovery=False` lets the last step go past it). What this
+    agent announces within `cooldown` seconds of a reduction is taken as its echo and reduces no further. With a
+    `secret`, only messages signed with it count.
+
+    By default each agent has a bucket of its own. With a `store` (and usually `lease=True`) the agents share one, and
+    together never exceed the capacity in any window.
+    """
+
+    def __init__(
+        self,
+        bus: str | Bus | None = None,
+        agent_id: str = "",
+        *,
+        reduce_factor: float = 0.5,
+        recovery_interval: float | timedelta = 30.0,
+        recovery_factor: float = 1.1,
+        max_recovery: bool = True,
+        cooldown: float | timedelta = 0.0,
+        secret: str | bytes | None = None,
+        store: str | Store | None = None,
+        lease: bool | float | Lease | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        """Join the swarm on `bus` (a Bus, or a URL: then the bus is closed with the limiter) as `agent_id`."""
+        check_swarm(bus, agent_id)
+        terms = read_terms(
+            reduce_factor, recovery_factor, recovery_interval, max_recovery=max_recovery, cooldown=cooldown
+        )
+        super().__init__(agent_id=agent_id, terms=terms, bus=bus, secret=secret, store=store, lease=lease, clock=clock)
+
+    def __repr__(self) -> str:
+        """Show who and what."""
+        names: list[Any] = list(self._resources)
+        return f"<{type(self).__name__} {self._capacities.agent_id!r} {names}>"

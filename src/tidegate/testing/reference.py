@@ -1,0 +1,82 @@
+"""What a store should answer: the pure core over a dictionary that never forgets."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from tidegate.core.codec import limit_of
+from tidegate.core.decision import VERBS
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tidegate.core.algorithms import State, View
+    from tidegate.core.decision import Decision
+    from tidegate.policy import Key, Policy
+    from tidegate.stores.base import Ask
+
+    Place = tuple[str, Key, str, str]
+
+
+class ExpectedAnswer(NamedTuple):
+    """What a store says to one ask: whether, the instant, and (remaining, retry, reset) of each limit."""
+
+    allowed: bool
+    at: int
+    views: tuple[View, ...]
+
+
+def answer_of(decision: Decision) -> ExpectedAnswer:
+    """Read a Decision as plain data."""
+    remaining_retry_reset = ((view[0], view[1], view[2]) for view in decision.views)
+    return ExpectedAnswer(decision.allowed, decision.at, tuple(remaining_retry_reset))
+
+
+class ReferenceStore:
+    """A store with nothing but the core in it: no lock, no bound, no clean-up, for one thread."""
+
+    def __init__(self) -> None:
+        """Start empty."""
+        self._states: dict[Place, State] = {}
+
+    def apply(self, verb: str, asks: Sequence[Ask], now: int, at: int | None = None) -> tuple[ExpectedAnswer, ...]:
+        """Apply the verb to every (policy, key, costs) together; `Store.apply` must answer the same."""
+        limits = [limit for policy, _, _ in asks for limit in policy.limits]
+        places = [place for policy, key, _ in asks for place in _places(policy, key)]
+        costs = [cost for _, _, costs in asks for cost in costs]
+        states = [self._states.get(place) for place in places]
+        allowed, changed, left = VERBS[verb](limits, states, costs, now, at)
+        triples = zip(limits, changed, left, strict=True)
+        views = [limit.rules.view(state, limit, cost, now) for limit, state, cost in triples]
+        if verb != "peek":
+            self._keep(places, changed)
+        if verb == "reset":
+            for policy, key, _ in asks:
+                self._forget(policy, key)
+        answers, start = [], 0
+        for policy, _, _ in asks:
+            end = start + len(policy.limits)
+            answers.append(ExpectedAnswer(allowed, now, tuple(views[start:end])))
+            start = end
+        return tuple(answers)
+
+    def _keep(self, places: list[Place], states: Sequence[State | None]) -> None:
+        for place, state in zip(places, states, strict=True):
+            if state is None:
+                self._states.pop(place, None)
+            else:
+                self._states[place] = state
+
+    def _forget(self, policy: Policy, key: Key) -> None:
+        """Forget a key under a policy's name, also what limits that it no longer has had written."""
+        for place in [place for place in self._states if place[:2] == (policy.name, key)]:
+            del self._states[place]
+
+    def last_end(self, now: int) -> int:
+        """Tell the latest instant up to now at which some state ended: a store may have dropped it since."""
+        ends = [limit_of(state).rules.expires(state) for state in self._states.values()]
+        return max((end for end in ends if end <= now), default=0)
+
+
+def _places(policy: Policy, key: Key) -> list[Place]:
+    return [(policy.name, key, limit.name, limit.algorithm) for limit in policy.limits]

@@ -1,0 +1,144 @@
+"""verify_store: prove that a store answers as the core does, and keeps what a Store promises."""
+
+from __future__ import annotations
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from tidegate.testing.reference import ExpectedAnswer, ReferenceStore, answer_of
+from tidegate.testing.store_promises import PROMISES
+from tidegate.testing.vectors import Vector, random_vectors
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Iterator, Sequence
+
+    from tidegate.core.decision import Decision
+    from tidegate.stores.base import Ask, Store
+
+    OpenStore = Callable[[], Store]
+
+ROUND_LENGTH = 120  # vectors per round
+MAX_SHORTER_HISTORIES = 400  # how many shorter histories are tried before a failure is shown
+
+
+def verify_store(open_store: OpenStore, *, seed: int = 0, rounds: int = 20) -> None:
+    """Prove a store, or raise AssertionError saying which promise it broke, with the seed and the steps that show it.
+
+    `open_store()` gives a new, empty store; those opened here are closed here. First each promise of a Store is tried
+    by name (all or nothing, a denied call changes nothing, …), then `rounds` random histories are put to the store, by
+    `apply`, `apply_one` and `apply_async`, and every answer is compared with that of `Model`, the pure core. Every
+    instant is passed to the store; histories begin in 2024 or 2025 and may cover decades. One that fails is shortened
+    before it is shown. About 3,000 calls by default.
+    """
+    for promise in PROMISES:
+        with _opened(open_store) as store:
+            try:
+                promise(store)
+            except AssertionError as broken:
+                name = promise.__name__.replace("_", " ")
+                raise AssertionError(f"a promise of stores is broken: {name}\n{promise.__doc__}\n{broken}") from None
+    for number in range(rounds):
+        vectors = list(random_vectors(seed * 1_000_003 + number, ROUND_LENGTH))
+        if number % 4:
+            with _opened(open_store) as store:
+                failed = _replay(store, vectors)
+        else:
+            failed = _run(_replay_async(open_store, vectors))
+        if failed is not None:
+            history = _shortened(open_store, vectors[: failed + 1])
+            raise AssertionError(_told(seed, number, failed, vectors[failed], history))
+
+
+@contextmanager
+def _opened(open_store: OpenStore) -> Iterator[Store]:
+    store = open_store()
+    try:
+        yield store
+    finally:
+        store.close()
+
+
+def _replay(store: Store, vectors: Sequence[Vector]) -> int | None:
+    """Put vectors to a store; tell the first that it answers otherwise."""
+    for place, vector in enumerate(vectors):
+        verb, asks, now, at, answers = vector
+        if len(asks) == 1 and place % 2:
+            decisions = [store.apply_one(verb, *asks[0], now, at)]
+        else:
+            decisions = store.apply(verb, asks, now, at)
+        if _read(decisions) != answers:
+            return place
+    return None
+
+
+async def _replay_async(open_store: OpenStore, vectors: Sequence[Vector]) -> int | None:
+    store = open_store()
+    try:
+        for place, (verb, asks, now, at, answers) in enumerate(vectors):
+            if _read(await store.apply_async(verb, asks, now, at)) != answers:
+                return place
+    finally:
+        await store.close_async()
+    return None
+
+
+def _run(coroutine: Coroutine[None, None, int | None]) -> int | None:
+    """Run a coroutine to its end, also where an event loop is running already."""
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(asyncio.run, coroutine).result()
+
+
+def _read(decisions: Sequence[Decision]) -> tuple[ExpectedAnswer, ...]:
+    return tuple(answer_of(decision) for decision in decisions)
+
+
+def _shortened(open_store: OpenStore, vectors: Sequence[Vector]) -> list[tuple[Vector, tuple[ExpectedAnswer, ...]]]:
+    """Leave out steps while the last one is still answered wrongly; give the rest, with what the store answered."""
+    steps = list(vectors)
+    for place, _ in zip(range(len(steps) - 2, -1, -1), range(MAX_SHORTER_HISTORIES), strict=False):
+        fewer = [*steps[:place], *steps[place + 1 :]]
+        if _wrong(open_store, fewer):
+            steps = fewer
+    return _wrong(open_store, steps) or []
+
+
+def _wrong(open_store: OpenStore, steps: Sequence[Vector]) -> list[tuple[Vector, tuple[ExpectedAnswer, ...]]] | None:
+    """Replay steps with answers worked out anew; give all of them if the last is answered wrongly."""
+    model, history = ReferenceStore(), []
+    with _opened(open_store) as store:
+        for verb, asks, now, at, _ in steps:
+            vector = Vector(verb, asks, now, at, model.apply(verb, asks, now, at))
+            history.append((vector, _read(store.apply(verb, asks, now, at))))
+    return history if history[-1][0].answers != history[-1][1] else None
+
+
+def _told(
+    seed: int, number: int, place: int, vector: Vector, history: list[tuple[Vector, tuple[ExpectedAnswer, ...]]]
+) -> str:
+    lines = [f"the store answers otherwise than the core: seed={seed}, round {number}, step {place}"]
+    if not history:
+        lines += ["(only with all the steps before it, and by apply_one or apply_async)", _line(vector)]
+    for step, answers in history:
+        lines.append(_line(step))
+        if answers != step.answers:
+            lines += [f"    expected {_short(step.answers)}", f"    got      {_short(answers)}"]
+    return "\n".join(lines)
+
+
+def _line(vector: Vector) -> str:
+    asks = "; ".join(_asked(ask) for ask in vector.asks)
+    return f"  now={vector.now}: {vector.verb} {asks}" + ("" if vector.at is None else f", at={vector.at}")
+
+
+def _asked(ask: Ask) -> str:
+    policy, key, costs = ask
+    return f"{costs} at {key!r} of {policy.name} [{', '.join(map(str, policy.limits))}]"
+
+
+def _short(answers: Sequence[ExpectedAnswer]) -> str:
+    return "; ".join(
+        f"{'allowed' if answer.allowed else 'denied'} at {answer.at}, (remaining, retry, reset) = {list(answer.views)}"
+        for answer in answers
+    )

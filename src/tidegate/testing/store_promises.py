@@ -1,0 +1,446 @@
+"""What every store promises, one function each; its docstring says it, its name names it in a failure."""
+# ruff: noqa: D401 - a docstring here states what a store does, not what the function does
+
+from __future__ import annotations
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Final
+
+from tidegate.core.algorithms import NEVER
+from tidegate.core.bounds import MAX_INTEGER, SECOND
+from tidegate.core.limit import Limit
+from tidegate.policy import Policy
+from tidegate.testing.reference import ExpectedAnswer, answer_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tidegate.policy import Key
+    from tidegate.stores.base import Ask, Store
+
+NOW: Final = 1_750_000_000 * SECOND + 123_456  # 2025-06-15 15:06:40 UTC, and a bit, on no whole second
+HOUR: Final = 3600 * SECOND
+MIDNIGHT: Final = 1_750_032_000 * SECOND
+JULY: Final = 1_751_328_000 * SECOND
+CHANGES: Final = (  # of windows: before, after; an instant in a window of both; when the window before ends
+    ("month calendar_window", "day calendar_window", NOW, JULY),
+    ("month calendar_window", "month calendar_window reset_day=10", NOW, JULY),
+    ("day calendar_window", "month calendar_window", NOW, MIDNIGHT),
+    ("day calendar_window", "day calendar_window timezone=Asia/Kolkata", NOW + 4 * HOUR, MIDNIGHT),
+    ("day calendar_window", "day calendar_window reset_hour=16", NOW + HOUR, MIDNIGHT),
+    ("week calendar_window", "week calendar_window reset_day=7", NOW, MIDNIGHT),
+    ("1h fixed_window", "1m fixed_window", NOW + HOUR // 6, NOW + HOUR),
+    ("1m fixed_window", "1h fixed_window", NOW + SECOND, NOW + 60 * SECOND),
+)
+CANCELLED_WAVES: Final = 60
+SETTLING: Final = 5.0  # seconds within which the charges of cancelled calls are given back
+
+
+def a_quota_is_a_quota(store: Store) -> None:
+    """So many calls are admitted, no more and no fewer; then one more at exactly `retry`, not a microsecond before."""
+    for algorithm in ("token_bucket", "fixed_window", "sliding_window", "sliding_log", "concurrency"):
+        policy = Policy(f"quota-{algorithm}", (Limit(3, "1h", algorithm),))
+        now = NOW
+        for left in (2, 1, 0):
+            answer = ask(store, "acquire", policy, "k", (1,), now)
+            expect(answer, allowed=True, remaining=[left], what=f"{algorithm}: call {3 - left} of 3")
+            now += SECOND
+        answer = ask(store, "acquire", policy, "k", (1,), now)
+        expect(answer, allowed=False, remaining=[0], what=f"{algorithm}: call 4 of 3")
+        retry = answer.views[0][1]
+        early = ask(store, "peek", policy, "k", (1,), now + retry - 1)
+        expect(early, allowed=False, what=f"{algorithm}: a microsecond before retry ({retry})")
+        due = ask(store, "acquire", policy, "k", (1,), now + retry)
+        expect(due, allowed=True, what=f"{algorithm}: at retry ({retry})")
+
+
+def what_never_fits_is_told_so(store: Store) -> None:
+    """A cost over the capacity is denied with `retry` NEVER (-1), on an empty key and on one in use."""
+    policy = Policy("never", (Limit(3, "1h"), Limit(5, "1h", "sliding_log", name="log")))
+    for _ in range(2):
+        answer = ask(store, "acquire", policy, "k", (4, 1), NOW)
+        expect(answer, allowed=False, retry=[NEVER, 0], what="4 of a quota of 3")
+        expect(ask(store, "acquire", policy, "k", (1, 1), NOW), allowed=True, what="1 of each")
+
+
+def all_or_nothing(store: Store) -> None:
+    """A call that one limit refuses is charged to none of the policy's limits."""
+    policy = Policy("all", (Limit(5, "1h", name="hourly"), Limit(1, "1m", "fixed_window", name="minutely")))
+    expect(ask(store, "acquire", policy, "k", (1, 1), NOW), allowed=True, remaining=[4, 0], what="the first call")
+    for _ in range(5):
+        denied = ask(store, "acquire", policy, "k", (1, 1), NOW)
+        expect(denied, allowed=False, remaining=[4, 0], what="calls that the second limit refuses")
+    after = ask(store, "acquire", policy, "k", (1, 0), NOW)
+    expect(after, allowed=True, remaining=[3, 0], what="the first limit after refusals by the second")
+
+
+def a_batch_is_decided_together(store: Store) -> None:
+    """Of the asks of one `apply` all are charged or none, whatever their policies and keys; answers come in order."""
+    one, two = Policy("batch-1", (Limit(2, "1h"),)), Policy("batch-2", (Limit(1, "1h", "sliding_log"),))
+    asks: tuple[Ask, ...] = ((one, "a", (1,)), (two, "a", (1,)), (one, "b", (2,)))
+    first = [answer_of(decision) for decision in store.apply("acquire", asks, NOW)]
+    left = [answer.views[0][0] for answer in first]
+    check(all(answer.allowed for answer in first), f"a batch that fits was denied: {first}")
+    check(left == [1, 0, 0], f"remaining of (a, a, b) should be [1, 0, 0], not {left}")
+    second = [answer_of(decision) for decision in store.apply("acquire", asks, NOW)]
+    check(not any(answer.allowed for answer in second), f"a batch that does not fit as a whole was allowed: {second}")
+    expect(ask(store, "acquire", one, "a", (1,), NOW), allowed=True, remaining=[0], what="what the batch left alone")
+
+
+def a_key_that_is_asked_for_twice_pays_both(store: Store) -> None:
+    """A key that stands in a batch twice is charged both costs, and denied where these do not fit together."""
+    for algorithm in ("token_bucket", "fixed_window", "sliding_log"):
+        policy = Policy(f"twice-{algorithm}", (Limit(10, "1h", algorithm),))
+        asks: tuple[Ask, ...] = ((policy, "k", (1,)), (policy, "k", (2,)))
+        check(all(decision[0] for decision in store.apply("acquire", asks, NOW)), f"{algorithm}: 1 and 2 of 10")
+        left = ask(store, "peek", policy, "k", (0,), NOW)
+        expect(left, remaining=[7], what=f"{algorithm}: after 1 and 2 of 10 in one batch")
+        asks = ((policy, "k", (4,)), (policy, "k", (4,)))
+        check(not any(decision[0] for decision in store.apply("acquire", asks, NOW)), f"{algorithm}: 4 and 4 of 7")
+
+
+def a_denied_call_changes_nothing(store: Store) -> None:
+    """Refusals neither cost anything nor lengthen the wait."""
+    for algorithm in ("token_bucket", "fixed_window", "sliding_window", "sliding_log", "concurrency"):
+        policy = Policy(f"denied-{algorithm}", (Limit(2, "1h", algorithm),))
+        ask(store, "acquire", policy, "k", (2,), NOW)
+        wait = ask(store, "acquire", policy, "k", (1,), NOW).views[0][1]
+        for step in range(1, 4):
+            answer = ask(store, "acquire", policy, "k", (1,), NOW + step * SECOND)
+            expect(answer, allowed=False, retry=[wait - step * SECOND], what=f"{algorithm}: refusal {step}")
+
+
+def peek_changes_nothing(store: Store) -> None:
+    """`peek` gives the answer of `acquire` and leaves everything as it is, on new keys, too."""
+    policy = Policy("peek", (Limit(3, "1h"), Limit(3, "1h", "sliding_log", name="log")))
+    for used in range(3):
+        looks = [ask(store, "peek", policy, "k", (1, 1), NOW) for _ in range(3)]
+        check(looks[0] == looks[1] == looks[2], f"looks differ: {looks}")
+        taken = ask(store, "acquire", policy, "k", (1, 1), NOW)
+        check(looks[0] == taken, f"peek said {looks[0]}, acquire {taken}")
+        expect(taken, allowed=True, remaining=[2 - used, 2 - used], what=f"call {used + 1} after looks")
+
+
+def keys_are_separate(store: Store) -> None:
+    """Keys are opaque: none is another's, however their parts are written, in whatever script."""
+    policy = Policy("keys", (Limit(1, "1h"),))
+    keys: list[Key] = [
+        "a", "A", "a ", "a/b", ("a", "b"), ("a/b", "c"), ("a", "b/c"), ("a", "b", "c"), "a%2Fb", ("a", "", "b"),
+        ("a:b", "c"), ("a", "b:c"), "", ("", ""), "*", "{a}", "a\nb", "a\0b", "é", "e\u0301", "\U0001f511", "k" * 300,
+    ]  # fmt: skip
+    for key in keys:
+        expect(ask(store, "acquire", policy, key, (1,), NOW), allowed=True, what=f"the first call at {key!r}")
+    for key in keys:
+        expect(ask(store, "acquire", policy, key, (1,), NOW), allowed=False, what=f"the second call at {key!r}")
+
+
+def policies_are_separate(store: Store) -> None:
+    """The same key under policies of other names is another key."""
+    for name in ("p", "P", "p/k", "", "p:1"):
+        policy = Policy(name, (Limit(1, "1h"),))
+        expect(ask(store, "acquire", policy, "k", (1,), NOW), allowed=True, what=f"the first call under {name!r}")
+        expect(ask(store, "acquire", policy, "k", (1,), NOW), allowed=False, what=f"the second call under {name!r}")
+
+
+def a_changed_limit_refills_nothing(store: Store) -> None:
+    """Windows and logs keep what was consumed (60 of 100, then 30: nothing left), buckets what is left, capped."""
+    for algorithm in ("fixed_window", "sliding_window", "sliding_log", "concurrency"):
+        before, after = (Policy(f"change-{algorithm}", (Limit(q, "1h", algorithm),)) for q in (100, 30))
+        ask(store, "acquire", before, "k", (60,), NOW)
+        expect(ask(store, "peek", after, "k", (0,), NOW), remaining=[0], what=f"{algorithm}: 60 of 100 used, then 30")
+        expect(ask(store, "peek", before, "k", (0,), NOW), remaining=[40], what=f"{algorithm}: and 100 again")
+    before, after, more = (Policy("change-bucket", (Limit(q, "1h"),)) for q in (100, 30, 1000))
+    ask(store, "acquire", before, "k", (50,), NOW)
+    expect(ask(store, "peek", after, "k", (0,), NOW), remaining=[30], what="token_bucket: 50 of 100 left, then 30")
+    expect(ask(store, "peek", more, "k", (0,), NOW), remaining=[50], what="token_bucket: 50 of 100 left, then 1000")
+
+
+def a_changed_window_refills_nothing(store: Store) -> None:
+    """What was used stays used until its window ends, also where a changed limit has other windows."""
+    for old, new, then, ends in CHANGES:
+        before, after = (Policy(f"{old} to {new}", (Limit.parse(f"100/{text} name=w"),)) for text in (old, new))
+        for key in ("k", "idle"):
+            ask(store, "acquire", before, key, (60,), NOW)
+        expect(ask(store, "peek", after, "k", (0,), then), remaining=[40], what=f"{old}, then {new}: 60 of 100 used")
+        denied = ask(store, "acquire", after, "k", (41,), then)
+        expect(denied, allowed=False, retry=[ends - then], reset=[ends - then], what=f"{old}, then {new}: 41 more")
+        more = ask(store, "acquire", after, "k", (40,), then)
+        expect(more, allowed=True, remaining=[0], what=f"{old}, then {new}: 40 more")
+        back = ask(store, "acquire", before, "k", (1,), then)
+        expect(back, allowed=False, remaining=[0], what=f"{old}, then {new}, then {old} again")
+        early = ask(store, "peek", after, "idle", (41,), ends - 1)
+        expect(early, allowed=False, what=f"{old}, then {new}: a microsecond before the window ends")
+        expect(ask(store, "peek", after, "idle", (41,), ends), allowed=True, what=f"{old}, then {new}: when it ends")
+        over = then + back.views[0][2]
+        early = ask(store, "peek", before, "k", (100,), over - 1)
+        expect(early, allowed=False, what=f"{old}, then {new}, then {old}: a microsecond before all is over")
+        expect(ask(store, "acquire", before, "k", (100,), over), allowed=True, what=f"{old}, then {new}: all is over")
+
+
+def a_changed_policy_keeps_the_rest(store: Store) -> None:
+    """Limits are known by name and algorithm: adding, removing and reordering others leaves them as they are."""
+    hour, minute = Limit(5, "1h"), Limit(2, "1m", "sliding_log")
+    one, both, turned = (Policy("set", limits) for limits in ((hour,), (hour, minute), (minute, hour)))
+    ask(store, "acquire", one, "k", (2,), NOW)
+    expect(ask(store, "acquire", both, "k", (1, 1), NOW), remaining=[2, 1], what="a limit added")
+    expect(ask(store, "acquire", turned, "k", (1, 1), NOW), remaining=[0, 1], what="limits in another order")
+    expect(ask(store, "acquire", one, "k", (1,), NOW), remaining=[0], what="a limit removed")
+    expect(ask(store, "peek", both, "k", (0, 0), NOW), remaining=[0, 0], what="and back again")
+    other = Policy("set", (Limit(5, "1h", name="other"), Limit(5, "1h", "fixed_window")))
+    expect(ask(store, "acquire", other, "k", (1, 1), NOW), remaining=[4, 4], what="another name, another algorithm")
+    expect(ask(store, "peek", one, "k", (0,), NOW), remaining=[0], what="the limit known before")
+
+
+def a_clock_that_steps_back_credits_nothing(store: Store) -> None:
+    """Time does not run backwards for a key, and the time that was taken back is not credited a second time."""
+    policy = Policy("back", (Limit(60, "1m"), Limit(60, "1m", "sliding_log", name="log")))
+    ask(store, "acquire", policy, "k", (60, 60), NOW)
+    for at, left in ((NOW - 30 * SECOND, 0), (NOW, 0), (NOW + SECOND, 1), (NOW - 5 * SECOND, 1), (NOW + SECOND, 1)):
+        answer = ask(store, "peek", policy, "k", (0, 0), at)
+        where = (at - NOW) // SECOND
+        if where >= 0:
+            expect(answer, remaining=[left, 0], what=f"{where} s after 60 of 60 were used")
+        else:
+            expect(answer, remaining=[0, 0], what=f"{-where} s before 60 of 60 were used")
+    expect(ask(store, "acquire", policy, "k", (1, 0), NOW + SECOND), allowed=True, what="the permit of one second")
+    expect(ask(store, "acquire", policy, "k", (1, 0), NOW), allowed=False, what="after a step back of one second")
+    expect(ask(store, "acquire", policy, "k", (1, 0), NOW + SECOND), allowed=False, what="the same second once more")
+
+
+def a_refund_comes_back(store: Store) -> None:
+    """`adjust` by a negative number gives back what was taken last, at most all of it; by a positive one it takes."""
+    for algorithm in ("token_bucket", "fixed_window", "sliding_window", "sliding_log", "concurrency"):
+        policy = Policy(f"refund-{algorithm}", (Limit(10, "1h", algorithm),))
+        ask(store, "acquire", policy, "k", (6,), NOW)
+        expect(ask(store, "adjust", policy, "k", (-2,), NOW), remaining=[6], what=f"{algorithm}: 2 of 6 given back")
+        expect(ask(store, "adjust", policy, "k", (9,), NOW), remaining=[0], what=f"{algorithm}: 9 more taken")
+        denied = ask(store, "acquire", policy, "k", (1,), NOW)
+        expect(denied, allowed=False, what=f"{algorithm}: one more, with 13 of 10 taken")
+        expect(ask(store, "adjust", policy, "k", (-99,), NOW), remaining=[10], what=f"{algorithm}: 99 of 13 given back")
+        new = ask(store, "adjust", policy, "new", (-5,), NOW)
+        expect(new, remaining=[10], what=f"{algorithm}: nothing to give back")
+
+
+def a_held_charge_is_corrected_where_it_was_made(store: Store) -> None:
+    """`hold`, then `adjust` with its instant, leave what the actual cost would have left, while it counts."""
+    for algorithm in ("token_bucket", "fixed_window", "sliding_window", "sliding_log", "concurrency"):
+        policy = Policy(f"hold-{algorithm}", (Limit(100, "100s", algorithm),))
+        start = NOW - NOW % (100 * SECOND)
+        ask(store, "hold", policy, "k", (60,), start)
+        ask(store, "hold", policy, "k", (30,), start + 10 * SECOND)
+        refilled = 10 if algorithm == "token_bucket" else 0
+        expect(
+            ask(store, "adjust", policy, "k", (-40,), start + 10 * SECOND, start),
+            remaining=[10 + refilled + 40], what=f"{algorithm}: 60 held, 20 used",
+        )  # fmt: skip
+        expect(
+            ask(store, "adjust", policy, "k", (5,), start + 10 * SECOND, start + 10 * SECOND),
+            remaining=[5 + refilled + 40], what=f"{algorithm}: 30 held, 35 used",
+        )  # fmt: skip
+        if algorithm in ("sliding_log", "concurrency"):
+            half = ask(store, "peek", policy, "k", (0,), start + 100 * SECOND)
+            expect(half, remaining=[65], what=f"{algorithm}: the first charge left, the second counts")
+        late = ask(store, "adjust", policy, "k", (-10,), start + 300 * SECOND, start)
+        expect(late, remaining=[100], what=f"{algorithm}: given back after it had ended")
+
+
+def what_spilled_is_not_refunded(store: Store) -> None:
+    """A token bucket gives back no more than it would hold had the permits never been taken."""
+    policy = Policy("spill", (Limit(10, "10s"),))
+    ask(store, "hold", policy, "k", (5,), NOW)
+    ask(store, "acquire", policy, "k", (9,), NOW + 4 * SECOND)
+    after = ask(store, "adjust", policy, "k", (-5,), NOW + 4 * SECOND, NOW)
+    expect(after, remaining=[1], what="5 held, 4 refilled, 9 taken, 5 given back: 4 of them would have spilled")
+
+
+def reset_forgets_a_key(store: Store) -> None:
+    """After `reset` a key is as if never seen, and others are as before."""
+    limits = tuple(Limit(2, "1h", name, name=name) for name in ("token_bucket", "fixed_window", "sliding_log"))
+    policy = Policy("reset", limits)
+    for key in ("k", "other"):
+        ask(store, "acquire", policy, key, (2, 2, 2), NOW)
+    expect(ask(store, "reset", policy, "k", (0, 0, 0), NOW), allowed=True, remaining=[2, 2, 2], what="reset")
+    expect(ask(store, "acquire", policy, "k", (1, 1, 1), NOW), remaining=[1, 1, 1], what="a call after reset")
+    expect(ask(store, "peek", policy, "other", (0, 0, 0), NOW), remaining=[0, 0, 0], what="another key")
+
+
+def what_has_ended_is_forgotten(store: Store) -> None:
+    """At exactly `reset` all is as if nothing had been spent; a microsecond before, it is not."""
+    for algorithm in ("token_bucket", "fixed_window", "sliding_window", "sliding_log", "concurrency"):
+        policy = Policy(f"end-{algorithm}", (Limit(1, "1h", algorithm),))
+        ends = ask(store, "acquire", policy, "k", (1,), NOW).views[0][2]
+        early = ask(store, "peek", policy, "k", (1,), NOW + ends - 1)
+        expect(early, allowed=False, reset=[1], what=f"{algorithm}: a microsecond before reset ({ends})")
+        ended = ask(store, "peek", policy, "k", (0,), NOW + ends)
+        expect(ended, remaining=[1], reset=[0], what=f"{algorithm}: at reset")
+    calendar = Policy("end-calendar", (Limit(1, "day", "calendar_window", timezone="Europe/Berlin"),))
+    midnight = 1_750_024_800 * SECOND
+    answer = ask(store, "acquire", calendar, "k", (1,), NOW)
+    expect(answer, allowed=True, reset=[midnight - NOW], what="calendar_window: until midnight in Berlin")
+    early = ask(store, "acquire", calendar, "k", (1,), midnight - 1)
+    expect(early, allowed=False, what="calendar_window: before midnight")
+    expect(ask(store, "acquire", calendar, "k", (1,), midnight), allowed=True, what="calendar_window: at midnight")
+
+
+def slots_are_released(store: Store) -> None:
+    """Slots of `concurrency` come back by `adjust`, those of an instant or the oldest, and when their lease ends."""
+    policy = Policy("slots", (Limit(2, "1h", "concurrency"),))
+    ask(store, "acquire", policy, "k", (1,), NOW)
+    ask(store, "acquire", policy, "k", (1,), NOW + SECOND)
+    expect(ask(store, "acquire", policy, "k", (1,), NOW + SECOND), allowed=False, what="a third of two slots")
+    released = ask(store, "adjust", policy, "k", (-1,), NOW + SECOND, NOW + SECOND)
+    expect(released, remaining=[1], reset=[HOUR - SECOND], what="the second slot released by its instant")
+    expect(ask(store, "acquire", policy, "k", (1,), NOW + 2 * SECOND), remaining=[0], what="a slot taken again")
+    oldest = ask(store, "adjust", policy, "k", (-1,), NOW + 2 * SECOND)
+    expect(oldest, remaining=[1], reset=[HOUR], what="the slot whose lease ends first released")
+    ended = ask(store, "peek", policy, "k", (0,), NOW + 2 * SECOND + HOUR)
+    expect(ended, remaining=[2], what="the lease of a crashed holder ended")
+
+
+def large_costs_are_one_entry(store: Store) -> None:
+    """A cost is a number, however large: 50,000 tokens are not 50,000 entries, and counting them is exact."""
+    limits = (Limit(10**9, "1h", name="bucket"), Limit(10**9, "1h", "sliding_log", name="log"))
+    policy = Policy("large", limits)
+    for _ in range(5):
+        ask(store, "acquire", policy, "k", (50_000, 50_000), NOW)
+    after = ask(store, "acquire", policy, "k", (10**9 - 250_000, 10**9 - 250_000), NOW)
+    expect(after, allowed=True, remaining=[0, 0], what="10**9 in all")
+
+
+def numbers_up_to_the_bound_are_exact(store: Store) -> None:
+    """Counting is exact to the last permit up to 2**53 - 1; nothing is rounded, nothing overflows."""
+    most = (
+        Limit(MAX_INTEGER, "1s", "fixed_window", name="fixed"),
+        Limit(MAX_INTEGER, "1s", "sliding_log", name="log"),
+        Limit(MAX_INTEGER, "1s", "concurrency", name="slots"),
+        Limit(MAX_INTEGER, "1us", burst=MAX_INTEGER, name="bucket"),
+        Limit(MAX_INTEGER // SECOND, "1s", "sliding_window", name="sliding"),
+    )
+    policy = Policy("bound", most)
+    now = NOW - NOW % SECOND
+    first = ask(store, "acquire", policy, "k", tuple(limit.quota - 1 for limit in most), now)
+    expect(first, allowed=True, remaining=[1] * 5, what="all permits but one")
+    expect(ask(store, "acquire", policy, "k", (2,) * 5, now), allowed=False, what="two of the one that is left")
+    expect(ask(store, "acquire", policy, "k", (1,) * 5, now), allowed=True, remaining=[0] * 5, what="the last permit")
+    slow = Policy("bound-slow", (Limit(1, f"{2**52}us"),))
+    ask(store, "acquire", slow, "k", (1,), now)
+    expect(ask(store, "peek", slow, "k", (1,), now + 1), retry=[2**52 - 1], what="one permit in 142 years")
+    idle = Policy("bound-idle", (Limit(MAX_INTEGER, "1us", burst=MAX_INTEGER),))
+    ask(store, "acquire", idle, "k", (MAX_INTEGER,), now)
+    expect(
+        ask(store, "peek", idle, "k", (0,), now + 10**14),
+        remaining=[MAX_INTEGER],
+        what="a fast bucket after three years",
+    )
+
+
+def nobody_comes_between(store: Store) -> None:
+    """Calls from several threads are decided one after another: exactly the quota is admitted."""
+    policy = Policy("threads", (Limit(20, "1h"), Limit(20, "1h", "sliding_log", name="log")))
+
+    def call(_: int) -> bool:
+        return ask(store, "acquire", policy, "k", (1, 1), NOW).allowed
+
+    with ThreadPoolExecutor(4) as threads:
+        admitted = sum(threads.map(call, range(60)))
+    check(admitted == 20, f"60 calls by 4 threads at a quota of 20: {admitted} were admitted")  # noqa: PLR2004 - as above
+
+
+def a_cancelled_call_is_charged_nothing(store: Store) -> None:
+    """What is charged is what was answered: a call whose task is cancelled, at whatever moment, gives it back soon."""
+    algorithms = ("fixed_window", "sliding_log", "concurrency")
+    policy = Policy("cancelled", tuple(Limit(10**6, "1h", algorithm, name=algorithm) for algorithm in algorithms))
+    with ThreadPoolExecutor(1) as thread:  # where an event loop may be run
+        charged, answered = thread.submit(asyncio.run, _cancel_calls(store, policy)).result()
+    check(charged == [answered] * len(algorithms), f"{answered} permits were answered for, and {charged} are charged")
+
+
+async def _cancel_calls(store: Store, policy: Policy) -> tuple[list[int], int]:
+    """Cancel tasks after so many turns of the event loop; count what is charged in the end, and what was answered."""
+    answered = 0
+
+    async def call(verb: str) -> None:
+        nonlocal answered
+        decisions = await store.apply_async(verb, ((policy, "k", (1, 1, 1)),), NOW)
+        answered += sum(map(bool, decisions))
+
+    async def count() -> list[int]:
+        seen = (await store.apply_async("peek", ((policy, "k", (0, 0, 0)),), NOW))[0]
+        return [limit.quota - left for limit, (left, _, _) in zip(policy.limits, seen.views, strict=True)]
+
+    await count()
+    for number in range(CANCELLED_WAVES):
+        tasks = [asyncio.ensure_future(call("hold" if number % 4 == 0 else "acquire")) for _ in range(4)]
+        for _ in range(number % 12):
+            await asyncio.sleep(0)
+        for task in tasks[1:]:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    loop = asyncio.get_running_loop()
+    until = loop.time() + SETTLING
+    charged = await count()
+    while charged != [answered] * len(charged) and loop.time() < until:
+        await asyncio.sleep(0.001)
+        charged = await count()
+    return charged, answered
+
+
+def ask(
+    store: Store, verb: str, policy: Policy, key: Key, costs: tuple[int, ...], now: int, at: int | None = None
+) -> ExpectedAnswer:
+    """Ask about one key."""
+    answer = answer_of(store.apply(verb, ((policy, key, costs),), now, at)[0])
+    check(answer.at == now, f"decided at {answer.at}, though asked to decide at {now}")
+    return answer
+
+
+def expect(
+    answer: ExpectedAnswer,
+    *,
+    what: str,
+    allowed: bool | None = None,
+    remaining: list[int] | None = None,
+    retry: list[int] | None = None,
+    reset: list[int] | None = None,
+) -> None:
+    """Compare what is given with the answer."""
+    if allowed is not None:
+        check(answer.allowed == allowed, f"{what}: should be {'allowed' if allowed else 'denied'}, got {answer}")
+    for place, (name, numbers) in enumerate((("remaining", remaining), ("retry", retry), ("reset", reset))):
+        if numbers is not None:
+            got = [view[place] for view in answer.views]
+            check(got == numbers, f"{what}: {name} should be {numbers}, not {got}")
+
+
+def check(holds: bool, message: str) -> None:  # noqa: FBT001 - an assertion, also under python -O
+    """Fail with a message unless it holds."""
+    if not holds:
+        raise AssertionError(message)
+
+
+PROMISES: Final[tuple[Callable[[Store], None], ...]] = (
+    a_quota_is_a_quota,
+    what_never_fits_is_told_so,
+    all_or_nothing,
+    a_batch_is_decided_together,
+    a_key_that_is_asked_for_twice_pays_both,
+    a_denied_call_changes_nothing,
+    peek_changes_nothing,
+    keys_are_separate,
+    policies_are_separate,
+    a_changed_limit_refills_nothing,
+    a_changed_window_refills_nothing,
+    a_changed_policy_keeps_the_rest,
+    a_clock_that_steps_back_credits_nothing,
+    a_refund_comes_back,
+    a_held_charge_is_corrected_where_it_was_made,
+    what_spilled_is_not_refunded,
+    reset_forgets_a_key,
+    what_has_ended_is_forgotten,
+    slots_are_released,
+    large_costs_are_one_entry,
+    numbers_up_to_the_bound_are_exact,
+    nobody_comes_between,
+    a_cancelled_call_is_charged_nothing,
+)

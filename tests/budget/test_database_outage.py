@@ -1,0 +1,134 @@
+"""The database stops answering and answers again: which limits stay in force, and what is charged later."""
+
+import sqlite3
+from contextlib import closing, contextmanager
+
+import pytest
+
+from tests.budget.both_kinds import used
+from tests.budget.polling import wait_until
+
+
+@contextmanager
+def locked(path):
+    """Lock the file from another connection."""
+    with closing(sqlite3.connect(path, isolation_level=None, timeout=60)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        yield
+        other.execute("ROLLBACK")
+
+
+def completions(path):
+    with closing(sqlite3.connect(path)) as db:
+        return db.execute("SELECT completed_at, task_id FROM task_completions").fetchall()
+
+
+def wait_for_database(budget):
+    wait_until(lambda: not budget.lost and not budget.backlog, "the budget caught up")
+
+
+def test_only_short_term_limits_stay_in_force(open_budget, path):
+    budget = open_budget(per_minute=10, per_hour=20, per_day=5, deadline=0.3)
+    budget.check_all_limits(4)
+    budget.record_completed_tasks(4)
+    with locked(path):
+        allowed = budget.check_all_limits(6)  # beyond the limit per day, which is not checked
+        assert (allowed.allowed, allowed.local) == (True, True)
+        denied = budget.check_all_limits(1)
+        assert (denied.tier, denied.wait, denied.local) == ("minute", 60.0, True)
+        assert used(budget) == {"minute": 10, "hour": 10, "day": 4}  # the last known usage of the day
+        budget.cancel(allowed)
+        assert budget.check_all_limits(6)
+
+
+def test_tasks_recorded_meanwhile_are_sent_to_the_database_later(open_budget, path, clock):
+    budget = open_budget(per_minute=10, per_day=50, deadline=0.3)
+    reserved = budget.check_all_limits(3)
+    with locked(path):
+        admitted = budget.check_all_limits(4)
+        assert admitted.local
+        budget.record_completed_tasks(task_ids=["a", "b"], result=reserved)
+        clock.advance(5)
+        budget.record_completed_tasks(task_ids=["c", "d", "e", "f"], result=admitted)
+        budget.record_completed_tasks(1)
+        with budget.batch(2) as batch:
+            batch.record(task_ids=["g"])
+        health = budget.health()
+        assert (health["status"], health["database"]["connected"]) == ("degraded", False)
+        assert health["database"]["waiting"] == budget.backlog == 4
+        clock.advance(600)
+    wait_for_database(budget)  # without a call of the budget
+    assert used(budget) == {"minute": 0, "day": 8}  # as of when they were completed
+    assert budget.health()["status"] == "ok"
+    assert completions(path) == [
+        ("2025-06-15 15:06:40.000000Z", "a"),
+        ("2025-06-15 15:06:40.000000Z", "b"),
+        *(("2025-06-15 15:06:45.000000Z", name) for name in ("c", "d", "e", "f", None, "g")),
+    ]
+
+
+def test_tasks_that_failed_meanwhile_are_returned(open_budget, path):
+    budget = open_budget(per_day=50, deadline=0.3)
+    reserved = budget.check_all_limits(10)
+    with locked(path):
+        budget.cancel(reserved)
+        with pytest.raises(ZeroDivisionError), budget.batch(5):
+            raise ZeroDivisionError
+    wait_for_database(budget)
+    assert used(budget) == {"day": 0}
+
+
+def test_a_budget_can_be_opened_while_the_database_is_lost(open_budget, path):
+    path.mkdir()  # a directory instead of the file
+    budget = open_budget(per_minute=5, per_day=100, deadline=0.3)
+    assert budget.check_all_limits(5).local
+    assert not budget.check_all_limits(1)
+    budget.record_completed_tasks(5)
+    path.rmdir()
+    wait_for_database(budget)
+    assert used(budget) == {"minute": 5, "day": 5}
+
+
+def test_checks_are_denied_if_configured(open_budget, path):
+    budget = open_budget(per_minute=5, deadline=0.3, on_database_error="deny")
+    assert budget.check_all_limits(1)
+    with locked(path):
+        denied = budget.check_all_limits(1)
+        assert (denied.allowed, denied.local, denied.tier, denied.exceeded) == (False, True, None, ())
+        assert denied.wait <= 2
+        assert "the database does not answer: 1 tasks must wait" in denied.reason
+        assert budget.operations.monitor.exceeded == {}
+    wait_until(lambda: budget.check_all_limits(1), "checks are allowed again")
+
+
+def test_the_local_share_decides_if_configured(open_budget, path):
+    """It starts after the other processes have noticed (see tests/faults): until then, nothing is admitted twice."""
+    budget = open_budget(per_minute=100, deadline=0.3, on_database_error="local")
+    result = budget.check_all_limits(10)
+    with locked(path):
+        assert not budget.check_all_limits(1)
+        budget.record_completed_tasks(9, result=result)
+    wait_for_database(budget)
+    wait_until(lambda: used(budget) == {"minute": 9}, "the record is settled")
+
+
+def test_queued_records_are_added_up_when_there_are_many(open_budget, path, monkeypatch):
+    monkeypatch.setattr("tidegate.budget.storage.retry_queue.MOST", 3)
+    budget = open_budget(per_day=500, deadline=0.3)
+    budget.check_all_limits(1)
+    with locked(path):
+        budget.check_all_limits(1)
+        for number in range(10):
+            budget.record_completed_tasks(task_ids=[str(number)])
+        assert budget.backlog == 3
+    wait_for_database(budget)
+    assert used(budget) == {"day": 10}
+    assert len(completions(path)) == 10
+
+
+def test_closing_ends_while_the_database_is_lost(open_budget, path):
+    budget = open_budget(per_day=500, deadline=0.3)
+    budget.check_all_limits(5)
+    with locked(path):
+        budget.check_all_limits(5)
+        budget.close()

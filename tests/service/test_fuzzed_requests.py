@@ -1,0 +1,164 @@
+"""Whatever is sent, the answer is one that the OpenAPI description knows, and it is a decision or a problem."""
+
+import asyncio
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.service.harness import Site
+from tidegate.service.http.json_protocol import VERB_FIELDS
+from tidegate.service.http.openapi import document
+
+API = json.loads(document())
+SCHEMAS = API["components"]["schemas"]
+POLICIES = {
+    "api": "2/1m",
+    "both": "5/1m, 10/1h sliding_log",
+    "tokens": "100/1m unit=tokens",
+    "slots": "1/1m concurrency",
+}
+DOMAINS = [{"domain": "e", "descriptors": [{"key": "ip", "limits": "3/1m"}]}]
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=6,
+)
+# Values that are often right, and sometimes not.
+LIKELY = {
+    "policy": st.sampled_from([*POLICIES, "nope", ""]),
+    "key": st.text(max_size=5) | st.lists(st.text(max_size=3), max_size=3),
+    "domain": st.sampled_from(["e", "nope"]),
+    "descriptor": st.lists(st.tuples(st.sampled_from(["ip", "x"]), st.text(max_size=3)).map(list), max_size=2),
+    "cost": st.integers(-1, 6) | st.dictionaries(st.sampled_from(["tokens", "requests"]), st.integers(0, 5)),
+    "wait": st.sampled_from([0, 0.5, -3, 1e300]),
+    "priority": st.integers(-5, 5),
+    "ttl": st.sampled_from([1, 0, 60, 1e9]),
+    "seconds": st.sampled_from([1, 0, -1, 60, 1e9]),
+    "most": st.integers(-1, 20),
+    "id": st.text(max_size=10),
+    "keys": st.lists(st.text(max_size=3) | JSON, max_size=4),
+    "asks": st.lists(st.fixed_dictionaries({"policy": st.sampled_from([*POLICIES]), "key": st.text()}), max_size=3),
+}  # fmt: skip
+
+
+def bodies(verb):
+    fields = {name: LIKELY[name] for name in VERB_FIELDS[verb]}
+    strange = st.sampled_from(sorted(fields)).flatmap(
+        lambda name: st.fixed_dictionaries({}, optional={**fields, name: JSON})
+    )
+    subjects = st.fixed_dictionaries(
+        {name: each for name, each in fields.items() if name in ("policy", "key", "id", "keys")},
+        optional={name: each for name, each in fields.items() if name in ("cost", "wait", "priority", "ttl")},
+    )
+    return subjects | st.fixed_dictionaries({}, optional=fields) | strange | JSON
+
+
+def fits(value, schema):
+    """Tell whether a value is as a schema says: the part of JSON Schema that our description uses."""
+    if "$ref" in schema:
+        return fits(value, SCHEMAS[schema["$ref"].rpartition("/")[2]])
+    kinds = schema.get("type", [])
+    kinds = kinds if isinstance(kinds, list) else [kinds]
+    return (
+        ("anyOf" not in schema or any(fits(value, each) for each in schema["anyOf"]))
+        and ("oneOf" not in schema or sum(fits(value, {"type": "object", **each}) for each in schema["oneOf"]) == 1)
+        and ("const" not in schema or value == schema["const"])
+        and ("enum" not in schema or value in schema["enum"])
+        and (not kinds or any(is_a(value, kind) for kind in kinds))
+        and fits_inside(value, schema)
+    )
+
+
+def fits_inside(value, schema):
+    if isinstance(value, dict):
+        properties, more = schema.get("properties", {}), schema.get("additionalProperties", True)
+        return all(name in value for name in schema.get("required", ())) and all(
+            fits(each, properties[name]) if name in properties else more and (more is True or fits(each, more))
+            for name, each in value.items()
+        )
+    if isinstance(value, list):
+        bounded = schema.get("minItems", 0) <= len(value) <= schema.get("maxItems", len(value))
+        return bounded and all(fits(each, schema.get("items", {})) for each in value)
+    if isinstance(value, str):
+        return schema.get("minLength", 0) <= len(value) <= schema.get("maxLength", len(value))
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        inside = schema.get("minimum", value) <= value <= schema.get("maximum", value)
+        return inside and value > schema.get("exclusiveMinimum", float("-inf"))
+    return True
+
+
+def is_a(value, kind):
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return {
+        "object": isinstance(value, dict),
+        "array": isinstance(value, list),
+        "string": isinstance(value, str),
+        "boolean": isinstance(value, bool),
+        "null": value is None,
+        "number": number,
+        "integer": number and int(value) == value,
+    }[kind]
+
+
+async def answer(verb, body):
+    async with Site(policies=POLICIES, domains=DOMAINS, max_wait=1) as site:
+        site.clock._alone = True  # noqa: SLF001 - nobody else moves it: waits need no real time
+        response = await site.http.post(
+            f"/v1/{verb}", content=json.dumps(body), headers={"content-type": "application/json"}
+        )
+        assert site.app.in_flight == 0
+        return response
+
+
+@pytest.mark.parametrize("verb", VERB_FIELDS)
+def test_every_answer_is_a_described_one(verb):
+    described = API["paths"][f"/v1/{verb}"]["post"]
+    asked = described["requestBody"]["content"]["application/json"]["schema"]
+
+    @settings(max_examples=60)
+    @given(bodies(verb))
+    def check(body):
+        response = asyncio.run(answer(verb, body))
+        assert str(response.status_code) in described["responses"]
+        assert response.status_code < 500
+        ((kind, content),) = described["responses"][str(response.status_code)]["content"].items()
+        assert response.headers["content-type"] == kind
+        assert fits(response.json(), content["schema"])
+        if response.status_code == 200:
+            assert fits(body, asked) or verb == "batch"  # where what is wrong with one is the answer to it
+        elif not fits(body, asked):
+            assert response.status_code in (400, 404, 422)
+
+    check()
+
+
+@given(st.binary(max_size=60) | st.text(max_size=60).map(str.encode))
+@settings(max_examples=60)
+def test_every_query_gets_an_answer(query):
+    async def ask():
+        async with Site(policies=POLICIES) as site:
+            sent = []
+
+            async def send(message):
+                sent.append(message)
+
+            headers = [(b"host", b"localhost"), (b"x", query)]
+            scope = {"type": "http", "method": "GET", "path": "/v1/check", "query_string": query, "headers": headers}
+            await site.app(scope, None, send)
+            return sent[0]["status"]
+
+    assert asyncio.run(ask()) == 400
+
+
+def test_the_description_names_every_path_and_reference():
+    async def paths():
+        async with Site(policies=POLICIES) as site:
+            return {*site.app._posts, *site.app._gets}  # noqa: SLF001 - there is no other list of them
+
+    assert set(API["paths"]) == asyncio.run(paths())
+    text = document().decode()
+    for part in text.split('"$ref": "#/components/schemas/')[1:]:
+        assert part.partition('"')[0] in SCHEMAS

@@ -1,0 +1,75 @@
+"""Receipts: each is settled once, whatever fails and however many there are."""
+
+import pytest
+
+from tests.service.harness import START
+from tidegate import StoreUnavailable
+from tidegate.service.config.settings import load_settings
+from tidegate.service.decisions import reservation_ids
+from tidegate.service.decisions.decider import Decider, Subject
+from tidegate.service.decisions.reservation_ids import AlreadySettledError, SettledIds
+from tidegate.stores import MemoryStore
+from tidegate.stores.outage import open_guarded
+from tidegate.testing import ManualClock
+
+K = Subject("api", "k")
+
+
+async def test_a_full_store_settles_each_reservation_once():
+    store = MemoryStore(max_entries=20, clock=ManualClock(start=START))
+    desk = Decider(load_settings({"policies": {"api": "100/1h fixed_window"}}).rules, store)
+    held = [await desk.reserve(K) for _ in range(40)]
+    for each in held:
+        await desk.cancel(each.id)
+    for each in held:
+        with pytest.raises(AlreadySettledError):
+            await desk.cancel(each.id)
+    assert (await desk.usage(K))["1h"].used == 0
+    await desk.close()
+
+
+async def test_what_may_have_been_settled_is_not_settled_again(shared_url):
+    store = open_guarded(shared_url)
+    desk = Decider(load_settings({"policies": {"api": "100/1h fixed_window"}}).rules, store)
+    receipt = await desk._receipts.read((await desk.reserve(K, 5)).id)  # noqa: SLF001 - a failure in between is not made otherwise
+    settled = []
+
+    async def settle():
+        settled.append(receipt)
+        raise StoreUnavailable("the store was told, and its answer was lost")
+
+    with pytest.raises(StoreUnavailable):
+        await desk._receipts.settle(receipt, settle)  # noqa: SLF001 - as above
+    for _ in range(2):
+        with pytest.raises(AlreadySettledError):
+            await desk._receipts.settle(receipt, settle)  # noqa: SLF001 - as above
+    assert settled == [receipt]
+    await desk.close()
+
+
+async def test_a_flood_of_settlements_lets_nobody_settle_twice(monkeypatch):
+    clock = ManualClock(start=START)
+    desk = Decider(load_settings({"policies": {"api": "100/1h fixed_window"}}).rules, MemoryStore(clock=clock))
+    monkeypatch.setitem(reservation_ids.SETTLED_BY_STORE, desk.store, SettledIds(most=20))
+    desk._receipts._marks = reservation_ids.SETTLED_BY_STORE[desk.store]  # noqa: SLF001 - fewer than 200,000 will do
+    victim = await desk.reserve(K, 50)
+    await desk.cancel(victim.id)
+    for _ in range(40):  # they end later, so that the mark of the first is dropped
+        clock.advance(0.01)
+        await desk.cancel((await desk.reserve(K, 1, ttl=600)).id)
+    assert (await desk.acquire(K, 100)).allowed
+    with pytest.raises(AlreadySettledError):
+        await desk.cancel(victim.id)
+    assert (await desk.usage(K))["1h"].used == 100
+    await desk.close()
+
+
+def test_marks_end_and_are_bounded():
+    marks = SettledIds(most=3)
+    assert [marks.take(number, end, 0) for number, end in (("a", 30), ("b", 10), ("c", 20), ("a", 30))] == [
+        True, True, True, False,
+    ]  # fmt: skip
+    assert marks.take("d", 40, 0)  # b, the first to end, makes room
+    assert not any(marks.take(number, 50, 0) for number in "acd")
+    assert marks.take("e", 50, 31)  # a and c have ended
+    assert len(marks._ends) == len(marks._settled) == 2  # noqa: SLF001 - nothing else tells

@@ -1,0 +1,54 @@
+"""Puts vectors to a store, and compares answers and what is stored with the pure core."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from tidegate.core.codec import dump, limit_of
+from tidegate.policy import join_key
+from tidegate.stores.postgres.call import text_of
+from tidegate.testing import ReferenceStore
+from tidegate.testing.reference import answer_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from tidegate.policy import Key
+    from tidegate.stores.postgres import PostgresStore
+    from tidegate.testing import Vector
+
+    States = dict[tuple[str, str], tuple[str, list[int]]]
+
+
+class Core(ReferenceStore):
+    """The pure core, whose states can be read."""
+
+    def states(self, policy: str, key: Key, now: int) -> States:
+        return {
+            (name, algorithm): (str(limit_of(state)), dump(state))
+            for (owner, whose, name, algorithm), state in self._states.items()
+            if (owner, whose) == (policy, key) and limit_of(state).rules.expires(state) > now
+        }
+
+
+def stored(sql: Callable[..., Any], policy: str, key: Key, now: int) -> States:
+    """Read the live states of a key from the database."""
+    query = "select name, algorithm, rule, numbers from tidegate.dump(%s, %s, %s)"
+    rows = sql(query, text_of(policy), text_of(join_key(key), escaped=True), now)
+    return {(name, algorithm): (rule, numbers) for name, algorithm, rule, numbers in rows}
+
+
+def first_difference(store: PostgresStore, sql: Callable[..., Any], vectors: Iterable[Vector]) -> str | None:
+    """Tell the first step at which the store answers or keeps something else than the core."""
+    core = Core()
+    for place, (verb, asks, now, at, _) in enumerate(vectors):
+        expected = core.apply(verb, asks, now, at)
+        answers = tuple(answer_of(decision) for decision in store.apply(verb, asks, now, at))
+        told = f"step {place}: {verb} {asks} now={now} at={at}"
+        if answers != expected:
+            return f"{told}\n expected {expected}\n got      {answers}"
+        for policy, key, _ in asks:
+            kept = stored(sql, policy.name, key, now)
+            if kept != core.states(policy.name, key, now):
+                return f"{told}\n expected state {core.states(policy.name, key, now)}\n got            {kept}"
+    return None

@@ -1,0 +1,50 @@
+"""Reads what the script has written, in the form of `core.codec`."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from struct import unpack
+from typing import TYPE_CHECKING
+
+from tidegate.stores.redis.protocol import ALGORITHM_NUMBERS, limit_id
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tidegate.core.limit import Limit
+    from tidegate.policy import Key, Policy
+    from tidegate.stores.redis import RedisStore
+
+    Ask = Callable[..., object]
+
+LOGS = (ALGORITHM_NUMBERS["sliding_log"], ALGORITHM_NUMBERS["concurrency"])
+
+
+def stored_states(
+    store: RedisStore, get: Callable[[bytes], bytes | None], policy: Policy, key: Key
+) -> dict[int, list[int]]:
+    """Give the states of a key as `codec.dump` would, by the id of their limit."""
+    name = store.wire.plan(policy).key(key)
+    value = get(name) or b""
+    numbers = [int(number) for number in unpack(f"<{len(value) // 8}d", value)]
+    states, place = {}, 0
+    while place < len(numbers):
+        count, limit = numbers[place], numbers[place + 1]
+        state = list(numbers[place + 4 : place + 4 + count])
+        if limit % 8 == ALGORITHM_NUMBERS["token_bucket"]:
+            del state[3:5]  # rate and capacity of the limit that wrote it
+        elif limit % 8 in LOGS:
+            head, tail, base = state[:3]
+            log = get(name + b":%x" % limit) or b""
+            rows = unpack(f"<{2 * (tail - head)}q", log[head * 16 : tail * 16])
+            sums = [base, *rows[1::2]]
+            costs = [after - before for before, after in pairwise(sums)]
+            assert state[3:] == [rows[0], rows[-2], rows[-1]], "first, last and total repeat what the log says"
+            state = [number for row in zip(rows[::2], costs, strict=True) for number in row]
+        states[limit] = state
+        place += 4 + count
+    return states
+
+
+def id_of(limit: Limit) -> int:
+    return limit_id(limit)
