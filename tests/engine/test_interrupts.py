@@ -1,6 +1,5 @@
 """An exception at any instruction leaves every store, line and lease usable, and no permit is given out twice."""
 
-import random
 import signal
 import sqlite3
 import threading
@@ -9,7 +8,7 @@ from itertools import count, takewhile
 
 import pytest
 
-from tests.interrupts import Interrupted, each_interruption, interrupted_at
+from tests.interrupts import Interrupted, each_interruption, interrupt_calls, interrupted_at
 from tidegate import Limiter
 from tidegate.clock import yield_thread
 from tidegate.stores import MemoryStore
@@ -433,34 +432,6 @@ def test_a_decorated_function(rule):
 
 
 # ---- real signals ---------------------------------------------------------------------------------------------------
-
-
-@contextmanager
-def alarms():
-    """Raise from a signal handler, at a moment of the system's choosing."""
-
-    def interrupt(*_):
-        raise Interrupted
-
-    before = signal.signal(signal.SIGALRM, interrupt)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
-
-
-def interrupt_calls(call, times, longest=0.002):
-    """Interrupt a call that is made again and again."""
-    chance = random.Random(1)
-    with alarms():
-        for _ in range(times):
-            try:
-                signal.setitimer(signal.ITIMER_REAL, chance.uniform(0.00005, longest))
-                while True:
-                    call()
-            except Interrupted:
-                pass
 
 
 @pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="this system has no interval timers")
