@@ -34,7 +34,12 @@ class Site:
     def __init__(self, store=None, **settings: Any) -> None:
         self.clock = ManualClock(start=START)
         self.settings = load_settings(settings)
-        self.desk = Desk(self.settings.rules, store or MemoryStore(clock=self.clock), max_wait=self.settings.max_wait)
+        self.desk = Desk(
+            self.settings.rules,
+            store or MemoryStore(clock=self.clock),
+            max_wait=self.settings.max_wait,
+            max_priority=self.settings.max_priority,
+        )
         self.app = App(self.desk, self.settings)
         transport = httpx.ASGITransport(self.app, raise_app_exceptions=True)
         self.http = httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:8080")

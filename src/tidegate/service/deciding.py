@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from tidegate.core.decision import Decision, ShadowDecision
 from tidegate.errors import RateLimitError, StoreUnavailable
-from tidegate.limiter import seconds
+from tidegate.limiter import check_priority, seconds
 from tidegate.observe import Observer, Record
 from tidegate.policy import Policy
 from tidegate.reservation import charged_at
@@ -20,6 +20,7 @@ from tidegate.service.idempotency import KeyedStore, forget, was_repeated
 from tidegate.service.seats import ASK, LONGEST_KEY, Seat, Subject, check_key, lost, short_key, tell
 from tidegate.service.tally import Tally
 from tidegate.stores.cancellation import Background
+from tidegate.waiting import MAX_PRIORITY
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -39,6 +40,7 @@ class Deciding:
         store: Store,
         *,
         max_wait: float = 30.0,
+        max_priority: float = MAX_PRIORITY,
         observers: Sequence[Observer] = (),
         on_denial: Sequence[Observer] = (),
     ) -> None:
@@ -50,6 +52,7 @@ class Deciding:
         self.store = store
         self.tally = Tally()
         self.max_wait = max_wait
+        self.max_priority = max_priority
         self._observers = tuple(observers)
         self._on_denial = (*self._observers, *on_denial)
         self._seats: dict[str, Seat] = {}
@@ -87,7 +90,9 @@ class Deciding:
         found = self._seats.get(variant[0])
         if found is None:
             count = self.tally.count(variant.policy.name)
-            found = self._seats[variant.slot] = Seat(variant.slot, variant.policy, self.store, count)
+            found = self._seats[variant.slot] = Seat(
+                variant.slot, variant.policy, self.store, count, self.max_priority
+            )
         return found
 
     # ---- deciding ----------------------------------------------------------------------------------------------------
@@ -101,6 +106,8 @@ class Deciding:
         call: KeyedCall | None = None,
     ) -> Decision | None:
         """Take permits, waiting up to `wait` seconds; None: not limited. A `call` is charged once."""
+        if priority:
+            check_priority(priority, self.max_priority)
         found = self.find(subject)
         if found is None:
             return None

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from tidegate.core.decision import LocalDecision
 from tidegate.errors import ConfigError, ResourceUnknown, StoreUnavailable
+from tidegate.limiter import check_priority
 from tidegate.service.blocks import DEFAULT, Block
 from tidegate.service.deciding import Deciding
 from tidegate.service.idempotency import forget, was_repeated
@@ -20,6 +21,7 @@ from tidegate.service.leases import LONGEST as LONGEST_LEASE
 from tidegate.service.receipts import Receipts
 from tidegate.service.seats import LONGEST_KEY, MOST, MOST_PARTS, PROBE, Held, Subject, check_key
 from tidegate.service.signing import SigningKeys
+from tidegate.waiting import MAX_PRIORITY
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -45,6 +47,7 @@ class Desk(Deciding):
         *,
         secrets: Sequence[str] = (),
         max_wait: float = 30.0,
+        max_priority: float = MAX_PRIORITY,
         observers: Sequence[Observer] = (),
         on_denial: Sequence[Observer] = (),
     ) -> None:
@@ -52,7 +55,9 @@ class Desk(Deciding):
 
         `observers` are called for every decision, which adds their cost; `on_denial` only for those that say no.
         """
-        super().__init__(rules, store, max_wait=max_wait, observers=observers, on_denial=on_denial)
+        super().__init__(
+            rules, store, max_wait=max_wait, max_priority=max_priority, observers=observers, on_denial=on_denial
+        )
         self._receipts = Receipts(store, SigningKeys(store, secrets), self._abandoned)
 
     # ---- reserving ---------------------------------------------------------------------------------------------------
@@ -72,6 +77,7 @@ class Desk(Deciding):
         once in all.
         """
         ttl = self._receipts.check_ttl(ttl)
+        check_priority(priority, self.max_priority)
         found = self.find(subject)
         if found is None:
             return Held(None, None)

@@ -24,6 +24,7 @@ from tidegate.service.values import (
     read_path,
     read_paths,
     read_permissions,
+    read_priority,
     read_seconds,
     read_secrets,
     read_secrets_file,
@@ -103,6 +104,13 @@ OPTIONS: Final = (
         "headers", read_style, "header fields of /v1/check: x, ietf, both or none (x)", {"enum": list(STYLES)}, "STYLE"
     ),
     Option("max_wait", read_seconds, "longest that a call may wait for a permit (30s)", TIME, "TIME"),
+    Option(
+        "max_priority",
+        read_priority,
+        "largest priority that a call may have, up or down (100)",
+        {"type": "integer", "minimum": 0},
+        "N",
+    ),
     Option("max_body", read_bytes, "largest request, in bytes (1048576)", {**WHOLE, "maximum": LONGEST_BODY}, "BYTES"),
     Option("max_concurrency", Setting.whole, "requests under way at most, in each process (4096)", WHOLE, "N"),
     Option(

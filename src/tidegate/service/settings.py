@@ -29,6 +29,7 @@ from tidegate.service.options import OPTIONS, TEXT, Option
 from tidegate.service.reading import read_domains, read_entries, read_entry
 from tidegate.service.rulebook import Entry, Rulebook
 from tidegate.service.values import DEFAULT, Address, read_path
+from tidegate.waiting import MAX_PRIORITY
 
 if TYPE_CHECKING:
     from tidegate.service.domains import Domain
@@ -58,6 +59,7 @@ class Settings:
     workers: int = 1
     headers: str = "x"
     max_wait: float = 30.0
+    max_priority: int = MAX_PRIORITY
     max_body: int = 2**20
     max_concurrency: int = 4096
     max_connections: int = 8192

@@ -380,6 +380,7 @@ class GuardedStore(Store):
                 return breaker.due
 
     def _probe(self) -> None:
+        self._breaker.probe()
         try:
             self._ask("acquire", PROBE, "probe", (1,))
             if self._failed is not None:
