@@ -1,5 +1,6 @@
 """An exception at any instruction leaves every store, line and lease usable, and no permit is given out twice."""
 
+import asyncio
 import signal
 import sqlite3
 import threading
@@ -8,8 +9,14 @@ from itertools import count, takewhile
 
 import pytest
 
-from tests.interrupts import Interrupted, each_interruption, interrupt_calls, interrupted_at
-from tidegate import Limiter
+from tests.interrupts import (
+    Interrupted,
+    each_interruption,
+    interrupt_calls,
+    interrupted_at,
+    sampled_interruptions,
+)
+from tidegate import AsyncLimiter, Limiter
 from tidegate.clock import yield_thread
 from tidegate.stores import MemoryStore
 from tidegate.stores.sqlite import SQLiteStore
@@ -350,6 +357,34 @@ def test_sqlite_store(tmp_path, rules, name):
 
     look = lambda _: used(other)  # noqa: E731 - nobody keeps the file locked
     check_effects(limiter, keeping, effect, every=1 if name == "usual" else 4, look=look)
+
+
+# A coroutine whose caller was interrupted before it awaited it.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore:.*never awaited")
+@pytest.mark.parametrize("verb", ["try_acquire", "acquire", "peek"])
+def test_tasks_on_an_sqlite_store(tmp_path, verb):
+    """The thread that decides for tasks goes on, and tasks that share a transaction are answered."""
+    store = SQLiteStore(tmp_path / "limits.db")
+    limiter = AsyncLimiter(BUCKET, store=store)
+
+    async def several():
+        asyncio.get_running_loop().set_exception_handler(lambda *_: None)  # told of interrupted callbacks
+        asked = (asyncio.wait_for(getattr(limiter, verb)(key), 20) for key in ("a", "b", "c"))
+        answers = await asyncio.gather(*asked, return_exceptions=True)
+        if any(isinstance(answer, Interrupted) for answer in answers):
+            raise Interrupted
+        return answers
+
+    def call():
+        assert all(asyncio.run(several()))
+
+    call()
+    steps = 0
+    for step in sampled_interruptions(call, 700):
+        assert all(asyncio.run(several())), step
+        steps += 1
+    assert steps > 50
+    store.close()
 
 
 def test_a_file_that_is_being_created(tmp_path):
