@@ -90,9 +90,7 @@ class Deciding:
         found = self._seats.get(variant[0])
         if found is None:
             count = self.tally.count(variant.policy.name)
-            found = self._seats[variant.slot] = Seat(
-                variant.slot, variant.policy, self.store, count, self.max_priority
-            )
+            found = self._seats[variant.slot] = Seat(variant.slot, variant.policy, self.store, count, self.max_priority)
         return found
 
     # ---- deciding ----------------------------------------------------------------------------------------------------
