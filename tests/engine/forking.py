@@ -1,0 +1,92 @@
+"""Forks children for tests: each runs one function, answers in a file, and is dumped and killed if it hangs."""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import os
+import signal
+import traceback
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from tests.servers.process import until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+DEADLINE = 20.0  # seconds after which a child that has not ended is a failure; an idle machine needs a hundredth
+
+
+class Children:
+    """The children of one test."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.pids: list[int] = []
+
+    def fork(self, work: Callable[[], Any]) -> int:
+        """Fork a child that calls `work` and answers what it returns, as JSON; give its number."""
+        number = len(self.pids)
+        path = self.path(number)
+        pid = os.fork()
+        if not pid:
+            code = 1
+            try:
+                path.write_text(json.dumps(work()), encoding="utf-8")
+                code = 0
+            except BaseException:  # noqa: BLE001 - the parent shows it
+                path.write_text(traceback.format_exc(), encoding="utf-8")
+            finally:
+                os._exit(code)
+        self.pids.append(pid)
+        return number
+
+    def path(self, number: int) -> Path:
+        """Tell where a child leaves its answer."""
+        return self.folder / f"{os.getpid()}-child-{number}"
+
+    def answer(self, number: int) -> Any:
+        """Wait for a child and give its answer; a child that failed or hangs is a failure of the test."""
+        pid = self.pids[number]
+        ended: list[int] = []
+
+        def ends() -> bool:
+            done, status = os.waitpid(pid, os.WNOHANG)
+            ended.extend([os.waitstatus_to_exitcode(status)] if done else [])
+            return bool(done)
+
+        try:
+            until(ends, f"the end of child {number}", DEADLINE)
+        except AssertionError as error:
+            raise AssertionError(f"{error}; its stacks:\n{self.kill(pid)}") from None
+        said = self.path(number).read_text(encoding="utf-8") if self.path(number).exists() else "it said nothing"
+        assert ended == [0], f"child {number} ended with {ended[0]}:\n{said}"
+        return json.loads(said)
+
+    def answers(self) -> list[Any]:
+        """Wait for all children and give their answers."""
+        return [self.answer(number) for number in range(len(self.pids))]
+
+    def kill(self, pid: int) -> str:
+        """Have a child that hangs dump its stacks, kill it, and give the dump."""
+        dump = self.folder / "stacks"
+        os.kill(pid, signal.SIGUSR1)
+        try:
+            until(lambda: "most recent call first" in dump.read_text(encoding="utf-8"), "a dump of its stacks", 2)
+        finally:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+        return dump.read_text(encoding="utf-8")
+
+
+@contextmanager
+def forking(folder: Path) -> Iterator[Children]:
+    """Fork children until the end of the block."""
+    with (folder / "stacks").open("a", encoding="utf-8") as stacks:
+        faulthandler.register(signal.SIGUSR1, file=stacks)  # also works in a child that hangs while it is forked
+        try:
+            yield Children(folder)
+        finally:
+            faulthandler.unregister(signal.SIGUSR1)
