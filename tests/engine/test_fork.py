@@ -295,12 +295,11 @@ def test_a_child_does_not_wait_behind_the_calls_that_wait_in_its_parent(place, c
 
     def work():
         assert limiter.waiting == 0
-        assert limiter.try_acquire("other").allowed
+        assert limiter.try_acquire(f"other{os.getpid()}").allowed
         with pytest.raises(Denied):
             limiter.acquire("k", timeout=0)
         limiter.reset("k")
         assert limiter.acquire("k", timeout=10).allowed  # the first in the queue of its process
-        return os.getpid()
 
     def wait(spender):
         spender.saw(limiter.acquire("k", timeout=60))
@@ -311,9 +310,8 @@ def test_a_child_does_not_wait_behind_the_calls_that_wait_in_its_parent(place, c
         for spender in waiting:
             spender.thread.start()
         until(lambda: limiter.waiting == len(waiting), "the wait")
-        children.fork(work)
-        children.fork(work)
-        children.answers()
+        children.answer(children.fork(work))
+        children.answer(children.fork(work))
         assert limiter.waiting == len(waiting)
         for _ in waiting:
             before = sum(spender.taken for spender in waiting)
