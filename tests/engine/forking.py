@@ -25,6 +25,7 @@ class Children:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.pids: list[int] = []
+        self.ended: set[int] = set()
 
     def fork(self, work: Callable[[], Any]) -> int:
         """Fork a child that calls `work` and answers what it returns, as JSON; give its number."""
@@ -54,13 +55,15 @@ class Children:
 
         def ends() -> bool:
             done, status = os.waitpid(pid, os.WNOHANG)
-            ended.extend([os.waitstatus_to_exitcode(status)] if done else [])
+            if done:
+                self.ended.add(pid)
+                ended.append(os.waitstatus_to_exitcode(status))
             return bool(done)
 
         try:
             until(ends, f"the end of child {number}", DEADLINE)
         except AssertionError as error:
-            raise AssertionError(f"{error}; its stacks:\n{self.kill(pid)}") from None
+            raise AssertionError(f"{error}; its stacks:\n{self.dump(pid)}") from None
         said = self.path(number).read_text(encoding="utf-8") if self.path(number).exists() else "it said nothing"
         assert ended == [0], f"child {number} ended with {ended[0]}:\n{said}"
         return json.loads(said)
@@ -69,16 +72,18 @@ class Children:
         """Wait for all children and give their answers."""
         return [self.answer(number) for number in range(len(self.pids))]
 
-    def kill(self, pid: int) -> str:
-        """Have a child that hangs dump its stacks, kill it, and give the dump."""
+    def dump(self, pid: int) -> str:
+        """Have a child that hangs write its stacks."""
         dump = self.folder / "stacks"
         os.kill(pid, signal.SIGUSR1)
-        try:
-            until(lambda: "most recent call first" in dump.read_text(encoding="utf-8"), "a dump of its stacks", 2)
-        finally:
+        until(lambda: "most recent call first" in dump.read_text(encoding="utf-8"), "a dump of its stacks", 2)
+        return dump.read_text(encoding="utf-8")
+
+    def close(self) -> None:
+        """Kill the children that have not ended."""
+        for pid in set(self.pids) - self.ended:
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
-        return dump.read_text(encoding="utf-8")
 
 
 @contextmanager
@@ -86,7 +91,9 @@ def forking(folder: Path) -> Iterator[Children]:
     """Fork children until the end of the block."""
     with (folder / "stacks").open("a", encoding="utf-8") as stacks:
         faulthandler.register(signal.SIGUSR1, file=stacks)  # also works in a child that hangs while it is forked
+        children = Children(folder)
         try:
-            yield Children(folder)
+            yield children
         finally:
+            children.close()
             faulthandler.unregister(signal.SIGUSR1)
