@@ -6,6 +6,7 @@ import faulthandler
 import json
 import os
 import signal
+import threading
 import traceback
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -97,3 +98,53 @@ def forking(folder: Path) -> Iterator[Children]:
         finally:
             children.close()
             faulthandler.unregister(signal.SIGUSR1)
+
+
+class Spender:
+    """Something that takes permits of one key in a tight loop, in the background, and counts them."""
+
+    def __init__(self, run: Callable[[Spender], object]) -> None:
+        self.taken = 0
+        self.calls = 0
+        self.ending = False
+        self.error: BaseException | None = None
+        self._run = run
+        self.thread = threading.Thread(target=self._guarded)
+
+    def _guarded(self) -> None:
+        try:
+            self._run(self)
+        except BaseException as error:  # noqa: BLE001 - raised where it is joined
+            self.error = error
+
+    def saw(self, decision: Any) -> None:
+        self.calls += 1
+        self.taken += decision.allowed
+
+
+@contextmanager
+def spending(run: Callable[[Spender], object], threads: int) -> Iterator[list[Spender]]:
+    """Run spenders until the end of the block."""
+    spenders = [Spender(run) for _ in range(threads)]
+    for spender in spenders:
+        spender.thread.start()
+    try:
+        until(lambda: all(spender.calls > 5 or spender.error for spender in spenders), "the first calls")
+        yield spenders
+    finally:
+        for spender in spenders:
+            spender.ending = True
+        for spender in spenders:
+            spender.thread.join(20)
+    for spender in spenders:
+        assert not spender.thread.is_alive()
+        if spender.error is not None:
+            raise spender.error
+
+
+def goes_on(spenders: list[Spender]) -> None:
+    """See that each spender is answered again."""
+    before = [spender.calls for spender in spenders]
+    until(
+        lambda: all(spender.calls > calls + 1 for spender, calls in zip(spenders, before, strict=True)), "further calls"
+    )
