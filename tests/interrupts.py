@@ -1,5 +1,7 @@
 """Raises at any instruction of the package, as a signal handler may: before a `try` begins, and in a clean-up too."""
 
+import random
+import signal
 import sys
 import threading
 from contextlib import contextmanager, suppress
@@ -105,3 +107,41 @@ def each_interruption(call, *, every=1):
         if countdown.left > 0:
             return
         yield step
+
+
+def sampled_interruptions(call, number):
+    """Do what `each_interruption` does, at about `number` instructions evenly spread over the whole call."""
+    never = 10**12
+    with interrupted_at(never) as countdown:
+        call()
+    total = never - countdown.left
+    yield from each_interruption(call, every=max(1, total // number))
+
+
+@contextmanager
+def alarms():
+    """Raise from a signal handler, at a moment of the system's choosing."""
+
+    def interrupt(*_):
+        raise Interrupted
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def interrupt_calls(call, times, longest=0.002):
+    """Interrupt a call that is made again and again."""
+    chance = random.Random(1)
+    with alarms():
+        for _ in range(times):
+            try:
+                # Again after a while, since a finalizer may swallow the first.
+                signal.setitimer(signal.ITIMER_REAL, chance.uniform(0.00005, longest), 0.2)
+                while True:
+                    call()
+            except Interrupted:
+                pass

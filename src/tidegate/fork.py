@@ -12,7 +12,7 @@ import os
 from functools import cache
 from itertools import count
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
-from weakref import WeakMethod, WeakSet
+from weakref import WeakSet, ref
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,11 +23,12 @@ L = TypeVar("L")
 
 
 class ForkHooks(NamedTuple):
-    """What one object does around a fork."""
+    """What one object does around a fork: functions of its class."""
 
-    before: WeakMethod[Callable[[], object]] | None
-    parent: WeakMethod[Callable[[], object]] | None
-    child: WeakMethod[Callable[[], object]] | None
+    owner: ref[Any]
+    before: Callable[[Any], object] | None
+    parent: Callable[[Any], object] | None
+    child: Callable[[Any], object] | None
 
 
 HOOK_NUMBERS: Final = count()
@@ -42,17 +43,20 @@ def at_fork(
     parent: Callable[[], object] | None = None,
     child: Callable[[], object] | None = None,
 ) -> None:
-    """Have methods of an object called before a fork, and after it in the parent and in the child.
+    """Have methods of one object called before a fork, and after it in the parent and in the child.
 
     They should not raise; what they raise is logged.
     """
     install()
     number = next(HOOK_NUMBERS)
+    methods: list[Any] = [before, parent, child]
+    owner = next(method.__self__ for method in methods if method is not None)
 
-    def forget(_: object) -> None:
-        HOOKS.pop(number, None)
+    # A WeakMethod would fail, and say so, where the interpreter ends before its owner does.
+    def forget(_: object, hooks: dict[int, ForkHooks] = HOOKS) -> None:
+        hooks.pop(number, None)
 
-    HOOKS[number] = ForkHooks(*(None if each is None else WeakMethod(each, forget) for each in (before, parent, child)))
+    HOOKS[number] = ForkHooks(ref(owner, forget), *(None if each is None else each.__func__ for each in methods))
 
 
 def fork_safe(lock: L) -> L:
@@ -76,28 +80,29 @@ def install() -> None:
 
 def run_before() -> None:
     """Do what is to be done before a fork."""
-    run([hooks.before for hooks in list(HOOKS.values())])
+    for hooks in list(HOOKS.values()):
+        run(hooks.owner(), hooks.before)
 
 
 def run_in_parent() -> None:
     """Do what is to be done in the parent."""
-    run([hooks.parent for hooks in list(HOOKS.values())])
+    for hooks in list(HOOKS.values()):
+        run(hooks.owner(), hooks.parent)
 
 
 def run_in_child() -> None:
     """Do what is to be done in the child."""
     for lock in list(LOCKS):
         lock._at_fork_reinit()  # noqa: SLF001 - how `threading` and `logging` do it; the only way to do it in place
-    run([hooks.child for hooks in list(HOOKS.values())])
+    for hooks in list(HOOKS.values()):
+        run(hooks.owner(), hooks.child)
 
 
-def run(methods: list[WeakMethod[Callable[[], object]] | None]) -> None:
-    """Call methods of objects that are still there; one that raises keeps no other from its work."""
-    for weak in methods:
-        method = None if weak is None else weak()
-        if method is None:
-            continue
-        try:
-            method()
-        except BaseException:  # nothing that is raised around a fork reaches the program
-            log.exception("%s failed around a fork", getattr(method, "__qualname__", method))
+def run(owner: object | None, function: Callable[[Any], object] | None) -> None:
+    """Call a function of an object that is still there; one that raises keeps no other from its work."""
+    if owner is None or function is None:
+        return
+    try:
+        function(owner)
+    except BaseException:  # nothing that is raised around a fork reaches the program
+        log.exception("%s failed around a fork", getattr(function, "__qualname__", function))

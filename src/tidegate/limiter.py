@@ -135,7 +135,7 @@ class _Engine:
         """Ask at once where nobody waits; otherwise, or when denied, stand in line until the deadline."""
         key = normal_key(key)
         timeout = None if timeout is None else seconds("timeout", timeout)
-        ahead = round(self._steps(priority) * self._ageing)
+        ahead = round(check_priority(priority, self._max_priority) * self._ageing)
         ask = self._question(verb, key, cost)
         impossible = any(c > limit.burst for limit, c in zip(ask.policy.limits, ask.costs, strict=True))
         if key not in self._lines or impossible:
@@ -152,14 +152,6 @@ class _Engine:
         steps = wait_in_line(self._lines, waiter, verb, ask_as, deadline, longest, self.clock.steady)
         decision = yield from steps
         return self._permit(decision, key, timeout)
-
-    def _steps(self, priority: float) -> float:
-        """Refuse a priority that would let a call pass others for ever."""
-        steps = seconds("priority", priority)
-        if abs(steps) > self._max_priority:
-            most = f"{self._max_priority:g}"
-            raise ConfigError(f"must be from -{most} to {most} (max_priority), not {priority!r}", field="priority")
-        return steps
 
     def _permit(self, decision: Decision, key: Key, timeout: float | None) -> Decision:
         """Pass on a decision that allows; raise the one that does not."""
@@ -225,6 +217,15 @@ def seconds(name: str, value: object) -> float:
     if isinstance(value, (int, float)) and not isinstance(value, bool) and value == value:  # noqa: PLR0124 - not NaN
         return max(-MAX_SECONDS, min(MAX_SECONDS, value))
     raise ConfigError(f"must be a number of seconds, not {value!r}", field=name)
+
+
+def check_priority(priority: object, max_priority: float) -> float:
+    """Refuse a priority that would let a call pass others for ever."""
+    steps = seconds("priority", priority)
+    if abs(steps) > max_priority:
+        most = f"{max_priority:g}"
+        raise ConfigError(f"must be from -{most} to {most} (max_priority), not {priority!r}", field="priority")
+    return steps
 
 
 def at_least_zero(name: str, value: object) -> float:

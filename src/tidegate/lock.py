@@ -55,6 +55,9 @@ R = TypeVar("R")
 S = TypeVar("S", bound="HasLock")
 
 MAX_SPINS: Final = 1000  # how often a thread yields to the others before it sleeps between two attempts
+REENTERED: Final = (
+    "a signal handler or a finalizer called back into an operation that it interrupted in the same thread"
+)
 RETRY_SLEEP: Final = 0.0001  # seconds of such a sleep
 
 
@@ -109,10 +112,7 @@ class Lock:
             except RuntimeError:  # somebody took it or gave it back meanwhile, so it is not lost
                 return
         elif holders == {threading.get_ident()}:
-            message = (
-                "a signal handler or a finalizer called back into an operation that it interrupted in the same thread"
-            )
-            raise RuntimeError(message)
+            raise RuntimeError(REENTERED)
 
 
 def threads_holding(token: object) -> set[int]:

@@ -30,6 +30,7 @@ def command(server: str, site: str, port: int, *more: str) -> list[str]:
         words = ["--interface", "wsgi" if "flask" in site else "asgi", "--port", str(port), "--no-log", app]
     else:
         words = [app, "--bind", f"127.0.0.1:{port}", "--threads", "4", "--log-level", "error", "--no-control-socket"]
+        words += more
     return [sys.executable, "-m", server, *words]
 
 

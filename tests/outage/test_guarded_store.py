@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from tests.outage.simulation import START, Link
-from tidegate import AsyncLimiter, ConfigError, Limit, Limiter, Policy, StoreUnavailable
+from tidegate import AsyncLimiter, ConfigError, Denied, Limit, Limiter, Policy, StoreUnavailable
 from tidegate.core.decision import LocalDecision
 from tidegate.stores import MemoryStore, Store
 from tidegate.stores.outage import GuardedStore, open_guarded
@@ -69,6 +69,58 @@ def test_deny_says_when_to_ask_again(guard, link, clock):
     answer = ask(guard)
     assert (answer.allowed, answer.retry_after, answer.violated) == (False, 0.05, ("1h",))
     assert ask(guard, cost=11).retry_after is None  # never, store or no store
+
+
+class HangingProbe(Link):
+    """A link on which a question hangs for a while, if told what happens meanwhile."""
+
+    meanwhile = None
+
+    def apply(self, verb, asks, now=None, at=None):
+        meanwhile, self.meanwhile = self.meanwhile, None
+        if meanwhile is not None:
+            meanwhile()
+        return super().apply(verb, asks, now, at)
+
+
+def test_while_a_probe_hangs_calls_are_told_to_wait_as_long_as_the_pause_after_it(clock):
+    """Found in a soak test: they were told 1 ms, and so polled a thousand times a second."""
+    link = HangingProbe(MemoryStore(clock=clock))
+    guard = GuardedStore(link, bounded=True, clock=clock, background=False, number=1)
+    lose(guard, link)
+    told = []
+
+    def wait_and_ask():
+        for _ in range(5):
+            clock.advance(0.2)
+            told.append(ask(guard).retry_after)
+
+    for pause in (0.05, 0.1, 0.2):
+        link.meanwhile = wait_and_ask
+        due = guard.tend()
+        assert told == [pause] * 5
+        told.clear()
+        assert ask(guard).retry_after == pause
+        clock.advance((due - clock.steady()) / 1e6)
+    link.state = "up"
+    guard.tend()
+    assert ask(guard)
+
+
+def test_a_waiter_polls_no_more_often_than_the_pause_while_a_probe_hangs(clock):
+    link = HangingProbe(MemoryStore(clock=clock))
+    guard = GuardedStore(link, bounded=True, clock=clock, background=False, number=1)
+    limiter = Limiter(DENY, store=guard, clock=clock)
+    lose(guard, link)
+    denied = guard.metrics()["denied_without_store"]
+
+    def wait():
+        with pytest.raises(Denied):
+            limiter.acquire("k", timeout=1)
+
+    link.meanwhile = wait
+    guard.tend()
+    assert guard.metrics()["denied_without_store"] - denied <= 22  # every 50 ms, for a second
 
 
 def test_allow_allows_and_the_answer_shows_who_gave_it(guard, link):

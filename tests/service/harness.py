@@ -35,7 +35,10 @@ class Site:
         self.clock = ManualClock(start=START)
         self.settings = load_settings(settings)
         self.desk = Decider(
-            self.settings.rules, store or MemoryStore(clock=self.clock), max_wait=self.settings.max_wait
+            self.settings.rules,
+            store or MemoryStore(clock=self.clock),
+            max_wait=self.settings.max_wait,
+            max_priority=self.settings.max_priority,
         )
         self.app = App(self.desk, self.settings)
         transport = httpx.ASGITransport(self.app, raise_app_exceptions=True)

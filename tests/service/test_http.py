@@ -567,3 +567,22 @@ async def test_metrics_are_of_the_format_and_bounded(site):
     assert found["tidegate_store", ("name", "entries")] == 2
     assert "user" not in text
     assert "such" not in text
+
+
+@pytest.mark.parametrize("verb", ["acquire", "reserve"])
+@pytest.mark.parametrize("wait", [0, 1])
+@pytest.mark.parametrize("priority", [101, -101, 1e300])
+async def test_a_priority_beyond_the_bound_is_refused_whether_or_not_the_call_waits(site, verb, wait, priority):
+    body = {"policy": "api", "key": "k", "wait": wait, "priority": priority}
+    answer = await site.post(verb, body)
+    assert (answer.status_code, problem(answer)) == (422, ("bad-field", "/priority"))
+    assert "must be from -100 to 100 (max_priority)" in answer.json()["detail"]
+    assert (await site.post(verb, {**body, "priority": 100})).json()["allowed"]
+
+
+async def test_the_bound_of_priorities_is_a_setting():
+    async with Site(policies=POLICIES, max_priority=500) as site:
+        for wait in (0, 1):
+            body = {"policy": "api", "key": "k", "wait": wait}
+            assert (await site.post("acquire", {**body, "priority": 500})).json()["allowed"]
+            assert (await site.post("acquire", {**body, "priority": 501})).status_code == 422

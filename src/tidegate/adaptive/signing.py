@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 from tidegate.adaptive.capacity import LONGEST_FREEZE
 from tidegate.core.bounds import SECOND
 from tidegate.errors import ConfigError
+from tidegate.fork import fork_safe
 
 if TYPE_CHECKING:
     from tidegate.clock import Clock
@@ -114,7 +115,7 @@ class MessageSigner:
         """Without a secret, messages are neither signed nor judged."""
         self.secret = read_secret(secret)
         self._clock = clock
-        self._lock = threading.Lock()
+        self._lock = fork_safe(threading.Lock())
         self._heard: dict[str, None] = {}
 
     @property

@@ -112,8 +112,8 @@ async def test_what_a_swarm_shows_is_bounded(clock):
 @pytest.mark.parametrize(
     ("url", "shown"),
     [
-        ("nats://user:pass@host:4222", "nats://host:4222"),
-        ("redis://:p@ss@host/0?password=x", "redis://host/0"),
+        ("nats://user:pass@host:4222", "nats://…@host:4222"),
+        ("redis://:p@ss@host/0?password=x", "redis://…@host/0?…"),
         ("local://name", "local://name"),
         ("", ""),
     ],

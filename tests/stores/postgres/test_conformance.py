@@ -1,7 +1,6 @@
 """The port in PL/pgSQL answers as the core does and keeps what it keeps; and this would be noticed if it did not."""
 
 import os
-import threading
 from itertools import chain, islice
 from pathlib import Path
 
@@ -18,7 +17,7 @@ from tidegate.core import bucket, log, sliding, state, windows
 from tidegate.errors import StoreUnavailable
 from tidegate.stores.postgres import PostgresStore
 from tidegate.stores.postgres.call import MISSING, decisions_of
-from tidegate.stores.postgres.io_flow import SYSTEM_CLOCK, drive
+from tidegate.stores.postgres.io_flow import SYSTEM_CLOCK, ThreadCaller, drive
 from tidegate.testing import ReferenceStore, random_vectors, verify_store
 from tidegate.testing.reference import answer_of
 
@@ -79,10 +78,11 @@ def test_calls_that_go_together_are_decided_one_after_another(empty, seed):
     store, model = empty(), ReferenceStore()
     for vectors in batched(random_vectors(2000 + seed, 240), 7):
         calls = [store._worded(verb, asks, now, at, now) for verb, asks, now, at, _ in vectors]  # noqa: SLF001 - to choose who goes together
-        connection = drive(store._pool.taking(calls[0], threading.Event))  # noqa: SLF001 - as above
+        caller = ThreadCaller()
+        connection = drive(store._pool.taking(calls[0], caller))  # noqa: SLF001 - as above
         assert connection is not None
         result = drive(connection.calling("apply", store._parameters(calls), SYSTEM_CLOCK.steady() + 10_000_000))  # noqa: SLF001 - as above
-        store._pool.give(connection)  # noqa: SLF001 - as above
+        store._pool.give(caller)  # noqa: SLF001 - as above
         numbers = [int(number) for number in result.get_value(0, 0)[1:-1].split(b",")]
         for call, (verb, asks, now, at, _) in zip(calls, vectors, strict=True):
             numbers = call.take(numbers)

@@ -12,7 +12,7 @@ from tidegate.errors import Closed
 from tidegate.stores import open_store as open_url
 from tidegate.stores.postgres import PostgresStore
 from tidegate.stores.postgres.call import StoreCall
-from tidegate.stores.postgres.io_flow import drive
+from tidegate.stores.postgres.io_flow import ThreadCaller, drive
 
 TEN = Policy("p", (Limit(10, "1d", "fixed_window"), Limit(10, "1d", "sliding_log", name="log")))
 ONE = (1, 1)
@@ -116,15 +116,20 @@ def test_connections_that_ended_while_idle_are_replaced_unnoticed(open_store, sq
     assert left(store) == 8
 
 
+class OpenCaller(ThreadCaller):
+    """A call that is under way for as long as a test likes."""
+
+    alive = True
+
+
 def test_too_few_connections_for_too_long(open_store):
     store = open_store(pool_size=1, timeout=0.2)
     assert store.apply_one("acquire", TEN, "k", ONE)
-    waiting = store._pool.taking(StoreCall("peek", 0), threading.Event)  # noqa: SLF001 - as a call would
-    busy = drive(waiting)
-    assert busy is not None
+    caller = OpenCaller()
+    assert drive(store._pool.taking(StoreCall("peek", 0), caller)) is not None  # noqa: SLF001 - as a call would
     with pytest.raises(StoreUnavailable, match=r"none of the 1 connections .* pool_size"):
         store.apply_one("acquire", TEN, "k", ONE)
-    store._pool.give(busy)  # noqa: SLF001 - as a call would
+    store._pool.give(caller)  # noqa: SLF001 - as a call would
     assert store.apply_one("acquire", TEN, "k", ONE)
     assert store.metrics().items() >= {"connections": 1, "idle": 1, "waiting": 0}.items()
 

@@ -15,6 +15,7 @@ from tidegate.core.calendar import find_zone
 from tidegate.core.limit import parse_period
 from tidegate.errors import ConfigError
 from tidegate.urls import redact, split_url
+from tidegate.waiting import MAX_PRIORITY
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -192,6 +193,8 @@ def _reserved(shares: object) -> str | None:
     for priority, share in shares.items():
         if not isinstance(priority, int) or isinstance(priority, bool) or priority < 1:
             return f"expected priorities that are integers from 1 (tasks have 0 by default), not {priority!r}"
+        if priority > MAX_PRIORITY:
+            return f"expected priorities up to {MAX_PRIORITY}, the largest that a task may have, not {priority}"
         try:
             part = share_of(share)
         except (ValueError, ZeroDivisionError):

@@ -24,6 +24,7 @@ from tidegate.service.config.values import (
     read_path,
     read_paths,
     read_permissions,
+    read_priority,
     read_seconds,
     read_secrets,
     read_secrets_file,
@@ -109,6 +110,13 @@ OPTIONS: Final = (
         "headers", read_style, "header fields of /v1/check: x, ietf, both or none (x)", {"enum": list(STYLES)}, "STYLE"
     ),
     ServiceOption("max_wait", read_seconds, "longest that a call may wait for a permit (30s)", DURATION, "TIME"),
+    ServiceOption(
+        "max_priority",
+        read_priority,
+        "largest priority that a call may have, up or down (100)",
+        {"type": "integer", "minimum": 0},
+        "N",
+    ),
     ServiceOption(
         "max_body", read_bytes, "largest request, in bytes (1048576)", {**INTEGER, "maximum": MAX_BODY_BYTES}, "BYTES"
     ),

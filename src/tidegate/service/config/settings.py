@@ -29,6 +29,7 @@ from tidegate.service.config.options import OPTIONS, STRING, ServiceOption
 from tidegate.service.config.policy_file import read_domains, read_entries, read_entry
 from tidegate.service.config.values import DEFAULT_LISTEN, ListenAddress, read_path
 from tidegate.service.decisions.policies import ConfiguredPolicy, ServicePolicies
+from tidegate.waiting import MAX_PRIORITY
 
 if TYPE_CHECKING:
     from tidegate.service.decisions.descriptors import DescriptorDomain
@@ -58,6 +59,7 @@ class Settings:
     workers: int = 1
     headers: str = "x"
     max_wait: float = 30.0
+    max_priority: int = MAX_PRIORITY
     max_body: int = 2**20
     max_concurrency: int = 4096
     max_connections: int = 8192

@@ -143,6 +143,11 @@ def read_connections(setting: ConfigValue) -> int:
     return setting.whole(MIN_CONNECTIONS)
 
 
+def read_priority(setting: ConfigValue) -> int:
+    """Read a largest priority."""
+    return setting.whole(0)
+
+
 def read_path(setting: ConfigValue) -> Path:
     """Read a path; in a file, a relative one lies beside that file."""
     path = Path(setting.text())

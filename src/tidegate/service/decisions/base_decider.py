@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from tidegate.core.decision import Decision, ShadowDecision
 from tidegate.errors import RateLimitError, StoreUnavailable
-from tidegate.limiter import seconds
+from tidegate.limiter import check_priority, seconds
 from tidegate.observe import Observer, Record
 from tidegate.policy import Policy
 from tidegate.reservation import charged_at
@@ -29,6 +29,7 @@ from tidegate.service.decisions.policy_limiters import (
 )
 from tidegate.service.decisions.stats import Stats
 from tidegate.stores.cancellation import BackgroundTasks
+from tidegate.waiting import MAX_PRIORITY
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -48,6 +49,7 @@ class BaseDecider:
         store: Store,
         *,
         max_wait: float = 30.0,
+        max_priority: float = MAX_PRIORITY,
         observers: Sequence[Observer] = (),
         on_denial: Sequence[Observer] = (),
     ) -> None:
@@ -59,6 +61,7 @@ class BaseDecider:
         self.store = store
         self.tally = Stats()
         self.max_wait = max_wait
+        self.max_priority = max_priority
         self._observers = tuple(observers)
         self._on_denial = (*self._observers, *on_denial)
         self._seats: dict[str, PolicyLimiter] = {}
@@ -96,7 +99,9 @@ class BaseDecider:
         found = self._seats.get(variant[0])
         if found is None:
             count = self.tally.count(variant.policy.name)
-            found = self._seats[variant.slot] = PolicyLimiter(variant.slot, variant.policy, self.store, count)
+            found = self._seats[variant.slot] = PolicyLimiter(
+                variant.slot, variant.policy, self.store, count, self.max_priority
+            )
         return found
 
     # ---- deciding ----------------------------------------------------------------------------------------------------
@@ -110,6 +115,8 @@ class BaseDecider:
         call: KeyedCall | None = None,
     ) -> Decision | None:
         """Take permits, waiting up to `wait` seconds; None: not limited. A `call` is charged once."""
+        if priority:
+            check_priority(priority, self.max_priority)
         found = self.find(subject)
         if found is None:
             return None

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from tidegate.core.decision import LocalDecision
 from tidegate.errors import ConfigError, ResourceUnknown, StoreUnavailable
+from tidegate.limiter import check_priority
 from tidegate.service.decisions.base_decider import BaseDecider
 from tidegate.service.decisions.blocks import DEFAULT_BLOCK_SECONDS, Block
 from tidegate.service.decisions.idempotency import forget, was_repeated
@@ -28,6 +29,7 @@ from tidegate.service.decisions.policy_limiters import (
 )
 from tidegate.service.decisions.reservation_ids import ReservationIds
 from tidegate.service.decisions.signing import SigningKeys
+from tidegate.waiting import MAX_PRIORITY
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -53,6 +55,7 @@ class Decider(BaseDecider):
         *,
         secrets: Sequence[str] = (),
         max_wait: float = 30.0,
+        max_priority: float = MAX_PRIORITY,
         observers: Sequence[Observer] = (),
         on_denial: Sequence[Observer] = (),
     ) -> None:
@@ -60,7 +63,9 @@ class Decider(BaseDecider):
 
         `observers` are called for every decision, which adds their cost; `on_denial` only for those that say no.
         """
-        super().__init__(rules, store, max_wait=max_wait, observers=observers, on_denial=on_denial)
+        super().__init__(
+            rules, store, max_wait=max_wait, max_priority=max_priority, observers=observers, on_denial=on_denial
+        )
         self._receipts = ReservationIds(store, SigningKeys(store, secrets), self._abandoned)
 
     # ---- reserving ---------------------------------------------------------------------------------------------------
@@ -80,6 +85,7 @@ class Decider(BaseDecider):
         once in all.
         """
         ttl = self._receipts.check_ttl(ttl)
+        check_priority(priority, self.max_priority)
         found = self.find(subject)
         if found is None:
             return ReserveResult(None, None)

@@ -49,10 +49,10 @@ class PolicyLimiter:
 
     __slots__ = ("count", "limiter", "now", "policy", "slot")
 
-    def __init__(self, slot: str, policy: Policy, store: Store, count: DecisionCount) -> None:
+    def __init__(self, slot: str, policy: Policy, store: Store, count: DecisionCount, max_priority: float) -> None:
         """Open a limiter for the policy."""
         self.slot = slot
-        self.limiter = AsyncLimiter(policy, store=store)
+        self.limiter = AsyncLimiter(policy, store=store, max_priority=max_priority)
         self.count = count
         self.take(policy, store)
 

@@ -45,7 +45,10 @@ PROPERTIES: Final[dict[str, dict[str, Any]]] = {
     "descriptor": {"type": "array", "items": PAIR, "minItems": 1, "maxItems": MAX_DESCRIPTOR_PAIRS},
     "cost": COST,
     "wait": {**NUMBER, "description": "Seconds to wait for a permit, cut to what the service allows. 0 by default."},
-    "priority": {**NUMBER, "description": "Larger ones are served first. 0 by default."},
+    "priority": {
+        **NUMBER,
+        "description": "Larger ones are served first, within the service's max_priority. 0 by default.",
+    },
     "ttl": {"type": "number", "exclusiveMinimum": 0, "maximum": MAX_TTL, "description": "Seconds to settle. 60."},
     "seconds": {**NUMBER, "exclusiveMinimum": 0, "maximum": LONGEST_BLOCK, "description": "How long. 3600 by default."},
     "most": {"type": "integer", "minimum": 1, "maximum": MOST_LEASED, "description": "Permits wanted. 1 by default."},

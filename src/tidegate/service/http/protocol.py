@@ -93,6 +93,10 @@ class HttpConnection(HttpToolsProtocol):
         super().connection_lost(exc)
         self._cancel_answer()
 
+    def eof_received(self) -> None:
+        """Cancel the request that is being answered; then the transport closes, and what is written is dropped."""
+        self._cancel_answer()
+
     def _cancel_answer(self) -> None:
         """Cancel the request that is being answered: nobody will read its answer."""
         cycle = self._answering

@@ -63,6 +63,7 @@ class ServiceProcess:
             self.store,
             secrets=settings.reservation_secret,
             max_wait=settings.max_wait,
+            max_priority=settings.max_priority,
             on_denial=(self.denials,),
         )
         for_requests = connections_for_requests(self._connections.max_connections)

@@ -24,6 +24,7 @@ class CircuitBreaker:
         self.returns = 0
         self.probes = 0
         self._pause = FIRST_PAUSE
+        self._probing = False
         self._back = 0
 
     def fail(self, now: int, losses: int) -> bool:
@@ -39,8 +40,20 @@ class CircuitBreaker:
             self._pause = FIRST_PAUSE
         return True
 
+    def probe(self) -> None:
+        """Note that a probe begins."""
+        self._probing = True
+
+    def retry(self, now: int) -> int:
+        """Return after how many microseconds a call may find the store back.
+
+        While a probe is under way nobody knows, and it may take long: so no sooner than a failed probe is repeated.
+        """
+        return self._pause if self._probing else max(0, self.due - now)
+
     def probed(self, now: int, *, answered: bool) -> None:
         """Note what came of a probe."""
+        self._probing = False
         self.probes += 1
         if answered:
             self.lost = False

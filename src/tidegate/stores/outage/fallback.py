@@ -59,7 +59,7 @@ class Fallback:
             raise StoreUnavailable(f"could not reset {names}: the store is lost; try again when it is back")
         with self.lock:
             steady = self._steady.steady()
-            wait = max(MIN_RETRY, self._breaker.due - steady)
+            wait = max(MIN_RETRY, self._breaker.retry(steady))
             if now is not None or not self._reckoning.known:
                 earliest = latest = self._clock.ns() // 1000 if now is None else now
             else:

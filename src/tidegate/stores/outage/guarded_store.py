@@ -386,6 +386,7 @@ class GuardedStore(Store):
                 return breaker.due
 
     def _probe(self) -> None:
+        self._breaker.probe()
         try:
             self._ask("acquire", PROBE_POLICY, "probe", (1,))
             if self._failed is not None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from typing import TYPE_CHECKING, Final
 
 from tidegate.fork import abandon, at_fork
@@ -33,7 +32,7 @@ class Heartbeat:
         self._start()
 
     def _start(self) -> None:
-        self._checking = threading.Lock()
+        self._checking_until = 0  # one that is interrupted leaves it, and nobody waits for longer than that
         self._connection: Connection | None = None
 
     def _forget(self) -> None:
@@ -51,8 +50,10 @@ class Heartbeat:
 
     def checking(self) -> Steps[None]:
         """Ask for a sign of life, if there was none of late and nobody asks already; raise if there is none."""
-        if SYSTEM_CLOCK.steady() - self._heard < self._silence or not self._checking.acquire(blocking=False):
+        now = SYSTEM_CLOCK.steady()
+        if now - self._heard < self._silence or now < self._checking_until:
             return
+        self._checking_until = now + self._silence + self._connect_timeout
         try:
             connection, self._connection = self._connection, None
             if connection is None or not connection.usable():
@@ -64,7 +65,7 @@ class Heartbeat:
         except ServerError:
             pass  # that is a sign of life, too
         finally:
-            self._checking.release()
+            self._checking_until = 0
         self.note()
 
     def _opened(self) -> Connection | Exception:

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import select
+import weakref
 from collections.abc import Callable, Generator
 from contextlib import closing
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
 
-from tidegate.clock import SystemClock
+from tidegate.clock import SystemClock, TaskSignal, ThreadSignal
+
+if TYPE_CHECKING:
+    from tidegate.clock import Signal
 
 T = TypeVar("T")
 
@@ -39,6 +43,70 @@ class RunBlocking(NamedTuple):
 
 Step = WaitForSocket | WaitForSignal | RunBlocking
 Steps = Generator[Step, Any, T]
+
+
+class Caller(Protocol):
+    """A call that uses connections, as others see it: hashable, compared by identity."""
+
+    @property
+    def alive(self) -> bool:
+        """Whether it is still under way."""
+
+    def new_signal(self) -> Signal:
+        """Return a signal that it can wait for."""
+
+
+class ThreadCaller:
+    """A call of a thread. It runs inside a generator, since a generator tells whether it is running."""
+
+    __slots__ = ("_runs",)
+
+    def __init__(self) -> None:
+        """Not under way yet."""
+        self._runs: Generator[Any, None, None] | None = None
+
+    def drive(self, steps: Steps[T]) -> T:
+        """Take the steps of this call in this thread."""
+        self._runs = runs = _within(steps)
+        return next(runs)  # type: ignore[no-any-return]  # a T, by drive
+
+    @property
+    def alive(self) -> bool:
+        """Whether `drive` has begun and not ended."""
+        return self._runs is not None and self._runs.gi_running  # type: ignore[attr-defined]  # a generator function made it
+
+    def new_signal(self) -> Signal:
+        """Return a signal that a thread can wait for."""
+        return ThreadSignal()
+
+
+def _within(steps: Steps[Any]) -> Generator[Any, None, None]:
+    yield drive(steps)
+
+
+class TaskCaller:
+    """A call of a task: under way until its steps have ended, in whichever task they are taken."""
+
+    __slots__ = ("_steps",)
+
+    def __init__(self) -> None:
+        """Not under way yet."""
+        self._steps: weakref.ref[Steps[Any]] | None = None
+
+    def run(self, steps: Steps[T]) -> AsyncRun[T]:
+        """Let a task take these steps."""
+        self._steps = weakref.ref(steps)
+        return AsyncRun(steps)
+
+    @property
+    def alive(self) -> bool:
+        """Whether some of the steps are left."""
+        steps = None if self._steps is None else self._steps()
+        return steps is not None and steps.gi_frame is not None  # type: ignore[attr-defined]  # a generator function made it
+
+    def new_signal(self) -> Signal:
+        """Return a signal that a task can wait for."""
+        return TaskSignal()
 
 
 def drive(steps: Steps[T]) -> T:

@@ -7,7 +7,6 @@ import logging
 from typing import TYPE_CHECKING, Final, NamedTuple
 from urllib.parse import parse_qsl, urlencode, urlunsplit
 
-from tidegate.clock import TaskSignal, ThreadSignal
 from tidegate.core.bounds import SECOND
 from tidegate.errors import Closed, ConfigError, RateLimitError, StoreUnavailable
 from tidegate.policy.key import join_key
@@ -24,17 +23,18 @@ except ImportError as error:
 from tidegate.stores.postgres.call import MISSING, StoreCall, array_of, decisions_of, describe, quoted, text_of
 from tidegate.stores.postgres.connection import Connection, ConnectionTarget, ServerError
 from tidegate.stores.postgres.heartbeat import Heartbeat
-from tidegate.stores.postgres.io_flow import SYSTEM_CLOCK, AsyncRun, Steps, drive
+from tidegate.stores.postgres.io_flow import SYSTEM_CLOCK, Caller, Steps, TaskCaller, ThreadCaller
 from tidegate.stores.postgres.pool import Pool
 from tidegate.stores.postgres.schema import Schema, read_schema
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
-    from tidegate.clock import Clock, Signal
+    from tidegate.clock import Clock
     from tidegate.core.decision import Decision
     from tidegate.policy import Policy
     from tidegate.stores.base import Ask
+    from tidegate.stores.postgres.io_flow import AsyncRun
 
 log = logging.getLogger(__name__)
 
@@ -116,7 +116,8 @@ class PostgresStore(Store):
     def apply(self, verb: str, asks: Sequence[Ask], now: int | None = None, at: int | None = None) -> list[Decision]:
         """Apply the verb to every key together."""
         self._refuse_if_closed()
-        return drive(self._applying(verb, asks, now, at, ThreadSignal))
+        caller = ThreadCaller()
+        return caller.drive(self._applying(verb, asks, now, at, caller))
 
     async def apply_async(
         self, verb: str, asks: Sequence[Ask], now: int | None = None, at: int | None = None
@@ -125,7 +126,8 @@ class PostgresStore(Store):
         self._refuse_if_closed()
         await self._background.watch()
         began = SYSTEM_CLOCK.steady()
-        run = AsyncRun(self._applying(verb, asks, now, at, TaskSignal))
+        caller = TaskCaller()
+        run = caller.run(self._applying(verb, asks, now, at, caller))
         try:
             return await run.finish()
         except asyncio.CancelledError:
@@ -149,8 +151,9 @@ class PostgresStore(Store):
             self.wake(asks)
 
     async def _give_back(self, asks: Sequence[Ask], now: int | None, at: int | None) -> None:
+        caller = TaskCaller()
         try:
-            await AsyncRun(self._applying("adjust", asks, now, at, TaskSignal)).finish_anyway()
+            await caller.run(self._applying("adjust", asks, now, at, caller)).finish_anyway()
         except RateLimitError as error:
             self._not_given_back += 1
             log.warning("a cancelled call could not give its permits back: %s", error)
@@ -163,23 +166,23 @@ class PostgresStore(Store):
             raise Closed("the store is closed")
 
     def _applying(
-        self, verb: str, asks: Sequence[Ask], now: int | None, at: int | None, new_signal: Callable[[], Signal]
+        self, verb: str, asks: Sequence[Ask], now: int | None, at: int | None, caller: Caller
     ) -> Steps[list[Decision]]:
         if len(asks) == 1:
-            return (yield from self._asking(verb, asks, now, at, new_signal))
+            return (yield from self._asking(verb, asks, now, at, caller))
         places, merged = merge(asks)
-        decisions = yield from self._asking(verb, merged, now, at, new_signal)
+        decisions = yield from self._asking(verb, merged, now, at, caller)
         return [decisions[place] for place in places]
 
     def _asking(
-        self, verb: str, asks: Sequence[Ask], now: int | None, at: int | None, new_signal: Callable[[], Signal]
+        self, verb: str, asks: Sequence[Ask], now: int | None, at: int | None, caller: Caller
     ) -> Steps[list[Decision]]:
         if now is None and not self._own_clock:
             now = self.clock.ns() // 1000
         around = SYSTEM_CLOCK.ns() // 1000 + self._ahead if now is None else now
         call = self._worded(verb, asks, now, at, around)
         for _ in range(MAX_WINDOW_RETRIES):
-            yield from self._calling(call, new_signal)
+            yield from self._calling(call, caller)
             answer, instant, *numbers = call.answered()
             if answer != MISSING:
                 return decisions_of(asks, answer == 1, instant, numbers)
@@ -191,16 +194,16 @@ class PostgresStore(Store):
             call.limits = ",".join(described)
         raise StoreUnavailable(f"PostgreSQL {self.target.name} could not {verb}: its clock jumps; check its clock")
 
-    def _calling(self, call: StoreCall, new_signal: Callable[[], Signal]) -> Steps[None]:
+    def _calling(self, call: StoreCall, caller: Caller) -> Steps[None]:
         """Put a call to the server, together with those that wait meanwhile; or let somebody else take it along.
 
         Its time begins when it is sent: waiting for a connection says nothing about the server.
         """
-        connection = yield from self._pool.taking(call, new_signal)
+        connection = yield from self._pool.taking(call, caller)
         if connection is None:
             return
         until = SYSTEM_CLOCK.steady() + self._timeout
-        turns = self._pool.companions(MAX_CALLS_PER_STATEMENT - 1)
+        turns = self._pool.companions(caller, MAX_CALLS_PER_STATEMENT - 1)
         calls = [call, *(turn.what for turn in turns)]
         error: Exception = StoreUnavailable(
             f"PostgreSQL {self.target.name} was not asked: the call that went was ended"
@@ -211,15 +214,15 @@ class PostgresStore(Store):
             for each in calls:
                 numbers = each.take(numbers)
         except ServerError as told:
-            self._pool.give(connection)
+            self._pool.give(caller)
             error = connection.failed(call.verb, str(told), told.code)
             raise error from None
         except BaseException as raised:
-            self._pool.drop(connection)
+            self._pool.drop(caller)
             error = raised if isinstance(raised, StoreUnavailable) else error
             raise
         else:
-            self._pool.give(connection)
+            self._pool.give(caller)
         finally:
             for each in calls:
                 each.error = error

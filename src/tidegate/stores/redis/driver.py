@@ -137,9 +137,13 @@ def connect(address: RedisAddress) -> AnyConnection:
                 client.close()
     kind: Any = SSLConnection if address.tls else Connection
     connection = kind(host=host, port=port, db=address.db, retry=Retry(NoBackoff(), 0), **settings(address))
-    connection.connect()
-    # The handshake may take as long as connecting does; a script may not.
-    connection._sock.settimeout(address.timeout)  # noqa: SLF001 - redis-py 8 has a public way, 7 has none
+    try:
+        connection.connect()
+        # The handshake may take as long as connecting does; a script may not.
+        connection._sock.settimeout(address.timeout)  # noqa: SLF001 - redis-py 8 has a public way, 7 has none
+    except BaseException:  # a signal handler may raise
+        connection.disconnect()
+        raise
     return connection
 
 

@@ -10,10 +10,12 @@ waited for their turn. Few scripts are under way at once, so that other processe
 from __future__ import annotations
 
 import threading
+from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from tidegate.errors import Closed, RateLimitError
+from tidegate.lock import REENTERED, Lock, locked, threads_holding
 from tidegate.stores.redis import driver
 from tidegate.stores.redis.cluster import SlotMap, nobody
 from tidegate.stores.redis.protocol import MAX_UNDER_WAY, PendingCall, Script
@@ -27,6 +29,9 @@ if TYPE_CHECKING:
     from tidegate.stores.redis.protocol import ScriptProtocol
     from tidegate.stores.redis.server_watch import ServerWatch
     from tidegate.stores.redis.store import CallCounts
+
+FIRST_LOOK: Final = 0.005  # seconds that a thread waits before it looks whether the leader is alive; then ever longer
+MAX_LOOK: Final = 0.1  # seconds between two such looks at most
 
 
 class SyncScriptCall(PendingCall):
@@ -44,9 +49,21 @@ class SyncScriptCall(PendingCall):
         """Take the answer; the thread is woken with the rest of the script."""
         self.answer = answer
 
+    def wake(self) -> None:
+        """Let its thread look whether it is answered or leads."""
+        if self.signal is not None:
+            with suppress(RuntimeError):  # woken already
+                self.signal.release()
+
 
 class SyncPipeline:
-    """Where calls of threads gather."""
+    """Where calls of threads gather.
+
+    A signal handler may raise at any instruction, so a leader can end without handing on the lead. `_leader` is
+    therefore known by its frame, which has the group as its local variable `held` (see `tidegate.lock`): those that
+    wait look for it from time to time, and one of them takes over. `_batch` is what the leader has taken from the
+    queue. Whatever is unanswered there when another takes over may have been charged, and fails.
+    """
 
     def __init__(self, address: RedisAddress, wire: ScriptProtocol, counts: CallCounts, watch: ServerWatch) -> None:
         """Connect when first asked."""
@@ -54,9 +71,10 @@ class SyncPipeline:
         self._wire = wire
         self._counts = counts
         self._watch = watch
-        self._lock = threading.Lock()
+        self.lock = Lock()
         self._queue: list[SyncScriptCall] = []
-        self._led = False
+        self._batch: list[SyncScriptCall] = []
+        self._leader: SyncScriptCall | None = None
         self._closed = False
         self._link: ServerConnection | ClusterConnections
         self._link = (
@@ -68,47 +86,110 @@ class SyncPipeline:
     def ask(self, group: SyncScriptCall) -> list[Decision]:
         """Get an answer, together with whoever else asks."""
         self._wire.slot_of(group)
-        with self._lock:
-            if self._closed:
-                raise Closed("the store is closed")
-            self._queue.append(group)
-            leads, self._led = not self._led, True
-            if not leads:
-                group.signal = threading.Lock()
-                group.signal.acquire()
-        if group.signal is not None:
-            group.signal.acquire()  # until answered, or told to lead
-        if group.answer is None:
-            self._lead()
+        held = group  # what `_take_over` looks for in other threads
+        failed = False
+        try:
+            self._join(group)
+            if group.signal is not None:
+                self._wait(group, group.signal)
+            if group.answer is None:
+                failed = self._exchange(self._take_batch())
+        finally:
+            if self._leader is held:
+                self._finish(group, failed=failed)
+            elif group.answer is None:
+                self._withdraw(group)
         if isinstance(group.answer, RateLimitError):
             raise group.answer.with_traceback(None)
         assert group.answer is not None  # noqa: S101 - the leader answers all it takes, and it took this one
         return group.answer
 
-    def _lead(self) -> None:
-        """Ask for all that have gathered, wake them, and let the next one lead."""
-        with self._lock:
-            groups, self._queue = self._queue, []
-        failed = True
-        try:
-            failed = self._exchange(groups)
-        finally:
-            with self._lock:
-                if failed:  # they waited as long as those that failed, and would wait again in vain
-                    groups, self._queue = groups + self._queue, []
-                following = self._queue[0] if self._queue else None
-                self._led = following is not None
-            for group in groups:
-                if group.answer is None:
-                    group.answer = next((g.answer for g in groups if isinstance(g.answer, RateLimitError)), None)
-                    group.answer = group.answer or driver.explain(self._address, ConnectionError("interrupted"))
-                if group.signal is not None:
-                    group.signal.release()
-            if following is not None and following.signal is not None:
-                following.signal.release()
+    @locked
+    def _join(self, group: SyncScriptCall) -> None:
+        """Lead if nobody does, or wait for the one who does."""
+        if self._closed:
+            raise Closed("the store is closed")
+        if self._leader is not None:
+            group.signal = threading.Lock()
+            group.signal.acquire()
+        self._queue.append(group)
+        if self._leader is None:
+            self._leader = group
+
+    def _wait(self, group: SyncScriptCall, signal: threading.Lock) -> None:
+        """Wait until answered, or until it is this thread's turn to lead."""
+        look = FIRST_LOOK
+        while group.answer is None and self._leader is not group:
+            if not signal.acquire(timeout=look):
+                self._take_over(group)
+                look = min(2 * look, MAX_LOOK)
+
+    def _take_over(self, group: SyncScriptCall) -> None:
+        """Lead instead of a leader whose call has ended, if that is so."""
+        leader = self._leader
+        if leader is group:
+            return
+        holders = set() if leader is None else threads_holding(leader)
+        if holders == {threading.get_ident()}:
+            raise RuntimeError(REENTERED)
+        if not holders:
+            self._replace(leader, group)
+
+    @locked
+    def _replace(self, leader: SyncScriptCall | None, group: SyncScriptCall) -> None:
+        if self._leader is leader and group.answer is None:
+            self._leader = group
+
+    @locked
+    def _take_batch(self) -> list[SyncScriptCall]:
+        """Take all that have gathered. The lead is ours."""
+        self._fail_batch()
+        self._batch += [group for group in self._queue if group.answer is None]
+        self._queue = []
+        return [group for group in self._batch if group.answer is None]
+
+    def _fail_batch(self) -> None:
+        """Answer those that a leader took and did not answer, since it was interrupted."""
+        for group in self._batch:
+            if group.answer is None:
+                group.settle(driver.explain(self._address, ConnectionError("the call that asked was interrupted")))
+
+    def _finish(self, leader: SyncScriptCall, *, failed: bool) -> None:
+        """Hand on the lead, then wake everybody. If that is interrupted, they find out by themselves."""
+        batch, following = self._hand_on(leader, failed=failed)
+        for group in batch:
+            group.wake()
+        if following is not None:
+            following.wake()
+
+    @locked
+    def _hand_on(self, leader: SyncScriptCall, *, failed: bool) -> tuple[list[SyncScriptCall], SyncScriptCall | None]:
+        """Let the next one lead, once everybody in the batch is answered."""
+        if leader not in self._batch and leader in self._queue:  # interrupted before it took the batch
+            self._queue.remove(leader)
+        if failed:  # they waited as long as those that failed, and would wait again in vain
+            trouble = next((each.answer for each in self._batch if isinstance(each.answer, RateLimitError)), None)
+            for group in self._queue:
+                if group.answer is None and trouble is not None:
+                    group.settle(trouble)
+        self._fail_batch()
+        batch = self._batch + [group for group in self._queue if group.answer is not None]
+        self._queue = [group for group in self._queue if group.answer is None]
+        following = self._queue[0] if self._queue else None
+        self._batch = []
+        self._leader = following
+        return batch, following
+
+    @locked
+    def _withdraw(self, group: SyncScriptCall) -> None:
+        """Leave the queue: the call was interrupted while it waited."""
+        if group in self._queue:
+            self._queue.remove(group)
 
     def _exchange(self, groups: Sequence[PendingCall]) -> bool:
         """Send the groups, again where the server lacked the script or a calendar window; tell whether it failed."""
+        if not groups:
+            return False
         scripts = list(self._wire.scripts(groups))
         if self._link.known and self._watch.due(self):
             scripts = [*self._link.markers(self._watch, self._wire), *scripts]
@@ -145,15 +226,19 @@ class SyncPipeline:
         again = script.receive(reply)
         return list(self._wire.scripts(again)) if again else []
 
+    @locked
     def close(self) -> None:
         """Let the connection go."""
-        with self._lock:
-            self._closed = True
-            self._link.drop()
+        self._closed = True
+        self._link.drop()
 
 
 class ServerConnection:
-    """One connection to one server."""
+    """One connection to one server.
+
+    `_unsure` is set while an exchange is under way. Whoever finds it set discards the connection: the exchange was
+    interrupted, and replies to it may still come.
+    """
 
     known = True  # where everything is
 
@@ -162,15 +247,11 @@ class ServerConnection:
         self._address = address
         self._watch = watch
         self._connection: driver.AnyConnection = None
+        self._unsure = False
 
     def exchange(self, scripts: Sequence[Script]) -> list[bytes | Exception]:
         """Send scripts in one go and read what each of them gave."""
-        connection = self._connection
-        if connection is None or driver.has_ended(connection):
-            self.drop()
-            connection = self._connection = driver.connect(self._address)
-            if self._address.kind == "sentinel":
-                self._watch.connected((connection.host, connection.port))
+        connection = self._connected()
         replies: list[bytes | Exception] = []
         sent = 0
         for number, script in enumerate(scripts):
@@ -185,7 +266,22 @@ class ServerConnection:
                     replies.append(connection.read_response())
             except driver.ResponseError as error:
                 replies.append(error)
+        self._unsure = False
         return replies
+
+    def _connected(self) -> driver.AnyConnection:
+        """Return a connection on which nothing is under way; it is unsure from here on."""
+        if self._unsure:
+            self.drop()
+        self._unsure = True
+        connection = self._connection
+        if connection is None or driver.has_ended(connection):
+            self.drop()
+            self._unsure = True
+            connection = self._connection = driver.connect(self._address)
+            if self._address.kind == "sentinel":
+                self._watch.connected((connection.host, connection.port))
+        return connection
 
     def markers(self, watch: ServerWatch, wire: ScriptProtocol) -> list[Script]:
         """Look at the marker of the server."""
@@ -198,10 +294,11 @@ class ServerConnection:
         return False
 
     def drop(self) -> None:
-        """Close the connection; the next call makes a new one."""
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            connection.disconnect()
+        """Close the connection; the next call makes a new one. Interrupted, it is done again."""
+        if self._connection is not None:
+            self._connection.disconnect()
+        self._connection = None
+        self._unsure = False
 
 
 class ClusterConnections:
@@ -265,7 +362,7 @@ class ClusterConnections:
         return self._router.redirect(script, reply)
 
     def drop(self) -> None:
-        """Close all connections."""
-        links, self._links = self._links, {}
-        for link in links.values():
+        """Close all connections. Interrupted, it is done again."""
+        for link in list(self._links.values()):
             link.drop()
+        self._links = {}

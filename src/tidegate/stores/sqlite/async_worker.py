@@ -3,18 +3,22 @@
 Questions that wait when the thread comes to look are decided in one transaction, one after another. A task that is
 cancelled before its question is looked at was never charged; one cancelled later, or in the moment between the answer
 and its reading, gets its permits given back (see `stores.cancellation`).
+
+A signal handler may raise at any instruction of an event loop's thread, so the lock is one that can be lost
+(`tidegate.lock`), and answers are delivered by two callbacks: the second does what the first could not.
 """
 
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Final
 
-from tidegate.clock import SystemClock
+from tidegate.clock import SystemClock, yield_thread
+from tidegate.core.bounds import SECOND
 from tidegate.errors import Closed
+from tidegate.lock import Lock, locked
 from tidegate.stores.cancellation import CHARGING, DROPPABLE, MAX_CLOSING, corrections
 
 if TYPE_CHECKING:
@@ -30,6 +34,7 @@ if TYPE_CHECKING:
 MAX_CALLS_PER_TRANSACTION: Final = (
     64  # questions decided in one transaction at most: others wait for the file meanwhile
 )
+POLL: Final = 0.001  # seconds between two looks whether the thread has ended, when closing
 steady: Final = SystemClock.steady
 
 
@@ -57,7 +62,7 @@ class QueuedCall:
         """Word what gives back the permits that nobody learned of, once."""
         verb, asks, now, _, more = self.asked
         answers, self.answers = self.answers, []
-        if isinstance(answers, BaseException) or more is not None:
+        if isinstance(answers, BaseException) or not answers or more is not None:
             return []
         found = corrections(verb, asks, answers, steady() - self.made)
         return [QueuedCall(("adjust", back, now, at, None)) for back, at in found]
@@ -75,7 +80,7 @@ class AsyncWorker:
         self._wake = wake
         self._questions: deque[QueuedCall] = deque()
         self._undelivered: list[list[QueuedCall]] = []  # answered, and on the way to their event loop
-        self._changed = threading.Condition()
+        self.lock = Lock()
         self._thread = ThreadPoolExecutor(1, "tidegate-sqlite")
         self._busy = False
         self._closed = False  # to new questions
@@ -85,10 +90,7 @@ class AsyncWorker:
         """Have a question answered."""
         question.loop = asyncio.get_running_loop()
         question.waiter = question.loop.create_future()
-        with self._changed:
-            if self._closed:
-                raise Closed("the store is closed")
-            self._put([question])
+        self._enter(question)
         try:
             return await question.waiter
         except asyncio.CancelledError:
@@ -96,6 +98,12 @@ class AsyncWorker:
                 question.waiter.exception()
                 self._abandon([question])
             raise
+
+    @locked
+    def _enter(self, question: QueuedCall) -> None:
+        if self._closed:
+            raise Closed("the store is closed")
+        self._put([question])
 
     def _put(self, questions: list[QueuedCall]) -> None:
         """Let the thread answer these, if it still does. The lock is ours."""
@@ -107,13 +115,7 @@ class AsyncWorker:
             self._busy = True  # after it, so that nobody counts on work that an interrupt kept from being submitted
 
     def _work(self) -> None:
-        while True:
-            with self._changed:
-                some = [self._questions.popleft() for _ in range(min(MAX_CALLS_PER_TRANSACTION, len(self._questions)))]
-                self._busy = bool(some)
-                self._changed.notify_all()
-            if not some:
-                return
+        while some := self._take_some():
             asked = [question for question in some if not question.dropped]
             self._answer(asked)
             loops: dict[Any, list[QueuedCall]] = {}
@@ -125,41 +127,57 @@ class AsyncWorker:
             for loop, answered in loops.items():
                 self._send(loop, answered)
 
+    @locked
+    def _take_some(self) -> list[QueuedCall]:
+        some = [self._questions.popleft() for _ in range(min(MAX_CALLS_PER_TRANSACTION, len(self._questions)))]
+        self._busy = bool(some)
+        return some
+
     def _send(self, loop: asyncio.AbstractEventLoop, questions: list[QueuedCall]) -> None:
         """Hand answers over to the event loop that waits for them."""
-        with self._changed:
-            self._undelivered.append(questions)
+        self._add_undelivered(questions)
         try:
             loop.call_soon_threadsafe(self._deliver, questions)
+            loop.call_soon_threadsafe(self._deliver, questions)  # if a signal handler raises in the first
         except RuntimeError:  # the loop is closed: nobody will learn of it
             self._delivered(questions)
             self._abandon(questions)
 
+    @locked
+    def _add_undelivered(self, questions: list[QueuedCall]) -> None:
+        self._undelivered.append(questions)
+
     def _deliver(self, questions: list[QueuedCall]) -> None:
         """Hand the answers over, in the event loop; those that nobody waits for any more are undone."""
+        if not any(others is questions for others in self._undelivered):
+            return
         for question in questions:
             waiter, answers = question.waiter, question.answers
-            if waiter is None or waiter.done():
+            if waiter is None or waiter.cancelled():
                 self._abandon([question])
+            elif waiter.done():
+                continue  # handed over before a signal handler raised
             elif isinstance(answers, BaseException):
                 waiter.set_exception(answers)
             else:
                 waiter.set_result(answers)
         self._delivered(questions)
 
+    @locked
     def _delivered(self, questions: list[QueuedCall]) -> None:
-        with self._changed:
-            self._undelivered = [others for others in self._undelivered if others is not questions]
-            self._changed.notify_all()
+        self._undelivered = [others for others in self._undelivered if others is not questions]
 
     def _abandon(self, questions: list[QueuedCall]) -> None:
         """Undo charges that nobody learned of; other changes stand, and may have made permits free."""
         for question in questions:
             if question.asked[0] in CHARGING:
-                with self._changed:
-                    self._put(question.undoing())
+                self._undo(question)
             elif question.asked[0] != "peek" and not isinstance(question.answers, BaseException):
                 self._wake(question.asked[1])
+
+    @locked
+    def _undo(self, question: QueuedCall) -> None:
+        self._put(question.undoing())
 
     def close(self) -> None:
         """Answer what was asked, give back what was cancelled meanwhile, then end."""
@@ -167,19 +185,18 @@ class AsyncWorker:
             here = asyncio.get_running_loop()
         except RuntimeError:
             here = None
-        with self._changed:
-            self._closed = True
-            undelivered = list(self._undelivered)
-        for questions in undelivered:
+        self._closed = True
+        for questions in list(self._undelivered):
             loop = questions[0].loop
             if loop is None or loop.is_closed():
                 self._delivered(questions)
                 self._abandon(questions)
             elif loop is here:  # which stands still while this waits
                 self._abandon([question for question in questions if question.waiter and question.waiter.cancelled()])
-        with self._changed:
-            self._changed.wait_for(lambda: self._is_done(here), MAX_CLOSING)
-            self._ended = True
+        deadline = steady() + round(MAX_CLOSING * SECOND)
+        while not self._is_done(here) and steady() < deadline:
+            yield_thread(POLL)
+        self._ended = True
         self._thread.shutdown(wait=True)
 
     def _is_done(self, here: asyncio.AbstractEventLoop | None) -> bool:

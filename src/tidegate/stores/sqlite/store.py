@@ -329,9 +329,13 @@ class SQLiteStore(Store):
 
     def _prepare_fork(self) -> None:
         """Close the connection, so that the child inherits none, and open no other before the fork."""
-        self._forking = SystemClock.steady() + MAX_FORK
         with suppress(InUseError):  # the child abandons it, then
-            self._exclusively(self._close)
+            self._exclusively(self._close_for_fork)
+
+    def _close_for_fork(self) -> None:
+        # Only now, in the lock: a thread that holds it while it waits to open a connection would keep the fork waiting.
+        self._close()
+        self._forking = SystemClock.steady() + MAX_FORK
 
     def _resume(self) -> None:
         self._forking = 0
