@@ -2,8 +2,8 @@
 
     app = RateLimitMiddleware(app, config="config.yaml")
 
-Pure ASGI: it looks at the request, adds fields to the first message of the response and passes everything else through
-untouched, so streams, background tasks and websockets work as without it. A denied request never reaches the
+Pure ASGI: it reads the request, adds header fields to the first message of the response and passes everything else
+through unchanged, so streams, background tasks and websockets keep working. A denied request never reaches the
 application.
 """
 
@@ -46,21 +46,21 @@ if TYPE_CHECKING:
     from tidegate.stores import Store
 
     RawFields = list[tuple[bytes, bytes]]
-    Scope = Any  # whatever a framework calls a mapping that it may change
+    Scope = Any  # a mutable mapping; frameworks have different types for it
     Message = Any
     Receive = Callable[[], Awaitable[Any]]
     Send = Callable[[Any], Awaitable[None]]
     App = Callable[[Any, Any, Any], Awaitable[None]]
     Writer = Callable[[Decision], RawFields]
 
-POLICY_VIOLATION: Final = 1008  # how a websocket is closed when it has sent too much
+POLICY_VIOLATION: Final = 1008  # the close code of a websocket that exceeds its limit
 OVERRIDES: Final = frozenset(name.encode() for name in METHOD_OVERRIDES)
-LONGEST_STACK: Final = 32  # applications that are looked through, one behind the other
+LONGEST_STACK: Final = 32  # wrapped applications that are inspected
 START_MESSAGES: Final = frozenset(("http.response.start", "websocket.accept", "websocket.http.response.start"))
 
 
 class RateLimitMiddleware:
-    """Limits the requests that an ASGI application receives."""
+    """Limits the requests of an ASGI application."""
 
     def __init__(
         self,
@@ -72,14 +72,14 @@ class RateLimitMiddleware:
         clock: Clock | None = None,
         **options: Unpack[Options],
     ) -> None:
-        """Limit by a configuration: the path of a file, a mapping, or None for the spec's defaults."""
+        """Read `config`: the path of a file, a mapping, or None for the defaults of the API limiting spec."""
         self.app = app
         self.guard = RequestLimiter(config, store, trusted_proxies, headers, clock, tasks=True, **options)
         self._own_root = self.guard.root_path or own_root(app)
         self._blank = any(type(part).__module__.startswith("quart.") for part in stack(app))
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: C901, PLR0912 - a call for each branch would cost every request
-        """Let a request in, or answer it."""
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: C901, PLR0912 - extra function calls would slow down every request
+        """Pass a request to the application, or deny it."""
         kind = scope["type"]
         if kind != "http" and kind != "websocket":  # noqa: PLR1714 - twice as fast
             await self.app(scope, receive, _ClosingLifespan(self, send).send if kind == "lifespan" else send)
@@ -96,10 +96,10 @@ class RateLimitMiddleware:
                 guard.idle_chores()
             visit = scope[STATE_KEY] = RequestState(
                 guard, None, None, scope.get(STATE_KEY)
-            )  # for limits of single routes
+            )  # read by route limits
             if kind == "http":
                 await self.app(scope, receive, sending(visit, send))
-            else:  # its messages may be limited all the same
+            else:  # its messages may still be limited
                 await self._websocket(scope, receive, sending(visit, send), self._visitor(scope))
             return
         gate, cost, special, _, _ = target
@@ -121,7 +121,7 @@ class RateLimitMiddleware:
             return
         seen = gate.seen
         if decision[0] and decision[1] < guard.quiet and key in seen:
-            seen[key] = decision  # a client that is known is allowed once more: this is all there is to note
+            seen[key] = decision  # fast path: a known client is allowed again
             gate.allowed += 1
         elif not guard.told(gate, key, cost, decision, method, path):
             await self._deny(scope, receive, send, gate, visitor, decision)
@@ -132,10 +132,10 @@ class RateLimitMiddleware:
         else:
             await self._websocket(scope, receive, sending(visit, send, gate.fields), visitor)
 
-    # ---- what is not usual -------------------------------------------------------------------------------------------
+    # ---- slow paths --------------------------------------------------------------------------------------------------
 
     def _target(self, scope: Scope, method: str, path: str) -> RequestTarget | None:
-        """Tell where a request goes; None: it is not limited."""
+        """Find the target of a request; None if it is not limited."""
         overrides = method_overrides(scope["headers"]) if self.guard.by_method else ()
         root, template = scope.get("root_path") or "", template_of(scope)
         if not root and template is None and not overrides:
@@ -148,14 +148,14 @@ class RateLimitMiddleware:
         return target
 
     def _routes(self, scope: Scope) -> tuple[Route, ...]:
-        """Give the literal readings of the path."""
+        """Return the literal readings of the path."""
         root = scope.get("root_path") or ""
         return asgi_routes(scope["path"], root, self._own_root, fixed=is_fixed(scope), blank=self._blank)
 
     async def _seldom(
         self, scope: Scope, receive: Receive, send: Send, target: RequestTarget, visitor: RequestClient
     ) -> None:
-        """Let in or answer a request with something special about it."""
+        """Handle a request that needs more than one plain decision."""
         outcome = LimitOutcome(let_in=True)
         if target.gate is not None and visitor.key is not None:
             request = request_of(scope, visitor)
@@ -171,7 +171,7 @@ class RateLimitMiddleware:
         target: RequestTarget,
         visitor: RequestClient,
     ) -> None:
-        """Do what was decided."""
+        """Pass the request on or deny it, as decided."""
         decision, settlement = outcome.decision, outcome.settlement
         if not outcome.let_in and outcome.gate is not None and decision is not None:
             await self._deny(scope, receive, send, outcome.gate, visitor, decision, outcome.kind)
@@ -200,7 +200,7 @@ class RateLimitMiddleware:
         decision: Decision,
         kind: Kind = "quota-exceeded",
     ) -> Awaitable[None]:
-        """Answer a request that is not let in. No coroutine of its own: a flood of these should cost little."""
+        """Send the response to a denied request. Not a coroutine itself, so that floods of denials stay cheap."""
         answers, policy = self.guard.answers, gate.category.policy
         decision = worked_out(decision)
         if answers.own is None and not asks_for_json(scope["headers"]):
@@ -213,7 +213,7 @@ class RateLimitMiddleware:
         return respond(scope, receive, send, answer, answers.raw_fields(decision) if outer is None else [])
 
     async def _admin(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer the operator."""
+        """Serve the admin endpoint."""
         request = request_of(scope, scope[STATE_KEY].visitor)
         peer = scope.get("client")
         answer = admin.forbidden(self.guard, request, peer[0] if peer else None)
@@ -229,12 +229,12 @@ class RateLimitMiddleware:
         await respond(scope, receive, send, answer, [])
 
     def _visitor(self, scope: Scope) -> RequestClient:
-        """Tell who sent a request."""
+        """Identify the client of a request."""
         peer = scope.get("client")
         return self.guard.clients.find(peer[0] if peer else None, scope["headers"])
 
     async def _websocket(self, scope: Scope, receive: Receive, send: Send, visitor: RequestClient) -> None:
-        """Let a websocket in; each of its messages is limited too, where the configuration says so."""
+        """Pass a websocket to the application, with limits on its messages if the rules define them."""
         target = self.guard.message_target(self._routes(scope))
         if target is None or visitor.key is None:
             await self.app(scope, receive, send)
@@ -244,23 +244,23 @@ class RateLimitMiddleware:
         await self.app(scope, messages.receive, messages.send)
 
     async def close(self) -> None:
-        """Let the store go, if it was opened here."""
+        """Close the store, if this middleware opened it."""
         self.guard.flush()
         if self.guard.owns_store:
             await self.guard.store.close_async()
 
 
 def sending(visit: RequestState, send: Send, write: Writer | None = None) -> Send:
-    """Give a `send` for the application that adds the fields to the first message of a response.
+    """Return a `send` for the application that adds the header fields to the first message of a response.
 
-    The scope must not lead to it: the server's `send` leads back to the scope, and such a circle would be left to the
-    garbage collector with every request, which costs more than all the rest.
+    The scope must not refer to it: the server's `send` refers to the scope, and a reference cycle per request would
+    make the garbage collector cost more than the decision.
     """
-    if visit.nested:  # the middleware in front adds them
+    if visit.nested:  # the outer middleware adds the fields
         return send
 
     def passing(message: Message) -> Awaitable[None]:
-        # Not a coroutine itself, and a function rather than an object: it costs next to nothing.
+        # A plain function: cheaper than a coroutine or an object with __call__.
         if message["type"] in START_MESSAGES:
             decision = visit.decision if visit.inner is None else visit.told
             if decision is not None:
@@ -272,7 +272,7 @@ def sending(visit: RequestState, send: Send, write: Writer | None = None) -> Sen
 
 
 class _SettlingSend:
-    """Corrects the charge of a request before its response begins, so that whoever has that may count on it."""
+    """Corrects the charge of a request before its response starts, so the client sees the corrected limits."""
 
     __slots__ = ("_send", "_settlement", "_visit")
 
@@ -282,7 +282,7 @@ class _SettlingSend:
         self._settlement = settlement
 
     async def __call__(self, message: Message) -> None:
-        """Pass a message on."""
+        """Forward a message."""
         if message["type"] in START_MESSAGES:
             self._settlement.status = message.get("status", 101)
             if self._settlement.at_the_start:
@@ -291,7 +291,7 @@ class _SettlingSend:
 
 
 class _LimitedMessages:
-    """Limits the messages of one websocket: too many close it, or are dropped."""
+    """Limits the messages of one websocket: closes it at the limit, or drops messages."""
 
     __slots__ = ("_closed", "_guard", "_key", "_path", "_receive", "_send", "_target", "_visitor")
 
@@ -315,7 +315,7 @@ class _LimitedMessages:
         self._closed = False
 
     async def receive(self) -> Message:
-        """Give the application the next message that is not one too many."""
+        """Return the next message within the limit."""
         while not self._closed:
             message = await self._receive()
             if message["type"] != "websocket.receive" or await self._allowed():
@@ -330,7 +330,7 @@ class _LimitedMessages:
         return await drive_async(steps)
 
     async def send(self, message: Message) -> None:
-        """Pass on what the application sends, until the websocket is closed."""
+        """Forward messages of the application until the websocket is closed."""
         if not self._closed:
             await self._send(message)
 
@@ -351,7 +351,7 @@ class _ClosingLifespan:
 
 
 async def respond(scope: Scope, receive: Receive, send: Send, answer: Response, fields: RawFields) -> None:
-    """Send a whole answer, over HTTP or in place of a websocket."""
+    """Send a complete response, to an HTTP request or to a websocket handshake."""
     headers = [*(RAW_PLAIN_HEADERS if answer is PLAIN_DENIAL else raw(answer.headers)), *fields]
     if scope["type"] == "http":
         body = b"" if scope["method"] == "HEAD" else answer.body
@@ -367,17 +367,17 @@ async def respond(scope: Scope, receive: Receive, send: Send, answer: Response, 
 
 
 def request_of(scope: Scope, visitor: RequestClient) -> Request:
-    """Give the request as keys and answers are chosen by."""
+    """Build the Request that key, count and denial functions receive."""
     method = scope.get("method", "GET")
     return Request(method, asgi_path(scope), visitor.address, scope, lambda name: asgi_header(scope, name))
 
 
 def template_of(scope: Scope) -> str | None:
-    """Tell the route that the framework has found, if it has found one before us."""
+    """Return the template of the route that the framework has already matched, or None."""
     route = scope.get("route")
     if route is None or not hasattr(route, "endpoint"):
-        return None  # none, or a mount: which route it leads to is still open
-    # FastAPI leaves out the prefix that a router is included with, and tells the whole elsewhere.
+        return None  # no route, or a mount, whose route is not matched yet
+    # For included routers, FastAPI keeps the path with its prefix in another object.
     included = scope.get("fastapi", {}).get("effective_route_context")
     if getattr(included, "original_route", None) is route:
         route = getattr(included, "starlette_route", None) or included
@@ -386,23 +386,23 @@ def template_of(scope: Scope) -> str | None:
 
 
 def is_fixed(scope: Scope) -> bool:
-    """Tell whether no part of the mount point was chosen by the client, as in Starlette's Mount("/{tenant}")."""
+    """Return whether the mount point is constant, unlike Starlette's Mount("/{tenant}"), which the client chooses."""
     root, parts = scope.get("root_path"), scope.get("path_params")
     return not root or not parts or not any(str(part) in root for part in parts.values())
 
 
 def stack(app: Any) -> Iterator[Any]:  # noqa: ANN401 - any application
-    """Give an application and those that it wraps, as far as can be seen."""
+    """Yield an application and the applications that it wraps, as far as attributes show them."""
     for _ in range(LONGEST_STACK):
-        yield getattr(app, "__self__", app)  # of a method, whose it is
+        yield getattr(app, "__self__", app)  # the instance of a bound method
         app = getattr(app, "app", None)
 
 
 def own_root(app: Any) -> str:  # noqa: ANN401 - any application
-    """Tell which prefix an application puts in place of `root_path`: FastAPI(root_path=…) does so behind us."""
+    """Return the prefix that the application uses instead of the scope's `root_path`, as FastAPI(root_path=…) does."""
     return next((str(part.root_path) for part in stack(app) if hasattr(part, "root_path_in_servers")), "")
 
 
 def method_overrides(headers: Iterable[tuple[bytes, bytes]]) -> tuple[str, ...]:
-    """Tell the methods that a request asks to be taken for; some applications do."""
+    """Return the methods of method-override headers, which some applications use instead of the request's method."""
     return tuple(value.decode("latin-1").strip()[:LONGEST_METHOD] for name, value in headers if name in OVERRIDES)

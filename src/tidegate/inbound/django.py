@@ -1,4 +1,4 @@
-"""Limits of single views in Django: `@limit("5/1m")` above `def view(request, …)`, or through `method_decorator`."""
+"""Limits on single views in Django: `@limit("5/1m")` above `def view(request, …)`, or through `method_decorator`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tidegate.inbound.wsgi import forwarding
 try:
     from django.http import HttpResponse  # type: ignore[import-untyped]  # Django has no types
 except ImportError as error:  # pragma: no cover - the development environment has it
-    raise ConfigError("this needs Django: pip install django") from error
+    raise ConfigError("tidegate.inbound.django requires Django: pip install django") from error
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -31,7 +31,7 @@ class limit(RouteLimit):  # noqa: N801 - it reads like the decorator it is
     """Limits the views that it decorates."""
 
     def __call__(self, view: F) -> F:
-        """Decorate a view, plain or async."""
+        """Decorate a view, sync or async."""
         route = name_of(view)
         if inspect.iscoroutinefunction(view):
 
@@ -62,7 +62,7 @@ class limit(RouteLimit):  # noqa: N801 - it reads like the decorator it is
         decision = yield from self.deciding(seen, visit, visitor, route, tasks=tasks)
         return seen, visit, decision
 
-    def _denial(self, request: Request, visit: Any, decision: Decision) -> HttpResponse:  # noqa: ANN401 - a Visit or None
+    def _denial(self, request: Request, visit: Any, decision: Decision) -> HttpResponse:  # noqa: ANN401 - a RequestState or None
         answer = self.answer(request, visit, decision)
         return HttpResponse(answer.body, status=answer.status, headers=dict(answer.headers))
 

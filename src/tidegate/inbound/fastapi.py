@@ -1,7 +1,8 @@
-"""Limits of single routes in FastAPI: `dependencies=[Depends(limit("5/1m"))]` at a route, a router or the application.
+"""Limits on single routes in FastAPI: `dependencies=[Depends(limit("5/1m"))]` of a route, a router or the application.
 
-A denied request raises RateLimitExceeded, an HTTPException, which an exception handler may answer in its own way.
-Counts are by route (`GET /items/{id}`, with its router's prefix), not by URL, unless a `scope` puts routes together.
+A denied request raises RateLimitExceeded, an HTTPException, so an exception handler can replace the response. Requests
+are counted per route (`GET /items/{id}`, with its router's prefix), not per URL. Routes with the same `scope` share a
+count.
 """
 
 # No `from __future__ import annotations` here: FastAPI reads the types of a dependency's arguments.
@@ -19,25 +20,25 @@ try:
     from fastapi import HTTPException, Response, WebSocketException
     from fastapi.requests import HTTPConnection
 except ImportError as error:  # pragma: no cover - the development environment has it
-    raise ConfigError("this needs FastAPI: pip install fastapi") from error
+    raise ConfigError("tidegate.inbound.fastapi requires FastAPI: pip install fastapi") from error
 
 POLICY_VIOLATION = 1008
 
 
 class RateLimitExceeded(HTTPException):
-    """The answer to a denied request; `decision` says why."""
+    """Raised for a denied request; `decision` has the reason."""
 
     def __init__(self, status: int, detail: str, headers: dict[str, str], decision: Decision) -> None:
-        """Carry the decision that said no."""
+        """Keep the decision that denied the request."""
         super().__init__(status, detail, headers)
         self.decision = decision
 
 
-class limit(AsgiLimit):  # noqa: N801 - it reads like the function it stands for
+class limit(AsgiLimit):  # noqa: N801 - used like a function
     """A dependency that denies requests over the limit."""
 
     async def __call__(self, connection: HTTPConnection, response: Response) -> None:
-        """Decide about the request at hand."""
+        """Decide about the current request."""
         scope = connection.scope
         request, decision = await drive_async(self.looking(scope, name_of(scope)))
         if decision is None:
@@ -53,7 +54,7 @@ class limit(AsgiLimit):  # noqa: N801 - it reads like the function it stands for
 
 
 def name_of(scope: Any) -> str:  # noqa: ANN401 - a scope holds anything
-    """Name the route that FastAPI has found: its methods, where its application is mounted, and its template."""
+    """Name the route that FastAPI has matched: its methods, the mount point of its application, and its template."""
     methods = "|".join(sorted(getattr(scope.get("route"), "methods", None) or ["WEBSOCKET"]))
     root = scope.get("root_path") or ""
     mount = root.removeprefix(scope.get("app_root_path", root)) if is_fixed(scope) else ""

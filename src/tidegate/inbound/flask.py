@@ -1,4 +1,4 @@
-"""Limits of single routes in Flask: `@limit("5/1m")` beneath `@app.get("/…")`."""
+"""Limits on single routes in Flask: `@limit("5/1m")` below `@app.get("/…")`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tidegate.inbound.wsgi import forwarding, request_of
 try:
     import flask
 except ImportError as error:  # pragma: no cover - the development environment has it
-    raise ConfigError("this needs Flask: pip install flask") from error
+    raise ConfigError("tidegate.inbound.flask requires Flask: pip install flask") from error
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Limits of plain functions: `@limit("5/1m", key=lambda user, …: user.id)`; a call too many raises Denied."""
+"""Limits on plain functions: `@limit("5/1m", key=lambda user, …: user.id)`; a call over the limit raises Denied."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ F = TypeVar("F", bound="Callable[..., Any]")
 
 
 class limit:  # noqa: N801 - it reads like the decorator it is
-    """Limits the functions that it decorates; it denies and never waits (`Limiter.limited` waits)."""
+    """Limits the functions that it decorates. It denies and never waits; `Limiter.limited` waits."""
 
     def __init__(
         self,
@@ -35,7 +35,7 @@ class limit:  # noqa: N801 - it reads like the decorator it is
         store: str | Store = "memory://",
         clock: Any = None,  # noqa: ANN401 - a Clock
     ) -> None:
-        """Limit by text such as "5/1m", a Limit or several; `key` and `cost` may be functions of the arguments."""
+        """Take a string such as "5/1m", a Limit, or several; `key` and `cost` may be functions of the arguments."""
         self._limits = exact(limits)
         self._key = key
         self._cost = cost
@@ -44,12 +44,12 @@ class limit:  # noqa: N801 - it reads like the decorator it is
         self._clock = clock
 
     def __call__(self, function: F) -> F:
-        """Decorate a function, plain or async."""
+        """Decorate a function, sync or async."""
         name = self._scope or name_of(function)
         policy = Policy(name, self._limits)
         if inspect.iscoroutinefunction(function):
             tasks = AsyncLimiter(policy, store=self._store, clock=self._clock)
-            self._store = tasks.store  # shared by everything this decorates
+            self._store = tasks.store  # shared by all functions that this instance decorates
 
             @functools.wraps(function)
             async def limited(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - the function's
@@ -74,6 +74,6 @@ class limit:  # noqa: N801 - it reads like the decorator it is
 
 
 def check(name: str, decision: Decision) -> None:
-    """Raise what was denied."""
+    """Raise Denied if the decision denies the call."""
     if not decision:
-        raise Denied(f"{name}: {', '.join(decision.violated)} allows no more, try again later", decision)
+        raise Denied(f"{name}: limit exceeded: {', '.join(decision.violated)}; try again later", decision)

@@ -1,4 +1,4 @@
-"""Limits of single routes in Starlette: `@limit("5/1m")` above `async def endpoint(request)`, or a method of one."""
+"""Limits on single routes in Starlette: `@limit("5/1m")` above `async def endpoint(request)` or an endpoint method."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ try:
     from starlette.requests import HTTPConnection
     from starlette.responses import Response
 except ImportError as error:  # pragma: no cover - the development environment has it
-    raise ConfigError("this needs Starlette: pip install starlette") from error
+    raise ConfigError("tidegate.inbound.starlette requires Starlette: pip install starlette") from error
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,10 +28,10 @@ F = TypeVar("F", bound="Callable[..., Any]")
 
 
 class AsgiLimit(RouteLimit):
-    """A limit of routes whose requests have an ASGI scope."""
+    """A limit on routes whose requests have an ASGI scope."""
 
     def looking(self, scope: Any, route: str, *, tasks: bool = True) -> Steps[tuple[Request, Decision | None]]:  # noqa: ANN401 - a scope holds anything
-        """Decide about the request of a scope."""
+        """Decide about the request of a scope; yields the calls to make."""
         visit = scope.get(STATE_KEY)
         peer = scope.get("client")
         visitor = visitor_of(visit, self.guard_of(visit), peer[0] if peer else None, scope["headers"])
@@ -57,7 +57,7 @@ class limit(AsgiLimit):  # noqa: N801 - it reads like the decorator it is
                     return self._denial(request, decision)
                 return self._with_fields(scope, decision, await endpoint(*args, **kwargs))
 
-        else:  # it runs in a thread, where nothing can be awaited
+        else:  # it runs in a thread, which cannot await
 
             @functools.wraps(endpoint)
             def limited(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - the endpoint's
@@ -84,5 +84,5 @@ def scope_of(endpoint: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
     for value in (*args, *kwargs.values()):
         if isinstance(value, HTTPConnection):
             return value.scope
-    message = f"{name_of(endpoint)} has no argument that is a request: add one, as in `async def endpoint(request)`"
+    message = f"{name_of(endpoint)} has no request argument: add one, as in `async def endpoint(request)`"
     raise ConfigError(message)

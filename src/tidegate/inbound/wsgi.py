@@ -3,8 +3,8 @@
     app.wsgi_app = RateLimitMiddleware(app.wsgi_app, config="config.yaml")          # Flask
     application = RateLimitMiddleware(get_wsgi_application(), config="config.yaml") # Django
 
-It looks at the request, adds fields where the application calls `start_response`, and gives back what the application
-returned, untouched. A denied request never reaches the application.
+It reads the request, adds header fields when the application calls `start_response`, and returns the body of the
+application unchanged. A denied request never reaches the application.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ if TYPE_CHECKING:
     Start = Callable[..., Any]
     App = Callable[[Any, Any], Iterable[bytes]]
 
-MAX_LENGTH_DIGITS: Final = 10  # no body is that long
+MAX_LENGTH_DIGITS: Final = 10  # more digits than any valid Content-Length
 
 
 class RateLimitMiddleware:
-    """Limits the requests that a WSGI application receives."""
+    """Limits the requests of a WSGI application."""
 
     def __init__(
         self,
@@ -58,12 +58,12 @@ class RateLimitMiddleware:
         clock: Clock | None = None,
         **options: Unpack[Options],
     ) -> None:
-        """Limit by a configuration: the path of a file, a mapping, or None for the spec's defaults."""
+        """Read `config`: the path of a file, a mapping, or None for the defaults of the API limiting spec."""
         self.app = app
         self.guard = RequestLimiter(config, store, trusted_proxies, headers, clock, **options)
 
     def __call__(self, environ: Environ, start_response: Start) -> Iterable[bytes]:
-        """Let a request in, or answer it."""
+        """Pass a request to the application, or deny it."""
         guard = self.guard
         method, path = environ.get("REQUEST_METHOD", "GET"), path_of(environ)
         plain = not environ.get("SCRIPT_NAME") and not guard.by_method
@@ -75,7 +75,7 @@ class RateLimitMiddleware:
                 guard.idle_chores()
             visit = environ[STATE_KEY] = RequestState(
                 guard, None, None, environ.get(STATE_KEY)
-            )  # for limits of single routes
+            )  # read by route limits
             return self.app(environ, _HeaderStart(visit, start_response))
         peer = environ.get("REMOTE_ADDR")
         visitor = guard.met.get(peer)
@@ -89,17 +89,17 @@ class RateLimitMiddleware:
         except RateLimitError as error:
             return self._after(guard.lost(gate, error), environ, start_response, target, visitor)
         if decision[0] and decision[1] < guard.quiet and key in gate.seen:
-            gate.seen[key] = decision  # a client that is known is allowed once more: this is all there is to note
+            gate.seen[key] = decision  # fast path: a known client is allowed again
             gate.allowed += 1
         elif not guard.told(gate, key, target.cost, decision, method, path):
             return self._deny(environ, start_response, gate, visitor, decision)
         visit = environ[STATE_KEY] = RequestState(guard, visitor, decision, environ.get(STATE_KEY))
         return self.app(environ, _HeaderStart(visit, start_response))
 
-    # ---- what is not usual -------------------------------------------------------------------------------------------
+    # ---- slow paths --------------------------------------------------------------------------------------------------
 
     def _target(self, environ: Environ, method: str, path: str) -> RequestTarget | None:
-        """Tell where a request goes; None: it is not limited."""
+        """Find the target of a request; None if it is not limited."""
         guard = self.guard
         overrides = method_overrides(environ) if guard.by_method else ()
         root = text_of(environ.get("SCRIPT_NAME", ""))
@@ -110,7 +110,7 @@ class RateLimitMiddleware:
         return target
 
     def _seldom(self, environ: Environ, start: Start, target: RequestTarget, visitor: RequestClient) -> Iterable[bytes]:
-        """Let in or answer a request with something special about it."""
+        """Handle a request that needs more than one plain decision."""
         outcome = LimitOutcome(let_in=True)
         if target.gate is not None and visitor.key is not None:
             request = request_of(environ, visitor)
@@ -120,7 +120,7 @@ class RateLimitMiddleware:
     def _after(
         self, outcome: LimitOutcome, environ: Environ, start: Start, target: RequestTarget, visitor: RequestClient
     ) -> Iterable[bytes]:
-        """Do what was decided."""
+        """Pass the request on or deny it, as decided."""
         decision, settlement = outcome.decision, outcome.settlement
         if not outcome.let_in and outcome.gate is not None and decision is not None:
             return self._deny(environ, start, outcome.gate, visitor, decision, outcome.kind)
@@ -153,7 +153,7 @@ class RateLimitMiddleware:
         return respond(environ, start, answer, answers.fields(decision) if outer is None else [])
 
     def _admin(self, environ: Environ, start: Start) -> Iterable[bytes]:
-        """Answer the operator."""
+        """Serve the admin endpoint."""
         request = request_of(environ, environ[STATE_KEY].visitor)
         answer = admin.forbidden(self.guard, request, environ.get("REMOTE_ADDR"))
         if answer is None:
@@ -164,17 +164,17 @@ class RateLimitMiddleware:
         return respond(environ, start, answer, [])
 
     def close(self) -> None:
-        """Let the store go, if it was opened here."""
+        """Close the store, if this middleware opened it."""
         self.guard.flush()
         if self.guard.owns_store:
             self.guard.store.close()
 
 
 class _HeaderStart:
-    """Adds the fields where a response begins. It is the `start_response` that the application calls.
+    """The `start_response` that the application calls: adds the header fields.
 
-    The environ must not lead here: the server's `start_response` may lead back to it, and such a circle would be left
-    to the garbage collector with every request.
+    The environ must not refer to it: the server's `start_response` may refer to the environ, and every request would
+    leave a reference cycle to the garbage collector.
     """
 
     __slots__ = ("_start", "_visit")
@@ -184,15 +184,15 @@ class _HeaderStart:
         self._start = start
 
     def __call__(self, status: str, headers: Fields, exc_info: Any = None) -> Any:  # noqa: ANN401 - as WSGI has it
-        """Begin the response."""
-        decision = None if self._visit.nested else self._visit.told  # nested: the middleware in front adds them
+        """Start the response."""
+        decision = None if self._visit.nested else self._visit.told  # nested: the outer middleware adds them
         if decision is not None:
             headers = [*headers, *self._visit.guard.answers.fields(decision)]
         return self._start(status, headers) if exc_info is None else self._start(status, headers, exc_info)
 
 
 class _SettlingStart:
-    """Corrects the charge of a request before its response begins, so that whoever has that may count on it."""
+    """Corrects the charge of a request before its response starts, so the client sees the corrected limits."""
 
     __slots__ = ("_settlement", "_start", "_visit")
 
@@ -202,7 +202,7 @@ class _SettlingStart:
         self._settlement = settlement
 
     def __call__(self, status: str, headers: Fields, exc_info: Any = None) -> Any:  # noqa: ANN401 - as WSGI has it
-        """Begin the response."""
+        """Start the response."""
         self._settlement.status = int(status[:3])
         if self._settlement.at_the_start:
             self._visit.look_again(drive(self._settlement.starting()))
@@ -210,18 +210,18 @@ class _SettlingStart:
 
 
 class _SettlingBody:
-    """The body of a response whose request is settled when it ends."""
+    """A response body that corrects the charge of its request when it is closed."""
 
     def __init__(self, body: Iterable[bytes], settlement: ResponseCharge) -> None:
         self._body = body
         self._settlement = settlement
 
     def __iter__(self) -> Iterator[bytes]:
-        """Give what the application gives."""
+        """Iterate over the body of the application."""
         return iter(self._body)
 
     def close(self) -> None:
-        """End, as the server tells us to."""
+        """Close the body and correct the charge; called by the server."""
         try:
             if hasattr(self._body, "close"):
                 self._body.close()
@@ -230,40 +230,40 @@ class _SettlingBody:
 
 
 def respond(environ: Environ, start: Start, answer: Response, fields: Fields) -> Iterable[bytes]:
-    """Give a whole answer."""
+    """Start a complete response and return its body."""
     start(answer.line, [*answer.headers, *fields])
     return [] if environ.get("REQUEST_METHOD") == "HEAD" else [answer.body]
 
 
 def request_of(environ: Environ, visitor: RequestClient) -> Request:
-    """Give the request as keys and answers are chosen by."""
+    """Build the Request that key, count and denial functions receive."""
     method = environ.get("REQUEST_METHOD", "GET")
     return Request(method, path_of(environ), visitor.address, environ, lambda name: wsgi_header(environ, name))
 
 
 def path_of(environ: Environ) -> str:
-    """Give the path beneath the application's root; WSGI hands bytes over as if they were Latin-1."""
+    """Return the decoded path below the application's root."""
     return text_of(environ.get("PATH_INFO") or "/")
 
 
 def method_overrides(environ: Environ) -> tuple[str, ...]:
-    """Tell the methods that a request asks to be taken for; some applications do."""
+    """Return the methods of method-override headers, which some applications use instead of the request's method."""
     values = [wsgi_header(environ, name) for name in METHOD_OVERRIDES]
     return tuple(value.strip()[:LONGEST_METHOD] for value in values if value)
 
 
 def text_of(value: str) -> str:
-    """Read what WSGI hands over: bytes as if they were Latin-1. Those that are no UTF-8 become lone surrogates."""
+    """Decode a WSGI string, whose bytes are written as Latin-1. Bytes that are not UTF-8 become lone surrogates."""
     if value.isascii():
         return value
     try:
         return value.encode("latin-1").decode("utf-8", "surrogateescape")
     except UnicodeEncodeError:
-        return value  # something in front of us has decoded it
+        return value  # an outer middleware has decoded it already
 
 
 def forwarding(environ: Environ) -> list[tuple[str, str]]:
-    """Give the headers that speak of addresses."""
+    """Return the headers that proxies write client addresses into."""
     found = [(name, environ.get(field)) for name, field in FORWARDING_VARIABLES]
     return [(name, value) for name, value in found if value]
 

@@ -1,4 +1,4 @@
-"""Who sent a request: the key it is limited by, remembered for clients that come again."""
+"""Identifies the client of a request: its address and its rate limit key, cached by address."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("tidegate.inbound")
 
-MAX_CACHED_CLIENTS: Final = 4096  # clients that are remembered, so as not to be worked out for each request
+MAX_CACHED_CLIENTS: Final = 4096  # the cache is cleared when it is full
 
 
 class RequestClient(NamedTuple):
-    """Who asks: the key it is limited by, or None if it is not limited; its address."""
+    """The client of a request: its rate limit key (None if it is not limited) and its address."""
 
     key: Key | None
     address: str | None
-    special: bool = False  # exempt or blocked: not the usual way
+    special: bool = False  # exempt or blocked: needs the slow path
     blocked: bool = False
 
 
 class ClientIdentifier:
-    """Tells who the client is, by the peer's address or by what trusted proxies say."""
+    """Identifies clients by the peer's address or by the headers of trusted proxies."""
 
     def __init__(
         self,
@@ -42,7 +42,7 @@ class ClientIdentifier:
         unknown: str = "allow",
         key: KeyOf | None = None,
     ) -> None:
-        """Believe these proxies; `unknown` clients are let in (allow) or limited together; `key` chooses other keys."""
+        """Trust these proxies. `unknown`: "allow" or "limit" clients without an address. `key` chooses custom keys."""
         if not isinstance(trusted_proxies, TrustedProxies):
             trusted_proxies = TrustedProxies(trusted_proxies)
         self.trusted = trusted_proxies
@@ -53,15 +53,15 @@ class ClientIdentifier:
         self.take_over(rules)
 
     def take_over(self, rules: Rules) -> None:
-        """Go by these lists of clients from now on."""
+        """Use the client lists of these rules from now on."""
         self._rules = rules
-        # New dictionaries, not emptied ones: a thread that still works by the former rules must not fill these.
+        # New dictionaries instead of clear(): a thread that still uses the previous rules must not fill the new cache.
         self.known: dict[str | None, RequestClient] = {}
-        # Clients by their peer's address, for whoever need not look at headers: nobody, where there are proxies.
+        # Clients by peer address, for lookups without headers; always empty if there are trusted proxies.
         self.direct: dict[str | None, RequestClient] = {} if self.trusted else self.known
 
     def find(self, peer: str | None, headers: Headers) -> RequestClient:
-        """Tell who the client is."""
+        """Return the client of a request."""
         if self.trusted:
             peer = client_address(peer, headers, self.trusted)
         known = self.known
@@ -89,26 +89,26 @@ class ClientIdentifier:
         if not self._warned:
             self._warned = True
             log.warning(
-                "requests without a client's address are %s (key 'unknown'): if they come from a proxy over a Unix "
-                "socket, trust it: trusted_proxies=['unix']",
-                "let in without being limited" if self.lets_unknown_in else "limited together",
+                "requests without a client address are %s (key 'unknown'); if a proxy sends them over a Unix socket, "
+                "set trusted_proxies=['unix']",
+                "allowed without limits" if self.lets_unknown_in else "limited together",
             )
 
     def key_of(self, request: Request, otherwise: Key) -> Key:
-        """Tell the key that the application's function chooses; addresses and these never collide."""
+        """Return the key that the application's `key` function chooses, or `otherwise`. Both kinds never collide."""
         chosen = self.own_key(request) if self.own_key is not None else None
         if chosen is None:
             return otherwise
         return self.made_key(chosen, otherwise)
 
     def made_key(self, chosen: object, sender: Key) -> Key:
-        """Give a key that an application's function has chosen, in the group of whoever has sent the request."""
+        """Build a custom key in the group of the sender's key."""
         chosen = normal_key(chosen)
         key = ("key", chosen) if isinstance(chosen, str) else ("key", *chosen)
         return GroupedKey.of(key, self.group_of(sender))
 
     def group_of(self, key: Key) -> Hashable | None:
-        """Tell the group of a key: the network of an address, or that of the sender of what was made up."""
+        """Return the group of a key: the network of an address, or for custom keys the network of the sender."""
         if isinstance(key, GroupedKey):
             return key.group
         return address_group(key, self.ipv6_prefix) if isinstance(key, str) else None

@@ -1,7 +1,7 @@
-"""Whom a category has met lately: how many clients, and who is near the limit.
+"""Recently seen clients of a category: their number, and the clients nearest to a limit.
 
-A note, not a count that anything is decided by: the last decision about each client, for as many as the store may keep.
-With a store that is shared, it knows the clients that this process has met.
+Used for statistics only, never for decisions: the last decision about each client, for at most `max_entries` clients.
+With a shared store it contains the clients that this process has seen.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from tidegate.policy import Key
 
 
-CHECKED_PER_CLEANUP: Final = 50  # clients that are looked at each time, if there are so many
+CHECKED_PER_CLEANUP: Final = 50  # minimum number of clients checked per sweep
 
 
 class ClientNearLimit(NamedTuple):
-    """How a client stands at the limit that it has used most of."""
+    """The usage of a client at its tightest limit."""
 
     key: Key
     limit: str
@@ -37,33 +37,33 @@ class RecentClients:
     __slots__ = ("most", "seen")
 
     def __init__(self, most: int) -> None:
-        """Remember at most so many."""
+        """Keep at most `most` clients."""
         self.seen: dict[Key, Decision] = {}
         self.most = most
 
     def resize(self, most: int) -> None:
-        """Remember so many from now on."""
+        """Change the maximum number of clients."""
         self.most = most
         if len(self.seen) > most:
             self.drop()
 
     def note(self, key: Key, decision: Decision) -> None:
-        """Remember the decision; the one noted first goes when there are too many."""
+        """Record a decision; evict the oldest clients if there are too many."""
         self.seen[key] = decision
         if len(self.seen) > self.most:
             self.drop()
 
     def drop(self) -> None:
-        """Forget some of those who were noted first: several at once, since looking for the first takes time."""
+        """Evict the oldest clients; several at once, because finding the oldest takes time."""
         for key, _ in self._items(max(1, len(self.seen) - self.most, self.most // 16)):
             self.seen.pop(key, None)
 
     def forget(self, key: Key) -> None:
-        """Forget a client."""
+        """Remove a client."""
         self.seen.pop(key, None)
 
     def find(self, text: str | Key) -> Key:
-        """Find the key that is written so; one that is not known stands for itself."""
+        """Return the recorded key whose string form is `text`; `text` itself if there is none."""
         for key, _ in self._items():
             if not isinstance(key, str) and join_key(key) == text:
                 return key
@@ -73,25 +73,25 @@ class RecentClients:
         while True:
             try:
                 return list(islice(self.seen.items(), most))
-            except RuntimeError:  # another thread has noted somebody meanwhile
+            except RuntimeError:  # another thread changed the dictionary
                 continue
 
     def clean(self, now: int) -> int:
-        """Forget whoever has nothing left to remember; tell how many stay."""
+        """Remove clients whose windows have ended; return the number of the others."""
         for key, decision in self._items():
             if decision.at + _reset(decision) <= now:
                 self.seen.pop(key, None)
         return len(self.seen)
 
     def sweep(self, now: int, part: float) -> None:
-        """Look at a part of the clients, those not looked at for longest, and forget whose windows are over."""
+        """Check a part of the clients, least recently checked first; remove those whose windows have ended."""
         for key, _ in self._items(max(CHECKED_PER_CLEANUP, math.ceil(len(self.seen) * min(1.0, part)))):
             decision = self.seen.pop(key, None)
             if decision is not None and decision.at + _reset(decision) > now:
-                self.seen.setdefault(key, decision)  # at the end, unless it was noted again meanwhile
+                self.seen.setdefault(key, decision)  # moved to the end, unless recorded again meanwhile
 
     def near(self, now: int, most: int) -> list[ClientNearLimit]:
-        """Tell who is nearest to a limit, nearest first."""
+        """Return the clients nearest to a limit, nearest first."""
         self.clean(now)
         found = []
         for key, decision in self._items():
