@@ -1,11 +1,12 @@
-"""What stands at the door, for ASGI and WSGI alike: who is the client, which category, what is answered.
+"""Decides about requests, for ASGI and WSGI: identifies the client, finds the category, charges it.
 
-Nothing here waits, and only what is handed out as a step may have to be awaited.
+Nothing here waits or awaits; calls that may have to be awaited are yielded as steps.
 
-    request ─ target ─► Gate and cost ─ client ─► key ─ gate.decide ─► Decision ─ told ─► let in, or denied
+    path, method ──► RequestTarget: CategoryLimiter, cost ─┐
+    peer, headers ─► RequestClient: key ───────────────────┴► decide ──► Decision ──► record_decision ──► allow or deny
 
-The middlewares do the usual case in that order by themselves, since every request pays for it. `admitting` is the same
-with everything that may be special about a request: blocked clients, keys of one's own, charges to be corrected.
+The middlewares run this sequence inline for common requests, because every request pays for it. `check_flow` is the
+complete version: blocked clients, custom keys, several categories, charges that depend on the response.
 """
 
 from __future__ import annotations
@@ -58,28 +59,28 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("tidegate.inbound")
 
-MAX_CACHED_TARGETS: Final = 4096  # places that are remembered, so as not to be worked out for each request
-MAX_CACHED_PATH_LENGTH: Final = 256  # characters of a path worth remembering
+MAX_CACHED_TARGETS: Final = 4096  # the cache is cleared when it is full
+MAX_CACHED_PATH_LENGTH: Final = 256  # targets of longer paths are not cached
 MISSING: Final[Any] = object()
 
 
 class RequestTarget(NamedTuple):
-    """Where a request goes: through a gate, at a cost, and through `more` gates; or (too) to the operator's page."""
+    """The category and cost that a request is charged to, `more` categories, and whether it is for the admin endpoint."""
 
     gate: CategoryLimiter | None
     cost: Cost
-    special: bool = False  # charged by its response, several times, or for the operator: not the usual way
+    special: bool = False  # needs the slow path: charged by its response, several categories, or admin
     admin: bool = False
     more: tuple[tuple[CategoryLimiter, Cost], ...] = ()
 
     @property
     def charges(self) -> tuple[tuple[CategoryLimiter, Cost], ...]:
-        """Every gate, and the cost there."""
+        """All categories and costs."""
         return self.more if self.gate is None else ((self.gate, self.cost), *self.more)
 
 
 class LimitOutcome(NamedTuple):
-    """What becomes of a request, and the decision about it, if there was one; `gate` is the one that said no."""
+    """Whether a request is allowed, and the decision, if there was one; the category that denied it."""
 
     let_in: bool
     decision: Decision | None = None
@@ -90,7 +91,7 @@ class LimitOutcome(NamedTuple):
 
 
 class RequestLimiter:
-    """Everything that both middlewares need."""
+    """The logic that both middlewares share."""
 
     def __init__(
         self,
@@ -103,7 +104,7 @@ class RequestLimiter:
         tasks: bool = False,
         **options: Any,  # noqa: ANN401 - Options, passed on by the middlewares
     ) -> None:
-        """Read the configuration and open the store; what is wrong is refused here. `tasks` await their limiters."""
+        """Read the configuration and open the store; raises ConfigError. `tasks`: the caller awaits the limiters."""
         check_options(options)
         get = options.get
         self._counts: Mapping[str, Counts] = get("count") or {}
@@ -126,15 +127,15 @@ class RequestLimiter:
         self._tasks = tasks and not self.store.instant
         every = get("log_every", 0)
         self.log = DecisionLog(log, every=every, burst=get("log_burst", BURST))
-        self._lines = LogThrottle(get("log_burst") or BURST)  # errors are never silent
+        self._lines = LogThrottle(get("log_burst") or BURST)  # at least some errors are logged
         self.observer: Observer | None = get("observer")
         self.watched = self.observer is not None or every > 0
         self.blocks = TemporaryList()
         self.passes = TemporaryList()
-        self.special = self.clients.own_key is not None  # whether nothing is usual: keys of one's own, clients on lists
+        self.special = self.clients.own_key is not None  # whether every request needs the slow path: custom keys, listed clients
         self._every = round(get("reload", 1.0) * SECOND)
-        self.due = 0  # when chores are to be done
-        self.quiet = 0  # until when what is allowed needs no more than a note: until then, or never if it is watched
+        self.due = 0  # the time of the next maintenance
+        self.quiet = 0  # the fast path is used before this time; 0: never, because of observers
         self._swept = 0
         self.gates: dict[str, CategoryLimiter] = {}
         self.take_over(self._source.rules)
@@ -151,13 +152,14 @@ class RequestLimiter:
     # ---- rules -------------------------------------------------------------------------------------------------------
 
     def _check(self, rules: Rules) -> None:
-        """Refuse rules that the program's own options do not fit."""
+        """Raise ConfigError if the rules lack a category that the options name."""
         unknown = sorted(self._counts.keys() - {category.name for category in rules.categories})
         if unknown:
-            raise ConfigError(f"there is no category {unknown[0]!r}", field="count")
+            names = ", ".join(category.name for category in rules.categories)
+            raise ConfigError(f"unknown category {unknown[0]!r}: expected one of {names}", field="count")
 
     def take_over(self, rules: Rules) -> None:
-        """Decide by these rules from now on; what clients have consumed stays consumed."""
+        """Use these rules from now on; clients keep their usage."""
         gates = {}
         for category in rules.categories:
             gate = self.gates.get(category.name)
@@ -172,21 +174,21 @@ class RequestLimiter:
                 gate.census.resize(rules.max_entries)
             gates[category.name] = gate
         self.rules = rules
-        self.by_method = rules.by_method  # at hand for every request
+        self.by_method = rules.by_method  # cached here for speed
         self.gates = gates
-        self.idle = self._source.watched and not rules.enabled  # nobody decides, but the file may change again
+        self.idle = self._source.watched and not rules.enabled  # no decisions, but the file may change
         if self._sized and isinstance(self.store, MemoryStore):
             self.store.max_entries = rules.max_entries
         self.clients.take_over(rules)
-        self.met = self.clients.direct  # at hand for every request
-        self.targets: dict[object, RequestTarget | None] = {}  # a new one: see Clients.take_over
+        self.met = self.clients.direct  # cached here for speed
+        self.targets: dict[object, RequestTarget | None] = {}  # a new one: see ClientIdentifier.update_rules
 
     def chores(self, now: int) -> None:
-        """Do what is due: look whether the file has changed, forget clients whose windows are over."""
+        """Reload the file if it has changed, and remove expired clients."""
         self.due = now + self._every
         self.quiet = 0 if self.watched else self.due
         self.log.flush(now)
-        # Once in an interval everybody is looked at, a few at a time: no request shall wait for all of them.
+        # All clients are checked once per interval, a few at a time, so that no request waits for a full scan.
         part = (now - self._swept) / SECOND / self.rules.cleanup_interval
         self._swept = now
         for gate in self.gates.values():
@@ -198,17 +200,17 @@ class RequestLimiter:
             self._reload(self._source.changed())
 
     def idle_chores(self) -> None:
-        """Look at the file while limits are switched off, so that they can be switched on again."""
+        """Check the file while limits are disabled, so that it can enable them again."""
         now = self.now()
         if now >= self.due:
             self.chores(now)
 
     def look_at_lists(self) -> None:
-        """Note whether anybody stands on a list: most of the time nobody does, and requests need not be looked up."""
+        """Update whether requests need the slow path; they do not while the temporary lists are empty."""
         self.special = self.clients.own_key is not None or bool(self.blocks or self.passes)
 
     def reload(self) -> str | None:
-        """Read the file again now; tell why it was refused, if it was."""
+        """Reload the file now; return the error, or None."""
         self._reload(self._source.read())
         return self._source.refused
 
@@ -222,12 +224,12 @@ class RequestLimiter:
         else:
             self.take_over(rules)
 
-    # ---- which category ----------------------------------------------------------------------------------------------
+    # ---- targets -----------------------------------------------------------------------------------------------------
 
     def target(
         self, place: tuple[str | None, ...], methods: tuple[str, ...], routes: Sequence[Route], template: str | None
     ) -> RequestTarget | None:
-        """Tell where a request goes, and remember it for all requests of the same place; None: it is not limited."""
+        """Find the target of a request and cache it under `place`; None if the request is not limited."""
         found = self._find(methods, routes, template)
         if sum(map(len, filter(None, place))) <= MAX_CACHED_PATH_LENGTH:
             if len(self.targets) >= MAX_CACHED_TARGETS:
@@ -240,13 +242,13 @@ class RequestLimiter:
         path, prefixes, _ = routes[0]
         if self.admin_path is None or self.admin_path not in (path, *(prefix + path for prefix in prefixes)):
             return through
-        # The page is not limited unless the configuration names it; elsewhere than usual it is never.
+        # The admin endpoint is limited only if the rules name its default path; at another path it never is.
         if through is None or self.admin_path != ADMIN_PATH:
             return RequestTarget(None, 0, special=True, admin=True)
         return through._replace(special=True, admin=True)
 
     def message_target(self, routes: Sequence[Route]) -> RequestTarget | None:
-        """Tell where each message of a websocket goes; None: messages are not limited."""
+        """Find the target of the messages of a websocket; None if they are not limited."""
         return self._through(self.rules.message_matches(routes))
 
     def _through(self, matches: tuple[Match, ...]) -> RequestTarget | None:
@@ -255,13 +257,13 @@ class RequestLimiter:
         (gate, cost), *more = [(self.gates[match.category.name], match.cost) for match in matches]
         return RequestTarget(gate, cost, special=gate.held or bool(more), more=tuple(more))
 
-    # ---- what was decided --------------------------------------------------------------------------------------------
+    # ---- decisions ---------------------------------------------------------------------------------------------------
 
     def told(self, gate: CategoryLimiter, key: Key, cost: Cost, decision: Decision, method: str, path: str) -> bool:
-        """Note a decision; tell whether the request is let in.
+        """Record a decision; return whether the request is allowed.
 
-        The middlewares do the usual part of this themselves: a client that was met before, allowed, with nobody
-        watching and nothing due (`quiet`).
+        The middlewares do this inline on the fast path: a known client is allowed, without observers and before
+        `fast_path_until`.
         """
         gate.census.note(key, decision)
         now = decision[1]
@@ -277,16 +279,13 @@ class RequestLimiter:
         return let_in
 
     def lets_in(self, key: Key, decision: Decision) -> bool:
-        """Tell whether a decision lets a request in.
-
-        Clients without an address may be let in whatever was decided; a warning has said so, once.
-        """
+        """Return whether a request is allowed: always, for clients without an address if `unknown` is "allow"."""
         return decision.allowed or (key is UNKNOWN and self.clients.lets_unknown_in)
 
     def watch(self, policy: Policy, key: Key, cost: Cost, decision: Decision, method: str, path: str) -> None:
-        """Tell logs and observers of a decision."""
+        """Pass a decision to the log and the observer."""
         if self.observer is None and not log.isEnabledFor(logging.INFO if decision[0] else logging.WARNING):
-            return  # nobody listens, and a flood of denials should cost little
+            return  # nothing to notify; keeps floods of denials cheap
         costs = policy.one if cost == 1 else policy.costs(cost)
         record = Record("acquire", policy, key, costs, decision, f"{method} {path}")
         self.log(record)
@@ -294,7 +293,7 @@ class RequestLimiter:
             self.observer(record)
 
     def admitting(self, request: Request, target: RequestTarget, visitor: RequestClient) -> Steps[LimitOutcome]:
-        """Decide about a request with something special about it."""
+        """Decide about a request, with all special cases."""
         key = self.clients.key_of(request, visitor.key or UNKNOWN)
         if target.gate is not None and (self.blocks or self.passes or visitor.blocked):
             now = self.now()
@@ -328,7 +327,7 @@ class RequestLimiter:
         return LimitOutcome(let_in=True, decision=decision, key=key, settlement=settlement)
 
     def admitting_message(self, target: RequestTarget, visitor: RequestClient, key: Key, path: str) -> Steps[bool]:
-        """Decide about a message of a websocket, which may have been opened long ago."""
+        """Decide about a message of a websocket; the lists may have changed since it was opened."""
         if self.blocks or self.passes:
             now = self.now()
             if self.passes.until(key, visitor.address, now):
@@ -352,7 +351,7 @@ class RequestLimiter:
 
     def _blocked_until(self, key: Key, visitor: RequestClient, now: int) -> int:
         until = self.blocks.until(key, visitor.address, now) or 0
-        # Who is blocked by the file is blocked until the file says otherwise.
+        # Clients blocked by the file stay blocked until the file changes.
         return max(until, now + round(self.rules.cleanup_interval * SECOND)) if visitor.blocked else until
 
     def _refuse(self, request: Request, gate: CategoryLimiter, key: Key, now: int, until: int) -> LimitOutcome:
@@ -363,11 +362,11 @@ class RequestLimiter:
         return LimitOutcome(let_in=False, decision=decision, key=key, kind="abnormal-usage-detected", gate=gate)
 
     def lost(self, gate: CategoryLimiter, error: Exception) -> LimitOutcome:
-        """Do without the store about a category."""
+        """Handle a store error in a category."""
         return self.lost_by(gate.category.policy, error)._replace(gate=gate)
 
     def lost_by(self, policy: Policy, error: Exception) -> LimitOutcome:
-        """Log that the store could not decide; do as the policy says, where it leaves a choice."""
+        """Log a store error; allow or deny by the policy's `on_store_error`."""
         self.say(logging.ERROR, "%s: the store could not decide: %s", policy.name, error)
         if policy.on_store_error != "deny":
             return LimitOutcome(let_in=True)
@@ -375,7 +374,7 @@ class RequestLimiter:
         return LimitOutcome(let_in=False, decision=LocalDecision((False, self.now(), policy.limits, again, None)))
 
     def say(self, level: int, message: str, *about: object) -> None:
-        """Log what any client can bring about, sparingly."""
+        """Log a message that any client can cause, at a limited rate."""
         now = self.now()
         self._count_unwritten(now)
         if self._lines.may_write((level, message), now):
@@ -387,10 +386,10 @@ class RequestLimiter:
             log.log(level, "%s: %d more within one second", message.replace("%s", "…"), lines)
 
     def flush(self) -> None:
-        """Log how many lines were left out until now."""
+        """Log the number of suppressed lines."""
         self.log.flush()
         self._count_unwritten(None)
 
     def now(self) -> int:
-        """Tell the time, in microseconds since 1970."""
+        """Return the time in microseconds since 1970."""
         return self.clock.ns() // 1000

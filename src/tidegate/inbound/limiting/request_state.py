@@ -1,8 +1,7 @@
-"""A request on its way through the application: what was decided about it so far.
+"""The decisions about a request while the application handles it.
 
-The middleware leaves it in the ASGI scope or WSGI environ under NAME. Limits of single routes find it there: they use
-the middleware's store and its idea of who the client is, and add their decisions, so that the tightest limit of all is
-told in the headers.
+The middleware stores it in the ASGI scope or WSGI environ under STATE_KEY. Route limits read it there: they use the
+middleware's store and client, and add their decisions, so that the headers show the tightest of all limits.
 """
 
 from __future__ import annotations
@@ -20,9 +19,9 @@ STATE_KEY: Final = "tidegate"
 
 
 class RequestState:
-    """Who asks, and what was decided.
+    """The client of a request and the decisions about it.
 
-    Where a middleware stands in front of another one, the outer one writes what both have decided.
+    If middlewares are nested, the outer one writes the headers for both.
     """
 
     __slots__ = ("decision", "guard", "inner", "nested", "visitor")
@@ -34,7 +33,7 @@ class RequestState:
         decision: Decision | None,
         outer: RequestState | None = None,
     ) -> None:
-        """Begin with the middleware's decision; None: it limits no such requests, and did not ask who it is."""
+        """Start with the middleware's decision; client and decision are None if it does not limit the request."""
         self.guard = guard
         self.visitor = visitor
         self.decision = decision
@@ -44,17 +43,17 @@ class RequestState:
             outer.add(self)
 
     def add(self, decision: Decision | RequestState) -> None:
-        """Note the decision of a limit further in, or the visit to a middleware there."""
+        """Add the decision of a route limit, or the state of an inner middleware."""
         self.inner = [*(self.inner or ()), decision]
 
     def look_again(self, decision: Decision | None) -> None:
-        """Tell how the client stands now; None: as before."""
+        """Replace the decision after the charge was corrected; None: keep it."""
         if decision is not None:
             self.decision = decision
 
     @property
     def told(self) -> Decision | None:
-        """What the client is told: everything that was decided."""
+        """All decisions combined, as the headers show them."""
         if self.inner is None:
             return self.decision
         inner = [part.told if isinstance(part, RequestState) else part for part in self.inner]

@@ -1,11 +1,11 @@
-"""Limits of single routes: what `limit(…)` does in every framework.
+"""Limits on single routes: the part of `limit(…)` that all frameworks share.
 
-    @limit("5/1m")                                      5 a minute for each client, at this route
-    @limit(["5/1m", "50/1d"], key=by_api_key())         for each API key; requests without one by address
-    @limit(lambda request: plan_of(request))            a limit of the moment: text, a Limit, several; None: no limit
-    uploads = limit("100/1h", scope="uploads")          one count for every route that it is put on
+    @limit("5/1m")                                      5 per minute for each client of this route
+    @limit(["5/1m", "50/1d"], key=by_api_key())         per API key; requests without one by address
+    @limit(lambda request: plan_of(request))            dynamic: a string, a Limit, several; None: no limit
+    uploads = limit("100/1h", scope="uploads")          one count shared by all routes that use it
 
-Behind a RateLimitMiddleware they use its store, its idea of who the client is and its headers; else their own.
+Behind a RateLimitMiddleware they use its store, its clients and its headers; otherwise their own.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ if TYPE_CHECKING:
 
 Limits = str | Limit | Iterable[str | Limit]
 LimitsOf = Callable[["Request"], "Limits | None"]
-MAX_CACHED_LIMITS: Final = 1000  # different limits of one route that are remembered: a function may make up any number
+MAX_CACHED_LIMITS: Final = 1000  # a function may return any number of different limits
 
 
 class RouteLimit:
-    """A limit to be put on routes. Frameworks differ in how they are asked and answered: see its subclasses."""
+    """A limit on routes. Subclasses adapt it to the requests and responses of a framework."""
 
     def __init__(
         self,
@@ -61,16 +61,16 @@ class RouteLimit:
         denied: Denying | None = None,
         clock: Any = None,  # noqa: ANN401 - a Clock
     ) -> None:
-        """Limit by text such as "5/1m", a Limit, several, or a function of the request.
+        """Take a string such as "5/1m", a Limit, several, or a function of the request that returns one of these.
 
-        `key` tells whose limit it is, `cost` what a request costs; routes with the same `scope` are counted together.
-        `store`, `trusted_proxies`, `headers` and `clock` are for routes without a middleware in front.
+        `key` returns the key of a request, `cost` is its cost; routes with the same `scope` share a count.
+        `store`, `trusted_proxies`, `headers` and `clock` are used without a middleware in front.
         """
         wrong = OPTIONAL_FUNCTION(key)
         if wrong:
             raise ConfigError(f"{wrong} such as by_header('x-tenant'), not {key!r}", field="key")
         self._limits: Limits | LimitsOf = limits if callable(limits) else exact(limits)
-        Policy("route", exact("1/1s" if callable(limits) else limits), mode, on_store_error)  # refused now, not later
+        Policy("route", exact("1/1s" if callable(limits) else limits), mode, on_store_error)  # raise now, not at the first request
         check_style(headers)
         self._key_of = key
         self._cost = cost
@@ -84,10 +84,10 @@ class RouteLimit:
         self._denied = denied
         self._limiters: dict[object, tuple[Store, Limiter | AsyncLimiter]] = {}
 
-    # ---- deciding ----------------------------------------------------------------------------------------------------
+    # ---- decisions ---------------------------------------------------------------------------------------------------
 
     def guard_of(self, visit: RequestState | None) -> RequestLimiter:
-        """Give what knows clients and keeps the store: the middleware's, or one of our own."""
+        """Return the request limiter of the middleware, or an own one if there is none."""
         if visit is not None and self._own_store is None:
             return visit.guard
         if self._own is None:
@@ -98,7 +98,7 @@ class RouteLimit:
     def deciding(
         self, request: Request, visit: RequestState | None, visitor: RequestClient, route: str, *, tasks: bool = False
     ) -> Steps[Decision | None]:
-        """Decide about a request at a route; None: it is not limited. `tasks` await their limiters."""
+        """Decide about a request to a route; None if it is not limited. `tasks`: the caller awaits the limiters."""
         guard = self.guard_of(visit)
         limits = self._limits(request) if callable(self._limits) else None
         key = self._key(request, visitor, guard)
@@ -120,7 +120,7 @@ class RouteLimit:
         return decision
 
     def _key(self, request: Request, visitor: RequestClient, guard: RequestLimiter) -> Key | None:
-        """Tell whose limit it is; None: nobody's, for clients that are exempt and those without an address."""
+        """Return the key of a request; None if it is not limited: exempt clients and clients without an address."""
         if visitor.key is None:
             return None
         chosen = self._key_of(request) if self._key_of is not None else None
@@ -131,7 +131,7 @@ class RouteLimit:
     def _limiter(
         self, guard: RequestLimiter, name: str, limits: Limits | None, *, tasks: bool
     ) -> Limiter | AsyncLimiter:
-        """Give the limiter of a route, by limits of the moment or (None) by those that were given once."""
+        """Return the limiter of a route, for dynamic limits or (None) for the fixed ones."""
         tasks = tasks and not guard.store.instant
         place = (id(guard.store), name, tasks, limits if limits is None else str(limits))
         found = self._limiters.get(place)
@@ -140,18 +140,18 @@ class RouteLimit:
                 self._limiters.clear()
             policy = Policy(name, exact(limits or self._limits), self._mode, self._on_store_error)  # type: ignore[arg-type]  # None: no function
             kind = AsyncLimiter if tasks else Limiter
-            # The store stands beside its limiter so that no other can come by the same id.
+            # The entry keeps the store alive, so that no other store can get the same id.
             found = self._limiters[place] = (guard.store, kind(policy, store=guard.store, clock=guard.own_clock))
         return found[1]
 
-    # ---- answering ---------------------------------------------------------------------------------------------------
+    # ---- responses ---------------------------------------------------------------------------------------------------
 
     def fields(self, visit: RequestState | None, decision: Decision) -> list[tuple[str, str]]:
-        """Tell how a client stands, unless a middleware in front does."""
+        """Return the header fields of a decision; none if a middleware in front adds them."""
         return [] if visit is not None else self.guard_of(visit).answers.fields(decision)
 
     def answer(self, request: Request, visit: RequestState | None, decision: Decision) -> Response:
-        """Write the answer to a denied request."""
+        """Build the response to a denied request."""
         guard = self.guard_of(visit)
         answers = (
             ResponseWriter(guard.answers.style, denied=self._denied) if self._denied is not None else guard.answers
@@ -163,7 +163,7 @@ class RouteLimit:
 
 
 def exact(limits: Limits) -> tuple[Limit, ...]:
-    """Read limits, by the exact algorithm where the text names none."""
+    """Read limits; strings that name no algorithm use sliding_log."""
     if isinstance(limits, Limit) or not isinstance(limits, Iterable):
         return read_limits(limits)
     some = [limits] if isinstance(limits, str) else limits
@@ -175,12 +175,12 @@ def _exact(text: str) -> Limit:
 
 
 def name_of(function: Any) -> str:  # noqa: ANN401 - any function
-    """Name a route by the function that serves it."""
+    """Name a route after its function."""
     return f"{function.__module__}.{function.__qualname__}"
 
 
 def visitor_of(visit: RequestState | None, guard: RequestLimiter, peer: str | None, headers: Any) -> RequestClient:  # noqa: ANN401 - of any framework
-    """Tell who asks: as the middleware in front has found out, or by ourselves."""
+    """Return the client as identified by the middleware in front, or identify it."""
     known = visit.visitor if visit is not None else None
     return guard.clients.find(peer, headers) if known is None else known
 

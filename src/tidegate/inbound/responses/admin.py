@@ -1,14 +1,14 @@
-"""The operator's page: how many clients are remembered, who is near a limit, and orders about single clients.
+"""The admin endpoint: statistics about recent clients, and actions on single clients.
 
     GET  /api/admin/rate-limit-stats            {"total_entries": 3, "by_category": {"read": 2, …}}
-    GET  /api/admin/rate-limit-stats?top=10     the same, with who is near a limit, who is blocked, the store's metrics
+    GET  /api/admin/rate-limit-stats?top=10     the same, with clients near a limit, lists, store metrics
     POST /api/admin/rate-limit-stats            {"action": "reset", "key": "203.0.113.9"}
                                                 {"action": "block" | "allow", "key": "203.0.113.0/24", "seconds": 600}
                                                 {"action": "unblock" | "disallow", "key": …}     {"action": "reload"}
 
-Orders need the token (`Authorization: Bearer …`). The statistics can also be read by callers on the machine itself. A
-proxy there would make everybody such a caller: a request that says it was forwarded is not taken for one, but not every
-proxy says so.
+Actions require the token (`Authorization: Bearer …`). Local callers can read the statistics without it. Behind a proxy
+on the same host every client has a local peer address, so requests with a forwarding header are not treated as local;
+but not every proxy adds one.
 """
 
 from __future__ import annotations
@@ -39,25 +39,25 @@ log = logging.getLogger("tidegate.inbound")
 
 MAX_BODY_BYTES: Final = 16_384
 MAX_KEY_LENGTH: Final = 512
-MAX_CLIENTS_LISTED: Final = 1000  # clients listed at most
+MAX_CLIENTS_LISTED: Final = 1000  # for `top`
 MAX_BLOCK_SECONDS: Final = 366 * 86_400
 FORWARDING_HEADERS: Final = ("x-forwarded-for", "forwarded", "x-real-ip", "via", "x-forwarded-host", "cf-connecting-ip")
-TEST_CLIENT: Final = "testclient"  # the peer of Starlette's test client, which no network can have
+TEST_CLIENT: Final = "testclient"  # the peer name of Starlette's test client; not a network address
 
 
 def forbidden(guard: RequestLimiter, request: Request, peer: str | None) -> Response | None:
-    """Refuse whoever may not use the page; None: the caller may."""
+    """Return the response to an unauthorized request; None if it is authorized."""
     if request.method not in ("GET", "HEAD", "POST"):
         return json_answer(405, {"error": "use GET or POST"})
     if _has_token(guard, request):
         return None
     if request.method == "POST":
-        error = "orders need the operator's token (admin_token), as in 'Authorization: Bearer …'"
+        error = "POST requires the admin token (admin_token), sent as 'Authorization: Bearer …'"
     elif _is_local(peer) and not any(request.header(name) for name in FORWARDING_HEADERS):
         return None
     else:
-        error = "for callers on this machine, or with the operator's token"
-    guard.say(logging.WARNING, "refused the operator's page to %s", shown(str(request.address)))
+        error = "allowed only for local callers, or with the admin token"
+    guard.say(logging.WARNING, "admin request denied for %s", shown(str(request.address)))
     return json_answer(403, {"error": error})
 
 
@@ -74,18 +74,18 @@ def _is_local(peer: str | None) -> bool:
 
 
 def answering(guard: RequestLimiter, request: Request, query: str, body: bytes) -> Steps[Response]:
-    """Do what the operator wants."""
+    """Handle an authorized request."""
     if request.method != "POST":
         return json_answer(200, statistics(guard, dict(parse_qsl(query[:1024]))))
     if len(body) > MAX_BODY_BYTES:
-        return json_answer(413, {"error": f"an order has at most {MAX_BODY_BYTES} bytes"})
+        return json_answer(413, {"error": f"the body must have at most {MAX_BODY_BYTES} bytes"})
     try:
         order = json.loads(body)
     except (ValueError, RecursionError):
         order = None
     if not isinstance(order, dict):
         example = '{"action": "reset", "key": "203.0.113.9"}'
-        return json_answer(400, {"error": f"expected an order in JSON, such as {example}"})
+        return json_answer(400, {"error": f"expected a JSON object such as {example}"})
     try:
         done = yield from _obeying(guard, order)
     except ConfigError as error:
@@ -96,7 +96,7 @@ def answering(guard: RequestLimiter, request: Request, query: str, body: bytes) 
 
 
 def statistics(guard: RequestLimiter, query: dict[str, str]) -> dict[str, Any]:
-    """Tell how many clients are remembered, by category; with `top`, also who they are."""
+    """Return the number of recent clients by category; with `top`, also clients, lists and metrics."""
     now = guard.now()
     counts = {name: gate.census.clean(now) for name, gate in guard.gates.items()}
     found: dict[str, Any] = {"total_entries": sum(counts.values()), "by_category": counts}
@@ -126,7 +126,7 @@ def _shown(category: str, near: ClientNearLimit) -> dict[str, Any]:
 
 
 def key_text(key: Key) -> str:
-    """Write a key as orders name it."""
+    """Write a key as a string, as actions name it."""
     return key if isinstance(key, str) else join_key(key)
 
 
@@ -135,26 +135,26 @@ def _obeying(guard: RequestLimiter, order: dict[str, Any]) -> Steps[dict[str, An
     known = ("reset", "block", "unblock", "allow", "disallow", "reload")
     if action not in known:
         raise ConfigError(f"must be one of {', '.join(known)}, not {action!r}", field="action")
-    log.warning("the operator's order: %s %s", action, shown(str(key)))
+    log.warning("admin action: %s %s", action, shown(str(key)))
     if action == "reload":
         refused = guard.reload()
         if refused is not None:
             raise ConfigError(refused)
         return {"done": action}
     if not isinstance(key, str) or not key or len(key) > MAX_KEY_LENGTH:
-        raise ConfigError("must be the client's address, a network, or a key as the statistics show it", field="key")
+        raise ConfigError("must be a string: a client address, a network, or a key as shown in the statistics", field="key")
     if action == "reset":
         return (yield from _resetting(guard, key, order.get("category")))
     return _listing(guard, action, key, order.get("seconds"))
 
 
 def _listing(guard: RequestLimiter, action: str, key: str, seconds: object) -> dict[str, Any]:
-    """Put a client on a list, or take it off."""
+    """Add a client to a list, or remove it."""
     some = guard.blocks if action in ("block", "unblock") else guard.passes
     now = guard.now()
     if action in ("block", "allow"):
         if not isinstance(seconds, (int, float)) or isinstance(seconds, bool) or not 0 < seconds <= MAX_BLOCK_SECONDS:
-            raise ConfigError("must be a number of seconds above 0, a year at most", field="seconds")
+            raise ConfigError(f"must be a number above 0 and at most {MAX_BLOCK_SECONDS}", field="seconds")
         name = some.add(key, now + round(seconds * SECOND), now, guard.clients.ipv6_prefix)
         done = {"done": action, "key": name, "seconds": seconds}
     else:
@@ -164,7 +164,7 @@ def _listing(guard: RequestLimiter, action: str, key: str, seconds: object) -> d
 
 
 def _resetting(guard: RequestLimiter, text: str, category: object) -> Steps[dict[str, Any]]:
-    """Let a client start afresh, in one category or in all."""
+    """Reset a client, in one category or in all."""
     if category is not None and (not isinstance(category, str) or category not in guard.gates):
         raise ConfigError(f"must be one of {', '.join(guard.gates)}, not {category!r}", field="category")
     names = [category] if isinstance(category, str) else list(guard.gates)

@@ -1,12 +1,12 @@
-"""Endpoints as configurations write them, and the tree that finds those which a path matches.
+"""Endpoint patterns of a configuration, and the tree that finds the endpoints which match a path.
 
 An endpoint is a path with
-    *               one segment, or, at the end, everything beneath and the path itself: /api/timeline/*
-    {name} <name>   one segment, as routers write it; {name:path} <path:name> at the end: everything beneath
-and the most specific one wins: segment by segment from the left, a literal before `*` before everything beneath.
+    *               one segment, or, at the end, the path itself and all subpaths: /api/timeline/*
+    {name} <name>   one segment, as routers write it; {name:path} <path:name> at the end: all subpaths
+and the most specific one wins: segment by segment from the left, a literal before `*` before all subpaths.
 
-The tree compares folded readings (see `rules.path_readings`). Each endpoint also has a regular expression that
-compares literally: it matches what a router is sure to match whose route is written like the endpoint.
+The tree compares folded readings (see `rules.path_readings`). Each endpoint also has a regular expression for literal
+comparison. It matches only paths that every router matches with a route written like the endpoint.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ T = TypeVar("T")
 
 ONE_SEGMENT, ALL_BENEATH = "{}", "{*}"  # canonical segments
 PARAMETER = re.compile(r"\{[^{}/:]+(?::(?P<brace>[^{}/]+))?\}|<(?:(?P<angle>[^<>/:]+):)?[^<>/]+>")
-ANY_METHOD: Final = ""  # in place of a method: whatever is not named
-LITERAL, SINGLE, PATH_CONVERTER = 0, 1, 2  # what a segment of an endpoint is, the most specific first
+ANY_METHOD: Final = ""  # matches methods that are not named
+LITERAL, SINGLE, PATH_CONVERTER = 0, 1, 2  # kinds of segments, the most specific first
 
-# What each converter of a router is sure to match: the least that Werkzeug, Django and Starlette agree on.
+# What each converter matches in all of Werkzeug, Django and Starlette.
 CONVERTERS: Final = {
     "": "[^/]+",
     "str": "[^/]+",
@@ -37,47 +37,47 @@ CONVERTERS: Final = {
     "float": r"[0-9]+\.[0-9]+",
     "uuid": "[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}",
     "slug": "[-a-zA-Z0-9_]+",
-    "path": r"[^/\n].*",  # Werkzeug's begins with no slash; no router's takes a line break
+    "path": r"[^/\n].*",  # Werkzeug's does not start with a slash; no router's matches a line break
 }
 ALL: Final = "(?:/.*)?"  # with the slash before it
-NEVER: Final = "(?!)"  # a converter of the application's own may match anything or nothing
+NEVER: Final = "(?!)"  # an application's own converter may match anything or nothing
 
 
 class Found(NamedTuple, Generic[T]):
-    """An endpoint that a path matches: what it leads to, how specific it is, and how it is compared literally."""
+    """A compiled endpoint: its target, how specific it is, and its pattern for literal comparison."""
 
     target: T
-    kinds: tuple[int, ...]  # LITERAL, SINGLE or BENEATH, of each segment
+    kinds: tuple[int, ...]  # LITERAL, SINGLE or PATH_CONVERTER, by segment
     path: str  # canonical
-    parts: tuple[str, ...]  # of the regular expression: one of each segment
+    parts: tuple[str, ...]  # regular expressions, by segment
     literally: re.Pattern[str]
-    plain: bool  # whether it matches every clean path literally that it matches folded
+    plain: bool  # whether it matches clean paths literally whenever it matches them folded
 
     def covers(self, template: str) -> bool:
-        """Tell whether the endpoint matches whatever the route with this template matches."""
-        pairs = zip(self.parts, parts_of(template), strict=False)  # as many: their canonical forms are the same
+        """Return whether the endpoint matches every path that the route with this template matches."""
+        pairs = zip(self.parts, parts_of(template), strict=False)  # same length: their canonical forms are equal
         return all(ours in (theirs, CONVERTERS[""], ALL) for ours, theirs in pairs)
 
 
 def canonical(endpoint: str) -> str:
-    """Write an endpoint or a route template with {} for one segment and {*} for everything beneath."""
+    """Rewrite an endpoint or a route template with {} for one segment and {*} for all subpaths."""
     if not endpoint.startswith("/"):
-        raise ConfigError(f"a path starts with '/', as in '/{endpoint}'")
+        raise ConfigError(f"a path must start with '/', as in '/{endpoint}'")
     segments = [_canonical(segment) for segment in fold(unquote(endpoint)).split("/")]
     if segments[-1] == "*":
         segments[-1] = ALL_BENEATH
     segments = [ONE_SEGMENT if segment == "*" else segment for segment in segments]
     if ALL_BENEATH in segments[:-1]:
-        raise ConfigError(f"only the end of a path can stand for everything beneath, as in '/api/*', not {endpoint!r}")
+        raise ConfigError(f"a wildcard for all subpaths must be at the end, as in '/api/*', not {endpoint!r}")
     for segment in segments:
         if segment not in (ONE_SEGMENT, ALL_BENEATH) and re.search(r"[*?#;<>{}\\\x00-\x20\x7f]|^\.\.?$", segment):
-            message = f"{segment!r} in {endpoint!r} is no segment of a path: write it plainly, or '*', '{{name}}'"
+            message = f"{segment!r} in {endpoint!r} is not a valid path segment: use a literal, '*' or '{{name}}'"
             raise ConfigError(message)
     return "/".join(segments)
 
 
 def _converter(segment: str) -> str | None:
-    """Tell by which converter a segment is a parameter; None: it is none."""
+    """Return the converter of a parameter segment ("" by default); None if the segment is not a parameter."""
     found = PARAMETER.fullmatch(segment)
     return None if found is None else found["brace"] or found["angle"] or ""
 
@@ -88,7 +88,7 @@ def _canonical(segment: str) -> str:
 
 
 def parts_of(endpoint: str) -> tuple[str, ...]:
-    """Give the regular expression of each segment: what a router is sure to match whose route is written like this."""
+    """Return the regular expression of each segment: what every router matches with a route written like this."""
     *segments, last = unquote(endpoint).split("/")
     return (*map(_part, segments), ALL if last == "*" else _part(last))
 
@@ -99,7 +99,7 @@ def _part(segment: str) -> str:
 
 
 def _compile(endpoint: str, target: T) -> Found[T]:
-    """Work out everything that an endpoint is compared by."""
+    """Compile an endpoint."""
     path, parts = canonical(endpoint), parts_of(endpoint)
     segments = path.split("/")
     kinds = tuple(
@@ -112,7 +112,7 @@ def _compile(endpoint: str, target: T) -> Found[T]:
 
 
 class PathTree(Generic[T]):
-    """Finds the endpoints of a path and method. Those without `*` are looked up whole, others segment by segment."""
+    """Finds the endpoints of a path and method: literal paths in a dictionary, others segment by segment."""
 
     __slots__ = ("_exact", "_root", "_templates")
 
@@ -123,9 +123,9 @@ class PathTree(Generic[T]):
         self._root: _Node[T] = _Node()
 
     def add(self, endpoint: str, methods: Iterable[str], target: T) -> T | None:
-        """Set the target of an endpoint, for some methods or (none given) for all that are not named elsewhere.
+        """Set the target of an endpoint, for some methods or (none given) for all methods not named elsewhere.
 
-        Where one has been set before, that stays and is given back.
+        If the endpoint already has a target, keep it and return it.
         """
         found = _compile(endpoint, target)
         path = found.path
@@ -150,7 +150,7 @@ class PathTree(Generic[T]):
         return found
 
     def template(self, template: str, method: str) -> Found[T] | None:
-        """Find the endpoint that is written like a route template, whatever its parameters are called."""
+        """Find the endpoint that is written like a route template, ignoring parameter names."""
         try:
             path = canonical(template)
         except ConfigError:
@@ -159,7 +159,7 @@ class PathTree(Generic[T]):
         return None if methods is None else _of(methods, method)
 
     def matching(self, path: str, method: str) -> Iterator[Found[T]]:
-        """Give all endpoints that a folded reading of a path matches, the most specific first."""
+        """Yield all endpoints that match a folded reading of a path, the most specific first."""
         exact = _of(self._exact.get(path, {}), method)
         if exact is not None:
             yield exact
@@ -167,13 +167,13 @@ class PathTree(Generic[T]):
             yield from self._root.matching(path.split("/")[1:] if path != "/" else [], 0, method)
 
     def find(self, path: str, method: str) -> T | None:
-        """Find the target of the most specific endpoint that a folded reading of a path matches."""
+        """Return the target of the most specific endpoint that matches a folded reading of a path."""
         found = next(self.matching(path, method), None)
         return None if found is None else found.target
 
 
 class _Node(Generic[T]):
-    """A segment of the endpoints that have one with `*` or {}: what may follow it, and the targets here and beneath."""
+    """A node for one segment: the following segments, and the endpoints that end here or match all subpaths."""
 
     __slots__ = ("beneath", "here", "literals", "one")
 
@@ -184,14 +184,14 @@ class _Node(Generic[T]):
         self.beneath: dict[str, Found[T]] = {}
 
     def child(self, segment: str) -> _Node[T]:
-        """Give the node of a segment that follows, a new one if there was none."""
+        """Return the node of a following segment; create it if it is missing."""
         if segment == ONE_SEGMENT:
             self.one = self.one or _Node()
             return self.one
         return self.literals.setdefault(segment, _Node())
 
     def matching(self, segments: list[str], place: int, method: str) -> Iterator[Found[T]]:
-        """Give what follows literally, then any segment, then everything beneath."""
+        """Yield literal matches, then single wildcards, then wildcards for all subpaths."""
         if place == len(segments):
             found = _of(self.here, method)
             if found is not None:
@@ -206,7 +206,7 @@ class _Node(Generic[T]):
 
 
 def _of(methods: dict[str, Found[T]], method: str) -> Found[T] | None:
-    """Choose by method; HEAD does what GET does, unless it is named itself."""
+    """Select the endpoint of a method; HEAD uses the endpoint of GET unless it has its own."""
     found = methods.get(method)
     if found is None and method == "HEAD":
         found = methods.get("GET")
