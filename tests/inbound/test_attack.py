@@ -38,7 +38,7 @@ def test_rotating_addresses_neither_fill_the_memory_nor_free_the_exhausted(kind,
     api.flood(address(number) for number in range(ADDRESSES // 2, ADDRESSES))
     assert blocks(api) - before < MOST
     assert api.guard.store.metrics()["entries"] == MOST
-    assert api.guard.gates["read"].census.clean(api.guard.now()) <= MOST
+    assert api.guard.gates["read"].recent_clients.remove_expired(api.guard.now()) <= MOST
     assert api.ask("/api/cluster", peer="203.0.113.1").status == 429  # exhausted, and stays so
     assert api.ask("/api/feeds", peer="203.0.113.2").remaining == 29  # known, and served
     assert caplog.text.count("memory store is full") == 1

@@ -97,6 +97,6 @@ def test_what_is_remembered_is_bounded(guarded):
         guarded.ask(f"/{number}")
         guarded.guard.clients.find(f"198.18.{number // 256}.{number % 256}", [])
     assert len(guarded.guard.targets) <= 4096
-    assert len(guarded.guard.clients.known) <= 4096
+    assert len(guarded.guard.clients.cache) <= 4096
     guarded.ask("/" + "x" * 10_000)
     assert all(len(place[1]) <= 256 for place in guarded.guard.targets)

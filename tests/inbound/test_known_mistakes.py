@@ -52,7 +52,7 @@ def test_10_one_off_clients_leave_nothing_behind(door):
     api.clock.advance(400)
     api.many(20)
     assert api.guard.store.metrics()["entries"] == 1
-    assert len(api.guard.gates["read"].seen) == 1
+    assert len(api.guard.gates["read"].last_decisions) == 1
 
 
 def test_11_a_lost_store_is_neither_an_outage_nor_a_second_quota():

@@ -123,7 +123,7 @@ def test_paths_that_are_no_utf_8_do_not_share_a_count(door, last):
     api = door(ONE, key=lambda request: request.path)
     for path in (b"/\xfd", b"/\xfc", b"/" + last):
         assert [ask_bytes(api, path).status for _ in range(2)] == [200, 429]
-    assert [key[1] for key in api.guard.gates["read"].seen][:2] == ["/\udcfd", "/\udcfc"]
+    assert [key[1] for key in api.guard.gates["read"].last_decisions][:2] == ["/\udcfd", "/\udcfc"]
 
 
 def ask_bytes(api, path):
@@ -137,7 +137,7 @@ def ask_bytes(api, path):
 def test_a_raw_path_that_is_another_is_not_believed(raw):
     api = AsgiDoor(ONE, key=lambda request: request.path)
     api.ask("/a\ufffd", raw_path=raw)
-    assert list(api.guard.gates["read"].seen) == [("key", "/a\ufffd")]
+    assert list(api.guard.gates["read"].last_decisions) == [("key", "/a\ufffd")]
     api.close()
 
 
@@ -204,7 +204,7 @@ def test_a_cost_that_no_longer_fits_has_no_retry_after(door):
     api = door({"categories": {"read": {"limit": 5, "cost": 5}}})
     gate = api.guard.gates["read"]
     decision = gate.limiter.peek("x", 6)
-    answer = api.guard.answers.denial(fake_request(), decision, gate.category.policy)
+    answer = api.guard.response_writer.write_denial(fake_request(), decision, gate.category.policy)
     assert answer.status == 429
     assert "retry-after" not in dict(api.guard.answers.raw_fields(decision))
 
@@ -645,10 +645,10 @@ def test_reset_is_an_instant(door):
 def test_requests_are_counted_and_noted_whichever_way_they_take(door):
     api = door({"categories": {"read": {"limit": 4}}})
     gate = api.guard.gates["read"]
-    for asked in range(1, 7):  # new, known (the short way), known when chores are due, denied
+    for asked in range(1, 7):  # new, known (the short way), known when run_maintenance are due, denied
         api.ask()
         assert (gate.allowed, gate.denied) == (min(asked, 4), max(0, asked - 4))
-        assert gate.seen["203.0.113.9"].remaining == max(0, 4 - asked)
+        assert gate.last_decisions["203.0.113.9"].remaining == max(0, 4 - asked)
         api.clock.advance(0.6)
 
 
@@ -656,7 +656,7 @@ def test_clients_are_forgotten_a_few_at_a_time(door):
     api = door({"cleanup_interval_minutes": 1, "categories": {"read": {"limit": 5, "window": "10s"}}})
     for host in range(300):
         api.ask(peer=f"198.51.{host // 256}.{host % 256}")
-    seen = api.guard.gates["read"].seen
+    seen = api.guard.gates["read"].last_decisions
     api.clock.advance(11)
     api.ask()
     assert 240 <= len(seen) <= 251  # a sixth of the interval has passed, so a sixth of them was looked at
@@ -671,6 +671,6 @@ def test_a_clock_that_steps_back_is_survived(door):
     assert api.many(2) == [200, 200]
     api.clock.advance(-1000)
     assert api.many(2) == [200, 429]  # nothing is credited twice
-    api.guard.chores(api.guard.now())
+    api.guard.run_maintenance(api.guard.now())
     api.clock.advance(1061)
     assert api.ask().status == 200

@@ -192,7 +192,7 @@ def test_checklist_expired_entries_go(door):
     api.clock.advance(300)  # cleanup_interval_minutes: 5
     api.many(10, "/api/feeds")
     assert api.guard.store.metrics()["entries"] == 1
-    assert api.guard.gates["read"].census.clean(api.guard.now()) == 1
+    assert api.guard.gates["read"].recent_clients.remove_expired(api.guard.now()) == 1
 
 
 def test_checklist_max_entries(door):

@@ -145,15 +145,15 @@ async def test_messages_go_by_the_key_that_the_application_chooses(clock):
 async def test_orders_of_the_operator_hold_for_messages_of_open_websockets(clock):
     middleware = RateLimitMiddleware(echo, CONFIG, clock=clock)
     guard = middleware.guard
-    guard.passes.add("203.0.113.9", guard.now() + 10**9, guard.now())
-    guard.look_at_lists()
+    guard.allowed_clients.add("203.0.113.9", guard.now() + 10**9, guard.now())
+    guard.update_special()
     assert len(texts(await talk(middleware, [str(number) for number in range(9)]))) == 10
-    guard.passes.remove("203.0.113.9")
+    guard.allowed_clients.remove("203.0.113.9")
 
     async def blocked_meanwhile(scope, receive, send):
         await receive()
         await send({"type": "websocket.accept"})
-        guard.blocks.add("203.0.113.9", guard.now() + 10**9, guard.now())
+        guard.blocked_clients.add("203.0.113.9", guard.now() + 10**9, guard.now())
         assert (await receive())["type"] == "websocket.disconnect"
 
     middleware.app = blocked_meanwhile

@@ -11,7 +11,7 @@ from typing import Any
 
 from tidegate.core.decision import Decision
 from tidegate.errors import ConfigError
-from tidegate.inbound.asgi import is_fixed, template_of
+from tidegate.inbound.asgi import find_template, has_fixed_mount
 from tidegate.inbound.limiting.flow import drive_async
 from tidegate.inbound.limiting.request_state import STATE_KEY
 from tidegate.inbound.starlette import AsgiLimit
@@ -40,22 +40,22 @@ class limit(AsgiLimit):  # noqa: N801 - used like a function
     async def __call__(self, connection: HTTPConnection, response: Response) -> None:
         """Decide about the current request."""
         scope = connection.scope
-        request, decision = await drive_async(self.looking(scope, name_of(scope)))
+        request, decision = await drive_async(self.check_flow(scope, route_name(scope)))
         if decision is None:
             return
         if decision:
             response.headers.update(dict(self.fields(scope.get(STATE_KEY), decision)))
             return
-        answer = self.answer(request, scope.get(STATE_KEY), decision)
+        denial = self.write_denial(request, scope.get(STATE_KEY), decision)
         if scope["type"] == "websocket":
             raise WebSocketException(POLICY_VIOLATION, "Rate limit exceeded")
-        kept = {name: value for name, value in answer.headers if name.lower() not in ("content-type", "content-length")}
-        raise RateLimitExceeded(answer.status, answer.body.decode("utf-8", "replace"), kept, decision)
+        kept = {name: value for name, value in denial.headers if name.lower() not in ("content-type", "content-length")}
+        raise RateLimitExceeded(denial.status, denial.body.decode("utf-8", "replace"), kept, decision)
 
 
-def name_of(scope: Any) -> str:  # noqa: ANN401 - a scope holds anything
+def route_name(scope: Any) -> str:  # noqa: ANN401 - a scope is any mapping
     """Name the route that FastAPI has matched: its methods, the mount point of its application, and its template."""
     methods = "|".join(sorted(getattr(scope.get("route"), "methods", None) or ["WEBSOCKET"]))
     root = scope.get("root_path") or ""
-    mount = root.removeprefix(scope.get("app_root_path", root)) if is_fixed(scope) else ""
-    return f"{methods} {mount}{template_of(scope) or ''}"
+    mount = root.removeprefix(scope.get("app_root_path", root)) if has_fixed_mount(scope) else ""
+    return f"{methods} {mount}{find_template(scope) or ''}"

@@ -7,7 +7,7 @@ import inspect
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from tidegate.errors import Denied
-from tidegate.inbound.limiting.route_limit import exact, name_of
+from tidegate.inbound.limiting.route_limit import read_exact_limits, route_name
 from tidegate.limiter import AsyncLimiter, Limiter
 from tidegate.policy import Policy
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound="Callable[..., Any]")
 
 
-class limit:  # noqa: N801 - it reads like the decorator it is
+class limit:  # noqa: N801 - used as a decorator
     """Limits the functions that it decorates. It denies and never waits; `Limiter.limited` waits."""
 
     def __init__(
@@ -36,7 +36,7 @@ class limit:  # noqa: N801 - it reads like the decorator it is
         clock: Any = None,  # noqa: ANN401 - a Clock
     ) -> None:
         """Take a string such as "5/1m", a Limit, or several; `key` and `cost` may be functions of the arguments."""
-        self._limits = exact(limits)
+        self._limits = read_exact_limits(limits)
         self._key = key
         self._cost = cost
         self._scope = scope
@@ -45,7 +45,7 @@ class limit:  # noqa: N801 - it reads like the decorator it is
 
     def __call__(self, function: F) -> F:
         """Decorate a function, sync or async."""
-        name = self._scope or name_of(function)
+        name = self._scope or route_name(function)
         policy = Policy(name, self._limits)
         if inspect.iscoroutinefunction(function):
             tasks = AsyncLimiter(policy, store=self._store, clock=self._clock)

@@ -38,7 +38,7 @@ MAX_HOPS: Final = 32  # hops that are read; further hops are ignored
 MAX_NODE_LENGTH: Final = 256  # longer hops are not parsed
 HOST_NAME = re.compile(r"[A-Za-z0-9_.-]{1,253}")
 
-# RFC 7239: name=token or name="quoted string". Unquoted ports and IPv6 addresses are invalid, but common and unambiguous.
+# RFC 7239: name=token or name="quoted string". Unquoted ports and IPv6 addresses are invalid but common, so accepted.
 PAIR = re.compile(r"""([!#$%&'*+.^_`|~0-9A-Za-z-]+)=(?:"((?:[^"\\]|\\.)*)"|([^\s",;=\\]+))""", re.DOTALL)
 SEPARATOR = re.compile(r"[ \t]*(?:;[ \t]*)+|\Z")
 QUOTED_OR_COMMA = re.compile(r'"(?:[^"\\]|\\.)*(?:"|\\?\Z)|,', re.DOTALL)
@@ -58,8 +58,8 @@ class AddressSet:
     `*` (or a network with prefix length 0) matches every address. It is rejected unless it is written twice.
     """
 
-    __slots__ = ("_everybody", "_networks", "_unix", "given")
-    danger = ""  # appended to the error for a single '*'
+    __slots__ = ("_matches_all", "_networks", "_unix", "given")
+    wildcard_risk = ""  # appended to the error for a single '*'
 
     def __init__(self, addresses: Iterable[str] | str = (), *, field: str = "addresses") -> None:
         """Parse addresses, networks, and `unix` for peers on Unix sockets; errors name `field`."""
@@ -67,15 +67,15 @@ class AddressSet:
             addresses = addresses.split(",")
         self.given = tuple(str(entry).strip() for entry in addresses)
         self._unix = any(entry in UNIX_PEERS for entry in self.given)
-        networks = [network_of(entry, field) for entry in self.given if entry not in UNIX_PEERS]
-        everybody = sum(network is None or not network.prefixlen for network in networks)
-        if everybody == 1:
+        networks = [parse_network(entry, field) for entry in self.given if entry not in UNIX_PEERS]
+        wildcards = sum(network is None or not network.prefixlen for network in networks)
+        if wildcards == 1:
             message = (
-                f"'*' matches every address{self.danger}: list addresses and networks such as '10.0.0.0/8', "
+                f"'*' matches every address{self.wildcard_risk}: list addresses and networks such as '10.0.0.0/8', "
                 "or write '*' twice to confirm"
             )
             raise ConfigError(message, field=field)
-        self._everybody = everybody > 0
+        self._matches_all = wildcards > 0
         # By IP version: (network address, mask) of each network.
         self._networks: dict[int, list[tuple[int, int]]] = {4: [], 6: []}
         for network in networks:
@@ -84,7 +84,7 @@ class AddressSet:
 
     def __contains__(self, address: object) -> bool:
         """Return whether an address is in the set; None and non-addresses count as peers on a Unix socket."""
-        if self._everybody:
+        if self._matches_all:
             return True
         found = parse_address(address) if isinstance(address, str) else address
         if not isinstance(found, ClientAddress):
@@ -118,7 +118,7 @@ class TrustedProxies(AddressSet):
     """
 
     __slots__ = ("header",)
-    danger = ", so any client could impersonate any other by sending a header"
+    wildcard_risk = ", so any client could impersonate any other by sending a header"
 
     def __init__(self, addresses: Iterable[str] | str = (), *, header: Header = "both") -> None:
         """Trust these addresses and networks; `header` is `x-forwarded-for`, `forwarded` or `both`."""
@@ -145,16 +145,16 @@ def client_address(peer: str | None, headers: Headers = (), trusted: TrustedProx
     if not isinstance(trusted, TrustedProxies):
         trusted = TrustedProxies(trusted)
     address = parse_address(peer) if peer else None
-    direct = address.text if address else _name(peer)
+    direct = address.text if address else _host_name(peer)
     if not trusted or (address or peer) not in trusted:
         return direct
-    lines = _lines(headers)
-    told = {
-        _walk(direct, hops_of(lines[name]), trusted)
-        for name, hops_of in HEADERS.items()
-        if any(lines[name]) and trusted.header in ("both", name)
+    values = _forwarding_values(headers)
+    addresses = {
+        _follow_hops(direct, parse_hops(values[name]), trusted)
+        for name, parse_hops in HEADER_PARSERS.items()
+        if any(values[name]) and trusted.header in ("both", name)
     }
-    return told.pop() if len(told) == 1 else direct
+    return addresses.pop() if len(addresses) == 1 else direct
 
 
 def address_key(address: str | None, ipv6_prefix: int = 64) -> str:
@@ -174,7 +174,7 @@ def address_key(address: str | None, ipv6_prefix: int = 64) -> str:
 def _key(address: str, ipv6_prefix: int) -> str:
     found = parse_address(address)
     if found is None:
-        return _name(address) or UNKNOWN
+        return _host_name(address) or UNKNOWN
     if found.version == 4 or ipv6_prefix == 128:  # noqa: PLR2004 - IP version, bits
         return found.text
     return str(IPv6Network((found.number, ipv6_prefix), strict=False))
@@ -210,8 +210,8 @@ def _parse(text: str) -> ClientAddress | None:
     return ClientAddress(str(address), address.version, int(address))
 
 
-def network_of(entry: str, field: str) -> Network | None:
-    """Parse an address or network of a configuration; None stands for every address."""
+def parse_network(entry: str, field: str) -> Network | None:
+    """Parse an address or network of a configuration; None means every address."""
     if entry == "*":
         return None
     try:
@@ -230,7 +230,7 @@ def network_of(entry: str, field: str) -> Network | None:
 # ---- forwarding headers ----------------------------------------------------------------------------------------------
 
 
-def _walk(seen: str | None, hops: Iterator[str | None], trusted: TrustedProxies) -> str | None:
+def _follow_hops(seen: str | None, hops: Iterator[str | None], trusted: TrustedProxies) -> str | None:
     """Follow the hops, rightmost first, while they are valid addresses of trusted proxies."""
     for hop in islice(hops, MAX_HOPS):
         address = parse_node(hop) if hop is not None else None
@@ -263,7 +263,7 @@ def _is_port(text: str) -> bool:
     return re.fullmatch(r":(?:[0-9]{1,5}|_[A-Za-z0-9._-]+)", text) is not None
 
 
-def _forwarded_for(values: Sequence[str]) -> Iterator[str | None]:
+def _x_forwarded_for_hops(values: Sequence[str]) -> Iterator[str | None]:
     """Yield the hops of X-Forwarded-For from right to left.
 
     Empty hops are not skipped: they end the search, because the client may have written what is left of them.
@@ -276,7 +276,7 @@ def _forwarded_for(values: Sequence[str]) -> Iterator[str | None]:
             end = start if start >= 0 else -1
 
 
-def _forwarded(values: Sequence[str]) -> Iterator[str | None]:
+def _forwarded_hops(values: Sequence[str]) -> Iterator[str | None]:
     """Yield the `for` of each element of Forwarded, from right to left; None if it is malformed or missing.
 
     Each field line is split separately, so an unclosed quote of a client cannot hide parts of a later line.
@@ -284,43 +284,43 @@ def _forwarded(values: Sequence[str]) -> Iterator[str | None]:
     for value in reversed(values):
         commas = [match.start() for match in QUOTED_OR_COMMA.finditer(value) if match[0] == ","]
         for start, end in reversed(list(zip([-1, *commas], [*commas, len(value)], strict=True))):
-            yield _for(value[start + 1 : end])
+            yield _parse_for(value[start + 1 : end])
 
 
-def _for(element: str) -> str | None:
+def _parse_for(element: str) -> str | None:
     """Parse the `for` parameter of one element strictly: a malformed or repeated parameter makes it None."""
     found: dict[str, str] = {}
-    place = 0
+    position = 0
     element = element.strip(" \t")
-    while place < len(element):
-        match = PAIR.match(element, place)
+    while position < len(element):
+        match = PAIR.match(element, position)
         if match is None or match[1].lower() in found:
             return None
         found[match[1].lower()] = match[3] if match[2] is None else re.sub(r"\\(.)", r"\1", match[2])
         separator = SEPARATOR.match(element, match.end())
         if separator is None:
             return None
-        place = separator.end()
+        position = separator.end()
     return found.get("for")
 
 
-HEADERS: Final = {"x-forwarded-for": _forwarded_for, "forwarded": _forwarded}
-HEADER_LENGTHS: Final = {len(name) for name in HEADERS}
+HEADER_PARSERS: Final = {"x-forwarded-for": _x_forwarded_for_hops, "forwarded": _forwarded_hops}
+HEADER_LENGTHS: Final = {len(name) for name in HEADER_PARSERS}
 
 
-def _lines(headers: Headers) -> dict[str, list[str]]:
+def _forwarding_values(headers: Headers) -> dict[str, list[str]]:
     """Return the values of all field lines of each forwarding header, in order."""
-    lines: dict[str, list[str]] = {name: [] for name in HEADERS}
+    values: dict[str, list[str]] = {name: [] for name in HEADER_PARSERS}
     for name, value in headers.items() if isinstance(headers, Mapping) else headers:
-        if len(name) in HEADER_LENGTHS and (wanted := lines.get(_text(name).lower())) is not None:
+        if len(name) in HEADER_LENGTHS and (wanted := values.get(_text(name).lower())) is not None:
             wanted.append(_text(value))
-    return lines
+    return values
 
 
 def _text(value: str | bytes) -> str:
     return value if isinstance(value, str) else bytes(value).decode("latin-1")
 
 
-def _name(peer: str | None) -> str | None:
+def _host_name(peer: str | None) -> str | None:
     """Return a peer that is a host name; None for socket paths and the like."""
     return peer if peer and HOST_NAME.fullmatch(peer) else None

@@ -47,33 +47,33 @@ class ClientIdentifier:
             trusted_proxies = TrustedProxies(trusted_proxies)
         self.trusted = trusted_proxies
         self.ipv6_prefix = ipv6_prefix
-        self.lets_unknown_in = unknown == "allow"
-        self.own_key = key
+        self.allows_unknown = unknown == "allow"
+        self.key_function = key
         self._warned = False
-        self.take_over(rules)
+        self.update_rules(rules)
 
-    def take_over(self, rules: Rules) -> None:
+    def update_rules(self, rules: Rules) -> None:
         """Use the client lists of these rules from now on."""
         self._rules = rules
         # New dictionaries instead of clear(): a thread that still uses the previous rules must not fill the new cache.
-        self.known: dict[str | None, RequestClient] = {}
+        self.cache: dict[str | None, RequestClient] = {}
         # Clients by peer address, for lookups without headers; always empty if there are trusted proxies.
-        self.direct: dict[str | None, RequestClient] = {} if self.trusted else self.known
+        self.by_peer: dict[str | None, RequestClient] = {} if self.trusted else self.cache
 
     def find(self, peer: str | None, headers: Headers) -> RequestClient:
         """Return the client of a request."""
         if self.trusted:
             peer = client_address(peer, headers, self.trusted)
-        known = self.known
-        found = known.get(peer)
+        cache = self.cache
+        found = cache.get(peer)
         if found is None:
-            found = self._meet(peer)
-            if len(known) >= MAX_CACHED_CLIENTS:
-                known.clear()
-            known[peer] = found
+            found = self._identify(peer)
+            if len(cache) >= MAX_CACHED_CLIENTS:
+                cache.clear()
+            cache[peer] = found
         return found
 
-    def _meet(self, peer: str | None) -> RequestClient:
+    def _identify(self, peer: str | None) -> RequestClient:
         address = peer if self.trusted else client_address(peer)
         if address is None:
             self._warn_unknown()
@@ -91,17 +91,17 @@ class ClientIdentifier:
             log.warning(
                 "requests without a client address are %s (key 'unknown'); if a proxy sends them over a Unix socket, "
                 "set trusted_proxies=['unix']",
-                "allowed without limits" if self.lets_unknown_in else "limited together",
+                "allowed without limits" if self.allows_unknown else "limited together",
             )
 
-    def key_of(self, request: Request, otherwise: Key) -> Key:
-        """Return the key that the application's `key` function chooses, or `otherwise`. Both kinds never collide."""
-        chosen = self.own_key(request) if self.own_key is not None else None
+    def choose_key(self, request: Request, default: Key) -> Key:
+        """Return the key that the application's `key` function chooses, or `default`. Both kinds never collide."""
+        chosen = self.key_function(request) if self.key_function is not None else None
         if chosen is None:
-            return otherwise
-        return self.made_key(chosen, otherwise)
+            return default
+        return self.make_key(chosen, default)
 
-    def made_key(self, chosen: object, sender: Key) -> Key:
+    def make_key(self, chosen: object, sender: Key) -> Key:
         """Build a custom key in the group of the sender's key."""
         chosen = normal_key(chosen)
         key = ("key", chosen) if isinstance(chosen, str) else ("key", *chosen)

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 MAX_KEY_LENGTH: Final = 256  # longer header values are hashed
 # Headers that name another method; some applications use it instead of the request's method.
 METHOD_OVERRIDES: Final = ("x-http-method-override", "x-http-method", "x-method-override")
-LONGEST_METHOD: Final = 32
-REPLACED: Final = "\ufffd"  # replaces bytes that are not UTF-8
+MAX_METHOD_LENGTH: Final = 32
+REPLACEMENT_CHARACTER: Final = "\ufffd"  # replaces bytes that are not UTF-8
 
 
 class Request:
@@ -32,10 +32,10 @@ class Request:
         method: str,
         path: str,
         address: str | None,
-        raw: Any,  # noqa: ANN401 - as the server gives it
+        raw: Any,  # noqa: ANN401 - from the server
         header: Callable[[str], str | None],
     ) -> None:
-        """Called by the middlewares."""
+        """Create a request; the middlewares do this."""
         self.method = method
         self.path = path
         self.address = address
@@ -88,7 +88,7 @@ def asgi_path(scope: Any) -> str:  # noqa: ANN401 - a scope is any mapping
     """Return the path of an ASGI scope; restore bytes that the server has replaced because they are not UTF-8."""
     path: str = scope["path"]
     raw = scope.get("raw_path")
-    if not raw or REPLACED not in path:
+    if not raw or REPLACEMENT_CHARACTER not in path:
         return path
     found = unquote_to_bytes(raw.partition(b"?")[0])
     return found.decode("utf-8", "surrogateescape") if found.decode("utf-8", "replace") == path else path

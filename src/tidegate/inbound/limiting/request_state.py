@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from tidegate.inbound.responses.response import together
+from tidegate.inbound.responses.response import combine_decisions
 
 if TYPE_CHECKING:
     from tidegate.core.decision import Decision
@@ -24,18 +24,18 @@ class RequestState:
     If middlewares are nested, the outer one writes the headers for both.
     """
 
-    __slots__ = ("decision", "guard", "inner", "nested", "visitor")
+    __slots__ = ("client", "decision", "inner", "nested", "request_limiter")
 
     def __init__(
         self,
-        guard: RequestLimiter,
-        visitor: RequestClient | None,
+        request_limiter: RequestLimiter,
+        client: RequestClient | None,
         decision: Decision | None,
         outer: RequestState | None = None,
     ) -> None:
         """Start with the middleware's decision; client and decision are None if it does not limit the request."""
-        self.guard = guard
-        self.visitor = visitor
+        self.request_limiter = request_limiter
+        self.client = client
         self.decision = decision
         self.inner: list[Decision | RequestState] | None = None
         self.nested = outer is not None
@@ -46,16 +46,16 @@ class RequestState:
         """Add the decision of a route limit, or the state of an inner middleware."""
         self.inner = [*(self.inner or ()), decision]
 
-    def look_again(self, decision: Decision | None) -> None:
+    def replace_decision(self, decision: Decision | None) -> None:
         """Replace the decision after the charge was corrected; None: keep it."""
         if decision is not None:
             self.decision = decision
 
     @property
-    def told(self) -> Decision | None:
+    def combined_decision(self) -> Decision | None:
         """All decisions combined, as the headers show them."""
         if self.inner is None:
             return self.decision
-        inner = [part.told if isinstance(part, RequestState) else part for part in self.inner]
+        inner = [part.combined_decision if isinstance(part, RequestState) else part for part in self.inner]
         decisions = [decision for decision in (self.decision, *inner) if decision is not None]
-        return together(decisions) if decisions else None
+        return combine_decisions(decisions) if decisions else None

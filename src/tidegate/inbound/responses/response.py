@@ -74,10 +74,10 @@ class ResponseWriter:
     """Writes headers and denials in one style."""
 
     def __init__(self, style: Style = "x", *, expose: bool = False, denied: Denying | None = None) -> None:
-        """Write headers in this style; `expose` them to scripts from other origins; `denied` returns custom responses."""
+        """Set the style of the headers; `expose` them to other origins; `denied` returns custom responses."""
         check_style(style)
         self.style = style
-        self.own = denied
+        self.custom_denial = denied
         self._extra: Fields = [("Access-Control-Expose-Headers", EXPOSED_HEADERS[style])] if expose else []
         self._raw_extra = raw(self._extra)
 
@@ -92,7 +92,7 @@ class ResponseWriter:
         if self.style != "x":
             return raw(self.fields(decision))
         # The same as `write`, but in bytes and faster: this runs for every request.
-        _, at, limits, told, costs = decision
+        _, at, limits, views_or_states, costs = decision
         limit = limits[0]
         if len(limits) > 1:
             views = decision.views
@@ -100,9 +100,9 @@ class ResponseWriter:
             waits = [view[1] for view in views]
             retry = -1 if -1 in waits else max(waits)
         elif costs is None:
-            remaining, retry, reset = told[0]  # type: ignore[misc]  # without costs, it is a view
+            remaining, retry, reset = views_or_states[0]  # type: ignore[misc]  # without costs, it is a view
         else:
-            remaining, retry, reset = limit.rules.view(told[0], limit, costs[0], at)
+            remaining, retry, reset = limit.rules.view(views_or_states[0], limit, costs[0], at)
         quota = limit.quota
         fields = [
             (b"x-ratelimit-limit", b"%d" % quota),
@@ -151,25 +151,27 @@ class ResponseWriter:
 
         return fields
 
-    def denial(self, request: Request, decision: Decision, policy: Policy, kind: Kind = "quota-exceeded") -> Response:
+    def write_denial(
+        self, request: Request, decision: Decision, policy: Policy, kind: Kind = "quota-exceeded"
+    ) -> Response:
         """Build the response to a denied request, without the rate limit headers."""
-        made = self.own(request, decision) if self.own is not None else None
-        if made is None and not prefers_json(request.header("accept")):
+        custom = self.custom_denial(request, decision) if self.custom_denial is not None else None
+        if custom is None and not prefers_json(request.header("accept")):
             return plain_denial(decision, policy, kind)
-        kind = reason(decision, policy, kind)
+        kind = denial_kind(decision, policy, kind)
         status = 503 if kind == "temporary-reduced-capacity" else 429
-        if isinstance(made, Response):
-            return _unkept(made)
-        if isinstance(made, (str, bytes)):
-            return _answer(status, made, "text/plain; charset=utf-8")
-        if made is not None:
-            return _answer(status, json.dumps(made), "application/json")
-        return _answer(status, json.dumps(problem(decision, kind)), PROBLEM_TYPE)
+        if isinstance(custom, Response):
+            return _mark_uncacheable(custom)
+        if isinstance(custom, (str, bytes)):
+            return _make_response(status, custom, "text/plain; charset=utf-8")
+        if custom is not None:
+            return _make_response(status, json.dumps(custom), "application/json")
+        return _make_response(status, json.dumps(problem(decision, kind)), PROBLEM_TYPE)
 
 
 def plain_denial(decision: Decision, policy: Policy, kind: Kind = "quota-exceeded") -> Response:
     """Return the default response to a denied request, in plain text."""
-    if reason(decision, policy, kind) == "temporary-reduced-capacity":
+    if denial_kind(decision, policy, kind) == "temporary-reduced-capacity":
         return UNAVAILABLE
     for _, retry, _ in decision.views:
         if retry < 0:
@@ -177,7 +179,7 @@ def plain_denial(decision: Decision, policy: Policy, kind: Kind = "quota-exceede
     return PLAIN_DENIAL
 
 
-def reason(decision: Decision, policy: Policy, kind: Kind) -> Kind:
+def denial_kind(decision: Decision, policy: Policy, kind: Kind) -> Kind:
     """Return the kind of a denial; a store error is not the client's fault."""
     lost = isinstance(decision, LocalDecision) and policy.on_store_error == "deny"
     return "temporary-reduced-capacity" if lost else kind
@@ -187,21 +189,21 @@ def _remaining(left: int) -> RawField:
     return REMAINING_FIELDS[left] if left < CACHED_REMAINING else (b"x-ratelimit-remaining", b"%d" % left)
 
 
-def _answer(status: int, body: str | bytes, kind: str) -> Response:
+def _make_response(status: int, body: str | bytes, kind: str) -> Response:
     content = body.encode("utf-8", "replace") if isinstance(body, str) else body
-    return _unkept(Response(status, content, (("Content-Type", kind), ("Content-Length", str(len(content))))))
+    return _mark_uncacheable(Response(status, content, (("Content-Type", kind), ("Content-Length", str(len(content))))))
 
 
-def _unkept(answer: Response) -> Response:
+def _mark_uncacheable(response: Response) -> Response:
     """Mark the response as uncacheable (RFC 6585), unless it has Cache-Control."""
-    if any(name.lower() == "cache-control" for name, _ in answer.headers):
-        return answer
-    return answer._replace(headers=(*answer.headers, ("Cache-Control", "no-store")))
+    if any(name.lower() == "cache-control" for name, _ in response.headers):
+        return response
+    return response._replace(headers=(*response.headers, ("Cache-Control", "no-store")))
 
 
-def json_answer(status: int, content: object) -> Response:
+def json_response(status: int, content: object) -> Response:
     """Build a JSON response."""
-    return _answer(status, json.dumps(content), "application/json")
+    return _make_response(status, json.dumps(content), "application/json")
 
 
 def raw(fields: Iterable[tuple[str, str]]) -> RawFields:
@@ -209,14 +211,14 @@ def raw(fields: Iterable[tuple[str, str]]) -> RawFields:
     return [(name.lower().encode("latin-1"), value.encode("latin-1", "replace")) for name, value in fields]
 
 
-def worked_out(decision: Decision) -> Decision:
+def with_views(decision: Decision) -> Decision:
     """Return a decision with computed views, because a denial reads them several times."""
     if decision[4] is None:
         return decision
     return type(decision)((decision[0], decision[1], decision[2], decision.views, None))
 
 
-def together(decisions: Sequence[Decision]) -> Decision:
+def combine_decisions(decisions: Sequence[Decision]) -> Decision:
     """Combine several decisions about one request, so that headers show the tightest of all limits."""
     if len(decisions) == 1:
         return decisions[0]
@@ -225,7 +227,7 @@ def together(decisions: Sequence[Decision]) -> Decision:
     return Decision((all(decisions), max(decision.at for decision in decisions), limits, views, None))
 
 
-def asks_for_json(headers: Iterable[RawField]) -> bool:
+def mentions_json(headers: Iterable[RawField]) -> bool:
     """Return whether Accept mentions JSON at all; if not, `prefers_json` need not be called."""
     for name, value in headers:  # noqa: SIM110 - any() would create a generator for each denial
         if name == b"accept" and b"json" in value.lower():
@@ -264,9 +266,9 @@ def _quality(parameters: Iterable[str]) -> float:
     return 1.0
 
 
-PLAIN_DENIAL: Final = _answer(429, "Rate limit exceeded. Try again later.", "text/plain")
-NEVER_FITS_DENIAL: Final = _answer(
+PLAIN_DENIAL: Final = _make_response(429, "Rate limit exceeded. Try again later.", "text/plain")
+NEVER_FITS_DENIAL: Final = _make_response(
     429, "Rate limit exceeded. The request costs more than the limit can ever allow.", "text/plain"
 )
-UNAVAILABLE: Final = _answer(503, "Rate limits cannot be checked at the moment. Try again later.", "text/plain")
+UNAVAILABLE: Final = _make_response(503, "Rate limits cannot be checked at the moment. Try again later.", "text/plain")
 RAW_PLAIN_HEADERS: Final = raw(PLAIN_DENIAL.headers)

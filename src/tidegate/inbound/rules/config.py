@@ -4,7 +4,7 @@
       enabled: true
       categories:
         expensive: {limit: 5, window_minutes: 60}      # the spec's form; omitted settings have the spec's defaults
-        uploads:                                       # a custom category    
+        uploads:                                       # a custom category
           limits: [10/1m, 100/1d]                      # several; all must pass
           endpoints: [/upload/*, {path: /import, methods: [POST], cost: 5}]
           mode: shadow
@@ -143,7 +143,7 @@ class _Reader:
         for name, (_, _, paths) in self.defaults.items():
             if name not in written or "endpoints" not in written[name].entries():
                 category = categories.get(name) or self._category(name, ConfigValue(EMPTY_CONFIG, self.section.file))
-                categories[name] = replace(category, endpoints=self._free(name, category, paths))
+                categories[name] = replace(category, endpoints=self._default_endpoints(name, category, paths))
         return Rules(
             categories=tuple(categories.values()),
             unmatched=self._unmatched(categories),
@@ -156,7 +156,7 @@ class _Reader:
             max_entries=_get(fields, "max_entries", ConfigValue.whole, default=10_000),
         )
 
-    def _free(self, name: str, category: Category, paths: Iterable[str]) -> tuple[Endpoint, ...]:
+    def _default_endpoints(self, name: str, category: Category, paths: Iterable[str]) -> tuple[Endpoint, ...]:
         """Return the default endpoints of a category that the file does not assign to another one."""
         free = [path for path in paths if self.written.add(path, (), (name, None)) is None]
         return tuple(Endpoint(path, (), category.cost) for path in free)
@@ -226,23 +226,23 @@ class _Reader:
         cost: Cost = 1,
     ) -> Endpoint:
         """Read an endpoint: a path, or a mapping with one. Exempt endpoints have no policy and no cost."""
-        place = entry
+        value = entry
         if entry.is_mapping:
             fields = entry.fields(*(ENDPOINT_FIELDS if policy else ENDPOINT_FIELDS[:2]))
             if "path" not in fields:
                 raise entry.error("needs a path")
-            place = fields["path"]
+            value = fields["path"]
             methods = _get(fields, "methods", _methods, default=methods)
             if policy is not None and "cost" in fields:
                 cost = _cost(fields["cost"])
                 _check_cost(policy, cost, fields["cost"])
-        path = place.text()
-        with place.blame():
-            taken = self.written.add(path, methods, (owner, place.line))
+        path = value.text()
+        with value.blame():
+            taken = self.written.add(path, methods, (owner, value.line))
         if taken is not None:
             where = f" (line {taken[1]})" if taken[1] else ""
-            what = "exempt" if taken[0] == "exempt" else f"an endpoint of category {taken[0]!r}"
-            raise place.error(f"{path} is already {what}{where}")
+            description = "exempt" if taken[0] == "exempt" else f"an endpoint of category {taken[0]!r}"
+            raise value.error(f"{path} is already {description}{where}")
         return Endpoint(path, methods, cost)
 
 
@@ -252,7 +252,7 @@ def _get(fields: Fields, name: str, read: Callable[[ConfigValue], T], *, default
 
 
 def _limit(
-    place: ConfigValue,
+    value: ConfigValue,
     fields: Fields,
     algorithm: str,
     name: str,
@@ -262,18 +262,18 @@ def _limit(
     """Read one limit in the spec's form."""
     quota = _get(fields, "limit", ConfigValue.whole, default=quota)
     if quota is None:
-        raise place.error("needs a limit, the number of requests per window (or limits, a list such as [60/1m])")
+        raise value.error("needs a limit, the number of requests per window (or limits, a list such as [60/1m])")
     if "window" in fields and "window_minutes" in fields:
         raise fields["window_minutes"].error("cannot be combined with window: remove one of them")
     period: str | float = 60 * _get(fields, "window_minutes", ConfigValue.number, default=minutes)
     if "window" in fields:
         period = fields["window"].text()
     algorithm = fields["algorithm"].choice(*ALGORITHMS) if "algorithm" in fields else algorithm
-    texts = {option: fields[option].text() for option in ("unit", "timezone") if option in fields}
+    strings = {option: fields[option].text() for option in ("unit", "timezone") if option in fields}
     numbers = {option: fields[option].whole(0) for option in ("burst", "reset_day", "reset_hour") if option in fields}
     window = fields.get("window") or fields.get("window_minutes")
-    with place.blame(**{**fields, "quota": fields.get("limit"), "period": window}):
-        return Limit(quota, period, algorithm, name=name, **texts, **numbers)  # type: ignore[arg-type]  # by name
+    with value.blame(**{**fields, "quota": fields.get("limit"), "period": window}):
+        return Limit(quota, period, algorithm, name=name, **strings, **numbers)  # type: ignore[arg-type]  # by name
 
 
 def _limit_of_list(entry: ConfigValue, algorithm: str, category: str) -> Limit:
@@ -285,12 +285,12 @@ def _limit_of_list(entry: ConfigValue, algorithm: str, category: str) -> Limit:
     else:
         text = entry.text()
         with entry.blame():
-            limit = by_default(Limit.parse(text), text, algorithm)
+            limit = with_default_algorithm(Limit.parse(text), text, algorithm)
         name = limit.name if "name=" in text else ""
     return limit if name else replace(limit, name=f"{category}-{limit.name}")
 
 
-def by_default(limit: Limit, text: str, algorithm: str) -> Limit:
+def with_default_algorithm(limit: Limit, text: str, algorithm: str) -> Limit:
     """Use the given algorithm if the string names none."""
     words = text.split()
     named = limit.algorithm in words or limit.calendar is not None or limit.burst != limit.quota
@@ -305,7 +305,9 @@ def _methods(setting: ConfigValue) -> tuple[str, ...]:
             raise entry.error(f"expected a method such as GET or POST, not {entry}")
         methods.append(method)
     if not methods:
-        raise setting.error("expected methods such as [GET, POST], not an empty list: remove the setting to match all methods")
+        raise setting.error(
+            "expected methods such as [GET, POST], not an empty list: remove the setting to match all methods"
+        )
     return tuple(methods)
 
 
@@ -315,13 +317,13 @@ def _cost(setting: ConfigValue) -> Cost:
     return setting.whole(0)
 
 
-def _check_cost(policy: Policy, cost: Cost, place: ConfigValue) -> None:
+def _check_cost(policy: Policy, cost: Cost, value: ConfigValue) -> None:
     """Raise for a cost in units that no limit counts, or above the maximum of a limit."""
-    with place.blame(cost=place):
+    with value.blame(cost=value):
         costs = policy.costs(cost)
     for limit, amount in zip(policy.limits, costs, strict=True):
         if amount > limit.burst:
-            raise place.error(f"{amount} exceeds the maximum of limit {limit.name!r} ({limit.burst})")
+            raise value.error(f"{amount} exceeds the maximum of limit {limit.name!r} ({limit.burst})")
 
 
 def _charging(fields: Fields, cost: Cost) -> Charging | None:
@@ -336,8 +338,8 @@ def _charging(fields: Fields, cost: Cost) -> Charging | None:
     if counted is None and not refunded and not penalties:
         return None
     if not isinstance(cost, int):
-        place = next(fields[name] for name in ("count", "refund", "penalty") if name in fields)
-        raise place.error("needs a cost that is an integer, not a mapping")
+        value = next(fields[name] for name in ("count", "refund", "penalty") if name in fields)
+        raise value.error("needs a cost that is an integer, not a mapping")
     return Charging(counted, refunded, penalties)
 
 
@@ -345,17 +347,17 @@ def _statuses(setting: ConfigValue) -> frozenset[int]:
     entries = setting.one_or_many()
     if not entries:
         raise setting.error("expected statuses such as [401, 403] or [5xx], not an empty list")
-    return frozenset().union(*(_status(entry, _word(entry)) for entry in entries))
+    return frozenset().union(*(_status(entry, _status_text(entry)) for entry in entries))
 
 
-def _word(setting: ConfigValue) -> str:
+def _status_text(setting: ConfigValue) -> str:
     return str(setting.whole()) if isinstance(setting.raw, int) else setting.text()
 
 
-def _status(place: ConfigValue, text: str) -> frozenset[int]:
+def _status(value: ConfigValue, text: str) -> frozenset[int]:
     found = statuses_of(text)
     if found is None:
-        raise place.error(f"expected a status such as 401 or 5xx, not {text}")
+        raise value.error(f"expected a status such as 401 or 5xx, not {text}")
     return found
 
 

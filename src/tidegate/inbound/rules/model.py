@@ -28,12 +28,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from tidegate.inbound.rules.charging import Charging
-    from tidegate.inbound.rules.paths import Found
+    from tidegate.inbound.rules.paths import FoundEndpoint
     from tidegate.policy import Cost, Policy
 
 ADMIN_PATH: Final = "/api/admin/rate-limit-stats"  # never limited
 ROOT: Final = ("", "/")  # two spellings of the path of a mounted application's root
-MESSAGE_METHOD: Final = "MESSAGE"  # an endpoint's method that stands for websocket messages
+MESSAGE_METHOD: Final = "MESSAGE"  # the method name for websocket messages in an endpoint
 
 
 class Endpoint(NamedTuple):
@@ -86,7 +86,7 @@ class Rules:
     by_method: bool = field(init=False, repr=False, compare=False)  # whether categories depend on the method
     _tree: PathTree[_EndpointTarget] = field(init=False, repr=False, compare=False)
     _messages: PathTree[_EndpointTarget] = field(init=False, repr=False, compare=False)
-    _otherwise: _EndpointTarget = field(init=False, repr=False, compare=False)
+    _unmatched_target: _EndpointTarget = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         """Build the trees; raises ConfigError for duplicate endpoints."""
@@ -109,7 +109,7 @@ class Rules:
         object.__setattr__(self, "_tree", tree)
         object.__setattr__(self, "_messages", messages)
         object.__setattr__(
-            self, "_otherwise", _EndpointTarget.of(self.unmatched, self.unmatched.cost if self.unmatched else 1)
+            self, "_unmatched_target", _EndpointTarget.of(self.unmatched, self.unmatched.cost if self.unmatched else 1)
         )
 
     def matches(
@@ -122,28 +122,28 @@ class Rules:
         """
         if not self.enabled:
             return ()
-        asked = [method.upper() for method in methods if method.upper() not in self.exempt_methods]
-        if len(asked) == len(routes) == 1 and not routes[0].prefixes and template is None:
+        considered = [method.upper() for method in methods if method.upper() not in self.exempt_methods]
+        if len(considered) == len(routes) == 1 and not routes[0].prefixes and template is None:
             # Fast path: a clean path has one reading, and most endpoints that match it match it literally.
             path = routes[0].path
             if CLEAN.fullmatch(path):
-                known = next(self._tree.matching(path, asked[0]), None)
-                if known is None or known.plain:
-                    return (self._otherwise if known is None else known.target).alone
+                known = next(self._tree.find_all(path, considered[0]), None)
+                if known is None or known.is_plain:
+                    return (self._unmatched_target if known is None else known.target).matches
         targets: list[_EndpointTarget] = []
-        for method in asked:
-            for found in _named(self._tree, routes, method, template):
+        for method in considered:
+            for found in _find_endpoints(self._tree, routes, method, template):
                 targets += [endpoint.target for endpoint in found]
                 if not any(endpoint.certain for endpoint in found):
-                    targets.append(self._otherwise)
-        return _together(targets)
+                    targets.append(self._unmatched_target)
+        return _combine(targets)
 
     def message_matches(self, routes: Sequence[Route]) -> tuple[Match, ...]:
         """Return what a websocket message is charged to: only endpoints with the method MESSAGE count."""
         if not self.enabled:
             return ()
-        named = _named(self._messages, routes, MESSAGE_METHOD)
-        return _together([endpoint.target for found in named for endpoint in found])
+        named = _find_endpoints(self._messages, routes, MESSAGE_METHOD)
+        return _combine([endpoint.target for found in named for endpoint in found])
 
 
 class _EndpointTarget(NamedTuple):
@@ -151,7 +151,7 @@ class _EndpointTarget(NamedTuple):
 
     category: Category | None
     cost: Cost
-    alone: tuple[Match, ...]  # the result of `Rules.matches` if this is the only target
+    matches: tuple[Match, ...]  # the result of `Rules.matches` if this is the only target
 
     @classmethod
     def of(cls, category: Category | None, cost: Cost) -> _EndpointTarget:
@@ -161,7 +161,7 @@ class _EndpointTarget(NamedTuple):
         return f"an endpoint of category {self.category.name!r}" if self.category else "exempt"
 
 
-class _Named(NamedTuple):
+class _EndpointCandidate(NamedTuple):
     """An endpoint that may match a route: its rank (smaller is more specific), and whether the match is certain."""
 
     rank: tuple[int, ...]
@@ -169,64 +169,64 @@ class _Named(NamedTuple):
     target: _EndpointTarget
 
 
-def _named(
+def _find_endpoints(
     tree: PathTree[_EndpointTarget], routes: Sequence[Route], method: str, template: str | None = None
-) -> Iterator[list[_Named]]:
+) -> Iterator[list[_EndpointCandidate]]:
     """Yield the most specific endpoints for each reading of a path."""
     for route in routes:
-        yield _most_specific(_naming(tree, route, method, template, literal=True))
+        yield _most_specific(_find_route_endpoints(tree, route, method, template, literal=True))
     for route in all_readings(routes):
-        yield _most_specific(_naming(tree, route, method, template, literal=False))
+        yield _most_specific(_find_route_endpoints(tree, route, method, template, literal=False))
 
 
-def _most_specific(naming: Iterable[_Named]) -> list[_Named]:
+def _most_specific(candidates: Iterable[_EndpointCandidate]) -> list[_EndpointCandidate]:
     """Keep the most specific endpoints, and less specific ones until one is certain."""
-    chosen: list[_Named] = []
-    for _, group in groupby(sorted(naming, key=itemgetter(0)), key=itemgetter(0)):
+    chosen: list[_EndpointCandidate] = []
+    for _, group in groupby(sorted(candidates, key=itemgetter(0)), key=itemgetter(0)):
         chosen += group
-        if any(named.certain for named in chosen):
+        if any(candidate.certain for candidate in chosen):
             break
     return chosen
 
 
-def _naming(
+def _find_route_endpoints(
     tree: PathTree[_EndpointTarget], route: Route, method: str, template: str | None, *, literal: bool
-) -> Iterable[_Named]:
+) -> Iterable[_EndpointCandidate]:
     """Return all endpoints that match the route of a reading: without a prefix, or with one of its prefixes.
 
     Only segments after the prefix decide how specific an endpoint is. If an application is mounted under `/v1`,
     `/v1/items` certainly matches its route `/items`, not `/v1/items`; and `/{a}/{b}` certainly matches `/x/y`, not
     `/y`. If the client chooses the mount point, only endpoints without the prefix are certain.
     """
-    known: dict[int, _Named] = {}
+    known: dict[int, _EndpointCandidate] = {}
     starts = tuple(f"{fold(prefix)}/" for prefix in route.prefixes)
     for prefix in ("", *route.prefixes):
         depth = prefix.count("/")
         spellings = (prefix + route.path,) if route.path not in ROOT else tuple(prefix + path for path in ROOT)
         written = prefix + template if template else ""
-        for found in _found(tree, spellings, written, method, literal=literal):
+        for found in _find_matching(tree, spellings, written, method, literal=literal):
             rank = found.kinds[depth:] or (PATH_CONVERTER + 1 + depth - len(found.kinds),)
             certain = f"{found.path}/".startswith(starts) == bool(prefix) and (route.fixed or not prefix)
             earlier = known.get(id(found))
             if earlier is not None:  # use the least specific rank
                 rank, certain = max(rank, earlier.rank), certain or earlier.certain
-            known[id(found)] = _Named(rank, certain, found.target)
+            known[id(found)] = _EndpointCandidate(rank, certain, found.target)
     return known.values()
 
 
-def _found(
+def _find_matching(
     tree: PathTree[_EndpointTarget], spellings: tuple[str, ...], template: str, method: str, *, literal: bool
-) -> Iterator[Found[_EndpointTarget]]:
+) -> Iterator[FoundEndpoint[_EndpointTarget]]:
     """Yield all endpoints that match one of the spellings of a path, or that are written like the route's template."""
-    for found in tree.matching(fold(spellings[0]), method):
-        if not literal or any(map(found.literally.fullmatch, spellings)):
+    for found in tree.find_all(fold(spellings[0]), method):
+        if not literal or any(map(found.literal_pattern.fullmatch, spellings)):
             yield found
-    named = tree.template(template, method) if template else None
+    named = tree.find_template(template, method) if template else None
     if named is not None and (not literal or named.covers(template)):
         yield named
 
 
-def _together(targets: Iterable[_EndpointTarget]) -> tuple[Match, ...]:
+def _combine(targets: Iterable[_EndpointTarget]) -> tuple[Match, ...]:
     """Charge each category once, with the larger cost if its endpoints differ."""
     found: dict[str, Match] = {}
     for category, cost, _ in targets:
@@ -234,12 +234,12 @@ def _together(targets: Iterable[_EndpointTarget]) -> tuple[Match, ...]:
             continue
         earlier = found.get(category.name)
         if earlier is not None and earlier.cost != cost:
-            cost = _more(category.policy, earlier.cost, cost)  # noqa: PLW2901 - the larger cost
+            cost = _larger_cost(category.policy, earlier.cost, cost)  # noqa: PLW2901 - the larger cost
         found[category.name] = Match(category, cost)
     return tuple(found.values())
 
 
-def _more(policy: Policy, one: Cost, other: Cost) -> Cost:
+def _larger_cost(policy: Policy, one: Cost, other: Cost) -> Cost:
     """Return the larger of two costs, by unit."""
     if isinstance(one, int) and isinstance(other, int):
         return max(one, other)

@@ -28,7 +28,7 @@ CLEAN = re.compile(r"/|(?:/[a-z0-9_~!$&'()+,=:@*-][a-z0-9_~!$&'()+,=:@*.-]*)+")
 SLASHES = re.compile(r"/{2,}")
 CUT = re.compile(r";[^/]*|[?#].*", re.DOTALL)
 CONTROL = re.compile(r"[\x00-\x20\x7f]+")
-ROUNDS: Final = 3  # how often percent-encoding is decoded
+MAX_DECODE_ROUNDS: Final = 3  # how often percent-encoding is decoded
 MAX_MOUNTS: Final = 8  # trailing segments of a mount point that endpoints may include
 # Letters that case-insensitive regular expressions match with i, but `casefold` does not convert.
 DOTTED_AND_DOTLESS: Final = {0x130: "i", 0x131: "i"}
@@ -42,21 +42,23 @@ class Route(NamedTuple):
     fixed: bool = True  # False if the client chooses the mount point, such as /{tenant}
 
 
-def wsgi_routes(path: str, script_name: str, own: str = "") -> tuple[Route, ...]:
+def wsgi_routes(path: str, script_name: str, own_prefix: str = "") -> tuple[Route, ...]:
     """Return the literal readings of a WSGI request's PATH_INFO below its SCRIPT_NAME.
 
-    `own` is a prefix that the application removes from paths itself.
+    `own_prefix` is a prefix that the application removes from paths itself.
     """
-    return _routes(path, own, _prefixes(script_name + own))
+    return _routes(path, own_prefix, _prefixes(script_name + own_prefix))
 
 
-def asgi_routes(path: str, root: str, own: str = "", *, fixed: bool = True, blank: bool = False) -> tuple[Route, ...]:
+def asgi_routes(
+    path: str, root: str, own_prefix: str = "", *, fixed: bool = True, blank: bool = False
+) -> tuple[Route, ...]:
     """Return the literal readings of an ASGI request's path below its `root_path`.
 
-    `own` is the prefix that the application uses instead of `root_path`. `fixed`: the client chose no part of the
-    prefix. `blank`: the application reads paths outside the prefix as " ".
+    `own_prefix` is the prefix that the application uses instead of `root_path`. `fixed`: the client chose no part of
+    the prefix. `blank`: the application reads paths outside the prefix as " ".
     """
-    mount = own or root
+    mount = own_prefix or root
     prefixes = _prefixes(mount)
     routes = _routes(path, mount, prefixes, fixed=fixed)
     outside = blank and mount and (path == mount or not path.startswith(mount))
@@ -66,7 +68,7 @@ def asgi_routes(path: str, root: str, own: str = "", *, fixed: bool = True, blan
 def _routes(path: str, mount: str, prefixes: tuple[str, ...], *, fixed: bool = True) -> tuple[Route, ...]:
     if not mount and path.startswith("/") and not path.startswith("//"):
         return (Route(path, prefixes, fixed),)
-    found = (literal for reading in _beneath(path, mount) for literal in _literal(reading))
+    found = (literal for reading in _below(path, mount) for literal in _literal(reading))
     return tuple(Route(literal, prefixes, fixed) for literal in dict.fromkeys(found))
 
 
@@ -75,10 +77,10 @@ def _prefixes(mount: str) -> tuple[str, ...]:
     if not mount:
         return ()
     segments = [segment for segment in mount.split("/") if segment][-MAX_MOUNTS:]
-    return tuple("/" + "/".join(segments[place:]) for place in range(len(segments)))
+    return tuple("/" + "/".join(segments[position:]) for position in range(len(segments)))
 
 
-def _beneath(path: str, root: str) -> Iterator[str]:
+def _below(path: str, root: str) -> Iterator[str]:
     """Yield the paths that routers read within an application mounted under `root`."""
     rest = path[len(root) :] if root and path.startswith(root) else None
     if rest is not None:
@@ -109,7 +111,7 @@ def readings(path: str) -> tuple[str, ...]:
     if CLEAN.fullmatch(path):
         return (path,)
     decoded = path
-    for _ in range(ROUNDS):
+    for _ in range(MAX_DECODE_ROUNDS):
         decoded = unquote(decoded)
     decoded = decoded.replace("\\", "/")
     cut = CONTROL.sub("", CUT.sub("", decoded))

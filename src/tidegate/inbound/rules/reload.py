@@ -24,16 +24,16 @@ class RulesSource:
         """Read the rules; raises ConfigError if they are invalid."""
         self._config = config
         self._path = Path(config) if isinstance(config, (str, Path)) else None
-        self._seen = self._look()
+        self._last_fingerprint = self._fingerprint()
         self.rules = load_rules(config)
-        self.refused: str | None = None  # the error of the current file, if it is invalid
+        self.error: str | None = None  # the error of the current file, if it is invalid
 
     @property
-    def watched(self) -> bool:
+    def is_file(self) -> bool:
         """Whether the rules come from a file, which may change."""
         return self._path is not None
 
-    def _look(self) -> tuple[int, int, int] | None:
+    def _fingerprint(self) -> tuple[int, int, int] | None:
         if self._path is None:
             return None
         try:
@@ -44,27 +44,27 @@ class RulesSource:
 
     def changed(self) -> Rules | None:
         """Return the new rules if the file has changed and is valid."""
-        seen = self._look()
-        if seen == self._seen:
+        fingerprint = self._fingerprint()
+        if fingerprint == self._last_fingerprint:
             return None
-        return self.read(seen)
+        return self.read(fingerprint)
 
-    def read(self, seen: tuple[int, int, int] | None = None) -> Rules | None:
+    def read(self, fingerprint: tuple[int, int, int] | None = None) -> Rules | None:
         """Read the file now; return the rules if they are valid and new."""
-        self._seen = seen or self._look()
+        self._last_fingerprint = fingerprint or self._fingerprint()
         try:
             rules = load_rules(self._config)
         except ConfigError as error:
-            self.refuse(error)
+            self.reject(error)
             return None
-        self.refused = None
+        self.error = None
         if rules == self.rules:
             return None
         self.rules = rules
         log.warning("rules reloaded from %s", self._path)
         return rules
 
-    def refuse(self, error: ConfigError) -> None:
+    def reject(self, error: ConfigError) -> None:
         """Log and keep the error of the current file."""
-        self.refused = str(error)
+        self.error = str(error)
         log.error("rules not reloaded, the previous rules stay active: %s", error)
