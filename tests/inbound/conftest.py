@@ -1,13 +1,13 @@
-"""Doors of both kinds, closed when a test ends."""
+"""The `make_app` fixture: limited applications of both kinds, closed when a test ends."""
 
 import pytest
 
-from tests.inbound.harness import DOORS
+from tests.inbound.harness import HARNESSES
 
 
-@pytest.fixture(params=DOORS, ids=["asgi", "wsgi"])
-def door(request):
-    """Build doors of one kind: `door(config=…)`."""
+@pytest.fixture(params=HARNESSES, ids=["asgi", "wsgi"])
+def make_app(request):
+    """Build limited applications of one kind: `make_app(config=…)`."""
     built = []
 
     def build(*args, **options):

@@ -1,4 +1,4 @@
-"""One way to ask both middlewares, in process: whatever is shown of one is shown of the other."""
+"""Test applications behind both middlewares with one interface, so that each test covers both."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ PEER = "203.0.113.9"
 
 
 def matches(rules, path, method="GET", template=None, root=""):
-    """Tell everything that a request is charged to by some rules."""
+    """Return everything that a request is charged to."""
     return rules.matches(asgi_routes(path, root), [method], template)
 
 
 def only_match(rules, path, method="GET"):
-    """Tell the one thing that a request is charged to; None: it is not limited."""
+    """Return the only category that a request is charged to; None if it is not limited."""
     found = matches(rules, path, method)
     assert len(found) <= 1
     return found[0] if found else None
@@ -43,35 +43,35 @@ class Reply(NamedTuple):
         return int(self.headers["x-ratelimit-remaining"])
 
 
-class Door:
-    """A middleware in front of an application that answers with the status it is asked for."""
+class Harness:
+    """A middleware in front of an application that responds with the status in X-Status."""
 
     def __init__(
         self, config: Any = None, *, app: Any = None, clock: ManualClock | None = None, **options: Any
     ) -> None:
         self.clock = clock or ManualClock(start=START)
-        self.reached: list[str] = []  # paths that came through to the application
+        self.reached: list[str] = []  # paths that reached the application
         self.middleware = self.build(app or self.app, config, clock=self.clock, **options)
-        self.guard = self.middleware.guard
+        self.limiter = self.middleware.guard
 
     build: Any
     app: Any
 
-    def ask(self, path="/api/feeds", method="GET", headers=(), peer=PEER, body=b"", **more) -> Reply:
+    def request(self, path="/api/feeds", method="GET", headers=(), peer=PEER, body=b"", **more) -> Reply:
         raise NotImplementedError
 
-    def many(self, count, path="/api/feeds", **more) -> list[int]:
-        return [self.ask(path, **more).status for _ in range(count)]
+    def statuses(self, count, path="/api/feeds", **more) -> list[int]:
+        return [self.request(path, **more).status for _ in range(count)]
 
     def flood(self, peers) -> None:
         for peer in peers:
-            self.ask(peer=peer)
+            self.request(peer=peer)
 
     def close(self) -> None:
         raise NotImplementedError
 
 
-class AsgiDoor(Door):
+class AsgiHarness(Harness):
     build = asgi.RateLimitMiddleware
 
     def __init__(self, *args: Any, **options: Any) -> None:
@@ -84,10 +84,10 @@ class AsgiDoor(Door):
         await send({"type": "http.response.start", "status": status, "headers": [(b"x-app", b"yes")]})
         await send({"type": "http.response.body", "body": b"hello"})
 
-    def ask(self, path="/api/feeds", method="GET", headers=(), peer=PEER, body=b"", **more) -> Reply:
-        return self.runner.run(self.asked(path, method, headers, peer, body, **more))
+    def request(self, path="/api/feeds", method="GET", headers=(), peer=PEER, body=b"", **more) -> Reply:
+        return self.runner.run(self.request_async(path, method, headers, peer, body, **more))
 
-    async def asked(self, path="/api/feeds", method="GET", headers=(), peer=PEER, body=b"", **more) -> Reply:
+    async def request_async(self, path="/api/feeds", method="GET", headers=(), peer=PEER, body=b"", **more) -> Reply:
         path, _, query = path.partition("?")
         scope = {
             "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": method, "scheme": "http",
@@ -111,7 +111,7 @@ class AsgiDoor(Door):
     def flood(self, peers) -> None:
         async def ask():
             for peer in peers:
-                await self.asked(peer=peer)
+                await self.request_async(peer=peer)
 
         self.runner.run(ask())
 
@@ -120,7 +120,7 @@ class AsgiDoor(Door):
         self.runner.close()
 
 
-class WsgiDoor(Door):
+class WsgiHarness(Harness):
     build = wsgi.RateLimitMiddleware
 
     def app(self, environ, start_response):
@@ -128,7 +128,7 @@ class WsgiDoor(Door):
         start_response(f"{environ.get('HTTP_X_STATUS', 200)} Status", [("X-App", "yes")])
         return [b"hello"]
 
-    def ask(self, path="/api/feeds", method="GET", headers=(), peer=PEER, body=b"", **more) -> Reply:
+    def request(self, path="/api/feeds", method="GET", headers=(), peer=PEER, body=b"", **more) -> Reply:
         path, _, query = path.partition("?")
         environ: dict[str, Any] = {
             "REQUEST_METHOD": method, "SCRIPT_NAME": "", "PATH_INFO": path.encode("utf-8", "replace").decode("latin-1"),
@@ -154,11 +154,11 @@ class WsgiDoor(Door):
         self.middleware.close()
 
 
-DOORS = (AsgiDoor, WsgiDoor)
+HARNESSES = (AsgiHarness, WsgiHarness)
 
 
-async def talk(middleware, texts, path="/ws/a", extensions=(), peer="203.0.113.9", **more):
-    """Connect, say some things, hang up; give what was sent to the client."""
+async def run_websocket(middleware, texts, path="/ws/a", extensions=(), peer="203.0.113.9", **more):
+    """Connect, send messages, disconnect; return the messages to the client."""
     events = [{"type": "websocket.connect"}]
     events += [{"type": "websocket.receive", "text": text} for text in texts]
     events += [{"type": "websocket.disconnect", "code": 1000}]

@@ -1,7 +1,7 @@
-"""One set of routes in each framework, behind our middleware: every handler notes that it has run.
+"""The same routes in each framework, behind the middleware; every handler records that it has run.
 
-A request is charged to the categories that the observer is told of. Which one it had to be charged to is known from the
-handler that has run: CATEGORY.
+The observer records the categories that a request is charged to. CATEGORY has the expected one, by the handler that
+has run.
 """
 
 import asyncio
@@ -28,9 +28,9 @@ from tests.inbound.sites import django_site  # noqa: F401 - it configures Django
 from tidegate.inbound import asgi, wsgi
 from tidegate.testing import ManualClock
 
-# Name of the route, its template, and its category; None: exempt. The most specific first: some routers take the first
-# that matches. No endpoint is written for `item`, which falls into the next wider one, nor for `anything`, which falls
-# into the category of unmatched requests.
+# Name of the route, its template, and its category (None: exempt). The most specific come first, because some routers
+# use the first match. There is no endpoint for `item`, which the next wider endpoint matches, nor for `anything`, which
+# belongs to the category of unmatched requests.
 ROUTES = (
     ("import", "/import/{name}", "strict"),
     ("health", "/health", None),
@@ -76,7 +76,7 @@ def build(kind: Any, app: Any, prefix: str = "", **options: Any) -> Any:
 # ---- the frameworks --------------------------------------------------------------------------------------------------
 
 
-def angled(template: str) -> str:
+def with_angle_brackets(template: str) -> str:
     """Write a template as Flask, Quart and Django do."""
     for ours, theirs in (("{number:int}", "<int:number>"), ("{rest:path}", "<path:rest>")):
         template = template.replace(ours, theirs)
@@ -91,7 +91,7 @@ def flask_app(kind: Any = Flask) -> Any:
             ran.append(_name)
             return "ok"
 
-        app.add_url_rule(angled(template), name, view)
+        app.add_url_rule(with_angle_brackets(template), name, view)
     return app
 
 
@@ -110,7 +110,7 @@ def django_view(name):
 # Routes of the application, and one that ignores case and a line break, as `re_path` may.
 urlpatterns = [
     django.urls.re_path(r"(?i)^import/(?P<name>[^/]+)$", django_view("import")),
-    *(django.urls.path(angled(template)[1:], django_view(name)) for name, template, _ in ROUTES),
+    *(django.urls.path(with_angle_brackets(template)[1:], django_view(name)) for name, template, _ in ROUTES),
 ]
 
 
@@ -144,9 +144,9 @@ def starlette_app() -> Starlette:
 
 
 def fastapi_app(**options: Any) -> FastAPI:
-    """Build an application of which one half comes from a router of its own."""
+    """Build an application with a part of its routes in an included router."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # FastAPI would rather have the server set root_path
+        warnings.simplefilter("ignore")  # FastAPI recommends that the server sets root_path
         app = FastAPI(openapi_url=None, **options)
     router = APIRouter()
     for name, template, _ in ROUTES:
@@ -159,18 +159,20 @@ def fastapi_app(**options: Any) -> FastAPI:
     return app
 
 
-# ---- asking ----------------------------------------------------------------------------------------------------------
+# ---- requests --------------------------------------------------------------------------------------------------------
 
 
-class Asked:
-    """An application behind a middleware: `ask` tells which route has run, and what was charged."""
+class RoutedSite:
+    """An application behind a middleware: `request` returns the route that has run and the charged categories."""
 
     def __init__(self, site: Any, runner: asyncio.Runner | None, root: str | None = None) -> None:
         self.site = site
         self.runner = runner
-        self.root = root  # the only place where it may be mounted; None: anywhere
+        self.root = root  # the only mount point it supports; None: any
 
-    def ask(self, path: str, root: str = "", method: str = "GET", kind: str = "http") -> tuple[str | None, set[str]]:
+    def request(
+        self, path: str, root: str = "", method: str = "GET", kind: str = "http"
+    ) -> tuple[str | None, set[str]]:
         ran.clear()
         charged.clear()
         if self.runner is None:
@@ -208,7 +210,7 @@ class Asked:
         async def send(message: Any) -> None:
             pass
 
-        with contextlib.suppress(ValueError, IndexError):  # Quart has no answer to some paths
+        with contextlib.suppress(ValueError, IndexError):  # Quart raises for some paths
             await self.site(scope, receive, send)
 
 
@@ -216,12 +218,12 @@ def _latin(text: str) -> str:
     return text.encode("utf-8", "surrogateescape").decode("latin-1")
 
 
-def wsgi_site(app: Any, root: str | None = None, **options: Any) -> Asked:
-    return Asked(build(wsgi, app, **options), None, root)
+def wsgi_site(app: Any, root: str | None = None, **options: Any) -> RoutedSite:
+    return RoutedSite(build(wsgi, app, **options), None, root)
 
 
-def asgi_site(app: Any, runner: asyncio.Runner, root: str | None = None, **options: Any) -> Asked:
-    return Asked(build(asgi, app, **options), runner, root)
+def asgi_site(app: Any, runner: asyncio.Runner, root: str | None = None, **options: Any) -> RoutedSite:
+    return RoutedSite(build(asgi, app, **options), runner, root)
 
 
 def django_wsgi() -> Any:
@@ -232,30 +234,30 @@ def django_asgi() -> Any:
     return get_asgi_application()
 
 
-def nothing(environ: Any, start: Any) -> list[bytes]:
-    """Have no route."""
+def not_found(environ: Any, start: Any) -> list[bytes]:
+    """Respond with 404."""
     start("404 Not Found", [])
     return []
 
 
-def dispatched_inside(prefix: str = "") -> Asked:
-    """Mount the application with its middleware beneath a dispatcher."""
-    return Asked(DispatcherMiddleware(nothing, {prefix or "/sub": build(wsgi, flask_app(), prefix)}), None)
+def dispatched_site(prefix: str = "") -> RoutedSite:
+    """Mount the application and its middleware below a dispatcher."""
+    return RoutedSite(DispatcherMiddleware(not_found, {prefix or "/sub": build(wsgi, flask_app(), prefix)}), None)
 
 
-def mounted_inside(runner: asyncio.Runner, app: Any, prefix: str = "") -> Asked:
-    """Mount the application with its middleware beneath another application."""
-    return Asked(Starlette(routes=[Mount(prefix or "/sub", build(asgi, app, prefix))]), runner)
+def mounted_site(runner: asyncio.Runner, app: Any, prefix: str = "") -> RoutedSite:
+    """Mount the application and its middleware below another application."""
+    return RoutedSite(Starlette(routes=[Mount(prefix or "/sub", build(asgi, app, prefix))]), runner)
 
 
-def tenants_inside(runner: asyncio.Runner) -> Asked:
-    """Mount the application with its middleware where the client chooses a part of the mount point."""
-    return Asked(Starlette(routes=[Mount("/{tenant}", build(asgi, starlette_app()))]), runner)
+def tenant_site(runner: asyncio.Runner) -> RoutedSite:
+    """Mount the application and its middleware below a mount point that the client chooses."""
+    return RoutedSite(Starlette(routes=[Mount("/{tenant}", build(asgi, starlette_app()))]), runner)
 
 
-def routed_inside(runner: asyncio.Runner) -> Asked:
-    """Put the middleware on the routes, where the framework has found the route before."""
+def per_route_site(runner: asyncio.Runner) -> RoutedSite:
+    """Put a middleware on each route, so that the framework matches the route first."""
     routes = [Route(template, starlette_endpoint(name)) for name, template, _ in ROUTES]
     for route in routes:
         route.app = build(asgi, route.app)
-    return Asked(Router(routes), runner)
+    return RoutedSite(Router(routes), runner)

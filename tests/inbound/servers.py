@@ -1,4 +1,4 @@
-"""Real web servers in processes of their own, on free loopback ports."""
+"""Starts real web servers in subprocesses, on free loopback ports."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ ROOT = Path(__file__).parents[2]
 
 
 def command(server: str, site: str, port: int, *more: str) -> list[str]:
-    """Word how a server is started with one of our sites, `module:name`."""
+    """Return the command that starts a server with one of the test sites, `module:name`."""
     app = f"tests.inbound.sites.{site}"
     if server == "uvicorn":
-        # By default it believes X-Forwarded-For from this machine, and would change the peer's address for us.
+        # By default it trusts X-Forwarded-For from the local host and replaces the peer address.
         place = () if "--uds" in more else ("--port", str(port))
         words = [app, "--no-proxy-headers", "--log-level", "warning", *place, *more]
     elif server == "granian":
@@ -36,7 +36,7 @@ def command(server: str, site: str, port: int, *more: str) -> list[str]:
 
 @contextmanager
 def serving(server: str, site: str, *more: str, socket_path: str | None = None, **env: str) -> Iterator[str]:
-    """Serve a site on a port, or (uvicorn) on a Unix socket, and give its URL."""
+    """Serve a site on a port, or (uvicorn) on a Unix socket; yield its URL."""
     port = free_port()
     process = subprocess.Popen(
         command(server, site, port, *more, *(("--uds", socket_path) if socket_path else ())),
@@ -58,7 +58,7 @@ def serving(server: str, site: str, *more: str, socket_path: str | None = None, 
 
 
 def listens(process: subprocess.Popen[bytes], port: int, path: str | None) -> bool:
-    """Tell whether the server takes connections."""
+    """Return whether the server accepts connections."""
     if process.poll() is not None:
         raise AssertionError(f"the server ended with {process.returncode}")
     with socket.socket(socket.AF_UNIX if path else socket.AF_INET) as probe:
@@ -68,7 +68,7 @@ def listens(process: subprocess.Popen[bytes], port: int, path: str | None) -> bo
 
 
 def raw_status(url: str, target: str) -> int:
-    """Ask for a target exactly as it is written, as clients of one's own making can; give the status."""
+    """Request a target exactly as written, which HTTP libraries would normalize; return the status."""
     port = int(url.rpartition(":")[2])
     with socket.create_connection(("127.0.0.1", port), timeout=10) as connection:
         connection.sendall(f"GET {target} HTTP/1.1\r\nHost: site\r\nConnection: close\r\n\r\n".encode())

@@ -1,4 +1,4 @@
-"""Who the client is: proxies that are trusted, headers that are not, and everything hostile in between."""
+"""client_address, address_key and TrustedProxies: trusted and untrusted proxies, and hostile headers."""
 
 import ipaddress
 
@@ -55,10 +55,10 @@ def test_without_proxies_the_peer_is_the_client(peer, address):
     ("value", "address"),
     [
         ("5.6.7.8", "5.6.7.8"),
-        ("1.1.1.1, 5.6.7.8", "5.6.7.8"),  # what is left of the client was written by it
-        ("5.6.7.8, 10.9.9.9", "5.6.7.8"),  # two proxies of ours
+        ("1.1.1.1, 5.6.7.8", "5.6.7.8"),  # the client wrote what is left of it
+        ("5.6.7.8, 10.9.9.9", "5.6.7.8"),  # two trusted proxies
         ("1.1.1.1,5.6.7.8 ,\t10.9.9.9,192.168.0.1", "5.6.7.8"),
-        ("10.2.2.2, 10.3.3.3", "10.2.2.2"),  # all ours: the first
+        ("10.2.2.2, 10.3.3.3", "10.2.2.2"),  # all trusted: the first
         ("5.6.7.8:4711", "5.6.7.8"),
         ("[2001:db8::1]:4711", "2001:db8::1"),
         ("[2001:db8::1]", "2001:db8::1"),
@@ -67,10 +67,10 @@ def test_without_proxies_the_peer_is_the_client(peer, address):
         ('"5.6.7.8"', "5.6.7.8"),
         ('"[2001:db8::1]:80"', "2001:db8::1"),
         ("::ffff:5.6.7.8", "5.6.7.8"),
-        ("5.6.7.8, ::ffff:10.1.1.1", "5.6.7.8"),  # a mapped proxy is that proxy
+        ("5.6.7.8, ::ffff:10.1.1.1", "5.6.7.8"),  # an IPv4-mapped proxy
         ("5.6.7.8, 2001:db8:1::7", "5.6.7.8"),
         ("5.6.7.8, fe80::1%eth0", "5.6.7.8"),
-        # hops that cannot be read end the walk at the last address somebody trusted saw
+        # an unreadable hop ends the search at the last address that a trusted proxy wrote
         ("1.1.1.1, garbage", PROXY),
         ("1.1.1.1, garbage, 10.2.2.2", "10.2.2.2"),
         ("garbage, 5.6.7.8", "5.6.7.8"),
@@ -98,17 +98,17 @@ def test_without_proxies_the_peer_is_the_client(peer, address):
         ("", PROXY),
     ],
 )
-def test_x_forwarded_for_is_walked_from_right_to_left(value, address):
+def test_x_forwarded_for_is_read_from_right_to_left(value, address):
     assert client_address(PROXY, xff(value), TRUSTED) == address
 
 
-def test_repeated_fields_are_one_list():
+def test_repeated_header_fields_are_one_list():
     assert client_address(PROXY, xff("1.1.1.1", "5.6.7.8", "10.2.2.2"), TRUSTED) == "5.6.7.8"
     assert client_address(PROXY, xff("5.6.7.8", ""), TRUSTED) == PROXY
     assert client_address(PROXY, xff("", "5.6.7.8"), TRUSTED) == "5.6.7.8"
 
 
-def test_names_and_values_may_be_bytes_in_any_case():
+def test_header_names_and_values_may_be_bytes_in_any_case():
     headers = [
         (b"host", b"x"),
         (b"X-FORWARDED-for", b"5.6.7.8"),
@@ -121,7 +121,7 @@ def test_names_and_values_may_be_bytes_in_any_case():
     assert client_address(PROXY, [(b"x-forwarded-for", b"\xff\xfe")], TRUSTED) == PROXY
 
 
-def test_a_long_way_is_not_believed():
+def test_hops_beyond_the_maximum_are_ignored():
     assert client_address(PROXY, xff("5.6.7.8" + ", 10.2.2.2" * 31), TRUSTED) == "5.6.7.8"
     assert client_address(PROXY, xff("5.6.7.8" + ", 10.2.2.2" * 32), TRUSTED) == "10.2.2.2"
 
@@ -139,7 +139,7 @@ def test_a_long_way_is_not_believed():
         ('for="[2001:db8:cafe::17]:4711"', "2001:db8:cafe::17"),
         ('for="[2001:db8::1]:_port"', "2001:db8::1"),
         (r'for="5\.6.7.8"', "5.6.7.8"),
-        ("for=[2001:db8::1]", "2001:db8::1"),  # wrong, common, unambiguous
+        ("for=[2001:db8::1]", "2001:db8::1"),  # invalid, but common and unambiguous
         ("for=5.6.7.8:80", "5.6.7.8"),
         ('for=1.1.1.1, for=5.6.7.8, for="10.2.2.2";host="a, b;c"', "5.6.7.8"),
         ("for=5.6.7.8;;proto=http;", "5.6.7.8"),
@@ -163,14 +163,14 @@ def test_a_long_way_is_not_believed():
         ("for=1.1.1.1, for=" + "[" * 65_536, PROXY),
     ],
 )
-def test_forwarded_is_walked_from_right_to_left(value, address):
+def test_forwarded_is_read_from_right_to_left(value, address):
     assert client_address(PROXY, forwarded(value), TRUSTED) == address
 
 
 @pytest.mark.parametrize("opened", ['"', 'for="', 'for=1.1.1.1;x="', 'for="\\', '"\\"', 'x="a";y="'])
 @pytest.mark.parametrize("appended", ["for=5.6.7.8", 'for="[2001:db8::5]:80"', r'for=5.6.7.8;host="a\"b"'])
-def test_a_quote_left_open_never_hides_what_the_proxy_saw(opened, appended):
-    """In the same line nothing can be read, so the answer is the proxy; a line of its own is read on its own."""
+def test_an_unclosed_quote_does_not_hide_the_address_that_the_proxy_added(opened, appended):
+    """In the same field line nothing can be parsed, so the result is the proxy; other lines are parsed separately."""
     seen = "2001:db8::5" if "[" in appended else "5.6.7.8"
     assert client_address(PROXY, forwarded(f"{opened}, {appended}"), TRUSTED) in (PROXY, seen)
     assert client_address(PROXY, forwarded(opened, appended), TRUSTED) == seen
@@ -179,17 +179,17 @@ def test_a_quote_left_open_never_hides_what_the_proxy_saw(opened, appended):
 # ---- both headers ----------------------------------------------------------------------------------------------------
 
 
-def test_where_both_headers_agree_they_are_believed():
+def test_both_headers_are_used_if_they_agree():
     assert client_address(PROXY, xff("1.1.1.1, 5.6.7.8") + forwarded("for=5.6.7.8"), TRUSTED) == "5.6.7.8"
 
 
-def test_where_they_disagree_one_was_sent_by_the_client():
+def test_headers_that_disagree_are_ignored():
     headers = xff("5.6.7.8") + forwarded("for=1.1.1.1")
     assert client_address(PROXY, headers, TRUSTED) == PROXY
     assert client_address(PROXY, [("Forwarded", "x"), *xff("5.6.7.8")], TRUSTED) == PROXY
 
 
-def test_naming_the_header_settles_it():
+def test_a_named_header_is_the_only_one_read():
     headers = xff("5.6.7.8") + forwarded("for=1.1.1.1")
     assert client_address(PROXY, headers, TrustedProxies(["10.0.0.0/8"], header="x-forwarded-for")) == "5.6.7.8"
     assert client_address(PROXY, headers, TrustedProxies(["10.0.0.0/8"], header="forwarded")) == "1.1.1.1"
@@ -198,7 +198,7 @@ def test_naming_the_header_settles_it():
         TrustedProxies(header="x-real-ip")
 
 
-# ---- who is trusted --------------------------------------------------------------------------------------------------
+# ---- TrustedProxies --------------------------------------------------------------------------------------------------
 
 
 def test_unix_sockets_are_trusted_by_name():
@@ -210,43 +210,43 @@ def test_unix_sockets_are_trusted_by_name():
     assert client_address("9.9.9.9", xff("5.6.7.8"), ["unix"]) == "9.9.9.9"
 
 
-@pytest.mark.parametrize("everybody", ["*", "0.0.0.0/0", "::/0"])
-def test_everybody_is_refused_unless_asked_for_twice(everybody):
-    with pytest.raises(ConfigError, match=r"trusted_proxies: '\*' means everybody, so that .*write '\*' twice"):
-        TrustedProxies([everybody])
-    with pytest.raises(ConfigError, match="any client could pretend to be any other"):
-        client_address("9.9.9.9", [], ["10.0.0.1", everybody])
-    assert client_address("9.9.9.9", xff("1.1.1.1, 5.6.7.8"), [everybody, everybody]) == "1.1.1.1"
+@pytest.mark.parametrize("wildcard", ["*", "0.0.0.0/0", "::/0"])
+def test_a_wildcard_is_rejected_unless_written_twice(wildcard):
+    with pytest.raises(ConfigError, match=r"trusted_proxies: '\*' matches every address, so .*write '\*' twice"):
+        TrustedProxies([wildcard])
+    with pytest.raises(ConfigError, match="any client could impersonate any other"):
+        client_address("9.9.9.9", [], ["10.0.0.1", wildcard])
+    assert client_address("9.9.9.9", xff("1.1.1.1, 5.6.7.8"), [wildcard, wildcard]) == "1.1.1.1"
 
 
 @pytest.mark.parametrize(
     ("entry", "message"),
     [
-        ("10.0.0.1/8", "'10.0.0.1/8' is no address or network: the network is 10.0.0.0/8"),
-        ("proxy.example", "'proxy.example' is no address or network: use addresses and networks such as"),
-        ("10.0.0.0/33", "is no address or network"),
-        ("", "'' is no address or network"),
-        ("10.0.0", "is no address or network"),
+        ("10.0.0.1/8", "'10.0.0.1/8' is not an address or network: the network is 10.0.0.0/8"),
+        ("proxy.example", "'proxy.example' is not an address or network: use addresses and networks such as"),
+        ("10.0.0.0/33", "is not an address or network"),
+        ("", "'' is not an address or network"),
+        ("10.0.0", "is not an address or network"),
     ],
 )
-def test_what_is_no_address_is_refused(entry, message):
+def test_invalid_addresses_are_rejected(entry, message):
     with pytest.raises(ConfigError) as error:
         TrustedProxies([entry])
     assert message in str(error.value)
     assert error.value.field == "trusted_proxies"
 
 
-def test_sets_of_addresses():
-    some = AddressSet("10.0.0.0/8, ::1 ,::ffff:192.0.2.0/120")
-    assert "10.255.0.1" in some
-    assert "::ffff:10.0.0.1" in some
-    assert "::1" in some
-    assert "192.0.2.77" in some
-    assert "192.0.3.1" not in some
-    assert "::2" not in some
-    assert None not in some
-    assert "name" not in some
-    assert repr(some) == "AddressSet(['10.0.0.0/8', '::1', '::ffff:192.0.2.0/120'])"
+def test_address_set_membership_and_equality():
+    addresses = AddressSet("10.0.0.0/8, ::1 ,::ffff:192.0.2.0/120")
+    assert "10.255.0.1" in addresses
+    assert "::ffff:10.0.0.1" in addresses
+    assert "::1" in addresses
+    assert "192.0.2.77" in addresses
+    assert "192.0.3.1" not in addresses
+    assert "::2" not in addresses
+    assert None not in addresses
+    assert "name" not in addresses
+    assert repr(addresses) == "AddressSet(['10.0.0.0/8', '::1', '::ffff:192.0.2.0/120'])"
     assert not AddressSet()
     assert AddressSet("::1") == AddressSet(["::1"]) != AddressSet()
     assert len({AddressSet("::1"), AddressSet(["::1"]), TrustedProxies("::1")}) == 2
@@ -273,17 +273,17 @@ def test_sets_of_addresses():
         ("9" * 1000, 64, "unknown"),
     ],
 )
-def test_keys(address, prefix, key):
+def test_address_keys(address, prefix, key):
     assert address_key(address, prefix) == key
 
 
 @pytest.mark.parametrize("prefix", [0, 129, -1, True, 64.0, "64"])
-def test_prefixes_that_are_none(prefix):
-    with pytest.raises(ConfigError, match="ipv6_prefix: must be a number of bits from 1 to 128"):
+def test_invalid_prefixes_are_rejected(prefix):
+    with pytest.raises(ConfigError, match="ipv6_prefix: must be an integer from 1 to 128"):
         address_key("::1", prefix)
 
 
-# ---- whatever a client sends -----------------------------------------------------------------------------------------
+# ---- arbitrary input -------------------------------------------------------------------------------------------------
 
 addresses = st.one_of(
     st.ip_addresses().map(str), st.sampled_from(["10.1.1.1", "192.168.0.1", "2001:db8:1::5", "unknown"])
@@ -298,7 +298,7 @@ names = st.sampled_from(["X-Forwarded-For", "forwarded", "FORWARDED", "x-forward
 
 
 @given(st.one_of(st.none(), addresses, st.text(max_size=50)), st.lists(st.tuples(names, hostile), max_size=6))
-def test_never_raises_and_gives_an_address_or_the_peer(peer, headers):
+def test_never_raises_and_returns_an_address_or_the_peer(peer, headers):
     found = client_address(peer, headers, TRUSTED)
     encoded = [(name.encode(), value.encode("latin-1", "replace")) for name, value in headers]
     client_address(peer, encoded, TRUSTED)
@@ -309,8 +309,8 @@ def test_never_raises_and_gives_an_address_or_the_peer(peer, headers):
 
 @given(st.lists(hostile, max_size=3), st.ip_addresses(), st.booleans())
 @example(written=['for="'], client=ipaddress.ip_address("5.6.7.8"), same_line=True)
-def test_whatever_a_client_writes_it_is_itself_or_its_proxy(written, client, same_line):
-    """The proxy appends what it saw; before that the client has written anything, in the same line or in others."""
+def test_a_client_is_always_identified_as_itself_or_its_proxy(written, client, same_line):
+    """The proxy appends the client's address to arbitrary client input, in the same field line or in another."""
     if str(client) in TRUSTED:
         return
     itself = client_address(str(client), [], [])
@@ -322,7 +322,7 @@ def test_whatever_a_client_writes_it_is_itself_or_its_proxy(written, client, sam
 
 
 @given(hostile, hostile, st.ip_addresses())
-def test_the_header_that_the_proxy_does_not_write_gains_nothing(passed, written, client):
+def test_a_header_that_the_proxy_does_not_write_cannot_change_the_client(passed, written, client):
     if str(client) in TRUSTED:
         return
     itself = client_address(str(client), [], [])

@@ -1,4 +1,4 @@
-"""config.yaml: the spec's form, what we add to it, and a museum of mistakes."""
+"""config.yaml: the format of the spec, our extensions, and a collection of invalid files."""
 
 from pathlib import Path
 
@@ -64,7 +64,7 @@ DEFAULTS = {
 }
 
 
-def test_the_specs_file_is_the_specs_defaults(load):
+def test_the_file_of_the_spec_equals_the_defaults(load):
     rules = load(SPEC)
     assert table(rules) == DEFAULTS
     assert rules.enabled
@@ -72,13 +72,13 @@ def test_the_specs_file_is_the_specs_defaults(load):
     assert rules == load_rules() == load("") == load("feeds: [a, b]\n") == load("rate_limiting:\n") == load_rules({})
 
 
-def test_a_mapping_is_the_file_or_its_section():
+def test_a_mapping_can_be_the_file_or_its_section():
     mapping = yaml.safe_load(SPEC)
     assert load_rules(mapping) == load_rules(mapping["rate_limiting"]) == load_rules()
 
 
 @pytest.mark.parametrize("text", ["read: {limit: 7}", "read: {window_minutes: 1, limit: 7}"])
-def test_what_is_left_out_has_the_specs_default(load, text):
+def test_omitted_settings_have_the_defaults_of_the_spec(load, text):
     rules = load(f"rate_limiting:\n  categories:\n    {text}\n")
     assert table(rules) == DEFAULTS | {"read": [(7, "1m", "sliding_log")]}
     assert only_match(rules, "/api/feeds").category.policy.limits[0].quota == 7
@@ -86,14 +86,14 @@ def test_what_is_left_out_has_the_specs_default(load, text):
     assert only_match(rules, "/api/cluster").category.policy.limits[0].period == "30s"
 
 
-def test_a_limit_is_called_after_its_category_so_that_a_changed_window_refills_nothing(load):
+def test_a_limit_has_the_name_of_its_category_so_a_changed_window_keeps_the_usage(load):
     for minutes in (1, 2):
         rules = load(f"rate_limiting: {{categories: {{read: {{window_minutes: {minutes}}}}}}}")
         (limit,) = only_match(rules, "/api/feeds").category.policy.limits
         assert limit.name == "read"
 
 
-def test_disabled(load):
+def test_disabled_rules_match_nothing(load):
     rules = load("rate_limiting: {enabled: no}")
     assert not rules.enabled
     assert only_match(rules, "/api/cluster") is None
@@ -136,7 +136,7 @@ rate_limiting:
 """
 
 
-def test_everything_we_add(load):
+def test_all_extensions(load):
     rules = load(EXTENDED)
     by_name = {category.name: category for category in rules.categories}
     assert table(rules)["uploads"] == [
@@ -162,7 +162,7 @@ def test_everything_we_add(load):
     assert found("/upload/a/b", "GET") == ("browse", 1)
     assert found("/import/x", "PUT") == ("uploads", 5)
     assert found("/tokens", "POST") == ("uploads", {"tokens": 7})
-    assert found("/api/cluster") == ("mine", 1)  # what is written comes before the spec's defaults
+    assert found("/api/cluster") == ("mine", 1)  # the file takes precedence over the defaults
     assert found("/api/recluster") == ("expensive", 1)
     assert found("/anything") == ("browse", 1)
     assert found("/health") is None
@@ -174,30 +174,30 @@ def test_everything_we_add(load):
     assert "11.1.2.3" not in rules.exempt_clients
 
 
-def test_without_the_specs_categories():
+def test_the_default_categories_can_be_disabled():
     rules = load_rules({"defaults": False, "categories": {"all": {"limit": 5, "endpoints": ["/*"]}}})
     assert table(rules) == {"all": [(5, "1h", "sliding_log")]}
     assert matched(rules, "/api/cluster") == ("all", 1)
     assert matched(load_rules({"defaults": False}), "/api/cluster") is None
 
 
-def test_requests_that_no_endpoint_names_can_go_free():
+def test_unmatched_requests_can_be_unlimited():
     rules = load_rules({"unmatched": None})
     assert only_match(rules, "/elsewhere") is None
     assert matched(rules, "/api/feeds") == ("read", 1)
 
 
-def test_a_category_for_decorators_has_an_empty_list_of_endpoints():
+def test_a_category_may_have_an_empty_list_of_endpoints():
     rules = load_rules({"categories": {"login": {"limit": 5, "endpoints": []}}})
     assert "login" in table(rules)
 
 
-def test_a_cost_of_a_default_category_is_that_of_its_endpoints():
+def test_the_cost_of_a_default_category_applies_to_its_endpoints():
     rules = load_rules({"categories": {"read": {"cost": 3}}})
     assert [matched(rules, path) for path in ("/api/feeds", "/elsewhere")] == [("read", 3), ("read", 3)]
 
 
-def test_the_admin_page_can_be_limited_by_saying_so():
+def test_the_admin_endpoint_can_be_limited():
     path = "/api/admin/rate-limit-stats"
     rules = load_rules({"categories": {"admin": {"limit": 5, "endpoints": [path]}}})
     assert matched(rules, path) == ("admin", 1)
@@ -211,8 +211,8 @@ def test_mistakes_in_a_mapping_name_the_field():
 
 
 @pytest.mark.parametrize("path", BAD_CONFIGS, ids=lambda path: path.stem)
-def test_museum(path):
-    """The first line of each file says how it is refused."""
+def test_invalid_files_raise_the_message_in_their_first_line(path):
+    """The first line of each file is a comment with the expected message."""
     expected = path.read_text(encoding="utf-8").splitlines()[0].removeprefix("# ")
     with pytest.raises(ConfigError) as error:
         load_rules(path)
@@ -221,11 +221,11 @@ def test_museum(path):
     assert error.value.line is not None
 
 
-def test_the_museum_is_open():
+def test_the_invalid_files_are_found():
     assert len(BAD_CONFIGS) > 50
 
 
-def test_the_example_of_the_module_is_read():
+def test_the_example_in_the_module_docstring_is_valid():
     from tidegate.inbound.rules import config  # noqa: PLC0415 - its docstring is the subject
 
     example = config.__doc__.partition("\n\n")[2].partition("\n\n")[0]

@@ -1,4 +1,4 @@
-"""Prometheus metrics: what is counted, and that nobody outside can multiply the labels."""
+"""Prometheus metrics: their values, and that clients cannot create labels."""
 
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
@@ -17,12 +17,12 @@ def value(registry, metric, **labels):
     return registry.get_sample_value(metric, labels)
 
 
-def test_requests_by_category_and_outcome(door, registry):
+def test_requests_by_category_and_outcome(make_app, registry):
     config = {"categories": {"read": {"limit": 2, "mode": "shadow"}, "expensive": {"limits": ["1/1m", "9/1h"]}}}
-    api = door(config, observer=PrometheusObserver(registry))
-    StoreCollector(api.guard.store, registry)
-    api.many(3, "/api/feeds")
-    api.many(3, "/api/cluster")
+    api = make_app(config, observer=PrometheusObserver(registry))
+    StoreCollector(api.limiter.store, registry)
+    api.statuses(3, "/api/feeds")
+    api.statuses(3, "/api/cluster")
     assert value(registry, "tidegate_decisions_total", policy="read", outcome="allowed") == 2
     assert value(registry, "tidegate_decisions_total", policy="read", outcome="shadow") == 1
     assert value(registry, "tidegate_decisions_total", policy="expensive", outcome="denied") == 2
@@ -34,16 +34,16 @@ def test_requests_by_category_and_outcome(door, registry):
     assert value(registry, "tidegate_store", name="entries") == 2
 
 
-def test_clients_and_paths_are_no_labels(door, registry):
-    api = door(observer=PrometheusObserver(registry))
-    api.ask()
+def test_clients_and_paths_create_no_labels(make_app, registry):
+    api = make_app(observer=PrometheusObserver(registry))
+    api.request()
     before = len(generate_latest(registry).splitlines())
     for number in range(300):
-        api.ask(f"/{number}", peer=f"198.51.{number // 256}.{number % 256}")
+        api.request(f"/{number}", peer=f"198.51.{number // 256}.{number % 256}")
     assert len(generate_latest(registry).splitlines()) == before
 
 
-def test_policies_made_up_by_a_program_are_bounded(registry):
+def test_the_number_of_policy_labels_is_bounded(registry):
     observer = PrometheusObserver(registry, most=3)
     for number in range(50):
         limiter = Limiter(Policy(f"p{number}", ("1/1m",)), clock=ManualClock(), observer=observer)

@@ -1,4 +1,4 @@
-"""config.yaml changes under a running application."""
+"""Reloading config.yaml in a running application."""
 
 import os
 
@@ -24,95 +24,95 @@ def limits(number, name="read"):
     return f"rate_limiting:\n  categories:\n    {name}:\n      limit: {number}\n"
 
 
-def test_a_changed_file_is_in_force_within_a_second(door, config):
-    api = door(config(limits(3)))
-    assert api.ask()["x-ratelimit-limit"] == "3"
+def test_a_changed_file_takes_effect_within_a_second(make_app, config):
+    api = make_app(config(limits(3)))
+    assert api.request()["x-ratelimit-limit"] == "3"
     config(limits(9))
-    assert api.ask()["x-ratelimit-limit"] == "3"
+    assert api.request()["x-ratelimit-limit"] == "3"
     api.clock.advance(1)
-    api.ask()
-    assert api.ask()["x-ratelimit-limit"] == "9"
+    api.request()
+    assert api.request()["x-ratelimit-limit"] == "9"
 
 
-def test_a_change_refills_nothing(door, config):
-    api = door(config(limits(10)))
-    api.many(6)
+def test_a_reload_keeps_the_usage(make_app, config):
+    api = make_app(config(limits(10)))
+    api.statuses(6)
     config(limits(8))
     api.clock.advance(1)
-    api.ask()
-    reply = api.ask()
+    api.request()
+    reply = api.request()
     assert (reply["x-ratelimit-limit"], reply["x-ratelimit-remaining"]) == ("8", "0")
-    assert api.ask().status == 429
+    assert api.request().status == 429
 
 
-def test_a_bad_file_is_refused_with_its_place_and_the_old_one_stays(door, config, caplog):
+def test_an_invalid_file_is_logged_with_its_position_and_the_previous_rules_stay(make_app, config, caplog):
     path = config(limits(3))
-    api = door(path)
-    api.ask()
+    api = make_app(path)
+    api.request()
     config(limits("many"))
     api.clock.advance(1)
-    assert [api.ask()["x-ratelimit-limit"] for _ in range(2)] == ["3", "3"]
+    assert [api.request()["x-ratelimit-limit"] for _ in range(2)] == ["3", "3"]
     expected = f"{path}:4: rate_limiting.categories.read.limit: expected a whole number from 1, not many"
     errors = [record for record in caplog.records if record.levelname == "ERROR"]
-    assert [record.message for record in errors] == [f"refused, the former rules stay in force: {expected}"]
+    assert [record.message for record in errors] == [f"rules not reloaded, the previous rules stay active: {expected}"]
     api.clock.advance(5)
-    api.ask()
-    assert len([record for record in caplog.records if record.levelname == "ERROR"]) == 1  # said once
+    api.request()
+    assert len([record for record in caplog.records if record.levelname == "ERROR"]) == 1  # logged once
     config(limits(4))
     api.clock.advance(1)
-    api.ask()
-    assert api.ask(peer="198.51.100.1")["x-ratelimit-limit"] == "4"
+    api.request()
+    assert api.request(peer="198.51.100.1")["x-ratelimit-limit"] == "4"
 
 
-def test_a_file_that_is_gone_changes_nothing(door, config, caplog):
+def test_a_missing_file_keeps_the_previous_rules(make_app, config, caplog):
     path = config(limits(3))
-    api = door(path)
-    api.ask()
+    api = make_app(path)
+    api.request()
     path.unlink()
     api.clock.advance(1)
-    assert [api.ask().status for _ in range(2)] == [200, 200]
+    assert [api.request().status for _ in range(2)] == [200, 200]
     assert "cannot be read" in caplog.text
     config(limits(5))
     api.clock.advance(1)
-    api.ask()
-    assert api.ask(peer="198.51.100.1")["x-ratelimit-limit"] == "5"
+    api.request()
+    assert api.request(peer="198.51.100.1")["x-ratelimit-limit"] == "5"
 
 
-def test_categories_come_and_go(door, config):
-    api = door(config(limits(3)))
-    api.ask("/login")
+def test_categories_can_be_added_and_removed(make_app, config):
+    api = make_app(config(limits(3)))
+    api.request("/login")
     config("rate_limiting:\n  categories:\n    login: {limit: 2, endpoints: [/login]}\n  max_entries: 7\n")
     api.clock.advance(1)
-    api.ask("/login")
-    assert [api.ask("/login")["x-ratelimit-limit"] for _ in range(2)] == ["2", "2"]
-    assert api.guard.store.metrics()["max_entries"] == 7
+    api.request("/login")
+    assert [api.request("/login")["x-ratelimit-limit"] for _ in range(2)] == ["2", "2"]
+    assert api.limiter.store.metrics()["max_entries"] == 7
     config("rate_limiting: {enabled: false}\n")
     api.clock.advance(1)
-    api.ask("/login")
-    assert "x-ratelimit-limit" not in api.ask("/login").headers
+    api.request("/login")
+    assert "x-ratelimit-limit" not in api.request("/login").headers
     config(limits(3))
     api.clock.advance(1)
-    api.ask("/login")
-    assert api.ask("/login")["x-ratelimit-limit"] == "3"  # switched on again
+    api.request("/login")
+    assert api.request("/login")["x-ratelimit-limit"] == "3"  # enabled again
 
 
-def test_exempt_clients_are_looked_at_again(door, config):
-    api = door(config("rate_limiting: {categories: {read: {limit: 1}}}\n"))
-    assert api.many(2) == [200, 429]
+def test_changed_exempt_clients_take_effect(make_app, config):
+    api = make_app(config("rate_limiting: {categories: {read: {limit: 1}}}\n"))
+    assert api.statuses(2) == [200, 429]
     config("rate_limiting: {exempt_clients: [203.0.113.9], categories: {read: {limit: 1}}}\n")
     api.clock.advance(1)
-    api.ask()
-    assert api.many(3) == [200] * 3
+    api.request()
+    assert api.statuses(3) == [200] * 3
 
 
-def test_a_category_that_the_program_counts_on_cannot_go(door, config, caplog):
-    api = door(
+def test_a_category_that_the_count_option_names_cannot_be_removed(make_app, config, caplog):
+    api = make_app(
         config("rate_limiting: {categories: {login: {limit: 2, endpoints: [/login]}}}\n"),
         count={"login": lambda *_: True},
     )
-    api.ask("/login")
+    api.request("/login")
     config("rate_limiting: {}\n")
     api.clock.advance(1)
-    api.ask("/login")
-    assert api.ask("/login")["x-ratelimit-limit"] == "2"
-    assert "there is no category 'login'" in caplog.text
+    api.request("/login")
+    assert api.request("/login")["x-ratelimit-limit"] == "2"
+    assert "unknown category 'login'" in caplog.text

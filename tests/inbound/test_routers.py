@@ -1,7 +1,7 @@
-"""However a path is written: whichever route it reaches, the category of that route has been charged.
+"""For any spelling of a path: the category of the route that it reaches is charged.
 
-The routers are the real ones, of Flask, Django, Starlette, FastAPI and Quart, mounted and not. The handler that has run
-tells what had to be charged.
+The routers are those of Flask, Django, Starlette, FastAPI and Quart, mounted and not. The handler that has run
+determines the expected category.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ PLAIN = ["/import/a", "/health", "/api/feeds", "/Reports/Daily", "/slash/", "/it
 
 @st.composite
 def paths(draw):
-    """A path that leads to a route, with something put in, taken out or written otherwise; or any pieces in a row."""
+    """A path of a route with random insertions and deletions, or a random sequence of pieces."""
     if draw(st.integers(0, 3)) == 0:
         return "".join(draw(st.lists(st.sampled_from(PIECES), max_size=8)))
     path = draw(st.sampled_from(["", "", "/v1", "/pre", "/sub", "/v1/sub", "v1"])) + draw(st.sampled_from(PLAIN))
@@ -46,11 +46,11 @@ WSGI = {
     "django": lambda: routers.wsgi_site(routers.django_wsgi()),
     "django, written with the prefix": lambda: routers.wsgi_site(routers.django_wsgi(), prefix="/v1", root="/v1"),
     "a dispatcher behind": lambda: routers.wsgi_site(
-        DispatcherMiddleware(routers.nothing, {"/pre": routers.flask_app()}), prefix="/pre"
+        DispatcherMiddleware(routers.not_found, {"/pre": routers.flask_app()}), prefix="/pre"
     ),
     "a dispatcher of nothing but a default": lambda: routers.wsgi_site(DispatcherMiddleware(routers.flask_app(), {})),
-    "a dispatcher in front": routers.dispatched_inside,
-    "a dispatcher in front, written with the prefix": lambda: routers.dispatched_inside("/pre"),
+    "a dispatcher in front": routers.dispatched_site,
+    "a dispatcher in front, written with the prefix": lambda: routers.dispatched_site("/pre"),
 }
 ASGI = {
     "starlette": lambda run: routers.asgi_site(routers.starlette_app(), run),
@@ -60,37 +60,37 @@ ASGI = {
     "starlette mounted behind": lambda run: routers.asgi_site(
         Router([Mount("/pre", routers.starlette_app())]), run, prefix="/pre"
     ),
-    "starlette mounted in front": lambda run: routers.mounted_inside(run, routers.starlette_app()),
-    "starlette mounted in front, written with the prefix": lambda run: routers.mounted_inside(
+    "starlette mounted in front": lambda run: routers.mounted_site(run, routers.starlette_app()),
+    "starlette mounted in front, written with the prefix": lambda run: routers.mounted_site(
         run, routers.starlette_app(), "/pre"
     ),
-    "starlette mounted where the client wants it": routers.tenants_inside,
-    "starlette on routes": routers.routed_inside,
+    "starlette mounted where the client chooses": routers.tenant_site,
+    "starlette on routes": routers.per_route_site,
     "fastapi": lambda run: routers.asgi_site(routers.fastapi_app(), run),
     "fastapi, written with the prefix": lambda run: routers.asgi_site(
         routers.fastapi_app(), run, prefix="/v1", root="/v1"
     ),
-    "fastapi mounted in front": lambda run: routers.mounted_inside(run, routers.fastapi_app()),
-    "fastapi with a root of its own": lambda run: routers.asgi_site(routers.fastapi_app(root_path="/v1"), run),
-    "fastapi with a root of its own, written so": lambda run: routers.asgi_site(
+    "fastapi mounted in front": lambda run: routers.mounted_site(run, routers.fastapi_app()),
+    "fastapi with its own root": lambda run: routers.asgi_site(routers.fastapi_app(root_path="/v1"), run),
+    "fastapi with its own root, written with it": lambda run: routers.asgi_site(
         routers.fastapi_app(root_path="/v1"), run, prefix="/v1"
     ),
     "quart": lambda run: routers.asgi_site(routers.quart_app(), run),
     "quart, written with the prefix": lambda run: routers.asgi_site(routers.quart_app(), run, prefix="/v1", root="/v1"),
-    "quart mounted in front": lambda run: routers.mounted_inside(run, routers.quart_app()),
+    "quart mounted in front": lambda run: routers.mounted_site(run, routers.quart_app()),
     "django": lambda run: routers.asgi_site(routers.django_asgi(), run),
     "django, written with the prefix": lambda run: routers.asgi_site(
         routers.django_asgi(), run, prefix="/v1", root="/v1"
     ),
-    "django with a root of its own": lambda run: routers.asgi_site(routers.django_asgi(), run, root_path="/v1"),
+    "django with its own root": lambda run: routers.asgi_site(routers.django_asgi(), run, root_path="/v1"),
 }
 
 
 @pytest.fixture(scope="module", params=[*WSGI, *(f"asgi: {name}" for name in ASGI)])
 def site(request):
     """Build a site once for all examples."""
-    own = {"FORCE_SCRIPT_NAME": "/v1"} if "django with a root" in request.param else {}
-    with asyncio.Runner() as runner, override_settings(ROOT_URLCONF="tests.inbound.routers", **own):
+    django_settings = {"FORCE_SCRIPT_NAME": "/v1"} if "django with its own root" in request.param else {}
+    with asyncio.Runner() as runner, override_settings(ROOT_URLCONF="tests.inbound.routers", **django_settings):
         if request.param in WSGI:
             yield WSGI[request.param]()
         else:
@@ -98,11 +98,11 @@ def site(request):
 
 
 def check(site, path, root, method="GET", kind="http"):
-    """Send a request; tell which route it has reached, having seen that its category was charged."""
-    route, charged = site.ask(path, root, method, kind)
+    """Send a request, check that the category of its route was charged, and return the route."""
+    route, charged = site.request(path, root, method, kind)
     if route is not None:
-        own = CATEGORY[route]
-        assert own is None or own in charged, f"{route} has run, charged was {charged}"
+        category = CATEGORY[route]
+        assert category is None or category in charged, f"{route} has run, charged was {charged}"
     return route
 
 
@@ -124,15 +124,15 @@ def check(site, path, root, method="GET", kind="http"):
 @example(path="/files/a/b/c", root="", method="GET")  # files is a tenant, and a prefix of endpoints
 @example(path="/health/", root="", method="GET")
 @example(path="V//import/a", root="", method="GET")
-def test_the_route_that_runs_has_its_category_charged(site, request, path, root, method):
+def test_the_category_of_the_route_that_runs_is_charged(site, request, path, root, method):
     root = root if site.root is None else site.root
     if "starlette mounted behind" in request.node.name:
-        path = root + path  # as ASGI wants it: Starlette's mounts read other paths twice
+        path = root + path  # as ASGI requires: Starlette's mounts read other paths twice
     check(site, path, root, method)
 
 
 @given(path=paths(), root=st.sampled_from(ROOTS))
-def test_the_same_over_a_websocket(path, root):
+def test_the_category_of_a_websocket_route_is_charged(path, root):
     with asyncio.Runner() as runner:
         check(routers.asgi_site(routers.starlette_app(), runner), path, root, kind="websocket")
 
@@ -144,12 +144,12 @@ PATHS_OF = {
 
 
 def test_every_route_can_be_reached_and_is_charged_to_nothing_else(site, request):
-    """The check above can fail: every route runs, and a path written plainly is charged to one category only."""
+    """Shows that the checks above can fail: every route runs, and a plain path is charged to one category only."""
     name = request.node.callspec.params["site"]
-    prefix = "/sub" if "in front" in name or "wants" in name else "/pre" if "behind" in name else ""
+    prefix = "/sub" if "in front" in name or "chooses" in name else "/pre" if "behind" in name else ""
     prefix = "/pre" if "in front, written" in name else prefix
     if site.root and site.runner is not None:
         prefix = site.root
     for route, path in PATHS_OF.items():
-        own = CATEGORY[route]
-        assert site.ask(prefix + path, site.root or "") == (route, set() if own is None else {own})
+        category = CATEGORY[route]
+        assert site.request(prefix + path, site.root or "") == (route, set() if category is None else {category})

@@ -1,4 +1,4 @@
-"""Limits of single routes, in each framework, with a middleware in front and without."""
+"""Limits on single routes in each framework, with and without a middleware."""
 
 import asyncio
 from typing import Any
@@ -12,7 +12,7 @@ from starlette.endpoints import HTTPEndpoint
 from starlette.responses import PlainTextResponse
 from starlette.routing import Mount, Route
 
-from tests.inbound.harness import talk
+from tests.inbound.harness import run_websocket
 from tests.inbound.sites import django_site
 from tidegate import ConfigError, Denied, Limit
 from tidegate.inbound import asgi, django, fastapi, flask, functions, starlette, wsgi
@@ -28,7 +28,7 @@ def clock():
 
 
 class Client:
-    """Asks an ASGI application in process, from whatever address."""
+    """Sends requests to an ASGI application in process, from any address."""
 
     def __init__(self, app, peer="203.0.113.9"):
         self.app = app
@@ -85,15 +85,15 @@ def test_fastapi_counts_by_route_not_by_url(clock):
     assert denied.headers["retry-after"] == "60"
     assert denied.headers["cache-control"] == "no-store"
     assert denied.headers["x-ratelimit-reset"] == str(START + 60)
-    assert client.get("/items/1", "POST").status_code == 200  # a route of its own
+    assert client.get("/items/1", "POST").status_code == 200  # a separate route
     assert client.get("/r/one").status_code == 200
     assert client.get("/items/1", peer="198.51.100.1").status_code == 200
     clock.advance(60)
     assert client.get("/items/1").status_code == 200
 
 
-def test_fastapi_routes_of_several_routers_and_mounts_are_counted_apart(clock):
-    """Their templates are the same within their routers: each is its own route all the same."""
+def test_fastapi_routes_of_several_routers_and_mounts_are_counted_separately(clock):
+    """Their templates are equal within their routers, but each is a separate route."""
     limit = Depends(fastapi.limit("1/1m", clock=clock))
 
     def part() -> APIRouter:
@@ -124,14 +124,17 @@ def test_fastapi_routes_with_a_scope_are_counted_together(clock):
     assert [client.get(path).status_code for path in ("/items/1", "/r/one", "/r/two")] == [200, 200, 429]
 
 
-async def test_fastapi_websockets(clock):
+async def test_fastapi_limits_websocket_connections(clock):
     app = fastapi_site(fastapi.limit("1/1m", clock=clock))
-    assert [message["type"] for message in await talk(app, [], path="/ws")] == ["websocket.accept", "websocket.close"]
-    (close,) = await talk(app, [], path="/ws")
+    assert [message["type"] for message in await run_websocket(app, [], path="/ws")] == [
+        "websocket.accept",
+        "websocket.close",
+    ]
+    (close,) = await run_websocket(app, [], path="/ws")
     assert (close["type"], close["code"]) == ("websocket.close", 1008)
 
 
-def test_fastapi_behind_a_middleware_uses_its_store_client_and_headers(clock):
+def test_fastapi_behind_a_middleware_uses_its_store_clients_and_headers(clock):
     limit = fastapi.limit("2/1m")
     site = fastapi_site(limit)
     app = asgi.RateLimitMiddleware(site, clock=clock, trusted_proxies=["203.0.113.9"])
@@ -145,7 +148,7 @@ def test_fastapi_behind_a_middleware_uses_its_store_client_and_headers(clock):
     assert app.guard.store.metrics()["entries"] == 4  # two clients, the category and the route
 
 
-def test_fastapi_denials_can_be_answered_by_a_handler(clock):
+def test_fastapi_exception_handlers_can_replace_denials(clock):
     app = fastapi_site(fastapi.limit("1/1m", clock=clock))
 
     @app.exception_handler(fastapi.RateLimitExceeded)
@@ -183,7 +186,7 @@ def starlette_site(limit):
     )
 
 
-def test_starlette(clock):
+def test_starlette_limits_endpoints(clock):
     client = Client(starlette_site(starlette.limit("2/1m", clock=clock)))
     for paths in (["/items/1", "/items/2", "/items/3"], ["/threaded"] * 3, ["/mounted/page"] * 3):
         replies = [client.get(path) for path in paths]
@@ -194,7 +197,7 @@ def test_starlette(clock):
     assert problem.json()["violated-policies"] == ["1m"]
 
 
-def test_starlette_behind_a_middleware(clock):
+def test_starlette_behind_a_middleware_writes_headers_once(clock):
     limit = starlette.limit("2/1m", denied=lambda request, decision: {"no": request.path})
     app = asgi.RateLimitMiddleware(starlette_site(limit), clock=clock)
     client = Client(app)
@@ -206,16 +209,16 @@ def test_starlette_behind_a_middleware(clock):
     assert [client.get("/threaded").status_code for _ in range(3)] == [200, 200, 429]
 
 
-def test_an_endpoint_without_a_request_is_told_so(clock):
+def test_an_endpoint_without_a_request_argument_raises(clock):
     @starlette.limit("2/1m")
     async def nothing():
         return None
 
-    with pytest.raises(ConfigError, match="has no argument that is a request"):
+    with pytest.raises(ConfigError, match="has no request argument"):
         asyncio.run(nothing())
 
 
-# ---- whose, how much, which ------------------------------------------------------------------------------------------
+# ---- keys, costs, dynamic limits -------------------------------------------------------------------------------------
 
 
 def one_route(limit):
@@ -226,7 +229,7 @@ def one_route(limit):
     return Client(Starlette(routes=[Route("/{name}", page)]))
 
 
-def test_per_user_and_per_api_key_beside_per_address(clock):
+def test_limits_per_user_per_api_key_and_per_address_combined(clock):
     by_user = starlette.limit("2/1m", key=by_header("x-user"), clock=clock)
     by_key = starlette.limit("3/1m", key=by_api_key(), clock=clock)
     by_address = starlette.limit("5/1m", clock=clock)
@@ -241,7 +244,7 @@ def test_per_user_and_per_api_key_beside_per_address(clock):
     assert ask("zoe", "k2", peer="198.51.100.1") == 200
 
 
-def test_dynamic_limits(clock):
+def test_limits_returned_by_a_function(clock):
     plans = {"free": "1/1m", "paid": ["3/1m", "100/1d"], "own": Limit(2, "1m"), "staff": None}
     limit = starlette.limit(lambda request: plans[request.header("x-plan")], key=by_header("x-plan"), clock=clock)
     client = one_route(limit)
@@ -252,7 +255,7 @@ def test_dynamic_limits(clock):
     assert {plan: count(plan) for plan in plans} == {"free": 1, "paid": 3, "own": 2, "staff": 4}
 
 
-def test_a_plan_that_changes_refills_nothing(clock):
+def test_a_changed_dynamic_limit_keeps_the_usage(clock):
     plan = ["3/1m"]
     client = one_route(starlette.limit(lambda request: plan[0], clock=clock))
     assert [client.get("/page").status_code for _ in range(4)] == [200, 200, 200, 429]
@@ -268,7 +271,7 @@ def test_costs_by_function_and_shadow_mode(clock):
     assert [shadow.get("/page").status_code for _ in range(3)] == [200] * 3
 
 
-def test_limits_are_exact_unless_named_otherwise(clock):
+def test_route_limits_use_sliding_log_by_default(clock):
     client = one_route(starlette.limit("2/1m", clock=clock))
     assert client.get("/page").status_code == 200
     clock.advance(30)
@@ -279,13 +282,13 @@ def test_limits_are_exact_unless_named_otherwise(clock):
     assert [bucket.get("/page").status_code for _ in range(2)] == [200, 200]
 
 
-def test_exempt_clients_of_the_middleware_are_exempt_here(clock):
+def test_exempt_clients_of_the_middleware_are_exempt_on_routes(clock):
     site = starlette_site(starlette.limit("1/1m"))
     client = Client(asgi.RateLimitMiddleware(site, {"exempt_clients": ["203.0.113.9"]}, clock=clock))
     assert [client.get("/items/1").status_code for _ in range(3)] == [200] * 3
 
 
-def test_a_limit_on_a_route_that_the_middleware_exempts_knows_the_client_all_the_same(clock):
+def test_a_limit_on_an_exempt_route_identifies_the_client(clock):
     site = starlette_site(starlette.limit("1/1m"))
     app = asgi.RateLimitMiddleware(site, {"exempt": ["/items/*"]}, clock=clock, trusted_proxies=["203.0.113.9"])
     client = Client(app)
@@ -313,7 +316,7 @@ def test_a_limit_on_a_route_that_the_middleware_exempts_knows_the_client_all_the
         (["5/1m"], {"mode": "quiet"}, "must be one of enforce, shadow"),
     ],
 )
-def test_mistakes_are_refused_at_once(arguments, options, message):
+def test_invalid_arguments_are_rejected_by_the_constructor(arguments, options, message):
     with pytest.raises(ConfigError, match=message):
         starlette.limit(*arguments, **options)
 
@@ -337,7 +340,7 @@ def flask_site(limit):
     return app
 
 
-def test_flask(clock):
+def test_flask_limits_views(clock):
     client = flask_site(flask.limit("2/1m", clock=clock)).test_client()
     replies = [client.get(f"/items/{number}") for number in range(3)]
     assert [reply.status_code for reply in replies] == [200, 200, 429]
@@ -348,7 +351,7 @@ def test_flask(clock):
     assert client.get("/items/1", environ_base={"REMOTE_ADDR": "198.51.100.1"}).status_code == 200
 
 
-def test_flask_behind_a_middleware(clock):
+def test_flask_behind_a_middleware_writes_headers_once(clock):
     app = flask_site(flask.limit("2/1m"))
     app.wsgi_app = wsgi.RateLimitMiddleware(app.wsgi_app, clock=clock)  # type: ignore[method-assign]  # as Flask's docs do
     replies = [app.test_client().get("/items/1") for _ in range(3)]
@@ -357,7 +360,7 @@ def test_flask_behind_a_middleware(clock):
     assert replies[2].headers.getlist("Retry-After") == ["60"]
 
 
-def test_django(clock):
+def test_django_limits_views(clock):
     from django.http import HttpResponse  # noqa: PLC0415 - configured by django_site
     from django.test import RequestFactory  # noqa: PLC0415 - as above
 
@@ -381,7 +384,7 @@ def test_django(clock):
     assert [asyncio.run(coroutine(ask("/"))).status_code for _ in range(2)] == [200, 429]
 
 
-def test_django_paths_of_any_language_do_not_share_a_count(clock):
+def test_django_paths_with_non_ascii_characters_do_not_share_a_count(clock):
     from django.http import HttpResponse  # noqa: PLC0415 - configured by django_site
     from django.test import AsyncRequestFactory, RequestFactory  # noqa: PLC0415 - as above
 
@@ -399,11 +402,11 @@ def test_django_paths_of_any_language_do_not_share_a_count(clock):
     ask, ask_async = RequestFactory().get, AsyncRequestFactory().get
     for path in paths:
         assert [view(ask(path)).status_code for _ in range(2)] == [200, 429]
-    for path in paths[:4]:  # the server has lost the others
+    for path in paths[:4]:  # the server has replaced the others
         assert [asyncio.run(coroutine(ask_async(path))).status_code for _ in range(2)] == [200, 429]
 
 
-def test_plain_functions(clock):
+def test_limits_on_plain_functions(clock):
     limit = functions.limit("2/1m", key=lambda user, size=1: user, cost=lambda user, size=1: size, clock=clock)
 
     @limit
@@ -421,7 +424,7 @@ def test_plain_functions(clock):
         return user
 
     async def some():
-        assert await send("ann") == "ann"  # a count of its own
+        assert await send("ann") == "ann"  # a separate count
         assert await send("ann") == "ann"
         with pytest.raises(Denied):
             await send("ann")

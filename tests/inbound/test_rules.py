@@ -1,4 +1,4 @@
-"""Which request falls into which category, and that nobody gets out of one by writing a path differently."""
+"""The categories of a request, and that another spelling of a path does not avoid a category."""
 
 import re
 from urllib.parse import quote
@@ -18,7 +18,7 @@ DEFAULTS = load_rules()
 
 
 def category(path, method="GET", rules=DEFAULTS, template=None):
-    """Tell the strictest category that has to allow a request; None: it is not limited."""
+    """Return the strictest category that a request is charged to; None if it is not limited."""
     found = matches(rules, path, method, template)
     return min(found, key=lambda match: strictness(match.category)).category.name if found else None
 
@@ -28,7 +28,7 @@ def strictness(category):
 
 
 def rules_of(**endpoints):
-    """Rules whose categories are stricter the earlier they come; without a category for other paths."""
+    """Build rules whose categories become less strict in order, without a category for other paths."""
     categories = [
         Category(
             name, Policy(name, (Limit(i, "1h"),)), tuple(e if isinstance(e, Endpoint) else Endpoint(e) for e in some)
@@ -62,14 +62,14 @@ def rules_of(**endpoints):
         ("/", "read"),
     ],
 )
-def test_the_specs_endpoints(path, name):
+def test_the_endpoints_of_the_spec(path, name):
     for method in ("GET", "POST", "HEAD", "OPTIONS", "BREW"):
         assert category(path, method) == name
 
 
-# ---- dodging ---------------------------------------------------------------------------------------------------------
+# ---- other spellings -------------------------------------------------------------------------------------------------
 
-DODGES = [
+SPELLINGS = [
     "/api//cluster", "//api/cluster", "/API/cluster", "/Api/Cluster", "/api/cluster/", "/api/cluster//",
     "/api/./cluster", "/api/cluster/.", "/api/x/../cluster", "/../api/cluster", "/api/%2e/cluster",
     "/api/%2E%2e/api/cluster", "/api/%252e/cluster", "/api%2fcluster", "/api%252Fcluster", "/%61pi/cluster",
@@ -80,29 +80,29 @@ DODGES = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("path", DODGES)
-def test_no_way_around_a_category(path):
+@pytest.mark.parametrize("path", SPELLINGS)
+def test_other_spellings_of_a_path_have_its_category(path):
     assert category(path) == "expensive"
 
 
 @pytest.mark.parametrize(
     "path", ["/api/clusterx", "/api/cluster.json", "/api/cluster/x", "/x/api/cluster", "/api/clu/ster"]
 )
-def test_what_is_another_path(path):
+def test_different_paths_have_other_categories(path):
     assert category(path) == "read"
 
 
-def test_a_router_that_takes_paths_literally_is_covered_too():
-    """`/jobs/*` runs whatever stands beneath, dots included: no way to have that charged to something cheaper."""
+def test_routers_that_compare_paths_literally_are_covered():
+    """`/jobs/*` matches all subpaths, dots included; they cannot be charged to a cheaper category only."""
     rules = rules_of(expensive=["/jobs/*"], cheap=["/feeds"], exempt=["/health"])
     for path in ("/jobs/../feeds", "/jobs/%2e%2e/feeds", "/jobs/..;/feeds", "/jobs/../health", "/jobs//../health"):
         assert category(path, rules=rules) == "expensive"
 
 
-def test_exempt_is_only_what_is_exempt_however_it_is_read():
+def test_a_path_is_exempt_only_if_all_its_readings_are():
     rules = rules_of(all=["/*"], exempt=["/health", "/static/*"])
     assert category("/health", rules=rules) is None
-    for path in ("/HEALTH", "/health/", "//health"):  # many a router has another route for these, if it has one
+    for path in ("/HEALTH", "/health/", "//health"):  # routers may have other routes for these
         assert category(path, rules=rules) == "all"
     assert category("/static/a/b.css", rules=rules) is None
     assert category("/static/.hidden", rules=rules) is None
@@ -119,7 +119,7 @@ def test_exempt_is_only_what_is_exempt_however_it_is_read():
 
 @st.composite
 def disguised(draw, path):
-    """Write a path so that some router might still take it for the same."""
+    """Write a path in a form that some router may read as the same path."""
     segments = path.split("/")[1:]
     out = ""
     for segment in segments:
@@ -135,24 +135,24 @@ def disguised(draw, path):
 
 
 @given(disguised("/api/cleanup-orphaned"))
-def test_no_disguise_helps(path):
+def test_random_spellings_of_a_path_have_its_category(path):
     assert category(path) == "very_expensive"
 
 
 @given(st.text(), st.text(max_size=10), st.one_of(st.none(), st.text()))
-def test_never_raises(path, method, template):
+def test_matching_never_raises(path, method, template):
     matches(DEFAULTS, path, method, template)
 
 
 @pytest.mark.parametrize(
     "path", ["/" * 65_536, "/../" * 16_000, "/%25" * 16_000, "/a;" * 20_000, "%" * 65_536, "/" + "a/" * 30_000]
 )
-def test_floods(path):
+def test_very_long_paths_are_matched(path):
     assert category(path) == "read"
 
 
 @given(st.lists(st.sampled_from(["a", "b", "..", ".", "", "%2e", "A", ";x"]), max_size=6).map("/".join))
-def test_readings_are_tidy_and_bounded(path):
+def test_readings_are_normalized_and_bounded(path):
     found = readings(path)
     assert 1 <= len(found) <= 5
     assert len(set(found)) == len(found)
@@ -181,7 +181,7 @@ def test_the_most_specific_endpoint_wins_whatever_the_order():
         assert found == ["/a/b/c", "/a/b/*", "/a/{x}/c", "/a/{x}/{y}", "/a/*", "/a/*", "/*"]
 
 
-def test_a_star_at_the_end_is_everything_beneath_and_the_path_itself():
+def test_a_trailing_star_matches_the_path_itself_and_all_subpaths():
     rules = rules_of(some=["/api/feed/*"])
     for path in ("/api/feed/1", "/api/feed/1/2/3", "/api/feed/", "/api/feed"):
         assert category(path, rules=rules) == "some"
@@ -189,7 +189,7 @@ def test_a_star_at_the_end_is_everything_beneath_and_the_path_itself():
         assert category(path, rules=rules) is None
 
 
-def test_methods():
+def test_endpoints_with_methods():
     rules = rules_of(
         write=[Endpoint("/items/{id}", ("POST", "PUT"))],
         read=[Endpoint("/items/{id}", ("GET",))],
@@ -203,14 +203,14 @@ def test_methods():
     assert category("/items/1", "HEAD", rules_of(a=[Endpoint("/items/1", ("HEAD",))], b=["/items/*"])) == "a"
 
 
-def test_costs():
+def test_endpoints_with_costs():
     rules = rules_of(some=[Endpoint("/a", (), 5), Endpoint("/b", ("POST",), {"tokens": 7}), "/b"])
     assert [match.cost for match in matches(rules, "/a")] == [5]
     assert [match.cost for match in matches(rules, "/b", "POST")] == [{"tokens": 7}]
     assert [match.cost for match in matches(rules, "/b")] == [1]
 
 
-def test_of_several_readings_the_costlier_endpoint_counts():
+def test_the_larger_cost_of_several_readings_is_charged():
     rules = rules_of(some=[Endpoint("/a", (), 5), Endpoint("/b/*", (), 2)])
     assert [match.cost for match in matches(rules, "/b/../a")] == [5]
 
@@ -218,7 +218,7 @@ def test_of_several_readings_the_costlier_endpoint_counts():
 @pytest.mark.parametrize(
     "template", ["/items/{item_id}", "/items/{item_id:int}", "/items/<item_id>", "/items/<int:item_id>"]
 )
-def test_the_frameworks_route_template(template):
+def test_a_route_template_of_the_framework_matches_its_endpoint(template):
     rules = rules_of(one=["/items/{id}"], all=["/*"], special=["/items/special"])
     assert category("/v2/mounted/5", rules=rules, template=template) == "one"
     assert category("/items/special", rules=rules, template=template) == "special"
@@ -227,9 +227,9 @@ def test_the_frameworks_route_template(template):
     assert category("/elsewhere", rules=rules, template="no path") == "all"
 
 
-@pytest.mark.parametrize("beneath", ["/files/*", "/files/{path:path}", "/files/<path:name>"])
-def test_templates_of_everything_beneath(beneath):
-    rules = rules_of(files=[beneath])
+@pytest.mark.parametrize("subpaths", ["/files/*", "/files/{path:path}", "/files/<path:name>"])
+def test_route_templates_for_all_subpaths(subpaths):
+    rules = rules_of(files=[subpaths])
     assert category("/files/a/b", rules=rules) == "files"
     assert category("/x", rules=rules, template="/files/{rest:path}") == "files"
 
@@ -237,23 +237,23 @@ def test_templates_of_everything_beneath(beneath):
 @pytest.mark.parametrize(
     ("endpoint", "message"),
     [
-        ("api", "a path starts with '/', as in '/api'"),
-        ("/a/*/b/**", "'**' in '/a/*/b/**' is no segment of a path: write it plainly, or '*', '{name}'"),
-        ("/a*", "'a*' in '/a*' is no segment of a path"),
-        ("/a/{x:path}/b", "only the end of a path can stand for everything beneath, as in '/api/*'"),
-        ("/a?b=1", "'a?b=1' in '/a?b=1' is no segment"),
-        ("/a/../b", "'..' in '/a/../b' is no segment"),
-        ("/a/{x", "'{x' in '/a/{x' is no segment"),
-        ("/a b", "'a b' in '/a b' is no segment"),
-        ("GET /a", "a path starts with '/'"),
+        ("api", "a path must start with '/', as in '/api'"),
+        ("/a/*/b/**", "'**' in '/a/*/b/**' is not a valid path segment: use a literal, '*' or '{name}'"),
+        ("/a*", "'a*' in '/a*' is not a valid path segment"),
+        ("/a/{x:path}/b", "a wildcard for all subpaths must be at the end, as in '/api/*'"),
+        ("/a?b=1", "'a?b=1' in '/a?b=1' is not a valid path segment"),
+        ("/a/../b", "'..' in '/a/../b' is not a valid path segment"),
+        ("/a/{x", "'{x' in '/a/{x' is not a valid path segment"),
+        ("/a b", "'a b' in '/a b' is not a valid path segment"),
+        ("GET /a", "a path must start with '/'"),
     ],
 )
-def test_endpoints_that_are_none(endpoint, message):
+def test_invalid_endpoints_are_rejected(endpoint, message):
     with pytest.raises(ConfigError, match=re.escape(message)):
         canonical(endpoint)
 
 
-def test_endpoints_are_tidied_as_paths_are():
+def test_endpoints_are_normalized():
     assert canonical("/API//Cluster/") == "/api/cluster"
     assert canonical("/a%20b".replace("%20", "-")) == "/a-b"
     assert canonical("/") == "/"
@@ -261,16 +261,16 @@ def test_endpoints_are_tidied_as_paths_are():
     assert canonical("/a/*/b") == "/a/{}/b"
 
 
-def test_an_endpoint_in_two_categories_is_refused():
-    with pytest.raises(ConfigError, match="endpoints: /A/ is an endpoint of category 'one' already"):
+def test_an_endpoint_in_two_categories_is_rejected():
+    with pytest.raises(ConfigError, match="endpoints: /A/ is already an endpoint of category 'one'"):
         rules_of(one=["/a"], two=["/A/"])
-    with pytest.raises(ConfigError, match="/a/<y> is an endpoint of category 'one' already"):
+    with pytest.raises(ConfigError, match="/a/<y> is already an endpoint of category 'one'"):
         rules_of(one=["/a/{x}"], two=["/a/<y>"])
-    with pytest.raises(ConfigError, match="/a is an endpoint of exempt already"):
+    with pytest.raises(ConfigError, match="/a is already exempt"):
         rules_of(one=["/a"], exempt=["/a"])
 
 
-def test_a_path_looks_like_no_template():
+def test_a_request_path_is_never_read_as_a_template():
     tree: PathTree[str] = PathTree()
     tree.add("/a/{x}", (), "one")
     assert tree.find("/a/{}", "GET") == "one"
@@ -282,7 +282,7 @@ def test_disabled_rules_match_nothing():
     assert not matches(Rules(DEFAULTS.categories, enabled=False), "/api/cluster")
 
 
-def test_exempt_methods():
+def test_exempt_methods_match_nothing():
     rules = Rules(DEFAULTS.categories, exempt_methods=frozenset({"OPTIONS"}))
     assert not matches(rules, "/api/cluster", "OPTIONS")
     assert not matches(rules, "/api/cluster", "options")

@@ -1,4 +1,4 @@
-"""Real frameworks under real servers, asked by a real client."""
+"""Real frameworks under real servers, with a real client."""
 
 import httpx
 import pytest
@@ -19,7 +19,7 @@ COMBINATIONS = [
 
 
 @pytest.mark.parametrize(("server", "site"), COMBINATIONS)
-def test_limits_hold_under(server, site):
+def test_limits_hold_under_server_and_framework(server, site):
     with serving(server, site) as url, httpx.Client(base_url=url) as client:
         replies = [client.get(f"/hello/{name}") for name in ("ann", "bob", "ann", "nobody", "eve", "zoe")]
         assert [reply.status_code for reply in replies] == [200] * 5 + [429]
@@ -43,7 +43,7 @@ def test_limits_hold_under(server, site):
         assert stats.json()["by_category"]["read"] == 1
 
 
-# Targets that reach the same route, which allows two requests an hour; `{}` stands for where it is mounted.
+# Targets that reach the same route, which allows two requests per hour; `{}` is its mount point.
 @pytest.mark.parametrize(
     ("server", "site", "more", "targets"),
     [
@@ -59,7 +59,7 @@ def test_limits_hold_under(server, site):
         ("uvicorn", "starlette_app", {"--root-path": "/v1"}, ["/pre/import/a", "/pre/%69mport/a", "/pre/import/b"]),
     ],
 )
-def test_a_route_has_one_count_however_its_path_is_written(server, site, more, targets):
+def test_all_spellings_of_a_path_share_one_count(server, site, more, targets):
     words = [word for pair in more.items() if pair[0].startswith("--") for word in pair]
     env = {name: value for name, value in more.items() if not name.startswith("--")}
     with serving(server, f"import_site:{site}", *words, **env) as url:
@@ -69,7 +69,7 @@ def test_a_route_has_one_count_however_its_path_is_written(server, site, more, t
         assert [raw_status(url, target) for target in targets] == [429] * len(targets)
 
 
-def test_streams_background_tasks_mounts_and_websockets_are_as_without_it():
+def test_streams_background_tasks_mounts_and_websockets_work():
     with serving("uvicorn", "starlette_site:app") as url, httpx.Client(base_url=url) as client:
         stream = client.get("/stream")
         assert stream.text == "".join(f"part {number}\n" for number in range(5))
@@ -93,7 +93,7 @@ def test_streams_background_tasks_mounts_and_websockets_are_as_without_it():
         assert int(refused.value.response.headers["retry-after"]) > 3000
 
 
-def test_a_message_too_many_closes_a_websocket_of_fastapi():
+def test_a_message_over_the_limit_closes_a_fastapi_websocket():
     with serving("uvicorn", "socket_site:closing") as url:
         with connect(f"{url.replace('http', 'ws')}/ws/a") as websocket:
             for text in ("one", "two", "three"):
@@ -109,7 +109,7 @@ def test_a_message_too_many_closes_a_websocket_of_fastapi():
                 websocket.recv(10)
 
 
-def test_messages_too_many_are_dropped_and_the_websocket_stays_open():
+def test_messages_over_the_limit_are_dropped_and_the_websocket_stays_open():
     with serving("uvicorn", "socket_site:dropping") as url, connect(f"{url.replace('http', 'ws')}/ws/a") as websocket:
         for text in ("one", "two", "three", "four", "five"):
             websocket.send(text)
@@ -127,4 +127,4 @@ def test_clients_on_a_unix_socket_are_unknown_and_not_blocked(tmp_path):
         httpx.Client(transport=transport, base_url="http://site") as client,
     ):
         assert [client.get("/hello").status_code for _ in range(7)] == [200] * 7
-        assert client.get("/api/admin/rate-limit-stats").status_code == 403  # who is there cannot be told
+        assert client.get("/api/admin/rate-limit-stats").status_code == 403  # the caller has no address

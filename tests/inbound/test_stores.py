@@ -1,10 +1,10 @@
-"""The door on shared stores: doors that share one share the limit, leased or not; all is closed at the end."""
+"""Shared stores: middlewares on one store share the limit, with and without leases, and close it."""
 
 import asyncio
 
 import pytest
 
-from tests.inbound.harness import AsgiDoor, WsgiDoor
+from tests.inbound.harness import AsgiHarness, WsgiHarness
 from tests.servers.valkey import ValkeyServer
 from tidegate.clock import SystemClock
 from tidegate.inbound.asgi import RateLimitMiddleware
@@ -28,13 +28,15 @@ def url(request, tmp_path):
     return f"{server.url}?deadline=60s"
 
 
-@pytest.mark.parametrize("lease", [None, True], ids=["asked", "leased"])
-def test_doors_on_one_store_share_the_limit(url, lease):
-    doors = [kind(RULES, store=url, lease=lease, clock=SystemClock(), log_burst=0) for kind in (AsgiDoor, WsgiDoor)]
-    statuses = [door.ask().status for _ in range(60) for door in doors]
-    for door in doors:
-        door.close()
-    # What one door holds in a lease the other may miss; never is there more.
+@pytest.mark.parametrize("lease", [None, True], ids=["direct", "leased"])
+def test_middlewares_on_one_store_share_the_limit(url, lease):
+    apps = [
+        kind(RULES, store=url, lease=lease, clock=SystemClock(), log_burst=0) for kind in (AsgiHarness, WsgiHarness)
+    ]
+    statuses = [app.request().status for _ in range(60) for app in apps]
+    for app in apps:
+        app.close()
+    # One application may lack the permits that the other has leased; the limit is never exceeded.
     assert statuses.count(200) == 40 if lease is None else 20 <= statuses.count(200) <= 40
     assert set(statuses) == {200, 429}
 
@@ -56,17 +58,17 @@ async def test_the_store_is_closed_with_the_application(url):
     async def send(message):
         sent.append(message["type"])
 
-    gate = middleware.guard.gates["read"]
-    assert (await gate.decide("a", 1)).allowed
+    category_limiter = middleware.guard.category_limiters["read"]
+    assert (await category_limiter.decide("a", 1)).allowed
     await middleware({"type": "lifespan"}, receive, send)
     assert sent == ["lifespan.startup.complete", "lifespan.shutdown.complete"]
     await asyncio.sleep(0)
     assert not [task for task in asyncio.all_tasks() if task.get_name() == "leases"]
 
 
-def test_a_store_of_ones_own_stays_open(door):
+def test_a_store_passed_as_object_stays_open(make_app):
     store = MemoryStore()
-    api = door(RULES, store=store)
-    assert api.ask().status == 200
-    assert not api.guard.owns_store
+    api = make_app(RULES, store=store)
+    assert api.request().status == 200
+    assert not api.limiter.owns_store
     assert store.metrics()["max_entries"] == 1_000_000  # it has its own bound

@@ -1,7 +1,8 @@
-"""Requests we RECEIVE: who the client is, which category a request falls into; deny, never sleep.
+"""Limits for the requests that an application RECEIVES. Requests over the limit are denied; nothing sleeps.
 
 asgi, wsgi                          RateLimitMiddleware, for whole applications
-starlette, fastapi, flask, django   limit(…), for single routes; plain: for functions
+starlette, fastapi, flask, django   limit(…), for single routes
+functions                           limit(…), for plain functions
 """
 
 from tidegate.inbound.client.address import AddressSet, TrustedProxies, address_key, client_address

@@ -2,8 +2,8 @@
 
     app = RateLimitMiddleware(app, config="config.yaml")
 
-Pure ASGI: it looks at the request, adds fields to the first message of the response and passes everything else through
-untouched, so streams, background tasks and websockets work as without it. A denied request never reaches the
+Pure ASGI: it reads the request, adds header fields to the first message of the response and passes everything else
+through unchanged, so streams, background tasks and websockets keep working. A denied request never reaches the
 application.
 """
 
@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from tidegate.errors import RateLimitError
-from tidegate.inbound.client.request import LONGEST_METHOD, METHOD_OVERRIDES, Request, asgi_header, asgi_path
+from tidegate.inbound.client.request import MAX_METHOD_LENGTH, METHOD_OVERRIDES, Request, asgi_header, asgi_path
 from tidegate.inbound.limiting.flow import drive_async
 from tidegate.inbound.limiting.request_limiter import MISSING, LimitOutcome, RequestLimiter
 from tidegate.inbound.limiting.request_state import STATE_KEY, RequestState
@@ -21,10 +21,10 @@ from tidegate.inbound.responses.response import (
     PLAIN_DENIAL,
     RAW_PLAIN_HEADERS,
     Response,
-    asks_for_json,
+    mentions_json,
     plain_denial,
     raw,
-    worked_out,
+    with_views,
 )
 from tidegate.inbound.rules.path_readings import Route, asgi_routes
 
@@ -46,21 +46,21 @@ if TYPE_CHECKING:
     from tidegate.stores import Store
 
     RawFields = list[tuple[bytes, bytes]]
-    Scope = Any  # whatever a framework calls a mapping that it may change
+    Scope = Any  # a mutable mapping; frameworks have different types for it
     Message = Any
     Receive = Callable[[], Awaitable[Any]]
     Send = Callable[[Any], Awaitable[None]]
     App = Callable[[Any, Any, Any], Awaitable[None]]
     Writer = Callable[[Decision], RawFields]
 
-POLICY_VIOLATION: Final = 1008  # how a websocket is closed when it has sent too much
+POLICY_VIOLATION: Final = 1008  # the close code of a websocket that exceeds its limit
 OVERRIDES: Final = frozenset(name.encode() for name in METHOD_OVERRIDES)
-LONGEST_STACK: Final = 32  # applications that are looked through, one behind the other
+MAX_WRAPPED_APPS: Final = 32  # wrapped applications that are inspected
 START_MESSAGES: Final = frozenset(("http.response.start", "websocket.accept", "websocket.http.response.start"))
 
 
 class RateLimitMiddleware:
-    """Limits the requests that an ASGI application receives."""
+    """Limits the requests of an ASGI application."""
 
     def __init__(
         self,
@@ -72,152 +72,154 @@ class RateLimitMiddleware:
         clock: Clock | None = None,
         **options: Unpack[Options],
     ) -> None:
-        """Limit by a configuration: the path of a file, a mapping, or None for the spec's defaults."""
+        """Read `config`: the path of a file, a mapping, or None for the defaults of the API limiting spec."""
         self.app = app
+        # Public name: docs/inbound.md uses `middleware.guard.store`.
         self.guard = RequestLimiter(config, store, trusted_proxies, headers, clock, tasks=True, **options)
-        self._own_root = self.guard.root_path or own_root(app)
-        self._blank = any(type(part).__module__.startswith("quart.") for part in stack(app))
+        self._own_root = self.guard.root_path or find_root_path(app)
+        self._blank = any(type(wrapped).__module__.startswith("quart.") for wrapped in wrapped_apps(app))
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: C901, PLR0912 - a call for each branch would cost every request
-        """Let a request in, or answer it."""
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: C901, PLR0912 - extra function calls would slow down every request
+        """Pass a request to the application, or deny it."""
         kind = scope["type"]
         if kind != "http" and kind != "websocket":  # noqa: PLR1714 - twice as fast
             await self.app(scope, receive, _ClosingLifespan(self, send).send if kind == "lifespan" else send)
             return
-        guard = self.guard
+        request_limiter = self.guard
         method, path = scope["method"] if kind == "http" else "GET", scope["path"]
         target = MISSING
-        if not scope.get("root_path") and "route" not in scope and not guard.by_method:
-            target = guard.targets.get((method, path), MISSING)
+        if not scope.get("root_path") and "route" not in scope and not request_limiter.by_method:
+            target = request_limiter.targets.get((method, path), MISSING)
         if target is MISSING:
-            target = self._target(scope, method, path)
+            target = self._find_target(scope, method, path)
         if target is None:
-            if guard.idle:
-                guard.idle_chores()
-            visit = scope[STATE_KEY] = RequestState(
-                guard, None, None, scope.get(STATE_KEY)
-            )  # for limits of single routes
+            if request_limiter.idle:
+                request_limiter.run_idle_maintenance()
+            # Route limits read it.
+            request_state = scope[STATE_KEY] = RequestState(request_limiter, None, None, scope.get(STATE_KEY))
             if kind == "http":
-                await self.app(scope, receive, sending(visit, send))
-            else:  # its messages may be limited all the same
-                await self._websocket(scope, receive, sending(visit, send), self._visitor(scope))
+                await self.app(scope, receive, add_headers(request_state, send))
+            else:  # its messages may still be limited
+                await self._websocket(scope, receive, add_headers(request_state, send), self._find_client(scope))
             return
-        gate, cost, special, _, _ = target
+        category_limiter, cost, special, _, _ = target
         peer = scope.get("client")
         host = peer[0] if peer else None
-        visitor = guard.met.get(host)
-        if visitor is None:
-            visitor = guard.clients.find(host, scope["headers"])
-        key = visitor[0]
-        if special or visitor[2] or guard.special or gate is None or key is None:
-            await self._seldom(scope, receive, send, target, visitor)
+        client = request_limiter.known_clients.get(host)
+        if client is None:
+            client = request_limiter.client_identifier.find(host, scope["headers"])
+        key = client[0]
+        if special or client[2] or request_limiter.special or category_limiter is None or key is None:
+            await self._handle_special(scope, receive, send, target, client)
             return
         try:
-            decision = gate.decide(key, cost)
-            if gate.awaited:
+            decision = category_limiter.decide(key, cost)
+            if category_limiter.is_async:
                 decision = await decision
         except RateLimitError as error:
-            await self._after(guard.lost(gate, error), scope, receive, send, target, visitor)
+            await self._apply_outcome(
+                request_limiter.handle_store_error(category_limiter, error), scope, receive, send, target, client
+            )
             return
-        seen = gate.seen
-        if decision[0] and decision[1] < guard.quiet and key in seen:
-            seen[key] = decision  # a client that is known is allowed once more: this is all there is to note
-            gate.allowed += 1
-        elif not guard.told(gate, key, cost, decision, method, path):
-            await self._deny(scope, receive, send, gate, visitor, decision)
+        last_decisions = category_limiter.last_decisions
+        if decision[0] and decision[1] < request_limiter.fast_path_until and key in last_decisions:
+            last_decisions[key] = decision  # fast path: a known client is allowed again
+            category_limiter.allowed += 1
+        elif not request_limiter.record_decision(category_limiter, key, cost, decision, method, path):
+            await self._deny(scope, receive, send, category_limiter, client, decision)
             return
-        visit = scope[STATE_KEY] = RequestState(guard, visitor, decision, scope.get(STATE_KEY))
+        request_state = scope[STATE_KEY] = RequestState(request_limiter, client, decision, scope.get(STATE_KEY))
         if kind == "http":
-            await self.app(scope, receive, sending(visit, send, gate.fields))
+            await self.app(scope, receive, add_headers(request_state, send, category_limiter.fields))
         else:
-            await self._websocket(scope, receive, sending(visit, send, gate.fields), visitor)
+            await self._websocket(scope, receive, add_headers(request_state, send, category_limiter.fields), client)
 
-    # ---- what is not usual -------------------------------------------------------------------------------------------
+    # ---- slow paths --------------------------------------------------------------------------------------------------
 
-    def _target(self, scope: Scope, method: str, path: str) -> RequestTarget | None:
-        """Tell where a request goes; None: it is not limited."""
-        overrides = method_overrides(scope["headers"]) if self.guard.by_method else ()
-        root, template = scope.get("root_path") or "", template_of(scope)
+    def _find_target(self, scope: Scope, method: str, path: str) -> RequestTarget | None:
+        """Find the target of a request; None if it is not limited."""
+        overrides = read_method_overrides(scope["headers"]) if self.guard.by_method else ()
+        root, template = scope.get("root_path") or "", find_template(scope)
         if not root and template is None and not overrides:
-            place: tuple[str | None, ...] = (method, path)
+            cache_key: tuple[str | None, ...] = (method, path)
         else:
-            place = (method, path, root, template, "fixed" if is_fixed(scope) else None, *overrides)
-        target: RequestTarget | None = self.guard.targets.get(place, MISSING)
+            cache_key = (method, path, root, template, "fixed" if has_fixed_mount(scope) else None, *overrides)
+        target: RequestTarget | None = self.guard.targets.get(cache_key, MISSING)
         if target is MISSING:
-            target = self.guard.target(place, (method, *overrides), self._routes(scope), template)
+            target = self.guard.find_target(cache_key, (method, *overrides), self._routes(scope), template)
         return target
 
     def _routes(self, scope: Scope) -> tuple[Route, ...]:
-        """Give the literal readings of the path."""
+        """Return the literal readings of the path."""
         root = scope.get("root_path") or ""
-        return asgi_routes(scope["path"], root, self._own_root, fixed=is_fixed(scope), blank=self._blank)
+        return asgi_routes(scope["path"], root, self._own_root, fixed=has_fixed_mount(scope), blank=self._blank)
 
-    async def _seldom(
-        self, scope: Scope, receive: Receive, send: Send, target: RequestTarget, visitor: RequestClient
+    async def _handle_special(
+        self, scope: Scope, receive: Receive, send: Send, target: RequestTarget, client: RequestClient
     ) -> None:
-        """Let in or answer a request with something special about it."""
-        outcome = LimitOutcome(let_in=True)
-        if target.gate is not None and visitor.key is not None:
-            request = request_of(scope, visitor)
-            outcome = await drive_async(self.guard.admitting(request, target, visitor))
-        await self._after(outcome, scope, receive, send, target, visitor)
+        """Handle a request that needs more than one plain decision."""
+        outcome = LimitOutcome(allowed=True)
+        if target.category_limiter is not None and client.key is not None:
+            request = make_request(scope, client)
+            outcome = await drive_async(self.guard.check_flow(request, target, client))
+        await self._apply_outcome(outcome, scope, receive, send, target, client)
 
-    async def _after(
+    async def _apply_outcome(
         self,
         outcome: LimitOutcome,
         scope: Scope,
         receive: Receive,
         send: Send,
         target: RequestTarget,
-        visitor: RequestClient,
+        client: RequestClient,
     ) -> None:
-        """Do what was decided."""
-        decision, settlement = outcome.decision, outcome.settlement
-        if not outcome.let_in and outcome.gate is not None and decision is not None:
-            await self._deny(scope, receive, send, outcome.gate, visitor, decision, outcome.kind)
+        """Pass the request on or deny it, as decided."""
+        decision, response_charge = outcome.decision, outcome.response_charge
+        if not outcome.allowed and outcome.category_limiter is not None and decision is not None:
+            await self._deny(scope, receive, send, outcome.category_limiter, client, decision, outcome.kind)
             return
-        visit = scope[STATE_KEY] = RequestState(self.guard, visitor, decision, scope.get(STATE_KEY))
-        plain = sending(visit, send)
-        settling = plain if settlement is None else _SettlingSend(plain, visit, settlement)
+        request_state = scope[STATE_KEY] = RequestState(self.guard, client, decision, scope.get(STATE_KEY))
+        plain = add_headers(request_state, send)
+        settling = plain if response_charge is None else _SettlingSend(plain, request_state, response_charge)
         try:
             if target.admin:
                 await self._admin(scope, receive, settling)
             elif scope["type"] == "http":
                 await self.app(scope, receive, settling)
             else:
-                await self._websocket(scope, receive, settling, visitor)
+                await self._websocket(scope, receive, settling, client)
         finally:
-            if settlement is not None:
-                await drive_async(settlement.ending())
+            if response_charge is not None:
+                await drive_async(response_charge.settle_flow())
 
     def _deny(
         self,
         scope: Scope,
         receive: Receive,
         send: Send,
-        gate: CategoryLimiter,
-        visitor: RequestClient,
+        category_limiter: CategoryLimiter,
+        client: RequestClient,
         decision: Decision,
         kind: Kind = "quota-exceeded",
     ) -> Awaitable[None]:
-        """Answer a request that is not let in. No coroutine of its own: a flood of these should cost little."""
-        answers, policy = self.guard.answers, gate.category.policy
-        decision = worked_out(decision)
-        if answers.own is None and not asks_for_json(scope["headers"]):
-            answer = plain_denial(decision, policy, kind)
+        """Send the response to a denied request. Not a coroutine itself, so that floods of denials stay cheap."""
+        writer, policy = self.guard.response_writer, category_limiter.category.policy
+        decision = with_views(decision)
+        if writer.custom_denial is None and not mentions_json(scope["headers"]):
+            response = plain_denial(decision, policy, kind)
         else:
-            answer = answers.denial(request_of(scope, visitor), decision, policy, kind)
+            response = writer.write_denial(make_request(scope, client), decision, policy, kind)
         outer: RequestState | None = scope.get(STATE_KEY)
         if outer is not None:
             outer.add(decision)
-        return respond(scope, receive, send, answer, answers.raw_fields(decision) if outer is None else [])
+        return respond(scope, receive, send, response, writer.raw_fields(decision) if outer is None else [])
 
     async def _admin(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer the operator."""
-        request = request_of(scope, scope[STATE_KEY].visitor)
+        """Serve the admin endpoint."""
+        request = make_request(scope, scope[STATE_KEY].client)
         peer = scope.get("client")
-        answer = admin.forbidden(self.guard, request, peer[0] if peer else None)
-        if answer is None:
+        response = admin.check_access(self.guard, request, peer[0] if peer else None)
+        if response is None:
             body = b""
             more = request.method == "POST"
             while more and len(body) <= admin.MAX_BODY_BYTES:
@@ -225,112 +227,112 @@ class RateLimitMiddleware:
                 body += message.get("body", b"")
                 more = message["type"] == "http.request" and message.get("more_body", False)
             query = scope.get("query_string", b"").decode("latin-1")
-            answer = await drive_async(admin.answering(self.guard, request, query, body))
-        await respond(scope, receive, send, answer, [])
+            response = await drive_async(admin.handle_flow(self.guard, request, query, body))
+        await respond(scope, receive, send, response, [])
 
-    def _visitor(self, scope: Scope) -> RequestClient:
-        """Tell who sent a request."""
+    def _find_client(self, scope: Scope) -> RequestClient:
+        """Identify the client of a request."""
         peer = scope.get("client")
-        return self.guard.clients.find(peer[0] if peer else None, scope["headers"])
+        return self.guard.client_identifier.find(peer[0] if peer else None, scope["headers"])
 
-    async def _websocket(self, scope: Scope, receive: Receive, send: Send, visitor: RequestClient) -> None:
-        """Let a websocket in; each of its messages is limited too, where the configuration says so."""
-        target = self.guard.message_target(self._routes(scope))
-        if target is None or visitor.key is None:
+    async def _websocket(self, scope: Scope, receive: Receive, send: Send, client: RequestClient) -> None:
+        """Pass a websocket to the application, with limits on its messages if the rules define them."""
+        target = self.guard.find_message_target(self._routes(scope))
+        if target is None or client.key is None:
             await self.app(scope, receive, send)
             return
-        key = self.guard.clients.key_of(request_of(scope, visitor), visitor.key)
-        messages = _LimitedMessages(self.guard, scope["path"], target, visitor, key, receive, send)
+        key = self.guard.client_identifier.choose_key(make_request(scope, client), client.key)
+        messages = _LimitedMessages(self.guard, scope["path"], target, client, key, receive, send)
         await self.app(scope, messages.receive, messages.send)
 
     async def close(self) -> None:
-        """Let the store go, if it was opened here."""
+        """Close the store, if this middleware opened it."""
         self.guard.flush()
         if self.guard.owns_store:
             await self.guard.store.close_async()
 
 
-def sending(visit: RequestState, send: Send, write: Writer | None = None) -> Send:
-    """Give a `send` for the application that adds the fields to the first message of a response.
+def add_headers(request_state: RequestState, send: Send, write: Writer | None = None) -> Send:
+    """Return a `send` for the application that adds the header fields to the first message of a response.
 
-    The scope must not lead to it: the server's `send` leads back to the scope, and such a circle would be left to the
-    garbage collector with every request, which costs more than all the rest.
+    The scope must not refer to it: the server's `send` refers to the scope, and a reference cycle per request would
+    make the garbage collector cost more than the decision.
     """
-    if visit.nested:  # the middleware in front adds them
+    if request_state.nested:  # the outer middleware adds the fields
         return send
 
-    def passing(message: Message) -> Awaitable[None]:
-        # Not a coroutine itself, and a function rather than an object: it costs next to nothing.
+    def send_with_headers(message: Message) -> Awaitable[None]:
+        # A plain function: cheaper than a coroutine or an object with __call__.
         if message["type"] in START_MESSAGES:
-            decision = visit.decision if visit.inner is None else visit.told
+            decision = request_state.decision if request_state.inner is None else request_state.combined_decision
             if decision is not None:
-                fields = (write or visit.guard.answers.raw_fields)(decision)
+                fields = (write or request_state.request_limiter.response_writer.raw_fields)(decision)
                 message = {**message, "headers": [*message.get("headers", ()), *fields]}
         return send(message)
 
-    return passing
+    return send_with_headers
 
 
 class _SettlingSend:
-    """Corrects the charge of a request before its response begins, so that whoever has that may count on it."""
+    """Corrects the charge of a request before its response starts, so the client sees the corrected limits."""
 
-    __slots__ = ("_send", "_settlement", "_visit")
+    __slots__ = ("_request_state", "_response_charge", "_send")
 
-    def __init__(self, send: Send, visit: RequestState, settlement: ResponseCharge) -> None:
+    def __init__(self, send: Send, request_state: RequestState, response_charge: ResponseCharge) -> None:
         self._send = send
-        self._visit = visit
-        self._settlement = settlement
+        self._request_state = request_state
+        self._response_charge = response_charge
 
     async def __call__(self, message: Message) -> None:
-        """Pass a message on."""
+        """Forward a message."""
         if message["type"] in START_MESSAGES:
-            self._settlement.status = message.get("status", 101)
-            if self._settlement.at_the_start:
-                self._visit.look_again(await drive_async(self._settlement.starting()))
+            self._response_charge.status = message.get("status", 101)
+            if self._response_charge.settles_at_start:
+                self._request_state.replace_decision(await drive_async(self._response_charge.settle_at_start_flow()))
         await self._send(message)
 
 
 class _LimitedMessages:
-    """Limits the messages of one websocket: too many close it, or are dropped."""
+    """Limits the messages of one websocket: closes it at the limit, or drops messages."""
 
-    __slots__ = ("_closed", "_guard", "_key", "_path", "_receive", "_send", "_target", "_visitor")
+    __slots__ = ("_client", "_closed", "_key", "_path", "_receive", "_request_limiter", "_send", "_target")
 
     def __init__(
         self,
-        guard: RequestLimiter,
+        request_limiter: RequestLimiter,
         path: str,
         target: RequestTarget,
-        visitor: RequestClient,
+        client: RequestClient,
         key: Key,
         receive: Receive,
         send: Send,
     ) -> None:
-        self._guard = guard
+        self._request_limiter = request_limiter
         self._path = path
         self._target = target
-        self._visitor = visitor
+        self._client = client
         self._key = key
         self._receive = receive
         self._send = send
         self._closed = False
 
     async def receive(self) -> Message:
-        """Give the application the next message that is not one too many."""
+        """Return the next message within the limit."""
         while not self._closed:
             message = await self._receive()
             if message["type"] != "websocket.receive" or await self._allowed():
                 return message
-            if not self._guard.drops_messages:
+            if not self._request_limiter.drops_messages:
                 self._closed = True
                 await self._send({"type": "websocket.close", "code": POLICY_VIOLATION, "reason": "Rate limit exceeded"})
         return {"type": "websocket.disconnect", "code": POLICY_VIOLATION, "reason": "Rate limit exceeded"}
 
     async def _allowed(self) -> bool:
-        steps = self._guard.admitting_message(self._target, self._visitor, self._key, self._path)
+        steps = self._request_limiter.check_message_flow(self._target, self._client, self._key, self._path)
         return await drive_async(steps)
 
     async def send(self, message: Message) -> None:
-        """Pass on what the application sends, until the websocket is closed."""
+        """Forward messages of the application until the websocket is closed."""
         if not self._closed:
             await self._send(message)
 
@@ -350,34 +352,34 @@ class _ClosingLifespan:
         await self._send(message)
 
 
-async def respond(scope: Scope, receive: Receive, send: Send, answer: Response, fields: RawFields) -> None:
-    """Send a whole answer, over HTTP or in place of a websocket."""
-    headers = [*(RAW_PLAIN_HEADERS if answer is PLAIN_DENIAL else raw(answer.headers)), *fields]
+async def respond(scope: Scope, receive: Receive, send: Send, response: Response, fields: RawFields) -> None:
+    """Send a complete response, to an HTTP request or to a websocket handshake."""
+    headers = [*(RAW_PLAIN_HEADERS if response is PLAIN_DENIAL else raw(response.headers)), *fields]
     if scope["type"] == "http":
-        body = b"" if scope["method"] == "HEAD" else answer.body
-        await send({"type": "http.response.start", "status": answer.status, "headers": headers})
+        body = b"" if scope["method"] == "HEAD" else response.body
+        await send({"type": "http.response.start", "status": response.status, "headers": headers})
         await send({"type": "http.response.body", "body": body})
         return
     await receive()  # websocket.connect
     if "websocket.http.response" in scope.get("extensions", ()):
-        await send({"type": "websocket.http.response.start", "status": answer.status, "headers": headers})
-        await send({"type": "websocket.http.response.body", "body": answer.body})
+        await send({"type": "websocket.http.response.start", "status": response.status, "headers": headers})
+        await send({"type": "websocket.http.response.body", "body": response.body})
     else:
         await send({"type": "websocket.close", "code": POLICY_VIOLATION, "reason": "Rate limit exceeded"})
 
 
-def request_of(scope: Scope, visitor: RequestClient) -> Request:
-    """Give the request as keys and answers are chosen by."""
+def make_request(scope: Scope, client: RequestClient) -> Request:
+    """Build the Request that key, count and denial functions receive."""
     method = scope.get("method", "GET")
-    return Request(method, asgi_path(scope), visitor.address, scope, lambda name: asgi_header(scope, name))
+    return Request(method, asgi_path(scope), client.address, scope, lambda name: asgi_header(scope, name))
 
 
-def template_of(scope: Scope) -> str | None:
-    """Tell the route that the framework has found, if it has found one before us."""
+def find_template(scope: Scope) -> str | None:
+    """Return the template of the route that the framework has already matched, or None."""
     route = scope.get("route")
     if route is None or not hasattr(route, "endpoint"):
-        return None  # none, or a mount: which route it leads to is still open
-    # FastAPI leaves out the prefix that a router is included with, and tells the whole elsewhere.
+        return None  # no route, or a mount, whose route is not matched yet
+    # For included routers, FastAPI keeps the path with its prefix in another object.
     included = scope.get("fastapi", {}).get("effective_route_context")
     if getattr(included, "original_route", None) is route:
         route = getattr(included, "starlette_route", None) or included
@@ -385,24 +387,26 @@ def template_of(scope: Scope) -> str | None:
     return template if isinstance(template, str) else None
 
 
-def is_fixed(scope: Scope) -> bool:
-    """Tell whether no part of the mount point was chosen by the client, as in Starlette's Mount("/{tenant}")."""
+def has_fixed_mount(scope: Scope) -> bool:
+    """Return whether the mount point is constant, unlike Starlette's Mount("/{tenant}"), which the client chooses."""
     root, parts = scope.get("root_path"), scope.get("path_params")
     return not root or not parts or not any(str(part) in root for part in parts.values())
 
 
-def stack(app: Any) -> Iterator[Any]:  # noqa: ANN401 - any application
-    """Give an application and those that it wraps, as far as can be seen."""
-    for _ in range(LONGEST_STACK):
-        yield getattr(app, "__self__", app)  # of a method, whose it is
+def wrapped_apps(app: Any) -> Iterator[Any]:  # noqa: ANN401 - any application
+    """Yield an application and the applications that it wraps, as far as attributes show them."""
+    for _ in range(MAX_WRAPPED_APPS):
+        yield getattr(app, "__self__", app)  # the instance of a bound method
         app = getattr(app, "app", None)
 
 
-def own_root(app: Any) -> str:  # noqa: ANN401 - any application
-    """Tell which prefix an application puts in place of `root_path`: FastAPI(root_path=…) does so behind us."""
-    return next((str(part.root_path) for part in stack(app) if hasattr(part, "root_path_in_servers")), "")
+def find_root_path(app: Any) -> str:  # noqa: ANN401 - any application
+    """Return the prefix that the application uses instead of the scope's `root_path`, as FastAPI(root_path=…) does."""
+    return next(
+        (str(wrapped.root_path) for wrapped in wrapped_apps(app) if hasattr(wrapped, "root_path_in_servers")), ""
+    )
 
 
-def method_overrides(headers: Iterable[tuple[bytes, bytes]]) -> tuple[str, ...]:
-    """Tell the methods that a request asks to be taken for; some applications do."""
-    return tuple(value.decode("latin-1").strip()[:LONGEST_METHOD] for name, value in headers if name in OVERRIDES)
+def read_method_overrides(headers: Iterable[tuple[bytes, bytes]]) -> tuple[str, ...]:
+    """Return the methods of method-override headers, which some applications use instead of the request's method."""
+    return tuple(value.decode("latin-1").strip()[:MAX_METHOD_LENGTH] for name, value in headers if name in OVERRIDES)

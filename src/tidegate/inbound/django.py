@@ -1,4 +1,4 @@
-"""Limits of single views in Django: `@limit("5/1m")` above `def view(request, …)`, or through `method_decorator`."""
+"""Limits on single views in Django: `@limit("5/1m")` above `def view(request, …)`, or through `method_decorator`."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from tidegate.errors import ConfigError
 from tidegate.inbound.client.request import Request, wsgi_header
 from tidegate.inbound.limiting.flow import drive, drive_async
 from tidegate.inbound.limiting.request_state import STATE_KEY
-from tidegate.inbound.limiting.route_limit import RouteLimit, name_of, visitor_of
-from tidegate.inbound.wsgi import forwarding
+from tidegate.inbound.limiting.route_limit import RouteLimit, find_client, route_name
+from tidegate.inbound.wsgi import forwarding_headers
 
 try:
     from django.http import HttpResponse  # type: ignore[import-untyped]  # Django has no types
 except ImportError as error:  # pragma: no cover - the development environment has it
-    raise ConfigError("this needs Django: pip install django") from error
+    raise ConfigError("tidegate.inbound.django requires Django: pip install django") from error
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,47 +27,49 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound="Callable[..., Any]")
 
 
-class limit(RouteLimit):  # noqa: N801 - it reads like the decorator it is
+class limit(RouteLimit):  # noqa: N801 - used as a decorator
     """Limits the views that it decorates."""
 
     def __call__(self, view: F) -> F:
-        """Decorate a view, plain or async."""
-        route = name_of(view)
+        """Decorate a view, sync or async."""
+        route = route_name(view)
         if inspect.iscoroutinefunction(view):
 
             @functools.wraps(view)
             async def limited(request: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - the view's
-                seen, visit, decision = await drive_async(self._looking(request, route, tasks=True))
+                seen, request_state, decision = await drive_async(self._check_flow(request, route, tasks=True))
                 if decision is not None and not decision:
-                    return self._denial(seen, visit, decision)
-                return self._with_fields(visit, decision, await view(request, *args, **kwargs))
+                    return self._make_denial(seen, request_state, decision)
+                return self._with_fields(request_state, decision, await view(request, *args, **kwargs))
 
         else:
 
             @functools.wraps(view)
             def limited(request: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - the view's
-                seen, visit, decision = drive(self._looking(request, route, tasks=False))
+                seen, request_state, decision = drive(self._check_flow(request, route, tasks=False))
                 if decision is not None and not decision:
-                    return self._denial(seen, visit, decision)
-                return self._with_fields(visit, decision, view(request, *args, **kwargs))
+                    return self._make_denial(seen, request_state, decision)
+                return self._with_fields(request_state, decision, view(request, *args, **kwargs))
 
         return limited  # type: ignore[return-value]  # wraps keeps what callers see
 
-    def _looking(self, request: Any, route: str, *, tasks: bool) -> Steps[tuple[Request, Any, Decision | None]]:  # noqa: ANN401 - Django has no types
-        visit = getattr(request, "scope", {}).get(STATE_KEY) or request.META.get(STATE_KEY)
+    def _check_flow(self, request: Any, route: str, *, tasks: bool) -> Steps[tuple[Request, Any, Decision | None]]:  # noqa: ANN401 - Django has no types
+        request_state = getattr(request, "scope", {}).get(STATE_KEY) or request.META.get(STATE_KEY)
         meta = request.META
-        visitor = visitor_of(visit, self.guard_of(visit), meta.get("REMOTE_ADDR"), forwarding(meta))
+        client = find_client(
+            request_state, self.request_limiter_for(request_state), meta.get("REMOTE_ADDR"), forwarding_headers(meta)
+        )
         # Django has decoded PATH_INFO, in the environ too.
-        seen = Request(request.method, request.path_info, visitor.address, meta, lambda name: wsgi_header(meta, name))
-        decision = yield from self.deciding(seen, visit, visitor, route, tasks=tasks)
-        return seen, visit, decision
+        seen = Request(request.method, request.path_info, client.address, meta, lambda name: wsgi_header(meta, name))
+        decision = yield from self.decide_flow(seen, request_state, client, route, tasks=tasks)
+        return seen, request_state, decision
 
-    def _denial(self, request: Request, visit: Any, decision: Decision) -> HttpResponse:  # noqa: ANN401 - a Visit or None
-        answer = self.answer(request, visit, decision)
-        return HttpResponse(answer.body, status=answer.status, headers=dict(answer.headers))
+    def _make_denial(self, request: Request, request_state: Any, decision: Decision) -> HttpResponse:  # noqa: ANN401 - a RequestState or None
+        denial = self.write_denial(request, request_state, decision)
+        return HttpResponse(denial.body, status=denial.status, headers=dict(denial.headers))
 
-    def _with_fields(self, visit: Any, decision: Decision | None, response: Any) -> Any:  # noqa: ANN401 - any response
+    def _with_fields(self, request_state: Any, decision: Decision | None, response: Any) -> Any:  # noqa: ANN401 - any response
         if decision is not None:
-            for name, value in self.fields(visit, decision):
+            for name, value in self.fields(request_state, decision):
                 response[name] = value
         return response

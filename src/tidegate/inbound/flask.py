@@ -1,4 +1,4 @@
-"""Limits of single routes in Flask: `@limit("5/1m")` beneath `@app.get("/…")`."""
+"""Limits on single routes in Flask: `@limit("5/1m")` below `@app.get("/…")`."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from tidegate.errors import ConfigError
 from tidegate.inbound.limiting.flow import drive
 from tidegate.inbound.limiting.request_state import STATE_KEY
-from tidegate.inbound.limiting.route_limit import RouteLimit, name_of, visitor_of
-from tidegate.inbound.wsgi import forwarding, request_of
+from tidegate.inbound.limiting.route_limit import RouteLimit, find_client, route_name
+from tidegate.inbound.wsgi import forwarding_headers, make_request
 
 try:
     import flask
 except ImportError as error:  # pragma: no cover - the development environment has it
-    raise ConfigError("this needs Flask: pip install flask") from error
+    raise ConfigError("tidegate.inbound.flask requires Flask: pip install flask") from error
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,16 +23,16 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound="Callable[..., Any]")
 
 
-class limit(RouteLimit):  # noqa: N801 - it reads like the decorator it is
+class limit(RouteLimit):  # noqa: N801 - used as a decorator
     """Limits the views that it decorates."""
 
     def __call__(self, view: F) -> F:
         """Decorate a view."""
-        route = name_of(view)
+        route = route_name(view)
 
         @functools.wraps(view)
         def limited(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - the view's
-            denial, fields = self._look(route)
+            denial, fields = self._check(route)
             if denial is not None:
                 return denial
             called = flask.current_app.ensure_sync(view) if inspect.iscoroutinefunction(view) else view
@@ -44,15 +44,20 @@ class limit(RouteLimit):  # noqa: N801 - it reads like the decorator it is
 
         return limited  # type: ignore[return-value]  # wraps keeps what callers see
 
-    def _look(self, route: str) -> tuple[flask.Response | None, list[tuple[str, str]]]:
+    def _check(self, route: str) -> tuple[flask.Response | None, list[tuple[str, str]]]:
         environ = flask.request.environ
-        visit = environ.get(STATE_KEY)
-        visitor = visitor_of(visit, self.guard_of(visit), environ.get("REMOTE_ADDR"), forwarding(environ))
-        request = request_of(environ, visitor)
-        decision = drive(self.deciding(request, visit, visitor, route))
+        request_state = environ.get(STATE_KEY)
+        client = find_client(
+            request_state,
+            self.request_limiter_for(request_state),
+            environ.get("REMOTE_ADDR"),
+            forwarding_headers(environ),
+        )
+        request = make_request(environ, client)
+        decision = drive(self.decide_flow(request, request_state, client, route))
         if decision is None:
             return None, []
         if decision:
-            return None, self.fields(visit, decision)
-        answer = self.answer(request, visit, decision)
-        return flask.Response(answer.body, answer.status, list(answer.headers)), []
+            return None, self.fields(request_state, decision)
+        denial = self.write_denial(request, request_state, decision)
+        return flask.Response(denial.body, denial.status, list(denial.headers)), []

@@ -1,4 +1,4 @@
-"""Limits of plain functions: `@limit("5/1m", key=lambda user, …: user.id)`; a call too many raises Denied."""
+"""Limits on plain functions: `@limit("5/1m", key=lambda user, …: user.id)`; a call over the limit raises Denied."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import inspect
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from tidegate.errors import Denied
-from tidegate.inbound.limiting.route_limit import exact, name_of
+from tidegate.inbound.limiting.route_limit import read_exact_limits, route_name
 from tidegate.limiter import AsyncLimiter, Limiter
 from tidegate.policy import Policy
 
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound="Callable[..., Any]")
 
 
-class limit:  # noqa: N801 - it reads like the decorator it is
-    """Limits the functions that it decorates; it denies and never waits (`Limiter.limited` waits)."""
+class limit:  # noqa: N801 - used as a decorator
+    """Limits the functions that it decorates. It denies and never waits; `Limiter.limited` waits."""
 
     def __init__(
         self,
@@ -35,8 +35,8 @@ class limit:  # noqa: N801 - it reads like the decorator it is
         store: str | Store = "memory://",
         clock: Any = None,  # noqa: ANN401 - a Clock
     ) -> None:
-        """Limit by text such as "5/1m", a Limit or several; `key` and `cost` may be functions of the arguments."""
-        self._limits = exact(limits)
+        """Take a string such as "5/1m", a Limit, or several; `key` and `cost` may be functions of the arguments."""
+        self._limits = read_exact_limits(limits)
         self._key = key
         self._cost = cost
         self._scope = scope
@@ -44,12 +44,12 @@ class limit:  # noqa: N801 - it reads like the decorator it is
         self._clock = clock
 
     def __call__(self, function: F) -> F:
-        """Decorate a function, plain or async."""
-        name = self._scope or name_of(function)
+        """Decorate a function, sync or async."""
+        name = self._scope or route_name(function)
         policy = Policy(name, self._limits)
         if inspect.iscoroutinefunction(function):
             tasks = AsyncLimiter(policy, store=self._store, clock=self._clock)
-            self._store = tasks.store  # shared by everything this decorates
+            self._store = tasks.store  # shared by all functions that this instance decorates
 
             @functools.wraps(function)
             async def limited(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - the function's
@@ -74,6 +74,6 @@ class limit:  # noqa: N801 - it reads like the decorator it is
 
 
 def check(name: str, decision: Decision) -> None:
-    """Raise what was denied."""
+    """Raise Denied if the decision denies the call."""
     if not decision:
-        raise Denied(f"{name}: {', '.join(decision.violated)} allows no more, try again later", decision)
+        raise Denied(f"{name}: limit exceeded: {', '.join(decision.violated)}; try again later", decision)

@@ -1,4 +1,4 @@
-"""Limits of single routes in Starlette: `@limit("5/1m")` above `async def endpoint(request)`, or a method of one."""
+"""Limits on single routes in Starlette: `@limit("5/1m")` above `async def endpoint(request)` or an endpoint method."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from tidegate.errors import ConfigError
 from tidegate.inbound.client.request import Request, asgi_header, asgi_path
 from tidegate.inbound.limiting.flow import drive, drive_async
 from tidegate.inbound.limiting.request_state import STATE_KEY
-from tidegate.inbound.limiting.route_limit import RouteLimit, name_of, visitor_of
+from tidegate.inbound.limiting.route_limit import RouteLimit, find_client, route_name
 
 try:
     from starlette.requests import HTTPConnection
     from starlette.responses import Response
 except ImportError as error:  # pragma: no cover - the development environment has it
-    raise ConfigError("this needs Starlette: pip install starlette") from error
+    raise ConfigError("tidegate.inbound.starlette requires Starlette: pip install starlette") from error
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,50 +28,52 @@ F = TypeVar("F", bound="Callable[..., Any]")
 
 
 class AsgiLimit(RouteLimit):
-    """A limit of routes whose requests have an ASGI scope."""
+    """A limit on routes whose requests have an ASGI scope."""
 
-    def looking(self, scope: Any, route: str, *, tasks: bool = True) -> Steps[tuple[Request, Decision | None]]:  # noqa: ANN401 - a scope holds anything
-        """Decide about the request of a scope."""
-        visit = scope.get(STATE_KEY)
+    def check_flow(self, scope: Any, route: str, *, tasks: bool = True) -> Steps[tuple[Request, Decision | None]]:  # noqa: ANN401 - a scope is any mapping
+        """Decide about the request of a scope; yields the calls to make."""
+        request_state = scope.get(STATE_KEY)
         peer = scope.get("client")
-        visitor = visitor_of(visit, self.guard_of(visit), peer[0] if peer else None, scope["headers"])
+        client = find_client(
+            request_state, self.request_limiter_for(request_state), peer[0] if peer else None, scope["headers"]
+        )
         method = scope.get("method", "GET")
-        request = Request(method, asgi_path(scope), visitor.address, scope, lambda name: asgi_header(scope, name))
-        decision = yield from self.deciding(request, visit, visitor, route, tasks=tasks)
+        request = Request(method, asgi_path(scope), client.address, scope, lambda name: asgi_header(scope, name))
+        decision = yield from self.decide_flow(request, request_state, client, route, tasks=tasks)
         return request, decision
 
 
-class limit(AsgiLimit):  # noqa: N801 - it reads like the decorator it is
+class limit(AsgiLimit):  # noqa: N801 - used as a decorator
     """Limits the endpoints that it decorates."""
 
     def __call__(self, endpoint: F) -> F:
         """Decorate an endpoint."""
-        route = name_of(endpoint)
+        route = route_name(endpoint)
         if inspect.iscoroutinefunction(endpoint):
 
             @functools.wraps(endpoint)
             async def limited(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - the endpoint's
                 scope = scope_of(endpoint, args, kwargs)
-                request, decision = await drive_async(self.looking(scope, route))
+                request, decision = await drive_async(self.check_flow(scope, route))
                 if decision is not None and not decision:
-                    return self._denial(request, decision)
+                    return self._make_denial(request, decision)
                 return self._with_fields(scope, decision, await endpoint(*args, **kwargs))
 
-        else:  # it runs in a thread, where nothing can be awaited
+        else:  # it runs in a thread, which cannot await
 
             @functools.wraps(endpoint)
             def limited(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - the endpoint's
                 scope = scope_of(endpoint, args, kwargs)
-                request, decision = drive(self.looking(scope, route, tasks=False))
+                request, decision = drive(self.check_flow(scope, route, tasks=False))
                 if decision is not None and not decision:
-                    return self._denial(request, decision)
+                    return self._make_denial(request, decision)
                 return self._with_fields(scope, decision, endpoint(*args, **kwargs))
 
         return limited  # type: ignore[return-value]  # wraps keeps what callers see
 
-    def _denial(self, request: Request, decision: Decision) -> Response:
-        answer = self.answer(request, request.raw.get(STATE_KEY), decision)
-        return Response(answer.body, answer.status, dict(answer.headers))
+    def _make_denial(self, request: Request, decision: Decision) -> Response:
+        denial = self.write_denial(request, request.raw.get(STATE_KEY), decision)
+        return Response(denial.body, denial.status, dict(denial.headers))
 
     def _with_fields(self, scope: Any, decision: Decision | None, response: Any) -> Any:  # noqa: ANN401 - any response
         if decision is not None and hasattr(response, "headers"):
@@ -84,5 +86,5 @@ def scope_of(endpoint: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
     for value in (*args, *kwargs.values()):
         if isinstance(value, HTTPConnection):
             return value.scope
-    message = f"{name_of(endpoint)} has no argument that is a request: add one, as in `async def endpoint(request)`"
+    message = f"{route_name(endpoint)} has no request argument: add one, as in `async def endpoint(request)`"
     raise ConfigError(message)

@@ -3,8 +3,8 @@
     app.wsgi_app = RateLimitMiddleware(app.wsgi_app, config="config.yaml")          # Flask
     application = RateLimitMiddleware(get_wsgi_application(), config="config.yaml") # Django
 
-It looks at the request, adds fields where the application calls `start_response`, and gives back what the application
-returned, untouched. A denied request never reaches the application.
+It reads the request, adds header fields when the application calls `start_response`, and returns the body of the
+application unchanged. A denied request never reaches the application.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from tidegate.errors import RateLimitError
-from tidegate.inbound.client.request import LONGEST_METHOD, METHOD_OVERRIDES, Request, wsgi_header
+from tidegate.inbound.client.request import MAX_METHOD_LENGTH, METHOD_OVERRIDES, Request, wsgi_header
 from tidegate.inbound.limiting.flow import drive
 from tidegate.inbound.limiting.request_limiter import MISSING, LimitOutcome, RequestLimiter
 from tidegate.inbound.limiting.request_state import STATE_KEY, RequestState
 from tidegate.inbound.responses import admin
-from tidegate.inbound.responses.response import worked_out
+from tidegate.inbound.responses.response import with_views
 from tidegate.inbound.rules.path_readings import wsgi_routes
 
 if TYPE_CHECKING:
@@ -42,11 +42,11 @@ if TYPE_CHECKING:
     Start = Callable[..., Any]
     App = Callable[[Any, Any], Iterable[bytes]]
 
-MAX_LENGTH_DIGITS: Final = 10  # no body is that long
+MAX_LENGTH_DIGITS: Final = 10  # more digits than any valid Content-Length
 
 
 class RateLimitMiddleware:
-    """Limits the requests that a WSGI application receives."""
+    """Limits the requests of a WSGI application."""
 
     def __init__(
         self,
@@ -58,212 +58,222 @@ class RateLimitMiddleware:
         clock: Clock | None = None,
         **options: Unpack[Options],
     ) -> None:
-        """Limit by a configuration: the path of a file, a mapping, or None for the spec's defaults."""
+        """Read `config`: the path of a file, a mapping, or None for the defaults of the API limiting spec."""
         self.app = app
+        # Public name: docs/inbound.md uses `middleware.guard.store`.
         self.guard = RequestLimiter(config, store, trusted_proxies, headers, clock, **options)
 
     def __call__(self, environ: Environ, start_response: Start) -> Iterable[bytes]:
-        """Let a request in, or answer it."""
-        guard = self.guard
-        method, path = environ.get("REQUEST_METHOD", "GET"), path_of(environ)
-        plain = not environ.get("SCRIPT_NAME") and not guard.by_method
-        target = guard.targets.get((method, path), MISSING) if plain else MISSING
+        """Pass a request to the application, or deny it."""
+        request_limiter = self.guard
+        method, path = environ.get("REQUEST_METHOD", "GET"), read_path(environ)
+        cacheable = not environ.get("SCRIPT_NAME") and not request_limiter.by_method
+        target = request_limiter.targets.get((method, path), MISSING) if cacheable else MISSING
         if target is MISSING:
-            target = self._target(environ, method, path)
+            target = self._find_target(environ, method, path)
         if target is None:
-            if guard.idle:
-                guard.idle_chores()
-            visit = environ[STATE_KEY] = RequestState(
-                guard, None, None, environ.get(STATE_KEY)
-            )  # for limits of single routes
-            return self.app(environ, _HeaderStart(visit, start_response))
+            if request_limiter.idle:
+                request_limiter.run_idle_maintenance()
+            # Route limits read it.
+            request_state = environ[STATE_KEY] = RequestState(request_limiter, None, None, environ.get(STATE_KEY))
+            return self.app(environ, _HeaderStart(request_state, start_response))
         peer = environ.get("REMOTE_ADDR")
-        visitor = guard.met.get(peer)
-        if visitor is None:
-            visitor = guard.clients.find(peer, forwarding(environ))
-        gate, key = target.gate, visitor.key
-        if target.special or visitor.special or guard.special or gate is None or key is None:
-            return self._seldom(environ, start_response, target, visitor)
+        client = request_limiter.known_clients.get(peer)
+        if client is None:
+            client = request_limiter.client_identifier.find(peer, forwarding_headers(environ))
+        category_limiter, key = target.category_limiter, client.key
+        if target.special or client.special or request_limiter.special or category_limiter is None or key is None:
+            return self._handle_special(environ, start_response, target, client)
         try:
-            decision = gate.decide(key, target.cost)
+            decision = category_limiter.decide(key, target.cost)
         except RateLimitError as error:
-            return self._after(guard.lost(gate, error), environ, start_response, target, visitor)
-        if decision[0] and decision[1] < guard.quiet and key in gate.seen:
-            gate.seen[key] = decision  # a client that is known is allowed once more: this is all there is to note
-            gate.allowed += 1
-        elif not guard.told(gate, key, target.cost, decision, method, path):
-            return self._deny(environ, start_response, gate, visitor, decision)
-        visit = environ[STATE_KEY] = RequestState(guard, visitor, decision, environ.get(STATE_KEY))
-        return self.app(environ, _HeaderStart(visit, start_response))
+            return self._apply_outcome(
+                request_limiter.handle_store_error(category_limiter, error), environ, start_response, target, client
+            )
+        if decision[0] and decision[1] < request_limiter.fast_path_until and key in category_limiter.last_decisions:
+            category_limiter.last_decisions[key] = decision  # fast path: a known client is allowed again
+            category_limiter.allowed += 1
+        elif not request_limiter.record_decision(category_limiter, key, target.cost, decision, method, path):
+            return self._deny(environ, start_response, category_limiter, client, decision)
+        request_state = environ[STATE_KEY] = RequestState(request_limiter, client, decision, environ.get(STATE_KEY))
+        return self.app(environ, _HeaderStart(request_state, start_response))
 
-    # ---- what is not usual -------------------------------------------------------------------------------------------
+    # ---- slow paths --------------------------------------------------------------------------------------------------
 
-    def _target(self, environ: Environ, method: str, path: str) -> RequestTarget | None:
-        """Tell where a request goes; None: it is not limited."""
-        guard = self.guard
-        overrides = method_overrides(environ) if guard.by_method else ()
-        root = text_of(environ.get("SCRIPT_NAME", ""))
-        place = (method, path) if not root and not overrides else (method, path, root, *overrides)
-        target: RequestTarget | None = guard.targets.get(place, MISSING)
+    def _find_target(self, environ: Environ, method: str, path: str) -> RequestTarget | None:
+        """Find the target of a request; None if it is not limited."""
+        request_limiter = self.guard
+        overrides = read_method_overrides(environ) if request_limiter.by_method else ()
+        root = decode_text(environ.get("SCRIPT_NAME", ""))
+        cache_key = (method, path) if not root and not overrides else (method, path, root, *overrides)
+        target: RequestTarget | None = request_limiter.targets.get(cache_key, MISSING)
         if target is MISSING:
-            target = guard.target(place, (method, *overrides), wsgi_routes(path, root, guard.root_path), None)
+            target = request_limiter.find_target(
+                cache_key, (method, *overrides), wsgi_routes(path, root, request_limiter.root_path), None
+            )
         return target
 
-    def _seldom(self, environ: Environ, start: Start, target: RequestTarget, visitor: RequestClient) -> Iterable[bytes]:
-        """Let in or answer a request with something special about it."""
-        outcome = LimitOutcome(let_in=True)
-        if target.gate is not None and visitor.key is not None:
-            request = request_of(environ, visitor)
-            outcome = drive(self.guard.admitting(request, target, visitor))
-        return self._after(outcome, environ, start, target, visitor)
-
-    def _after(
-        self, outcome: LimitOutcome, environ: Environ, start: Start, target: RequestTarget, visitor: RequestClient
+    def _handle_special(
+        self, environ: Environ, start: Start, target: RequestTarget, client: RequestClient
     ) -> Iterable[bytes]:
-        """Do what was decided."""
-        decision, settlement = outcome.decision, outcome.settlement
-        if not outcome.let_in and outcome.gate is not None and decision is not None:
-            return self._deny(environ, start, outcome.gate, visitor, decision, outcome.kind)
-        visit = environ[STATE_KEY] = RequestState(self.guard, visitor, decision, environ.get(STATE_KEY))
-        starting = _HeaderStart(visit, start)
+        """Handle a request that needs more than one plain decision."""
+        outcome = LimitOutcome(allowed=True)
+        if target.category_limiter is not None and client.key is not None:
+            request = make_request(environ, client)
+            outcome = drive(self.guard.check_flow(request, target, client))
+        return self._apply_outcome(outcome, environ, start, target, client)
+
+    def _apply_outcome(
+        self, outcome: LimitOutcome, environ: Environ, start: Start, target: RequestTarget, client: RequestClient
+    ) -> Iterable[bytes]:
+        """Pass the request on or deny it, as decided."""
+        decision, response_charge = outcome.decision, outcome.response_charge
+        if not outcome.allowed and outcome.category_limiter is not None and decision is not None:
+            return self._deny(environ, start, outcome.category_limiter, client, decision, outcome.kind)
+        request_state = environ[STATE_KEY] = RequestState(self.guard, client, decision, environ.get(STATE_KEY))
+        starting = _HeaderStart(request_state, start)
         app = self._admin if target.admin else self.app
-        if settlement is None:
+        if response_charge is None:
             return app(environ, starting)
         try:
-            return _SettlingBody(app(environ, _SettlingStart(starting, visit, settlement)), settlement)
+            return _SettlingBody(
+                app(environ, _SettlingStart(starting, request_state, response_charge)), response_charge
+            )
         except BaseException:
-            drive(settlement.ending())
+            drive(response_charge.settle_flow())
             raise
 
     def _deny(
         self,
         environ: Environ,
         start: Start,
-        gate: CategoryLimiter,
-        visitor: RequestClient,
+        category_limiter: CategoryLimiter,
+        client: RequestClient,
         decision: Decision,
         kind: Kind = "quota-exceeded",
     ) -> Iterable[bytes]:
-        answers = self.guard.answers
-        decision = worked_out(decision)
-        answer = answers.denial(request_of(environ, visitor), decision, gate.category.policy, kind)
+        writer = self.guard.response_writer
+        decision = with_views(decision)
+        response = writer.write_denial(make_request(environ, client), decision, category_limiter.category.policy, kind)
         outer: RequestState | None = environ.get(STATE_KEY)
         if outer is not None:
             outer.add(decision)
-        return respond(environ, start, answer, answers.fields(decision) if outer is None else [])
+        return respond(environ, start, response, writer.fields(decision) if outer is None else [])
 
     def _admin(self, environ: Environ, start: Start) -> Iterable[bytes]:
-        """Answer the operator."""
-        request = request_of(environ, environ[STATE_KEY].visitor)
-        answer = admin.forbidden(self.guard, request, environ.get("REMOTE_ADDR"))
-        if answer is None:
+        """Serve the admin endpoint."""
+        request = make_request(environ, environ[STATE_KEY].client)
+        response = admin.check_access(self.guard, request, environ.get("REMOTE_ADDR"))
+        if response is None:
             length = str(environ.get("CONTENT_LENGTH") or "")
-            wanted = int(length) if length.isdecimal() and len(length) < MAX_LENGTH_DIGITS else 0
-            body = environ["wsgi.input"].read(min(wanted, admin.MAX_BODY_BYTES + 1)) if wanted else b""
-            answer = drive(admin.answering(self.guard, request, environ.get("QUERY_STRING", ""), body))
-        return respond(environ, start, answer, [])
+            size = int(length) if length.isdecimal() and len(length) < MAX_LENGTH_DIGITS else 0
+            body = environ["wsgi.input"].read(min(size, admin.MAX_BODY_BYTES + 1)) if size else b""
+            response = drive(admin.handle_flow(self.guard, request, environ.get("QUERY_STRING", ""), body))
+        return respond(environ, start, response, [])
 
     def close(self) -> None:
-        """Let the store go, if it was opened here."""
+        """Close the store, if this middleware opened it."""
         self.guard.flush()
         if self.guard.owns_store:
             self.guard.store.close()
 
 
 class _HeaderStart:
-    """Adds the fields where a response begins. It is the `start_response` that the application calls.
+    """The `start_response` that the application calls: adds the header fields.
 
-    The environ must not lead here: the server's `start_response` may lead back to it, and such a circle would be left
-    to the garbage collector with every request.
+    The environ must not refer to it: the server's `start_response` may refer to the environ, and every request would
+    leave a reference cycle to the garbage collector.
     """
 
-    __slots__ = ("_start", "_visit")
+    __slots__ = ("_request_state", "_start")
 
-    def __init__(self, visit: RequestState, start: Start) -> None:
-        self._visit = visit
+    def __init__(self, request_state: RequestState, start: Start) -> None:
+        self._request_state = request_state
         self._start = start
 
     def __call__(self, status: str, headers: Fields, exc_info: Any = None) -> Any:  # noqa: ANN401 - as WSGI has it
-        """Begin the response."""
-        decision = None if self._visit.nested else self._visit.told  # nested: the middleware in front adds them
+        """Start the response."""
+        decision = (
+            None if self._request_state.nested else self._request_state.combined_decision
+        )  # nested: the outer middleware adds them
         if decision is not None:
-            headers = [*headers, *self._visit.guard.answers.fields(decision)]
+            headers = [*headers, *self._request_state.request_limiter.response_writer.fields(decision)]
         return self._start(status, headers) if exc_info is None else self._start(status, headers, exc_info)
 
 
 class _SettlingStart:
-    """Corrects the charge of a request before its response begins, so that whoever has that may count on it."""
+    """Corrects the charge of a request before its response starts, so the client sees the corrected limits."""
 
-    __slots__ = ("_settlement", "_start", "_visit")
+    __slots__ = ("_request_state", "_response_charge", "_start")
 
-    def __init__(self, start: _HeaderStart, visit: RequestState, settlement: ResponseCharge) -> None:
+    def __init__(self, start: _HeaderStart, request_state: RequestState, response_charge: ResponseCharge) -> None:
         self._start = start
-        self._visit = visit
-        self._settlement = settlement
+        self._request_state = request_state
+        self._response_charge = response_charge
 
     def __call__(self, status: str, headers: Fields, exc_info: Any = None) -> Any:  # noqa: ANN401 - as WSGI has it
-        """Begin the response."""
-        self._settlement.status = int(status[:3])
-        if self._settlement.at_the_start:
-            self._visit.look_again(drive(self._settlement.starting()))
+        """Start the response."""
+        self._response_charge.status = int(status[:3])
+        if self._response_charge.settles_at_start:
+            self._request_state.replace_decision(drive(self._response_charge.settle_at_start_flow()))
         return self._start(status, headers, exc_info)
 
 
 class _SettlingBody:
-    """The body of a response whose request is settled when it ends."""
+    """A response body that corrects the charge of its request when it is closed."""
 
-    def __init__(self, body: Iterable[bytes], settlement: ResponseCharge) -> None:
+    def __init__(self, body: Iterable[bytes], response_charge: ResponseCharge) -> None:
         self._body = body
-        self._settlement = settlement
+        self._response_charge = response_charge
 
     def __iter__(self) -> Iterator[bytes]:
-        """Give what the application gives."""
+        """Iterate over the body of the application."""
         return iter(self._body)
 
     def close(self) -> None:
-        """End, as the server tells us to."""
+        """Close the body and correct the charge; called by the server."""
         try:
             if hasattr(self._body, "close"):
                 self._body.close()
         finally:
-            drive(self._settlement.ending())
+            drive(self._response_charge.settle_flow())
 
 
-def respond(environ: Environ, start: Start, answer: Response, fields: Fields) -> Iterable[bytes]:
-    """Give a whole answer."""
-    start(answer.line, [*answer.headers, *fields])
-    return [] if environ.get("REQUEST_METHOD") == "HEAD" else [answer.body]
+def respond(environ: Environ, start: Start, response: Response, fields: Fields) -> Iterable[bytes]:
+    """Start a complete response and return its body."""
+    start(response.line, [*response.headers, *fields])
+    return [] if environ.get("REQUEST_METHOD") == "HEAD" else [response.body]
 
 
-def request_of(environ: Environ, visitor: RequestClient) -> Request:
-    """Give the request as keys and answers are chosen by."""
+def make_request(environ: Environ, client: RequestClient) -> Request:
+    """Build the Request that key, count and denial functions receive."""
     method = environ.get("REQUEST_METHOD", "GET")
-    return Request(method, path_of(environ), visitor.address, environ, lambda name: wsgi_header(environ, name))
+    return Request(method, read_path(environ), client.address, environ, lambda name: wsgi_header(environ, name))
 
 
-def path_of(environ: Environ) -> str:
-    """Give the path beneath the application's root; WSGI hands bytes over as if they were Latin-1."""
-    return text_of(environ.get("PATH_INFO") or "/")
+def read_path(environ: Environ) -> str:
+    """Return the decoded path below the application's root."""
+    return decode_text(environ.get("PATH_INFO") or "/")
 
 
-def method_overrides(environ: Environ) -> tuple[str, ...]:
-    """Tell the methods that a request asks to be taken for; some applications do."""
+def read_method_overrides(environ: Environ) -> tuple[str, ...]:
+    """Return the methods of method-override headers, which some applications use instead of the request's method."""
     values = [wsgi_header(environ, name) for name in METHOD_OVERRIDES]
-    return tuple(value.strip()[:LONGEST_METHOD] for value in values if value)
+    return tuple(value.strip()[:MAX_METHOD_LENGTH] for value in values if value)
 
 
-def text_of(value: str) -> str:
-    """Read what WSGI hands over: bytes as if they were Latin-1. Those that are no UTF-8 become lone surrogates."""
+def decode_text(value: str) -> str:
+    """Decode a WSGI string, whose bytes are written as Latin-1. Bytes that are not UTF-8 become lone surrogates."""
     if value.isascii():
         return value
     try:
         return value.encode("latin-1").decode("utf-8", "surrogateescape")
     except UnicodeEncodeError:
-        return value  # something in front of us has decoded it
+        return value  # an outer middleware has decoded it already
 
 
-def forwarding(environ: Environ) -> list[tuple[str, str]]:
-    """Give the headers that speak of addresses."""
+def forwarding_headers(environ: Environ) -> list[tuple[str, str]]:
+    """Return the headers that proxies write client addresses into."""
     found = [(name, environ.get(field)) for name, field in FORWARDING_VARIABLES]
     return [(name, value) for name, value in found if value]
 

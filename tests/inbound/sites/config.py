@@ -1,4 +1,4 @@
-"""The rules of every site here: small, so that a test reaches the end of them."""
+"""The rules of the test sites: small limits that tests can reach."""
 
 CONFIG = {
     "categories": {

@@ -1,4 +1,4 @@
-"""A route that may be asked for twice an hour, where others may be asked for often: in Flask, Quart, Starlette."""
+"""A route with a limit of two per hour, among routes with a high limit: in Flask, Quart and Starlette."""
 
 from flask import Flask
 from quart import Quart

@@ -1,1 +1,1 @@
-"""Who sent a request: addresses, trusted proxies, keys, and the clients seen recently."""
+"""Client identification: addresses, trusted proxies, keys, and recently seen clients."""

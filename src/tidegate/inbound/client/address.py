@@ -1,15 +1,15 @@
-"""Who the client is: the peer's address, or what trusted proxies say of it.
+"""Finds the address of the client: the peer's address, or the address that trusted proxies forward.
 
-Anybody can send X-Forwarded-For. It is looked at only when the peer is a trusted proxy, and read from right to left:
-each proxy adds on the right what it saw, so the rightmost address was seen by our peer, the next by the proxy before
-it, and so on while these are trusted too. The first address that is not a trusted proxy's is the client's; left of it
-stands what the client wrote. A hop that cannot be read (malformed, empty, `unknown`, obfuscated) ends the walk: the
-answer is the last address that somebody trusted saw. So a client can put itself under its proxy's address, never under
-another's.
+Any client can send X-Forwarded-For. The header is read only if the peer is a trusted proxy, and from right to left:
+each proxy appends the address of its own peer. So our peer wrote the rightmost address, the proxy before it the next
+one, and so on while these proxies are trusted too. The first address that is not a trusted proxy is the client;
+everything to the left of it was written by the client. A hop that cannot be parsed (malformed, empty, `unknown`,
+obfuscated) ends the search, and the result is the last address that a trusted proxy wrote. So a client can appear
+under its proxy's address, never under the address of another client.
 
-X-Forwarded-For and Forwarded (RFC 7239) are both understood. Most proxies write one of them and pass the other on as
-the client sent it. Where both are present and disagree, neither can be believed, and the answer is the peer. Name the
-header that your proxies write (`TrustedProxies(…, header="x-forwarded-for")`) and only that is looked at.
+X-Forwarded-For and Forwarded (RFC 7239) are both supported. Most proxies write one of them and forward the other as the
+client sent it. If both are present and disagree, neither is trusted, and the result is the peer. To read only the
+header that your proxies write, name it: `TrustedProxies(…, header="x-forwarded-for")`.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ Network = IPv4Network | IPv6Network
 Header = Literal["both", "x-forwarded-for", "forwarded"]
 
 UNKNOWN: Final = "unknown"  # the key of clients without an address
-UNIX_PEERS: Final = ("unix", "unix:")  # in a list of trusted proxies: peers that came over a Unix socket
-MAX_HOPS: Final = 32  # proxies that are walked past; a longer way is not believed
-MAX_NODE_LENGTH: Final = 256  # characters of a hop that are worth reading
+UNIX_PEERS: Final = ("unix", "unix:")  # entries that mean peers on a Unix socket
+MAX_HOPS: Final = 32  # hops that are read; further hops are ignored
+MAX_NODE_LENGTH: Final = 256  # longer hops are not parsed
 HOST_NAME = re.compile(r"[A-Za-z0-9_.-]{1,253}")
 
-# RFC 7239: name=token or name="quoted string". Unquoted ports and IPv6 addresses are wrong, common and unambiguous.
+# RFC 7239: name=token or name="quoted string". Unquoted ports and IPv6 addresses are invalid but common, so accepted.
 PAIR = re.compile(r"""([!#$%&'*+.^_`|~0-9A-Za-z-]+)=(?:"((?:[^"\\]|\\.)*)"|([^\s",;=\\]+))""", re.DOTALL)
 SEPARATOR = re.compile(r"[ \t]*(?:;[ \t]*)+|\Z")
 QUOTED_OR_COMMA = re.compile(r'"(?:[^"\\]|\\.)*(?:"|\\?\Z)|,', re.DOTALL)
 
 
 class ClientAddress(NamedTuple):
-    """An address in its normal form, and as the number that networks are compared with."""
+    """An address: its normalized string, IP version, and integer value for comparison with networks."""
 
     text: str
     version: int
@@ -53,72 +53,72 @@ class ClientAddress(NamedTuple):
 
 
 class AddressSet:
-    """A set of addresses, given as addresses and networks (`10.0.0.0/8`); validated once, asked often.
+    """An immutable set of addresses and networks (`10.0.0.0/8`), validated when it is created.
 
-    `*` (or a network of all addresses) is everybody. That is refused unless it is written twice.
+    `*` (or a network with prefix length 0) matches every address. It is rejected unless it is written twice.
     """
 
-    __slots__ = ("_everybody", "_networks", "_unix", "given")
-    danger = ""  # why everybody is too many
+    __slots__ = ("_matches_all", "_networks", "_unix", "given")
+    wildcard_risk = ""  # appended to the error for a single '*'
 
     def __init__(self, addresses: Iterable[str] | str = (), *, field: str = "addresses") -> None:
-        """Read addresses, networks, `unix` for peers on Unix sockets; `field` names them in errors."""
+        """Parse addresses, networks, and `unix` for peers on Unix sockets; errors name `field`."""
         if isinstance(addresses, str):
             addresses = addresses.split(",")
         self.given = tuple(str(entry).strip() for entry in addresses)
         self._unix = any(entry in UNIX_PEERS for entry in self.given)
-        networks = [network_of(entry, field) for entry in self.given if entry not in UNIX_PEERS]
-        everybody = sum(network is None or not network.prefixlen for network in networks)
-        if everybody == 1:
+        networks = [parse_network(entry, field) for entry in self.given if entry not in UNIX_PEERS]
+        wildcards = sum(network is None or not network.prefixlen for network in networks)
+        if wildcards == 1:
             message = (
-                f"'*' means everybody{self.danger}: name addresses and networks such as '10.0.0.0/8', "
-                "or write '*' twice if everybody is what you mean"
+                f"'*' matches every address{self.wildcard_risk}: list addresses and networks such as '10.0.0.0/8', "
+                "or write '*' twice to confirm"
             )
             raise ConfigError(message, field=field)
-        self._everybody = everybody > 0
-        # By version: (address & mask, mask) of each network.
+        self._matches_all = wildcards > 0
+        # By IP version: (network address, mask) of each network.
         self._networks: dict[int, list[tuple[int, int]]] = {4: [], 6: []}
         for network in networks:
             if network is not None:
                 self._networks[network.version].append((int(network.network_address), int(network.netmask)))
 
     def __contains__(self, address: object) -> bool:
-        """Tell whether an address is in the set; None, or anything that is no address, is a peer on a Unix socket."""
-        if self._everybody:
+        """Return whether an address is in the set; None and non-addresses count as peers on a Unix socket."""
+        if self._matches_all:
             return True
         found = parse_address(address) if isinstance(address, str) else address
         if not isinstance(found, ClientAddress):
             return self._unix
-        for network, mask in self._networks[found.version]:  # noqa: SIM110 - a third of the time of any()
+        for network, mask in self._networks[found.version]:  # noqa: SIM110 - three times as fast as any()
             if found.number & mask == network:
                 return True
         return False
 
     def __bool__(self) -> bool:
-        """Tell whether anybody is in the set."""
+        """Return whether the set has entries."""
         return bool(self.given)
 
     def __eq__(self, other: object) -> bool:
-        """Compare what was given."""
+        """Compare the entries as given."""
         return isinstance(other, AddressSet) and repr(other) == repr(self)
 
     def __hash__(self) -> int:
-        """Go with equality."""
+        """Hash consistently with `__eq__`."""
         return hash(repr(self))
 
     def __repr__(self) -> str:
-        """Show what was given."""
+        """Show the entries as given."""
         return f"{type(self).__name__}({list(self.given)})"
 
 
 class TrustedProxies(AddressSet):
-    """The proxies whose word is taken for who the client is, and the header they speak by.
+    """The proxies that may report the client's address, and the header that they report it in.
 
-    `unix` trusts peers on Unix sockets. `*` trusts every peer, and with it every client: refused unless written twice.
+    `unix` trusts peers on Unix sockets. `*` trusts every peer, including clients; it is rejected unless written twice.
     """
 
     __slots__ = ("header",)
-    danger = ", so that any client could pretend to be any other by sending a header"
+    wildcard_risk = ", so any client could impersonate any other by sending a header"
 
     def __init__(self, addresses: Iterable[str] | str = (), *, header: Header = "both") -> None:
         """Trust these addresses and networks; `header` is `x-forwarded-for`, `forwarded` or `both`."""
@@ -128,43 +128,43 @@ class TrustedProxies(AddressSet):
         self.header = header
 
     def __repr__(self) -> str:
-        """Show what was given."""
+        """Show the entries as given."""
         return f"{type(self).__name__}({list(self.given)}, header={self.header!r})"
 
 
 def client_address(peer: str | None, headers: Headers = (), trusted: TrustedProxies | Iterable[str] = ()) -> str | None:
-    """Tell the client's address in its normal form, or None if there is none.
+    """Return the client's normalized address, or None if it has none.
 
-    `peer` is the address of the other end of the connection (None or empty on a Unix socket), `headers` the request's,
-    `trusted` the proxies whose word is taken: addresses and networks. Made into TrustedProxies once, they are not
-    validated at each request. Never raises for anything a client sends.
+    `peer` is the address of the other end of the connection (None or empty on a Unix socket), `headers` are the
+    request's headers, `trusted` the addresses and networks of trusted proxies. Pass a TrustedProxies to validate them
+    only once. Input sent by a client never raises.
 
-    IPv6 zones are dropped, IPv4 addresses mapped into IPv6 are IPv4 addresses. A peer that is a name (test clients have
-    such) stays one.
+    IPv6 zones are removed, and IPv4-mapped IPv6 addresses become IPv4 addresses. A peer that is a host name, as test
+    clients use, is returned unchanged.
     """
     if not isinstance(trusted, TrustedProxies):
         trusted = TrustedProxies(trusted)
     address = parse_address(peer) if peer else None
-    direct = address.text if address else _name(peer)
+    direct = address.text if address else _host_name(peer)
     if not trusted or (address or peer) not in trusted:
         return direct
-    lines = _lines(headers)
-    told = {
-        _walk(direct, hops_of(lines[name]), trusted)
-        for name, hops_of in HEADERS.items()
-        if any(lines[name]) and trusted.header in ("both", name)
+    values = _forwarding_values(headers)
+    addresses = {
+        _follow_hops(direct, parse_hops(values[name]), trusted)
+        for name, parse_hops in HEADER_PARSERS.items()
+        if any(values[name]) and trusted.header in ("both", name)
     }
-    return told.pop() if len(told) == 1 else direct
+    return addresses.pop() if len(addresses) == 1 else direct
 
 
 def address_key(address: str | None, ipv6_prefix: int = 64) -> str:
-    """Give the key under which an address is limited.
+    """Return the rate limit key of an address.
 
-    An IPv6 client has a whole network at its disposal, so that is what is limited: its first `ipv6_prefix` bits. IPv4
-    addresses stand for themselves, mapped into IPv6 or not. No address is the key `unknown`.
+    An IPv6 client usually has a whole network, so the key is its network of `ipv6_prefix` bits. The key of an IPv4
+    address, IPv4-mapped or not, is the address itself. Without an address the key is `unknown`.
     """
     if not isinstance(ipv6_prefix, int) or isinstance(ipv6_prefix, bool) or not 1 <= ipv6_prefix <= 128:  # noqa: PLR2004 - bits
-        raise ConfigError(f"must be a number of bits from 1 to 128, not {ipv6_prefix!r}", field="ipv6_prefix")
+        raise ConfigError(f"must be an integer from 1 to 128, not {ipv6_prefix!r}", field="ipv6_prefix")
     if not address:
         return UNKNOWN
     return _key(address, ipv6_prefix) if len(address) <= MAX_NODE_LENGTH else UNKNOWN
@@ -174,16 +174,16 @@ def address_key(address: str | None, ipv6_prefix: int = 64) -> str:
 def _key(address: str, ipv6_prefix: int) -> str:
     found = parse_address(address)
     if found is None:
-        return _name(address) or UNKNOWN
-    if found.version == 4 or ipv6_prefix == 128:  # noqa: PLR2004 - an address as a whole
+        return _host_name(address) or UNKNOWN
+    if found.version == 4 or ipv6_prefix == 128:  # noqa: PLR2004 - IP version, bits
         return found.text
     return str(IPv6Network((found.number, ipv6_prefix), strict=False))
 
 
 def address_group(key: str, ipv6_prefix: int = 64) -> str | None:
-    """Tell the network that one party may own as a whole, which the key of an address belongs to; None: no address.
+    """Return the network, likely of one owner, that an address key belongs to; None if the key is not an address.
 
-    For IPv4 its /24, for IPv6 its /48; where keys are networks larger than a /64, one that holds 65,536 of them.
+    An IPv4 /24 or an IPv6 /48; if keys are networks larger than a /64, a network that contains 65,536 keys.
     """
     found = parse_address(key.partition("/")[0])
     if found is None:
@@ -195,7 +195,7 @@ def address_group(key: str, ipv6_prefix: int = 64) -> str | None:
 
 
 def parse_address(text: str) -> ClientAddress | None:
-    """Read an address, without its zone; an IPv4 address mapped into IPv6 is that IPv4 address."""
+    """Parse an address without its zone; an IPv4-mapped IPv6 address becomes IPv4. None if it is not an address."""
     return _parse(text) if len(text) <= MAX_NODE_LENGTH else None
 
 
@@ -210,8 +210,8 @@ def _parse(text: str) -> ClientAddress | None:
     return ClientAddress(str(address), address.version, int(address))
 
 
-def network_of(entry: str, field: str) -> Network | None:
-    """Read an address or network of a configuration; None is everybody."""
+def parse_network(entry: str, field: str) -> Network | None:
+    """Parse an address or network of a configuration; None means every address."""
     if entry == "*":
         return None
     try:
@@ -220,18 +220,18 @@ def network_of(entry: str, field: str) -> Network | None:
         hint = "use addresses and networks such as '10.0.0.0/8' or '::1'"
         if "host bits" in str(error):
             hint = f"the network is {ip_network(entry, strict=False)}"
-        raise ConfigError(f"{entry!r} is no address or network: {hint}", field=field) from None
+        raise ConfigError(f"{entry!r} is not an address or network: {hint}", field=field) from None
     mapped = network.network_address.ipv4_mapped if isinstance(network, IPv6Network) else None
     if mapped is not None and network.prefixlen >= 96:  # noqa: PLR2004 - the IPv4 addresses are ::ffff:0:0/96
         return IPv4Network((int(mapped), network.prefixlen - 96))
     return network
 
 
-# ---- the walk --------------------------------------------------------------------------------------------------------
+# ---- forwarding headers ----------------------------------------------------------------------------------------------
 
 
-def _walk(seen: str | None, hops: Iterator[str | None], trusted: TrustedProxies) -> str | None:
-    """Go from proxy to proxy, rightmost first, as long as they are trusted and readable."""
+def _follow_hops(seen: str | None, hops: Iterator[str | None], trusted: TrustedProxies) -> str | None:
+    """Follow the hops, rightmost first, while they are valid addresses of trusted proxies."""
     for hop in islice(hops, MAX_HOPS):
         address = parse_node(hop) if hop is not None else None
         if address is None:
@@ -243,7 +243,7 @@ def _walk(seen: str | None, hops: Iterator[str | None], trusted: TrustedProxies)
 
 
 def parse_node(node: str) -> ClientAddress | None:
-    """Read a hop: an address, perhaps quoted, in brackets, with a port. Not an address: None."""
+    """Parse a hop: an address, optionally quoted, in brackets, with a port. None if it is not an address."""
     node = node.strip(" \t")
     if len(node) > 1 and node[0] == node[-1] == '"':
         node = node[1:-1].strip(" \t")
@@ -259,14 +259,14 @@ def parse_node(node: str) -> ClientAddress | None:
 
 
 def _is_port(text: str) -> bool:
-    """Tell whether text is a colon and a port, by number or (RFC 7239) obfuscated."""
+    """Return whether a string is a colon and a port: a number, or obfuscated (RFC 7239)."""
     return re.fullmatch(r":(?:[0-9]{1,5}|_[A-Za-z0-9._-]+)", text) is not None
 
 
-def _forwarded_for(values: Sequence[str]) -> Iterator[str | None]:
-    """Give the hops of X-Forwarded-For from right to left.
+def _x_forwarded_for_hops(values: Sequence[str]) -> Iterator[str | None]:
+    """Yield the hops of X-Forwarded-For from right to left.
 
-    An empty one is a hop that says nothing, not one to be skipped: left of it stands what the client wrote.
+    Empty hops are not skipped: they end the search, because the client may have written what is left of them.
     """
     for value in reversed(values):
         end = len(value)
@@ -276,51 +276,51 @@ def _forwarded_for(values: Sequence[str]) -> Iterator[str | None]:
             end = start if start >= 0 else -1
 
 
-def _forwarded(values: Sequence[str]) -> Iterator[str | None]:
-    """Give the `for` of each element of Forwarded, from right to left; None where it is malformed or missing.
+def _forwarded_hops(values: Sequence[str]) -> Iterator[str | None]:
+    """Yield the `for` of each element of Forwarded, from right to left; None if it is malformed or missing.
 
-    Each field line is split on its own, so that a quote which a client leaves open swallows nothing of a later line.
+    Each field line is split separately, so an unclosed quote of a client cannot hide parts of a later line.
     """
     for value in reversed(values):
         commas = [match.start() for match in QUOTED_OR_COMMA.finditer(value) if match[0] == ","]
         for start, end in reversed(list(zip([-1, *commas], [*commas, len(value)], strict=True))):
-            yield _for(value[start + 1 : end])
+            yield _parse_for(value[start + 1 : end])
 
 
-def _for(element: str) -> str | None:
-    """Read the `for` parameter of one element, strictly: one malformed or repeated parameter spoils it."""
+def _parse_for(element: str) -> str | None:
+    """Parse the `for` parameter of one element strictly: a malformed or repeated parameter makes it None."""
     found: dict[str, str] = {}
-    place = 0
+    position = 0
     element = element.strip(" \t")
-    while place < len(element):
-        match = PAIR.match(element, place)
+    while position < len(element):
+        match = PAIR.match(element, position)
         if match is None or match[1].lower() in found:
             return None
         found[match[1].lower()] = match[3] if match[2] is None else re.sub(r"\\(.)", r"\1", match[2])
         separator = SEPARATOR.match(element, match.end())
         if separator is None:
             return None
-        place = separator.end()
+        position = separator.end()
     return found.get("for")
 
 
-HEADERS: Final = {"x-forwarded-for": _forwarded_for, "forwarded": _forwarded}
-HEADER_LENGTHS: Final = {len(name) for name in HEADERS}
+HEADER_PARSERS: Final = {"x-forwarded-for": _x_forwarded_for_hops, "forwarded": _forwarded_hops}
+HEADER_LENGTHS: Final = {len(name) for name in HEADER_PARSERS}
 
 
-def _lines(headers: Headers) -> dict[str, list[str]]:
-    """Give the values of every field line of the headers that speak of addresses, in order."""
-    lines: dict[str, list[str]] = {name: [] for name in HEADERS}
+def _forwarding_values(headers: Headers) -> dict[str, list[str]]:
+    """Return the values of all field lines of each forwarding header, in order."""
+    values: dict[str, list[str]] = {name: [] for name in HEADER_PARSERS}
     for name, value in headers.items() if isinstance(headers, Mapping) else headers:
-        if len(name) in HEADER_LENGTHS and (wanted := lines.get(_text(name).lower())) is not None:
+        if len(name) in HEADER_LENGTHS and (wanted := values.get(_text(name).lower())) is not None:
             wanted.append(_text(value))
-    return lines
+    return values
 
 
 def _text(value: str | bytes) -> str:
     return value if isinstance(value, str) else bytes(value).decode("latin-1")
 
 
-def _name(peer: str | None) -> str | None:
-    """Keep a peer that is the name of a host; paths of sockets and the like are no address."""
+def _host_name(peer: str | None) -> str | None:
+    """Return a peer that is a host name; None for socket paths and the like."""
     return peer if peer and HOST_NAME.fullmatch(peer) else None

@@ -1,4 +1,4 @@
-"""Who sent a request: the key it is limited by, remembered for clients that come again."""
+"""Identifies the client of a request: its address and its rate limit key, cached by address."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("tidegate.inbound")
 
-MAX_CACHED_CLIENTS: Final = 4096  # clients that are remembered, so as not to be worked out for each request
+MAX_CACHED_CLIENTS: Final = 4096  # the cache is cleared when it is full
 
 
 class RequestClient(NamedTuple):
-    """Who asks: the key it is limited by, or None if it is not limited; its address."""
+    """The client of a request: its rate limit key (None if it is not limited) and its address."""
 
     key: Key | None
     address: str | None
-    special: bool = False  # exempt or blocked: not the usual way
+    special: bool = False  # exempt or blocked: needs the slow path
     blocked: bool = False
 
 
 class ClientIdentifier:
-    """Tells who the client is, by the peer's address or by what trusted proxies say."""
+    """Identifies clients by the peer's address or by the headers of trusted proxies."""
 
     def __init__(
         self,
@@ -42,38 +42,38 @@ class ClientIdentifier:
         unknown: str = "allow",
         key: KeyOf | None = None,
     ) -> None:
-        """Believe these proxies; `unknown` clients are let in (allow) or limited together; `key` chooses other keys."""
+        """Trust these proxies. `unknown`: "allow" or "limit" clients without an address. `key` chooses custom keys."""
         if not isinstance(trusted_proxies, TrustedProxies):
             trusted_proxies = TrustedProxies(trusted_proxies)
         self.trusted = trusted_proxies
         self.ipv6_prefix = ipv6_prefix
-        self.lets_unknown_in = unknown == "allow"
-        self.own_key = key
+        self.allows_unknown = unknown == "allow"
+        self.key_function = key
         self._warned = False
-        self.take_over(rules)
+        self.update_rules(rules)
 
-    def take_over(self, rules: Rules) -> None:
-        """Go by these lists of clients from now on."""
+    def update_rules(self, rules: Rules) -> None:
+        """Use the client lists of these rules from now on."""
         self._rules = rules
-        # New dictionaries, not emptied ones: a thread that still works by the former rules must not fill these.
-        self.known: dict[str | None, RequestClient] = {}
-        # Clients by their peer's address, for whoever need not look at headers: nobody, where there are proxies.
-        self.direct: dict[str | None, RequestClient] = {} if self.trusted else self.known
+        # New dictionaries instead of clear(): a thread that still uses the previous rules must not fill the new cache.
+        self.cache: dict[str | None, RequestClient] = {}
+        # Clients by peer address, for lookups without headers; always empty if there are trusted proxies.
+        self.by_peer: dict[str | None, RequestClient] = {} if self.trusted else self.cache
 
     def find(self, peer: str | None, headers: Headers) -> RequestClient:
-        """Tell who the client is."""
+        """Return the client of a request."""
         if self.trusted:
             peer = client_address(peer, headers, self.trusted)
-        known = self.known
-        found = known.get(peer)
+        cache = self.cache
+        found = cache.get(peer)
         if found is None:
-            found = self._meet(peer)
-            if len(known) >= MAX_CACHED_CLIENTS:
-                known.clear()
-            known[peer] = found
+            found = self._identify(peer)
+            if len(cache) >= MAX_CACHED_CLIENTS:
+                cache.clear()
+            cache[peer] = found
         return found
 
-    def _meet(self, peer: str | None) -> RequestClient:
+    def _identify(self, peer: str | None) -> RequestClient:
         address = peer if self.trusted else client_address(peer)
         if address is None:
             self._warn_unknown()
@@ -89,26 +89,26 @@ class ClientIdentifier:
         if not self._warned:
             self._warned = True
             log.warning(
-                "requests without a client's address are %s (key 'unknown'): if they come from a proxy over a Unix "
-                "socket, trust it: trusted_proxies=['unix']",
-                "let in without being limited" if self.lets_unknown_in else "limited together",
+                "requests without a client address are %s (key 'unknown'); if a proxy sends them over a Unix socket, "
+                "set trusted_proxies=['unix']",
+                "allowed without limits" if self.allows_unknown else "limited together",
             )
 
-    def key_of(self, request: Request, otherwise: Key) -> Key:
-        """Tell the key that the application's function chooses; addresses and these never collide."""
-        chosen = self.own_key(request) if self.own_key is not None else None
+    def choose_key(self, request: Request, default: Key) -> Key:
+        """Return the key that the application's `key` function chooses, or `default`. Both kinds never collide."""
+        chosen = self.key_function(request) if self.key_function is not None else None
         if chosen is None:
-            return otherwise
-        return self.made_key(chosen, otherwise)
+            return default
+        return self.make_key(chosen, default)
 
-    def made_key(self, chosen: object, sender: Key) -> Key:
-        """Give a key that an application's function has chosen, in the group of whoever has sent the request."""
+    def make_key(self, chosen: object, sender: Key) -> Key:
+        """Build a custom key in the group of the sender's key."""
         chosen = normal_key(chosen)
         key = ("key", chosen) if isinstance(chosen, str) else ("key", *chosen)
         return GroupedKey.of(key, self.group_of(sender))
 
     def group_of(self, key: Key) -> Hashable | None:
-        """Tell the group of a key: the network of an address, or that of the sender of what was made up."""
+        """Return the group of a key: the network of an address, or for custom keys the network of the sender."""
         if isinstance(key, GroupedKey):
             return key.group
         return address_group(key, self.ipv6_prefix) if isinstance(key, str) else None

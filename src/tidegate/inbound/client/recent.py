@@ -1,7 +1,7 @@
-"""Whom a category has met lately: how many clients, and who is near the limit.
+"""Recently seen clients of a category: their number, and the clients nearest to a limit.
 
-A note, not a count that anything is decided by: the last decision about each client, for as many as the store may keep.
-With a store that is shared, it knows the clients that this process has met.
+Used for statistics only, never for decisions: the last decision about each client, for at most `max_entries` clients.
+With a shared store it contains the clients that this process has seen.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from tidegate.policy import Key
 
 
-CHECKED_PER_CLEANUP: Final = 50  # clients that are looked at each time, if there are so many
+CHECKED_PER_CLEANUP: Final = 50  # minimum number of clients checked at a time
 
 
 class ClientNearLimit(NamedTuple):
-    """How a client stands at the limit that it has used most of."""
+    """The usage of a client at its tightest limit."""
 
     key: Key
     limit: str
@@ -34,65 +34,65 @@ class ClientNearLimit(NamedTuple):
 class RecentClients:
     """The last decision about each client."""
 
-    __slots__ = ("most", "seen")
+    __slots__ = ("last_decisions", "max_clients")
 
-    def __init__(self, most: int) -> None:
-        """Remember at most so many."""
-        self.seen: dict[Key, Decision] = {}
-        self.most = most
+    def __init__(self, max_clients: int) -> None:
+        """Keep at most `max_clients` clients."""
+        self.last_decisions: dict[Key, Decision] = {}
+        self.max_clients = max_clients
 
-    def resize(self, most: int) -> None:
-        """Remember so many from now on."""
-        self.most = most
-        if len(self.seen) > most:
-            self.drop()
+    def resize(self, max_clients: int) -> None:
+        """Change the maximum number of clients."""
+        self.max_clients = max_clients
+        if len(self.last_decisions) > max_clients:
+            self.evict()
 
-    def note(self, key: Key, decision: Decision) -> None:
-        """Remember the decision; the one noted first goes when there are too many."""
-        self.seen[key] = decision
-        if len(self.seen) > self.most:
-            self.drop()
+    def record(self, key: Key, decision: Decision) -> None:
+        """Record a decision; evict the oldest clients if there are too many."""
+        self.last_decisions[key] = decision
+        if len(self.last_decisions) > self.max_clients:
+            self.evict()
 
-    def drop(self) -> None:
-        """Forget some of those who were noted first: several at once, since looking for the first takes time."""
-        for key, _ in self._items(max(1, len(self.seen) - self.most, self.most // 16)):
-            self.seen.pop(key, None)
+    def evict(self) -> None:
+        """Evict the oldest clients; several at once, because finding the oldest takes time."""
+        for key, _ in self._items(max(1, len(self.last_decisions) - self.max_clients, self.max_clients // 16)):
+            self.last_decisions.pop(key, None)
 
-    def forget(self, key: Key) -> None:
-        """Forget a client."""
-        self.seen.pop(key, None)
+    def remove(self, key: Key) -> None:
+        """Remove a client."""
+        self.last_decisions.pop(key, None)
 
-    def find(self, text: str | Key) -> Key:
-        """Find the key that is written so; one that is not known stands for itself."""
+    def find_key(self, text: str | Key) -> Key:
+        """Return the recorded key whose string form is `text`; `text` itself if there is none."""
         for key, _ in self._items():
             if not isinstance(key, str) and join_key(key) == text:
                 return key
         return text
 
-    def _items(self, most: int | None = None) -> list[tuple[Key, Decision]]:
+    def _items(self, max_clients: int | None = None) -> list[tuple[Key, Decision]]:
         while True:
             try:
-                return list(islice(self.seen.items(), most))
-            except RuntimeError:  # another thread has noted somebody meanwhile
+                return list(islice(self.last_decisions.items(), max_clients))
+            except RuntimeError:  # another thread changed the dictionary
                 continue
 
-    def clean(self, now: int) -> int:
-        """Forget whoever has nothing left to remember; tell how many stay."""
+    def remove_expired(self, now: int) -> int:
+        """Remove clients whose windows have ended; return the number of the others."""
         for key, decision in self._items():
             if decision.at + _reset(decision) <= now:
-                self.seen.pop(key, None)
-        return len(self.seen)
+                self.last_decisions.pop(key, None)
+        return len(self.last_decisions)
 
-    def sweep(self, now: int, part: float) -> None:
-        """Look at a part of the clients, those not looked at for longest, and forget whose windows are over."""
-        for key, _ in self._items(max(CHECKED_PER_CLEANUP, math.ceil(len(self.seen) * min(1.0, part)))):
-            decision = self.seen.pop(key, None)
+    def check_some(self, now: int, fraction: float) -> None:
+        """Check a fraction of the clients, least recently checked first; remove those whose windows have ended."""
+        for key, _ in self._items(max(CHECKED_PER_CLEANUP, math.ceil(len(self.last_decisions) * min(1.0, fraction)))):
+            decision = self.last_decisions.pop(key, None)
             if decision is not None and decision.at + _reset(decision) > now:
-                self.seen.setdefault(key, decision)  # at the end, unless it was noted again meanwhile
+                self.last_decisions.setdefault(key, decision)  # moved to the end, unless recorded again meanwhile
 
-    def near(self, now: int, most: int) -> list[ClientNearLimit]:
-        """Tell who is nearest to a limit, nearest first."""
-        self.clean(now)
+    def nearest_to_limit(self, now: int, max_clients: int) -> list[ClientNearLimit]:
+        """Return the clients nearest to a limit, nearest first."""
+        self.remove_expired(now)
         found = []
         for key, decision in self._items():
             pairs = zip(decision[2], decision.views, strict=True)
@@ -101,7 +101,7 @@ class RecentClients:
                 ClientNearLimit(key, limit.name, limit.quota, remaining, ceil_div(decision.at + reset, SECOND))
             )
         found.sort(key=lambda near: near.remaining / near.quota)
-        return found[:most]
+        return found[:max_clients]
 
 
 def _reset(decision: Decision) -> int:

@@ -1,4 +1,4 @@
-"""A request as keys, limits and answers are chosen by: the same for ASGI and WSGI."""
+"""The request that key, limit, count and denial functions receive; the same for ASGI and WSGI."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from urllib.parse import unquote_to_bytes
 if TYPE_CHECKING:
     from tidegate.policy import Key
 
-MAX_KEY_LENGTH: Final = 256  # characters of a header that stand in a key as they are
-# Headers by which a client asks to be taken for another method; the application may do so or not.
+MAX_KEY_LENGTH: Final = 256  # longer header values are hashed
+# Headers that name another method; some applications use it instead of the request's method.
 METHOD_OVERRIDES: Final = ("x-http-method-override", "x-http-method", "x-method-override")
-LONGEST_METHOD: Final = 32
-REPLACED: Final = "\ufffd"  # what stands for a byte that is no UTF-8
+MAX_METHOD_LENGTH: Final = 32
+REPLACEMENT_CHARACTER: Final = "\ufffd"  # replaces bytes that are not UTF-8
 
 
 class Request:
-    """What there is to know of a request before the application has seen it.
+    """A request, before it reaches the application.
 
-    `address` is the client's (None: it has none), `path` is decoded and without the query, `raw` is the ASGI scope or
-    the WSGI environ. Bytes of the path that are no UTF-8 stand in it as lone surrogates, as in the names of files, so
-    that different paths stay different.
+    `address` is the client's address or None, `path` is decoded and has no query, `raw` is the ASGI scope or the WSGI
+    environ. Bytes of the path that are not UTF-8 are lone surrogates, as in file names, so different paths stay
+    different.
     """
 
     __slots__ = ("_header", "address", "method", "path", "raw")
@@ -32,10 +32,10 @@ class Request:
         method: str,
         path: str,
         address: str | None,
-        raw: Any,  # noqa: ANN401 - as the server gives it
+        raw: Any,  # noqa: ANN401 - from the server
         header: Callable[[str], str | None],
     ) -> None:
-        """Made by the middlewares."""
+        """Create a request; the middlewares do this."""
         self.method = method
         self.path = path
         self.address = address
@@ -43,15 +43,15 @@ class Request:
         self._header = header
 
     def header(self, name: str) -> str | None:
-        """Give the value of a header, whatever its case; None: it is not there. Sent twice, its values are joined."""
+        """Return the value of a header, case-insensitive; None if it is missing. Repeated headers are joined."""
         return self._header(name)
 
     def __repr__(self) -> str:
-        """Show what is asked, by whom."""
+        """Show method, path and address."""
         return f"<Request {self.method} {self.path!r} from {self.address}>"
 
 
-KeyOf = Callable[[Request], "Key | None"]  # None: no such key, the address is taken
+KeyOf = Callable[[Request], "Key | None"]  # None: limit by address
 
 
 def by_address(request: Request) -> Key | None:
@@ -61,10 +61,10 @@ def by_address(request: Request) -> Key | None:
 
 
 def by_header(name: str, *, secret: bool = False) -> KeyOf:
-    """Limit by the value of a header; requests without it are limited by address, not all together.
+    """Limit by the value of a header; requests without it are limited by address.
 
-    A `secret` value, and one longer than 256 characters, stands in the store and in logs as its hash only. A client can
-    send any value: see that the application checks it, and keep a limit by address beside.
+    A `secret` value, or a value longer than 256 characters, is hashed in the store and in logs. A client can send any
+    value: verify it in the application, and keep a limit by address as well.
     """
     field = name.lower()
 
@@ -80,28 +80,28 @@ def by_header(name: str, *, secret: bool = False) -> KeyOf:
 
 
 def by_api_key(name: str = "x-api-key") -> KeyOf:
-    """Limit by an API key, which is kept as a hash."""
+    """Limit by an API key; only its hash is stored."""
     return by_header(name, secret=True)
 
 
-def asgi_path(scope: Any) -> str:  # noqa: ANN401 - a scope holds anything
-    """Give the path of an ASGI scope; servers write every byte that is no UTF-8 as the same character."""
+def asgi_path(scope: Any) -> str:  # noqa: ANN401 - a scope is any mapping
+    """Return the path of an ASGI scope; restore bytes that the server has replaced because they are not UTF-8."""
     path: str = scope["path"]
     raw = scope.get("raw_path")
-    if not raw or REPLACED not in path:
+    if not raw or REPLACEMENT_CHARACTER not in path:
         return path
     found = unquote_to_bytes(raw.partition(b"?")[0])
     return found.decode("utf-8", "surrogateescape") if found.decode("utf-8", "replace") == path else path
 
 
-def asgi_header(scope: Any, name: str) -> str | None:  # noqa: ANN401 - a scope holds anything
+def asgi_header(scope: Any, name: str) -> str | None:  # noqa: ANN401 - a scope is any mapping
     """Find a header in an ASGI scope."""
     wanted = name.lower().encode("latin-1", "replace")
-    found = [value for field, value in scope.get("headers", ()) if field == wanted]  # servers write names small
+    found = [value for field, value in scope.get("headers", ()) if field == wanted]  # servers send names in lower case
     return b", ".join(found).decode("latin-1") if found else None
 
 
-def wsgi_header(environ: Any, name: str) -> str | None:  # noqa: ANN401 - an environ holds anything
+def wsgi_header(environ: Any, name: str) -> str | None:  # noqa: ANN401 - an environ is any mapping
     """Find a header in a WSGI environ."""
     field = name.upper().replace("-", "_")
     value = environ.get(field if field in ("CONTENT_TYPE", "CONTENT_LENGTH") else f"HTTP_{field}")

@@ -1,4 +1,4 @@
-"""Clients that are blocked or let through for some time, by order of an operator."""
+"""Clients that an administrator has blocked or exempted for a limited time."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ if TYPE_CHECKING:
     from tidegate.policy import Key
 
 MAX_CLIENTS: Final = 10_000
-MAX_NETWORKS: Final = 100  # each is compared with every request
+MAX_NETWORKS: Final = 100  # every request is compared with each of them
 
 
 class TemporaryList:
-    """Clients on a list until some instant: by address, by network, or by key as the statistics show it."""
+    """A list of clients with expiry times: by address, by network, or by key as shown in the statistics."""
 
     __slots__ = ("_networks", "_until")
 
@@ -25,49 +25,55 @@ class TemporaryList:
         self._until: dict[str, int] = {}
         self._networks: dict[str, AddressSet] = {}
 
-    def add(self, who: str, until: int, now: int, ipv6_prefix: int = 64) -> str:
-        """Put a client on the list until an instant, and tell under which name."""
-        self.clean(now)
-        name = self._name(who, ipv6_prefix)
+    def add(self, client: str, until: int, now: int, ipv6_prefix: int = 64) -> str:
+        """Add a client until a time; return the name it is listed under."""
+        self.remove_expired(now)
+        name = self._entry_name(client, ipv6_prefix)
         if len(self._until) >= MAX_CLIENTS and name not in self._until:
-            raise ConfigError(f"the list is full: {MAX_CLIENTS} clients stand on it", field="key")
+            raise ConfigError(f"the list is full: it holds at most {MAX_CLIENTS} clients", field="key")
         if "/" in name and parse_address(name.partition("/")[0]):
             if len(self._networks) >= MAX_NETWORKS and name not in self._networks:
-                raise ConfigError(f"the list is full: {MAX_NETWORKS} networks stand on it; use the file", field="key")
+                raise ConfigError(
+                    f"the list is full: it holds at most {MAX_NETWORKS} networks; use the file", field="key"
+                )
             self._networks[name] = AddressSet([name], field="key")
         self._until[name] = until
         return name
 
-    def remove(self, who: str, ipv6_prefix: int = 64) -> bool:
-        """Take a client off the list; tell whether it stood there."""
-        name = self._name(who, ipv6_prefix)
+    def remove(self, client: str, ipv6_prefix: int = 64) -> bool:
+        """Remove a client; return whether it was listed."""
+        name = self._entry_name(client, ipv6_prefix)
         self._networks.pop(name, None)
         return self._until.pop(name, None) is not None
 
-    def until(self, key: Key, address: str | None, now: int) -> int | None:
-        """Tell until when a client stands on the list; None: it does not."""
+    def expires_at(self, key: Key, address: str | None, now: int) -> int | None:
+        """Return when the entry of a client expires; None if it is not listed."""
         name = key if isinstance(key, str) else join_key(key)
         ends = [self._until.get(name, 0)]
-        ends += [self._until.get(net, 0) for net, some in tuple(self._networks.items()) if address and address in some]
+        ends += [
+            self._until.get(name, 0)
+            for name, network in tuple(self._networks.items())
+            if address and address in network
+        ]
         latest = max(ends)
         return latest if latest > now else None
 
-    def clean(self, now: int) -> None:
-        """Forget whose time is over."""
+    def remove_expired(self, now: int) -> None:
+        """Remove expired entries."""
         for name, until in tuple(self._until.items()):
             if until <= now:
                 self._until.pop(name, None)
                 self._networks.pop(name, None)
 
-    def shown(self, now: int) -> dict[str, int]:
-        """Tell who stands on the list, and until when in seconds since 1970."""
-        self.clean(now)
+    def expiry_times(self, now: int) -> dict[str, int]:
+        """Return the expiry time of each entry, in seconds since 1970."""
+        self.remove_expired(now)
         return {name: -(-until // 1_000_000) for name, until in self._until.items()}
 
     def __len__(self) -> int:
-        """Count who stands on the list."""
+        """Return the number of entries."""
         return len(self._until)
 
     @staticmethod
-    def _name(who: str, ipv6_prefix: int) -> str:
-        return address_key(who, ipv6_prefix) if parse_address(who) else who
+    def _entry_name(client: str, ipv6_prefix: int) -> str:
+        return address_key(client, ipv6_prefix) if parse_address(client) else client

@@ -1,1 +1,1 @@
-"""How a request is decided, for both middlewares and for limits on single routes."""
+"""Decides about requests, for both middlewares and for limits on single routes."""

@@ -1,4 +1,4 @@
-"""A category in force, charges to it, and their correction when a response is known."""
+"""The limiter of a category, charges to it, and their correction when the response is known."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from tidegate.core.bounds import SECOND
 from tidegate.errors import Denied, RateLimitError
 from tidegate.inbound.client.recent import RecentClients
-from tidegate.inbound.responses.response import together
+from tidegate.inbound.responses.response import combine_decisions
 from tidegate.limiter import AsyncLimiter, Limiter
 
 if TYPE_CHECKING:
@@ -27,138 +27,152 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("tidegate.inbound")
 
-FIRST_SERVER_ERROR: Final = 500  # the status of a response that never came
-MAX_RESPONSE_SECONDS: Final = 3600.0  # seconds after which a response that never came counts as the request did
+FIRST_SERVER_ERROR: Final = 500  # the status assumed if there is no response
+MAX_RESPONSE_SECONDS: Final = 3600.0  # after this time an unsettled charge becomes final
 
 
 class CategoryLimiter:
-    """A category in force: its limiter, and whom it has met."""
+    """An active category: its limiter and its recently seen clients."""
 
     __slots__ = (
-        "_answers", "_count", "allowed", "awaited", "category", "census", "charging", "decide", "denied", "fields",
-        "held", "limiter", "seen", "slots",
-    )  # fmt: skip
+        "_count",
+        "_response_writer",
+        "allowed",
+        "category",
+        "charging",
+        "decide",
+        "denied",
+        "fields",
+        "is_async",
+        "last_decisions",
+        "limiter",
+        "recent_clients",
+        "reserves",
+        "slot_seconds",
+    )
 
     def __init__(
         self,
         category: Category,
         limiter: Limiter | AsyncLimiter,
-        answers: ResponseWriter,
+        response_writer: ResponseWriter,
         count: Counts | None = None,
-        most: int = 10_000,
+        max_clients: int = 10_000,
     ) -> None:
-        """Decide by this limiter; `count` tells which responses count; remember `most` clients."""
+        """Use this limiter; `count` returns whether a response counts; keep at most `max_clients` recent clients."""
         self.limiter = limiter
-        self._answers = answers
-        self.awaited = isinstance(limiter, AsyncLimiter)
-        self.census = RecentClients(most)
-        self.seen = self.census.seen
+        self._response_writer = response_writer
+        self.is_async = isinstance(limiter, AsyncLimiter)
+        self.recent_clients = RecentClients(max_clients)
+        self.last_decisions = self.recent_clients.last_decisions
         self._count = count
         self.allowed = 0
         self.denied = 0
-        self.take_over(category)
+        self.update_category(category)
 
-    def take_over(self, category: Category) -> None:
-        """Decide by the rules of this category from now on."""
+    def update_category(self, category: Category) -> None:
+        """Use the policy and charging rules of this category from now on."""
         self.category = category
         if self.limiter.policy != category.policy:
             self.limiter.update(category.policy)
-        self.decide: Callable[[Key, Cost], Any] = self.limiter.try_acquire  # another one with each policy
-        self.fields: Callable[[Decision], list[tuple[bytes, bytes]]] = self._answers.writer(self.limiter.policy)
+        self.decide: Callable[[Key, Cost], Any] = self.limiter.try_acquire  # it changes with the policy
+        self.fields: Callable[[Decision], list[tuple[bytes, bytes]]] = self._response_writer.writer(self.limiter.policy)
         self.charging: Charging | None = category.charging
-        # How long a request may hold slots, which it needs until its response is complete; None: it holds none.
+        # How long a request may hold a concurrency slot, at most until its response is complete; None: no slots.
         slots = [limit.length for limit in category.policy.limits if limit.algorithm == "concurrency"]
-        self.slots: float | None = min(slots) / SECOND if slots else None
-        self.held = bool(slots) or self.charging is not None or self._count is not None
+        self.slot_seconds: float | None = min(slots) / SECOND if slots else None
+        self.reserves = bool(slots) or self.charging is not None or self._count is not None
 
-    def reserve(self, key: Key, cost: Cost) -> Any:  # noqa: ANN401 - a reservation, perhaps to be awaited
-        """Charge what a request costs, to be corrected later."""
-        return self.limiter.reserve(key, cost, ttl=self.slots or MAX_RESPONSE_SECONDS, timeout=0)
+    def reserve(self, key: Key, cost: Cost) -> Any:  # noqa: ANN401 - a reservation, or an awaitable of one
+        """Reserve the cost of a request, to be corrected later."""
+        return self.limiter.reserve(key, cost, ttl=self.slot_seconds or MAX_RESPONSE_SECONDS, timeout=0)
 
-    def charge(self, request: Request, status: int, cost: Cost) -> Cost | None:
-        """Tell what a request is charged, now that the status of its response is known; None: as estimated."""
+    def final_cost(self, request: Request, status: int, cost: Cost) -> Cost | None:
+        """Return the final cost of a request, given the status of its response; None: the estimated cost."""
         counts = self._count is None or self._count(request, status)
         if self.charging is None:
             return None if counts else 0
         if isinstance(cost, int):
             return self.charging.cost(status, cost if counts else 0)
-        return None if self.charging.cost(status, int(counts)) else 0  # of several units, all or nothing
+        return None if self.charging.cost(status, int(counts)) else 0  # several units: the full cost or none
 
 
-class Charged(NamedTuple):
-    """What a gate decided about a request, at this cost; `held` is the reservation, if the charge can be corrected."""
+class CategoryCharge(NamedTuple):
+    """The decision of a category about a request; with a reservation if the charge can be corrected."""
 
-    gate: CategoryLimiter
+    category_limiter: CategoryLimiter
     cost: Cost
     decision: Decision
-    held: Any = None  # of either colour
+    reservation: Any = None  # sync or async
 
 
-def charging(gate: CategoryLimiter, key: Key, cost: Cost, *, held: bool) -> Steps[Charged]:
-    """Charge a gate; `held`: such that it can be corrected."""
+def charge_flow(category_limiter: CategoryLimiter, key: Key, cost: Cost, *, reserve: bool) -> Steps[CategoryCharge]:
+    """Charge a category; `reserve`: as a reservation that can be corrected."""
     try:
-        if held:
-            reservation = yield partial(gate.reserve, key, cost)
-            return Charged(gate, cost, reservation.decision, reservation)
-        decision = yield partial(gate.decide, key, cost)
+        if reserve:
+            reservation = yield partial(category_limiter.reserve, key, cost)
+            return CategoryCharge(category_limiter, cost, reservation.decision, reservation)
+        decision = yield partial(category_limiter.decide, key, cost)
     except Denied as denied:
         decision = denied.decision
-    return Charged(gate, cost, decision)
+    return CategoryCharge(category_limiter, cost, decision)
 
 
-def cancelling(charged: Iterable[Charged]) -> Steps[None]:
-    """Give back what was charged for a request that another gate has denied."""
+def cancel_flow(charged: Iterable[CategoryCharge]) -> Steps[None]:
+    """Cancel the reservations of a request that another category has denied."""
     for charge in charged:
-        if charge.held is not None:
-            yield from _correcting(charge.gate, charge.held.cancel)
+        if charge.reservation is not None:
+            yield from _correct_flow(charge.category_limiter, charge.reservation.cancel)
 
 
-def refunding(charged: Iterable[Charged], key: Key) -> Steps[None]:
-    """Give back charges that were made for good."""
+def refund_flow(charged: Iterable[CategoryCharge], key: Key) -> Steps[None]:
+    """Refund charges that have no reservation."""
     for charge in charged:
         if charge.decision[0]:
-            yield from _correcting(charge.gate, partial(charge.gate.limiter.refund, key, charge.cost))
+            yield from _correct_flow(
+                charge.category_limiter, partial(charge.category_limiter.limiter.refund, key, charge.cost)
+            )
 
 
-def _correcting(gate: CategoryLimiter, step: Callable[[], Any]) -> Steps[None]:
-    """Correct a charge. A store that is lost must not cost the client its response."""
+def _correct_flow(category_limiter: CategoryLimiter, step: Callable[[], Any]) -> Steps[None]:
+    """Correct a charge. The client gets its response even if the store fails."""
     try:
         yield step
     except RateLimitError as error:
-        log.error("category %s: a charge could not be corrected: %s", gate.category.name, error)  # noqa: TRY400 - the message says it all
+        log.error("category %s: could not correct a charge: %s", category_limiter.category.name, error)  # noqa: TRY400 - the message has all details
 
 
 class ResponseCharge:
-    """A request whose charges are corrected when the status of its response is known."""
+    """The reservations of a request, settled when the status of its response is known."""
 
-    __slots__ = ("_charged", "_key", "_request", "at_the_start", "status")
+    __slots__ = ("_charged", "_key", "_request", "settles_at_start", "status")
 
-    def __init__(self, charged: list[Charged], key: Key, request: Request) -> None:
-        """Begin with what is reserved."""
+    def __init__(self, charged: list[CategoryCharge], key: Key, request: Request) -> None:
+        """Hold the reservations of a request."""
         self._charged = charged
         self._key = key
         self._request = request
         self.status = FIRST_SERVER_ERROR
         # Slots are held until the response is complete.
-        self.at_the_start = all(charge.gate.slots is None for charge in charged)
+        self.settles_at_start = all(charge.category_limiter.slot_seconds is None for charge in charged)
 
-    def starting(self) -> Steps[Decision | None]:
-        """Charge what the request costs after all, and tell how its client stands then, if the store can tell."""
-        gates = [charge.gate for charge in self._charged]
-        yield from self.ending()
+    def settle_at_start_flow(self) -> Steps[Decision | None]:
+        """Settle, then return the client's new state for the headers; None if the store fails."""
+        category_limiters = [charge.category_limiter for charge in self._charged]
+        yield from self.settle_flow()
         decisions: list[Decision] = []
-        for gate in gates:
+        for category_limiter in category_limiters:
             try:
-                decision: Decision = yield partial(gate.limiter.peek, self._key, {})
+                decision: Decision = yield partial(category_limiter.limiter.peek, self._key, {})
             except RateLimitError:
-                return None  # `ending` has logged that the store is lost, or the next request will
-            gate.census.note(self._key, decision)
+                return None  # `settle_flow` has logged the store error, or the next request will
+            category_limiter.recent_clients.record(self._key, decision)
             decisions.append(decision)
-        return together(decisions) if decisions else None
+        return combine_decisions(decisions) if decisions else None
 
-    def ending(self) -> Steps[None]:
-        """Charge what the request costs after all; once."""
+    def settle_flow(self) -> Steps[None]:
+        """Commit the final cost of the request, once."""
         charged, self._charged = self._charged, []
         for charge in charged:
-            actual = charge.gate.charge(self._request, self.status, charge.cost)
-            yield from _correcting(charge.gate, partial(charge.held.commit, actual))
+            actual = charge.category_limiter.final_cost(self._request, self.status, charge.cost)
+            yield from _correct_flow(charge.category_limiter, partial(charge.reservation.commit, actual))

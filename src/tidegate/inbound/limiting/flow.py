@@ -1,4 +1,7 @@
-"""Logic written once as a generator of things to call, run by threads and by tasks."""
+"""Drives generators of steps, so that logic for sync and async callers is written once.
+
+A step is a callable; its result, or its exception, is sent back into the generator.
+"""
 
 from __future__ import annotations
 
@@ -12,33 +15,33 @@ Steps = Generator[Callable[[], Any], Any, R]
 
 
 def drive(steps: Steps[R]) -> R:
-    """Call what the steps want called, and tell them what came of it."""
+    """Run the steps and return the generator's result."""
     with closing(steps):
-        go: Callable[[Any], Callable[[], Any]] = steps.send
+        resume: Callable[[Any], Callable[[], Any]] = steps.send
         value: Any = None
         while True:
             try:
-                step = go(value)
+                step = resume(value)
             except StopIteration as done:
                 return done.value  # type: ignore[no-any-return]  # R, by the type of Steps
             try:
-                go, value = steps.send, step()
-            except Exception as error:  # noqa: BLE001 - the steps decide what it means
-                go, value = steps.throw, error
+                resume, value = steps.send, step()
+            except Exception as error:  # noqa: BLE001 - the generator handles it
+                resume, value = steps.throw, error
 
 
 async def drive_async(steps: Steps[R]) -> R:
-    """Do the same in a task: await what has to be awaited."""
+    """Run the steps in a task; await the results that are awaitable."""
     with closing(steps):
-        go: Callable[[Any], Callable[[], Any]] = steps.send
+        resume: Callable[[Any], Callable[[], Any]] = steps.send
         value: Any = None
         while True:
             try:
-                step = go(value)
+                step = resume(value)
             except StopIteration as done:
                 return done.value  # type: ignore[no-any-return]  # as above
             try:
                 value = step()
-                go, value = steps.send, await value if inspect.isawaitable(value) else value
+                resume, value = steps.send, await value if inspect.isawaitable(value) else value
             except Exception as error:  # noqa: BLE001 - as above
-                go, value = steps.throw, error
+                resume, value = steps.throw, error

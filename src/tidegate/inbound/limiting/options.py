@@ -1,7 +1,8 @@
-"""What the middlewares take beside their common arguments."""
+"""The keyword options of the middlewares."""
 
 from __future__ import annotations
 
+from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, Final, Literal, TypedDict, get_args
 
 from tidegate.errors import ConfigError
@@ -25,78 +26,81 @@ MAX_RELOAD_SECONDS: Final = 86_400
 class Options(TypedDict, total=False):
     """The keyword arguments of both middlewares; docs/inbound.md has the table."""
 
-    key: KeyOf | None  # chooses the key; None from it, or in its place: by address
-    ipv6_prefix: int  # how many bits of an IPv6 address are one client
-    unknown: Unknown  # what becomes of requests without an address
-    lease: bool | float | Lease | None  # take permits from a shared store ahead
-    denied: Denying | None  # writes answers of its own to denied requests
-    expose: bool  # let scripts of other origins read the fields
+    key: KeyOf | None  # returns the key of a request; None: limit by address
+    ipv6_prefix: int  # bits of an IPv6 address that identify a client
+    unknown: Unknown  # whether requests without an address are limited
+    lease: bool | float | Lease | None  # lease permits from a shared store
+    denied: Denying | None  # returns a custom response to denied requests
+    expose: bool  # let scripts from other origins read the headers
     count: Mapping[str, Counts] | None  # by category: whether a response counts
-    root_path: str  # a prefix that the application takes off paths by itself
-    on_message: OnMessage  # what a websocket message too many does
-    admin: str | bool  # the path of the operator's page
-    admin_token: str | None  # who has it may see that page from anywhere
-    observer: Observer | None  # is told of every decision
-    log_every: int  # every so many checks, one is logged
-    log_burst: int  # denials logged at once, and as many a second
-    reload: float  # seconds between two looks at the file
+    root_path: str  # a prefix that the application removes from paths itself
+    on_message: OnMessage  # what to do with a websocket message over the limit
+    admin: str | bool  # the path of the admin endpoint
+    admin_token: str | None  # allows access to the admin endpoint from any address
+    observer: Observer | None  # called for every decision
+    log_every: int  # log every n-th check; 0: none
+    log_burst: int  # denials logged per category and second
+    reload: float  # seconds between checks of the file
 
 
 def check_options(options: dict[str, Any]) -> None:
-    """Refuse options that make no sense."""
+    """Raise ConfigError for unknown options and invalid values."""
     for name, value in options.items():
         check = CHECKS.get(name)
         if check is None:
-            raise ConfigError(f"unknown option: known are {', '.join(CHECKS)}", field=name)
-        wrong = check(value)
-        if wrong:
-            raise ConfigError(f"{wrong}, not {value!r}" if name != "admin_token" else wrong, field=name)
+            near = get_close_matches(name, CHECKS, n=1)
+            expected = f"did you mean {near[0]!r}?" if near else f"expected one of {', '.join(CHECKS)}"
+            raise ConfigError(f"unknown option: {expected}", field=name)
+        problem = check(value)
+        if problem:
+            raise ConfigError(f"{problem}, not {value!r}" if name != "admin_token" else problem, field=name)
 
 
-def _is(good: Callable[[Any], bool], wanted: str) -> Callable[[Any], str | None]:
-    return lambda value: None if good(value) else f"must be {wanted}"
+def _require(is_valid: Callable[[Any], bool], expected: str) -> Callable[[Any], str | None]:
+    return lambda value: None if is_valid(value) else f"must be {expected}"
 
 
-def _one_of(*words: str) -> Callable[[Any], str | None]:
-    return _is(lambda value: value in words, f"one of {', '.join(words)}")
+def _one_of(*choices: str) -> Callable[[Any], str | None]:
+    return _require(lambda value: value in choices, f"one of {', '.join(choices)}")
 
 
-def _number(value: object) -> bool:
+def _is_number(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
-OPTIONAL_FUNCTION: Final = _is(lambda value: value is None or callable(value), "a function")
-NON_NEGATIVE_INTEGER: Final = _is(
-    lambda value: isinstance(value, int) and _number(value) and value >= 0, "a whole number from 0"
+OPTIONAL_FUNCTION: Final = _require(lambda value: value is None or callable(value), "a function")
+NON_NEGATIVE_INTEGER: Final = _require(
+    lambda value: isinstance(value, int) and _is_number(value) and value >= 0, "a non-negative integer"
 )
-BOOLEAN: Final = _is(lambda value: isinstance(value, bool), "True or False")
+BOOLEAN: Final = _require(lambda value: isinstance(value, bool), "True or False")
 CHECKS: Final[dict[str, Callable[[Any], str | None]]] = {
     "key": OPTIONAL_FUNCTION,
-    "ipv6_prefix": _is(lambda value: isinstance(value, int) and 1 <= value <= 128, "a number of bits from 1 to 128"),  # noqa: PLR2004 - bits
+    "ipv6_prefix": _require(lambda value: isinstance(value, int) and 1 <= value <= 128, "an integer from 1 to 128"),  # noqa: PLR2004 - bits
     "unknown": _one_of(*get_args(Unknown)),
     "lease": lambda _: None,  # read_lease checks it
     "denied": OPTIONAL_FUNCTION,
     "expose": BOOLEAN,
-    "count": _is(
+    "count": _require(
         lambda value: value is None or (hasattr(value, "values") and all(map(callable, value.values()))),
-        "a mapping of categories to functions",
+        "a mapping from category names to functions",
     ),
-    "root_path": _is(
+    "root_path": _require(
         lambda value: isinstance(value, str) and (not value or value.startswith("/")), "a path such as '/v1'"
     ),
     "on_message": _one_of(*get_args(OnMessage)),
-    "admin": _is(
+    "admin": _require(
         lambda value: isinstance(value, bool) or (isinstance(value, str) and value.startswith("/")),
         f"a path such as {ADMIN_PATH!r}, True or False",
     ),
-    "admin_token": _is(
+    "admin_token": _require(
         lambda value: value is None or (isinstance(value, str) and value.isascii() and len(value) >= MIN_TOKEN_LENGTH),
-        f"a secret of at least {MIN_TOKEN_LENGTH} ASCII characters",
+        f"a string of at least {MIN_TOKEN_LENGTH} ASCII characters",
     ),
     "observer": OPTIONAL_FUNCTION,
     "log_every": NON_NEGATIVE_INTEGER,
     "log_burst": NON_NEGATIVE_INTEGER,
-    "reload": _is(
-        lambda value: _number(value) and 0 < value <= MAX_RELOAD_SECONDS, "a number of seconds above 0, a day at most"
+    "reload": _require(
+        lambda value: _is_number(value) and 0 < value <= MAX_RELOAD_SECONDS,
+        f"a number of seconds above 0 and at most {MAX_RELOAD_SECONDS}",
     ),
 }

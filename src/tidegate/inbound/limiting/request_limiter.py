@@ -1,11 +1,12 @@
-"""What stands at the door, for ASGI and WSGI alike: who is the client, which category, what is answered.
+"""Decides about requests, for ASGI and WSGI: identifies the client, finds the category, charges it.
 
-Nothing here waits, and only what is handed out as a step may have to be awaited.
+Nothing here waits or awaits; calls that may have to be awaited are yielded as steps.
 
-    request ─ target ─► Gate and cost ─ client ─► key ─ gate.decide ─► Decision ─ told ─► let in, or denied
+    path, method ──► RequestTarget: CategoryLimiter, cost ─┐
+    peer, headers ─► RequestClient: key ───────────────────┴► decide ──► Decision ──► record_decision ──► allow or deny
 
-The middlewares do the usual case in that order by themselves, since every request pays for it. `admitting` is the same
-with everything that may be special about a request: blocked clients, keys of one's own, charges to be corrected.
+The middlewares run this sequence inline for common requests, because every request pays for it. `check_flow` is the
+complete version: blocked clients, custom keys, several categories, charges that depend on the response.
 """
 
 from __future__ import annotations
@@ -20,15 +21,15 @@ from tidegate.inbound.client.address import UNKNOWN
 from tidegate.inbound.client.identify import ClientIdentifier
 from tidegate.inbound.client.temporary_list import TemporaryList
 from tidegate.inbound.limiting.category_limiter import (
+    CategoryCharge,
     CategoryLimiter,
-    Charged,
     ResponseCharge,
-    cancelling,
-    charging,
-    refunding,
+    cancel_flow,
+    charge_flow,
+    refund_flow,
 )
 from tidegate.inbound.limiting.options import check_options
-from tidegate.inbound.responses.response import ResponseWriter, together
+from tidegate.inbound.responses.response import ResponseWriter, combine_decisions
 from tidegate.inbound.rules.model import ADMIN_PATH, MESSAGE_METHOD
 from tidegate.inbound.rules.reload import RulesSource
 from tidegate.limiter import AsyncLimiter, Limiter
@@ -58,39 +59,39 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("tidegate.inbound")
 
-MAX_CACHED_TARGETS: Final = 4096  # places that are remembered, so as not to be worked out for each request
-MAX_CACHED_PATH_LENGTH: Final = 256  # characters of a path worth remembering
+MAX_CACHED_TARGETS: Final = 4096  # the cache is cleared when it is full
+MAX_CACHED_PATH_LENGTH: Final = 256  # targets of longer paths are not cached
 MISSING: Final[Any] = object()
 
 
 class RequestTarget(NamedTuple):
-    """Where a request goes: through a gate, at a cost, and through `more` gates; or (too) to the operator's page."""
+    """The categories and costs that a request is charged to, and whether it is for the admin endpoint."""
 
-    gate: CategoryLimiter | None
+    category_limiter: CategoryLimiter | None
     cost: Cost
-    special: bool = False  # charged by its response, several times, or for the operator: not the usual way
+    special: bool = False  # needs the slow path: charged by its response, several categories, or admin
     admin: bool = False
     more: tuple[tuple[CategoryLimiter, Cost], ...] = ()
 
     @property
     def charges(self) -> tuple[tuple[CategoryLimiter, Cost], ...]:
-        """Every gate, and the cost there."""
-        return self.more if self.gate is None else ((self.gate, self.cost), *self.more)
+        """All categories and costs."""
+        return self.more if self.category_limiter is None else ((self.category_limiter, self.cost), *self.more)
 
 
 class LimitOutcome(NamedTuple):
-    """What becomes of a request, and the decision about it, if there was one; `gate` is the one that said no."""
+    """Whether a request is allowed, and the decision, if there was one; the category that denied it."""
 
-    let_in: bool
+    allowed: bool
     decision: Decision | None = None
     key: Key = UNKNOWN
-    settlement: ResponseCharge | None = None
+    response_charge: ResponseCharge | None = None
     kind: Kind = "quota-exceeded"
-    gate: CategoryLimiter | None = None
+    category_limiter: CategoryLimiter | None = None
 
 
 class RequestLimiter:
-    """Everything that both middlewares need."""
+    """The logic that both middlewares share."""
 
     def __init__(
         self,
@@ -101,296 +102,312 @@ class RequestLimiter:
         clock: Clock | None = None,
         *,
         tasks: bool = False,
-        **options: Any,  # noqa: ANN401 - Options, passed on by the middlewares
+        **options: Any,  # noqa: ANN401 - Options, passed by the middlewares
     ) -> None:
-        """Read the configuration and open the store; what is wrong is refused here. `tasks` await their limiters."""
+        """Read the configuration and open the store; raises ConfigError. `tasks`: the caller awaits the limiters."""
         check_options(options)
         get = options.get
         self._counts: Mapping[str, Counts] = get("count") or {}
         self._source = RulesSource(config)
-        self._check(self._source.rules)
-        self.answers = ResponseWriter(headers, expose=get("expose", False), denied=get("denied"))
-        who = {name: options[name] for name in ("ipv6_prefix", "unknown", "key") if name in options}
-        self.clients = ClientIdentifier(trusted_proxies, self._source.rules, **who)
+        self._check_counts(self._source.rules)
+        self.response_writer = ResponseWriter(headers, expose=get("expose", False), denied=get("denied"))
+        client_options = {name: options[name] for name in ("ipv6_prefix", "unknown", "key") if name in options}
+        self.client_identifier = ClientIdentifier(trusted_proxies, self._source.rules, **client_options)
         self.root_path: str = get("root_path", "")
         self.drops_messages = get("on_message", "close") == "drop"
         admin = get("admin", True)
         self.admin_path: str | None = ADMIN_PATH if admin is True else admin or None
         self.admin_token: str | None = get("admin_token")
         self.store, self.owns_store = self._open(store, clock, get("lease"))
-        self._sized = isinstance(store, str) and "max_entries" not in store
+        self._sets_max_entries = isinstance(store, str) and "max_entries" not in store
         if isinstance(store, str) and isinstance(self.store, MemoryStore):
-            self.store.share(self.clients.group_of)
+            self.store.share(self.client_identifier.group_of)
         self.own_clock = clock if clock is not self.store.clock else None
         self.clock = clock or self.store.clock
         self._tasks = tasks and not self.store.instant
         every = get("log_every", 0)
         self.log = DecisionLog(log, every=every, burst=get("log_burst", BURST))
-        self._lines = LogThrottle(get("log_burst") or BURST)  # errors are never silent
+        self._throttle = LogThrottle(get("log_burst") or BURST)  # at least some errors are logged
         self.observer: Observer | None = get("observer")
-        self.watched = self.observer is not None or every > 0
-        self.blocks = TemporaryList()
-        self.passes = TemporaryList()
-        self.special = self.clients.own_key is not None  # whether nothing is usual: keys of one's own, clients on lists
-        self._every = round(get("reload", 1.0) * SECOND)
-        self.due = 0  # when chores are to be done
-        self.quiet = 0  # until when what is allowed needs no more than a note: until then, or never if it is watched
-        self._swept = 0
-        self.gates: dict[str, CategoryLimiter] = {}
-        self.take_over(self._source.rules)
+        self.observed = self.observer is not None or every > 0
+        self.blocked_clients = TemporaryList()
+        self.allowed_clients = TemporaryList()
+        # Whether every request needs the slow path: custom keys, clients on temporary lists.
+        self.special = self.client_identifier.key_function is not None
+        self._maintenance_interval = round(get("reload", 1.0) * SECOND)
+        self.maintenance_due = 0  # the time of the next maintenance
+        self.fast_path_until = 0  # the fast path is used before this time; 0: never, because of observers
+        self._last_maintenance = 0
+        self.category_limiters: dict[str, CategoryLimiter] = {}
+        self.update_rules(self._source.rules)
 
     def _open(
         self, store: str | Store, clock: Clock | None, lease: bool | float | Lease | None  # noqa: FBT001 - as limiters take it
     ) -> tuple[Store, bool]:  # fmt: skip
         opened = open_guarded(store, clock=clock) if isinstance(store, str) else store
-        terms = read_lease(lease)
-        if terms is None:
+        lease_options = read_lease(lease)
+        if lease_options is None:
             return opened, isinstance(store, str)
-        return LeasedStore(opened, terms, owns=isinstance(store, str)), True
+        return LeasedStore(opened, lease_options, owns=isinstance(store, str)), True
 
     # ---- rules -------------------------------------------------------------------------------------------------------
 
-    def _check(self, rules: Rules) -> None:
-        """Refuse rules that the program's own options do not fit."""
+    def _check_counts(self, rules: Rules) -> None:
+        """Raise ConfigError if the rules lack a category that the options name."""
         unknown = sorted(self._counts.keys() - {category.name for category in rules.categories})
         if unknown:
-            raise ConfigError(f"there is no category {unknown[0]!r}", field="count")
+            names = ", ".join(category.name for category in rules.categories)
+            raise ConfigError(f"unknown category {unknown[0]!r}: expected one of {names}", field="count")
 
-    def take_over(self, rules: Rules) -> None:
-        """Decide by these rules from now on; what clients have consumed stays consumed."""
-        gates = {}
+    def update_rules(self, rules: Rules) -> None:
+        """Use these rules from now on; clients keep their usage."""
+        category_limiters = {}
         for category in rules.categories:
-            gate = self.gates.get(category.name)
-            if gate is None:
+            category_limiter = self.category_limiters.get(category.name)
+            if category_limiter is None:
                 kind = AsyncLimiter if self._tasks else Limiter
                 limiter = kind(category.policy, store=self.store, clock=self.own_clock)
-                gate = CategoryLimiter(
-                    category, limiter, self.answers, self._counts.get(category.name), rules.max_entries
+                category_limiter = CategoryLimiter(
+                    category, limiter, self.response_writer, self._counts.get(category.name), rules.max_entries
                 )
             else:
-                gate.take_over(category)
-                gate.census.resize(rules.max_entries)
-            gates[category.name] = gate
+                category_limiter.update_category(category)
+                category_limiter.recent_clients.resize(rules.max_entries)
+            category_limiters[category.name] = category_limiter
         self.rules = rules
-        self.by_method = rules.by_method  # at hand for every request
-        self.gates = gates
-        self.idle = self._source.watched and not rules.enabled  # nobody decides, but the file may change again
-        if self._sized and isinstance(self.store, MemoryStore):
+        self.by_method = rules.by_method  # cached here for speed
+        self.category_limiters = category_limiters
+        self.idle = self._source.is_file and not rules.enabled  # no decisions, but the file may change
+        if self._sets_max_entries and isinstance(self.store, MemoryStore):
             self.store.max_entries = rules.max_entries
-        self.clients.take_over(rules)
-        self.met = self.clients.direct  # at hand for every request
-        self.targets: dict[object, RequestTarget | None] = {}  # a new one: see Clients.take_over
+        self.client_identifier.update_rules(rules)
+        self.known_clients = self.client_identifier.by_peer  # cached here for speed
+        self.targets: dict[object, RequestTarget | None] = {}  # a new one: see ClientIdentifier.update_rules
 
-    def chores(self, now: int) -> None:
-        """Do what is due: look whether the file has changed, forget clients whose windows are over."""
-        self.due = now + self._every
-        self.quiet = 0 if self.watched else self.due
+    def run_maintenance(self, now: int) -> None:
+        """Reload the file if it has changed, and remove expired clients."""
+        self.maintenance_due = now + self._maintenance_interval
+        self.fast_path_until = 0 if self.observed else self.maintenance_due
         self.log.flush(now)
-        # Once in an interval everybody is looked at, a few at a time: no request shall wait for all of them.
-        part = (now - self._swept) / SECOND / self.rules.cleanup_interval
-        self._swept = now
-        for gate in self.gates.values():
-            gate.census.sweep(now, part)
-        self.blocks.clean(now)
-        self.passes.clean(now)
-        self.look_at_lists()
-        if self._source.watched:
+        # All clients are checked once per interval, a few at a time, so that no request waits for a full scan.
+        fraction = (now - self._last_maintenance) / SECOND / self.rules.cleanup_interval
+        self._last_maintenance = now
+        for category_limiter in self.category_limiters.values():
+            category_limiter.recent_clients.check_some(now, fraction)
+        self.blocked_clients.remove_expired(now)
+        self.allowed_clients.remove_expired(now)
+        self.update_special()
+        if self._source.is_file:
             self._reload(self._source.changed())
 
-    def idle_chores(self) -> None:
-        """Look at the file while limits are switched off, so that they can be switched on again."""
+    def run_idle_maintenance(self) -> None:
+        """Check the file while limits are disabled, so that it can enable them again."""
         now = self.now()
-        if now >= self.due:
-            self.chores(now)
+        if now >= self.maintenance_due:
+            self.run_maintenance(now)
 
-    def look_at_lists(self) -> None:
-        """Note whether anybody stands on a list: most of the time nobody does, and requests need not be looked up."""
-        self.special = self.clients.own_key is not None or bool(self.blocks or self.passes)
+    def update_special(self) -> None:
+        """Update whether requests need the slow path; they do not while the temporary lists are empty."""
+        has_listed_clients = bool(self.blocked_clients or self.allowed_clients)
+        self.special = has_listed_clients or self.client_identifier.key_function is not None
 
     def reload(self) -> str | None:
-        """Read the file again now; tell why it was refused, if it was."""
+        """Reload the file now; return the error, or None."""
         self._reload(self._source.read())
-        return self._source.refused
+        return self._source.error
 
     def _reload(self, rules: Rules | None) -> None:
         if rules is None:
             return
         try:
-            self._check(rules)
+            self._check_counts(rules)
         except ConfigError as error:
-            self._source.refuse(error)
+            self._source.reject(error)
         else:
-            self.take_over(rules)
+            self.update_rules(rules)
 
-    # ---- which category ----------------------------------------------------------------------------------------------
+    # ---- targets -----------------------------------------------------------------------------------------------------
 
-    def target(
-        self, place: tuple[str | None, ...], methods: tuple[str, ...], routes: Sequence[Route], template: str | None
+    def find_target(
+        self, cache_key: tuple[str | None, ...], methods: tuple[str, ...], routes: Sequence[Route], template: str | None
     ) -> RequestTarget | None:
-        """Tell where a request goes, and remember it for all requests of the same place; None: it is not limited."""
-        found = self._find(methods, routes, template)
-        if sum(map(len, filter(None, place))) <= MAX_CACHED_PATH_LENGTH:
+        """Find the target of a request and cache it under `cache_key`; None if the request is not limited."""
+        found = self._match_target(methods, routes, template)
+        if sum(map(len, filter(None, cache_key))) <= MAX_CACHED_PATH_LENGTH:
             if len(self.targets) >= MAX_CACHED_TARGETS:
                 self.targets.clear()
-            self.targets[place] = found
+            self.targets[cache_key] = found
         return found
 
-    def _find(self, methods: tuple[str, ...], routes: Sequence[Route], template: str | None) -> RequestTarget | None:
-        through = self._through(self.rules.matches(routes, methods, template))
+    def _match_target(
+        self, methods: tuple[str, ...], routes: Sequence[Route], template: str | None
+    ) -> RequestTarget | None:
+        target = self._make_target(self.rules.matches(routes, methods, template))
         path, prefixes, _ = routes[0]
         if self.admin_path is None or self.admin_path not in (path, *(prefix + path for prefix in prefixes)):
-            return through
-        # The page is not limited unless the configuration names it; elsewhere than usual it is never.
-        if through is None or self.admin_path != ADMIN_PATH:
+            return target
+        # The admin endpoint is limited only if the rules name its default path; at another path it never is.
+        if target is None or self.admin_path != ADMIN_PATH:
             return RequestTarget(None, 0, special=True, admin=True)
-        return through._replace(special=True, admin=True)
+        return target._replace(special=True, admin=True)
 
-    def message_target(self, routes: Sequence[Route]) -> RequestTarget | None:
-        """Tell where each message of a websocket goes; None: messages are not limited."""
-        return self._through(self.rules.message_matches(routes))
+    def find_message_target(self, routes: Sequence[Route]) -> RequestTarget | None:
+        """Find the target of the messages of a websocket; None if they are not limited."""
+        return self._make_target(self.rules.message_matches(routes))
 
-    def _through(self, matches: tuple[Match, ...]) -> RequestTarget | None:
+    def _make_target(self, matches: tuple[Match, ...]) -> RequestTarget | None:
         if not matches:
             return None
-        (gate, cost), *more = [(self.gates[match.category.name], match.cost) for match in matches]
-        return RequestTarget(gate, cost, special=gate.held or bool(more), more=tuple(more))
+        (category_limiter, cost), *more = [
+            (self.category_limiters[match.category.name], match.cost) for match in matches
+        ]
+        return RequestTarget(category_limiter, cost, special=category_limiter.reserves or bool(more), more=tuple(more))
 
-    # ---- what was decided --------------------------------------------------------------------------------------------
+    # ---- decisions ---------------------------------------------------------------------------------------------------
 
-    def told(self, gate: CategoryLimiter, key: Key, cost: Cost, decision: Decision, method: str, path: str) -> bool:
-        """Note a decision; tell whether the request is let in.
+    def record_decision(
+        self, category_limiter: CategoryLimiter, key: Key, cost: Cost, decision: Decision, method: str, path: str
+    ) -> bool:
+        """Record a decision; return whether the request is allowed.
 
-        The middlewares do the usual part of this themselves: a client that was met before, allowed, with nobody
-        watching and nothing due (`quiet`).
+        The middlewares do this inline on the fast path: a known client is allowed, without observers and before
+        `fast_path_until`.
         """
-        gate.census.note(key, decision)
+        category_limiter.recent_clients.record(key, decision)
         now = decision[1]
-        if now >= self.due:
-            self.chores(now)
-        let_in = self.lets_in(key, decision)
-        if let_in:
-            gate.allowed += 1
+        if now >= self.maintenance_due:
+            self.run_maintenance(now)
+        allowed = self.is_allowed(key, decision)
+        if allowed:
+            category_limiter.allowed += 1
         else:
-            gate.denied += 1
-        if decision.allowed == let_in and (self.watched or not decision[0]):
-            self.watch(gate.limiter.policy, key, cost, decision, method, path)
-        return let_in
+            category_limiter.denied += 1
+        if decision.allowed == allowed and (self.observed or not decision[0]):
+            self.notify(category_limiter.limiter.policy, key, cost, decision, method, path)
+        return allowed
 
-    def lets_in(self, key: Key, decision: Decision) -> bool:
-        """Tell whether a decision lets a request in.
+    def is_allowed(self, key: Key, decision: Decision) -> bool:
+        """Return whether a request is allowed: always, for clients without an address if `unknown` is "allow"."""
+        return decision.allowed or (key is UNKNOWN and self.client_identifier.allows_unknown)
 
-        Clients without an address may be let in whatever was decided; a warning has said so, once.
-        """
-        return decision.allowed or (key is UNKNOWN and self.clients.lets_unknown_in)
-
-    def watch(self, policy: Policy, key: Key, cost: Cost, decision: Decision, method: str, path: str) -> None:
-        """Tell logs and observers of a decision."""
+    def notify(self, policy: Policy, key: Key, cost: Cost, decision: Decision, method: str, path: str) -> None:
+        """Pass a decision to the log and the observer."""
         if self.observer is None and not log.isEnabledFor(logging.INFO if decision[0] else logging.WARNING):
-            return  # nobody listens, and a flood of denials should cost little
+            return  # nothing to notify; keeps floods of denials cheap
         costs = policy.one if cost == 1 else policy.costs(cost)
         record = Record("acquire", policy, key, costs, decision, f"{method} {path}")
         self.log(record)
         if self.observer is not None:
             self.observer(record)
 
-    def admitting(self, request: Request, target: RequestTarget, visitor: RequestClient) -> Steps[LimitOutcome]:
-        """Decide about a request with something special about it."""
-        key = self.clients.key_of(request, visitor.key or UNKNOWN)
-        if target.gate is not None and (self.blocks or self.passes or visitor.blocked):
+    def check_flow(self, request: Request, target: RequestTarget, client: RequestClient) -> Steps[LimitOutcome]:
+        """Decide about a request, with all special cases."""
+        key = self.client_identifier.choose_key(request, client.key or UNKNOWN)
+        if target.category_limiter is not None and (self.blocked_clients or self.allowed_clients or client.blocked):
             now = self.now()
-            if self.passes.until(key, visitor.address, now):
-                return LimitOutcome(let_in=True, key=key)
-            until = self._blocked_until(key, visitor, now)
+            if self.allowed_clients.expires_at(key, client.address, now):
+                return LimitOutcome(allowed=True, key=key)
+            until = self._blocked_until(key, client, now)
             if until:
-                return self._refuse(request, target.gate, key, now, until)
-        charged: list[Charged] = []
-        for gate, cost in target.charges:
+                return self._deny_blocked(request, target.category_limiter, key, now, until)
+        charged: list[CategoryCharge] = []
+        for category_limiter, cost in target.charges:
             try:
-                charge = yield from charging(gate, key, cost, held=gate.held or bool(target.more))
+                charge = yield from charge_flow(
+                    category_limiter, key, cost, reserve=category_limiter.reserves or bool(target.more)
+                )
             except RateLimitError as error:
-                outcome = self.lost(gate, error)
-                if outcome.let_in:
+                outcome = self.handle_store_error(category_limiter, error)
+                if outcome.allowed:
                     continue
-                yield from cancelling(charged)
+                yield from cancel_flow(charged)
                 return outcome
-            if not self.lets_in(key, charge.decision):
-                yield from cancelling(charged)
-                self.told(gate, key, cost, charge.decision, request.method, request.path)
-                return LimitOutcome(let_in=False, decision=charge.decision, key=key, gate=gate)
+            if not self.is_allowed(key, charge.decision):
+                yield from cancel_flow(charged)
+                self.record_decision(category_limiter, key, cost, charge.decision, request.method, request.path)
+                return LimitOutcome(allowed=False, decision=charge.decision, key=key, category_limiter=category_limiter)
             charged.append(charge)
         for charge in charged:
-            self.told(charge.gate, key, charge.cost, charge.decision, request.method, request.path)
+            self.record_decision(
+                charge.category_limiter, key, charge.cost, charge.decision, request.method, request.path
+            )
         if not charged:
-            return LimitOutcome(let_in=True, key=key)
-        decision = together([charge.decision for charge in charged])
-        open_charges = [charge for charge in charged if charge.held is not None]
-        settlement = ResponseCharge(open_charges, key, request) if open_charges else None
-        return LimitOutcome(let_in=True, decision=decision, key=key, settlement=settlement)
+            return LimitOutcome(allowed=True, key=key)
+        decision = combine_decisions([charge.decision for charge in charged])
+        open_charges = [charge for charge in charged if charge.reservation is not None]
+        response_charge = ResponseCharge(open_charges, key, request) if open_charges else None
+        return LimitOutcome(allowed=True, decision=decision, key=key, response_charge=response_charge)
 
-    def admitting_message(self, target: RequestTarget, visitor: RequestClient, key: Key, path: str) -> Steps[bool]:
-        """Decide about a message of a websocket, which may have been opened long ago."""
-        if self.blocks or self.passes:
+    def check_message_flow(self, target: RequestTarget, client: RequestClient, key: Key, path: str) -> Steps[bool]:
+        """Decide about a message of a websocket; the lists may have changed since it was opened."""
+        if self.blocked_clients or self.allowed_clients:
             now = self.now()
-            if self.passes.until(key, visitor.address, now):
+            if self.allowed_clients.expires_at(key, client.address, now):
                 return True
-            if self.blocks.until(key, visitor.address, now):
+            if self.blocked_clients.expires_at(key, client.address, now):
                 return False
-        charged: list[Charged] = []
-        for gate, cost in target.charges:
+        charged: list[CategoryCharge] = []
+        for category_limiter, cost in target.charges:
             try:
-                charge = yield from charging(gate, key, cost, held=False)
+                charge = yield from charge_flow(category_limiter, key, cost, reserve=False)
             except RateLimitError as error:
-                if self.lost(gate, error).let_in:
+                if self.handle_store_error(category_limiter, error).allowed:
                     continue
             else:
-                if self.told(gate, key, cost, charge.decision, MESSAGE_METHOD, path):
+                if self.record_decision(category_limiter, key, cost, charge.decision, MESSAGE_METHOD, path):
                     charged.append(charge)
                     continue
-            yield from refunding(charged, key)
+            yield from refund_flow(charged, key)
             return False
         return True
 
-    def _blocked_until(self, key: Key, visitor: RequestClient, now: int) -> int:
-        until = self.blocks.until(key, visitor.address, now) or 0
-        # Who is blocked by the file is blocked until the file says otherwise.
-        return max(until, now + round(self.rules.cleanup_interval * SECOND)) if visitor.blocked else until
+    def _blocked_until(self, key: Key, client: RequestClient, now: int) -> int:
+        until = self.blocked_clients.expires_at(key, client.address, now) or 0
+        # Clients blocked by the file stay blocked until the file changes.
+        return max(until, now + round(self.rules.cleanup_interval * SECOND)) if client.blocked else until
 
-    def _refuse(self, request: Request, gate: CategoryLimiter, key: Key, now: int, until: int) -> LimitOutcome:
-        limits = gate.category.policy.limits
+    def _deny_blocked(
+        self, request: Request, category_limiter: CategoryLimiter, key: Key, now: int, until: int
+    ) -> LimitOutcome:
+        limits = category_limiter.category.policy.limits
         decision = Decision((False, now, limits, ((0, until - now, until - now),) * len(limits), None))
-        gate.denied += 1
-        self.watch(gate.limiter.policy, key, {}, decision, request.method, request.path)
-        return LimitOutcome(let_in=False, decision=decision, key=key, kind="abnormal-usage-detected", gate=gate)
+        category_limiter.denied += 1
+        self.notify(category_limiter.limiter.policy, key, {}, decision, request.method, request.path)
+        return LimitOutcome(
+            allowed=False, decision=decision, key=key, kind="abnormal-usage-detected", category_limiter=category_limiter
+        )
 
-    def lost(self, gate: CategoryLimiter, error: Exception) -> LimitOutcome:
-        """Do without the store about a category."""
-        return self.lost_by(gate.category.policy, error)._replace(gate=gate)
+    def handle_store_error(self, category_limiter: CategoryLimiter, error: Exception) -> LimitOutcome:
+        """Handle a store error in a category."""
+        return self.handle_policy_store_error(category_limiter.category.policy, error)._replace(
+            category_limiter=category_limiter
+        )
 
-    def lost_by(self, policy: Policy, error: Exception) -> LimitOutcome:
-        """Log that the store could not decide; do as the policy says, where it leaves a choice."""
-        self.say(logging.ERROR, "%s: the store could not decide: %s", policy.name, error)
+    def handle_policy_store_error(self, policy: Policy, error: Exception) -> LimitOutcome:
+        """Log a store error; allow or deny by the policy's `on_store_error`."""
+        self.log_throttled(logging.ERROR, "%s: the store could not decide: %s", policy.name, error)
         if policy.on_store_error != "deny":
-            return LimitOutcome(let_in=True)
+            return LimitOutcome(allowed=True)
         again = ((0, SECOND, SECOND),) * len(policy.limits)
-        return LimitOutcome(let_in=False, decision=LocalDecision((False, self.now(), policy.limits, again, None)))
+        return LimitOutcome(allowed=False, decision=LocalDecision((False, self.now(), policy.limits, again, None)))
 
-    def say(self, level: int, message: str, *about: object) -> None:
-        """Log what any client can bring about, sparingly."""
+    def log_throttled(self, level: int, message: str, *args: object) -> None:
+        """Log a message that any client can cause, at a limited rate."""
         now = self.now()
-        self._count_unwritten(now)
-        if self._lines.may_write((level, message), now):
-            log.log(level, message, *about)
+        self._log_suppressed(now)
+        if self._throttle.may_write((level, message), now):
+            log.log(level, message, *args)
 
-    def _count_unwritten(self, now: int | None) -> None:
-        for name, lines in self._lines.unwritten(now):
+    def _log_suppressed(self, now: int | None) -> None:
+        for name, lines in self._throttle.unwritten(now):
             level, message = name if isinstance(name, tuple) else (logging.WARNING, "other messages")
             log.log(level, "%s: %d more within one second", message.replace("%s", "…"), lines)
 
     def flush(self) -> None:
-        """Log how many lines were left out until now."""
+        """Log the number of suppressed lines."""
         self.log.flush()
-        self._count_unwritten(None)
+        self._log_suppressed(None)
 
     def now(self) -> int:
-        """Tell the time, in microseconds since 1970."""
+        """Return the time in microseconds since 1970."""
         return self.clock.ns() // 1000

@@ -1,15 +1,14 @@
-"""A request on its way through the application: what was decided about it so far.
+"""The decisions about a request while the application handles it.
 
-The middleware leaves it in the ASGI scope or WSGI environ under NAME. Limits of single routes find it there: they use
-the middleware's store and its idea of who the client is, and add their decisions, so that the tightest limit of all is
-told in the headers.
+The middleware stores it in the ASGI scope or WSGI environ under STATE_KEY. Route limits read it there: they use the
+middleware's store and client, and add their decisions, so that the headers show the tightest of all limits.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from tidegate.inbound.responses.response import together
+from tidegate.inbound.responses.response import combine_decisions
 
 if TYPE_CHECKING:
     from tidegate.core.decision import Decision
@@ -20,23 +19,23 @@ STATE_KEY: Final = "tidegate"
 
 
 class RequestState:
-    """Who asks, and what was decided.
+    """The client of a request and the decisions about it.
 
-    Where a middleware stands in front of another one, the outer one writes what both have decided.
+    If middlewares are nested, the outer one writes the headers for both.
     """
 
-    __slots__ = ("decision", "guard", "inner", "nested", "visitor")
+    __slots__ = ("client", "decision", "inner", "nested", "request_limiter")
 
     def __init__(
         self,
-        guard: RequestLimiter,
-        visitor: RequestClient | None,
+        request_limiter: RequestLimiter,
+        client: RequestClient | None,
         decision: Decision | None,
         outer: RequestState | None = None,
     ) -> None:
-        """Begin with the middleware's decision; None: it limits no such requests, and did not ask who it is."""
-        self.guard = guard
-        self.visitor = visitor
+        """Start with the middleware's decision; client and decision are None if it does not limit the request."""
+        self.request_limiter = request_limiter
+        self.client = client
         self.decision = decision
         self.inner: list[Decision | RequestState] | None = None
         self.nested = outer is not None
@@ -44,19 +43,19 @@ class RequestState:
             outer.add(self)
 
     def add(self, decision: Decision | RequestState) -> None:
-        """Note the decision of a limit further in, or the visit to a middleware there."""
+        """Add the decision of a route limit, or the state of an inner middleware."""
         self.inner = [*(self.inner or ()), decision]
 
-    def look_again(self, decision: Decision | None) -> None:
-        """Tell how the client stands now; None: as before."""
+    def replace_decision(self, decision: Decision | None) -> None:
+        """Replace the decision after the charge was corrected; None: keep it."""
         if decision is not None:
             self.decision = decision
 
     @property
-    def told(self) -> Decision | None:
-        """What the client is told: everything that was decided."""
+    def combined_decision(self) -> Decision | None:
+        """All decisions combined, as the headers show them."""
         if self.inner is None:
             return self.decision
-        inner = [part.told if isinstance(part, RequestState) else part for part in self.inner]
+        inner = [part.combined_decision if isinstance(part, RequestState) else part for part in self.inner]
         decisions = [decision for decision in (self.decision, *inner) if decision is not None]
-        return together(decisions) if decisions else None
+        return combine_decisions(decisions) if decisions else None

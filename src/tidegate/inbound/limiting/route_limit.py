@@ -1,11 +1,11 @@
-"""Limits of single routes: what `limit(…)` does in every framework.
+"""Limits on single routes: the part of `limit(…)` that all frameworks share.
 
-    @limit("5/1m")                                      5 a minute for each client, at this route
-    @limit(["5/1m", "50/1d"], key=by_api_key())         for each API key; requests without one by address
-    @limit(lambda request: plan_of(request))            a limit of the moment: text, a Limit, several; None: no limit
-    uploads = limit("100/1h", scope="uploads")          one count for every route that it is put on
+    @limit("5/1m")                                      5 per minute for each client of this route
+    @limit(["5/1m", "50/1d"], key=by_api_key())         per API key; requests without one by address
+    @limit(lambda request: plan_of(request))            dynamic: a string, a Limit, several; None: no limit
+    uploads = limit("100/1h", scope="uploads")          one count shared by all routes that use it
 
-Behind a RateLimitMiddleware they use its store, its idea of who the client is and its headers; else their own.
+Behind a RateLimitMiddleware they use its store, its clients and its headers; otherwise their own.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from tidegate.headers import check_style
 from tidegate.inbound.client.address import UNKNOWN, TrustedProxies
 from tidegate.inbound.limiting.options import OPTIONAL_FUNCTION
 from tidegate.inbound.limiting.request_limiter import RequestLimiter
-from tidegate.inbound.responses.response import ResponseWriter, worked_out
-from tidegate.inbound.rules.config import by_default
+from tidegate.inbound.responses.response import ResponseWriter, with_views
+from tidegate.inbound.rules.config import with_default_algorithm
 from tidegate.limiter import AsyncLimiter, Limiter
 from tidegate.policy import Policy
 from tidegate.policy.model import read_limits
@@ -40,11 +40,11 @@ if TYPE_CHECKING:
 
 Limits = str | Limit | Iterable[str | Limit]
 LimitsOf = Callable[["Request"], "Limits | None"]
-MAX_CACHED_LIMITS: Final = 1000  # different limits of one route that are remembered: a function may make up any number
+MAX_CACHED_LIMITS: Final = 1000  # a function may return any number of different limits
 
 
 class RouteLimit:
-    """A limit to be put on routes. Frameworks differ in how they are asked and answered: see its subclasses."""
+    """A limit on routes. Subclasses adapt it to the requests and responses of a framework."""
 
     def __init__(
         self,
@@ -61,16 +61,17 @@ class RouteLimit:
         denied: Denying | None = None,
         clock: Any = None,  # noqa: ANN401 - a Clock
     ) -> None:
-        """Limit by text such as "5/1m", a Limit, several, or a function of the request.
+        """Take a string such as "5/1m", a Limit, several, or a function of the request that returns one of these.
 
-        `key` tells whose limit it is, `cost` what a request costs; routes with the same `scope` are counted together.
-        `store`, `trusted_proxies`, `headers` and `clock` are for routes without a middleware in front.
+        `key` returns the key of a request, `cost` is its cost; routes with the same `scope` share a count.
+        `store`, `trusted_proxies`, `headers` and `clock` are used without a middleware in front.
         """
-        wrong = OPTIONAL_FUNCTION(key)
-        if wrong:
-            raise ConfigError(f"{wrong} such as by_header('x-tenant'), not {key!r}", field="key")
-        self._limits: Limits | LimitsOf = limits if callable(limits) else exact(limits)
-        Policy("route", exact("1/1s" if callable(limits) else limits), mode, on_store_error)  # refused now, not later
+        problem = OPTIONAL_FUNCTION(key)
+        if problem:
+            raise ConfigError(f"{problem} such as by_header('x-tenant'), not {key!r}", field="key")
+        self._limits: Limits | LimitsOf = limits if callable(limits) else read_exact_limits(limits)
+        fixed_limits = read_exact_limits("1/1s" if callable(limits) else limits)
+        Policy("route", fixed_limits, mode, on_store_error)  # raises now, not at the first request
         check_style(headers)
         self._key_of = key
         self._cost = cost
@@ -80,109 +81,127 @@ class RouteLimit:
         self._own_store = store
         proxies = TrustedProxies(trusted_proxies)
         self._options: dict[str, Any] = {"trusted_proxies": proxies, "headers": headers, "clock": clock}
-        self._own: RequestLimiter | None = None
+        self._request_limiter: RequestLimiter | None = None
         self._denied = denied
         self._limiters: dict[object, tuple[Store, Limiter | AsyncLimiter]] = {}
 
-    # ---- deciding ----------------------------------------------------------------------------------------------------
+    # ---- decisions ---------------------------------------------------------------------------------------------------
 
-    def guard_of(self, visit: RequestState | None) -> RequestLimiter:
-        """Give what knows clients and keeps the store: the middleware's, or one of our own."""
-        if visit is not None and self._own_store is None:
-            return visit.guard
-        if self._own is None:
+    def request_limiter_for(self, request_state: RequestState | None) -> RequestLimiter:
+        """Return the request limiter of the middleware, or an own one if there is none."""
+        if request_state is not None and self._own_store is None:
+            return request_state.request_limiter
+        if self._request_limiter is None:
             rules = {"defaults": False, "unmatched": None}
-            self._own = RequestLimiter(rules, self._own_store or "memory://", **self._options)
-        return self._own
+            self._request_limiter = RequestLimiter(rules, self._own_store or "memory://", **self._options)
+        return self._request_limiter
 
-    def deciding(
-        self, request: Request, visit: RequestState | None, visitor: RequestClient, route: str, *, tasks: bool = False
+    def decide_flow(
+        self,
+        request: Request,
+        request_state: RequestState | None,
+        client: RequestClient,
+        route: str,
+        *,
+        tasks: bool = False,
     ) -> Steps[Decision | None]:
-        """Decide about a request at a route; None: it is not limited. `tasks` await their limiters."""
-        guard = self.guard_of(visit)
+        """Decide about a request to a route; None if it is not limited. `tasks`: the caller awaits the limiters."""
+        request_limiter = self.request_limiter_for(request_state)
         limits = self._limits(request) if callable(self._limits) else None
-        key = self._key(request, visitor, guard)
+        key = self._key(request, client, request_limiter)
         if key is None or (limits is None and callable(self._limits)):
             return None
-        limiter = self._limiter(guard, self.scope or route, limits, tasks=tasks)
+        limiter = self._limiter(request_limiter, self.scope or route, limits, tasks=tasks)
         cost = self._cost(request) if callable(self._cost) else self._cost
         try:
             decision: Decision = yield partial(limiter.try_acquire, key, cost)
         except RateLimitError as error:
-            outcome = guard.lost_by(limiter.policy, error)
-            if outcome.let_in or outcome.decision is None:
+            outcome = request_limiter.handle_policy_store_error(limiter.policy, error)
+            if outcome.allowed or outcome.decision is None:
                 return None
             decision = outcome.decision
-        if guard.watched or not decision[0]:
-            guard.watch(limiter.policy, key, cost, decision, request.method, request.path)
-        if visit is not None:
-            visit.add(decision)
+        if request_limiter.observed or not decision[0]:
+            request_limiter.notify(limiter.policy, key, cost, decision, request.method, request.path)
+        if request_state is not None:
+            request_state.add(decision)
         return decision
 
-    def _key(self, request: Request, visitor: RequestClient, guard: RequestLimiter) -> Key | None:
-        """Tell whose limit it is; None: nobody's, for clients that are exempt and those without an address."""
-        if visitor.key is None:
+    def _key(self, request: Request, client: RequestClient, request_limiter: RequestLimiter) -> Key | None:
+        """Return the key of a request; None if it is not limited: exempt clients and clients without an address."""
+        if client.key is None:
             return None
         chosen = self._key_of(request) if self._key_of is not None else None
         if chosen is None:
-            return None if visitor.key is UNKNOWN and guard.clients.lets_unknown_in else visitor.key
-        return guard.clients.made_key(chosen, visitor.key)
+            return None if client.key is UNKNOWN and request_limiter.client_identifier.allows_unknown else client.key
+        return request_limiter.client_identifier.make_key(chosen, client.key)
 
     def _limiter(
-        self, guard: RequestLimiter, name: str, limits: Limits | None, *, tasks: bool
+        self, request_limiter: RequestLimiter, name: str, limits: Limits | None, *, tasks: bool
     ) -> Limiter | AsyncLimiter:
-        """Give the limiter of a route, by limits of the moment or (None) by those that were given once."""
-        tasks = tasks and not guard.store.instant
-        place = (id(guard.store), name, tasks, limits if limits is None else str(limits))
-        found = self._limiters.get(place)
+        """Return the limiter of a route, for dynamic limits or (None) for the fixed ones."""
+        tasks = tasks and not request_limiter.store.instant
+        cache_key = (id(request_limiter.store), name, tasks, limits if limits is None else str(limits))
+        found = self._limiters.get(cache_key)
         if found is None:
             if len(self._limiters) >= MAX_CACHED_LIMITS:
                 self._limiters.clear()
-            policy = Policy(name, exact(limits or self._limits), self._mode, self._on_store_error)  # type: ignore[arg-type]  # None: no function
+            policy = Policy(name, read_exact_limits(limits or self._limits), self._mode, self._on_store_error)  # type: ignore[arg-type]  # None: no function
             kind = AsyncLimiter if tasks else Limiter
-            # The store stands beside its limiter so that no other can come by the same id.
-            found = self._limiters[place] = (guard.store, kind(policy, store=guard.store, clock=guard.own_clock))
+            # The entry keeps the store alive, so that no other store can get the same id.
+            found = self._limiters[cache_key] = (
+                request_limiter.store,
+                kind(policy, store=request_limiter.store, clock=request_limiter.own_clock),
+            )
         return found[1]
 
-    # ---- answering ---------------------------------------------------------------------------------------------------
+    # ---- responses ---------------------------------------------------------------------------------------------------
 
-    def fields(self, visit: RequestState | None, decision: Decision) -> list[tuple[str, str]]:
-        """Tell how a client stands, unless a middleware in front does."""
-        return [] if visit is not None else self.guard_of(visit).answers.fields(decision)
+    def fields(self, request_state: RequestState | None, decision: Decision) -> list[tuple[str, str]]:
+        """Return the header fields of a decision; none if a middleware in front adds them."""
+        if request_state is not None:
+            return []
+        return self.request_limiter_for(None).response_writer.fields(decision)
 
-    def answer(self, request: Request, visit: RequestState | None, decision: Decision) -> Response:
-        """Write the answer to a denied request."""
-        guard = self.guard_of(visit)
-        answers = (
-            ResponseWriter(guard.answers.style, denied=self._denied) if self._denied is not None else guard.answers
+    def write_denial(self, request: Request, request_state: RequestState | None, decision: Decision) -> Response:
+        """Build the response to a denied request."""
+        request_limiter = self.request_limiter_for(request_state)
+        writer = (
+            ResponseWriter(request_limiter.response_writer.style, denied=self._denied)
+            if self._denied is not None
+            else request_limiter.response_writer
         )
-        decision = worked_out(decision)
+        decision = with_views(decision)
         policy = Policy("route", decision[2], self._mode, self._on_store_error)
-        made = answers.denial(request, decision, policy)
-        return made._replace(headers=(*made.headers, *self.fields(visit, decision)))
+        response = writer.write_denial(request, decision, policy)
+        return response._replace(headers=(*response.headers, *self.fields(request_state, decision)))
 
 
-def exact(limits: Limits) -> tuple[Limit, ...]:
-    """Read limits, by the exact algorithm where the text names none."""
+def read_exact_limits(limits: Limits) -> tuple[Limit, ...]:
+    """Read limits; strings that name no algorithm use sliding_log."""
     if isinstance(limits, Limit) or not isinstance(limits, Iterable):
         return read_limits(limits)
-    some = [limits] if isinstance(limits, str) else limits
-    return read_limits([_exact(one) if isinstance(one, str) else one for one in some])
+    several = [limits] if isinstance(limits, str) else limits
+    return read_limits([_read_exact_limit(one) if isinstance(one, str) else one for one in several])
 
 
-def _exact(text: str) -> Limit:
-    return by_default(Limit.parse(text), text, "sliding_log")
+def _read_exact_limit(text: str) -> Limit:
+    return with_default_algorithm(Limit.parse(text), text, "sliding_log")
 
 
-def name_of(function: Any) -> str:  # noqa: ANN401 - any function
-    """Name a route by the function that serves it."""
+def route_name(function: Any) -> str:  # noqa: ANN401 - any function
+    """Name a route after its function."""
     return f"{function.__module__}.{function.__qualname__}"
 
 
-def visitor_of(visit: RequestState | None, guard: RequestLimiter, peer: str | None, headers: Any) -> RequestClient:  # noqa: ANN401 - of any framework
-    """Tell who asks: as the middleware in front has found out, or by ourselves."""
-    known = visit.visitor if visit is not None else None
-    return guard.clients.find(peer, headers) if known is None else known
+def find_client(
+    request_state: RequestState | None,
+    request_limiter: RequestLimiter,
+    peer: str | None,
+    headers: Any,  # noqa: ANN401 - of any framework
+) -> RequestClient:
+    """Return the client as identified by the middleware in front, or identify it."""
+    known = request_state.client if request_state is not None else None
+    return request_limiter.client_identifier.find(peer, headers) if known is None else known
 
 
-__all__ = ["Limits", "LimitsOf", "RouteLimit", "exact", "name_of", "visitor_of"]
+__all__ = ["Limits", "LimitsOf", "RouteLimit", "find_client", "read_exact_limits", "route_name"]

@@ -1,1 +1,1 @@
-"""What clients are answered: rate limit headers, denials, and the operator page."""
+"""Responses: rate limit headers, denials, and the admin endpoint."""

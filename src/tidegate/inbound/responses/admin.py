@@ -1,14 +1,14 @@
-"""The operator's page: how many clients are remembered, who is near a limit, and orders about single clients.
+"""The admin endpoint: statistics about recent clients, and actions on single clients.
 
     GET  /api/admin/rate-limit-stats            {"total_entries": 3, "by_category": {"read": 2, …}}
-    GET  /api/admin/rate-limit-stats?top=10     the same, with who is near a limit, who is blocked, the store's metrics
+    GET  /api/admin/rate-limit-stats?top=10     the same, with clients near a limit, lists, store metrics
     POST /api/admin/rate-limit-stats            {"action": "reset", "key": "203.0.113.9"}
                                                 {"action": "block" | "allow", "key": "203.0.113.0/24", "seconds": 600}
                                                 {"action": "unblock" | "disallow", "key": …}     {"action": "reload"}
 
-Orders need the token (`Authorization: Bearer …`). The statistics can also be read by callers on the machine itself. A
-proxy there would make everybody such a caller: a request that says it was forwarded is not taken for one, but not every
-proxy says so.
+Actions require the token (`Authorization: Bearer …`). Local callers can read the statistics without it. Behind a proxy
+on the same host every client has a local peer address, so requests with a forwarding header are not treated as local;
+but not every proxy adds one.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from urllib.parse import parse_qsl
 from tidegate.core.bounds import SECOND
 from tidegate.errors import ConfigError, RateLimitError
 from tidegate.inbound.client.address import address_key, parse_address
-from tidegate.inbound.responses.response import Response, json_answer
+from tidegate.inbound.responses.response import Response, json_response
 from tidegate.observe.logs import shown
 from tidegate.policy import join_key
 
@@ -39,33 +39,33 @@ log = logging.getLogger("tidegate.inbound")
 
 MAX_BODY_BYTES: Final = 16_384
 MAX_KEY_LENGTH: Final = 512
-MAX_CLIENTS_LISTED: Final = 1000  # clients listed at most
+MAX_CLIENTS_LISTED: Final = 1000  # for `top`
 MAX_BLOCK_SECONDS: Final = 366 * 86_400
 FORWARDING_HEADERS: Final = ("x-forwarded-for", "forwarded", "x-real-ip", "via", "x-forwarded-host", "cf-connecting-ip")
-TEST_CLIENT: Final = "testclient"  # the peer of Starlette's test client, which no network can have
+TEST_CLIENT: Final = "testclient"  # the peer name of Starlette's test client; not a network address
 
 
-def forbidden(guard: RequestLimiter, request: Request, peer: str | None) -> Response | None:
-    """Refuse whoever may not use the page; None: the caller may."""
+def check_access(request_limiter: RequestLimiter, request: Request, peer: str | None) -> Response | None:
+    """Return the response to an unauthorized request; None if it is authorized."""
     if request.method not in ("GET", "HEAD", "POST"):
-        return json_answer(405, {"error": "use GET or POST"})
-    if _has_token(guard, request):
+        return json_response(405, {"error": "use GET or POST"})
+    if _has_token(request_limiter, request):
         return None
     if request.method == "POST":
-        error = "orders need the operator's token (admin_token), as in 'Authorization: Bearer …'"
+        error = "POST requires the admin token (admin_token), sent as 'Authorization: Bearer …'"
     elif _is_local(peer) and not any(request.header(name) for name in FORWARDING_HEADERS):
         return None
     else:
-        error = "for callers on this machine, or with the operator's token"
-    guard.say(logging.WARNING, "refused the operator's page to %s", shown(str(request.address)))
-    return json_answer(403, {"error": error})
+        error = "allowed only for local callers, or with the admin token"
+    request_limiter.log_throttled(logging.WARNING, "admin request denied for %s", shown(str(request.address)))
+    return json_response(403, {"error": error})
 
 
-def _has_token(guard: RequestLimiter, request: Request) -> bool:
+def _has_token(request_limiter: RequestLimiter, request: Request) -> bool:
     given = request.header("authorization") or ""
-    expected = f"Bearer {guard.admin_token}"
+    expected = f"Bearer {request_limiter.admin_token}"
     same = hmac.compare_digest(given.encode("utf-8", "replace"), expected.encode())
-    return same and guard.admin_token is not None
+    return same and request_limiter.admin_token is not None
 
 
 def _is_local(peer: str | None) -> bool:
@@ -73,51 +73,61 @@ def _is_local(peer: str | None) -> bool:
     return ip_address(found.text).is_loopback if found else peer == TEST_CLIENT
 
 
-def answering(guard: RequestLimiter, request: Request, query: str, body: bytes) -> Steps[Response]:
-    """Do what the operator wants."""
+def handle_flow(request_limiter: RequestLimiter, request: Request, query: str, body: bytes) -> Steps[Response]:
+    """Handle an authorized request."""
     if request.method != "POST":
-        return json_answer(200, statistics(guard, dict(parse_qsl(query[:1024]))))
+        return json_response(200, statistics(request_limiter, dict(parse_qsl(query[:1024]))))
     if len(body) > MAX_BODY_BYTES:
-        return json_answer(413, {"error": f"an order has at most {MAX_BODY_BYTES} bytes"})
+        return json_response(413, {"error": f"the body must have at most {MAX_BODY_BYTES} bytes"})
     try:
-        order = json.loads(body)
+        action_request = json.loads(body)
     except (ValueError, RecursionError):
-        order = None
-    if not isinstance(order, dict):
+        action_request = None
+    if not isinstance(action_request, dict):
         example = '{"action": "reset", "key": "203.0.113.9"}'
-        return json_answer(400, {"error": f"expected an order in JSON, such as {example}"})
+        return json_response(400, {"error": f"expected a JSON object such as {example}"})
     try:
-        done = yield from _obeying(guard, order)
+        done = yield from _run_action_flow(request_limiter, action_request)
     except ConfigError as error:
-        return json_answer(400, {"error": str(error)})
+        return json_response(400, {"error": str(error)})
     except RateLimitError as error:
-        return json_answer(503, {"error": str(error)})
-    return json_answer(200, done)
+        return json_response(503, {"error": str(error)})
+    return json_response(200, done)
 
 
-def statistics(guard: RequestLimiter, query: dict[str, str]) -> dict[str, Any]:
-    """Tell how many clients are remembered, by category; with `top`, also who they are."""
-    now = guard.now()
-    counts = {name: gate.census.clean(now) for name, gate in guard.gates.items()}
+def statistics(request_limiter: RequestLimiter, query: dict[str, str]) -> dict[str, Any]:
+    """Return the number of recent clients by category; with `top`, also clients, lists and metrics."""
+    now = request_limiter.now()
+    counts = {
+        name: category_limiter.recent_clients.remove_expired(now)
+        for name, category_limiter in request_limiter.category_limiters.items()
+    }
     found: dict[str, Any] = {"total_entries": sum(counts.values()), "by_category": counts}
     top = query.get("top", "")
     if not top.isdecimal() or len(top) > 9:  # noqa: PLR2004 - digits
         return found
-    most = min(int(top), MAX_CLIENTS_LISTED)
-    near = [(name, each) for name, gate in guard.gates.items() for each in gate.census.near(now, most)]
+    max_clients = min(int(top), MAX_CLIENTS_LISTED)
+    near = [
+        (name, each)
+        for name, category_limiter in request_limiter.category_limiters.items()
+        for each in category_limiter.recent_clients.nearest_to_limit(now, max_clients)
+    ]
     near.sort(key=lambda pair: pair[1].remaining / pair[1].quota)
-    found["near_limit"] = [_shown(name, each) for name, each in near[:most]]
-    found["decisions"] = {name: {"allowed": gate.allowed, "denied": gate.denied} for name, gate in guard.gates.items()}
-    found["blocked"] = guard.blocks.shown(now)
-    found["allowed"] = guard.passes.shown(now)
-    found["store"] = guard.store.metrics()
+    found["near_limit"] = [_describe_client(name, each) for name, each in near[:max_clients]]
+    found["decisions"] = {
+        name: {"allowed": category_limiter.allowed, "denied": category_limiter.denied}
+        for name, category_limiter in request_limiter.category_limiters.items()
+    }
+    found["blocked"] = request_limiter.blocked_clients.expiry_times(now)
+    found["allowed"] = request_limiter.allowed_clients.expiry_times(now)
+    found["store"] = request_limiter.store.metrics()
     return found
 
 
-def _shown(category: str, near: ClientNearLimit) -> dict[str, Any]:
+def _describe_client(category: str, near: ClientNearLimit) -> dict[str, Any]:
     return {
         "category": category,
-        "key": key_text(near.key),
+        "key": format_key(near.key),
         "limit": near.limit,
         "quota": near.quota,
         "remaining": near.remaining,
@@ -125,53 +135,57 @@ def _shown(category: str, near: ClientNearLimit) -> dict[str, Any]:
     }
 
 
-def key_text(key: Key) -> str:
-    """Write a key as orders name it."""
+def format_key(key: Key) -> str:
+    """Write a key as a string, as actions name it."""
     return key if isinstance(key, str) else join_key(key)
 
 
-def _obeying(guard: RequestLimiter, order: dict[str, Any]) -> Steps[dict[str, Any]]:
-    action, key = order.get("action"), order.get("key")
+def _run_action_flow(request_limiter: RequestLimiter, action_request: dict[str, Any]) -> Steps[dict[str, Any]]:
+    action, key = action_request.get("action"), action_request.get("key")
     known = ("reset", "block", "unblock", "allow", "disallow", "reload")
     if action not in known:
         raise ConfigError(f"must be one of {', '.join(known)}, not {action!r}", field="action")
-    log.warning("the operator's order: %s %s", action, shown(str(key)))
+    log.warning("admin action: %s %s", action, shown(str(key)))
     if action == "reload":
-        refused = guard.reload()
-        if refused is not None:
-            raise ConfigError(refused)
+        error = request_limiter.reload()
+        if error is not None:
+            raise ConfigError(error)
         return {"done": action}
     if not isinstance(key, str) or not key or len(key) > MAX_KEY_LENGTH:
-        raise ConfigError("must be the client's address, a network, or a key as the statistics show it", field="key")
+        raise ConfigError(
+            "must be a string: a client address, a network, or a key as shown in the statistics", field="key"
+        )
     if action == "reset":
-        return (yield from _resetting(guard, key, order.get("category")))
-    return _listing(guard, action, key, order.get("seconds"))
+        return (yield from _reset_flow(request_limiter, key, action_request.get("category")))
+    return _change_list(request_limiter, action, key, action_request.get("seconds"))
 
 
-def _listing(guard: RequestLimiter, action: str, key: str, seconds: object) -> dict[str, Any]:
-    """Put a client on a list, or take it off."""
-    some = guard.blocks if action in ("block", "unblock") else guard.passes
-    now = guard.now()
+def _change_list(request_limiter: RequestLimiter, action: str, key: str, seconds: object) -> dict[str, Any]:
+    """Add a client to a list, or remove it."""
+    clients = request_limiter.blocked_clients if action in ("block", "unblock") else request_limiter.allowed_clients
+    now = request_limiter.now()
     if action in ("block", "allow"):
         if not isinstance(seconds, (int, float)) or isinstance(seconds, bool) or not 0 < seconds <= MAX_BLOCK_SECONDS:
-            raise ConfigError("must be a number of seconds above 0, a year at most", field="seconds")
-        name = some.add(key, now + round(seconds * SECOND), now, guard.clients.ipv6_prefix)
+            raise ConfigError(f"must be a number above 0 and at most {MAX_BLOCK_SECONDS}", field="seconds")
+        name = clients.add(key, now + round(seconds * SECOND), now, request_limiter.client_identifier.ipv6_prefix)
         done = {"done": action, "key": name, "seconds": seconds}
     else:
-        done = {"done": action, "key": key, "found": some.remove(key, guard.clients.ipv6_prefix)}
-    guard.look_at_lists()
+        done = {"done": action, "key": key, "found": clients.remove(key, request_limiter.client_identifier.ipv6_prefix)}
+    request_limiter.update_special()
     return done
 
 
-def _resetting(guard: RequestLimiter, text: str, category: object) -> Steps[dict[str, Any]]:
-    """Let a client start afresh, in one category or in all."""
-    if category is not None and (not isinstance(category, str) or category not in guard.gates):
-        raise ConfigError(f"must be one of {', '.join(guard.gates)}, not {category!r}", field="category")
-    names = [category] if isinstance(category, str) else list(guard.gates)
-    wanted: Key = address_key(text, guard.clients.ipv6_prefix) if parse_address(text) else text
+def _reset_flow(request_limiter: RequestLimiter, text: str, category: object) -> Steps[dict[str, Any]]:
+    """Reset a client, in one category or in all."""
+    if category is not None and (not isinstance(category, str) or category not in request_limiter.category_limiters):
+        raise ConfigError(
+            f"must be one of {', '.join(request_limiter.category_limiters)}, not {category!r}", field="category"
+        )
+    names = [category] if isinstance(category, str) else list(request_limiter.category_limiters)
+    wanted: Key = address_key(text, request_limiter.client_identifier.ipv6_prefix) if parse_address(text) else text
     for name in names:
-        gate = guard.gates[name]
-        key = gate.census.find(wanted)
-        yield partial(gate.limiter.reset, key)
-        gate.census.forget(key)
-    return {"done": "reset", "key": key_text(wanted), "categories": names}
+        category_limiter = request_limiter.category_limiters[name]
+        key = category_limiter.recent_clients.find_key(wanted)
+        yield partial(category_limiter.limiter.reset, key)
+        category_limiter.recent_clients.remove(key)
+    return {"done": "reset", "key": format_key(wanted), "categories": names}

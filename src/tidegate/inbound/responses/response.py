@@ -1,4 +1,4 @@
-"""What a client is told: header fields on every response, and the whole answer when it is denied."""
+"""Writes the rate limit headers of every response, and the complete response to a denied request."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     RawField = tuple[bytes, bytes]
     RawFields = list[RawField]
 
-MAX_ACCEPT_LENGTH: Final = 1024  # characters of Accept that are looked at
+MAX_ACCEPT_LENGTH: Final = 1024  # longer Accept headers are truncated
 CACHED_REMAINING: Final = 1024
 REMAINING_FIELDS: Final = [(b"x-ratelimit-remaining", b"%d" % number) for number in range(CACHED_REMAINING)]
 ROUND_UP: Final = SECOND - 1
@@ -44,7 +44,7 @@ REASONS: Final = {
 }
 
 
-CANONICAL_NAMES: Final = {  # of the fields that are written as bytes
+CANONICAL_NAMES: Final = {  # of the fields that `raw_fields` writes
     b"x-ratelimit-limit": "X-RateLimit-Limit",
     b"x-ratelimit-remaining": "X-RateLimit-Remaining",
     b"x-ratelimit-reset": "X-RateLimit-Reset",
@@ -54,7 +54,7 @@ CANONICAL_NAMES: Final = {  # of the fields that are written as bytes
 
 
 class Response(NamedTuple):
-    """A whole response."""
+    """A complete response."""
 
     status: int
     body: bytes
@@ -62,37 +62,37 @@ class Response(NamedTuple):
 
     @property
     def line(self) -> str:
-        """The status as WSGI wants it."""
+        """The status line for WSGI."""
         return f"{self.status} {REASONS.get(self.status, 'Status')}"
 
 
-# What an application may answer a denial with: text, a mapping (JSON), a whole Answer, or None for the usual one.
+# Returns the response to a denied request: a string, a mapping (JSON), a Response, or None for the default.
 Denying = Callable[["Request", Decision], "Response | str | bytes | Mapping[str, object] | None"]
 
 
 class ResponseWriter:
-    """Writes what clients are told, in one style."""
+    """Writes headers and denials in one style."""
 
     def __init__(self, style: Style = "x", *, expose: bool = False, denied: Denying | None = None) -> None:
-        """Write fields of this style; `expose` them to scripts of other origins; `denied` writes bodies of its own."""
+        """Set the style of the headers; `expose` them to other origins; `denied` returns custom responses."""
         check_style(style)
         self.style = style
-        self.own = denied
+        self.custom_denial = denied
         self._extra: Fields = [("Access-Control-Expose-Headers", EXPOSED_HEADERS[style])] if expose else []
         self._raw_extra = raw(self._extra)
 
     def fields(self, decision: Decision) -> Fields:
-        """Tell how a client stands."""
+        """Return the header fields of a decision."""
         if self.style == "x":
             return [(CANONICAL_NAMES[name], value.decode("ascii")) for name, value in self.raw_fields(decision)]
         return [*write(decision, self.style), *self._extra]
 
     def raw_fields(self, decision: Decision) -> RawFields:
-        """Tell how a client stands, as ASGI wants it."""
+        """Return the header fields of a decision as bytes, for ASGI."""
         if self.style != "x":
             return raw(self.fields(decision))
-        # What `write` does, in bytes: every request pays for this.
-        _, at, limits, told, costs = decision
+        # The same as `write`, but in bytes and faster: this runs for every request.
+        _, at, limits, views_or_states, costs = decision
         limit = limits[0]
         if len(limits) > 1:
             views = decision.views
@@ -100,9 +100,9 @@ class ResponseWriter:
             waits = [view[1] for view in views]
             retry = -1 if -1 in waits else max(waits)
         elif costs is None:
-            remaining, retry, reset = told[0]  # type: ignore[misc]  # without costs, a view
+            remaining, retry, reset = views_or_states[0]  # type: ignore[misc]  # without costs, it is a view
         else:
-            remaining, retry, reset = limit.rules.view(told[0], limit, costs[0], at)
+            remaining, retry, reset = limit.rules.view(views_or_states[0], limit, costs[0], at)
         quota = limit.quota
         fields = [
             (b"x-ratelimit-limit", b"%d" % quota),
@@ -115,14 +115,14 @@ class ResponseWriter:
         return fields
 
     def writer(self, policy: Policy) -> Callable[[Decision], RawFields]:
-        """Choose the shortest way to write fields of a policy: for a single log, the default, there is a short one."""
+        """Return the fastest function that writes the fields of a policy: a single sliding_log has a fast path."""
         limits = policy.limits
         limit = limits[0]
         if self.style != "x" or len(limits) > 1 or limit.algorithm != "sliding_log":
             return self.raw_fields
         quota, length, general = limit.quota, limit.length, self.raw_fields
         first, extra = (b"x-ratelimit-limit", b"%d" % quota), tuple(self._raw_extra)
-        # How the last reset was written, and for charges after when, until when: most likely also the next one.
+        # Cache of one reset field: (after, until, field). It is valid for charges in the interval (after, until].
         last: tuple[int, int, RawField] = (0, 0, first)
 
         def fields(decision: Decision) -> RawFields:
@@ -130,7 +130,7 @@ class ResponseWriter:
             state = decision[3][0]
             if not decision[0] or decision[2] is not limits or state is None or state[0] is not limit:
                 return general(decision)
-            # What view_log says of a state just written, whose last entry is this request.
+            # The same as view_log for a state whose last entry is this request.
             _, log, _, tail, base = state
             at = log.times[tail - 1]
             if at < decision[1]:
@@ -151,25 +151,27 @@ class ResponseWriter:
 
         return fields
 
-    def denial(self, request: Request, decision: Decision, policy: Policy, kind: Kind = "quota-exceeded") -> Response:
-        """Write the answer to a denied request, but for the fields that every response carries."""
-        made = self.own(request, decision) if self.own is not None else None
-        if made is None and not prefers_json(request.header("accept")):
+    def write_denial(
+        self, request: Request, decision: Decision, policy: Policy, kind: Kind = "quota-exceeded"
+    ) -> Response:
+        """Build the response to a denied request, without the rate limit headers."""
+        custom = self.custom_denial(request, decision) if self.custom_denial is not None else None
+        if custom is None and not prefers_json(request.header("accept")):
             return plain_denial(decision, policy, kind)
-        kind = reason(decision, policy, kind)
+        kind = denial_kind(decision, policy, kind)
         status = 503 if kind == "temporary-reduced-capacity" else 429
-        if isinstance(made, Response):
-            return _unkept(made)
-        if isinstance(made, (str, bytes)):
-            return _answer(status, made, "text/plain; charset=utf-8")
-        if made is not None:
-            return _answer(status, json.dumps(made), "application/json")
-        return _answer(status, json.dumps(problem(decision, kind)), PROBLEM_TYPE)
+        if isinstance(custom, Response):
+            return _mark_uncacheable(custom)
+        if isinstance(custom, (str, bytes)):
+            return _make_response(status, custom, "text/plain; charset=utf-8")
+        if custom is not None:
+            return _make_response(status, json.dumps(custom), "application/json")
+        return _make_response(status, json.dumps(problem(decision, kind)), PROBLEM_TYPE)
 
 
 def plain_denial(decision: Decision, policy: Policy, kind: Kind = "quota-exceeded") -> Response:
-    """Give the usual answer to a denied request, as plain text."""
-    if reason(decision, policy, kind) == "temporary-reduced-capacity":
+    """Return the default response to a denied request, in plain text."""
+    if denial_kind(decision, policy, kind) == "temporary-reduced-capacity":
         return UNAVAILABLE
     for _, retry, _ in decision.views:
         if retry < 0:
@@ -177,8 +179,8 @@ def plain_denial(decision: Decision, policy: Policy, kind: Kind = "quota-exceede
     return PLAIN_DENIAL
 
 
-def reason(decision: Decision, policy: Policy, kind: Kind) -> Kind:
-    """Tell why a request is denied: if the store is lost, it is not the client who has done too much."""
+def denial_kind(decision: Decision, policy: Policy, kind: Kind) -> Kind:
+    """Return the kind of a denial; a store error is not the client's fault."""
     lost = isinstance(decision, LocalDecision) and policy.on_store_error == "deny"
     return "temporary-reduced-capacity" if lost else kind
 
@@ -187,37 +189,37 @@ def _remaining(left: int) -> RawField:
     return REMAINING_FIELDS[left] if left < CACHED_REMAINING else (b"x-ratelimit-remaining", b"%d" % left)
 
 
-def _answer(status: int, body: str | bytes, kind: str) -> Response:
+def _make_response(status: int, body: str | bytes, kind: str) -> Response:
     content = body.encode("utf-8", "replace") if isinstance(body, str) else body
-    return _unkept(Response(status, content, (("Content-Type", kind), ("Content-Length", str(len(content))))))
+    return _mark_uncacheable(Response(status, content, (("Content-Type", kind), ("Content-Length", str(len(content))))))
 
 
-def _unkept(answer: Response) -> Response:
-    """See that nobody keeps an answer that is right for this moment only (RFC 6585)."""
-    if any(name.lower() == "cache-control" for name, _ in answer.headers):
-        return answer
-    return answer._replace(headers=(*answer.headers, ("Cache-Control", "no-store")))
+def _mark_uncacheable(response: Response) -> Response:
+    """Mark the response as uncacheable (RFC 6585), unless it has Cache-Control."""
+    if any(name.lower() == "cache-control" for name, _ in response.headers):
+        return response
+    return response._replace(headers=(*response.headers, ("Cache-Control", "no-store")))
 
 
-def json_answer(status: int, content: object) -> Response:
-    """Answer with JSON."""
-    return _answer(status, json.dumps(content), "application/json")
+def json_response(status: int, content: object) -> Response:
+    """Build a JSON response."""
+    return _make_response(status, json.dumps(content), "application/json")
 
 
 def raw(fields: Iterable[tuple[str, str]]) -> RawFields:
-    """Write fields as ASGI wants them."""
+    """Encode header fields for ASGI."""
     return [(name.lower().encode("latin-1"), value.encode("latin-1", "replace")) for name, value in fields]
 
 
-def worked_out(decision: Decision) -> Decision:
-    """Give a decision whose views are worked out, since an answer asks for them several times."""
+def with_views(decision: Decision) -> Decision:
+    """Return a decision with computed views, because a denial reads them several times."""
     if decision[4] is None:
         return decision
     return type(decision)((decision[0], decision[1], decision[2], decision.views, None))
 
 
-def together(decisions: Sequence[Decision]) -> Decision:
-    """Make one decision of several about the same request, so that the tightest limit of all is told."""
+def combine_decisions(decisions: Sequence[Decision]) -> Decision:
+    """Combine several decisions about one request, so that headers show the tightest of all limits."""
     if len(decisions) == 1:
         return decisions[0]
     limits = tuple(limit for decision in decisions for limit in decision[2])
@@ -225,18 +227,18 @@ def together(decisions: Sequence[Decision]) -> Decision:
     return Decision((all(decisions), max(decision.at for decision in decisions), limits, views, None))
 
 
-def asks_for_json(headers: Iterable[RawField]) -> bool:
-    """Tell whether a request's headers speak of JSON at all: if not, `prefers_json` need not be asked."""
-    for name, value in headers:  # noqa: SIM110 - any() would cost a generator with each denial
+def mentions_json(headers: Iterable[RawField]) -> bool:
+    """Return whether Accept mentions JSON at all; if not, `prefers_json` need not be called."""
+    for name, value in headers:  # noqa: SIM110 - any() would create a generator for each denial
         if name == b"accept" and b"json" in value.lower():
             return True
     return False
 
 
 def prefers_json(accept: str | None) -> bool:
-    """Tell whether a client would rather have JSON than plain text, by its Accept header; never raises.
+    """Return whether an Accept header prefers JSON to plain text; never raises.
 
-    What is accepted by name and with the larger q wins, then what comes first. Anything (`*/*`) means plain text.
+    Of the types that are named, the larger q wins, then the first. `*/*` means plain text.
     """
     accept = accept[:MAX_ACCEPT_LENGTH].lower() if accept else ""
     if "json" not in accept:
@@ -264,9 +266,9 @@ def _quality(parameters: Iterable[str]) -> float:
     return 1.0
 
 
-PLAIN_DENIAL: Final = _answer(429, "Rate limit exceeded. Try again later.", "text/plain")
-NEVER_FITS_DENIAL: Final = _answer(
-    429, "Rate limit exceeded. It asks for more than the limit can ever allow.", "text/plain"
+PLAIN_DENIAL: Final = _make_response(429, "Rate limit exceeded. Try again later.", "text/plain")
+NEVER_FITS_DENIAL: Final = _make_response(
+    429, "Rate limit exceeded. The request costs more than the limit can ever allow.", "text/plain"
 )
-UNAVAILABLE: Final = _answer(503, "Rate limits cannot be checked at the moment. Try again later.", "text/plain")
+UNAVAILABLE: Final = _make_response(503, "Rate limits cannot be checked at the moment. Try again later.", "text/plain")
 RAW_PLAIN_HEADERS: Final = raw(PLAIN_DENIAL.headers)

@@ -1,1 +1,1 @@
-"""Which category a request belongs to, what it costs, and the configuration file that says so."""
+"""The rules: categories, endpoints and costs, and the configuration file that defines them."""

@@ -1,18 +1,18 @@
-"""Reads Rules from `config.yaml`, as the API limiting spec has it, with what it leaves open.
+"""Reads Rules from `config.yaml`: the format of the API limiting spec, with extensions.
 
     rate_limiting:
       enabled: true
       categories:
-        expensive: {limit: 5, window_minutes: 60}      # the spec's form; what is left out has the spec's defaults
-        uploads:                                       # a category of one's own
-          limits: [10/1m, 100/1d]                      # several, all of which must pass
+        expensive: {limit: 5, window_minutes: 60}      # the spec's form; omitted settings have the spec's defaults
+        uploads:                                       # a custom category
+          limits: [10/1m, 100/1d]                      # several; all must pass
           endpoints: [/upload/*, {path: /import, methods: [POST], cost: 5}]
           mode: shadow
       cleanup_interval_minutes: 5
       max_entries: 10000
 
-The file may hold other sections, of the application: only `rate_limiting` is read. Every mistake is refused with file,
-line and field. All settings stand in SECTION, CATEGORY, LIMIT and ENDPOINT below.
+The file may have other sections, for the application: only `rate_limiting` is read. Every mistake raises ConfigError
+with file, line and field. SECTION_FIELDS, CATEGORY_FIELDS, LIMIT_FIELDS and ENDPOINT_FIELDS list all settings.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ INHERITED_FIELDS: Final = (
     "algorithm",
     "mode",
     "on_store_error",
-)  # what a category does not say, the section may say for all
+)  # the section sets defaults for the categories
 CATEGORY_FIELDS: Final = (
     *LIMIT_FIELDS,
     "limits",
@@ -93,18 +93,18 @@ DEFAULT_CATEGORIES: Final[dict[str, tuple[int, int, tuple[str, ...]]]] = {
     ),
     "very_expensive": (3, 60, ("/api/cleanup-orphaned",)),
 }
-DEFAULT_WINDOW_MINUTES: Final = 60  # of a category that says nothing of its window
-DEFAULT_UNMATCHED: Final = "read"  # the category of requests that no endpoint names
+DEFAULT_WINDOW_MINUTES: Final = 60  # of a category without a window
+DEFAULT_UNMATCHED: Final = "read"  # the category of requests that no endpoint matches
 EMPTY_CONFIG: Final[Mapping[str, object]] = {}
 
 
 def load_rules(config: str | Path | Mapping[str, object] | None = None) -> Rules:
-    """Read the rules from a file or mapping; None, or no section `rate_limiting`: the spec's defaults."""
+    """Read the rules from a file or mapping. None, or no section `rate_limiting`, means the spec's defaults."""
     return _Reader(_section(load(EMPTY_CONFIG if config is None else config))).rules()
 
 
 def _section(whole: ConfigValue) -> ConfigValue:
-    """Find the section; a mapping that holds nothing but its settings is the section itself."""
+    """Find the section; a mapping that has only its settings is the section itself."""
     entries = {} if whole.is_nothing else whole.entries()
     if "rate_limiting" in entries:
         section = entries["rate_limiting"]
@@ -115,17 +115,17 @@ def _section(whole: ConfigValue) -> ConfigValue:
         return whole
     for name, entry in entries.items():
         if get_close_matches(name.lower().replace("-", "_"), ["rate_limiting"], cutoff=0.75):
-            raise entry.error("unknown setting: is 'rate_limiting' meant?")
+            raise entry.error("unknown setting: did you mean 'rate_limiting'?")
     return ConfigValue(EMPTY_CONFIG, whole.file, whole.line)
 
 
 class _Reader:
-    """Reads one section. What was written comes first, then the defaults that it leaves room for."""
+    """Reads one section: first the written categories, then the default ones for endpoints that are still free."""
 
     def __init__(self, section: ConfigValue) -> None:
         self.section = section
         self.fields = section.fields(*SECTION_FIELDS)
-        self.written: PathTree[tuple[str, int | None]] = PathTree()  # whose each endpoint is, and in which line
+        self.written: PathTree[tuple[str, int | None]] = PathTree()  # the owner and line of each endpoint
         self.defaults = (
             dict(DEFAULT_CATEGORIES) if _get(self.fields, "defaults", ConfigValue.flag, default=True) else {}
         )
@@ -133,7 +133,7 @@ class _Reader:
         self.unmatched = DEFAULT_UNMATCHED if unmatched is None or unmatched.is_nothing else unmatched.text()
 
     def rules(self) -> Rules:
-        """Read everything."""
+        """Read the whole section."""
         fields = self.fields
         exempt = [self._endpoint(entry) for entry in _get(fields, "exempt", ConfigValue.one_or_many, default=[])]
         written: dict[str, ConfigValue] = _get(fields, "categories", ConfigValue.entries, default={})
@@ -143,7 +143,7 @@ class _Reader:
         for name, (_, _, paths) in self.defaults.items():
             if name not in written or "endpoints" not in written[name].entries():
                 category = categories.get(name) or self._category(name, ConfigValue(EMPTY_CONFIG, self.section.file))
-                categories[name] = replace(category, endpoints=self._free(name, category, paths))
+                categories[name] = replace(category, endpoints=self._default_endpoints(name, category, paths))
         return Rules(
             categories=tuple(categories.values()),
             unmatched=self._unmatched(categories),
@@ -156,13 +156,13 @@ class _Reader:
             max_entries=_get(fields, "max_entries", ConfigValue.whole, default=10_000),
         )
 
-    def _free(self, name: str, category: Category, paths: Iterable[str]) -> tuple[Endpoint, ...]:
-        """Keep of the spec's endpoints those that the file has not given to anybody."""
+    def _default_endpoints(self, name: str, category: Category, paths: Iterable[str]) -> tuple[Endpoint, ...]:
+        """Return the default endpoints of a category that the file does not assign to another one."""
         free = [path for path in paths if self.written.add(path, (), (name, None)) is None]
         return tuple(Endpoint(path, (), category.cost) for path in free)
 
     def _unmatched(self, categories: dict[str, Category]) -> Category | None:
-        """Find the category of requests that no endpoint names: `read` if there is one; nothing: none."""
+        """Find the category of requests that no endpoint matches: `read` by default; null means none."""
         setting = self.fields.get("unmatched")
         if setting is None:
             return categories.get(self.unmatched)
@@ -189,17 +189,17 @@ class _Reader:
         return Category(name, policy, endpoints, cost, charging)
 
     def _check_endpoints_missing(self, name: str, section: ConfigValue, fields: Fields) -> None:
-        """Refuse a category that no request would ever fall into, unless it has endpoints by default."""
+        """Raise if no request could match the category: it has no endpoints, not even by default."""
         if "methods" in fields:
-            raise fields["methods"].error("is for endpoints: list these too")
+            raise fields["methods"].error("applies to endpoints: add endpoints, a list of paths")
         if name in self.defaults or name == self.unmatched:
             return
         near = get_close_matches(name, self.defaults, n=1)
-        hint = f"; is {near[0]!r} meant?" if near else ""
+        hint = f"; did you mean {near[0]!r}?" if near else ""
         raise section.error(f"needs endpoints, a list of paths such as [/login, /api/*]{hint}")
 
     def _choice(self, fields: Fields, name: str, choices: Iterable[str], default: str) -> str:
-        """Read a setting of the category, or else of the section."""
+        """Read a setting of the category, or of the section."""
         setting = fields.get(name) or self.fields.get(name)
         return setting.choice(*choices) if setting else default
 
@@ -211,7 +211,7 @@ class _Reader:
         for other in LIMIT_FIELDS:
             if other in fields and other != "algorithm":
                 raise fields[other].error(
-                    "stands beside limits: put it into an entry of that list, or leave limits out"
+                    "cannot be combined with limits: move it into an entry of that list, or remove limits"
                 )
         return tuple(_limit_of_list(entry, algorithm, name) for entry in fields["limits"].items())
 
@@ -225,59 +225,59 @@ class _Reader:
         methods: tuple[str, ...] = (),
         cost: Cost = 1,
     ) -> Endpoint:
-        """Read an endpoint: a path, or a mapping with one. Exempt ones have no policy, and so no cost."""
-        place = entry
+        """Read an endpoint: a path, or a mapping with one. Exempt endpoints have no policy and no cost."""
+        value = entry
         if entry.is_mapping:
             fields = entry.fields(*(ENDPOINT_FIELDS if policy else ENDPOINT_FIELDS[:2]))
             if "path" not in fields:
                 raise entry.error("needs a path")
-            place = fields["path"]
+            value = fields["path"]
             methods = _get(fields, "methods", _methods, default=methods)
             if policy is not None and "cost" in fields:
                 cost = _cost(fields["cost"])
                 _check_cost(policy, cost, fields["cost"])
-        path = place.text()
-        with place.blame():
-            taken = self.written.add(path, methods, (owner, place.line))
+        path = value.text()
+        with value.blame():
+            taken = self.written.add(path, methods, (owner, value.line))
         if taken is not None:
-            where = f", in line {taken[1]}" if taken[1] else ""
-            what = "exempt" if taken[0] == "exempt" else f"an endpoint of category {taken[0]!r}"
-            raise place.error(f"{path} is {what} already{where}")
+            where = f" (line {taken[1]})" if taken[1] else ""
+            description = "exempt" if taken[0] == "exempt" else f"an endpoint of category {taken[0]!r}"
+            raise value.error(f"{path} is already {description}{where}")
         return Endpoint(path, methods, cost)
 
 
 def _get(fields: Fields, name: str, read: Callable[[ConfigValue], T], *, default: D) -> T | D:
-    """Read a field if it is there."""
+    """Read a field, or return the default if it is missing."""
     return read(fields[name]) if name in fields else default
 
 
 def _limit(
-    place: ConfigValue,
+    value: ConfigValue,
     fields: Fields,
     algorithm: str,
     name: str,
     quota: int | None = None,
     minutes: float = DEFAULT_WINDOW_MINUTES,
 ) -> Limit:
-    """Read one limit in the form of the spec."""
+    """Read one limit in the spec's form."""
     quota = _get(fields, "limit", ConfigValue.whole, default=quota)
     if quota is None:
-        raise place.error("needs a limit, the number of requests per window (or limits, a list such as [60/1m])")
+        raise value.error("needs a limit, the number of requests per window (or limits, a list such as [60/1m])")
     if "window" in fields and "window_minutes" in fields:
-        raise fields["window_minutes"].error("stands beside window: leave one of them out")
+        raise fields["window_minutes"].error("cannot be combined with window: remove one of them")
     period: str | float = 60 * _get(fields, "window_minutes", ConfigValue.number, default=minutes)
     if "window" in fields:
         period = fields["window"].text()
     algorithm = fields["algorithm"].choice(*ALGORITHMS) if "algorithm" in fields else algorithm
-    texts = {option: fields[option].text() for option in ("unit", "timezone") if option in fields}
+    strings = {option: fields[option].text() for option in ("unit", "timezone") if option in fields}
     numbers = {option: fields[option].whole(0) for option in ("burst", "reset_day", "reset_hour") if option in fields}
     window = fields.get("window") or fields.get("window_minutes")
-    with place.blame(**{**fields, "quota": fields.get("limit"), "period": window}):
-        return Limit(quota, period, algorithm, name=name, **texts, **numbers)  # type: ignore[arg-type]  # by name
+    with value.blame(**{**fields, "quota": fields.get("limit"), "period": window}):
+        return Limit(quota, period, algorithm, name=name, **strings, **numbers)  # type: ignore[arg-type]  # by name
 
 
 def _limit_of_list(entry: ConfigValue, algorithm: str, category: str) -> Limit:
-    """Read one of several limits, as text or in the form of the spec; it is called after its category and period."""
+    """Read one of several limits, a string or in the spec's form; its default name is category and period."""
     if entry.is_mapping:
         fields = entry.fields(*LIMIT_FIELDS, "name")
         name = _get(fields, "name", ConfigValue.text, default="")
@@ -285,13 +285,13 @@ def _limit_of_list(entry: ConfigValue, algorithm: str, category: str) -> Limit:
     else:
         text = entry.text()
         with entry.blame():
-            limit = by_default(Limit.parse(text), text, algorithm)
+            limit = with_default_algorithm(Limit.parse(text), text, algorithm)
         name = limit.name if "name=" in text else ""
     return limit if name else replace(limit, name=f"{category}-{limit.name}")
 
 
-def by_default(limit: Limit, text: str, algorithm: str) -> Limit:
-    """Count by the category's algorithm where the text names none."""
+def with_default_algorithm(limit: Limit, text: str, algorithm: str) -> Limit:
+    """Use the given algorithm if the string names none."""
     words = text.split()
     named = limit.algorithm in words or limit.calendar is not None or limit.burst != limit.quota
     return limit if named else replace(limit, algorithm=algorithm)
@@ -305,7 +305,9 @@ def _methods(setting: ConfigValue) -> tuple[str, ...]:
             raise entry.error(f"expected a method such as GET or POST, not {entry}")
         methods.append(method)
     if not methods:
-        raise setting.error("expected methods such as [GET, POST], not an empty list: leave it out to mean all")
+        raise setting.error(
+            "expected methods such as [GET, POST], not an empty list: remove the setting to match all methods"
+        )
     return tuple(methods)
 
 
@@ -315,19 +317,19 @@ def _cost(setting: ConfigValue) -> Cost:
     return setting.whole(0)
 
 
-def _check_cost(policy: Policy, cost: Cost, place: ConfigValue) -> None:
-    """Refuse a cost that the category's limits do not count, or that no limit can ever hold."""
-    with place.blame(cost=place):
+def _check_cost(policy: Policy, cost: Cost, value: ConfigValue) -> None:
+    """Raise for a cost in units that no limit counts, or above the maximum of a limit."""
+    with value.blame(cost=value):
         costs = policy.costs(cost)
     for limit, amount in zip(policy.limits, costs, strict=True):
         if amount > limit.burst:
-            raise place.error(f"{amount} is more than limit {limit.name!r} can ever hold ({limit.burst})")
+            raise value.error(f"{amount} exceeds the maximum of limit {limit.name!r} ({limit.burst})")
 
 
 def _charging(fields: Fields, cost: Cost) -> Charging | None:
-    """Read what is charged by status: `count` only some, `refund` some, a `penalty` on top."""
+    """Read the charges by status: `count`, `refund` and `penalty`."""
     if "count" in fields and "refund" in fields:
-        raise fields["refund"].error("stands beside count: what is not counted is given back anyway")
+        raise fields["refund"].error("cannot be combined with count: statuses that do not count are refunded anyway")
     counted = _get(fields, "count", _statuses, default=None)
     refunded = _get(fields, "refund", _statuses, default=frozenset())
     penalties: dict[int, int] = {}
@@ -336,8 +338,8 @@ def _charging(fields: Fields, cost: Cost) -> Charging | None:
     if counted is None and not refunded and not penalties:
         return None
     if not isinstance(cost, int):
-        place = next(fields[name] for name in ("count", "refund", "penalty") if name in fields)
-        raise place.error("needs a cost that is a plain number")
+        value = next(fields[name] for name in ("count", "refund", "penalty") if name in fields)
+        raise value.error("needs a cost that is an integer, not a mapping")
     return Charging(counted, refunded, penalties)
 
 
@@ -345,17 +347,17 @@ def _statuses(setting: ConfigValue) -> frozenset[int]:
     entries = setting.one_or_many()
     if not entries:
         raise setting.error("expected statuses such as [401, 403] or [5xx], not an empty list")
-    return frozenset().union(*(_status(entry, _word(entry)) for entry in entries))
+    return frozenset().union(*(_status(entry, _status_text(entry)) for entry in entries))
 
 
-def _word(setting: ConfigValue) -> str:
+def _status_text(setting: ConfigValue) -> str:
     return str(setting.whole()) if isinstance(setting.raw, int) else setting.text()
 
 
-def _status(place: ConfigValue, text: str) -> frozenset[int]:
+def _status(value: ConfigValue, text: str) -> frozenset[int]:
     found = statuses_of(text)
     if found is None:
-        raise place.error(f"expected a status such as 401 or 5xx, not {text}")
+        raise value.error(f"expected a status such as 401 or 5xx, not {text}")
     return found
 
 

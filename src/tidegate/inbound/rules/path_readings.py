@@ -1,13 +1,13 @@
-"""How routers may read the path of a request.
+"""Lists the ways in which routers may read the path of a request.
 
-Nobody escapes a category by writing its path differently. How an application reads an odd path depends on its router
-and on what stands in between, so an odd path has several readings, of two kinds:
+A client must not avoid a category by writing its path differently. How an application reads an unusual path depends on
+its router and on proxies in front of it. So such a path has several readings, of two kinds:
 
-    literal   character by character, as routers do. They differ in what they take off and put back: the prefix under
-              which the application is mounted (`root_path`), slashes at the beginning, a slash that is missing there.
-    folded    without anything that some router, proxy or application may ignore or undo:
-                upper case, doubled slashes, a slash at the end     /API//cluster/
-                percent-encoding, however often; backslashes        /api%2fcluster
+    literal   character by character, as routers compare. Routers differ in what they remove or restore: the prefix
+              under which the application is mounted (`root_path`), leading slashes, a missing leading slash.
+    folded    without anything that a router, proxy or application may ignore or decode:
+                upper case, doubled slashes, a trailing slash       /API//cluster/
+                repeated percent-encoding, backslashes              /api%2fcluster
                 ;parameters, a ?query, a #fragment, control codes   /api/cluster;x=1
                 . and .., before or after doubled slashes           /api/./x/../cluster
 
@@ -28,35 +28,37 @@ CLEAN = re.compile(r"/|(?:/[a-z0-9_~!$&'()+,=:@*-][a-z0-9_~!$&'()+,=:@*.-]*)+")
 SLASHES = re.compile(r"/{2,}")
 CUT = re.compile(r";[^/]*|[?#].*", re.DOTALL)
 CONTROL = re.compile(r"[\x00-\x20\x7f]+")
-ROUNDS: Final = 3  # times that percent-encoding is undone
-MAX_MOUNTS: Final = 8  # segments of a mount point that endpoints may be written with
-# Letters that case-insensitive regular expressions take for an i, and `casefold` does not.
+MAX_DECODE_ROUNDS: Final = 3  # how often percent-encoding is decoded
+MAX_MOUNTS: Final = 8  # trailing segments of a mount point that endpoints may include
+# Letters that case-insensitive regular expressions match with i, but `casefold` does not convert.
 DOTTED_AND_DOTLESS: Final = {0x130: "i", 0x131: "i"}
 
 
 class Route(NamedTuple):
-    """A path as a router may read it, within the application, and prefixes that endpoints may be written with."""
+    """A path within the application, as a router may read it, and the prefixes that endpoints may include."""
 
     path: str
     prefixes: tuple[str, ...] = ()
-    fixed: bool = True  # whether the application's mount point is: a client may choose one such as /{tenant}
+    fixed: bool = True  # False if the client chooses the mount point, such as /{tenant}
 
 
-def wsgi_routes(path: str, script_name: str, own: str = "") -> tuple[Route, ...]:
-    """Give the literal readings of a WSGI request's PATH_INFO beneath its SCRIPT_NAME.
+def wsgi_routes(path: str, script_name: str, own_prefix: str = "") -> tuple[Route, ...]:
+    """Return the literal readings of a WSGI request's PATH_INFO below its SCRIPT_NAME.
 
-    `own` is a prefix that the application takes off paths by itself.
+    `own_prefix` is a prefix that the application removes from paths itself.
     """
-    return _routes(path, own, _prefixes(script_name + own))
+    return _routes(path, own_prefix, _prefixes(script_name + own_prefix))
 
 
-def asgi_routes(path: str, root: str, own: str = "", *, fixed: bool = True, blank: bool = False) -> tuple[Route, ...]:
-    """Give the literal readings of an ASGI request's path beneath its `root_path`.
+def asgi_routes(
+    path: str, root: str, own_prefix: str = "", *, fixed: bool = True, blank: bool = False
+) -> tuple[Route, ...]:
+    """Return the literal readings of an ASGI request's path below its `root_path`.
 
-    `own` is the prefix that the application itself uses in place of `root_path`. `fixed`: no part of that was chosen by
-    the client. `blank`: the application reads what lies outside of it as " ".
+    `own_prefix` is the prefix that the application uses instead of `root_path`. `fixed`: the client chose no part of
+    the prefix. `blank`: the application reads paths outside the prefix as " ".
     """
-    mount = own or root
+    mount = own_prefix or root
     prefixes = _prefixes(mount)
     routes = _routes(path, mount, prefixes, fixed=fixed)
     outside = blank and mount and (path == mount or not path.startswith(mount))
@@ -66,50 +68,50 @@ def asgi_routes(path: str, root: str, own: str = "", *, fixed: bool = True, blan
 def _routes(path: str, mount: str, prefixes: tuple[str, ...], *, fixed: bool = True) -> tuple[Route, ...]:
     if not mount and path.startswith("/") and not path.startswith("//"):
         return (Route(path, prefixes, fixed),)
-    found = (literal for reading in _beneath(path, mount) for literal in _literal(reading))
+    found = (literal for reading in _below(path, mount) for literal in _literal(reading))
     return tuple(Route(literal, prefixes, fixed) for literal in dict.fromkeys(found))
 
 
 def _prefixes(mount: str) -> tuple[str, ...]:
-    """Give the mount point as a whole, and as seen from within each application that is mounted itself."""
+    """Return the complete mount point, and its trailing parts for applications that are mounted themselves."""
     if not mount:
         return ()
     segments = [segment for segment in mount.split("/") if segment][-MAX_MOUNTS:]
-    return tuple("/" + "/".join(segments[place:]) for place in range(len(segments)))
+    return tuple("/" + "/".join(segments[position:]) for position in range(len(segments)))
 
 
-def _beneath(path: str, root: str) -> Iterator[str]:
-    """Give what routers take for the path within an application that is mounted under `root`."""
+def _below(path: str, root: str) -> Iterator[str]:
+    """Yield the paths that routers read within an application mounted under `root`."""
     rest = path[len(root) :] if root and path.startswith(root) else None
     if rest is not None:
-        yield rest  # Django and Quart, whatever follows
+        yield rest  # Django and Quart, with or without a slash
     if rest is None or (rest and not rest.startswith("/")):
         yield path  # Starlette and FastAPI, if no slash follows
     if rest is None and root and root in path:
-        yield path.partition(root)[2]  # Quart before 0.21, wherever it stands
+        yield path.partition(root)[2]  # Quart before 0.21, at any position
 
 
 def _literal(path: str) -> Iterator[str]:
-    """Give what routers compare with their routes, character by character."""
+    """Yield the strings that routers compare with their routes."""
     if path.startswith("/") or not path:
         yield path
         if path.startswith("//"):
             yield "/" + path.lstrip("/")  # Werkzeug: Flask and Quart
         return
     yield "/" + path  # Werkzeug restores the slash
-    yield from _literal("/" + path.partition("/")[2])  # Werkzeug's dispatcher of mounted applications takes a name off
+    yield from _literal("/" + path.partition("/")[2])  # Werkzeug's DispatcherMiddleware removes a name
     try:
-        yield "/" + urlparse(path).path.lstrip("/")  # Quart takes it for a URL, as in `GET http://host/path HTTP/1.1`
+        yield "/" + urlparse(path).path.lstrip("/")  # Quart parses it as a URL, as in `GET http://host/path HTTP/1.1`
     except ValueError:
-        return  # no URL either
+        return  # not a URL
 
 
 def readings(path: str) -> tuple[str, ...]:
-    """Give the folded readings of a path; a clean one has a single reading."""
+    """Return the folded readings of a path; a clean path has only one."""
     if CLEAN.fullmatch(path):
         return (path,)
     decoded = path
-    for _ in range(ROUNDS):
+    for _ in range(MAX_DECODE_ROUNDS):
         decoded = unquote(decoded)
     decoded = decoded.replace("\\", "/")
     cut = CONTROL.sub("", CUT.sub("", decoded))
@@ -118,7 +120,7 @@ def readings(path: str) -> tuple[str, ...]:
 
 
 def all_readings(routes: Iterable[Route]) -> dict[Route, None]:
-    """Give the folded readings of routes, also those of dots that lead out of the mount and back into it."""
+    """Return the folded readings of routes, including dots that lead out of the mount point and back into it."""
     found: dict[Route, None] = {}
     for path, prefixes, fixed in routes:
         found.update((Route(reading, prefixes, fixed), None) for reading in readings(path))
@@ -130,13 +132,13 @@ def all_readings(routes: Iterable[Route]) -> dict[Route, None]:
 
 
 def fold(path: str) -> str:
-    """Drop what some routers ignore: case, doubled slashes, the slash at the end."""
+    """Remove what some routers ignore: case, doubled slashes, the trailing slash."""
     folded = path.lower() if path.isascii() else path.translate(DOTTED_AND_DOTLESS).casefold()
     return "/" + SLASHES.sub("/", folded).strip("/")
 
 
 def _resolve(path: str) -> str:
-    """Follow . and .. (RFC 3986, 5.2.4)."""
+    """Resolve . and .. (RFC 3986, 5.2.4)."""
     segments: list[str] = []
     for segment in path.removeprefix("/").split("/"):
         if segment == "..":

@@ -1,4 +1,4 @@
-"""A configuration file that is read again when it changes; a bad one is refused, and the old one stays in force."""
+"""Reloads the configuration file when it changes; keeps the previous rules if the new file is invalid."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ log = logging.getLogger("tidegate.inbound")
 
 
 class RulesSource:
-    """Where rules come from: a file, looked at again and again, or what a program gave, once."""
+    """The source of the rules: a file, checked for changes, or a fixed mapping."""
 
     def __init__(self, config: str | Path | Mapping[str, object] | None) -> None:
-        """Read for the first time: what is wrong now is refused now."""
+        """Read the rules; raises ConfigError if they are invalid."""
         self._config = config
         self._path = Path(config) if isinstance(config, (str, Path)) else None
-        self._seen = self._look()
+        self._last_fingerprint = self._fingerprint()
         self.rules = load_rules(config)
-        self.refused: str | None = None  # why the file as it stands now is not in force
+        self.error: str | None = None  # the error of the current file, if it is invalid
 
     @property
-    def watched(self) -> bool:
-        """Whether there is a file that may change."""
+    def is_file(self) -> bool:
+        """Whether the rules come from a file, which may change."""
         return self._path is not None
 
-    def _look(self) -> tuple[int, int, int] | None:
+    def _fingerprint(self) -> tuple[int, int, int] | None:
         if self._path is None:
             return None
         try:
@@ -43,28 +43,28 @@ class RulesSource:
         return stat.st_mtime_ns, stat.st_size, stat.st_ino
 
     def changed(self) -> Rules | None:
-        """Give the new rules if the file has changed and can be used."""
-        seen = self._look()
-        if seen == self._seen:
+        """Return the new rules if the file has changed and is valid."""
+        fingerprint = self._fingerprint()
+        if fingerprint == self._last_fingerprint:
             return None
-        return self.read(seen)
+        return self.read(fingerprint)
 
-    def read(self, seen: tuple[int, int, int] | None = None) -> Rules | None:
-        """Read the file now; refuse a bad one aloud, once."""
-        self._seen = seen or self._look()
+    def read(self, fingerprint: tuple[int, int, int] | None = None) -> Rules | None:
+        """Read the file now; return the rules if they are valid and new."""
+        self._last_fingerprint = fingerprint or self._fingerprint()
         try:
             rules = load_rules(self._config)
         except ConfigError as error:
-            self.refuse(error)
+            self.reject(error)
             return None
-        self.refused = None
+        self.error = None
         if rules == self.rules:
             return None
         self.rules = rules
-        log.warning("new rules are read: %s", self._path)
+        log.warning("rules reloaded from %s", self._path)
         return rules
 
-    def refuse(self, error: ConfigError) -> None:
-        """Say that the file as it stands now cannot be used."""
-        self.refused = str(error)
-        log.error("refused, the former rules stay in force: %s", error)
+    def reject(self, error: ConfigError) -> None:
+        """Log and keep the error of the current file."""
+        self.error = str(error)
+        log.error("rules not reloaded, the previous rules stay active: %s", error)

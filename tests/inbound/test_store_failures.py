@@ -1,0 +1,38 @@
+"""A store that raises: requests are allowed or denied as configured."""
+
+import json
+
+import pytest
+
+from tidegate.errors import StoreUnavailable
+from tidegate.stores import MemoryStore
+
+
+class BrokenStore(MemoryStore):
+    """A third-party store that is unavailable."""
+
+    def apply_one(self, *args, **kwargs):
+        raise StoreUnavailable("no route to host")
+
+    def apply(self, *args, **kwargs):
+        raise StoreUnavailable("no route to host")
+
+    def shortcut(self, policy, otherwise, live):
+        return otherwise
+
+
+@pytest.mark.parametrize("extra", [{}, {"count": [401]}])
+def test_requests_are_allowed_when_the_store_fails(make_app, caplog, extra):
+    api = make_app({"categories": {"read": {"limit": 1, **extra}}}, store=BrokenStore())
+    assert api.statuses(3) == [200] * 3
+    assert [record.levelname for record in caplog.records] == ["ERROR"] * 3
+    assert "read: the store could not decide: no route to host" in caplog.text
+
+
+@pytest.mark.parametrize("extra", [{}, {"count": [401]}])
+def test_requests_get_503_when_the_store_fails_and_the_policy_denies(make_app, extra):
+    api = make_app({"categories": {"read": {"limit": 1, "on_store_error": "deny", **extra}}}, store=BrokenStore())
+    reply = api.request(headers=[("Accept", "application/json")])
+    assert (reply.status, reply["retry-after"]) == (503, "1")
+    assert json.loads(reply.body)["type"].endswith("#temporary-reduced-capacity")
+    assert not api.reached
