@@ -1,7 +1,7 @@
 """Quotas for aiohttp: `aiohttp.ClientSession(middlewares=[RateLimitMiddleware(providers)])`.
 
-Each hop of a redirect comes through the middleware again, so the second host counts too. `passage_of(response)` tells
-how a request came through. Close the middleware after the session: `await middleware.close()`, or `async with`.
+Each hop of a redirect passes through the middleware, so the second host is charged too. `outcome_of(response)` returns how
+a request was sent. Close the middleware after the session: `await middleware.close()`, or `async with`.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ CHUNK: Final = 2**16
 
 
 class RateLimitMiddleware:
-    """Sends within the quotas of providers."""
+    """Sends requests within the quotas of providers."""
 
     def __init__(self, providers: Providers, store: Any = "memory://", **options: Any) -> None:  # noqa: ANN401 - those of AsyncGate
-        """Keep to the quotas of `providers`, counted in `store`; `options` are those of AsyncGate."""
+        """Enforce the quotas of `providers`, counted in `store`; `options` are those of AsyncGate."""
         self.gate = AsyncGate(providers, store, **options)
         self._passages: WeakKeyDictionary[aiohttp.ClientResponse, RequestOutcome] = WeakKeyDictionary()
         self._settling: set[asyncio.Task[None]] = set()
@@ -51,7 +51,7 @@ class RateLimitMiddleware:
         request: aiohttp.ClientRequest,
         handler: Callable[[aiohttp.ClientRequest], Awaitable[aiohttp.ClientResponse]],
     ) -> aiohttp.ClientResponse:
-        """Wait for a permit, send, learn from the answer."""
+        """Wait for a permit, send the request, and learn from the response."""
         call = call_of(request)
 
         async def send(provider: Provider | None) -> ProviderResponse:
@@ -65,14 +65,14 @@ class RateLimitMiddleware:
         return passed.answer
 
     def passage_of(self, response: aiohttp.ClientResponse) -> RequestOutcome | None:
-        """Tell how the request of an answer came through."""
+        """Return how the request of a response was sent; None for a response of another session."""
         return self._passages.get(response)
 
     def _watch(self, response: aiohttp.ClientResponse, tail: PendingSettlement) -> None:
-        """Settle when the body has been read or, where nothing in it matters, has arrived."""
+        """Settle when the body has been read or, if its content does not matter, has arrived."""
         if tail.counts:
             content = _SettlingContent(response.content, lambda used: self._settle(tail, used))
-            response.content = content  # type: ignore[assignment]  # like it
+            response.content = content  # type: ignore[assignment]  # a wrapper with the same methods
             if response.connection is not None:
                 response.connection.add_callback(content.lost)
         elif response.connection is None:
@@ -100,7 +100,7 @@ class RateLimitMiddleware:
 
 
 class _SettlingContent:
-    """The body of an answer, with an eye on what is read of it."""
+    """The body of a response; reads token usage from it and settles the charge at its end."""
 
     def __init__(self, content: Any, done: Callable[[dict[str, int] | None], None]) -> None:  # noqa: ANN401 - of aiohttp
         self._content = content
@@ -115,18 +115,18 @@ class _SettlingContent:
         return piece
 
     def _end(self) -> None:
-        """Tell what was found, once."""
+        """Report the usage found, once."""
         reader, self._reader = self._reader, None
         if reader is not None:
             self._done(reader.result())
 
     def set_exception(self, *error: Any) -> None:  # noqa: ANN401 - as aiohttp has it
-        """Be read no further: the answer was let go, with the rest of its body unread."""
+        """Settle: the response was released before its body was read completely."""
         self._content.set_exception(*error)
         self._end()
 
     def lost(self) -> None:
-        """Take note that the connection is gone: unless all has arrived, no more will be read."""
+        """Settle if the connection was lost before the whole body arrived: no more will be read."""
         if not self._content.is_eof():
             self._end()
 
@@ -165,7 +165,7 @@ class _SettlingContent:
         while (pair := await self.readchunk()) != (b"", False):
             yield pair
 
-    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - whatever the body has
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - any attribute of the body
         return getattr(self._content, name)
 
 
@@ -174,7 +174,7 @@ async def sent(
     handler: Callable[[aiohttp.ClientRequest], Awaitable[aiohttp.ClientResponse]],
     added: AddedKey | None,
 ) -> aiohttp.ClientResponse:
-    """Send with the provider's key, and take it off again: answers and errors show what the request had."""
+    """Send with the provider's key, then remove it: responses and errors show the original request."""
     if added is None:
         return await handler(request)
     place, key = added
@@ -190,12 +190,12 @@ async def sent(
         response = await handler(request)
     finally:
         request.url = bare
-    response._request_info = response._request_info._replace(url=bare)  # noqa: SLF001 - the only way to take it off
+    response._request_info = response._request_info._replace(url=bare)  # noqa: SLF001 - aiohttp has no other way to change it
     return response
 
 
 def call_of(request: aiohttp.ClientRequest) -> OutboundRequest:
-    """Describe a request to the flow."""
+    """Describe a request as an OutboundRequest."""
 
     def body() -> bytes | None:
         value = getattr(request.body, "_value", request.body)
@@ -206,12 +206,12 @@ def call_of(request: aiohttp.ClientRequest) -> OutboundRequest:
 
 
 def unreached(error: BaseException) -> bool:
-    """Tell whether an error means that the request never left."""
+    """Return whether an error means that the request was never sent."""
     return isinstance(error, UNREACHED)
 
 
 def closing(response: aiohttp.ClientResponse) -> Callable[[], Awaitable[None]]:
-    """Let an answer go whose request is sent again."""
+    """Return a function that releases a response whose request is retried."""
 
     async def close() -> None:
         response.release()

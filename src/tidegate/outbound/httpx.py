@@ -1,7 +1,7 @@
 """Quotas for httpx: `httpx.Client(transport=RateLimitTransport(providers))`, and the same for AsyncClient.
 
-The transport stands around another one (by default httpx's own), so everything a client does passes it: each hop of a
-redirect, each retry, HTTP/2, streams. `response.extensions["tidegate"]` tells how a request came through.
+The transport wraps another one (by default httpx's own), so it sees everything a client sends: each hop of a redirect, each
+retry, HTTP/2, streams. `response.extensions["tidegate"]` is the RequestOutcome of the request.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ class RateLimitTransport(httpx.BaseTransport):
         transport: httpx.BaseTransport | None = None,
         **options: Any,  # noqa: ANN401 - those of Gate
     ) -> None:
-        """Keep to the quotas of `providers`, counted in `store`; `options` are those of `tidegate.outbound.Gate`."""
+        """Enforce the quotas of `providers`, counted in `store`; `options` are those of `tidegate.outbound.Gate`."""
         self.gate = Gate(providers, store, **options)
         self._inner = transport or httpx.HTTPTransport()
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
-        """Wait for a permit, send, learn from the answer."""
+        """Wait for a permit, send the request, and learn from the response."""
         call = call_of(request)
 
         def send(provider: Provider | None) -> ProviderResponse:
@@ -65,7 +65,7 @@ class RateLimitTransport(httpx.BaseTransport):
         return response
 
     def close(self) -> None:
-        """Close the other transport and the gate."""
+        """Close the underlying transport and the gate."""
         self._inner.close()
         self.gate.close()
 
@@ -80,12 +80,12 @@ class AsyncRateLimitTransport(httpx.AsyncBaseTransport):
         transport: httpx.AsyncBaseTransport | None = None,
         **options: Any,  # noqa: ANN401 - those of Gate
     ) -> None:
-        """Keep to the quotas of `providers`, counted in `store`; `options` are those of `tidegate.outbound.Gate`."""
+        """Enforce the quotas of `providers`, counted in `store`; `options` are those of `tidegate.outbound.Gate`."""
         self.gate = AsyncGate(providers, store, **options)
         self._inner = transport or httpx.AsyncHTTPTransport()
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        """Wait for a permit, send, learn from the answer."""
+        """Wait for a permit, send the request, and learn from the response."""
         call = call_of(request)
 
         async def send(provider: Provider | None) -> ProviderResponse:
@@ -102,13 +102,13 @@ class AsyncRateLimitTransport(httpx.AsyncBaseTransport):
         return response
 
     async def aclose(self) -> None:
-        """Close the other transport and the gate."""
+        """Close the underlying transport and the gate."""
         await self._inner.aclose()
         await self.gate.close()
 
 
 class _SettlingStream(httpx.SyncByteStream):
-    """The body of an answer; when it has ended, what is left of its request is settled."""
+    """The body of a response; settles the charge when the body has ended."""
 
     def __init__(self, stream: Any, tail: PendingSettlement, gate: Gate, coding: str) -> None:  # noqa: ANN401 - a stream of httpx
         self._stream = stream
@@ -130,7 +130,7 @@ class _SettlingStream(httpx.SyncByteStream):
 
 
 class _AsyncSettlingStream(httpx.AsyncByteStream):
-    """The body of an answer; when it has ended, what is left of its request is settled."""
+    """The body of a response; settles the charge when the body has ended."""
 
     def __init__(self, stream: Any, tail: PendingSettlement, gate: AsyncGate, coding: str) -> None:  # noqa: ANN401 - of httpx
         self._stream = stream
@@ -152,7 +152,7 @@ class _AsyncSettlingStream(httpx.AsyncByteStream):
 
 
 def call_of(request: httpx.Request) -> OutboundRequest:
-    """Describe a request to the flow."""
+    """Describe a request as an OutboundRequest."""
     whole = isinstance(request.stream, httpx.ByteStream)
 
     def body() -> bytes | None:
@@ -162,24 +162,24 @@ def call_of(request: httpx.Request) -> OutboundRequest:
         value: str | None = request.headers.get(name)
         if value is None or value.isascii():
             return value
-        # httpx may read different bytes as the same text, in UTF-8 or in Latin-1.
+        # httpx may decode different bytes to the same string, as UTF-8 or as Latin-1.
         return b", ".join(raw for field, raw in request.headers.raw if field.lower() == name.encode()).decode("latin-1")
 
     return OutboundRequest(request.method, str(request.url), header, body, whole, unreached)
 
 
 def said(response: httpx.Response) -> Sequence[tuple[str, str]]:
-    """Give the headers of an answer if there are any that matter: to decode them takes its time."""
+    """Return the headers of a response if any of them are about limits: decoding headers is slow."""
     return response.headers.multi_items() if speaks(response.headers.raw) else ()
 
 
 def unreached(error: BaseException) -> bool:
-    """Tell whether an error means that the request never left."""
+    """Return whether an error means that the request was never sent."""
     return isinstance(error, UNREACHED)
 
 
 def signed(request: httpx.Request, added: AddedKey | None) -> httpx.Request:
-    """Put the provider's key into a copy of the request: the original, which a redirect is made from, has none."""
+    """Return a copy of the request with the provider's key; the original, which redirects are built from, stays without."""
     if added is None:
         return request
     place, key = added
@@ -192,10 +192,10 @@ def signed(request: httpx.Request, added: AddedKey | None) -> httpx.Request:
 
 
 def encoded(response: httpx.Response) -> str:
-    """Tell how the body of an answer is encoded."""
+    """Return the Content-Encoding of a response."""
     return str(response.headers.get("content-encoding", ""))
 
 
 def wrapped(response: httpx.Response, stream: httpx.SyncByteStream | httpx.AsyncByteStream) -> httpx.Response:
-    """Give the same answer with another stream."""
+    """Return the same response with another stream."""
     return httpx.Response(response.status_code, headers=response.headers, stream=stream, extensions=response.extensions)

@@ -1,8 +1,8 @@
-"""What a provider's answer teaches about its limits. Pure: words in, corrections out.
+"""What a provider's response teaches about its limits. Pure functions: rate limit advice in, corrections out.
 
-A provider may only lower what we take to be left: others may use the same quota, or its limit may be stricter than the
-file says. Nothing it says raises anything above what is configured; what it lowered, it may take back. Whatever it
-says, the effect of one answer ends with the limit's period, so that an absurd value does little harm.
+A provider may only lower the remaining quota that tidegate assumes: others may use the same quota, or its limit may be
+stricter than the file says. Nothing raises it above what is configured; the provider may return what it took away. The
+effect of a response ends with the limit's period, so an absurd value does little harm.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 
 TOO_MANY_REQUESTS: Final = 429
 SERVICE_UNAVAILABLE: Final = 503
-MAX_LESSONS: Final = 1_000  # of one account that may be taken back
-SAME_WINDOW_RATIO: Final = 1.05  # two windows that differ by less are taken for the same
+MAX_PROVIDER_CHARGES: Final = 1_000  # per account, that may be returned
+SAME_WINDOW_RATIO: Final = 1.05  # windows whose lengths differ by less are considered the same
 COUNTED_ALGORITHMS: Final = ("token_bucket", "fixed_window", "calendar_window", "sliding_window", "sliding_log")
 
 
 class LimitCorrection(NamedTuple):
-    """What was said of one of our limits: this much is left, for that many microseconds (None: not said)."""
+    """What the provider reported about one of our limits: the remaining quota, for so many microseconds (None: unknown)."""
 
     place: int
     remaining: int
@@ -35,7 +35,7 @@ class LimitCorrection(NamedTuple):
 
 
 def corrections(limits: Sequence[Limit], advice: Advice) -> list[LimitCorrection]:
-    """Find our limit for each that the provider spoke of, as far as it says what is left."""
+    """Match each reported limit with a remaining quota to one of our limits."""
     found: dict[int, LimitCorrection] = {}
     for said in advice.limits:
         if said.remaining is None:
@@ -52,7 +52,7 @@ def corrections(limits: Sequence[Limit], advice: Advice) -> list[LimitCorrection
 
 
 def which(limits: Sequence[Limit], said: LimitAdvice) -> int | None:
-    """Tell which of our limits is spoken of: the same unit, then the same window, quota, or the only one that fits."""
+    """Return the index of the reported limit: same unit, then same window, same quota, or the only one that fits."""
     same = [i for i, limit in enumerate(limits) if limit.unit == said.unit and limit.algorithm in COUNTED_ALGORITHMS]
     if said.window is not None:
         length = said.window * SECOND
@@ -63,13 +63,13 @@ def which(limits: Sequence[Limit], said: LimitAdvice) -> int | None:
     if len(same) > 1 and said.quota is not None:
         equal = [i for i in same if limits[i].quota == said.quota]
         same = equal or same
-    if len(same) > 1 and said.reset_after is not None:  # it resets within the period: the shortest that can be meant
+    if len(same) > 1 and said.reset_after is not None:  # it resets within its period: the shortest possible one
         same = [i for i in same if limits[i].length >= said.reset_after * SECOND] or same
     return min(same, key=lambda i: limits[i].length, default=None)
 
 
 class ProviderCharge(NamedTuple):
-    """A charge that only the provider's word stands for: which limit, how much, when (by the store's clock)."""
+    """A charge made because of a provider's report: which limit, how much, when (by the store's clock)."""
 
     place: int
     amount: int
@@ -77,37 +77,37 @@ class ProviderCharge(NamedTuple):
 
 
 class ProviderCharges:
-    """What the provider took and may give back. Thread-safe."""
+    """Charges made because of provider reports, which later reports may return. Thread-safe."""
 
     def __init__(self) -> None:
-        """Know of none."""
+        """Start without charges."""
         self._known: list[ProviderCharge] = []
         self._lock = fork_safe(threading.Lock())
 
     def __len__(self) -> int:
-        """Count them."""
+        """Return the number of charges."""
         return len(self._known)
 
     def add(self, lesson: ProviderCharge) -> None:
-        """Keep one."""
+        """Add a charge."""
         with self._lock:
             self._known.append(lesson)
-            del self._known[:-MAX_LESSONS]  # what these took does not come back before its period has ended
+            del self._known[:-MAX_LESSONS]  # dropped charges are returned only when their period ends
 
     def forget(self, limits: Sequence[Limit], now: int) -> None:
-        """Drop those whose charges have ended by themselves, or were made to limits that are no more."""
+        """Drop charges whose period has ended, or whose limit no longer exists."""
         with self._lock:
             self._known = [
                 each for each in self._known if each.place < len(limits) and each.at > now - limits[each.place].length
             ]
 
     def clear(self) -> None:
-        """Drop them all."""
+        """Drop all charges."""
         with self._lock:
             self._known.clear()
 
     def take(self, place: int, amount: int) -> list[ProviderCharge]:
-        """Take as much as may come back of a limit, oldest first."""
+        """Remove and return up to `amount` of the charges of a limit, oldest first."""
         taken, left = [], []
         with self._lock:
             for each in self._known:

@@ -1,8 +1,8 @@
-"""An Account: one quota at a provider, how much of it we may use right now, and what its answers have taught.
+"""An Account: one quota at a provider, how much of it may be used now, and what its responses have taught.
 
-**When a permit counts.** See `delays`: no window of the provider sees more than its limit, whatever the network delays.
+**When a permit counts.** See `arrival`: no window of the provider exceeds its limit, whatever the network delays.
 
-**Refusals.** See `refusals` for what they teach and `board` for how processes on one store hear of each other's.
+**Refusals.** See `refusals` for their effect and `shared_notices` for how processes on one store share them.
 """
 
 from __future__ import annotations
@@ -46,23 +46,23 @@ if TYPE_CHECKING:
     from tidegate.policy import Cost, Key
     from tidegate.stores import Store
 
-RECOVERY_STEP_PERIODS: Final = 4  # periods between two steps of recovery
+RECOVERY_STEP_PERIODS: Final = 4  # periods between two recovery steps
 SMALL_QUOTA_PERIODS: Final = (
-    200  # of a small quota, more periods: a step too far costs a refusal, which should stay rare
+    200  # a small quota recovers more slowly: a step too far costs a refusal, which should stay rare
 )
 IDLE_AFTER: Final = 600 * SECOND
 MAX_RECOVERY_STEP: Final = 900 * SECOND
 
 
 def terms(provider: Provider) -> RecoverySettings:
-    """Tell how the capacity of a provider recovers."""
+    """Return how the capacity of a provider recovers."""
     limit = provider.limits[narrowest(provider.limits)]
     interval = limit.length * max(RECOVERY_STEP_PERIODS, ceil_div(SMALL_QUOTA_PERIODS, limit.quota))
     return RecoverySettings(Fraction(1, 2), Fraction(21, 20), min(interval, max(MAX_RECOVERY_STEP, limit.length)))
 
 
 def narrowest(limits: tuple[Limit, ...]) -> int:
-    """Tell which limit a refusal is about, as far as one can guess: the shortest that counts requests."""
+    """Return the index of the limit that a refusal most likely concerns: the shortest that counts requests."""
     return min(
         range(len(limits)),
         key=lambda i: (limits[i].unit != REQUESTS_UNIT, limits[i].unit == CONCURRENCY_UNIT, limits[i].length),
@@ -70,7 +70,7 @@ def narrowest(limits: tuple[Limit, ...]) -> int:
 
 
 class Account:
-    """One quota: a limiter of its own, whose capacity follows what the provider says."""
+    """One quota: its own limiter, whose capacity follows the responses of the provider."""
 
     def __init__(
         self,
@@ -82,7 +82,7 @@ class Account:
         limiter: Callable[..., Limiter | AsyncLimiter],
         apply: Callable[..., Any],
     ) -> None:
-        """Share a store with other accounts; `limiter` makes a limiter, `apply` asks the store, awaited or not."""
+        """Share a store with other accounts; `limiter` creates a limiter, `apply` calls the store, awaited or not."""
         self.key = key
         self.resource = resource
         self.pressure = pressure
@@ -91,8 +91,8 @@ class Account:
         self.clock = self.store.clock
         self._apply = apply
         self._lock = fork_safe(threading.RLock())
-        self.used = self.clock.steady()  # when it was last asked for
-        self._empty = 0  # until then the provider has nothing left
+        self.used = self.clock.steady()  # when it was last used
+        self._empty = 0  # until then the provider has no remaining quota
         self._lessons = ProviderCharges()
         self._set(provider)
         self.delays = ArrivalDelays(provider.limits, self._narrow, self.clock, self.refresh)
@@ -107,7 +107,7 @@ class Account:
         self._index = narrowest(limits)
         self._narrow = limits[self._index]
         self.settles = any(limit.algorithm == "concurrency" or limit.unit in TOKEN_UNITS for limit in limits)
-        # Nothing that will be corrected as a rule, nor needs a mark in case it is.
+        # Charges of a plain account are not corrected as a rule, so they need no reservation.
         self.plain = not self.settles and all(limit.algorithm in MOVABLE_ALGORITHMS for limit in limits)
         self.units = frozenset(limit.unit for limit in limits)
         self.guessed = tuple(unit for unit in TOKEN_UNITS if unit in self.units)
@@ -115,13 +115,13 @@ class Account:
         self._wide = self._without_end(limits)
 
     def _begin(self) -> None:
-        """Know nothing yet of how its narrowest limit is kept."""
+        """Reset what was learned about the narrowest limit."""
         self._refusals = Refusals(self._narrow, self.pressure.interval or 0)
         self._board = SharedNotices(self.provider.domain, self.key, self._apply, self._narrow.length)
         self._look_at = self.clock.steady()
 
     def _without_end(self, limits: tuple[Limit, ...]) -> Policy:
-        """Give the same limits without an end: what must be charged whether it fits or not."""
+        """Return the same limits without a maximum, for charges that must be made whether they fit or not."""
         wide = [
             replace(each, quota=MAX_INTEGER, burst=0) if each.algorithm in MOVABLE_ALGORITHMS else each
             for each in limits
@@ -129,14 +129,14 @@ class Account:
         return Policy(self.provider.policy.name, tuple(wide), "enforce", self.provider.policy.on_store_error)
 
     def _usual_cost(self) -> Cost | None:
-        """Tell what every request costs; None: that depends on the request."""
+        """Return the cost of every request; None: it depends on the request."""
         policy, cost = self.provider.policy, self.fit(self.provider.cost(None))
         if self.provider.endpoints or self.guessed:
             return None
         return 1 if policy.counted and policy.costs(cost) == policy.one else cost
 
     def take_over(self, provider: Provider) -> None:
-        """Follow a changed file."""
+        """Apply a changed provider file."""
         with self._lock:
             before, limits = self._narrow, self.provider.limits
             self._set(provider)
@@ -151,7 +151,7 @@ class Account:
             self.refresh()
 
     def refresh(self) -> None:
-        """Keep to the capacity of this moment; of two threads, the second looks after the first is done."""
+        """Apply the current capacity; of two threads, the second reads it after the first has finished."""
         with self._lock:
             look = self.pressure.look(self.resource)
             if look is None:
@@ -171,22 +171,22 @@ class Account:
         limits = self.delays.stretched()
         self._longer = self._without_end(tuple(limits))
         if look.current < self._narrow.quota:
-            least = max((costs[self._index] for costs in self._costs()), default=1)  # each must fit still
+            least = max((costs[self._index] for costs in self._costs()), default=1)  # each endpoint must still fit
             burst = 0 if self._narrow.burst == self._narrow.quota else min(self._narrow.burst, look.current)
             limits[self._index] = replace(limits[self._index], quota=max(look.current, least), burst=burst)
         if self.limiter.policy.limits != tuple(limits):
             self.limiter.update(replace(self.provider.policy, limits=tuple(limits)))
 
     def recover(self) -> None:
-        """Take a step of recovery that is due: who waits sees to that, but not everybody waits."""
+        """Apply a recovery step that is due: waiting callers do that too, but there may be none."""
         due = self.pressure.due(self.resource)
         if due is not None and self.clock.steady() >= due:
             self.refresh()
 
     def idle(self) -> bool:
-        """Tell whether it knows nothing that one opened anew would not: nothing is under way, reduced or in use."""
+        """Return whether it can be dropped without loss: nothing is in flight, reduced or recently used."""
         now = self.clock.steady()
-        quiet = max(IDLE_AFTER, 2 * max(limit.length for limit in self.provider.limits))  # a lease is a length too
+        quiet = max(IDLE_AFTER, 2 * max(limit.length for limit in self.provider.limits))  # includes leases of slots
         if now - self.used < quiet or self._empty > now or self.limiter.waiting or self.delays.busy:
             return False
         look = self.pressure.look(self.resource)
@@ -197,12 +197,12 @@ class Account:
 
     @property
     def capacity(self) -> int:
-        """What may be used of the narrowest limit at present."""
+        """The current capacity of the narrowest limit."""
         look = self.pressure.look(self.resource)
         return self._narrow.quota if look is None else look.current
 
     def fit(self, cost: Mapping[str, int]) -> Cost:
-        """Cut an estimate down to what can ever be allowed; requests are counted as they are."""
+        """Reduce an estimate to what can ever be allowed; requests are not reduced."""
         found = {}
         for unit, amount in cost.items():
             if unit in self.units:
@@ -210,23 +210,23 @@ class Account:
                 found[unit] = min(amount, most) if unit in TOKEN_UNITS else amount
         return found
 
-    # ---- after an answer ---------------------------------------------------------------------------------------------
+    # ---- after a response --------------------------------------------------------------------------------------------
 
     def moving(self, ticket: Charge) -> Flow:
-        """Let a permit count from now instead of from when it was asked for, if need be."""
+        """Charge a permit again from now on, if its response was slow."""
         try:
             yield from self._moving(ticket, self.delays.overdue(ticket))
         except StoreUnavailable:
-            return  # the first charge must do
+            return  # keep the first charge
 
     def _moving(self, ticket: Charge, costs: tuple[int, ...]) -> Flow:
-        """Charge anew, and give the first charge back; tell whether that could be done."""
+        """Charge again and return the first charge; returns whether that succeeded."""
         if not costs:
             return True
         (anew,) = yield self._asking("acquire", costs)
         if charged_at(anew, self._longer) is None:
             return False
-        if ticket.settled:  # answered meanwhile: the first charge was dealt with
+        if ticket.settled:  # settled in the meantime, with its first charge
             parts = [(anew.at, costs)]
         else:
             parts = ticket.parts(costs)
@@ -237,10 +237,9 @@ class Account:
         return True
 
     def renewing(self, ticket: Charge, at: int) -> Flow:
-        """Charge a request anew that may yet arrive, as long as there is patience for that; tell whether it was.
+        """Charge a request in flight again, while the delay allowance lasts; returns whether it was charged.
 
-        It is to count beside a permit that was charged `at`.
-        """
+        It must count at the same time as a permit that was charged `at`.
         if not self.delays.take(ticket):
             return True  # another thread does it
         costs = self.delays.overdue(ticket, at)
@@ -249,19 +248,18 @@ class Account:
         except BaseException:
             self.delays.put_back(ticket)
             raise
-        if not charged:  # nor will the next permit be used where that must not be
+        if not charged:  # with on_store_error "deny", the next permit is not used either
             self.delays.put_back(ticket)
             return self.provider.policy.on_store_error == "deny"
-        if costs or ticket.ends < MAX_INTEGER:  # else there is no patience left, and no window to end
+        if costs or ticket.ends < MAX_INTEGER:  # else the allowance is used up, and no window ends
             ticket.since = self.clock.steady()
             self.delays.begin(ticket)
         return bool(costs)
 
     def charging_again(self, amount: int, earlier: int | None) -> Flow:
-        """Count requests of which nobody knows when they arrived, if at all, as if they arrived now.
+        """Charge requests of which it is unknown whether and when they arrived, as if they arrived now.
 
-        In place of the charge made `earlier` for the same, if there was one. Gives the instant of the charge.
-        """
+        Replaces the charge made `earlier` for them, if any. Returns the instant of the charge.
         pairs = ((limit.algorithm in MOVABLE_ALGORITHMS, limit.unit == REQUESTS_UNIT) for limit in self.provider.limits)
         costs = tuple(amount if all(pair) else 0 for pair in pairs)
         if not any(costs):
@@ -274,7 +272,7 @@ class Account:
         return decision.at
 
     def learning(self, advice: Advice) -> Flow:
-        """Take over what the provider says is left, where that is less than we thought; or take that back."""
+        """Apply the remaining quota that the provider reports, if it is lower than ours; or undo an earlier correction."""
         said = corrections(self.provider.limits, advice)
         if not said:
             return 0
@@ -304,11 +302,11 @@ class Account:
                 costs[said.place] = lesson.amount
                 yield from self._giving_back(tuple(costs), lesson.at)
         except StoreUnavailable:
-            pass  # what others use will be denied by the provider, and learned from that
+            pass  # if others use the quota, the provider will refuse, and we learn from that
         return 0
 
     def _looking(self) -> Flow:
-        """Look at what is in use, over all who share the store; None: it cannot be asked."""
+        """Read the usage of all processes that share the store; None: it is unavailable."""
         try:
             (looked,) = yield partial(self._apply, "peek", ((self._wide, self.key, (0,) * len(self._wide.limits)),))
         except StoreUnavailable:
@@ -322,7 +320,7 @@ class Account:
     # ---- refusals ----------------------------------------------------------------------------------------------------
 
     def refusing(self, status: int, ticket: Charge, sent: int, retry_after: float | None) -> Flow:
-        """Send less, and nothing for a while; others hear of it through the store and over the bus."""
+        """Reduce the capacity and pause; other processes are informed through the store and over the bus."""
         yield from self.noticing()
         used = (yield from self._let_through(ticket)) if status == TOO_MANY_REQUESTS else 0
         current = self.capacity
@@ -335,9 +333,9 @@ class Account:
             self._hear((yield from self._board.writing(notice)))
 
     def _let_through(self, ticket: Charge) -> Flow:
-        """Tell how much of the narrowest limit was in use when a refused request arrived.
+        """Return how much of the narrowest limit was in use when a refused request arrived.
 
-        That is what was in use when it was charged. But if much less is now, then because others were refused with it.
+        That is the usage when it was charged. But if usage is much lower now, other requests were refused with it.
         """
         own, charged = ticket.costs[self._index], self._used(ticket.decision, self._index)
         looked = yield from self._looking()
@@ -345,7 +343,7 @@ class Account:
         return (charged if charged * 7 <= now * 8 else now) - own
 
     def stale(self) -> bool:
-        """Tell whether it is time to look what other processes were told."""
+        """Return whether it is time to check for refusals of other processes."""
         now = self.clock.steady()
         if now < self._look_at:
             return False
@@ -353,7 +351,7 @@ class Account:
         return True
 
     def noticing(self) -> Flow:
-        """Look what other processes were told; tell whether that changes what may be sent."""
+        """Check for refusals of other processes; returns whether that changes what may be sent."""
         return self._hear((yield from self._board.looking()))
 
     def _hear(self, news: SharedNotice | None) -> bool:
@@ -367,10 +365,10 @@ class Account:
         self._refusals.heard(now, now - age, self.capacity, value)
 
     def worked(self) -> None:
-        """Take note of an answer that was no refusal."""
+        """Record a response that was not a refusal."""
         self._refusals.worked()
 
-    # ---- asking the store --------------------------------------------------------------------------------------------
+    # ---- store calls -------------------------------------------------------------------------------------------------
 
     def _asking(self, verb: str, costs: tuple[int, ...], at: int | None = None) -> Callable[[], Any]:
         return partial(self._apply, verb, ((self._longer, self.key, costs),), None, at)

@@ -1,4 +1,4 @@
-"""The accounts of a gate: opened when first used, dropped when they have nothing to remember any more."""
+"""The accounts of a gate: opened on first use, dropped when idle."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
     from tidegate.clock import Clock
     from tidegate.outbound.providers.provider import Provider
 
-ALWAYS_KEPT: Final = 256  # accounts that are kept whether they are used or not
+ALWAYS_KEPT: Final = 256  # accounts that are kept even if idle
 
 
 class Accounts(dict[tuple[str, Key], Account]):
-    """Accounts by domain and key; whoever looks at all of them looks at a copy, as threads open others meanwhile."""
+    """Accounts by domain and key. Iterate over a copy: threads may open others at the same time."""
 
     def __init__(self, clock: Clock, bus: Bus | None, make: Callable[[Provider, Key, SharedCapacity], Account]) -> None:
-        """Know of none; `make` makes one."""
+        """Start without accounts; `make` creates one."""
         super().__init__()
         self._clock = clock
         self._bus = bus
@@ -34,23 +34,23 @@ class Accounts(dict[tuple[str, Key], Account]):
         self._agent = uuid.uuid4().hex
         self._lock = fork_safe(threading.Lock())
         self._pressures: dict[str, SharedCapacity] = {}
-        self._most = ALWAYS_KEPT  # when there are so many, those that are idle are looked for
+        self._most = ALWAYS_KEPT  # with so many, idle accounts are dropped
         self.closed = False
         at_fork(child=self._rename)
 
     def _rename(self) -> None:
-        """Be another agent in a forked process, since an agent does not listen to itself."""
+        """Use another agent name in a forked process, since an agent ignores its own messages."""
         self._agent = uuid.uuid4().hex
         for pressure in self._pressures.values():
             pressure.rename(self._agent)
 
     def open(self, provider: Provider, key: Key) -> Account:
-        """Give the account of a key, opened if need be, with the provider's limits as they are now."""
+        """Return the account of a key, opened if needed, with the current limits of the provider."""
         place = provider.domain, key
         account = self.get(place)
         if account is not None:
             account.used = self._clock.steady()
-        if account is None or self.get(place) is not account:  # it was dropped just now
+        if account is None or self.get(place) is not account:  # it was dropped in the meantime
             account = self._open(provider, key)
         if account.provider is not provider:
             with self._lock:
@@ -76,14 +76,14 @@ class Accounts(dict[tuple[str, Key], Account]):
         for place, account in tuple(self.items()):
             if account.idle():
                 del self[place]
-                if account.idle():  # still: who has found it meanwhile has said so, or will not find it again
+                if account.idle():  # still idle: a thread that found it has updated `used`, or will not find it again
                     account.pressure.remove(account.resource)
                 else:
                     self[place] = account
         self._most = max(ALWAYS_KEPT, 2 * len(self))
 
     def close(self) -> list[Account]:
-        """Open no more; give those that were open."""
+        """Refuse to open more accounts; return those that were open."""
         with self._lock:
             self.closed = True
             accounts = list(self.values())

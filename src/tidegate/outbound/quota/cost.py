@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def key_of(provider: Provider, call: OutboundRequest) -> Key:
-    """Name what has a quota of its own."""
+    """Return the key of the quota that a request is charged to."""
     if not provider.per:
         return provider.domain
     parts = [provider.domain]
@@ -35,12 +35,12 @@ def key_of(provider: Provider, call: OutboundRequest) -> Key:
 
 
 def endpoint_of(provider: Provider, call: OutboundRequest) -> EndpointCost | None:
-    """Find the endpoint that a request goes to, of those that cost something of their own."""
+    """Return the endpoint with its own cost that a request matches."""
     return provider.endpoint(urlsplit(call.url).path or "/", call.method) if provider.endpoints else None
 
 
 def cost_of(account: Account, call: OutboundRequest, asked: Mapping[str, int] | None) -> Cost:
-    """Tell what a request costs: what the program `asked` for, what its endpoint costs, or a guess."""
+    """Return the cost of a request: what the program `asked` for, the endpoint's cost, or an estimate."""
     if account.usual_cost is not None and not asked:
         return account.usual_cost
     provider = account.provider

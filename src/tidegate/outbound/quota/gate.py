@@ -1,12 +1,12 @@
-"""The way of a request through its provider's quota: Gate for threads, AsyncGate for tasks, one flow for both.
+"""How a request is sent within its provider's quota: Gate for threads, AsyncGate for tasks, one flow for both.
 
-    find the provider      none: send it as it is
-    reserve                wait in line for permits, up to the deadline
-    send                   whatever the client does
-    settle, learn          see `account`; on a refusal perhaps once more from `reserve` on
+    find the provider      none: send the request unlimited
+    reserve                wait in the queue for permits, up to the deadline
+    send                   through the client library
+    settle, learn          see `account`; after a refusal perhaps retry from `reserve` on
 
-The flow is a generator of steps: functions to be called, or called and awaited. What a client library needs (how its
-requests and answers look) is in `httpx`, `requests` and `aiohttp` beside this module.
+The flow is a generator of steps: functions to be called, or called and awaited. The adapters `httpx`, `requests` and
+`aiohttp` translate the requests and responses of their libraries.
 """
 
 from __future__ import annotations
@@ -63,14 +63,14 @@ R = TypeVar("R")
 
 log = logging.getLogger(__name__)
 
-RELOAD_INTERVAL: Final = 5.0  # seconds between two looks at the files
+RELOAD_INTERVAL: Final = 5.0  # seconds between two checks of the provider files
 NO_ADVICE: Final = Advice()
 REFUSAL_STATUSES: Final = (TOO_MANY_REQUESTS, SERVICE_UNAVAILABLE)
 COUNTER_NAMES: Final = ("sent", "unlimited", "denied", "refused", "retried", "corrected")
 
 
 def trying(step: Callable[[], Any]) -> Flow:
-    """Take a step whose failure would only hide what matters more: an answer, or an error."""
+    """Run a step whose failure would only hide a response or an error."""
     with suppress(Exception):
         yield step
 
@@ -93,14 +93,14 @@ class _Gate:
         chance: Callable[[], float] = random.random,
         reload: float | None = RELOAD_INTERVAL,
     ) -> None:
-        """Keep to the quotas of these providers.
+        """Enforce the quotas of these providers.
 
-        `store` says where their use is counted: a URL, or a Store that others use too. A request waits `timeout`
-        seconds for its permit (None: as long as it takes, 0: not at all), larger `priority` first. Reductions of
-        capacity are shared over a `bus`. Files are looked at every `reload` seconds (None: never).
+        `store` is where usage is counted: a URL, or a Store that is shared with others. A request waits up to `timeout`
+        seconds for its permit (None: without limit, 0: not at all), larger `priority` first. Capacity reductions are shared
+        over a `bus`. Provider files are checked every `reload` seconds (None: never).
         """
         if not isinstance(providers, Providers):
-            raise ConfigError(f"must be Providers.load(...), not {providers!r}", field="providers")
+            raise ConfigError(f"must be Providers, such as Providers.load(...), not {providers!r}", field="providers")
         self.providers = providers
         self._usual = RequestOptions(
             None if timeout is None else seconds("timeout", timeout), seconds("priority", priority)
@@ -115,28 +115,28 @@ class _Gate:
         self._reload = None if reload is None else round(seconds("reload", reload) * SECOND)
         self._look_at = self.clock.steady() + (self._reload or 0)
         self._counts: Counter[str] = Counter()
-        self._warned: set[str] = set()  # domains whose key was not sent
+        self._warned: set[str] = set()  # domains whose key was not sent, and warned about
 
-    # ---- whose quota -------------------------------------------------------------------------------------------------
+    # ---- providers and accounts --------------------------------------------------------------------------------------
 
     def find(self, url: object) -> Provider | None:
-        """Find the provider of a URL, with its files as they are now."""
+        """Return the provider of a URL, after checking its files for changes."""
         if self._reload is not None and self.clock.steady() >= self._look_at:
             self._look_at = self.clock.steady() + self._reload
             self.providers.reload()
         return self.providers.match(url)
 
     def account(self, provider: Provider, call: OutboundRequest) -> Account:
-        """Give the account that a request is charged to."""
+        """Return the account that a request is charged to."""
         return self.open(provider, key_of(provider, call))
 
     def account_of(self, call: OutboundRequest) -> Account | None:
-        """Give the account that a request would be charged to; None: nothing limits it."""
+        """Return the account that a request would be charged to; None: no provider limits it."""
         provider = self.find(call.url)
         return None if provider is None else self.account(provider, call)
 
     def open(self, provider: Provider, key: Key) -> Account:
-        """Give the account of a key, opened if need be, with the provider's limits as they are now."""
+        """Return the account of a key, opened if needed, with the current limits of the provider."""
         return self._accounts.open(provider, key)
 
     def _make(self, provider: Provider, key: Key, pressure: SharedCapacity) -> Account:
@@ -144,13 +144,13 @@ class _Gate:
         return Account(provider, key, join_key(key), self.store, pressure, limiter, self._applies())
 
     def key_for(self, provider: Provider | None, call: OutboundRequest) -> AddedKey | None:
-        """Give the provider's key where a request is to carry it; over plain http it is left out, with one warning."""
+        """Return the provider's key if a request should carry it; over plain http it is not sent, with one warning."""
         added = added_key(provider, call)
         if provider is None or added is None or added.place.plain_http or is_confidential(call.url):
             return added
         if provider.domain not in self._warned:
             self._warned.add(provider.domain)
-            message = "the key of provider %s is not sent over plain http: use https, or allow it by %s"
+            message = "the key of provider %s is not sent over plain http: use https, or allow it with %s"
             log.warning(message, provider.name, "key: {…, plain_http: true}")
         return None
 
@@ -159,7 +159,7 @@ class _Gate:
     def passing(
         self, call: OutboundRequest, send: Callable[[Provider | None], Any]
     ) -> Generator[Callable[[], Any], Any, SendResult[Any]]:
-        """Take a request through its provider's quota; `send` sends it and gives (or is awaited for) a Reply."""
+        """Send a request within its provider's quota; `send` returns (or is awaited for) a ProviderResponse."""
         provider = self.find(call.url)
         if provider is None:
             self._counts["unlimited"] += 1
@@ -180,7 +180,7 @@ class _Gate:
                     yield from trying(ticket.commit)
             except GeneratorExit:
                 raise
-            except BaseException:  # the program will never see this answer
+            except BaseException:  # the caller will never see this response
                 yield from trying(reply.close)
                 if not ticket.settled:
                     yield from trying(ticket.commit)
@@ -196,7 +196,7 @@ class _Gate:
             yield partial(self._sleep, self.clock.steady() + pause)
 
     def _reserving(self, account: Account, call: OutboundRequest, asked: RequestOptions, began: int) -> Flow:
-        """Wait for permits; where there turn out to be fewer than was known, give them back and wait again."""
+        """Wait for permits; if the capacity turns out to be lower than known, return them and wait again."""
         cost = cost_of(account, call, asked.cost)
         account.recover()
         while True:
@@ -205,7 +205,7 @@ class _Gate:
                 fewer = yield from self._outdated(account, ticket)
             except GeneratorExit:
                 raise
-            except BaseException:  # it will never be sent
+            except BaseException:  # the request will not be sent
                 yield from trying(ticket.cancel)
                 raise
             if not fewer:
@@ -230,13 +230,13 @@ class _Gate:
         return Charge(limiter, key, cost, held.decision, held)
 
     def _outdated(self, account: Account, ticket: Charge) -> Flow:
-        """Tell whether there is less than was known when a permit was given."""
+        """Return whether the capacity is lower than known when a permit was granted."""
         if (late := account.delays.outlasting(ticket.at)) is not None:
             return (yield from account.renewing(late, ticket.at))
         return (yield from account.noticing()) if account.stale() else False
 
     def _sending(self, account: Account, call: OutboundRequest, send: Callable[[], Any], ticket: Charge) -> Flow:
-        """Send; a request that never left gives its permits back, of any other nobody knows: it counts."""
+        """Send; a request that was never sent returns its permits, any other may have arrived and is charged."""
         try:
             reply = yield send
         except GeneratorExit:
@@ -260,10 +260,9 @@ class _Gate:
         reply: ProviderResponse,
         when: tuple[int, int, int],
     ) -> Flow:
-        """Learn from an answer; tell after which pause its request is to be sent again (None: it is not).
+        """Learn from a response; returns the pause before a retry (None: do not retry).
 
-        `when` is the instant at which it was sent, and at which its first attempt began, and the number of attempts.
-        """
+        `when` is the instant at which it was sent, the start of its first attempt, and the number of attempts.
         sent, began, attempt = when
         if reply.status != TOO_MANY_REQUESTS:
             yield from account.moving(ticket)
@@ -279,13 +278,13 @@ class _Gate:
         return None
 
     def _refusing(self, account: Account, ticket: Charge, sent: int, status: int, retry_after: float | None) -> Flow:
-        """Learn from a refusal; a 429 costs nothing, which others may use once they know that there is less."""
+        """Learn from a refusal; a 429 returns its permit, after others can know of the lower capacity."""
         self._counts["refused"] += 1
         yield from account.refusing(status, ticket, sent, retry_after)
         if status == TOO_MANY_REQUESTS:
             yield from trying(ticket.cancel)
 
-    # ---- looking -----------------------------------------------------------------------------------------------------
+    # ---- inspection --------------------------------------------------------------------------------------------------
 
     def _looking(self, call: OutboundRequest, times: int) -> tuple[Account, Cost] | None:
         account = self.account_of(call)
@@ -297,7 +296,7 @@ class _Gate:
         return account, cost * times
 
     def metrics(self) -> dict[str, int]:
-        """Count requests: sent, unlimited, denied here, refused by the provider, sent again; corrections learned."""
+        """Return counters: sent, unlimited, denied here, refused by the provider, retried; and corrections learned."""
         waiting = sum(account.limiter.waiting for account in tuple(self._accounts.values()))
         return {
             **{name: self._counts[name] for name in COUNTER_NAMES},
@@ -306,7 +305,7 @@ class _Gate:
         }
 
     def capacities(self) -> dict[str, int]:
-        """Tell what may be used at present of the narrowest limit of each account, by its key."""
+        """Return the current capacity of the narrowest limit of each account, by its key."""
         return {account.resource: account.capacity for account in tuple(self._accounts.values())}
 
     def _close(self) -> list[Account]:
@@ -323,18 +322,18 @@ class _Gate:
 
 
 class Gate(_Gate):
-    """Keeps threads to the quotas of providers."""
+    """Enforces the quotas of providers, for threads."""
 
     _limiter = Limiter
 
     def run(self, flow: Generator[Callable[[], Any], Any, R]) -> R:
-        """Take the steps of a flow."""
+        """Run the steps of a flow."""
         answer, error = None, None
         while True:
             try:
                 step = flow.send(answer) if error is None else flow.throw(error)
             except StopIteration as done:
-                return done.value  # type: ignore[no-any-return]  # what the flow gives
+                return done.value  # type: ignore[no-any-return]  # the result of the flow
             answer, error = None, None
             try:
                 answer = step()
@@ -342,12 +341,12 @@ class Gate(_Gate):
                 error = failure
 
     def peek(self, call: OutboundRequest, times: int = 1) -> Decision | None:
-        """Tell whether a request (or several like it) could be sent now; None: nothing limits it."""
+        """Return the decision for sending a request now (or `times` such requests); None: no provider limits it."""
         found = self._looking(call, times)
         return None if found is None else found[0].limiter.peek(found[0].key, found[1])
 
     def close(self) -> None:
-        """Refuse further requests, wake those that wait with Closed, and let go of what was opened here."""
+        """Refuse further requests, wake waiters with Closed, and close the store and bus that were opened here."""
         for account in self._close():
             account.limiter.close()
         if self._owns[0]:
@@ -361,18 +360,18 @@ class Gate(_Gate):
 
 
 class AsyncGate(_Gate):
-    """Keeps tasks to the quotas of providers."""
+    """Enforces the quotas of providers, for tasks."""
 
     _limiter = AsyncLimiter
 
     async def run(self, flow: Generator[Callable[[], Any], Any, R]) -> R:
-        """Take the steps of a flow."""
+        """Run the steps of a flow."""
         answer, error = None, None
         while True:
             try:
                 step = flow.send(answer) if error is None else flow.throw(error)
             except StopIteration as done:
-                return done.value  # type: ignore[no-any-return]  # what the flow gives
+                return done.value  # type: ignore[no-any-return]  # the result of the flow
             answer, error = None, None
             try:
                 answer = await step()
@@ -380,12 +379,12 @@ class AsyncGate(_Gate):
                 error = failure
 
     async def peek(self, call: OutboundRequest, times: int = 1) -> Decision | None:
-        """Tell whether a request (or several like it) could be sent now; None: nothing limits it."""
+        """Return the decision for sending a request now (or `times` such requests); None: no provider limits it."""
         found = self._looking(call, times)
         return None if found is None else await found[0].limiter.peek(found[0].key, found[1])
 
     async def close(self) -> None:
-        """Refuse further requests, wake those that wait with Closed, and let go of what was opened here."""
+        """Refuse further requests, wake waiters with Closed, and close the store and bus that were opened here."""
         for account in self._close():
             await account.limiter.close()
         if self._owns[0]:
