@@ -1,10 +1,10 @@
-"""What buses over a network share: a link that is made again for ever, and queues that never grow without bound.
+"""Shared by buses over a network: a connection that is retried without limit, and bounded queues.
 
-One thread runs an event loop that sends and receives; another calls handlers, so that a slow one holds up neither the
-connection nor a publisher. An adapter (nats.py, redis.py) provides a Link: one connection, until it is lost.
+One thread runs an event loop that sends and receives; another calls handlers, so that a slow handler delays neither the
+connection nor a publisher. An adapter (nats.py, redis.py) provides a BusConnection, which is used until it is lost.
 
-What was published while there was no connection is sent afterwards on `SUBJECT.late`, where subscribers know that it
-may be old. After each connect the retained messages are read again.
+Messages published without a connection are sent later on `SUBJECT.late`, so that subscribers know that they may be old.
+After each connect the retained messages are read again.
 """
 
 from __future__ import annotations
@@ -40,38 +40,38 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 log = logging.getLogger(__name__)
-MAX_QUEUED_MESSAGES: Final = 10_000  # messages to send, and messages to handle
+MAX_QUEUED_MESSAGES: Final = 10_000  # to send, and to handle
 MAX_INBOX_BYTES: Final = 64 * 2**20  # of messages to handle
 RECONNECT_PAUSE: Final = SECOND // 10  # between two attempts to connect
-STEP_TIMEOUT: Final = 2.0  # seconds that a step with a server may take
+STEP_TIMEOUT: Final = 2.0  # seconds per operation on a server
 LATE_SUFFIX: Final = ".late"
-REREAD_RETAINED_AFTER: Final = (1, 3, 10)  # seconds after which what is retained is read again, once connected
+REREAD_RETAINED_AFTER: Final = (1, 3, 10)  # seconds after connecting
 
 
 class UnsendableError(Exception):
-    """A message that the server will never take; the connection is fine."""
+    """A message that the server will never accept; the connection is intact."""
 
 
 class BusConnection(Protocol):
-    """One connection of an adapter. Each call may raise whatever the driver does: then the link is given up."""
+    """One connection of an adapter. Each call may raise any exception of the driver: then the connection is closed."""
 
     async def listen(self, subject: str) -> None:
-        """Have messages of a subject passed to `arrived`, from when this returns."""
+        """Pass messages of a subject to `arrived`, from the return of this call on."""
 
     async def send(self, subject: str, payload: bytes) -> None:
-        """Send a message; UnsendableError if the server will never take it."""
+        """Send a message; raises UnsendableError if the server will never accept it."""
 
     async def keep(self, subject: str, payload: bytes, retain: Retain) -> bool:
-        """Retain a message, unless a newer one is; tell whether the server could."""
+        """Retain a message, unless a newer version is retained; returns whether the server could."""
 
     async def recall(self, subject: str, found: RecalledMessages) -> None:
-        """Add the retained messages of a subject to those found."""
+        """Add the retained messages of a subject to `found`."""
 
     async def lost(self) -> None:
         """Wait until the connection is lost."""
 
     async def close(self) -> None:
-        """Let go of the connection."""
+        """Close the connection."""
 
 
 Arrived = Callable[[str, bytes], None]
@@ -88,10 +88,10 @@ class _Message(NamedTuple):
 
 
 class NetworkBus(Bus):
-    """A bus over a network; see `Bus` for what it promises."""
+    """A bus over a network; see `Bus` for its guarantees."""
 
     def __init__(self, where: str, clock: Clock | None = None) -> None:
-        """Start connecting to `where`, which is shown in messages."""
+        """Start connecting to `where`, which is used in log messages."""
         self.clock = clock or SystemClock()
         self.where = where
         self._subscriptions: list[Subscription] = []
@@ -120,10 +120,10 @@ class NetworkBus(Bus):
         self._listening: set[str] = set()  # on this connection
         self._checks: set[asyncio.Future[None]] = set()
         self._unkept: dict[tuple[str, str], _Message] = {}
-        self._recent: dict[int, None] = {}  # what arrived, so that it is not delivered again as retained
+        self._recent: dict[int, None] = {}  # received messages, so that they are not delivered again as retained
 
     def _start(self) -> None:
-        """Start the threads, unless they run."""
+        """Start the threads, unless they are running."""
         with self._starting:
             if self._running or self._closing:
                 return
@@ -138,10 +138,9 @@ class NetworkBus(Bus):
             self._running = True
 
     def _start_over(self) -> None:
-        """Have threads and a connection of one's own in a forked process: for who listens at once, else when needed.
+        """Start new threads and a new connection in a forked process: now if there are subscriptions, else when needed.
 
-        What its parent has queued, the parent sends.
-        """
+        Messages queued before the fork are sent by the parent.
         abandon(self._loop, self._checks, self._signal)
         self._reset()
         if self._subscriptions:
@@ -149,12 +148,12 @@ class NetworkBus(Bus):
 
     @abstractmethod
     async def _connect(self, arrived: Arrived) -> BusConnection:
-        """Make a connection, or raise."""
+        """Connect, or raise."""
 
     # ---- for any thread ----------------------------------------------------------------------------------------------
 
     def publish(self, subject: str, payload: bytes, retain: Retain | None = None, *, late: bool = False) -> None:
-        """Queue a message to be sent."""
+        """Queue a message for sending."""
         if self._closing:
             raise closed_bus()
         check_message(payload, retain)
@@ -170,7 +169,7 @@ class NetworkBus(Bus):
         self._wake()
 
     def subscribe(self, subject: str, handler: Handler, synced: Synced | None = None) -> Subscription:
-        """Have a handler called on the bus's thread."""
+        """Call a handler on the bus's thread."""
         if self._closing:
             raise closed_bus()
         subscription = Subscription(self, check_subject(subject), handler, synced)
@@ -183,7 +182,7 @@ class NetworkBus(Bus):
         return subscription
 
     def forget(self, subscription: Subscription) -> None:
-        """Drop a subscription."""
+        """Remove a subscription."""
         with self._lock:
             self._subscriptions = [other for other in self._subscriptions if other is not subscription]
 
@@ -199,12 +198,12 @@ class NetworkBus(Bus):
         return self._linked.wait(seconds)
 
     def metrics(self) -> dict[str, int]:
-        """Count what was sent, received, dropped and malformed, what was not retained, and connections made."""
+        """Return counters of messages sent, received, dropped, malformed and not retained, and of connections made."""
         with self._lock:
             return {**self._counts, "failed": self.failed, "queued": len(self._outbox), "waiting": len(self._inbox)}
 
     def close(self) -> None:
-        """Send what is queued if connected, and end the threads."""
+        """Send queued messages if connected, and end the threads."""
         self._closing = True
         self._wake()
         with self._arriving:
@@ -214,7 +213,7 @@ class NetworkBus(Bus):
                 thread.join(STEP_TIMEOUT * 3)
 
     def _wake(self) -> None:
-        with suppress(RuntimeError):  # the loop has ended: the bus is closed
+        with suppress(RuntimeError):  # the event loop is closed: so is the bus
             if self._signal is not None and self._loop is not None:
                 self._loop.call_soon_threadsafe(self._signal.set)
 
@@ -272,7 +271,7 @@ class NetworkBus(Bus):
                 async with asyncio.timeout(STEP_TIMEOUT * 2):
                     link = await self._connect(self._arrived)
                 await self._serve(link)
-            except Exception as error:  # noqa: BLE001 - whatever a driver raises, the answer is to connect again
+            except Exception as error:  # noqa: BLE001 - on any exception of a driver, reconnect
                 self._explain(error)
             finally:
                 self._linked.clear()
@@ -321,7 +320,7 @@ class NetworkBus(Bus):
             self._checks.clear()
 
     async def _send_one(self, link: BusConnection) -> bool:
-        """Do one thing that is to be done; tell whether there was one."""
+        """Handle new subscriptions or send one message; returns whether there was anything to do."""
         with self._lock:
             new, self._new = self._new, []
             message = self._outbox.popleft() if self._outbox and not new else None
@@ -331,8 +330,8 @@ class NetworkBus(Bus):
             return bool(new)
         try:
             async with asyncio.timeout(STEP_TIMEOUT):
-                # A new message is sent at once. One that waited for a connection is kept first: others connect at the
-                # same time, and whoever is too late for the message itself must find it kept.
+                # A new message is sent first. One that waited for a connection is retained first: other buses connect at the
+                # same time, and those that miss the message itself must find it retained.
                 if message.late:
                     await self._keep(link, message)
                 await link.send(message.subject + LATE_SUFFIX * message.late, message.payload)
@@ -347,15 +346,15 @@ class NetworkBus(Bus):
         return True
 
     def _drop(self, error: UnsendableError) -> None:
-        """Go on without a message that the server will never take."""
+        """Drop a message that the server will never accept."""
         if not self._refused:
             self._refused = True
-            log.warning("the bus at %s refuses a message, which is dropped: %s", self.where, error)
+            log.warning("the bus at %s refused a message, which was dropped: %s", self.where, error)
         with self._lock:
             self._counts["dropped"] += 1
 
     async def _keep(self, link: BusConnection, message: _Message) -> None:
-        """Have a message retained; what the server is not ready to keep is tried again with the next look."""
+        """Retain a message; if the server is not ready, try again at the next check."""
         retain = message.retain
         if retain is None or await link.keep(message.subject, message.payload, retain):
             return
@@ -366,7 +365,7 @@ class NetworkBus(Bus):
             del self._unkept[next(iter(self._unkept))]
 
     async def _join(self, link: BusConnection, subscriptions: list[Subscription]) -> None:
-        """Listen to the subjects, then deliver what was retained."""
+        """Subscribe to the subjects, then deliver retained messages."""
         for subject in dict.fromkeys(subscription.subject for subscription in subscriptions):
             async with asyncio.timeout(STEP_TIMEOUT * 2):
                 if subject not in self._listening:
@@ -384,10 +383,9 @@ class NetworkBus(Bus):
     async def _check_again(
         self, link: BusConnection, subject: str, joined: list[Subscription], versions: dict[str, int]
     ) -> None:
-        """Look again later: what was sent just before we listened may have been kept just after.
+        """Read retained messages again later: one sent just before we subscribed may have been retained just after.
 
-        A server that has just been started may not have been ready to keep anything, or to tell.
-        """
+        A server that was just started may not have been ready to retain or list messages.
         clock = SystemClock()
         for seconds in REREAD_RETAINED_AFTER:
             await clock.wait_async(TaskSignal(), clock.steady() + seconds * SECOND)
@@ -403,24 +401,24 @@ class NetworkBus(Bus):
                 self._hand_kept(subscription, more)
 
     async def _recall(self, link: BusConnection, subject: str) -> list[RetainedMessage]:
-        """Read what is retained, as far as it can be read: nothing there keeps anybody from joining."""
+        """Read the retained messages; errors do not prevent subscribers from joining."""
         found = RecalledMessages()
         try:
             async with asyncio.timeout(STEP_TIMEOUT * 2):
                 await link.recall(subject, found)
-        except Exception as error:  # noqa: BLE001 - if the connection is lost, `lost` will say so
+        except Exception as error:  # noqa: BLE001 - if the connection is lost, `lost` reports it
             self._unretained(error)
         if found.skipped:
             self._skip(found.skipped, f"{found.skipped} retained entries of {subject}")
         return found.kept
 
     def _skip(self, count: int, what: str) -> None:
-        """Go on without what is malformed or too large."""
+        """Count and skip messages that are malformed or too large."""
         with self._lock:
             first = not self._counts["malformed"]
             self._counts["malformed"] += count
         if first:
-            message = "the bus at %s holds what is malformed or too large, and is skipped: %s. Further ones are counted"
+            message = "skipped a malformed or too large message on the bus at %s: %s. Further ones are only counted"
             log.warning(message, self.where, what)
 
     def _hand_kept(self, subscription: Subscription, kept: Iterable[RetainedMessage]) -> None:
@@ -428,7 +426,7 @@ class NetworkBus(Bus):
             self._hand(subscription.deliver, Event(subscription.subject, payload, late=True))
 
     def _unretained(self, error: Exception) -> None:
-        """Go on without retained messages."""
+        """Count and log that messages could not be retained or read."""
         if not self._counts["unretained"]:
             said = redact_text(error) or type(error).__name__
             log.warning("the bus at %s cannot retain messages for late joiners: %s", self.where, said)

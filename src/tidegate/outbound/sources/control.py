@@ -1,7 +1,7 @@
 """How commands talk to a running service: lines of JSON over a loopback connection, with a token.
 
-The service writes `control.json` (its port, process id and the token) into its data folder, readable by its owner
-alone: who may read that file may command the service.
+The service writes `control.json` (its port, process id and token) into its data folder, readable by its owner only: any
+process that can read this file can control the service.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ if TYPE_CHECKING:
 
 CONTROL_FILE: Final = "control.json"
 MAX_MESSAGE_BYTES: Final = 2**20
-ANSWER_TIMEOUT: Final = 10.0  # seconds for an answer
+ANSWER_TIMEOUT: Final = 10.0  # seconds
 
 
 class ControlServer:
-    """The service's end. An async context manager."""
+    """The server in the service. An async context manager."""
 
     def __init__(self, service: SourceRunner) -> None:
-        """Command this service."""
+        """Serve commands for this service."""
         self._service = service
         self._path = service.data / CONTROL_FILE
         self._kept = service.data / "sources"
@@ -40,16 +40,16 @@ class ControlServer:
         self._server: asyncio.Server | None = None
 
     async def __aenter__(self) -> Self:
-        """Listen, and say where."""
+        """Listen, and write the control file."""
         if self._path.exists() and answers(self._path):
-            raise ConfigError(f"a service is running there already, see {self._path}", file=str(self._service.data))
+            raise ConfigError(f"another service is using this folder, see {self._path}", file=str(self._service.data))
         self._server = await asyncio.start_server(self._connected, "127.0.0.1", 0, limit=MAX_MESSAGE_BYTES)
         port = self._server.sockets[0].getsockname()[1]
         replace_private(self._path, json.dumps({"port": port, "pid": os.getpid(), "token": self._token}))
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """Listen no more."""
+        """Stop listening."""
         if self._server is not None:
             self._server.close()
         self._path.unlink(missing_ok=True)
@@ -60,7 +60,7 @@ class ControlServer:
             writer.write(json.dumps(self._answer(line)).encode() + b"\n")
             await writer.drain()
         except (OSError, ValueError, RecursionError, TimeoutError):
-            pass  # who does not speak our language, or is gone, gets no answer
+            pass  # a malformed or vanished client gets no response
         finally:
             writer.close()
 
@@ -93,13 +93,13 @@ class ControlServer:
         return {"error": f"unknown verb {verb!r}"}
 
     def _keep(self, name: str, text: str) -> None:
-        """Keep an added source over restarts, in a file for its owner alone: its headers may hold secrets."""
+        """Save an added source for restarts, in a private file: its headers may contain secrets."""
         make_private_folder(self._kept)
         replace_private(self._kept / f"{name}.yaml", text)
 
 
 def ask(data: Path, **asked: object) -> dict[str, Any]:
-    """Ask the service that runs on a data folder."""
+    """Send a command to the service that uses a data folder."""
     path = data / CONTROL_FILE
     try:
         where = json.loads(path.read_text(encoding="utf-8"))
@@ -108,7 +108,7 @@ def ask(data: Path, **asked: object) -> dict[str, Any]:
             with connection.makefile("rb") as answer:
                 said: dict[str, Any] = json.loads(answer.readline())
     except (OSError, ValueError, KeyError) as error:
-        message = f"no service answers on {data} ({error}): start one with 'tidegate start --data {data}'"
+        message = f"no service responds on {data} ({error}): start one with 'tidegate start --data {data}'"
         raise StoreUnavailable(message) from None
     if "error" in said:
         raise ConfigError(said["error"])
@@ -116,7 +116,7 @@ def ask(data: Path, **asked: object) -> dict[str, Any]:
 
 
 def answers(path: Path) -> bool:
-    """Tell whether a service runs on the folder of a control file."""
+    """Return whether a service uses the folder of a control file."""
     try:
         ask(path.parent, verb="sources")
     except StoreUnavailable:
