@@ -1,8 +1,8 @@
-"""How a limiter keeps to a capacity that changes: nothing while frozen, and waits that notice a recovery.
+"""How a limiter applies a capacity that changes: it denies everything while frozen, and waiters notice a recovery.
 
-A limiter whose store is a GatedStore answers a frozen policy with a denial that says how long; waiters wait for it in
-line like for permits. A limiter whose clock is a RecoveringClock looks for a recovery that is due while its waiters
-sleep, so that nothing needs a thread of its own.
+A limiter whose store is a GatedStore denies a frozen policy, with the remaining time; waiters stay in the queue as for
+permits. A limiter whose clock is a RecoveringClock applies a recovery that is due while its waiters sleep, so no extra
+thread is needed.
 """
 
 from __future__ import annotations
@@ -24,35 +24,35 @@ ASKING = frozenset(("acquire", "hold", "peek"))
 
 
 class GatedStore(Store):
-    """Passes everything on to another store, except what is asked of a policy that is shut.
+    """Forwards everything to another store, except requests for permits of a frozen policy.
 
-    `shut(name, until)` shuts the policy of that name until an instant of the clock's steady time. Corrections (refunds,
-    settlements) pass at any time.
+    `freeze(name, until)` freezes the policy of that name until an instant of the clock's steady time. Corrections (refunds,
+    settlements) are always forwarded.
 
-    `later(name)` may tell of a policy of one limit how much that will hold once recovered, and the instant at which it
-    will hold more: a cost that is too large only for now is not refused for ever, but told to ask again then.
+    `later(name)` may return, for a policy with one limit, its maximum after recovery and the instant of its next recovery
+    step: a cost that is too large only for now gets a retry time instead of a permanent denial.
     """
 
     def __init__(self, inner: Store, *, owns: bool = False) -> None:
-        """Stand before `inner`; close it with this store if it `owns` it."""
+        """Wrap `inner`; close it with this store if it `owns` it."""
         super().__init__(inner.clock)
         self.waited_on = inner.waited_on
         self.inner = inner
-        self.instant = inner.instant  # type: ignore[misc]  # as the other one does
+        self.instant = inner.instant  # type: ignore[misc]  # same as the wrapped store
         self._owns = owns
         self._shut: dict[str, int] = {}
         self.later: Callable[[str], tuple[int, int] | None] = lambda _name: None
 
     def shut(self, name: str, until: int) -> None:
-        """Answer no for a policy until then."""
+        """Deny a policy until an instant."""
         self._shut[name] = until
 
     def open(self, name: str) -> None:
-        """Ask for the policy again."""
+        """Stop denying a policy."""
         self._shut.pop(name, None)
 
     def frozen(self, name: str) -> int:
-        """Tell for how many microseconds yet a policy is shut."""
+        """Return for how many more microseconds a policy is frozen."""
         until = self._shut.get(name)
         if until is None:
             return 0
@@ -62,7 +62,7 @@ class GatedStore(Store):
         return max(0, left)
 
     def apply(self, verb: str, asks: Sequence[Ask], now: int | None = None, at: int | None = None) -> list[Decision]:
-        """Apply, unless one of the policies is shut."""
+        """Apply, unless one of the policies is frozen."""
         wait = self._wait(verb, asks) if self._shut else 0
         if wait:
             return self._denied(asks, wait, now)
@@ -71,7 +71,7 @@ class GatedStore(Store):
     def apply_one(
         self, verb: str, policy: Policy, key: Key, costs: tuple[int, ...], now: int | None = None, at: int | None = None
     ) -> Decision:
-        """Apply to one key, unless its policy is shut."""
+        """Apply to one key, unless its policy is frozen."""
         if self._shut:
             asks = ((policy, key, costs),)
             wait = self._wait(verb, asks)
@@ -83,7 +83,7 @@ class GatedStore(Store):
     async def apply_async(
         self, verb: str, asks: Sequence[Ask], now: int | None = None, at: int | None = None
     ) -> list[Decision]:
-        """Apply without blocking the event loop, unless one of the policies is shut."""
+        """Apply without blocking the event loop, unless one of the policies is frozen."""
         wait = self._wait(verb, asks) if self._shut else 0
         if wait:
             return self._denied(asks, wait, now)
@@ -93,7 +93,7 @@ class GatedStore(Store):
         return [self._patient(decision, *ask) for decision, ask in zip(decisions, asks, strict=True)]
 
     def _patient(self, decision: Decision, policy: Policy, _key: Key, costs: tuple[int, ...]) -> Decision:
-        """Let a cost wait for a recovery that will make room for it."""
+        """Replace a permanent denial by a retry time if the cost will fit after recovery."""
         if decision[0] or decision.retry != NEVER:
             return decision
         told = self.later(policy.name)
@@ -114,7 +114,7 @@ class GatedStore(Store):
         ]
 
     def metrics(self) -> dict[str, int]:
-        """Count what the other store counts, and the policies that are shut."""
+        """Return the counters of the wrapped store, and the number of frozen policies."""
         return {**self.inner.metrics(), "frozen": len(self._shut)}
 
     def close(self) -> None:
@@ -137,13 +137,12 @@ def _view(burst: int, cost: int, wait: int) -> tuple[int, int, int]:
 
 
 class RecoveringClock:
-    """A clock whose waits end early where a recovery is due, and have it done.
+    """A clock whose waits end early when a recovery is due, and apply it.
 
-    `due()` tells the instant of steady time at which `recover()` is to be called next, or None.
-    """
+    `due()` returns the instant of steady time at which `recover()` is called next, or None.
 
     def __init__(self, clock: Clock, due: Callable[[], int | None], recover: Callable[[], object]) -> None:
-        """Tell the time of `clock`."""
+        """Wrap `clock`."""
         self._clock = clock
         self._due = due
         self._recover = recover

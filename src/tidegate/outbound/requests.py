@@ -59,7 +59,9 @@ class RateLimitAdapter(HTTPAdapter):
         `max_retries` is how often a failed connection attempt is retried.
         """
         if not isinstance(max_retries, int):
-            message = "must be an integer: retries by urllib3 are not counted; use the 'retries' setting of the provider"
+            message = (
+                "must be an integer: retries by urllib3 are not counted; use the 'retries' setting of the provider"
+            )
             raise ConfigError(message, field="max_retries")
         self.gate = Gate(providers, store, **options)
         self._hiding = SecretFilter()
