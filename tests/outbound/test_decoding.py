@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidegate.core import Limit
-from tidegate.outbound.capacity.learning import MAX_LESSONS, ProviderCharge, ProviderCharges
+from tidegate.outbound.capacity.learning import MAX_PROVIDER_CHARGES, ProviderCharge, ProviderCharges
 from tidegate.outbound.quota.decoding import DECODE_BYTES, BodyDecoder, DecodingError
 from tidegate.outbound.quota.tokens import UsageReader
 
@@ -99,9 +99,9 @@ def test_usage_behind_much_text_is_read():
 def test_what_a_provider_may_take_back_is_bounded():
     """The oldest is forgotten: what it took comes back when its period has ended."""
     lessons, limit = ProviderCharges(), Limit(10**6, "1d")
-    for number in range(5 * MAX_LESSONS):
+    for number in range(5 * MAX_PROVIDER_CHARGES):
         lessons.add(ProviderCharge(0, 1, number))
-    assert len(lessons) == MAX_LESSONS
-    assert lessons.take(0, 1) == [ProviderCharge(0, 1, 4 * MAX_LESSONS)]
+    assert len(lessons) == MAX_PROVIDER_CHARGES
+    assert lessons.take(0, 1) == [ProviderCharge(0, 1, 4 * MAX_PROVIDER_CHARGES)]
     lessons.forget([limit], 10**12)
     assert len(lessons) == 0

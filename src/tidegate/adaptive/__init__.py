@@ -6,8 +6,8 @@
     capacities.py   Capacities: the resources of one agent, synchronised with other agents over a Bus
     gated_store.py  how a limiter applies it: denies everything while frozen, and wakes waiters for a recovery
 
-`capacity` documents the rules. A limiter uses `Capacities` (thread-safe, with or without a bus) and updates its policies
-when `changed` is called.
+`capacity` documents the rules. A limiter uses `Capacities` (thread-safe, with or without a bus) and updates its
+policies when `changed` is called.
 """
 
 from tidegate.adaptive.capacities import SUBJECT, Capacities, Listener

@@ -23,9 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 SUBJECT: Final = "ratelimit.capacity"
-MAX_UNCONFIGURED_RESOURCES: Final = (
-    256  # whose updates are stored until the resource is configured
-)
+MAX_UNCONFIGURED_RESOURCES: Final = 256  # whose updates are stored until the resource is configured
 MAX_UPDATES_PER_UNCONFIGURED: Final = 8
 RETAIN_AFTER_RECOVERY: Final = 3600.0  # seconds for which an update is retained after its recovery
 RETAIN_WITHOUT_RECOVERY: Final = 86_400.0  # seconds, if it never recovers
@@ -54,10 +52,10 @@ class _TrackedResource:
 class Capacities:
     """The capacities of an agent's resources. Thread-safe; no method waits.
 
-    `changed(resource)` is called, without a lock held, after the capacity of a resource changed. `received` is called with
-    each update of another agent that had an effect. Updates without effect are counted in `metrics()`: our own, of
-    resources that are not configured here, above the original, stale (already known), expired (signed, but too old or from
-    a clock that is too far ahead), malformed.
+    `changed(resource)` is called, without a lock held, after the capacity of a resource changed. `received` is called
+    with each update of another agent that had an effect. Updates without effect are counted in `metrics()`: our own, of
+    resources that are not configured here, above the original, stale (already known), expired (signed, but too old or
+    from a clock that is too far ahead), malformed.
 
     Recovery does not call `changed`: waiting callers take a snapshot again at `due`.
     """
@@ -150,6 +148,7 @@ class Capacities:
         """Reduce a resource and publish the update; None if it is not configured, or was reduced just before.
 
         `retry_after` asks all agents to make no calls for so many seconds.
+        """
         if retry_after is not None and not 0 <= retry_after < float("inf"):
             raise ConfigError(f"must be a number of seconds from 0, not {retry_after!r}", field="retry_after")
         now, wall = self.clock.steady(), self.clock.ns() // 1000
@@ -204,6 +203,7 @@ class Capacities:
         """Apply an update of another agent; returns whether it had an effect.
 
         The age of a `late` message is computed from its timestamp; any other counts from now.
+        """
         if update.agent_id == self.agent_id and not late:  # a late one may be from before a restart of this agent
             self._count("own")
             return False

@@ -15,11 +15,12 @@ count from the end of the freeze. The capacity is the minimum of all curves, nev
 `settings.beyond`, which lets the last step exceed it), never below 1.
 
 **Merging.** The state is a set of reductions and merging is union, so the same messages produce the same state in any
-order and with any repetition. The start of a reduction needs care, because the clocks of agents differ: a message counts
-from its arrival (less the `age` that its sender or its bus reports), but never from later than a reduction with a higher
-epoch. `epoch` is a logical clock: an agent numbers a reduction above all that it has received (`next_epoch`). So an older
-message has recovered at least as far as the newer ones: repeated, delayed or sent again after a reconnect, it undoes
-nothing, and a wrong clock has no advantage.
+order and with any repetition. The start of a reduction needs care, because the clocks of agents differ: a message
+counts from its arrival (less the `age` that its sender or its bus reports), but never from later than a reduction with
+a higher epoch. `epoch` is a logical clock: an agent numbers a reduction above all that it has received (`next_epoch`).
+So an older message has recovered at least as far as the newer ones: repeated, delayed or sent again after a reconnect,
+it undoes nothing, and a wrong clock has no advantage.
+
 **Bounded.** The latest `MAX_REDUCTIONS` reductions are kept. An older one that still has an effect is merged into the
 next, which then is as low and as long as both; later messages with epochs up to it are ignored.
 """
@@ -169,7 +170,7 @@ class CapacityState:
         return max(self.floor, self.reductions[-1].epoch if self.reductions else 0)
 
     def next_epoch(self, wall: int) -> int:
-        """Return the epoch of a new reduction: above all received and, by the wall clock, above those not received yet."""
+        """Return the epoch of a new reduction: above all received, and above others by the wall clock."""
         return min(MAX_INTEGER, max(self.epoch + 1, wall))
 
     def _steps(self, reduction: Reduction, now: int) -> int:
@@ -224,7 +225,7 @@ class CapacityState:
         if epoch <= self.floor or value > self.original or value < 1 or (value == self.original and not retry_after):
             return self
         since = min((now - max(0, age), *(r.since for r in self.reductions if r.epoch >= epoch)))
-        length = max(0, min(LONGEST_FREEZE, retry_after))
+        length = max(0, min(MAX_FREEZE, retry_after))
         new = Reduction(epoch, agent, value, since, since + length)
         known = [
             r if r.epoch > epoch or r.since <= since else r._replace(since=since, until=since + (r.until - r.since))

@@ -26,11 +26,11 @@ ASKING = frozenset(("acquire", "hold", "peek"))
 class GatedStore(Store):
     """Forwards everything to another store, except requests for permits of a frozen policy.
 
-    `freeze(name, until)` freezes the policy of that name until an instant of the clock's steady time. Corrections (refunds,
-    settlements) are always forwarded.
+    `freeze(name, until)` freezes the policy of that name until an instant of the clock's steady time. Corrections
+    (refunds, settlements) are always forwarded.
 
-    `later(name)` may return, for a policy with one limit, its maximum after recovery and the instant of its next recovery
-    step: a cost that is too large only for now gets a retry time instead of a permanent denial.
+    `later(name)` may return, for a policy with one limit, its maximum after recovery and the instant of its next
+    recovery step: a cost that is too large only for now gets a retry time instead of a permanent denial.
     """
 
     def __init__(self, inner: Store, *, owns: bool = False) -> None:
@@ -140,6 +140,7 @@ class RecoveringClock:
     """A clock whose waits end early when a recovery is due, and apply it.
 
     `due()` returns the instant of steady time at which `recover()` is called next, or None.
+    """
 
     def __init__(self, clock: Clock, due: Callable[[], int | None], recover: Callable[[], object]) -> None:
         """Wrap `clock`."""

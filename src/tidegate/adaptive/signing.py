@@ -1,7 +1,7 @@
 """Messages between agents: JSON objects, signed if a secret is shared, and then accepted only while recent.
 
-The signature is the hexadecimal HMAC-SHA256 of the message without it: JSON with sorted keys and no spaces, ASCII only. A
-signed message contains its `timestamp` and a `nonce`, so replaying a recorded message has little effect:
+The signature is the hexadecimal HMAC-SHA256 of the message without it: JSON with sorted keys and no spaces, ASCII only.
+A signed message contains its `timestamp` and a `nonce`, so replaying a recorded message has little effect:
 
 - A message whose timestamp is older than `MAX_AGE`, or further ahead than `MAX_CLOCK_SKEW`, is ignored. Nothing that an
   agent announces is in force for longer than `MAX_AGE`.
@@ -22,7 +22,7 @@ import threading
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
-from tidegate.adaptive.capacity import LONGEST_FREEZE
+from tidegate.adaptive.capacity import MAX_FREEZE
 from tidegate.core.bounds import SECOND
 from tidegate.errors import ConfigError
 

@@ -32,7 +32,8 @@ MAX_EPOCH: Final = 2**52  # of received epochs: leaves room for higher ones of o
 class CapacityUpdate:
     """One agent's reduction of a resource to `new_capacity`, with reason and time.
 
-    `epoch` orders updates without relying on clocks (see `capacity`). `retry_after` asks for no calls for so many seconds.
+    `epoch` orders updates without relying on clocks (see `capacity`). `retry_after` asks for no calls for so many
+    seconds.
     """
 
     resource: str
@@ -127,6 +128,5 @@ def is_name(value: object) -> bool:
 
 def retain_key(resource: str, agent_id: str, tag: str = "") -> str:
     """Return the retain key of an agent's latest update of a resource; `tag` distinguishes swarms."""
-
     key = join_key((resource, agent_id, tag) if tag else (resource, agent_id))
     return key if len(key.encode()) <= MAX_KEY_BYTES else f"sha256:{hashlib.sha256(key.encode()).hexdigest()}"

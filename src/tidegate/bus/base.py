@@ -48,7 +48,7 @@ class Subscription:
     """Calls a handler for each message of a subject until it is closed."""
 
     def __init__(self, bus: Bus, subject: str, handler: Handler, synced: Synced | None) -> None:
-        """Created by `Bus.subscribe`."""
+        """Use `Bus.subscribe` to create one."""
         self.subject = subject
         self._bus = bus
         self._handler = handler
@@ -85,14 +85,16 @@ class Bus(ABC):
     """Carries messages between agents.
 
     - Each subscriber receives each message of its subject that is published while it is subscribed, including those of
-      its own bus: normally once, in the order of each publisher. Around a lost connection messages may be missed or come
-      twice.
-    - `publish` and `subscribe` never wait for a server: messages are queued, up to a maximum; when the queue is full the
-      oldest is dropped and counted. A lost connection is retried without limit.
+      its own bus: normally once, in the order of each publisher. Around a lost connection messages may be missed or
+      come twice.
+    - `publish` and `subscribe` never wait for a server: messages are queued, up to a maximum; when the queue is full
+      the oldest is dropped and counted. A lost connection is retried without limit.
     - A new subscriber first receives the retained messages, and so does every subscriber after a reconnect, marked
-      `late`. For each key the highest version is retained. Then `synced` is called with the retained versions, so that a
-      subscriber with a newer version can publish it again.
+      `late`. For each key the highest version is retained. Then `synced` is called with the retained versions, so that
+      a subscriber with a newer version can publish it again.
     - Handlers run on the bus's thread, or on the publisher's: keep them short. Exceptions are logged.
+    """
+
     clock: Clock
     failed: int = 0  # handlers that raised
 

@@ -141,6 +141,7 @@ class NetworkBus(Bus):
         """Start new threads and a new connection in a forked process: now if there are subscriptions, else when needed.
 
         Messages queued before the fork are sent by the parent.
+        """
         abandon(self._loop, self._checks, self._signal)
         self._reset()
         if self._subscriptions:
@@ -330,8 +331,8 @@ class NetworkBus(Bus):
             return bool(new)
         try:
             async with asyncio.timeout(STEP_TIMEOUT):
-                # A new message is sent first. One that waited for a connection is retained first: other buses connect at the
-                # same time, and those that miss the message itself must find it retained.
+                # A new message is sent first. One that waited for a connection is retained first: other buses connect
+                # at the same time, and those that miss the message itself must find it retained.
                 if message.late:
                     await self._keep(link, message)
                 await link.send(message.subject + LATE_SUFFIX * message.late, message.payload)
@@ -386,6 +387,7 @@ class NetworkBus(Bus):
         """Read retained messages again later: one sent just before we subscribed may have been retained just after.
 
         A server that was just started may not have been ready to retain or list messages.
+        """
         clock = SystemClock()
         for seconds in REREAD_RETAINED_AFTER:
             await clock.wait_async(TaskSignal(), clock.steady() + seconds * SECOND)

@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 KEY_PREFIX: Final = "tidegate:bus:"
 PORT: Final = 6379
 PING_INTERVAL: Final = SECOND  # between two checks of an idle connection
-# A value is "version end message"; the end is by the server's clock, in milliseconds. Everything has a TTL. Other clients
-# may have stored anything under these keys: `read` returns the version and end of a value, or nil.
+# A value is "version end message"; the end is by the server's clock, in milliseconds. Everything has a TTL. Other
+# clients may have stored anything under these keys: `read` returns the version and end of a value, or nil.
 READ: Final = f"""
 local now = redis.call('TIME')
 local ms = now[1] * 1000 + math.floor(now[2] / 1000)

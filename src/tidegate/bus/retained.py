@@ -57,7 +57,6 @@ class RecalledMessages:
 
 def read_version(text: bytes) -> int:
     """Parse a version; 0 if invalid, which is lower than every valid version."""
-
     if not text.isdigit() or len(text) > VERSION_DIGITS:
         return 0
     number = int(text)

@@ -7,6 +7,7 @@ httpx.py       adapter for httpx
 requests.py    adapter for requests
 aiohttp.py     adapter for aiohttp
 sources/       URLs fetched on a schedule: scheduler, workers, service
+"""
 
 from tidegate.outbound.providers.hosts import host_of
 from tidegate.outbound.providers.provider import EndpointCost, KeyLocation, Provider, Retries

@@ -1,7 +1,7 @@
 """Quotas for aiohttp: `aiohttp.ClientSession(middlewares=[RateLimitMiddleware(providers)])`.
 
-Each hop of a redirect passes through the middleware, so the second host is charged too. `outcome_of(response)` returns how
-a request was sent. Close the middleware after the session: `await middleware.close()`, or `async with`.
+Each hop of a redirect passes through the middleware, so the second host is charged too. `outcome_of(response)` returns
+how a request was sent. Close the middleware after the session: `await middleware.close()`, or `async with`.
 """
 
 from __future__ import annotations

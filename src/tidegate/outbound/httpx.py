@@ -1,7 +1,7 @@
 """Quotas for httpx: `httpx.Client(transport=RateLimitTransport(providers))`, and the same for AsyncClient.
 
-The transport wraps another one (by default httpx's own), so it sees everything a client sends: each hop of a redirect, each
-retry, HTTP/2, streams. `response.extensions["tidegate"]` is the RequestOutcome of the request.
+The transport wraps another one (by default httpx's own), so it sees everything a client sends: each hop of a redirect,
+each retry, HTTP/2, streams. `response.extensions["tidegate"]` is the RequestOutcome of the request.
 """
 
 from __future__ import annotations
@@ -179,7 +179,7 @@ def unreached(error: BaseException) -> bool:
 
 
 def signed(request: httpx.Request, added: AddedKey | None) -> httpx.Request:
-    """Return a copy of the request with the provider's key; the original, which redirects are built from, stays without."""
+    """Return a copy of the request with the provider's key; redirects are built from the original, without key."""
     if added is None:
         return request
     place, key = added

@@ -98,7 +98,7 @@ class RateLimitAdapter(HTTPAdapter):
     def _signed(
         self, request: requests.PreparedRequest, added: AddedKey | None, keys: list[str]
     ) -> requests.PreparedRequest:
-        """Return a copy of the request with the provider's key; the original, which redirects are built from, stays without."""
+        """Return a copy of the request with the provider's key; redirects are built from the original, without key."""
         if added is None:
             return request
         place, key = added

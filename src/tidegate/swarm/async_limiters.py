@@ -118,7 +118,7 @@ class _AsyncLimiter(SwarmResources[AsyncLimiter]):
         return_token: bool = False,
         announce: bool = True,
     ) -> AsyncLimitedCall:
-        """Wait for a permit before a block (`async with`) or before each call of a coroutine function (as a decorator)."""
+        """Wait for a permit before a block (`async with`) or each call of a coroutine function (as a decorator)."""
         return AsyncLimitedCall(self, resource, timeout, cost, return_token=return_token, announce=announce)
 
     async def announce_reduced(

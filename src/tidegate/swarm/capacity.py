@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 class Capacity:
     """The state of a resource: permits available now, total permits per window, and calls in progress.
 
-    `total` is the current capacity, reduced or not; `original` is the value that was set. `window` and `frozen_for` are in
-    seconds; while a resource is frozen nothing is available.
+    `total` is the current capacity, reduced or not; `original` is the value that was set. `window` and `frozen_for` are
+    in seconds; while a resource is frozen nothing is available.
     """
 
     resource: str

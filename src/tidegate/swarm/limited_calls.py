@@ -70,7 +70,7 @@ class _LimitedCall(Generic[S]):
         return_token: bool,
         announce: bool,
     ) -> None:
-        """Created by `limited`."""
+        """Use `limited` to create one."""
         self._limiter = limiter
         self._resource = resource
         self._timeout = timeout

@@ -58,7 +58,7 @@ class Presence:
     def _resources(self) -> dict[str, Any]:
         """Describe as many resources as one message can carry."""
         found: dict[str, Any] = {}
-        room = MAX_ANSWER_BYTES - ROOM - len(json.dumps(self._agent_id))
+        room = MAX_ANSWER_BYTES - RESERVED_BYTES - len(json.dumps(self._agent_id))
         for capacity in self._describe():
             told = asdict(capacity)
             room -= 2 * len(json.dumps(capacity.resource)) + len(json.dumps(told))

@@ -225,6 +225,7 @@ class SwarmResources(Generic[L]):
         """Change a bucket so that the available permits stay, or are capped; none are added.
 
         Until that instant permits were refilled at the old rate; from then on the new rate applies.
+        """
         old, new, key = resource.policy, self._policy(resource.name, capacity, resource.window), resource.name
         if new == old:
             return

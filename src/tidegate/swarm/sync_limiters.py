@@ -36,8 +36,8 @@ class _Limiter(SwarmResources[Limiter]):
     def set_capacity(self, resource: str, capacity: int, window: Window) -> None:
         """Allow `capacity` permits per `window` (seconds, a timedelta, or a string such as '1m').
 
-        A new resource starts full. For a known one, the available permits stay or are capped, and reductions end. A capacity
-        or window of 0 removes the resource.
+        A new resource starts full. For a known one, the available permits stay or are capped, and reductions end. A
+        capacity or window of 0 removes the resource.
         """
         removed = self._set(resource, capacity, window)
         if removed is not None:
@@ -105,8 +105,8 @@ class _Limiter(SwarmResources[Limiter]):
     ) -> LimitedCall:
         """Wait for a permit before a block (`with`) or before each call of a function (as a decorator).
 
-        An exception with status 429 (or 503 with Retry-After), as HTTP and AI clients raise, is announced to the swarm unless
-        `announce` is False.
+        An exception with status 429 (or 503 with Retry-After), as HTTP and AI clients raise, is announced to the swarm
+        unless `announce` is False.
         """
         return LimitedCall(self, resource, timeout, cost, return_token=return_token, announce=announce)
 
@@ -168,12 +168,12 @@ class SwarmLimiter(_Limiter):
     """Token buckets of one agent, whose capacities are reduced and recover together with those of the other agents.
 
     A 429 that any agent announces multiplies the capacity of all agents by `reduce_factor`; every `recovery_interval`
-    seconds it is multiplied by `recovery_factor`, up to the original (`max_recovery=False` lets the last step exceed it).
-    Announcements of this agent within `cooldown` seconds of a reduction are treated as duplicates. With a `secret`, only
-    messages signed with it are accepted.
+    seconds it is multiplied by `recovery_factor`, up to the original (`max_recovery=False` lets the last step exceed
+    it). Announcements of this agent within `cooldown` seconds of a reduction are treated as duplicates. With a
+    `secret`, only messages signed with it are accepted.
 
-    By default each agent has its own bucket. With a `store` (and usually `lease=True`) the agents share one, and together
-    never exceed the capacity in any window.
+    By default each agent has its own bucket. With a `store` (and usually `lease=True`) the agents share one, and
+    together never exceed the capacity in any window.
     """
 
     def __init__(

@@ -27,7 +27,7 @@ COUNTED_ALGORITHMS: Final = ("token_bucket", "fixed_window", "calendar_window", 
 
 
 class LimitCorrection(NamedTuple):
-    """What the provider reported about one of our limits: the remaining quota, for so many microseconds (None: unknown)."""
+    """What the provider reported about one of our limits: `remaining` permits until `reset` (microseconds from now)."""
 
     place: int
     remaining: int
@@ -92,7 +92,7 @@ class ProviderCharges:
         """Add a charge."""
         with self._lock:
             self._known.append(lesson)
-            del self._known[:-MAX_LESSONS]  # dropped charges are returned only when their period ends
+            del self._known[:-MAX_PROVIDER_CHARGES]  # dropped charges are returned only when their period ends
 
     def forget(self, limits: Sequence[Limit], now: int) -> None:
         """Drop charges whose period has ended, or whose limit no longer exists."""

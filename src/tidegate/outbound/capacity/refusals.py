@@ -1,9 +1,9 @@
 """How refusals change the capacity: the new level, how long it is held, how long nothing is sent. Time is an argument.
 
 A 429 reduces the capacity to what was in use then, which is what the provider has let through: by at least one, but not
-below half in one step. A 503 reduces it to half. Refusals within one period count as one reduction. Without Retry-After,
-nothing is sent for a pause that doubles with each refusal. If requests are refused repeatedly at the same level, that
-level is held longer each time before the next recovery step.
+below half in one step. A 503 reduces it to half. Refusals within one period count as one reduction. Without
+Retry-After, nothing is sent for a pause that doubles with each refusal. If requests are refused repeatedly at the same
+level, that level is held longer each time before the next recovery step.
 
 Processes that receive each other's refusals hold the same levels: a refusal of one process counts for all.
 """

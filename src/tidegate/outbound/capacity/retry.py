@@ -27,8 +27,8 @@ def again(
 ) -> int | None:
     """Return how many microseconds after Retry-After to retry; None: do not retry.
 
-    `spent` microseconds have passed since the first attempt, `chance` is a random number below 1. A 429 was not processed,
-    so every method is retried; a 503 may have been, so only idempotent methods are.
+    `spent` microseconds have passed since the first attempt, `chance` is a random number below 1. A 429 was not
+    processed, so every method is retried; a 503 may have been, so only idempotent methods are.
     """
     if attempt > retries.most or not (
         status == TOO_MANY_REQUESTS or (status == SERVICE_UNAVAILABLE and method.upper() in IDEMPOTENT_METHODS)

@@ -23,8 +23,8 @@ RETAIN_SECONDS: Final = 3600.0  # for which a reduction is retained for processe
 class SharedCapacity:
     """The capacities of a provider's accounts, by resource.
 
-    Updates are sent in the name of the provider: `announce` publishes what one of its responses meant. Every process on the
-    bus receives it, and applies what others received.
+    Updates are sent in the name of the provider: `announce` publishes what one of its responses meant. Every process on
+    the bus receives it, and applies what others received.
     """
 
     def __init__(self, agent: str, terms: RecoverySettings, clock: Clock, bus: Bus | None) -> None:
@@ -48,7 +48,8 @@ class SharedCapacity:
     def set(self, resource: str, quota: int, changed: Callable[[], object], told: Callable[[int], object]) -> None:
         """Start with the whole quota, less the reductions of others.
 
-        `changed` is called when the capacity changed, `received` with the capacity that another process published on the bus.
+        `changed` is called when the capacity changed, `received` with the capacity that another process published on
+        the bus.
         """
         self._changed[resource] = changed
         self._told[resource] = told

@@ -1,13 +1,13 @@
 """Shares capacity reductions of an account between processes through the store.
 
-Processes with the same store need no bus to share refusals: the refused process writes a notice, and the others check for
-notices from time to time, after they got a permit and before they use it.
+Processes with the same store need no bus to share refusals: the refused process writes a notice, and the others check
+for notices from time to time, after they got a permit and before they use it.
 
 A store counts; it does not store messages. So a notice is three counters of one key: its number combined with the
 capacity, the instant of the refusal, and the instant until which nothing is sent, by the store's clock. All three only
 increase. A write raises them from the values read to the new values, under limits of exactly the new values: if another
-process has written in between, the costs do not fit, the store denies the call, and the process reads again. The counters
-expire a day after the first notice.
+process has written in between, the costs do not fit, the store denies the call, and the process reads again. The
+counters expire a day after the first notice.
 """
 
 from __future__ import annotations
@@ -97,7 +97,6 @@ class SharedNotices:
 
     def _asking(self, verb: str, policy: Policy, costs: tuple[int, ...]) -> Flow:
         """Call the store; None: it is unavailable, and a notice is not worth failing a request."""
-
         try:
             (decision,) = yield partial(self._apply, verb, ((policy, self._key, costs),))
         except StoreUnavailable:

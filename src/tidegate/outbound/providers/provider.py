@@ -63,8 +63,9 @@ NO_RETRIES: Final = Retries()
 class Provider:
     """An API with a quota. Immutable: a changed file becomes another Provider.
 
-    `limits` all apply. `per` names what has a separate quota: each `host` of the domain, each `path` of the endpoints, each
-    `credential`; by default there is one quota for all. `api_key` is kept in memory only.
+    `limits` all apply. `per` names what has a separate quota: each `host` of the domain, each `path` of the endpoints,
+    each `credential`; by default there is one quota for all. `api_key` is kept in memory only.
+    """
 
     domain: str
     limits: tuple[Limit, ...]
@@ -96,7 +97,9 @@ class Provider:
         """Refuse an endpoint whose cost is in a unit that no limit counts, or exceeds a limit."""
         for limit, amount in zip(self.limits, self.policy.costs(endpoint.cost), strict=True):
             if amount > limit.burst:
-                message = f"{amount} exceeds the maximum of limit {limit.name!r} ({limit.burst}): no request could be sent"
+                message = (
+                    f"{amount} exceeds the maximum of limit {limit.name!r} ({limit.burst}): no request could be sent"
+                )
                 raise ConfigError(message, field="cost")
 
     def _cost(self, cost: Cost) -> dict[str, int]:

@@ -31,7 +31,7 @@ class LoadedProvider(NamedTuple):
     """A provider and the state of the file it was read from."""
 
     provider: Provider
-    seen: Print | None
+    seen: FileStamp | None
 
 
 class Providers:
@@ -39,6 +39,7 @@ class Providers:
 
     `reload` checks whether files were changed, added or removed, and loads the valid ones. An invalid file leaves the
     previous version in force; it is logged and listed in `problems`. `changes` counts reloads that changed something.
+    """
 
     def __init__(self, providers: Iterable[Provider] = ()) -> None:
         """Use these providers; `load` reads them from files."""
@@ -46,7 +47,7 @@ class Providers:
         self._files: tuple[Path, ...] = ()
         self._folders: tuple[Path, ...] = ()
         self._permissions: Permissions = "ignore"
-        self._refused: dict[Path, Print | None] = {}
+        self._refused: dict[Path, FileStamp | None] = {}
         self.problems: tuple[str, ...] = ()
         self.changes = 0
 
@@ -60,8 +61,8 @@ class Providers:
     ) -> Providers:
         """Read one file per provider, and all files of a directory that end in .yaml or .yml.
 
-        Two files with the same domain or the same name are refused. `permissions` is the treatment of a file that contains a
-        key and is readable by others than its owner: `warn`, `refuse` or `ignore`.
+        Two files with the same domain or the same name are refused. `permissions` is the treatment of a file that
+        contains a key and is readable by others than its owner: `warn`, `refuse` or `ignore`.
         """
         if permissions not in get_args(Permissions):
             raise ConfigError(f"must be warn, refuse or ignore, not {permissions!r}", field="permissions")
@@ -213,7 +214,7 @@ def _clash(found: Iterable[LoadedProvider], new: Provider) -> str | None:
     return None
 
 
-def _print(path: Path) -> Print | None:
+def _print(path: Path) -> FileStamp | None:
     try:
         found = path.stat()
     except OSError:

@@ -240,6 +240,7 @@ class Account:
         """Charge a request in flight again, while the delay allowance lasts; returns whether it was charged.
 
         It must count at the same time as a permit that was charged `at`.
+        """
         if not self.delays.take(ticket):
             return True  # another thread does it
         costs = self.delays.overdue(ticket, at)
@@ -260,6 +261,7 @@ class Account:
         """Charge requests of which it is unknown whether and when they arrived, as if they arrived now.
 
         Replaces the charge made `earlier` for them, if any. Returns the instant of the charge.
+        """
         pairs = ((limit.algorithm in MOVABLE_ALGORITHMS, limit.unit == REQUESTS_UNIT) for limit in self.provider.limits)
         costs = tuple(amount if all(pair) else 0 for pair in pairs)
         if not any(costs):
@@ -272,7 +274,7 @@ class Account:
         return decision.at
 
     def learning(self, advice: Advice) -> Flow:
-        """Apply the remaining quota that the provider reports, if it is lower than ours; or undo an earlier correction."""
+        """Apply the remaining quota that the provider reports if it is lower than ours; else undo corrections."""
         said = corrections(self.provider.limits, advice)
         if not said:
             return 0

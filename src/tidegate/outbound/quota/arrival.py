@@ -13,6 +13,8 @@ period. With slow responses that would be much, although their requests arrive a
 spent a whole quota on it (`DelayAllowance`) lets permits count a fortieth longer instead, which covers network delays.
 Limits of more than `MAX_MOVED_QUOTA` are never charged again: finding one permit among so many takes too long. Only the
 process that sent a request knows that it has been in flight for more than a period.
+"""
+
 from __future__ import annotations
 
 from collections import deque
@@ -39,6 +41,7 @@ class DelayAllowance:
     """How much of a quota may still be spent on exact counting, in permits times microseconds.
 
     Starts with a quota for one period; each response costs its duration, less a thirtieth of the period.
+    """
 
     def __init__(self, limit: Limit) -> None:
         """Start with the whole allowance."""
@@ -104,6 +107,7 @@ class ArrivalDelays:
         """Return the costs to charge again from now on, by limit; empty: the charge is correct.
 
         `at` is an instant of the store's clock that has passed.
+        """
         flight = self._clock.steady() - ticket.since
         if not self._moves or flight <= 0:
             return ()
@@ -142,6 +146,7 @@ class ArrivalDelays:
         """Return the oldest request in flight if its permit has expired before a charge made `at`.
 
         That is after a period, or when a window has ended: its permits would count in the previous window.
+        """
         line = self.line
         try:
             while (ticket := line[0]).answered:

@@ -161,5 +161,4 @@ def added_key(provider: Provider | None, call: OutboundRequest) -> AddedKey | No
 
 def is_confidential(url: str) -> bool:
     """Return whether a request is encrypted or does not leave this machine."""
-
     return url[:6].lower() == "https:" or is_loopback(host_of(url))

@@ -96,8 +96,8 @@ class _Gate:
         """Enforce the quotas of these providers.
 
         `store` is where usage is counted: a URL, or a Store that is shared with others. A request waits up to `timeout`
-        seconds for its permit (None: without limit, 0: not at all), larger `priority` first. Capacity reductions are shared
-        over a `bus`. Provider files are checked every `reload` seconds (None: never).
+        seconds for its permit (None: without limit, 0: not at all), larger `priority` first. Capacity reductions are
+        shared over a `bus`. Provider files are checked every `reload` seconds (None: never).
         """
         if not isinstance(providers, Providers):
             raise ConfigError(f"must be Providers, such as Providers.load(...), not {providers!r}", field="providers")
@@ -263,6 +263,7 @@ class _Gate:
         """Learn from a response; returns the pause before a retry (None: do not retry).
 
         `when` is the instant at which it was sent, the start of its first attempt, and the number of attempts.
+        """
         sent, began, attempt = when
         if reply.status != TOO_MANY_REQUESTS:
             yield from account.moving(ticket)

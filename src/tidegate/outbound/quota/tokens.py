@@ -22,9 +22,7 @@ from tidegate.outbound.quota.decoding import BodyDecoder, DecodingError
 
 TOKEN_UNITS: Final = ("tokens", "input-tokens", "output-tokens")
 INPUT_FIELDS: Final = ("input_tokens", "prompt_tokens")
-CACHE_WRITE_FIELDS: Final = (
-    "cache_creation_input_tokens",
-)  # cache reads do not count towards the providers' limits
+CACHE_WRITE_FIELDS: Final = ("cache_creation_input_tokens",)  # cache reads do not count towards the providers' limits
 OUTPUT_FIELDS: Final = ("output_tokens", "completion_tokens")
 MAX_ANSWER_FIELDS: Final = ("max_completion_tokens", "max_output_tokens", "max_tokens")
 DEFAULT_ANSWER_TOKENS: Final = 1000  # if the request sets no maximum
@@ -52,6 +50,7 @@ class UsageReader:
     """Reads the usage from a response that arrives in chunks, streamed as events or not.
 
     `coding` is its Content-Encoding; only identity, gzip and deflate are read.
+    """
 
     def __init__(self, coding: str = "") -> None:
         """Start without data."""
@@ -93,7 +92,7 @@ class UsageReader:
         self._events = True
         self._whole.clear()
         place = lines.find(b"usage")
-        while place >= 0 and self._looks < MAX_LOOKS:
+        while place >= 0 and self._looks < MAX_USAGE_LINES:
             self._looks += 1
             start, end = lines.rfind(b"\n", 0, place) + 1, lines.find(b"\n", place)
             end = len(lines) if end < 0 else end
@@ -128,7 +127,6 @@ def _json(text: bytes | bytearray) -> dict[str, Any]:
 
 def _usage(said: dict[str, Any]) -> dict[str, int]:
     """Find the usage: at the top level, or in `message` (Anthropic) or `response` (OpenAI)."""
-
     for place in (said, said.get("message"), said.get("response")):
         found = place.get("usage") if isinstance(place, Mapping) else None
         if isinstance(found, Mapping):

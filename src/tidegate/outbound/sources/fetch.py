@@ -50,8 +50,9 @@ async def fetch(
 ) -> FetchResult:
     """Get a permit, download, and deliver the body; `permitted` is called once the permit is granted.
 
-    The transport requests the permit without waiting. A permit denied here, or a 429 of the provider, is not a failure; a
-    429 of a host without a provider is one, so that it backs off. The client, with its cookies, is used for one fetch.
+    The transport requests the permit without waiting. A permit denied here, or a 429 of the provider, is not a failure;
+    a 429 of a host without a provider is one, so that it backs off. The client, with its cookies, is used for one
+    fetch.
     """
     client = httpx.AsyncClient(transport=transport)
     try:

@@ -1,7 +1,7 @@
 """State that survives a crash, in one SQLite file: each source's next run and last result, and requests in flight.
 
-Every step is written before it is performed: a source is `running` before its permit is requested, so after a kill -9 the
-next service knows which requests may have been sent without a response. The file contains no URL, header or key.
+Every step is written before it is performed: a source is `running` before its permit is requested, so after a kill -9
+the next service knows which requests may have been sent without a response. The file contains no URL, header or key.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 **After a kill -9.** Every permit is in the store before its request is sent, and every request in the ledger before its
 permit is requested. Requests that were in flight may have arrived or not, at an unknown time: the next service charges
-them again when it starts, and replaces that charge once more after `grace` seconds. So a quota is never exceeded; at most
-one permit per request in flight stays unused, for one period, and the service logs that.
+them again when it starts, and replaces that charge once more after `grace` seconds. So a quota is never exceeded; at
+most one permit per request in flight stays unused, for one period, and the service logs that.
 """
 
 from __future__ import annotations

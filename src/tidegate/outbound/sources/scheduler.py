@@ -4,8 +4,8 @@ A source that is due and whose provider has capacity is queued. If its provider 
 checked again in the next cycle, or sooner if the provider will have capacity sooner. Queued sources that have not
 requested their permit yet count as taken, so no more are queued than can be sent.
 
-Fair: sources are ordered by when they became due, moved forward by `AGEING` seconds for each step of priority. A skipped
-source keeps its position, so it precedes all that become due after it, and none starves.
+Fair: sources are ordered by when they became due, moved forward by `AGEING` seconds for each step of priority. A
+skipped source keeps its position, so it precedes all that become due after it, and none starves.
 """
 
 from __future__ import annotations
