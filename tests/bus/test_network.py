@@ -34,7 +34,7 @@ def test_a_server_that_hangs_holds_nobody_up(server, subject):
     """Publishing goes on into a queue; what was queued arrives once the server goes on."""
     with open_bus(server.url) as bus, open_bus(server.url) as other:
         heard = joined(other, subject)
-        with server.frozen():
+        with server.frozen_for():
             for number in range(100):
                 bus.publish(subject, b"%d" % number, Retain(str(number), 1, 60))
             until(lambda: not bus.connected and not other.connected, "noticing that the server hangs")
@@ -147,7 +147,7 @@ def test_everything_in_redis_has_a_ttl_and_ends(subject):
     def retained():
         with open_bus(server.url) as late:
             versions, synced = [], threading.Event()
-            late.subscribe(subject, print, lambda told: (versions.append(told), synced.set()))
+            late.subscribe(subject, print, lambda received: (versions.append(received), synced.set()))
             assert synced.wait(20)
             return versions[0]
 

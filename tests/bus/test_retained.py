@@ -129,7 +129,7 @@ def check_that_all_works(url, subject, caplog, *, plant):
             until(lambda: retained() == 6, "retaining a newer one")
             assert late.bus.connected
             assert late.bus.metrics()["connections"] == 1
-        said = [record for record in caplog.records if record.threadName.startswith(f"tidegate bus {late.bus.where}")]
+        said = [record for record in caplog.records if record.threadName.startswith(f"tidegate bus {late.bus.address}")]
         assert len([record for record in said if "malformed" in record.getMessage()]) <= 3  # once for each bus opened
         late.bus.close()
 

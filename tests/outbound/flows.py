@@ -27,7 +27,7 @@ def reply(status=200, headers=(), close=lambda: None):
 
 def answer(gate, status=200, headers=(), call=CALL):
     """Send a request that is answered at once."""
-    return gate.run(gate.passing(call, lambda _provider: reply(status, headers)))
+    return gate.run(gate.send_flow(call, lambda _provider: reply(status, headers)))
 
 
 def used(store, known, key="x.example"):

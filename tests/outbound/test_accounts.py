@@ -8,10 +8,10 @@ import pytest
 
 from tests.outbound.flows import START, answer, reply
 from tidegate.outbound import Gate, OutboundRequest, Providers
-from tidegate.outbound.httpx import call_of
+from tidegate.outbound.httpx import to_outbound_request
 from tidegate.outbound.providers.provider import KeyLocation
 from tidegate.outbound.quota.accounts import ALWAYS_KEPT
-from tidegate.outbound.quota.exchange import credential
+from tidegate.outbound.quota.exchange import credential_of
 from tidegate.stores import MemoryStore
 from tidegate.testing import ManualClock
 
@@ -49,7 +49,7 @@ def test_accounts_with_something_to_remember_are_kept(gate):
             answer(gate, call=call(number))
         return reply()
 
-    gate.run(gate.passing(call("slow"), send))
+    gate.run(gate.send_flow(call("slow"), send))
     assert gate.metrics()["accounts"] < ALWAYS_KEPT
     assert gate.account_of(call("refused")) is refused
     assert gate.account_of(call("slow")) is under_way[0]
@@ -97,10 +97,10 @@ def test_credentials_that_are_no_utf_8_have_accounts_of_their_own():
     place = KeyLocation("query", "key")
     urls = [f"https://x.example/?key={value}" for value in ("%ff", "%fe", "%C3%BF", "%EF%BF%BD")]
     calls = [OutboundRequest("GET", url, {}.get, lambda: None, True, lambda _error: False) for url in urls]
-    assert len({credential(place, one) for one in calls}) == len(urls)
+    assert len({credential_of(place, one) for one in calls}) == len(urls)
 
 
 def test_headers_that_httpx_reads_alike_are_credentials_of_their_own():
     values = [b"\xff", b"\xfe", b"\xc3\xbf", b"plain"]
     requests = [httpx.Request("GET", "https://x.example/", headers=[(b"X-API-Key", value)]) for value in values]
-    assert len({credential(None, call_of(request)) for request in requests}) == len(values)
+    assert len({credential_of(None, to_outbound_request(request)) for request in requests}) == len(values)

@@ -31,17 +31,17 @@ def test_tokens_of_a_request_that_was_charged_anew_are_settled_where_they_count(
     store = MemoryStore(clock=clock)
     known = limited("500/1m", limit, estimate={"tokens": estimate}, **slots)
     gate = Gate(known, store)
-    gate.run(answer(gate).tail.settling({"tokens": 7}))  # opens a window
+    gate.run(answer(gate).settlement.settle_flow({"tokens": 7}))  # opens a window
     clock.advance(50)
 
     def send(_provider):
         clock.advance(flight)
         return reply()
 
-    passed = gate.run(gate.passing(CALL, send))
+    result = gate.run(gate.send_flow(CALL, send))
     first = 0 if flight > 10 else 7
     assert used(store, known)[1] == estimate + first
-    gate.run(passed.tail.settling({"tokens": actual}))
+    gate.run(result.settlement.settle_flow({"tokens": actual}))
     assert used(store, known)[1:] == [actual + first, *(0 for _ in slots)]
     gate.close()
 
@@ -77,7 +77,7 @@ async def test_what_was_answered_while_the_store_was_lost_still_counts(lost, mod
         await got.wait()
         return reply()
 
-    tasks = [asyncio.create_task(gate.run(gate.passing(CALL, slow))) for _ in range(10)]
+    tasks = [asyncio.create_task(gate.run(gate.send_flow(CALL, slow))) for _ in range(10)]
     await settle()
     assert used(inner, known) == [10]
     inner.fail = True
@@ -87,7 +87,7 @@ async def test_what_was_answered_while_the_store_was_lost_still_counts(lost, mod
     back()
     assert used(inner, known) == [10]
     with pytest.raises(Denied):
-        await gate.run(gate.passing(CALL, slow))
+        await gate.run(gate.send_flow(CALL, slow))
     await gate.close()
 
 
@@ -138,5 +138,5 @@ def test_what_a_provider_took_is_remembered_for_as_long_as_it_counts():
         answer(gate, 200, [("X-RateLimit-Limit", "100"), ("X-RateLimit-Remaining", str(left))])
         clock.advance(2)
     account = gate.account_of(CALL)
-    assert 0 < len(account._lessons) <= 31  # noqa: SLF001 - nothing else shows what is remembered
+    assert 0 < len(account._provider_charges) <= 31  # noqa: SLF001 - nothing else shows what is remembered
     gate.close()

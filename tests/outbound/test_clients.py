@@ -29,9 +29,9 @@ def test_a_quota_is_kept(kind):
     with QuotaServer() as server:
         found = fetch(kind, providers(5), [f"{server.url}/{i}" for i in range(5)], timeout=0)
         assert [each.status for each in found] == [200] * 5
-        assert [each.passage.decision.remaining for each in found] == [4, 3, 2, 1, 0]
-        assert found[-1].passage.provider == "127.0.0.1"
-        assert found[-1].passage.limited
+        assert [each.outcome.decision.remaining for each in found] == [4, 3, 2, 1, 0]
+        assert found[-1].outcome.provider == "127.0.0.1"
+        assert found[-1].outcome.limited
         with pytest.raises(Denied, match=r"provider 127\.0\.0\.1: .* got no permit within 0.0 s"):
             fetch(kind, providers(5), [f"{server.url}/{i}" for i in range(6)], timeout=0)
         assert len(server.requests) == 10
@@ -40,7 +40,7 @@ def test_a_quota_is_kept(kind):
 def test_without_a_provider_nothing_is_limited_and_the_answer_says_so(kind):
     with QuotaServer() as server:
         (found,) = fetch(kind, providers(domain="elsewhere.test"), [server.url])
-        assert (found.status, found.passage.limited, found.passage.provider) == (200, False, None)
+        assert (found.status, found.outcome.limited, found.outcome.provider) == (200, False, None)
         assert found.metrics["unlimited"] == 1
 
 
@@ -75,7 +75,7 @@ def test_each_hop_of_a_redirect_counts_and_the_key_stays_with_its_host(kind):
         )
         store = MemoryStore()
         (found,) = fetch(kind, known, [f"{server.url}/from"], store=store, timeout=0)
-        assert (found.status, found.passage.provider) == (200, "localhost")
+        assert (found.status, found.outcome.provider) == (200, "localhost")
         assert [each.headers.get("x-key") for each in server.requests] == ["hunter2", None]
         with pytest.raises(Denied, match="provider localhost"):
             fetch(kind, known, [f"http://localhost:{server.port}/to"], store=store, timeout=0)
@@ -86,7 +86,7 @@ def test_endpoints_have_costs_of_their_own(kind):
     with QuotaServer() as server:
         urls = [f"{server.url}{path}" for path in ("/batch/a?b=c", "/free", "/one", "/batch")]
         found = fetch(kind, known, urls, timeout=0)
-        assert [each.passage.decision.remaining for each in found] == [6, 6, 5, 1]
+        assert [each.outcome.decision.remaining for each in found] == [6, 6, 5, 1]
 
 
 @pytest.mark.parametrize(("per", "second"), [("host", 0), ("path", 1), ("credential", 1)])
@@ -111,9 +111,9 @@ def test_a_refused_request_is_sent_again_a_few_times(kind):
     known = providers(100, retries=2)
     with QuotaServer(respond=respond) as server:
         (found,) = fetch(kind, known, [server.url], chance=lambda: 0.0)
-        assert (found.status, found.passage.attempts, found.metrics["retried"]) == (200, 3, 2)
+        assert (found.status, found.outcome.attempts, found.metrics["retried"]) == (200, 3, 2)
         (found,) = fetch(kind, known, [server.url], chance=lambda: 0.0, method="POST", body=b"data")
-        assert (found.status, found.passage.attempts) == (429, 3)
+        assert (found.status, found.outcome.attempts) == (429, 3)
         assert [each.body for each in server.requests] == [b"", b"", b"", b"data", b"data", b"data"]
 
 
@@ -121,7 +121,7 @@ def test_after_a_503_only_what_may_be_sent_twice_is(kind):
     known = providers(100, retries=2)
     with QuotaServer(respond=lambda _request: Answer(503, (("Retry-After", "0"),), (b"x",))) as server:
         (found,) = fetch(kind, known, [server.url], chance=lambda: 0.0, method="POST", body=b"data")
-        assert (found.status, found.passage.attempts) == (503, 1)
+        assert (found.status, found.outcome.attempts) == (503, 1)
 
 
 def test_what_never_left_gives_its_permit_back(kind):
@@ -157,7 +157,7 @@ def test_waiting_ends_at_the_deadline_of_the_block(kind):
         assert clock.now() == 1_728_000_600
         with request_options(timeout=None):
             found = fetch(kind, known, [server.url, server.url], clock=clock)
-        assert found[1].passage.waited == 3600.0
+        assert found[1].outcome.waited == 3600.0
 
 
 def test_a_body_that_comes_in_pieces_holds_its_slot_until_the_end(kind):

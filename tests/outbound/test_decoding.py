@@ -98,10 +98,10 @@ def test_usage_behind_much_text_is_read():
 
 def test_what_a_provider_may_take_back_is_bounded():
     """The oldest is forgotten: what it took comes back when its period has ended."""
-    lessons, limit = ProviderCharges(), Limit(10**6, "1d")
+    provider_charges, limit = ProviderCharges(), Limit(10**6, "1d")
     for number in range(5 * MAX_PROVIDER_CHARGES):
-        lessons.add(ProviderCharge(0, 1, number))
-    assert len(lessons) == MAX_PROVIDER_CHARGES
-    assert lessons.take(0, 1) == [ProviderCharge(0, 1, 4 * MAX_PROVIDER_CHARGES)]
-    lessons.forget([limit], 10**12)
-    assert len(lessons) == 0
+        provider_charges.add(ProviderCharge(0, 1, number))
+    assert len(provider_charges) == MAX_PROVIDER_CHARGES
+    assert provider_charges.take(0, 1) == [ProviderCharge(0, 1, 4 * MAX_PROVIDER_CHARGES)]
+    provider_charges.drop_expired([limit], 10**12)
+    assert len(provider_charges) == 0

@@ -106,7 +106,7 @@ async def test_a_provider_that_answers_slowly_is_still_used_fully():
 
     async def work():
         while clock.now() < START + 60 * 60:
-            await gate.run(gate.passing(call(), send))
+            await gate.run(gate.send_flow(call(), send))
 
     tasks = [asyncio.create_task(work()) for _ in range(12)]
     while clock.now() < START + 62 * 60:
@@ -131,7 +131,7 @@ async def test_a_request_under_way_for_more_than_a_period_keeps_its_permit():
         arrived.append(clock.now() - START)
         return ProviderResponse(200, (), lambda: None, None)
 
-    tasks = [asyncio.create_task(gate.run(gate.passing(call(), send))) for _ in range(8)]
+    tasks = [asyncio.create_task(gate.run(gate.send_flow(call(), send))) for _ in range(8)]
     while not all(task.done() for task in tasks):
         for _ in range(8):
             await asyncio.sleep(0)
@@ -159,9 +159,9 @@ def test_where_time_passes_by_itself_a_quick_answer_is_covered_by_a_margin(took,
         clock.advance(took)
         return ProviderResponse(200, (), lambda: None, None)
 
-    gate.run(gate.passing(call(), send))
+    gate.run(gate.send_flow(call(), send))
     with pytest.raises(Denied) as denied:
-        gate.run(gate.passing(call(), send))
+        gate.run(gate.send_flow(call(), send))
     assert clock.now() - START + denied.value.decision.retry_after == pytest.approx(ends, abs=0.01)
     gate.close()
 
@@ -185,10 +185,10 @@ def test_a_request_that_arrives_in_the_next_window_counts_there(algorithm):
         clock.advance(61)
         return ProviderResponse(200, (), lambda: None, None)
 
-    gate.run(gate.passing(call(), late))
-    gate.run(gate.passing(call(), lambda _provider: ProviderResponse(200, (), lambda: None, None)))
+    gate.run(gate.send_flow(call(), late))
+    gate.run(gate.send_flow(call(), lambda _provider: ProviderResponse(200, (), lambda: None, None)))
     with pytest.raises(Denied):
-        gate.run(gate.passing(call(), lambda _provider: ProviderResponse(200, (), lambda: None, None)))
+        gate.run(gate.send_flow(call(), lambda _provider: ProviderResponse(200, (), lambda: None, None)))
     gate.close()
 
 
@@ -209,7 +209,7 @@ def test_what_cannot_be_charged_again_is_not_given_back():
         gate._accounts["x.example", "x.example"]._apply = lost  # noqa: SLF001 - the store is lost here
         return ProviderResponse(200, (), lambda: None, None)
 
-    gate.run(gate.passing(call(), send))
+    gate.run(gate.send_flow(call(), send))
     assert usage(providers(1), store) == 1
     gate.close()
 
@@ -290,7 +290,7 @@ def answers(clock, *steps, known=None, **options):
         status, headers = next(queue)
         return ProviderResponse(status, list(headers.items()), lambda: None, status)
 
-    return gate, lambda **wishes: gate.run(gate.passing(call(**wishes), send)).answer
+    return gate, lambda **options_given: gate.run(gate.send_flow(call(**options_given), send)).answer
 
 
 @pytest.mark.parametrize(
@@ -384,7 +384,7 @@ def test_what_the_provider_took_it_may_give_back_but_nothing_else():
 
     left = []
     for _ in range(3):
-        gate.run(gate.passing(call(), send))
+        gate.run(gate.send_flow(call(), send))
         left.append(10 - usage(known, store))
     assert left == [2, 6, 7]  # three were sent by us
     gate.close()
@@ -457,17 +457,17 @@ def test_retries_are_bounded_in_number_and_time_and_have_jitter():
         sent.append(clock.now() - START)
         return ProviderResponse(429, [("Retry-After", "10")], lambda: None, 429)
 
-    passed = gate.run(gate.passing(call(), send))
-    assert (passed.answer, passed.passage.attempts) == (429, 4)
+    result = gate.run(gate.send_flow(call(), send))
+    assert (result.answer, result.outcome.attempts) == (429, 4)
     assert sent == [0.0, 10.0, 20.0, 30.0]  # the jitter lies within Retry-After here
     assert gate.metrics()["retried"] == 3
     gate.close()
 
     late = Gate(providers(retries={"most": 3, "within": "5s"}), clock=clock, chance=lambda: 0.0)
-    passed = late.run(
-        late.passing(call(), lambda _provider: ProviderResponse(429, [("Retry-After", "10")], lambda: None, 429))
+    result = late.run(
+        late.send_flow(call(), lambda _provider: ProviderResponse(429, [("Retry-After", "10")], lambda: None, 429))
     )
-    assert passed.passage.attempts == 1  # it would take longer than allowed
+    assert result.outcome.attempts == 1  # it would take longer than allowed
     late.close()
 
 
@@ -538,7 +538,7 @@ async def test_tasks_wait_in_line_by_priority_and_leave_nothing_when_cancelled()
             return ProviderResponse(200, (), lambda: None, None)
 
         with request_options(priority=priority):
-            await gate.run(gate.passing(call(), send))
+            await gate.run(gate.send_flow(call(), send))
 
     await work("first", 0)
     tasks = [asyncio.create_task(work(*each)) for each in (("low", 0), ("gone", 20), ("high", 10))]
@@ -566,7 +566,7 @@ async def test_a_cancelled_request_counts_and_frees_its_slot():
         started.set()
         await asyncio.Event().wait()
 
-    task = asyncio.create_task(gate.run(gate.passing(call(), send)))
+    task = asyncio.create_task(gate.run(gate.send_flow(call(), send)))
     await started.wait()
     assert used(known, store)["concurrency"] == 1
     task.cancel()

@@ -44,9 +44,9 @@ async def test_what_is_on_its_way_when_a_window_ends_counts_in_the_next(algorith
     clock = ManualClock(START)
     far = Far(clock)
     gate = AsyncGate(limited({"limit": 5, "period": "1m", "algorithm": algorithm}, *longer), MemoryStore(clock=clock))
-    await gate.run(gate.passing(CALL, lambda _: asyncio.sleep(0, reply())))  # opens the first window
+    await gate.run(gate.send_flow(CALL, lambda _: asyncio.sleep(0, reply())))  # opens the first window
     clock.advance(59.9)
-    tasks = [asyncio.create_task(gate.run(gate.passing(CALL, far.send))) for _ in range(10)]
+    tasks = [asyncio.create_task(gate.run(gate.send_flow(CALL, far.send))) for _ in range(10)]
     await far.pass_time(1, step=0.05)
     assert len([at for at in far.arrivals if 60 <= at < 120]) == 5
     await far.pass_time(65, step=0.5)
@@ -75,11 +75,11 @@ async def test_a_changed_file_does_not_forget_requests_under_way(tmp_path, chang
     async def ask():
         with request_options(timeout=0):
             try:
-                return (await gate.run(gate.passing(CALL, quick))).answer
+                return (await gate.run(gate.send_flow(CALL, quick))).answer
             except Denied:
                 return None
 
-    late = [asyncio.create_task(gate.run(gate.passing(CALL, send))) for send in (slow, quick)]
+    late = [asyncio.create_task(gate.run(gate.send_flow(CALL, send))) for send in (slow, quick)]
     await settle()
     file.write_text(f"domain: x.example\n{changed}\n")
     known.reload()
@@ -105,7 +105,7 @@ def test_changed_limits_do_not_forget_requests_under_way():
             answer(gate)
         return reply()
 
-    assert gate.run(gate.passing(CALL, send)).answer == 200
+    assert gate.run(gate.send_flow(CALL, send)).answer == 200
     gate.close()
 
 
@@ -114,7 +114,7 @@ def test_a_thread_that_looked_before_a_refusal_does_not_undo_it():
     gate = Gate(providers(1000), MemoryStore(clock=clock), timeout=0)
     answer(gate)
     account = gate.account_of(CALL)
-    look, looked, refused = account.pressure.look, threading.Event(), threading.Event()
+    look, looked, refused = account.shared_capacity.look, threading.Event(), threading.Event()
 
     def slow_look(resource):
         found = look(resource)
@@ -123,7 +123,7 @@ def test_a_thread_that_looked_before_a_refusal_does_not_undo_it():
             refused.wait(0.2)  # it never is within that time, unless somebody did not wait for this thread
         return found
 
-    account.pressure.look = slow_look
+    account.shared_capacity.look = slow_look
     thread = threading.Thread(target=account.refresh)
     thread.start()
     looked.wait()
@@ -162,10 +162,10 @@ async def test_a_request_that_is_refused_while_it_is_charged_anew_costs_nothing(
     async def quick(_provider):
         return reply()
 
-    tasks = [asyncio.create_task(gate.run(gate.passing(CALL, refused)))]
+    tasks = [asyncio.create_task(gate.run(gate.send_flow(CALL, refused)))]
     await settle()
     clock.advance(61)
-    tasks.append(asyncio.create_task(gate.run(gate.passing(CALL, quick))))
+    tasks.append(asyncio.create_task(gate.run(gate.send_flow(CALL, quick))))
     await settle()
     hang.set()
     assert (await tasks[0]).answer == 429

@@ -25,11 +25,11 @@ def test_the_answer_comes_through_though_the_store_is_lost_meanwhile(status, cap
         clock.advance(1)
         return reply(status, headers)
 
-    passed = gate.run(gate.passing(CALL, send))
-    assert passed.answer == status
+    result = gate.run(gate.send_flow(CALL, send))
+    assert result.answer == status
     assert gate.capacities() == {"x.example": capacity}
     store.fail = False
-    gate.run(passed.tail.settling(None))
+    gate.run(result.settlement.settle_flow(None))
     assert used(store, known)[1] == 0
     gate.close()
 
@@ -47,7 +47,7 @@ async def test_a_task_cancelled_with_its_answer_at_hand_lets_go_of_everything():
         clock.advance(1)
         return reply(close=close)
 
-    task = asyncio.create_task(gate.run(gate.passing(CALL, send)))
+    task = asyncio.create_task(gate.run(gate.send_flow(CALL, send)))
     await settle()
     task.cancel()
     await settle()
@@ -67,7 +67,7 @@ async def test_a_permit_of_a_task_cancelled_before_sending_comes_back():
     async def send(_provider):
         raise AssertionError
 
-    task = asyncio.create_task(gate.run(gate.passing(CALL, send)))
+    task = asyncio.create_task(gate.run(gate.send_flow(CALL, send)))
     await settle()
     assert used(store, known) == [1, 1]
     task.cancel()
@@ -89,15 +89,15 @@ async def test_a_request_under_way_stays_known_when_it_cannot_be_charged_anew():
     async def quick(_provider):
         return reply()
 
-    late = asyncio.create_task(gate.run(gate.passing(CALL, slow)))
+    late = asyncio.create_task(gate.run(gate.send_flow(CALL, slow)))
     await settle()
     clock.advance(61)
     store.unwilling = True
     with pytest.raises(StoreUnavailable):
-        await gate.run(gate.passing(CALL, quick))
+        await gate.run(gate.send_flow(CALL, quick))
     assert used(store, known) == [0]
     store.unwilling = False
-    await gate.run(gate.passing(CALL, quick))
+    await gate.run(gate.send_flow(CALL, quick))
     assert used(store, known) == [2]
     hang.set()
     await late

@@ -66,7 +66,7 @@ def test_everything_a_provider_may_need():
         Limit(7500, "month", "calendar_window"),
         Limit(5, "10m", "concurrency", unit="concurrent-requests", name="concurrency"),
     )
-    assert provider.key_place == KeyLocation("header", "Authorization", "Bearer ")
+    assert provider.key_location == KeyLocation("header", "Authorization", "Bearer ")
     assert (provider.per, provider.learn, provider.retries) == (("credential", "path"), "off", Retries(3, 30.0))
     assert provider.policy.on_store_error == "local"
     batch = provider.endpoint("/v1/batch/7/items", "POST")
@@ -100,7 +100,7 @@ def test_the_key_may_go_into_the_query():
     provider = read_provider(
         {"domain": "a.test", "limit": 1, "period": "1m", "api_key": "k", "key": {"query": "apikey"}}
     )
-    assert provider.key_place == KeyLocation("query", "apikey")
+    assert provider.key_location == KeyLocation("query", "apikey")
 
 
 @pytest.mark.parametrize("path", BAD_PROVIDERS, ids=lambda path: path.stem)

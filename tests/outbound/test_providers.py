@@ -145,12 +145,12 @@ def test_a_running_gate_follows_its_files_and_keeps_what_was_used(tmp_path):
     clock = ManualClock(1_728_000_000)
     gate = Gate(Providers.load(directories=[tmp_path]), clock=clock, timeout=0, reload=5)
     for _ in range(3):
-        gate.run(gate.passing(call("https://a.test/"), lambda _provider: _reply()))
+        gate.run(gate.send_flow(call("https://a.test/"), lambda _provider: _reply()))
     write(tmp_path, "a.yaml", limit=4, more="api_key: newer\n")
     clock.advance(5)
-    gate.run(gate.passing(call("https://a.test/"), lambda _provider: _reply()))
+    gate.run(gate.send_flow(call("https://a.test/"), lambda _provider: _reply()))
     with pytest.raises(Denied, match=r"provider a: 'a\.test' got no permit"):
-        gate.run(gate.passing(call("https://a.test/"), lambda _provider: _reply()))
+        gate.run(gate.send_flow(call("https://a.test/"), lambda _provider: _reply()))
     gate.close()
 
 

@@ -34,7 +34,7 @@ def providers(limit=10, **more):
 
 def answer(gate, status=200, headers=()):
     return gate.run(
-        gate.passing(CALL, lambda _provider: ProviderResponse(status, headers, lambda: None, status))
+        gate.send_flow(CALL, lambda _provider: ProviderResponse(status, headers, lambda: None, status))
     ).answer
 
 
@@ -143,7 +143,7 @@ async def test_gates_on_one_store_find_a_stricter_limit_together():
 
     async def work(gate):
         while clock.now() < START + 20 * 60:
-            await gate.run(gate.passing(CALL, send))
+            await gate.run(gate.send_flow(CALL, send))
 
     tasks = [asyncio.create_task(work(gate)) for gate in gates for _ in range(3)]
     while not all(task.done() for task in tasks):

@@ -86,8 +86,8 @@ class OwnError(Exception):
         (404, {}, None),
     ],
 )
-def test_what_an_exception_says(make, status, headers, told):
-    assert refusal_of(make(status, **headers), START) == told
+def test_what_an_exception_says(make, status, headers, received):
+    assert refusal_of(make(status, **headers), START) == received
 
 
 def test_exceptions_that_say_nothing():

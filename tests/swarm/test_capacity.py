@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidegate import ConfigError
-from tidegate.adaptive import CapacityState, RecoverySettings, read_terms
+from tidegate.adaptive import CapacityState, RecoverySettings, read_recovery_settings
 from tidegate.adaptive.capacity import MAX_FREEZE, MAX_REDUCTIONS
 from tidegate.core.bounds import MAX_INTEGER, SECOND
 
@@ -40,18 +40,18 @@ def test_nothing_reduced():
         (RecoverySettings(interval=None), [1, 1, 1]),
     ],
 )
-def test_steps_of_recovery(terms, values):
-    state = CapacityState(12, terms).merge(0, 1, "peer", 1)
+def test_steps_of_recovery(settings, values):
+    state = CapacityState(12, settings).merge(0, 1, "peer", 1)
     assert [state.current(30 * SECOND * step) for step in range(len(values))] == values
 
 
 def test_factors_are_as_written():
     """0.1 as a float is a little more than a tenth: of a large capacity, that is a permit."""
-    terms = read_terms(0.1, 1.1)
-    assert (terms.reduce, terms.recover) == (Fraction(1, 10), Fraction(11, 10))
-    assert terms.reduced(10**15) == 10**14
-    assert terms.recovered(10**15) == 11 * 10**14
-    assert read_terms(Fraction(1, 3)).reduced(10) == 3
+    settings = read_recovery_settings(0.1, 1.1)
+    assert (settings.reduce, settings.recover) == (Fraction(1, 10), Fraction(11, 10))
+    assert settings.reduced(10**15) == 10**14
+    assert settings.recovered(10**15) == 11 * 10**14
+    assert read_recovery_settings(Fraction(1, 3)).reduced(10) == 3
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ def test_factors_are_as_written():
 )
 def test_terms_that_make_no_sense(wrong, message):
     with pytest.raises(ConfigError, match=message):
-        read_terms(**wrong)
+        read_recovery_settings(**wrong)
 
 
 def test_reductions_compound_down_to_one():
@@ -81,7 +81,7 @@ def test_reductions_compound_down_to_one():
 
 
 def test_an_echo_within_the_cooldown_reduces_no_further():
-    state = CapacityState(100, read_terms(cooldown=2)).reduce(0, 1, "me")
+    state = CapacityState(100, read_recovery_settings(cooldown=2)).reduce(0, 1, "me")
     assert state.reduce(2 * SECOND - 1, 2, "me").current(2 * SECOND) == 50
     assert state.reduce(2 * SECOND, 2, "me").current(2 * SECOND) == 25
     frozen = state.reduce(SECOND, 2, "me", retry_after=5 * SECOND)

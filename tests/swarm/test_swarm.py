@@ -386,11 +386,11 @@ async def test_callbacks_of_tasks_may_be_coroutines(clock, hub):
     limiter, other = (AsyncSwarmLimiter(bus=hub(), agent_id=name, clock=clock) for name in "ab")
     seen = []
 
-    async def hear(update):
+    async def receive(update):
         await asyncio.sleep(0)
         seen.append(update.new_capacity)
 
-    limiter.on_capacity_change(hear)
+    limiter.on_capacity_change(receive)
     for agent in (limiter, other):
         await agent.set_capacity("api", 10, 60)
     await other.announce_reduced("api", "429")

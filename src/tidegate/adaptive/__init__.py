@@ -11,7 +11,7 @@ policies when `changed` is called.
 """
 
 from tidegate.adaptive.capacities import SUBJECT, Capacities, Listener
-from tidegate.adaptive.capacity import CapacityState, RecoverySettings, read_terms
+from tidegate.adaptive.capacity import CapacityState, RecoverySettings, read_recovery_settings
 from tidegate.adaptive.gated_store import GatedStore, RecoveringClock
 from tidegate.adaptive.update import CapacityUpdate
 
@@ -24,5 +24,5 @@ __all__ = [
     "Listener",
     "RecoveringClock",
     "RecoverySettings",
-    "read_terms",
+    "read_recovery_settings",
 ]

@@ -64,13 +64,13 @@ class Capacities:
         self,
         agent_id: str,
         *,
-        terms: RecoverySettings | None = None,
+        settings: RecoverySettings | None = None,
         clock: Clock | None = None,
         bus: Bus | None = None,
         secret: str | bytes | None = None,
         subject: str = SUBJECT,
         changed: Callable[[str], object] | None = None,
-        told: Listener | None = None,
+        received: Listener | None = None,
     ) -> None:
         """Subscribe to the bus, if there is one, under this agent's name; `close` does not close the bus."""
         if not is_name(agent_id):
@@ -79,18 +79,18 @@ class Capacities:
         if bus is not None and not isinstance(bus, Bus):
             raise ConfigError(f"must be a Bus, such as open_bus('nats://127.0.0.1:4222'), not {bus!r}", field="bus")
         self.agent_id = agent_id
-        self.terms = terms or RecoverySettings()
+        self.settings = settings or RecoverySettings()
         self.clock = clock or SystemClock()
         self._bus = bus
         self._signer = MessageSigner(secret, self.clock)
         self._subject = subject
         self._changed = changed or (lambda _resource: None)
-        self._told = told or (lambda _update: None)
+        self._received = received or (lambda _update: None)
         self._lock = fork_safe(threading.Lock())
-        self._entries: dict[str, _TrackedResource] = {}
-        self._strangers: OrderedDict[str, list[tuple[CapacityUpdate, bytes, int]]] = OrderedDict()
+        self._resources: dict[str, _TrackedResource] = {}
+        self._unconfigured: OrderedDict[str, list[tuple[CapacityUpdate, bytes, int]]] = OrderedDict()
         self._counts = dict.fromkeys(COUNTS, 0)
-        self._subscription = None if bus is None else bus.subscribe(subject, self._hear, self._synced)
+        self._subscription = None if bus is None else bus.subscribe(subject, self._on_message, self._synced)
 
     # ---- resources ---------------------------------------------------------------------------------------------------
 
@@ -103,29 +103,29 @@ class Capacities:
             raise ConfigError(f"must be a string of 1 to {MAX_NAME} characters, not {resource!r}", field="resource")
         now = self.clock.steady()
         with self._lock:
-            entry = self._entries.get(resource)
+            entry = self._resources.get(resource)
             if entry is not None:
                 entry.capacity = entry.capacity.restart(original)
                 entry.messages.clear()
             else:
-                entry = self._entries[resource] = _TrackedResource(CapacityState(original, self.terms))
-                for update, payload, since in self._strangers.pop(resource, ()):
+                entry = self._resources[resource] = _TrackedResource(CapacityState(original, self.settings))
+                for update, payload, since in self._unconfigured.pop(resource, ()):
                     self._merge(entry, update, payload, now, now - since)
             entry.due = entry.capacity.next_change(now)
 
     def remove(self, resource: str) -> None:
         """Remove a resource."""
         with self._lock:
-            self._entries.pop(resource, None)
+            self._resources.pop(resource, None)
 
     def __contains__(self, resource: str) -> bool:
         """Return whether a resource is configured."""
-        return resource in self._entries
+        return resource in self._resources
 
-    def look(self, resource: str, at: int | None = None) -> CapacitySnapshot | None:
+    def snapshot(self, resource: str, at: int | None = None) -> CapacitySnapshot | None:
         """Return the state of a resource now, or at an instant since the last snapshot; None: it is not configured."""
         with self._lock:
-            entry = self._entries.get(resource)
+            entry = self._resources.get(resource)
             if entry is None:
                 return None
             now = self.clock.steady() if at is None else at
@@ -139,7 +139,7 @@ class Capacities:
 
     def due(self, resource: str) -> int | None:
         """Return when the resource changes next, without computing a snapshot."""
-        entry = self._entries.get(resource)
+        entry = self._resources.get(resource)
         return None if entry is None else entry.due
 
     # ---- reducing ----------------------------------------------------------------------------------------------------
@@ -153,7 +153,7 @@ class Capacities:
             raise ConfigError(f"must be a number of seconds from 0, not {retry_after!r}", field="retry_after")
         now, wall = self.clock.steady(), self.clock.ns() // 1000
         with self._lock:
-            entry = self._entries.get(resource)
+            entry = self._resources.get(resource)
             if entry is None:
                 return None
             before = entry.capacity
@@ -186,20 +186,20 @@ class Capacities:
 
     # ---- receiving ---------------------------------------------------------------------------------------------------
 
-    def _hear(self, event: Event) -> None:
+    def _on_message(self, event: Event) -> None:
         try:
             fields, signature = read_signed(event.payload, self._signer.secret, MAX_UPDATE_BYTES)
             update = CapacityUpdate.from_fields(fields)
         except MalformedError:
             self._count("malformed")
             return
-        verdict = self._signer.judge(signature, update.at, late=event.late)
-        if verdict in ("expired", "replayed"):
-            self._count("expired" if verdict == "expired" else "stale")
+        age_class = self._signer.classify(signature, update.at, late=event.late)
+        if age_class in ("expired", "replayed"):
+            self._count("expired" if age_class == "expired" else "stale")
             return
-        self.hear(update, event.payload, late=verdict == "old")
+        self.receive(update, event.payload, late=age_class == "old")
 
-    def hear(self, update: CapacityUpdate, payload: bytes = b"", *, late: bool = False) -> bool:
+    def receive(self, update: CapacityUpdate, payload: bytes = b"", *, late: bool = False) -> bool:
         """Apply an update of another agent; returns whether it had an effect.
 
         The age of a `late` message is computed from its timestamp; any other counts from now.
@@ -210,17 +210,17 @@ class Capacities:
         now = self.clock.steady()
         age = max(0, self.clock.ns() // 1000 - update.at) if late else 0
         with self._lock:
-            entry = self._entries.get(update.resource)
+            entry = self._resources.get(update.resource)
             if entry is None:
                 self._counts["unknown"] += 1
-                self._remember(update, payload, now - age)
+                self._store_unconfigured(update, payload, now - age)
                 return False
             outcome = self._merge(entry, update, payload, now, age)
             self._counts[outcome] += 1
         if outcome != "applied":
             return False
         self._changed(update.resource)
-        self._told(update)
+        self._received(update)
         return True
 
     def _merge(self, entry: _TrackedResource, update: CapacityUpdate, payload: bytes, now: int, age: int) -> str:
@@ -231,18 +231,20 @@ class Capacities:
         after = before.merge(now, order, agent, value, age=age, retry_after=update.pause)
         if after is before:
             return "stale"
-        seen = before.current(now), before.frozen_until
+        previous = before.current(now), before.frozen_until
         self._keep(entry, after, update, payload, now)
         # Stored, but without effect: recovered long ago, or not lower than the reductions in force.
-        live = (after.current(now), after.frozen_until) != seen or after.recovered_at(now) != before.recovered_at(now)
-        return "applied" if live else "stale"
+        had_effect = (after.current(now), after.frozen_until) != previous or after.recovered_at(
+            now
+        ) != before.recovered_at(now)
+        return "applied" if had_effect else "stale"
 
-    def _remember(self, update: CapacityUpdate, payload: bytes, since: int) -> None:
-        heard = self._strangers.setdefault(update.resource, [])
-        heard.append((update, payload, since))
-        del heard[:-MAX_UPDATES_PER_UNCONFIGURED]
-        while len(self._strangers) > MAX_UNCONFIGURED_RESOURCES:
-            self._strangers.popitem(last=False)
+    def _store_unconfigured(self, update: CapacityUpdate, payload: bytes, since: int) -> None:
+        updates = self._unconfigured.setdefault(update.resource, [])
+        updates.append((update, payload, since))
+        del updates[:-MAX_UPDATES_PER_UNCONFIGURED]
+        while len(self._unconfigured) > MAX_UNCONFIGURED_RESOURCES:
+            self._unconfigured.popitem(last=False)
 
     def _keep(
         self, entry: _TrackedResource, after: CapacityState, update: CapacityUpdate, payload: bytes, now: int
@@ -263,7 +265,7 @@ class Capacities:
         now = self.clock.steady()
         lost = []
         with self._lock:
-            for entry in self._entries.values():
+            for entry in self._resources.values():
                 for reduction in entry.capacity.in_force(now):
                     payload = entry.messages.get((reduction.epoch, reduction.agent))
                     if payload:

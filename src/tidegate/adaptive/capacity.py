@@ -42,7 +42,7 @@ MAX_FREEZE: Final = 86_400 * SECOND  # a longer Retry-After is cut to a day
 
 @dataclass(frozen=True, slots=True)
 class RecoverySettings:
-    """How capacity is reduced and recovers. Factors are exact fractions, times are microseconds; see `read_terms`.
+    """How capacity is reduced and recovers. Factors are exact fractions, times are microseconds.
 
     Without an `interval` nothing recovers. A local reduction within `cooldown` of the last one is treated as its
     duplicate: a response to a call that was in flight.
@@ -63,7 +63,7 @@ class RecoverySettings:
         return max(value + 1, value * self.recover.numerator // self.recover.denominator)
 
 
-def read_terms(
+def read_recovery_settings(
     reduce_factor: float | Fraction = 0.5,
     recovery_factor: float | Fraction = 1.1,
     recovery_interval: float | timedelta | None = 30.0,
@@ -113,7 +113,7 @@ class CapacityState:
     """The known reductions of one resource; see the module for the rules."""
 
     original: int
-    terms: RecoverySettings = RecoverySettings()
+    settings: RecoverySettings = RecoverySettings()
     reductions: tuple[Reduction, ...] = field(default=())  # by epoch; `since` never falls as epochs rise
     floor: int = 0  # reductions up to this epoch are ignored
     # Computed once: the curves that matter, because no newer one is as low and recovers no sooner, with their ends.
@@ -121,11 +121,11 @@ class CapacityState:
 
     def __post_init__(self) -> None:
         """Compute the curves, without those that a newer one covers."""
-        front: list[Reduction] = []
+        relevant: list[Reduction] = []
         for reduction in reversed(self.reductions):
-            if not any(r.value <= reduction.value and r.until >= reduction.until for r in front):
-                front.append(reduction)
-        object.__setattr__(self, "curves", tuple((reduction, self._end(reduction)) for reduction in front))
+            if not any(r.value <= reduction.value and r.until >= reduction.until for r in relevant):
+                relevant.append(reduction)
+        object.__setattr__(self, "curves", tuple((reduction, self._end(reduction)) for reduction in relevant))
 
     # ---- reading -----------------------------------------------------------------------------------------------------
 
@@ -134,11 +134,11 @@ class CapacityState:
         values = [
             self._value(r, now) for r, end in self.curves if r.value < self.original and (end is None or end > now)
         ]
-        return min(values) if values else self._rest(now)
+        return min(values) if values else self._recovered_value(now)
 
     def next_change(self, now: int) -> int | None:
         """Return the next instant at which the capacity may change; None: never by itself."""
-        interval = self.terms.interval
+        interval = self.settings.interval
         if interval is None:
             return None
         steps = [
@@ -174,34 +174,34 @@ class CapacityState:
         return min(MAX_INTEGER, max(self.epoch + 1, wall))
 
     def _steps(self, reduction: Reduction, now: int) -> int:
-        return max(0, now - reduction.until) // self.terms.interval if self.terms.interval else 0
+        return max(0, now - reduction.until) // self.settings.interval if self.settings.interval else 0
 
     def _value(self, reduction: Reduction, now: int) -> int:
         """Return the value of a curve that has not ended."""
         value = reduction.value
         for _ in range(self._steps(reduction, now)):
-            value = self.terms.recovered(value)
+            value = self.settings.recovered(value)
         return value
 
-    def _rest(self, now: int) -> int:
+    def _recovered_value(self, now: int) -> int:
         """Return the capacity after recovery: the original, or more if that is allowed."""
-        if not self.terms.beyond or self.terms.interval is None:
+        if not self.settings.beyond or self.settings.interval is None:
             return self.original
-        ends = [self._climb(r.value)[0] for r in self.reductions if r.value < self.original and r.until <= now]
+        ends = [self._recovery_end(r.value)[0] for r in self.reductions if r.value < self.original and r.until <= now]
         return max(ends, default=self.original)
 
     def _end(self, reduction: Reduction) -> int | None:
         if reduction.value >= self.original:
             return reduction.until
-        if self.terms.interval is None:
+        if self.settings.interval is None:
             return None
-        return reduction.until + self._climb(reduction.value)[1] * self.terms.interval
+        return reduction.until + self._recovery_end(reduction.value)[1] * self.settings.interval
 
-    def _climb(self, value: int) -> tuple[int, int]:
+    def _recovery_end(self, value: int) -> tuple[int, int]:
         """Return the value at the end of recovery, and the number of steps."""
         steps = 0
         while value < self.original:
-            value, steps = self.terms.recovered(value), steps + 1
+            value, steps = self.settings.recovered(value), steps + 1
         return value, steps
 
     # ---- changing ----------------------------------------------------------------------------------------------------
@@ -209,8 +209,8 @@ class CapacityState:
     def reduce(self, now: int, epoch: int, agent: str, retry_after: int = 0) -> CapacityState:
         """Reduce by the factor of the settings, and freeze for `retry_after` microseconds; a duplicate only freezes."""
         value = self.current(now)
-        if not self.reductions or now - self.reductions[-1].since >= self.terms.cooldown:
-            value = self.terms.reduced(value)
+        if not self.reductions or now - self.reductions[-1].since >= self.settings.cooldown:
+            value = self.settings.reduced(value)
         elif not retry_after:
             return self
         return self.merge(now, epoch, agent, value, retry_after=retry_after)
@@ -236,9 +236,9 @@ class CapacityState:
             merged = tuple(known)
         else:
             merged = (*known[:place], new, *known[place:])
-        return self if merged == self.reductions else self._keeping(merged, now)
+        return self if merged == self.reductions else self._bounded(merged, now)
 
-    def _keeping(self, reductions: tuple[Reduction, ...], now: int) -> CapacityState:
+    def _bounded(self, reductions: tuple[Reduction, ...], now: int) -> CapacityState:
         """Keep the latest reductions; an older one in force is merged into the next."""
         after = replace(self, reductions=reductions)
         if len(reductions) <= MAX_REDUCTIONS:
@@ -250,4 +250,4 @@ class CapacityState:
 
     def restart(self, original: int) -> CapacityState:
         """Return a state with another original and without the previous reductions."""
-        return CapacityState(original, self.terms, (), self.epoch)
+        return CapacityState(original, self.settings, (), self.epoch)

@@ -35,7 +35,7 @@ MAX_REMEMBERED: Final = 10_000  # signatures of received messages
 NONCE_BYTES: Final = 16
 EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
-Verdict = Literal["new", "old", "expired", "replayed"]
+MessageAge = Literal["new", "old", "expired", "replayed"]
 
 
 class MalformedError(ValueError):
@@ -67,10 +67,10 @@ def write_signed(fields: dict[str, Any], secret: str | bytes | None) -> bytes:
     return json.dumps(fields, separators=(",", ":")).encode()
 
 
-def read_signed(text: bytes | str, secret: str | bytes | None, longest: int) -> SignedMessage:
+def read_signed(text: bytes | str, secret: str | bytes | None, max_bytes: int) -> SignedMessage:
     """Read a message; with a secret, it must be signed with it."""
-    if len(text) > longest:
-        raise MalformedError(f"the message has {len(text)} bytes, more than {longest}")
+    if len(text) > max_bytes:
+        raise MalformedError(f"the message has {len(text)} bytes, more than {max_bytes}")
     key = read_secret(secret)
     try:
         fields = json.loads(text)
@@ -79,12 +79,12 @@ def read_signed(text: bytes | str, secret: str | bytes | None, longest: int) -> 
         given = fields.pop("signature", None)
         if key is None:
             return SignedMessage(fields, "")
-        right = _signature(fields, key)
+        expected = _signature(fields, key)
     except (ValueError, RecursionError) as error:
         raise MalformedError(f"not JSON: {error}" if not isinstance(error, MalformedError) else str(error)) from None
-    if not isinstance(given, str) or not given.isascii() or not hmac.compare_digest(given, right):
+    if not isinstance(given, str) or not given.isascii() or not hmac.compare_digest(given, expected):
         raise MalformedError("not signed with our secret")
-    return SignedMessage(fields, right)
+    return SignedMessage(fields, expected)
 
 
 def _signature(fields: dict[str, Any], key: bytes) -> str:
@@ -115,7 +115,7 @@ class MessageSigner:
         self.secret = read_secret(secret)
         self._clock = clock
         self._lock = threading.Lock()
-        self._heard: dict[str, None] = {}
+        self._received: dict[str, None] = {}
 
     @property
     def tag(self) -> str:
@@ -128,17 +128,17 @@ class MessageSigner:
             fields = {**fields, "timestamp": write_instant(self._clock.ns() // 1000)}
         return write_signed(fields, self.secret)
 
-    def read_new(self, text: bytes | str, longest: int) -> dict[str, Any]:
+    def read_new(self, text: bytes | str, max_bytes: int) -> dict[str, Any]:
         """Read a message that is valid only while it is new."""
-        fields, signature = read_signed(text, self.secret, longest)
+        fields, signature = read_signed(text, self.secret, max_bytes)
         if self.secret is not None:
             instant = (read_instant(fields.get("timestamp")) - EPOCH) // timedelta(microseconds=1)
-            verdict = self.judge(signature, instant, late=False)
-            if verdict != "new":
-                raise MalformedError(f"the message is not new but {verdict}")
+            age_class = self.classify(signature, instant, late=False)
+            if age_class != "new":
+                raise MalformedError(f"the message is not new but {age_class}")
         return fields
 
-    def judge(self, signature: str, instant: int, *, late: bool) -> Verdict:
+    def classify(self, signature: str, instant: int, *, late: bool) -> MessageAge:
         """Classify a signed message by its age; `late`: it is known to be old."""
         if self.secret is None:
             return "old" if late else "new"
@@ -146,10 +146,10 @@ class MessageSigner:
         if not -MAX_CLOCK_SKEW <= age <= MAX_AGE:
             return "expired"
         with self._lock:
-            known = signature in self._heard
-            self._heard[signature] = None
-            if len(self._heard) > MAX_REMEMBERED:
-                del self._heard[next(iter(self._heard))]
+            known = signature in self._received
+            self._received[signature] = None
+            if len(self._received) > MAX_REMEMBERED:
+                del self._received[next(iter(self._received))]
         if late:
             return "old"
         if known:

@@ -37,7 +37,7 @@ class LocalHub:
         self.subscriptions: list[Subscription] = []
         self.retained: dict[tuple[str, str], tuple[int, int, bytes]] = {}  # version, end in steady time, message
 
-    def keep(self, subject: str, payload: bytes, retain: Retain) -> None:
+    def retain(self, subject: str, payload: bytes, retain: Retain) -> None:
         """Retain a message, unless a newer version is retained."""
         now = self.clock.steady()
         with self.lock:
@@ -87,7 +87,7 @@ class LocalBus(Bus):
         event = Event(check_subject(subject), bytes(payload), late)
         self._published += 1
         if retain is not None:
-            self._hub.keep(subject, event.payload, retain)
+            self._hub.retain(subject, event.payload, retain)
         for subscription in self._hub.subscriptions:
             if subscription.subject == subject:
                 subscription.deliver(event)

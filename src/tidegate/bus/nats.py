@@ -75,7 +75,7 @@ class NatsConnection:
             message = f"{len(payload)} bytes exceed the server's max_payload of {self._client.max_payload}"
             raise UnsendableError(message) from None
 
-    async def keep(self, subject: str, payload: bytes, retain: Retain) -> bool:
+    async def retain(self, subject: str, payload: bytes, retain: Retain) -> bool:
         """Put the message into the subject's bucket, unless a newer version is there."""
         bucket = await self._bucket(subject)
         if bucket is None:
@@ -106,7 +106,7 @@ class NatsConnection:
             return False
         return True
 
-    async def recall(self, subject: str, found: RecalledMessages) -> None:
+    async def read_retained(self, subject: str, found: RecalledMessages) -> None:
         """Read the subject's bucket."""
         bucket = await self._bucket(subject)
         if bucket is None:
@@ -169,14 +169,14 @@ class NatsBus(NetworkBus):
     def __init__(self, url: str, clock: Clock | None = None) -> None:
         """Start connecting."""
         self._servers = [part.strip() for part in url.split(",")]
-        super().__init__(",".join(_place(server) for server in self._servers), clock)
+        super().__init__(",".join(_display_url(server) for server in self._servers), clock)
 
     async def _connect(self, arrived: Arrived) -> NatsConnection:
-        links: list[NatsConnection] = []
+        connections: list[NatsConnection] = []
 
         async def ended() -> None:
-            for link in links:
-                link.end()
+            for connection in connections:
+                connection.end()
 
         async def ignored(_error: Exception) -> None:
             """Ignore errors of the client: the bus reconnects, and logs each loss once."""
@@ -194,13 +194,13 @@ class NatsBus(NetworkBus):
             closed_cb=ended,
             **settings,
         )
-        links.append(NatsConnection(client, arrived, self._unretained))
+        connections.append(NatsConnection(client, arrived, self._unretained))
         if not client.is_connected:
             await ended()
-        return links[0]
+        return connections[0]
 
 
-def _place(url: str) -> str:
+def _display_url(url: str) -> str:
     """Return the URL of a server without user and password."""
     parts = server_url(url, "bus")
     if parts.scheme not in SCHEMES or not parts.hostname:

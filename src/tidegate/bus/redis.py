@@ -33,7 +33,7 @@ PORT: Final = 6379
 PING_INTERVAL: Final = SECOND  # between two checks of an idle connection
 # A value is "version end message"; the end is by the server's clock, in milliseconds. Everything has a TTL. Other
 # clients may have stored anything under these keys: `read` returns the version and end of a value, or nil.
-READ: Final = f"""
+READ_FUNCTIONS: Final = f"""
 local now = redis.call('TIME')
 local ms = now[1] * 1000 + math.floor(now[2] / 1000)
 local kind = redis.call('TYPE', KEYS[1])['ok']
@@ -52,8 +52,8 @@ local function each(use)
   until cursor == '0'
 end
 """
-RECALL: Final = (
-    READ
+READ_RETAINED_SCRIPT: Final = (
+    READ_FUNCTIONS
     + f"""
 local found, size, skipped = {{}}, 0, 0
 if kind == 'none' then return {{0}} elseif kind ~= 'hash' then return {{1}} end
@@ -72,7 +72,7 @@ return found
 """
 )
 RETAIN_SCRIPT: Final = (
-    READ
+    READ_FUNCTIONS
     + """
 if kind ~= 'none' and kind ~= 'hash' then redis.call('DEL', KEYS[1]) end
 local over = {}
@@ -133,7 +133,7 @@ class RedisConnection:
         """Publish."""
         await self._redis.publish(subject, payload)
 
-    async def keep(self, subject: str, payload: bytes, retain: Retain) -> bool:
+    async def retain(self, subject: str, payload: bytes, retain: Retain) -> bool:
         """Put the message into the subject's hash, unless a newer version is there."""
         milliseconds = max(1, round(retain.ttl * 1000))
         arguments = (retain.key.encode(), str(retain.version), str(milliseconds), payload)
@@ -144,9 +144,9 @@ class RedisConnection:
             return False
         return True
 
-    async def recall(self, subject: str, found: RecalledMessages) -> None:
+    async def read_retained(self, subject: str, found: RecalledMessages) -> None:
         """Read the subject's hash; the script limits how much is returned."""
-        skipped, *entries = await self._redis.eval(RECALL, 1, KEY_PREFIX + subject)
+        skipped, *entries = await self._redis.eval(READ_RETAINED_SCRIPT, 1, KEY_PREFIX + subject)
         found.skipped += skipped
         for key, value in zip(entries[::2], entries[1::2], strict=True):
             version, _, payload = value.split(b" ", 2)
@@ -191,13 +191,13 @@ class RedisBus(NetworkBus):
         super().__init__(f"{parts.scheme}://{hosts[0][0] or '127.0.0.1'}:{hosts[0][1] or PORT}", clock)
 
     async def _connect(self, arrived: Arrived) -> RedisConnection:
-        link = RedisConnection(self._url, arrived, self._unretained)
+        connection = RedisConnection(self._url, arrived, self._unretained)
         try:
-            await link._redis.ping()  # noqa: SLF001 - of the same module
+            await connection._redis.ping()  # noqa: SLF001 - of the same module
         except BaseException:
-            await link.close()
+            await connection.close()
             raise
-        return link
+        return connection
 
 
 def open_redis(url: str, clock: Clock | None) -> RedisBus:

@@ -31,14 +31,14 @@ class RecalledMessages:
 
     def __init__(self) -> None:
         """Start without messages."""
-        self.kept: list[RetainedMessage] = []
+        self.messages: list[RetainedMessage] = []
         self.skipped = 0
         self._bytes = 0
 
     @property
     def full(self) -> bool:
         """Whether further messages are skipped."""
-        return len(self.kept) >= MAX_RECALLED or self._bytes >= MAX_RECALLED_BYTES
+        return len(self.messages) >= MAX_RECALLED or self._bytes >= MAX_RECALLED_BYTES
 
     def add(self, key: bytes, version: bytes, payload: bytes) -> None:
         """Add an entry, or count it as skipped."""
@@ -51,7 +51,7 @@ class RecalledMessages:
         if not good or self.full:
             self.skipped += 1
             return
-        self.kept.append(RetainedMessage(name, number, payload))
+        self.messages.append(RetainedMessage(name, number, payload))
         self._bytes += len(key) + len(payload)
 
 

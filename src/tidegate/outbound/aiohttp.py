@@ -43,7 +43,7 @@ class RateLimitMiddleware:
     def __init__(self, providers: Providers, store: Any = "memory://", **options: Any) -> None:  # noqa: ANN401 - those of AsyncGate
         """Enforce the quotas of `providers`, counted in `store`; `options` are those of AsyncGate."""
         self.gate = AsyncGate(providers, store, **options)
-        self._passages: WeakKeyDictionary[aiohttp.ClientResponse, RequestOutcome] = WeakKeyDictionary()
+        self._outcomes: WeakKeyDictionary[aiohttp.ClientResponse, RequestOutcome] = WeakKeyDictionary()
         self._settling: set[asyncio.Task[None]] = set()
 
     async def __call__(
@@ -52,36 +52,36 @@ class RateLimitMiddleware:
         handler: Callable[[aiohttp.ClientRequest], Awaitable[aiohttp.ClientResponse]],
     ) -> aiohttp.ClientResponse:
         """Wait for a permit, send the request, and learn from the response."""
-        call = call_of(request)
+        call = to_outbound_request(request)
 
         async def send(provider: Provider | None) -> ProviderResponse:
-            response = await sent(request, handler, self.gate.key_for(provider, call))
-            return ProviderResponse(response.status, tuple(response.headers.items()), closing(response), response)
+            response = await send_with_key(request, handler, self.gate.key_for(provider, call))
+            return ProviderResponse(response.status, tuple(response.headers.items()), release_of(response), response)
 
-        passed: SendResult[aiohttp.ClientResponse] = await self.gate.run(self.gate.passing(call, send))
-        self._passages[passed.answer] = passed.passage
-        if passed.tail is not None:
-            self._watch(passed.answer, passed.tail)
-        return passed.answer
+        result: SendResult[aiohttp.ClientResponse] = await self.gate.run(self.gate.send_flow(call, send))
+        self._outcomes[result.response] = result.outcome
+        if result.settlement is not None:
+            self._settle_at_end(result.response, result.settlement)
+        return result.response
 
-    def passage_of(self, response: aiohttp.ClientResponse) -> RequestOutcome | None:
+    def outcome_of(self, response: aiohttp.ClientResponse) -> RequestOutcome | None:
         """Return how the request of a response was sent; None for a response of another session."""
-        return self._passages.get(response)
+        return self._outcomes.get(response)
 
-    def _watch(self, response: aiohttp.ClientResponse, tail: PendingSettlement) -> None:
+    def _settle_at_end(self, response: aiohttp.ClientResponse, settlement: PendingSettlement) -> None:
         """Settle when the body has been read or, if its content does not matter, has arrived."""
-        if tail.counts:
-            content = _SettlingContent(response.content, lambda used: self._settle(tail, used))
+        if settlement.counts:
+            content = _SettlingContent(response.content, lambda used: self._settle(settlement, used))
             response.content = content  # type: ignore[assignment]  # a wrapper with the same methods
             if response.connection is not None:
                 response.connection.add_callback(content.lost)
         elif response.connection is None:
-            self._settle(tail, None)
+            self._settle(settlement, None)
         else:
-            response.connection.add_callback(lambda: self._settle(tail, None))
+            response.connection.add_callback(lambda: self._settle(settlement, None))
 
-    def _settle(self, tail: PendingSettlement, used: dict[str, int] | None) -> None:
-        task = asyncio.get_running_loop().create_task(self.gate.run(tail.settling(used)))
+    def _settle(self, settlement: PendingSettlement, used: dict[str, int] | None) -> None:
+        task = asyncio.get_running_loop().create_task(self.gate.run(settlement.settle_flow(used)))
         self._settling.add(task)
         task.add_done_callback(self._settling.discard)
 
@@ -107,7 +107,7 @@ class _SettlingContent:
         self._done = done
         self._reader: UsageReader | None = UsageReader()
 
-    def _saw(self, piece: bytes) -> bytes:
+    def _read(self, piece: bytes) -> bytes:
         if self._reader is not None:
             self._reader.feed(piece)
             if self._content.at_eof():
@@ -131,23 +131,23 @@ class _SettlingContent:
             self._end()
 
     async def read(self, n: int = -1) -> bytes:
-        return self._saw(await self._content.read(n))
+        return self._read(await self._content.read(n))
 
     async def readany(self) -> bytes:
-        return self._saw(await self._content.readany())
+        return self._read(await self._content.readany())
 
     async def readexactly(self, n: int) -> bytes:
-        return self._saw(await self._content.readexactly(n))
+        return self._read(await self._content.readexactly(n))
 
     async def readline(self, **limits: Any) -> bytes:  # noqa: ANN401 - as aiohttp has them
-        return self._saw(await self._content.readline(**limits))
+        return self._read(await self._content.readline(**limits))
 
     async def readuntil(self, separator: bytes = b"\n", **limits: Any) -> bytes:  # noqa: ANN401 - as aiohttp has them
-        return self._saw(await self._content.readuntil(separator, **limits))
+        return self._read(await self._content.readuntil(separator, **limits))
 
     async def readchunk(self) -> tuple[bytes, bool]:
         piece, ends = await self._content.readchunk()
-        return self._saw(piece), ends
+        return self._read(piece), ends
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         while line := await self.readline():
@@ -169,7 +169,7 @@ class _SettlingContent:
         return getattr(self._content, name)
 
 
-async def sent(
+async def send_with_key(
     request: aiohttp.ClientRequest,
     handler: Callable[[aiohttp.ClientRequest], Awaitable[aiohttp.ClientResponse]],
     added: AddedKey | None,
@@ -177,32 +177,32 @@ async def sent(
     """Send with the provider's key, then remove it: responses and errors show the original request."""
     if added is None:
         return await handler(request)
-    place, key = added
-    if place.kind == "header":
-        request.headers[place.name] = key
+    location, key = added
+    if location.kind == "header":
+        request.headers[location.name] = key
         try:
             return await handler(request)
         finally:
-            request.headers.pop(place.name, None)
-    bare = request.url
-    request.url = bare.update_query({place.name: key})
+            request.headers.pop(location.name, None)
+    url_without_key = request.url
+    request.url = url_without_key.update_query({location.name: key})
     try:
         response = await handler(request)
     finally:
-        request.url = bare
-    response._request_info = response._request_info._replace(url=bare)  # noqa: SLF001 - aiohttp has no other way to change it
+        request.url = url_without_key
+    response._request_info = response._request_info._replace(url=url_without_key)  # noqa: SLF001 - aiohttp has no other way to change it
     return response
 
 
-def call_of(request: aiohttp.ClientRequest) -> OutboundRequest:
+def to_outbound_request(request: aiohttp.ClientRequest) -> OutboundRequest:
     """Describe a request as an OutboundRequest."""
 
     def body() -> bytes | None:
         value = getattr(request.body, "_value", request.body)
         return bytes(value) if isinstance(value, (bytes, bytearray)) else None
 
-    whole = not request.body or body() is not None
-    return OutboundRequest(request.method, str(request.url), request.headers.get, body, whole, unreached)
+    replayable = not request.body or body() is not None
+    return OutboundRequest(request.method, str(request.url), request.headers.get, body, replayable, unreached)
 
 
 def unreached(error: BaseException) -> bool:
@@ -210,7 +210,7 @@ def unreached(error: BaseException) -> bool:
     return isinstance(error, UNREACHED)
 
 
-def closing(response: aiohttp.ClientResponse) -> Callable[[], Awaitable[None]]:
+def release_of(response: aiohttp.ClientResponse) -> Callable[[], Awaitable[None]]:
     """Return a function that releases a response whose request is retried."""
 
     async def close() -> None:

@@ -15,7 +15,7 @@ from tidegate.outbound.quota.exchange import (
     PendingSettlement,
     ProviderResponse,
     SendResult,
-    speaks,
+    has_rate_limit_headers,
 )
 from tidegate.outbound.quota.gate import AsyncGate, Gate
 from tidegate.outbound.quota.tokens import UsageReader
@@ -51,17 +51,19 @@ class RateLimitTransport(httpx.BaseTransport):
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
         """Wait for a permit, send the request, and learn from the response."""
-        call = call_of(request)
+        call = to_outbound_request(request)
 
         def send(provider: Provider | None) -> ProviderResponse:
-            response = self._inner.handle_request(signed(request, self.gate.key_for(provider, call)))
-            return ProviderResponse(response.status_code, said(response), response.close, response)
+            response = self._inner.handle_request(with_key(request, self.gate.key_for(provider, call)))
+            return ProviderResponse(response.status_code, rate_limit_headers(response), response.close, response)
 
-        passed: SendResult[httpx.Response] = self.gate.run(self.gate.passing(call, send))
-        response = passed.answer
-        response.extensions[EXTENSION] = passed.passage
-        if passed.tail is not None:
-            response = wrapped(response, _SettlingStream(response.stream, passed.tail, self.gate, encoded(response)))
+        result: SendResult[httpx.Response] = self.gate.run(self.gate.send_flow(call, send))
+        response = result.response
+        response.extensions[EXTENSION] = result.outcome
+        if result.settlement is not None:
+            response = with_stream(
+                response, _SettlingStream(response.stream, result.settlement, self.gate, content_encoding(response))
+            )
         return response
 
     def close(self) -> None:
@@ -86,18 +88,19 @@ class AsyncRateLimitTransport(httpx.AsyncBaseTransport):
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         """Wait for a permit, send the request, and learn from the response."""
-        call = call_of(request)
+        call = to_outbound_request(request)
 
         async def send(provider: Provider | None) -> ProviderResponse:
-            response = await self._inner.handle_async_request(signed(request, self.gate.key_for(provider, call)))
-            return ProviderResponse(response.status_code, said(response), response.aclose, response)
+            response = await self._inner.handle_async_request(with_key(request, self.gate.key_for(provider, call)))
+            return ProviderResponse(response.status_code, rate_limit_headers(response), response.aclose, response)
 
-        passed: SendResult[httpx.Response] = await self.gate.run(self.gate.passing(call, send))
-        response = passed.answer
-        response.extensions[EXTENSION] = passed.passage
-        if passed.tail is not None:
-            response = wrapped(
-                response, _AsyncSettlingStream(response.stream, passed.tail, self.gate, encoded(response))
+        result: SendResult[httpx.Response] = await self.gate.run(self.gate.send_flow(call, send))
+        response = result.response
+        response.extensions[EXTENSION] = result.outcome
+        if result.settlement is not None:
+            response = with_stream(
+                response,
+                _AsyncSettlingStream(response.stream, result.settlement, self.gate, content_encoding(response)),
             )
         return response
 
@@ -110,11 +113,11 @@ class AsyncRateLimitTransport(httpx.AsyncBaseTransport):
 class _SettlingStream(httpx.SyncByteStream):
     """The body of a response; settles the charge when the body has ended."""
 
-    def __init__(self, stream: Any, tail: PendingSettlement, gate: Gate, coding: str) -> None:  # noqa: ANN401 - a stream of httpx
+    def __init__(self, stream: Any, settlement: PendingSettlement, gate: Gate, coding: str) -> None:  # noqa: ANN401 - a stream of httpx
         self._stream = stream
-        self._tail = tail
+        self._settlement = settlement
         self._gate = gate
-        self._reader = UsageReader(coding) if tail.counts else None
+        self._reader = UsageReader(coding) if settlement.counts else None
 
     def __iter__(self) -> Iterator[bytes]:
         for piece in self._stream:
@@ -126,17 +129,17 @@ class _SettlingStream(httpx.SyncByteStream):
         try:
             self._stream.close()
         finally:
-            self._gate.run(self._tail.settling(self._reader.result() if self._reader else None))
+            self._gate.run(self._settlement.settle_flow(self._reader.result() if self._reader else None))
 
 
 class _AsyncSettlingStream(httpx.AsyncByteStream):
     """The body of a response; settles the charge when the body has ended."""
 
-    def __init__(self, stream: Any, tail: PendingSettlement, gate: AsyncGate, coding: str) -> None:  # noqa: ANN401 - of httpx
+    def __init__(self, stream: Any, settlement: PendingSettlement, gate: AsyncGate, coding: str) -> None:  # noqa: ANN401 - of httpx
         self._stream = stream
-        self._tail = tail
+        self._settlement = settlement
         self._gate = gate
-        self._reader = UsageReader(coding) if tail.counts else None
+        self._reader = UsageReader(coding) if settlement.counts else None
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         async for piece in self._stream:
@@ -148,12 +151,12 @@ class _AsyncSettlingStream(httpx.AsyncByteStream):
         try:
             await self._stream.aclose()
         finally:
-            await self._gate.run(self._tail.settling(self._reader.result() if self._reader else None))
+            await self._gate.run(self._settlement.settle_flow(self._reader.result() if self._reader else None))
 
 
-def call_of(request: httpx.Request) -> OutboundRequest:
+def to_outbound_request(request: httpx.Request) -> OutboundRequest:
     """Describe a request as an OutboundRequest."""
-    whole = isinstance(request.stream, httpx.ByteStream)
+    replayable = isinstance(request.stream, httpx.ByteStream)
 
     def body() -> bytes | None:
         return b"".join(request.stream) if isinstance(request.stream, httpx.ByteStream) else None
@@ -165,12 +168,12 @@ def call_of(request: httpx.Request) -> OutboundRequest:
         # httpx may decode different bytes to the same string, as UTF-8 or as Latin-1.
         return b", ".join(raw for field, raw in request.headers.raw if field.lower() == name.encode()).decode("latin-1")
 
-    return OutboundRequest(request.method, str(request.url), header, body, whole, unreached)
+    return OutboundRequest(request.method, str(request.url), header, body, replayable, unreached)
 
 
-def said(response: httpx.Response) -> Sequence[tuple[str, str]]:
+def rate_limit_headers(response: httpx.Response) -> Sequence[tuple[str, str]]:
     """Return the headers of a response if any of them are about limits: decoding headers is slow."""
-    return response.headers.multi_items() if speaks(response.headers.raw) else ()
+    return response.headers.multi_items() if has_rate_limit_headers(response.headers.raw) else ()
 
 
 def unreached(error: BaseException) -> bool:
@@ -178,24 +181,24 @@ def unreached(error: BaseException) -> bool:
     return isinstance(error, UNREACHED)
 
 
-def signed(request: httpx.Request, added: AddedKey | None) -> httpx.Request:
+def with_key(request: httpx.Request, added: AddedKey | None) -> httpx.Request:
     """Return a copy of the request with the provider's key; redirects are built from the original, without key."""
     if added is None:
         return request
-    place, key = added
+    location, key = added
     headers, url = request.headers.copy(), request.url
-    if place.kind == "header":
-        headers[place.name] = key
+    if location.kind == "header":
+        headers[location.name] = key
     else:
-        url = url.copy_merge_params({place.name: key})
+        url = url.copy_merge_params({location.name: key})
     return httpx.Request(request.method, url, headers=headers, stream=request.stream, extensions=request.extensions)
 
 
-def encoded(response: httpx.Response) -> str:
+def content_encoding(response: httpx.Response) -> str:
     """Return the Content-Encoding of a response."""
     return str(response.headers.get("content-encoding", ""))
 
 
-def wrapped(response: httpx.Response, stream: httpx.SyncByteStream | httpx.AsyncByteStream) -> httpx.Response:
+def with_stream(response: httpx.Response, stream: httpx.SyncByteStream | httpx.AsyncByteStream) -> httpx.Response:
     """Return the same response with another stream."""
     return httpx.Response(response.status_code, headers=response.headers, stream=stream, extensions=response.extensions)

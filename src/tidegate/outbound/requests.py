@@ -64,7 +64,7 @@ class RateLimitAdapter(HTTPAdapter):
             )
             raise ConfigError(message, field="max_retries")
         self.gate = Gate(providers, store, **options)
-        self._hiding = SecretFilter()
+        self._secret_filter = SecretFilter()
         retry = Retry(total=max_retries, connect=max_retries, read=False, status=0, other=0, redirect=0)
         super().__init__(pool_connections, pool_maxsize, retry, pool_block)
 
@@ -72,50 +72,50 @@ class RateLimitAdapter(HTTPAdapter):
         self,
         request: requests.PreparedRequest,
         stream: bool = False,  # noqa: FBT001, FBT002 - as requests has it
-        **rest: Any,  # noqa: ANN401 - as requests has it
+        **options: Any,  # noqa: ANN401 - as requests has it
     ) -> requests.Response:
         """Wait for a permit, send the request, and learn from the response."""
-        call = call_of(request)
+        call = to_outbound_request(request)
         keys: list[str] = []
 
         def send(provider: Provider | None) -> ProviderResponse:
             response = super(RateLimitAdapter, self).send(
-                self._signed(request, self.gate.key_for(provider, call), keys), stream, **rest
+                self._with_key(request, self.gate.key_for(provider, call), keys), stream, **options
             )
             response.request, response.url = request, request.url or ""
             return ProviderResponse(response.status_code, response.raw.headers.items(), response.close, response)
 
         try:
-            passed: SendResult[requests.Response] = self.gate.run(self.gate.passing(call, send))
+            result: SendResult[requests.Response] = self.gate.run(self.gate.send_flow(call, send))
         except requests.RequestException as error:
-            raise without(error, keys, request) from None
-        response = passed.answer
-        response.tidegate = passed.passage  # type: ignore[attr-defined]  # a new attribute
-        if passed.tail is not None:
-            response.raw = _SettlingRaw(response.raw, passed.tail, self.gate)
+            raise without_keys(error, keys, request) from None
+        response = result.response
+        response.tidegate = result.outcome  # type: ignore[attr-defined]  # a new attribute
+        if result.settlement is not None:
+            response.raw = _SettlingRaw(response.raw, result.settlement, self.gate)
         return response
 
-    def _signed(
+    def _with_key(
         self, request: requests.PreparedRequest, added: AddedKey | None, keys: list[str]
     ) -> requests.PreparedRequest:
         """Return a copy of the request with the provider's key; redirects are built from the original, without key."""
         if added is None:
             return request
-        place, key = added
+        location, key = added
         request = request.copy()
-        if place.kind == "header":
-            request.headers[place.name] = key
+        if location.kind == "header":
+            request.headers[location.name] = key
         else:
-            request.prepare_url(request.url, {place.name: key})
+            request.prepare_url(request.url, {location.name: key})
             keys.append(key)
-            self._hiding.hide(key)
+            self._secret_filter.hide(key)
         return request
 
     def close(self) -> None:
         """Close the connections and the gate."""
         super().close()
         self.gate.close()
-        self._hiding.close()
+        self._secret_filter.close()
 
 
 class SecretFilter(logging.Filter):
@@ -135,7 +135,7 @@ class SecretFilter(logging.Filter):
     def filter(self, record: logging.LogRecord) -> bool:
         """Accept every record, with the keys removed."""
         if isinstance(record.args, tuple):
-            record.args = tuple(hidden(arg, self._keys) if isinstance(arg, str) else arg for arg in record.args)
+            record.args = tuple(hide_keys(arg, self._keys) if isinstance(arg, str) else arg for arg in record.args)
         return True
 
     def close(self) -> None:
@@ -147,15 +147,15 @@ class SecretFilter(logging.Filter):
 class _SettlingRaw:
     """The raw response; settles the charge when its body has ended."""
 
-    def __init__(self, raw: Any, tail: PendingSettlement, gate: Gate) -> None:  # noqa: ANN401 - of urllib3
+    def __init__(self, raw: Any, settlement: PendingSettlement, gate: Gate) -> None:  # noqa: ANN401 - of urllib3
         self._raw = raw
-        self._tail = tail
+        self._settlement = settlement
         self._gate = gate
         self._reader = UsageReader()
 
     def stream(self, amount: int = 2**16, decode_content: bool | None = None) -> Iterator[bytes]:  # noqa: FBT001 - as urllib3 has it
         for piece in self._raw.stream(amount, decode_content=decode_content):
-            if self._tail.counts:
+            if self._settlement.counts:
                 self._reader.feed(piece)
             yield piece
         self._settle()
@@ -173,13 +173,13 @@ class _SettlingRaw:
             self._settle()
 
     def _settle(self) -> None:
-        self._gate.run(self._tail.settling(self._reader.result() if self._tail.counts else None))
+        self._gate.run(self._settlement.settle_flow(self._reader.result() if self._settlement.counts else None))
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - any attribute of the raw response
         return getattr(self._raw, name)
 
 
-def call_of(request: requests.PreparedRequest) -> OutboundRequest:
+def to_outbound_request(request: requests.PreparedRequest) -> OutboundRequest:
     """Describe a request as an OutboundRequest."""
     body = request.body
 
@@ -192,8 +192,8 @@ def call_of(request: requests.PreparedRequest) -> OutboundRequest:
         value = request.headers.get(name)
         return value.decode("latin-1") if isinstance(value, bytes) else value
 
-    whole = body is None or isinstance(body, (bytes, str))
-    return OutboundRequest(request.method or "GET", request.url or "", header, content, whole, unreached)
+    replayable = body is None or isinstance(body, (bytes, str))
+    return OutboundRequest(request.method or "GET", request.url or "", header, content, replayable, unreached)
 
 
 def unreached(error: BaseException) -> bool:
@@ -204,17 +204,17 @@ def unreached(error: BaseException) -> bool:
     return isinstance(cause, MaxRetryError) and isinstance(cause.reason, NewConnectionError)
 
 
-def without(
+def without_keys(
     error: requests.RequestException, keys: list[str], request: requests.PreparedRequest
 ) -> requests.RequestException:
     """Return an error that does not show keys; urllib3 quotes the whole query."""
     if not keys:
         return error
-    text = hidden(str(error), {*keys, *(quote(key, safe="") for key in keys)})
+    text = hide_keys(str(error), {*keys, *(quote(key, safe="") for key in keys)})
     return type(error)(text, request=request, response=error.response)
 
 
-def hidden(text: str, keys: set[str]) -> str:
+def hide_keys(text: str, keys: set[str]) -> str:
     """Replace keys in a string."""
     for key in sorted(keys, key=len, reverse=True):
         text = text.replace(key, HIDDEN_TEXT)

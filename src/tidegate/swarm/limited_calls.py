@@ -39,10 +39,10 @@ def refusal_of(error: BaseException | None, now: float) -> ProviderRefusal | Non
     status = _first(error, response, ("status_code", "status", "code"))
     headers = _first(error, response, ("headers",))
     try:
-        said = None if headers is None else headers.get("retry-after", headers.get("Retry-After"))
+        value = None if headers is None else headers.get("retry-after", headers.get("Retry-After"))
     except AttributeError:
-        said = None
-    wait = None if said is None else parse_retry_after(str(said), now)
+        value = None
+    wait = None if value is None else parse_retry_after(str(value), now)
     if status == TOO_MANY_REQUESTS or (status == SERVICE_UNAVAILABLE and wait is not None):
         return ProviderRefusal(f"received {status} response", wait)
     return None
@@ -86,12 +86,12 @@ class _LimitedCall(Generic[S]):
             self._limiter, resource, self._timeout, cost, return_token=self._return_token, announce=self._announce
         )
 
-    def _ready(self) -> tuple[str, int]:
+    def _resource_and_cost(self) -> tuple[str, int]:
         if callable(self._resource) or callable(self._cost):
             raise ConfigError("a callable resource or cost needs call arguments: use limited() as a decorator")
         return self._resource, self._cost
 
-    def _refused(self, error: BaseException | None) -> ProviderRefusal | None:
+    def _refusal(self, error: BaseException | None) -> ProviderRefusal | None:
         return refusal_of(error, self._limiter.clock.ns() / 1e9) if self._announce and error is not None else None
 
 
@@ -114,14 +114,14 @@ class LimitedCall(_LimitedCall["_Limiter"]):
 
     def __enter__(self) -> Decision:
         """Wait for a permit."""
-        resource, cost = self._ready()
+        resource, cost = self._resource_and_cost()
         return self._limiter.acquire(resource, self._timeout, cost)
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         """End the call; announce a 429."""
-        resource, cost = self._ready()
+        resource, cost = self._resource_and_cost()
         self._limiter.release(resource, cost, return_token=self._return_token)
-        refusal = self._refused(error)
+        refusal = self._refusal(error)
         if refusal is not None:
             self._limiter.announce_reduced(resource, *refusal)
 
@@ -144,13 +144,13 @@ class AsyncLimitedCall(_LimitedCall["_AsyncLimiter"]):
 
     async def __aenter__(self) -> Decision:
         """Wait for a permit."""
-        resource, cost = self._ready()
+        resource, cost = self._resource_and_cost()
         return await self._limiter.acquire(resource, self._timeout, cost)
 
     async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         """End the call; announce a 429."""
-        resource, cost = self._ready()
+        resource, cost = self._resource_and_cost()
         await self._limiter.release(resource, cost, return_token=self._return_token)
-        refusal = self._refused(error)
+        refusal = self._refusal(error)
         if refusal is not None:
             await self._limiter.announce_reduced(resource, *refusal)

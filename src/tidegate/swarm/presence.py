@@ -58,13 +58,13 @@ class Presence:
     def _resources(self) -> dict[str, Any]:
         """Describe as many resources as one message can carry."""
         found: dict[str, Any] = {}
-        room = MAX_ANSWER_BYTES - RESERVED_BYTES - len(json.dumps(self._agent_id))
+        bytes_left = MAX_ANSWER_BYTES - RESERVED_BYTES - len(json.dumps(self._agent_id))
         for capacity in self._describe():
-            told = asdict(capacity)
-            room -= 2 * len(json.dumps(capacity.resource)) + len(json.dumps(told))
-            if room < 0:
+            fields = asdict(capacity)
+            bytes_left -= 2 * len(json.dumps(capacity.resource)) + len(json.dumps(fields))
+            if bytes_left < 0:
                 break
-            found[capacity.resource] = told
+            found[capacity.resource] = fields
         return found
 
     def close(self) -> None:
@@ -98,7 +98,7 @@ class Watcher:
         self._answers: dict[str, _Answer] = {}
         self._bytes = 0  # total size of the answers
         self.malformed = 0
-        self._subscription = bus.subscribe(ANSWER_SUBJECT, self._hear)
+        self._subscription = bus.subscribe(ANSWER_SUBJECT, self._on_answer)
 
     def ask(self) -> None:
         """Ask all agents to answer."""
@@ -109,15 +109,15 @@ class Watcher:
         now = self._bus.clock.steady()
         with self._lock:
             for name in [name for name, answer in self._answers.items() if now - answer.at > within * SECOND]:
-                self._forget(name)
+                self._remove(name)
             found = sorted(self._answers.items())
         return [Agent(name, (now - answer.at) / SECOND, answer.resources) for name, answer in found]
 
-    def _forget(self, name: str) -> None:
+    def _remove(self, name: str) -> None:
         answer = self._answers.pop(name, None)
         self._bytes -= 0 if answer is None else answer.size
 
-    def _hear(self, event: Event) -> None:
+    def _on_answer(self, event: Event) -> None:
         try:
             name, resources = _read(self._signer.read_new(event.payload, MAX_ANSWER_BYTES))
         except (MalformedError, TypeError, KeyError, AttributeError):
@@ -125,11 +125,11 @@ class Watcher:
             return
         answer = _Answer(self._bus.clock.steady(), resources, len(event.payload))
         with self._lock:
-            self._forget(name)
+            self._remove(name)
             self._answers[name] = answer
             self._bytes += answer.size
             while self._bytes > MAX_ANSWERS_BYTES or len(self._answers) > MAX_ANSWERS:
-                self._forget(next(iter(self._answers)))  # the oldest
+                self._remove(next(iter(self._answers)))  # the oldest
 
     def close(self) -> None:
         """Unsubscribe from the bus."""
@@ -137,7 +137,7 @@ class Watcher:
 
 
 def _read(fields: dict[str, Any]) -> tuple[str, dict[str, Capacity]]:
-    resources = {str(name): Capacity(**told) for name, told in fields["resources"].items()}
+    resources = {str(name): Capacity(**fields) for name, fields in fields["resources"].items()}
     for capacity in resources.values():
         counts = (capacity.available, capacity.total, capacity.in_flight, capacity.original)
         if not (all(map(_is_count, counts)) and _is_time(capacity.window) and _is_time(capacity.frozen_for)):

@@ -51,36 +51,36 @@ class Resource(Generic[L]):
         self.original = 0
         self.due: int | None = None  # when the capacity changes next
         self._lock = fork_safe(threading.Lock())
-        self._begun = 0
-        self._reserved: WeakSet[Reservation | AsyncReservation] = WeakSet()
+        self._calls = 0
+        self._reservations: WeakSet[Reservation | AsyncReservation] = WeakSet()
 
     def next_step(self) -> int | None:
         """Return when the next recovery step is due."""
         return self.due
 
-    def begin(self) -> None:
+    def begin_call(self) -> None:
         """Count a call that begins."""
         with self._lock:
-            self._begun += 1
+            self._calls += 1
 
-    def end(self) -> bool:
+    def end_call(self) -> bool:
         """Count a call that ends; returns whether there was one."""
         with self._lock:
-            if self._begun == 0:
+            if self._calls == 0:
                 return False
-            self._begun -= 1
+            self._calls -= 1
             return True
 
-    def hold(self, reservation: Reservation | AsyncReservation) -> None:
+    def track(self, reservation: Reservation | AsyncReservation) -> None:
         """Count a reservation until it is settled."""
         with self._lock:
-            self._reserved.add(reservation)
+            self._reservations.add(reservation)
 
     @property
     def in_flight(self) -> int:
         """The calls in progress."""
         with self._lock:
-            return self._begun + sum(not (held.settled or held.expired) for held in self._reserved)
+            return self._calls + sum(not (entry.settled or entry.expired) for entry in self._reservations)
 
 
 class SwarmResources(Generic[L]):
@@ -90,7 +90,7 @@ class SwarmResources(Generic[L]):
         self,
         *,
         agent_id: str,
-        terms: RecoverySettings,
+        settings: RecoverySettings,
         bus: str | Bus | None = None,
         secret: str | bytes | None = None,
         store: str | Store | None = None,
@@ -107,19 +107,19 @@ class SwarmResources(Generic[L]):
             raise ConfigError("a lease needs a shared store: pass its URL as store=", field="lease")
         self._clock = clock
         self._store = _open_store(store, read_lease(lease), clock)
-        self._store.later = self._later
+        self._store.recovery_of = self._recovery_of
         self.clock = clock or self._store.clock
         self._owns_bus = isinstance(bus, str)
         self._bus = open_bus(bus, clock=clock) if isinstance(bus, str) else bus
         try:
             self._capacities = Capacities(
                 agent_id,
-                terms=terms,
+                settings=settings,
                 clock=self.clock,
                 bus=self._bus,
                 secret=secret,
-                changed=self._follow,
-                told=self._tell,
+                changed=self._apply_capacity,
+                received=self._notify,
             )
         except ConfigError:
             if self._owns_bus and self._bus is not None:
@@ -138,17 +138,17 @@ class SwarmResources(Generic[L]):
         """Return a resource, after applying a recovery that is due; None if it is unknown."""
         resource = self._resources.get(name)
         if resource is not None and resource.due is not None and self.clock.steady() >= resource.due:
-            self._follow(name)
+            self._apply_capacity(name)
         return resource
 
-    def _need(self, name: str) -> Resource[L]:
+    def _require(self, name: str) -> Resource[L]:
         """Return a resource, or raise."""
         resource = self._find(name)
         if resource is None:
-            raise self._missing(name)
+            raise self._missing_error(name)
         return resource
 
-    def _missing(self, name: str) -> Closed | ResourceUnknown:
+    def _missing_error(self, name: str) -> Closed | ResourceUnknown:
         if self._closed:
             return Closed("the limiter is closed")
         return ResourceUnknown(f"no capacity is set for {name!r}: call set_capacity({name!r}, 60, window=60) first")
@@ -169,21 +169,21 @@ class SwarmResources(Generic[L]):
             policy = self._policy(name, capacity, length)  # validates before anything changes
             self._capacities.set(name, capacity)
             if resource is None:
-                look = self._capacities.look(name)
-                policy = self._policy(name, capacity if look is None else look.current, length)
+                snapshot = self._capacities.snapshot(name)
+                policy = self._policy(name, capacity if snapshot is None else snapshot.current, length)
                 resource = self._resources[name] = Resource(name, policy, length, self._open(policy))
                 resource.limiter.clock = RecoveringClock(
-                    resource.limiter.clock, resource.next_step, lambda: self._follow(name)
+                    resource.limiter.clock, resource.next_step, lambda: self._apply_capacity(name)
                 )
             resource.window, resource.original = length, capacity
-        self._follow(name)
+        self._apply_capacity(name)
         return None
 
     def _remove(self, name: str) -> Resource[L] | None:
         resource = self._resources.pop(name, None)
         self._capacities.remove(name)
         if resource is not None:
-            self._store.open(resource.policy.name)
+            self._store.unfreeze(resource.policy.name)
             if not self.shared:  # in a shared store, others use the same state
                 self._store.apply_one("reset", resource.policy, name, (0,))
         return resource
@@ -193,33 +193,33 @@ class SwarmResources(Generic[L]):
 
     # ---- capacity ----------------------------------------------------------------------------------------------------
 
-    def _follow(self, name: str) -> None:
+    def _apply_capacity(self, name: str) -> None:
         """Update a resource's limiter to its current capacity."""
         resource = self._resources.get(name)
         if resource is None:
             return
         with resource.changing:
-            self._catch_up(resource)
-            look = self._capacities.look(name)
-            if look is None:
+            self._apply_missed_steps(resource)
+            snapshot = self._capacities.snapshot(name)
+            if snapshot is None:
                 return
-            if look.frozen_until is None:
-                self._store.open(resource.policy.name)
+            if snapshot.frozen_until is None:
+                self._store.unfreeze(resource.policy.name)
             else:
-                self._store.shut(resource.policy.name, look.frozen_until)
-            self._change(resource, look.current, self.clock.steady())
-            resource.due = look.due
+                self._store.freeze(resource.policy.name, snapshot.frozen_until)
+            self._change(resource, snapshot.current, self.clock.steady())
+            resource.due = snapshot.due
             resource.limiter.update(resource.policy)  # also wakes waiters
 
-    def _catch_up(self, resource: Resource[L]) -> None:
+    def _apply_missed_steps(self, resource: Resource[L]) -> None:
         """Apply missed recovery steps one by one: permits were refilled at the rate of each step."""
         now = self.clock.steady()
         while resource.due is not None and resource.due < now and not self.shared:
-            look = self._capacities.look(resource.name, resource.due)
-            if look is None:
+            snapshot = self._capacities.snapshot(resource.name, resource.due)
+            if snapshot is None:
                 return
-            self._change(resource, look.current, resource.due)
-            resource.due = look.due
+            self._change(resource, snapshot.current, resource.due)
+            resource.due = snapshot.due
 
     def _change(self, resource: Resource[L], capacity: int, instant: int) -> None:
         """Change a bucket so that the available permits stay, or are capped; none are added.
@@ -241,7 +241,7 @@ class SwarmResources(Generic[L]):
         else:
             _settle(store, new, key, now)
 
-    def _later(self, policy: str) -> tuple[int, int] | None:
+    def _recovery_of(self, policy: str) -> tuple[int, int] | None:
         """Return the capacity of a reduced resource after recovery, and the instant of its next step."""
         resource = self._resources.get(policy.removeprefix(POLICY_PREFIX))
         return None if resource is None or resource.due is None else (resource.original, resource.due)
@@ -251,7 +251,7 @@ class SwarmResources(Generic[L]):
             retry_after = retry_after.total_seconds()
         return None if self._closed else self._capacities.reduce(name, reason, retry_after)
 
-    def _tell(self, update: CapacityUpdate) -> None:
+    def _notify(self, update: CapacityUpdate) -> None:
         for listener in tuple(self._listeners):
             try:
                 self._call(listener, update)
@@ -261,7 +261,7 @@ class SwarmResources(Generic[L]):
     def _call(self, listener: Listener, update: CapacityUpdate) -> None:
         listener(update)
 
-    def _listen(self, callback: Listener) -> None:
+    def _add_listener(self, callback: Listener) -> None:
         if not callable(callback):
             raise ConfigError(f"must be a function that takes a CapacityUpdate, not {callback!r}", field="callback")
         self._listeners.append(callback)
@@ -269,17 +269,17 @@ class SwarmResources(Generic[L]):
     # ---- state -------------------------------------------------------------------------------------------------------
 
     def _capacity(self, resource: Resource[L], available: int) -> Capacity | None:
-        look = self._capacities.look(resource.name)
-        if look is None:
+        snapshot = self._capacities.snapshot(resource.name)
+        if snapshot is None:
             return None
-        frozen = self._store.frozen(resource.policy.name)
+        frozen = self._store.frozen_for(resource.policy.name)
         return Capacity(
             resource.name,
             0 if frozen else available,
             resource.policy.limits[0].quota,
             resource.window / SECOND,
             resource.in_flight,
-            look.original,
+            snapshot.original,
             frozen / SECOND,
         )
 

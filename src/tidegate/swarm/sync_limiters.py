@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Self
 
-from tidegate.adaptive import read_terms
+from tidegate.adaptive import read_recovery_settings
 from tidegate.errors import Closed
 from tidegate.limiter import Limiter
 from tidegate.swarm.limited_calls import LimitedCall
@@ -48,26 +48,26 @@ class _Limiter(SwarmResources[Limiter]):
 
         Raises Denied after `timeout` seconds, ResourceUnknown if no capacity is set, Closed if the limiter is closed.
         """
-        held = self._need(resource)
+        entry = self._require(resource)
         try:
-            decision = held.limiter.acquire(resource, cost, timeout, priority)
+            decision = entry.limiter.acquire(resource, cost, timeout, priority)
         except Closed:
-            raise self._missing(resource) from None
-        held.begin()
+            raise self._missing_error(resource) from None
+        entry.begin_call()
         return decision
 
     def try_acquire(self, resource: str, cost: int = 1) -> bool:
         """Take a permit if one is free; returns whether it did, never waits."""
-        held = self._find(resource)
-        if held is None or not self._try(held, cost):
+        entry = self._find(resource)
+        if entry is None or not self._try(entry, cost):
             return False
-        held.begin()
+        entry.begin_call()
         return True
 
     @staticmethod
-    def _try(held: Resource[Limiter], cost: int) -> bool:
+    def _try(entry: Resource[Limiter], cost: int) -> bool:
         try:
-            return held.limiter.try_acquire(held.name, cost).allowed
+            return entry.limiter.try_acquire(entry.name, cost).allowed
         except Closed:
             return False
 
@@ -77,21 +77,21 @@ class _Limiter(SwarmResources[Limiter]):
         Always returning permits limits how many calls run concurrently, not how many are made per window: pass
         `return_token=False` to end the call and refill the permit over time.
         """
-        held = self._find(resource)
-        if held is not None and held.end() and return_token:
+        entry = self._find(resource)
+        if entry is not None and entry.end_call() and return_token:
             with suppress(Closed):  # the resource was removed at the same time
-                held.limiter.refund(resource, cost)
+                entry.limiter.refund(resource, cost)
 
     def reserve(
         self, resource: str, cost: int = 1, ttl: float = 60.0, timeout: float | None = 0.0, priority: float = 0
     ) -> Reservation:
         """Charge an estimate now and settle it later: `commit` the actual cost, or `cancel`; see `Limiter.reserve`."""
-        held = self._need(resource)
+        entry = self._require(resource)
         try:
-            reservation = held.limiter.reserve(resource, cost, ttl, timeout, priority)
+            reservation = entry.limiter.reserve(resource, cost, ttl, timeout, priority)
         except Closed:
-            raise self._missing(resource) from None
-        held.hold(reservation)
+            raise self._missing_error(resource) from None
+        entry.track(reservation)
         return reservation
 
     def limited(
@@ -118,18 +118,18 @@ class _Limiter(SwarmResources[Limiter]):
 
     def get_capacity(self, resource: str) -> Capacity | None:
         """Return the state of a resource; None if no capacity is set."""
-        held = self._find(resource)
-        if held is None:
+        entry = self._find(resource)
+        if entry is None:
             return None
         try:
-            usage = held.limiter.usage(resource)
+            usage = entry.limiter.usage(resource)
         except Closed:
             return None
-        return self._capacity(held, usage["capacity"].remaining)
+        return self._capacity(entry, usage["capacity"].remaining)
 
     def on_capacity_change(self, callback: Listener) -> None:
         """Call a function with each CapacityUpdate of another agent that took effect here. Keep it short."""
-        self._listen(callback)
+        self._add_listener(callback)
 
     def close(self) -> None:
         """Refuse further calls and wake waiters with Closed. A second call raises Closed."""
@@ -152,7 +152,7 @@ class MemoryLimiter(_Limiter):
 
     def __init__(self, *, clock: Clock | None = None) -> None:
         """Start without resources."""
-        super().__init__(agent_id="memory", terms=read_terms(0.75, recovery_interval=None), clock=clock)
+        super().__init__(agent_id="memory", settings=read_recovery_settings(0.75, recovery_interval=None), clock=clock)
 
     def announce_reduced(
         self, resource: str, reason: str = "", retry_after: float | timedelta | None = None
@@ -160,7 +160,7 @@ class MemoryLimiter(_Limiter):
         """Reduce a resource to 75 %. With `retry_after`, no calls are allowed for so many seconds."""
         update = self._reduce(resource, reason, retry_after)
         if update is not None:
-            self._tell(update)  # there is no other agent to send it
+            self._notify(update)  # there is no other agent to send it
         return update
 
 
@@ -193,10 +193,12 @@ class SwarmLimiter(_Limiter):
     ) -> None:
         """Join the swarm on `bus` (a Bus, or a URL: then the bus is closed with the limiter) as `agent_id`."""
         check_swarm(bus, agent_id)
-        terms = read_terms(
+        settings = read_recovery_settings(
             reduce_factor, recovery_factor, recovery_interval, max_recovery=max_recovery, cooldown=cooldown
         )
-        super().__init__(agent_id=agent_id, terms=terms, bus=bus, secret=secret, store=store, lease=lease, clock=clock)
+        super().__init__(
+            agent_id=agent_id, settings=settings, bus=bus, secret=secret, store=store, lease=lease, clock=clock
+        )
 
     def __repr__(self) -> str:
         """Show the agent and its resources."""

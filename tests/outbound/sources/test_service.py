@@ -281,12 +281,12 @@ async def test_what_was_under_way_at_a_crash_is_charged_again_and_reported(tmp_p
     await stuck.wait()
     await task
     running = SourceLedger(tmp_path / "data" / "sources.db")
-    assert running.entry("a").state == "running"
+    assert running.record("a").state == "running"
     running.close()
 
     async with world(tmp_path, [source("a")], provider, clock=clock, store=store, grace=5) as second:
         clock.advance(50)
-        settling = await second.service._recover()  # noqa: SLF001 - the first step of run
+        settle_flow = await second.service._recover()  # noqa: SLF001 - the first step of run
         policy = next(iter(second.service.gate.providers)).policy
         limiter = Limiter(policy, store=store)
         assert limiter.usage("fmp.test")["1m"].used == 2
@@ -295,7 +295,7 @@ async def test_what_was_under_way_at_a_crash_is_charged_again_and_reported(tmp_p
         while not clock._alarms:  # noqa: SLF001 - until the grace is waited for
             await asyncio.sleep(0)
         clock.advance(5)
-        await settling
+        await settle_flow
         assert second.service.ledger.unsettled() == []
         clock.advance(5)  # a minute after the request was sent: its own charge is gone
         assert limiter.usage("fmp.test")["1m"].used == 1

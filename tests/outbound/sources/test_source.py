@@ -43,9 +43,9 @@ def test_everything_a_source_may_say():
         to: {webhook: https://example.net/in}
         """
     )
-    assert source.timetable == Cron("*/5 9-17 * * 1-5", "America/New_York")
+    assert source.schedule == Cron("*/5 9-17 * * 1-5", "America/New_York")
     assert (source.method, source.priority, source.timeout, source.retries) == ("POST", 2, 10.0, 5)
-    assert source.target == Destination("webhook", "https://example.net/in")
+    assert source.destination == Destination("webhook", "https://example.net/in")
     assert source.headers["Authorization"] == "Bearer hunter2"
     assert "hunter2" not in repr(source)
 

@@ -22,7 +22,7 @@ FIRST_PAUSE: Final = 250_000  # microseconds, the average of the first pause; it
 MAX_PAUSE: Final = 30 * SECOND
 
 
-def again(
+def retry_pause(
     retries: Retries, attempt: int, status: int, method: str, spent: int, retry_after: float | None, chance: float
 ) -> int | None:
     """Return how many microseconds after Retry-After to retry; None: do not retry.

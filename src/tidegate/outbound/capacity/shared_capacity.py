@@ -27,17 +27,19 @@ class SharedCapacity:
     the bus receives it, and applies what others received.
     """
 
-    def __init__(self, agent: str, terms: RecoverySettings, clock: Clock, bus: Bus | None) -> None:
+    def __init__(self, agent: str, settings: RecoverySettings, clock: Clock, bus: Bus | None) -> None:
         """Subscribe to the bus; `agent` is a unique name of this process."""
         self._agent = f"{agent}/answers"
         self._bus = bus
         self._clock = clock
         self._latest = 0
-        self.interval = terms.interval
+        self.interval = settings.interval
         self._changed: dict[str, Callable[[], object]] = {}
-        self._told: dict[str, Callable[[int], object]] = {}
-        self.capacities = Capacities(agent, terms=terms, clock=clock, bus=bus, changed=self._look, told=self._note)
-        self.look = self.capacities.look
+        self._received: dict[str, Callable[[int], object]] = {}
+        self.capacities = Capacities(
+            agent, settings=settings, clock=clock, bus=bus, changed=self._notify_changed, received=self._record
+        )
+        self.snapshot = self.capacities.snapshot
         self.due = self.capacities.due
 
     def rename(self, agent: str) -> None:
@@ -45,37 +47,39 @@ class SharedCapacity:
         self._agent = f"{agent}/answers"
         self.capacities.agent_id = agent
 
-    def set(self, resource: str, quota: int, changed: Callable[[], object], told: Callable[[int], object]) -> None:
+    def set(self, resource: str, quota: int, changed: Callable[[], object], received: Callable[[int], object]) -> None:
         """Start with the whole quota, less the reductions of others.
 
         `changed` is called when the capacity changed, `received` with the capacity that another process published on
         the bus.
         """
         self._changed[resource] = changed
-        self._told[resource] = told
+        self._received[resource] = received
         self.capacities.set(resource, quota)
 
     def remove(self, resource: str) -> None:
         """Remove a resource."""
         self._changed.pop(resource, None)
-        self._told.pop(resource, None)
+        self._received.pop(resource, None)
         self.capacities.remove(resource)
 
-    def say(self, resource: str, value: int, pause: int, reason: str) -> None:
+    def announce(self, resource: str, value: int, pause: int, reason: str) -> None:
         """Reduce to a value, pause calls for so many microseconds, and publish both."""
         update = self._update(resource, value, pause, reason, 0)
         payload = update.to_json()
-        if self.capacities.hear(update, payload) and self._bus is not None:
+        if self.capacities.receive(update, payload) and self._bus is not None:
             kept = RETAIN_SECONDS + (update.retry_after or 0)
             self._bus.publish(SUBJECT, payload, Retain(retain_key(resource, self._agent), update.order, kept))
 
     def hold(self, resource: str, value: int) -> None:
         """Stay at a value; other processes received the same refusals and hold it themselves."""
-        self.capacities.hear(self._update(resource, value, 0, "refused at more than this before", 0))
+        self.capacities.receive(self._update(resource, value, 0, "refused at more than this before", 0))
 
-    def hear(self, resource: str, value: int, pause: int, age: int) -> bool:
+    def receive(self, resource: str, value: int, pause: int, age: int) -> bool:
         """Apply what another process received so many microseconds ago; return whether it changes anything."""
-        return self.capacities.hear(self._update(resource, value, pause, "another process was refused", age), late=True)
+        return self.capacities.receive(
+            self._update(resource, value, pause, "another process was refused", age), late=True
+        )
 
     def _update(self, resource: str, value: int, pause: int, reason: str, age: int) -> CapacityUpdate:
         wall = self._clock.ns() // 1000
@@ -83,12 +87,12 @@ class SharedCapacity:
         instant = datetime.fromtimestamp((wall - age) / SECOND, UTC)
         return CapacityUpdate(resource, self._agent, value, reason, instant, epoch, pause / SECOND or None)
 
-    def _note(self, update: CapacityUpdate) -> None:
+    def _record(self, update: CapacityUpdate) -> None:
         self._latest = max(self._latest, update.order)
-        if update.agent_id != self._agent and update.resource in self._told:
-            self._told[update.resource](update.new_capacity)
+        if update.agent_id != self._agent and update.resource in self._received:
+            self._received[update.resource](update.new_capacity)
 
-    def _look(self, resource: str) -> None:
+    def _notify_changed(self, resource: str) -> None:
         changed = self._changed.get(resource)
         if changed is not None:
             changed()

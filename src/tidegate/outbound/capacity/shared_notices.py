@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from tidegate.outbound.quota.charge import Flow
     from tidegate.policy import Key
 
-    Said = tuple[int, int, int]
+    Counters = tuple[int, int, int]
 
 NOTICE_TTL: Final = "1d"
 NOTICE_FIELDS: Final = ("notice", "since", "until")
@@ -55,30 +55,30 @@ class SharedNotices:
         self._name = f"capacity:{domain}"
         self._key = key
         self._apply = apply
-        self._endless = self._up_to((MAX_INTEGER,) * 3)
-        self._seen: Said = NO_NOTICE
+        self._unbounded = self._policy_up_to((MAX_INTEGER,) * 3)
+        self._seen: Counters = NO_NOTICE
         self._at = 0  # when it was read, by the store's clock
-        self.every = max(1, min(length // CHECKS_PER_PERIOD, MAX_CHECK_INTERVAL))
+        self.check_interval = max(1, min(length // CHECKS_PER_PERIOD, MAX_CHECK_INTERVAL))
 
-    def _up_to(self, most: Said) -> Policy:
-        pairs = zip(NOTICE_FIELDS, most, strict=True)
+    def _policy_up_to(self, maxima: Counters) -> Policy:
+        pairs = zip(NOTICE_FIELDS, maxima, strict=True)
         return Policy(
             self._name, tuple(Limit(each, NOTICE_TTL, "fixed_window", unit=part, name=part) for part, each in pairs)
         )
 
-    def looking(self) -> Flow:
+    def read_flow(self) -> Flow:
         """Return the notice that another process wrote since the last check; None: there is none."""
-        looked = yield from self._asking("peek", self._endless, NO_NOTICE)
-        if looked is None:
+        decision = yield from self._store_flow("peek", self._unbounded, NO_NOTICE)
+        if decision is None:
             return None
-        before, self._at = self._seen, looked.at
-        self._seen = said = tuple(MAX_INTEGER - view[0] for view in looked.views)
-        number, since, until = said
-        if said == before or not number:
+        before, self._at = self._seen, decision.at
+        self._seen = counters = tuple(MAX_INTEGER - view[0] for view in decision.views)
+        number, since, until = counters
+        if counters == before or not number:
             return None
-        return SharedNotice(Notice(number & MAX_CAPACITY, max(0, until - since)), max(0, looked.at - since))
+        return SharedNotice(Notice(number & MAX_CAPACITY, max(0, until - since)), max(0, decision.at - since))
 
-    def writing(self, notice: Notice) -> Flow:
+    def write_flow(self, notice: Notice) -> Flow:
         """Write a notice, right after a check; returns a notice that another process wrote in between instead."""
         number, since, until = self._seen
         count = (number >> CAPACITY_BITS) + 1
@@ -87,15 +87,15 @@ class SharedNotices:
         ):  # never read: the store was unavailable
             return None
         since = max(since, self._at)  # the store's clock may have been set back
-        said = (count << CAPACITY_BITS | notice.value, since, max(until, since + notice.pause))
-        costs = tuple(new - old for new, old in zip(said, self._seen, strict=True))
-        written = yield from self._asking("acquire", self._up_to(said), costs)
+        counters = (count << CAPACITY_BITS | notice.value, since, max(until, since + notice.pause))
+        costs = tuple(new - old for new, old in zip(counters, self._seen, strict=True))
+        written = yield from self._store_flow("acquire", self._policy_up_to(counters), costs)
         if written is None or not written.allowed:
-            return (yield from self.looking())
-        self._seen = said
+            return (yield from self.read_flow())
+        self._seen = counters
         return None
 
-    def _asking(self, verb: str, policy: Policy, costs: tuple[int, ...]) -> Flow:
+    def _store_flow(self, verb: str, policy: Policy, costs: tuple[int, ...]) -> Flow:
         """Call the store; None: it is unavailable, and a notice is not worth failing a request."""
         try:
             (decision,) = yield partial(self._apply, verb, ((policy, self._key, costs),))

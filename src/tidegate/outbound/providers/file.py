@@ -25,8 +25,8 @@ from tidegate.outbound.providers.provider import (
     EndpointCost,
     KeyLocation,
     Learn,
-    Part,
     Provider,
+    QuotaScope,
     Retries,
 )
 from tidegate.outbound.providers.secret import Secret
@@ -77,7 +77,7 @@ def read_provider(source: str | Path | Mapping[str, object]) -> Provider:
         "name": _text(fields, "name") or (Path(section.file).stem if section.file else ""),
         "per": _per(fields),
         "api_key": key,
-        "key_place": _key_place(fields, key),
+        "key_place": _key_location(fields, key),
         "learn": cast("Learn", _choice(fields, "learn", get_args(Learn), "lower")),
         "on_store_error": cast("OnStoreError", _choice(fields, "on_store_error", get_args(OnStoreError), "deny")),
         "retries": _retries(fields),
@@ -142,14 +142,14 @@ def _entry(entry: ConfigValue, algorithm: str | None) -> Limit:
         return replace(limit, algorithm=algorithm or "sliding_log")
 
 
-def _limit(place: ConfigValue, fields: Fields, algorithm: str | None = None) -> Limit:
+def _limit(location: ConfigValue, fields: Fields, algorithm: str | None = None) -> Limit:
     """Read a limit from `limit`, `period` and their options.
 
     The default algorithm is an exact log: no window of the provider exceeds the limit, wherever it begins.
     """
     for needed, example in (("limit", "300"), ("period", "1m")):
         if needed not in fields:
-            raise place.error(f"needs a {needed}, such as {needed}: {example}")
+            raise location.error(f"needs a {needed}, such as {needed}: {example}")
     quota, period = fields["limit"].whole(), fields["period"].text()
     if "algorithm" in fields:
         algorithm = fields["algorithm"].choice(*ALGORITHMS)
@@ -159,20 +159,20 @@ def _limit(place: ConfigValue, fields: Fields, algorithm: str | None = None) -> 
         algorithm = "token_bucket"
     texts = {option: fields[option].text() for option in ("unit", "timezone", "name") if option in fields}
     numbers = {option: fields[option].whole(0) for option in ("burst", "reset_day", "reset_hour") if option in fields}
-    with place.blame(**{**fields, "quota": fields["limit"]}):
+    with location.blame(**{**fields, "quota": fields["limit"]}):
         return Limit(quota, period, algorithm or "sliding_log", **texts, **numbers)  # type: ignore[arg-type]  # by name
 
 
 def _concurrency(setting: ConfigValue) -> Limit:
     """Read `concurrency: 5`, or with how long a request may hold its slot: `{limit: 5, lease: 10m}`."""
-    quota, lease, place = setting, None, setting
+    quota, lease, location = setting, None, setting
     if setting.is_mapping:
         fields = setting.fields("limit", "lease")
         if "limit" not in fields:
             raise setting.error("needs a limit, such as concurrency: {limit: 5, lease: 2m}")
         quota, lease = fields["limit"], fields.get("lease")
-        place = lease or setting
-    with place.blame():
+        location = lease or setting
+    with location.blame():
         return Limit(
             quota.whole(),
             lease.text() if lease else DEFAULT_SLOT_LEASE,
@@ -194,34 +194,34 @@ def _api_key(fields: Fields) -> Secret | None:
         raise fields["api_key"].error("expected a string: put the key in quotes") from None
 
 
-def _key_place(fields: Fields, key: Secret | None) -> KeyLocation | None:
+def _key_location(fields: Fields, key: Secret | None) -> KeyLocation | None:
     """Read where the key is sent: `key: {header: Authorization, prefix: Bearer}` or `key: {query: apikey}`."""
     if "key" not in fields:
         return None
-    place = fields["key"].fields("header", "query", "prefix", "plain_http")
-    if ("header" in place) == ("query" in place):
+    location = fields["key"].fields("header", "query", "prefix", "plain_http")
+    if ("header" in location) == ("query" in location):
         raise fields["key"].error("expected either header or query, such as {header: X-Api-Key} or {query: apikey}")
     if key is None:
         raise fields["key"].error("needs an api_key to send, but none is given")
-    plain = place["plain_http"].flag() if "plain_http" in place else False
-    if "query" in place:
-        if "prefix" in place:
-            raise place["prefix"].error("can only be combined with 'header'")
-        return KeyLocation("query", place["query"].text(), plain_http=plain)
-    name = place["header"].text()
+    plain = location["plain_http"].flag() if "plain_http" in location else False
+    if "query" in location:
+        if "prefix" in location:
+            raise location["prefix"].error("can only be combined with 'header'")
+        return KeyLocation("query", location["query"].text(), plain_http=plain)
+    name = location["header"].text()
     if not HEADER_NAME.fullmatch(name):
-        raise place["header"].error(f"expected a header name such as X-Api-Key, not {place['header']}")
+        raise location["header"].error(f"expected a header name such as X-Api-Key, not {location['header']}")
     if any(ord(letter) < 32 or ord(letter) > 126 for letter in key.reveal()):  # noqa: PLR2004 - what a header can hold
         raise fields["api_key"].error("contains a character that is not allowed in a header")
-    prefix = _text(place, "prefix")
+    prefix = _text(location, "prefix")
     return KeyLocation("header", name, f"{prefix} " if prefix else "", plain)
 
 
-def _per(fields: Fields) -> tuple[Part, ...]:
+def _per(fields: Fields) -> tuple[QuotaScope, ...]:
     if "per" not in fields:
         return ()
-    found = {entry.choice(*get_args(Part)) for entry in fields["per"].one_or_many()}
-    return cast("tuple[Part, ...]", tuple(sorted(found)))
+    found = {entry.choice(*get_args(QuotaScope)) for entry in fields["per"].one_or_many()}
+    return cast("tuple[QuotaScope, ...]", tuple(sorted(found)))
 
 
 def _retries(fields: Fields) -> Retries:

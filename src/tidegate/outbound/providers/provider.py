@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from tidegate.outbound.providers.secret import Secret
     from tidegate.policy import Cost
 
-Part = Literal["host", "path", "credential"]
+QuotaScope = Literal["host", "path", "credential"]
 Learn = Literal["lower", "off"]
 
 REQUESTS_UNIT: Final = "requests"
@@ -31,7 +31,7 @@ class EndpointCost(NamedTuple):
     cost: Cost = 1
 
     @property
-    def form(self) -> re.Pattern[str]:
+    def pattern(self) -> re.Pattern[str]:
         """The path as a compiled regular expression."""
         begin, beneath = (self.path[:-2], r"(?:/.*)?") if self.path.endswith("/*") else (self.path.rstrip("/"), "/?")
         return re.compile("/".join("[^/]+" if part == "*" else re.escape(part) for part in begin.split("/")) + beneath)
@@ -71,29 +71,29 @@ class Provider:
     limits: tuple[Limit, ...]
     name: str = ""
     endpoints: tuple[EndpointCost, ...] = ()
-    per: tuple[Part, ...] = ()
+    per: tuple[QuotaScope, ...] = ()
     api_key: Secret | None = None
-    key_place: KeyLocation | None = None
+    key_location: KeyLocation | None = None
     learn: Learn = "lower"
     retries: Retries = NO_RETRIES
     estimate: Mapping[str, int] = field(default_factory=dict)
     on_store_error: Literal["allow", "deny", "local"] = "deny"
     file: str | None = None
     policy: Policy = field(init=False, repr=False, compare=False)
-    _forms: tuple[tuple[re.Pattern[str], EndpointCost], ...] = field(init=False, repr=False, compare=False)
-    _plain: Mapping[str, int] = field(init=False, repr=False, compare=False)
+    _patterns: tuple[tuple[re.Pattern[str], EndpointCost], ...] = field(init=False, repr=False, compare=False)
+    _default_cost: Mapping[str, int] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         """Build the policy and the cost of a request."""
         set_field = object.__setattr__
         set_field(self, "policy", Policy(f"provider:{self.domain}", self.limits, "enforce", self.on_store_error))
         set_field(self, "name", self.name or self.domain)
-        set_field(self, "_forms", tuple((endpoint.form, endpoint) for endpoint in self.endpoints))
+        set_field(self, "_forms", tuple((endpoint.pattern, endpoint) for endpoint in self.endpoints))
         set_field(self, "_plain", self._cost(1))
         for endpoint in self.endpoints:
-            self._check(endpoint)
+            self._check_cost(endpoint)
 
-    def _check(self, endpoint: EndpointCost) -> None:
+    def _check_cost(self, endpoint: EndpointCost) -> None:
         """Refuse an endpoint whose cost is in a unit that no limit counts, or exceeds a limit."""
         for limit, amount in zip(self.limits, self.policy.costs(endpoint.cost), strict=True):
             if amount > limit.burst:
@@ -104,21 +104,21 @@ class Provider:
 
     def _cost(self, cost: Cost) -> dict[str, int]:
         """Return a cost by unit: an integer counts requests; every request holds one slot."""
-        told = dict(cost) if isinstance(cost, Mapping) else {REQUESTS_UNIT: cost}
+        given = dict(cost) if isinstance(cost, Mapping) else {REQUESTS_UNIT: cost}
         units = {limit.unit for limit in self.limits}
-        whole = {REQUESTS_UNIT: 1, CONCURRENCY_UNIT: 1, **self.estimate, **told}
-        return {unit: amount for unit, amount in whole.items() if unit in units}
+        combined = {REQUESTS_UNIT: 1, CONCURRENCY_UNIT: 1, **self.estimate, **given}
+        return {unit: amount for unit, amount in combined.items() if unit in units}
 
     def endpoint(self, path: str, method: str = "GET") -> EndpointCost | None:
         """Return the first endpoint that matches a request."""
-        for form, endpoint in self._forms:
-            if form.fullmatch(path) and (not endpoint.methods or method.upper() in endpoint.methods):
+        for pattern, endpoint in self._patterns:
+            if pattern.fullmatch(path) and (not endpoint.methods or method.upper() in endpoint.methods):
                 return endpoint
         return None
 
     def cost(self, endpoint: EndpointCost | None) -> Mapping[str, int]:
         """Return the cost of a request by unit, as far as it is known before sending."""
-        return self._plain if endpoint is None else self._cost(endpoint.cost)
+        return self._default_cost if endpoint is None else self._cost(endpoint.cost)
 
     @property
     def longest(self) -> int:

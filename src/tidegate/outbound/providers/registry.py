@@ -31,7 +31,7 @@ class LoadedProvider(NamedTuple):
     """A provider and the state of the file it was read from."""
 
     provider: Provider
-    seen: FileStamp | None
+    stamp: FileStamp | None
 
 
 class Providers:
@@ -43,9 +43,9 @@ class Providers:
 
     def __init__(self, providers: Iterable[Provider] = ()) -> None:
         """Use these providers; `load` reads them from files."""
-        self._known = {provider.domain: LoadedProvider(provider, None) for provider in providers}
+        self._loaded = {provider.domain: LoadedProvider(provider, None) for provider in providers}
         self._files: tuple[Path, ...] = ()
-        self._folders: tuple[Path, ...] = ()
+        self._directories: tuple[Path, ...] = ()
         self._permissions: Permissions = "ignore"
         self._refused: dict[Path, FileStamp | None] = {}
         self.problems: tuple[str, ...] = ()
@@ -68,16 +68,16 @@ class Providers:
             raise ConfigError(f"must be warn, refuse or ignore, not {permissions!r}", field="permissions")
         self = cls()
         self._files = tuple(Path(file) for file in files)
-        self._folders = tuple(Path(folder) for folder in directories)
+        self._directories = tuple(Path(folder) for folder in directories)
         self._permissions = permissions
-        self._known = _by_domain(LoadedProvider(self._read(path), _print(path)) for path in self._paths())
+        self._loaded = _by_domain(LoadedProvider(self._read(path), _file_stamp(path)) for path in self._paths())
         return self
 
     @classmethod
     def of(cls, *settings: Mapping[str, object]) -> Providers:
         """Build providers from mappings with the fields of a file."""
         self = cls()
-        self._known = _by_domain(LoadedProvider(read_provider(setting), None) for setting in settings)
+        self._loaded = _by_domain(LoadedProvider(read_provider(setting), None) for setting in settings)
         return self
 
     # ---- lookup ------------------------------------------------------------------------------------------------------
@@ -91,10 +91,10 @@ class Providers:
 
     def match_host(self, host: str) -> Provider | None:
         """Return the provider of a normalised host (see `host_of`)."""
-        known = self._known
+        loaded = self._loaded
         for domain in suffixes(host):
-            if domain in known:
-                return known[domain].provider
+            if domain in loaded:
+                return loaded[domain].provider
         return None
 
     def explain(self, url: object) -> str:
@@ -106,11 +106,11 @@ class Providers:
 
     def __iter__(self) -> Iterator[Provider]:
         """Iterate over the providers in the order they were read."""
-        return iter([known.provider for known in self._known.values()])
+        return iter([loaded.provider for loaded in self._loaded.values()])
 
     def __len__(self) -> int:
         """Return the number of providers."""
-        return len(self._known)
+        return len(self._loaded)
 
     def __repr__(self) -> str:
         """Show the names."""
@@ -120,55 +120,55 @@ class Providers:
 
     def reload(self) -> tuple[str, ...]:
         """Load changed files; return the domains of the providers that were changed, added or removed."""
-        if not self._files and not self._folders:
+        if not self._files and not self._directories:
             return ()
-        before = self._known
-        by_file = {Path(known.provider.file): known for known in before.values() if known.provider.file}
+        before = self._loaded
+        by_file = {Path(loaded.provider.file): loaded for loaded in before.values() if loaded.provider.file}
         found: dict[str, LoadedProvider] = {}
         problems: list[str] = []
         for path in self._paths(problems):
-            known = self._again(path, by_file.get(path), problems)
-            if known is None:
+            loaded = self._reread(path, by_file.get(path), problems)
+            if loaded is None:
                 continue
-            clash = _clash(found.values(), known.provider)
-            if clash is None:
-                found[known.provider.domain] = known
+            conflict = _find_conflict(found.values(), loaded.provider)
+            if conflict is None:
+                found[loaded.provider.domain] = loaded
                 continue
-            problems.append(clash)
-            log.warning("%s: the file is ignored", clash)
+            problems.append(conflict)
+            log.warning("%s: the file is ignored", conflict)
             old = by_file.get(path)
-            if old is not None and _clash(found.values(), old.provider) is None:
+            if old is not None and _find_conflict(found.values(), old.provider) is None:
                 found[old.provider.domain] = old
         self.problems = tuple(problems)
         changed = {*found, *before}
         changed = {name for name in changed if found.get(name, (None,))[0] != before.get(name, (None,))[0]}
-        self._known = found
+        self._loaded = found
         self.changes += bool(changed)
         for domain in sorted(changed):
             log.info("provider %s was %s", domain, "loaded" if domain in found else "removed")
         return tuple(sorted(changed))
 
-    def _again(self, path: Path, known: LoadedProvider | None, problems: list[str]) -> LoadedProvider | None:
+    def _reread(self, path: Path, loaded: LoadedProvider | None, problems: list[str]) -> LoadedProvider | None:
         """Read a file again if it has changed; keep the previous version if it is invalid."""
-        now = _print(path)
-        if known is not None and known.seen == now and path not in self._refused:
-            return known
+        now = _file_stamp(path)
+        if loaded is not None and loaded.stamp == now and path not in self._refused:
+            return loaded
         try:
             again = LoadedProvider(self._read(path), now)
         except ConfigError as error:
             if self._refused.get(path, ()) != now:  # logged once for each version of the file
-                kept = "the previous version stays in force" if known else "it is ignored"
+                kept = "the previous version stays in force" if loaded else "it is ignored"
                 log.warning("a provider file is invalid, %s: %s", kept, error)
             self._refused[path] = now
             problems.append(str(error))
-            return known
+            return loaded
         self._refused.pop(path, None)
         return again
 
     def _paths(self, problems: list[str] | None = None) -> list[Path]:
         """List the files: those given by path, and those of the directories, by name."""
         paths = list(self._files)
-        for folder in self._folders:
+        for folder in self._directories:
             try:
                 entries = sorted(folder.iterdir())
             except OSError as error:
@@ -176,7 +176,7 @@ class Providers:
                 if problems is None:
                     raise wrong from None
                 problems.append(str(wrong))  # perhaps only for a moment: keep its providers
-                entries = [Path(known.provider.file) for known in self._known.values() if known.provider.file]
+                entries = [Path(loaded.provider.file) for loaded in self._loaded.values() if loaded.provider.file]
                 entries = [path for path in entries if path.parent == folder]
             paths += [path for path in entries if path.suffix in YAML_SUFFIXES and not path.name.startswith(".")]
         return paths
@@ -195,18 +195,18 @@ class Providers:
 
 def _by_domain(providers: Iterable[LoadedProvider]) -> dict[str, LoadedProvider]:
     found: dict[str, LoadedProvider] = {}
-    for known in providers:
-        clash = _clash(found.values(), known.provider)
-        if clash is not None:
-            raise ConfigError(clash)
-        found[known.provider.domain] = known
+    for loaded in providers:
+        conflict = _find_conflict(found.values(), loaded.provider)
+        if conflict is not None:
+            raise ConfigError(conflict)
+        found[loaded.provider.domain] = loaded
     return found
 
 
-def _clash(found: Iterable[LoadedProvider], new: Provider) -> str | None:
+def _find_conflict(found: Iterable[LoadedProvider], new: Provider) -> str | None:
     """Return an error message if another provider has the same domain or name."""
-    for known in found:
-        old = known.provider
+    for loaded in found:
+        old = loaded.provider
         for what in ("domain", "name"):
             if getattr(old, what) == getattr(new, what):
                 files = f"{new.file or 'this provider'} and {old.file or 'an earlier one'}"
@@ -214,7 +214,7 @@ def _clash(found: Iterable[LoadedProvider], new: Provider) -> str | None:
     return None
 
 
-def _print(path: Path) -> FileStamp | None:
+def _file_stamp(path: Path) -> FileStamp | None:
     try:
         found = path.stat()
     except OSError:

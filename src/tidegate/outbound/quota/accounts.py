@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 from tidegate.errors import Closed
 from tidegate.fork import at_fork, fork_safe
 from tidegate.outbound.capacity.shared_capacity import SharedCapacity
-from tidegate.outbound.quota.account import Account, terms
+from tidegate.outbound.quota.account import Account, recovery_settings
 from tidegate.policy import Key
 
 if TYPE_CHECKING:
@@ -33,28 +33,28 @@ class Accounts(dict[tuple[str, Key], Account]):
         self._make = make
         self._agent = uuid.uuid4().hex
         self._lock = fork_safe(threading.Lock())
-        self._pressures: dict[str, SharedCapacity] = {}
-        self._most = ALWAYS_KEPT  # with so many, idle accounts are dropped
+        self._shared_capacities: dict[str, SharedCapacity] = {}
+        self._drop_idle_at = ALWAYS_KEPT  # with so many, idle accounts are dropped
         self.closed = False
         at_fork(child=self._rename)
 
     def _rename(self) -> None:
         """Use another agent name in a forked process, since an agent ignores its own messages."""
         self._agent = uuid.uuid4().hex
-        for pressure in self._pressures.values():
-            pressure.rename(self._agent)
+        for shared_capacity in self._shared_capacities.values():
+            shared_capacity.rename(self._agent)
 
     def open(self, provider: Provider, key: Key) -> Account:
         """Return the account of a key, opened if needed, with the current limits of the provider."""
-        place = provider.domain, key
-        account = self.get(place)
+        account_key = provider.domain, key
+        account = self.get(account_key)
         if account is not None:
-            account.used = self._clock.steady()
-        if account is None or self.get(place) is not account:  # it was dropped in the meantime
+            account.last_used = self._clock.steady()
+        if account is None or self.get(account_key) is not account:  # it was dropped in the meantime
             account = self._open(provider, key)
         if account.provider is not provider:
             with self._lock:
-                account.take_over(provider)
+                account.update_provider(provider)
         return account
 
     def _open(self, provider: Provider, key: Key) -> Account:
@@ -63,24 +63,26 @@ class Accounts(dict[tuple[str, Key], Account]):
                 raise Closed("the gate is closed")
             account = self.get((provider.domain, key))
             if account is None:
-                if len(self) >= self._most:
+                if len(self) >= self._drop_idle_at:
                     self._drop_idle()
-                pressure = self._pressures.get(provider.domain)
-                if pressure is None:
-                    pressure = SharedCapacity(self._agent, terms(provider), self._clock, self._bus)
-                    self._pressures[provider.domain] = pressure
-                account = self[provider.domain, key] = self._make(provider, key, pressure)
+                shared_capacity = self._shared_capacities.get(provider.domain)
+                if shared_capacity is None:
+                    shared_capacity = SharedCapacity(self._agent, recovery_settings(provider), self._clock, self._bus)
+                    self._shared_capacities[provider.domain] = shared_capacity
+                account = self[provider.domain, key] = self._make(provider, key, shared_capacity)
             return account
 
     def _drop_idle(self) -> None:
-        for place, account in tuple(self.items()):
+        for account_key, account in tuple(self.items()):
             if account.idle():
-                del self[place]
-                if account.idle():  # still idle: a thread that found it has updated `used`, or will not find it again
-                    account.pressure.remove(account.resource)
+                del self[account_key]
+                if (
+                    account.idle()
+                ):  # still idle: a thread that found it has updated `last_used`, or will not find it again
+                    account.shared_capacity.remove(account.resource)
                 else:
-                    self[place] = account
-        self._most = max(ALWAYS_KEPT, 2 * len(self))
+                    self[account_key] = account
+        self._drop_idle_at = max(ALWAYS_KEPT, 2 * len(self))
 
     def close(self) -> list[Account]:
         """Refuse to open more accounts; return those that were open."""
@@ -88,6 +90,6 @@ class Accounts(dict[tuple[str, Key], Account]):
             self.closed = True
             accounts = list(self.values())
             self.clear()
-        for pressure in self._pressures.values():
-            pressure.close()
+        for shared_capacity in self._shared_capacities.values():
+            shared_capacity.close()
         return accounts

@@ -22,7 +22,18 @@ CHARGE_TTL: Final = 600.0  # seconds within which a response must end for its es
 class Charge:
     """A charge that can be corrected; its reservation is created only when needed, since most charges never change."""
 
-    __slots__ = ("_cost", "_held", "_key", "_limiter", "anew", "answered", "at", "decision", "ends", "since")
+    __slots__ = (
+        "_cost",
+        "_key",
+        "_limiter",
+        "_reservation",
+        "answered",
+        "at",
+        "decision",
+        "recharged",
+        "since",
+        "window_end",
+    )
 
     def __init__(
         self,
@@ -30,53 +41,55 @@ class Charge:
         key: Key,
         cost: Cost,
         decision: Decision,
-        held: Reservation | AsyncReservation | None = None,
+        reservation: Reservation | AsyncReservation | None = None,
     ) -> None:
         """Store what was charged; `reservation` is its reservation, if there is one already."""
         self._limiter = limiter
         self._key = key
         self._cost = cost
-        self._held = held
+        self._reservation = reservation
         self.decision = decision
         self.at = decision.at  # when it was last charged, by the store's clock
         self.since = limiter.clock.steady()  # ... and by ours
-        self.ends = MAX_INTEGER  # end of the first window it was charged to, by the store's clock; see `arrival`
-        self.anew: Decision | None = None  # the decision of the store when it was charged again
+        self.window_end = MAX_INTEGER  # end of the first window it was charged to, by the store's clock; see `arrival`
+        self.recharged: Decision | None = None  # the decision of the store when it was charged again
         self.answered = False
 
     @property
     def settled(self) -> bool:
         """Whether it was committed or cancelled."""
-        return self._held is not None and self._held.settled
+        return self._reservation is not None and self._reservation.settled
 
     @property
     def costs(self) -> tuple[int, ...]:
         """What was charged to each limit."""
-        return self._reservation().costs
+        return self._get_reservation().costs
 
     def parts(self, amounts: tuple[int, ...]) -> list[tuple[int, tuple[int, ...]]]:
         """Group amounts by the instant at which their limits were last charged."""
-        return self._reservation().parts(amounts)
+        return self._get_reservation().parts(amounts)
 
-    def move(self, costs: tuple[int, ...], anew: Decision) -> None:
+    def move(self, costs: tuple[int, ...], recharged: Decision) -> None:
         """Record that these costs were charged again: settling applies to the new charge."""
-        held = self._reservation()
-        held.ats = tuple(anew.at if cost else at for cost, at in zip(costs, held.ats, strict=True))
-        self.at, self.anew = anew.at, anew
+        reservation = self._get_reservation()
+        reservation.ats = tuple(recharged.at if cost else at for cost, at in zip(costs, reservation.ats, strict=True))
+        self.at, self.recharged = recharged.at, recharged
 
     def commit(self, actual: Cost | None = None) -> Any:  # noqa: ANN401 - to be awaited, or not
         """Charge the actual cost instead (None: keep the estimate)."""
-        return self._reservation().commit(actual)
+        return self._get_reservation().commit(actual)
 
     def cancel(self) -> Any:  # noqa: ANN401 - to be awaited, or not
         """Return all permits."""
-        return self._reservation().cancel()
+        return self._get_reservation().cancel()
 
-    def _reservation(self) -> Reservation | AsyncReservation:
-        if self._held is None:
+    def _get_reservation(self) -> Reservation | AsyncReservation:
+        if self._reservation is None:
             limiter, decision = self._limiter, self.decision
             policy = limiter._policy_of(decision)  # noqa: SLF001 - as `reserve` itself does
             settle: Any = limiter._settle  # noqa: SLF001 - what `reserve` itself hands to a reservation
             kind = Reservation if isinstance(limiter, Limiter) else AsyncReservation
-            self._held = kind(settle, limiter.clock, policy, self._key, policy.costs(self._cost), decision, CHARGE_TTL)
-        return self._held
+            self._reservation = kind(
+                settle, limiter.clock, policy, self._key, policy.costs(self._cost), decision, CHARGE_TTL
+            )
+        return self._reservation

@@ -40,15 +40,15 @@ CURRENT_OPTIONS: ContextVar[Mapping[str, Any] | None] = ContextVar("tidegate_ask
 
 
 @contextmanager
-def request_options(**wishes: Any) -> Iterator[None]:  # noqa: ANN401 - checked below
+def request_options(**options_given: Any) -> Iterator[None]:  # noqa: ANN401 - checked below
     """Send the requests of a block with another `timeout`, `priority` or `cost` (a mapping from units to amounts).
 
     Works with every client library: a context variable carries the options, also into tasks started in the block.
     """
-    unknown = sorted(wishes.keys() - RequestOptions._fields)
+    unknown = sorted(options_given.keys() - RequestOptions._fields)
     if unknown:
         raise ConfigError(f"unknown option: expected {', '.join(RequestOptions._fields)}", field=unknown[0])
-    token = CURRENT_OPTIONS.set({**(CURRENT_OPTIONS.get() or {}), **wishes})
+    token = CURRENT_OPTIONS.set({**(CURRENT_OPTIONS.get() or {}), **options_given})
     try:
         yield
     finally:
@@ -76,7 +76,7 @@ class ProviderResponse(NamedTuple):
     status: int
     headers: Any
     close: Callable[[], Any]
-    answer: Any
+    response: Any
 
 
 class RequestOutcome(NamedTuple):
@@ -97,37 +97,37 @@ class PendingSettlement(NamedTuple):
     """What is settled when the body of a response has ended: slots are released, tokens are counted."""
 
     account: Account
-    ticket: Charge
+    charge: Charge
     status: int
     counts: bool
 
-    def settling(self, used: Mapping[str, int] | None) -> Flow:
+    def settle_flow(self, used: Mapping[str, int] | None) -> Flow:
         """Commit the usage that the response reports, or the estimate if it reports none."""
-        if self.ticket.settled:
+        if self.charge.settled:
             return
         if used is None and self.status >= FIRST_ERROR_STATUS:
             used = dict.fromkeys(TOKEN_UNITS, 0)
         units = self.account.units
         known = {unit: amount for unit, amount in (used or {}).items() if unit in units}
-        yield partial(self.ticket.commit, known or None)
+        yield partial(self.charge.commit, known or None)
 
 
 class AddedKey(NamedTuple):
     """A provider's key, and where it is sent in a request."""
 
-    place: KeyLocation
+    location: KeyLocation
     text: str
 
 
 class SendResult(NamedTuple, Generic[R]):
     """A response, the outcome of its request, and what is left to settle."""
 
-    answer: R
-    passage: RequestOutcome
-    tail: PendingSettlement | None
+    response: R
+    outcome: RequestOutcome
+    settlement: PendingSettlement | None
 
 
-def speaks(headers: Iterable[tuple[str | bytes, object]]) -> bool:
+def has_rate_limit_headers(headers: Iterable[tuple[str | bytes, object]]) -> bool:
     """Return whether headers may contain rate limits: most do not, and parsing takes time."""
     for name, _ in headers:  # noqa: SIM110 - half the time of any()
         if name[:5].lower() in RATE_LIMIT_PREFIX_SET:
@@ -135,12 +135,12 @@ def speaks(headers: Iterable[tuple[str | bytes, object]]) -> bool:
     return False
 
 
-def credential(place: KeyLocation | None, call: OutboundRequest) -> str:
+def credential_of(location: KeyLocation | None, call: OutboundRequest) -> str:
     """Return a fingerprint of the request's credential, or "own" for the provider's."""
-    if place is not None and place.kind == "query":
-        found = dict(parse_qsl(urlsplit(call.url).query, errors="surrogateescape")).get(place.name)
+    if location is not None and location.kind == "query":
+        found = dict(parse_qsl(urlsplit(call.url).query, errors="surrogateescape")).get(location.name)
     else:
-        names = (place.name,) if place is not None else ("authorization", "x-api-key", "api-key")
+        names = (location.name,) if location is not None else ("authorization", "x-api-key", "api-key")
         found = next((value for name in names if (value := call.header(name))), None)
     return fingerprint(found) if found else "own"
 
@@ -150,13 +150,13 @@ def added_key(provider: Provider | None, call: OutboundRequest) -> AddedKey | No
 
     The caller found the provider by the host of this request, so a redirect to another host carries no key.
     """
-    if provider is None or provider.api_key is None or provider.key_place is None:
+    if provider is None or provider.api_key is None or provider.key_location is None:
         return None
-    place = provider.key_place
-    if place.kind == "header":
-        return None if call.header(place.name) else AddedKey(place, place.prefix + provider.api_key.reveal())
+    location = provider.key_location
+    if location.kind == "header":
+        return None if call.header(location.name) else AddedKey(location, location.prefix + provider.api_key.reveal())
     names = dict(parse_qsl(urlsplit(call.url).query, keep_blank_values=True))
-    return None if place.name in names else AddedKey(place, provider.api_key.reveal())
+    return None if location.name in names else AddedKey(location, provider.api_key.reveal())
 
 
 def is_confidential(url: str) -> bool:

@@ -54,12 +54,12 @@ class FetchedBody(NamedTuple):
 @contextmanager
 def download_file(source: Source, folder: Path, now: int) -> Iterator[IO[bytes]]:
     """Open a file to download into; it is deleted at the end, unless `deliver` has renamed it."""
-    if source.target.kind != "files":
+    if source.destination.kind != "files":
         make_private_folder(folder)
         with tempfile.TemporaryFile(dir=folder) as file:
             yield file
         return
-    place = folder / source.target.place / source.name
+    place = folder / source.destination.place / source.name
     make_private_folder(place)
     for left in place.glob(f"*{PART_SUFFIX}"):  # left by a killed process
         left.unlink(missing_ok=True)
@@ -73,11 +73,11 @@ def download_file(source: Source, folder: Path, now: int) -> Iterator[IO[bytes]]
 
 async def deliver(client: httpx.AsyncClient, source: Source, folder: Path, now: int, body: FetchedBody) -> None:
     """Deliver a body to its destination; relative paths start in the data folder. Raises on failure."""
-    target = source.target
-    if target.kind == "files":
-        await asyncio.to_thread(_name_file, folder / target.place / source.name, now, body)
-    elif target.kind == "sqlite":
-        await asyncio.to_thread(_write_row, folder / target.place, source.name, now, body)
+    destination = source.destination
+    if destination.kind == "files":
+        await asyncio.to_thread(_name_file, folder / destination.place / source.name, now, body)
+    elif destination.kind == "sqlite":
+        await asyncio.to_thread(_write_row, folder / destination.place, source.name, now, body)
     else:
         await _post(client, source, body)
 
@@ -108,10 +108,10 @@ async def _post(client: httpx.AsyncClient, source: Source, body: FetchedBody) ->
     body.file.seek(0)
     content = await asyncio.to_thread(body.file.read)
     headers = {"content-type": body.content_type or "application/octet-stream", "x-tidegate-source": source.name}
-    request = client.build_request("POST", source.target.place, content=content, headers=headers, timeout=None)
+    request = client.build_request("POST", source.destination.place, content=content, headers=headers, timeout=None)
     async with asyncio.timeout(WEBHOOK_TIMEOUT + source.timeout):
         with request_options(timeout=WEBHOOK_TIMEOUT):
-            reply = await client.send(request, stream=True, follow_redirects=False)
-    await reply.aclose()
-    if reply.status_code >= FIRST_REDIRECT:
-        raise OSError(f"the webhook responded with status {reply.status_code}")
+            response = await client.send(request, stream=True, follow_redirects=False)
+    await response.aclose()
+    if response.status_code >= FIRST_REDIRECT:
+        raise OSError(f"the webhook responded with status {response.status_code}")

@@ -39,27 +39,27 @@ class TooLargeError(Exception):
     """A body larger than allowed."""
 
 
-async def open_answer(client: httpx.AsyncClient, request: httpx.Request) -> httpx.Response:
+async def open_response(client: httpx.AsyncClient, request: httpx.Request) -> httpx.Response:
     """Send a request, follow redirects, and return the response with its body unread; the caller closes it."""
     for _ in range(MAX_REDIRECTS + 1):
-        answer = await client.send(request, stream=True, follow_redirects=False)
-        following = answer.next_request
-        if following is None:
-            return answer
-        await answer.aclose()
-        request = _redirected(request, following)
+        response = await client.send(request, stream=True, follow_redirects=False)
+        next_request = response.next_request
+        if next_request is None:
+            return response
+        await response.aclose()
+        request = _redirected(request, next_request)
     raise RedirectError(f"more than {MAX_REDIRECTS} redirects")
 
 
-def _redirected(request: httpx.Request, following: httpx.Request) -> httpx.Request:
+def _redirected(request: httpx.Request, next_request: httpx.Request) -> httpx.Request:
     """Remove from the next request of a redirect what only the previous origin may receive."""
-    _check(following.url)
-    if _origin(request.url) == _origin(following.url) or _is_upgrade(request.url, following.url):
-        return following
-    if following.method not in ("GET", "HEAD"):
-        raise RedirectError(f"redirected to another origin with method {following.method}: not followed")
-    headers = [(name, value) for name, value in following.headers.items() if name.lower() in KEPT_HEADERS]
-    return httpx.Request(following.method, following.url, headers=headers, extensions=following.extensions)
+    _check(next_request.url)
+    if _origin(request.url) == _origin(next_request.url) or _is_upgrade(request.url, next_request.url):
+        return next_request
+    if next_request.method not in ("GET", "HEAD"):
+        raise RedirectError(f"redirected to another origin with method {next_request.method}: not followed")
+    headers = [(name, value) for name, value in next_request.headers.items() if name.lower() in KEPT_HEADERS]
+    return httpx.Request(next_request.method, next_request.url, headers=headers, extensions=next_request.extensions)
 
 
 def _check(url: httpx.URL) -> None:
@@ -81,20 +81,20 @@ def _is_upgrade(before: httpx.URL, after: httpx.URL) -> bool:
     return before.host == after.host and _origin(before)[::2] == ("http", 80) and _origin(after)[::2] == ("https", 443)
 
 
-async def save_body(answer: httpx.Response, max_bytes: int, file: IO[bytes]) -> int:
+async def save_body(response: httpx.Response, max_bytes: int, file: IO[bytes]) -> int:
     """Write the decoded body of a response to a file; returns its size, or raises TooLargeError."""
-    declared = answer.headers.get("content-length", "")
+    declared = response.headers.get("content-length", "")
     if declared.isdecimal() and (len(declared) > len(str(max_bytes)) or int(declared) > max_bytes):
         raise TooLargeError
-    whole = answer.is_stream_consumed  # the transport returned a complete response, already decoded
-    writer = _BoundedWriter(file, BodyDecoder("" if whole else answer.headers.get("content-encoding", "")), max_bytes)
-    async for piece in _given(answer.content) if whole else answer.aiter_raw():
+    whole = response.is_stream_consumed  # the transport returned a complete response, already decoded
+    writer = _BoundedWriter(file, BodyDecoder("" if whole else response.headers.get("content-encoding", "")), max_bytes)
+    async for piece in _single_chunk(response.content) if whole else response.aiter_raw():
         await asyncio.to_thread(writer.write, piece)
     writer.decoder.finish()
     return writer.size
 
 
-async def _given(content: bytes) -> AsyncIterator[bytes]:
+async def _single_chunk(content: bytes) -> AsyncIterator[bytes]:
     yield content
 
 

@@ -12,7 +12,7 @@ from tidegate.outbound.capacity.learning import TOO_MANY_REQUESTS
 from tidegate.outbound.quota.decoding import ACCEPTED, DecodingError
 from tidegate.outbound.quota.exchange import request_options
 from tidegate.outbound.sources.delivery import FetchedBody, deliver, download_file
-from tidegate.outbound.sources.download import RedirectError, TooLargeError, open_answer, save_body
+from tidegate.outbound.sources.download import RedirectError, TooLargeError, open_response, save_body
 
 try:
     import httpx
@@ -73,13 +73,13 @@ async def _download(
     try:
         async with asyncio.timeout(source.timeout):
             with request_options(timeout=0):
-                answer = await open_answer(client, _request(client, source, permitted))
+                response = await open_response(client, _request(client, source, permitted))
             try:
-                if (outcome := _judge(answer)) is not None:
-                    return outcome
-                size = await save_body(answer, source.max_bytes, file)
+                if (refused := _refusal_or_failure(response)) is not None:
+                    return refused
+                size = await save_body(response, source.max_bytes, file)
             finally:
-                await answer.aclose()
+                await response.aclose()
     except Denied as denied:
         violated = ", ".join(denied.decision.violated)
         return FetchResult(FetchStatus.RATE_LIMIT_EXCEEDED, f"denied by {violated}", denied.decision.retry_after)
@@ -87,7 +87,7 @@ async def _download(
         return FetchResult(FetchStatus.RATE_LIMIT_EXCEEDED, "the store is unavailable")
     except (TimeoutError, TooLargeError, RedirectError, DecodingError, httpx.HTTPError) as error:
         return FetchResult(FetchStatus.FAILED, _explain(source, error))
-    return FetchedBody(file, size, answer.status_code, answer.headers.get("content-type", ""))
+    return FetchedBody(file, size, response.status_code, response.headers.get("content-type", ""))
 
 
 def _explain(source: Source, error: Exception) -> str:
@@ -112,13 +112,13 @@ def _request(client: httpx.AsyncClient, source: Source, permitted: Callable[[], 
     )
 
 
-def _judge(answer: httpx.Response) -> FetchResult | None:
+def _refusal_or_failure(response: httpx.Response) -> FetchResult | None:
     """Return the result of a refusal or failure; None: there is a body."""
-    if answer.status_code == TOO_MANY_REQUESTS and answer.extensions["tidegate"].limited:
+    if response.status_code == TOO_MANY_REQUESTS and response.extensions["tidegate"].limited:
         return FetchResult(FetchStatus.RATE_LIMIT_EXCEEDED, "the provider responded with status 429")
     return (
-        FetchResult(FetchStatus.FAILED, f"status {answer.status_code}")
-        if answer.status_code >= FIRST_ERROR_STATUS
+        FetchResult(FetchStatus.FAILED, f"status {response.status_code}")
+        if response.status_code >= FIRST_ERROR_STATUS
         else None
     )
 

@@ -96,12 +96,12 @@ class SourceLedger:
         except (sqlite3.Error, OSError) as error:
             raise StoreUnavailable(f"cannot store the state of sources in {path}: {error}") from None
 
-    def entry(self, name: str) -> SourceRecord | None:
+    def record(self, name: str) -> SourceRecord | None:
         """Return the record of a source; None: unknown."""
         row = self._db.execute(f"SELECT {COLUMNS} FROM sources WHERE name = ?", (name,)).fetchone()  # noqa: S608 - own names
         return None if row is None else SourceRecord(*row)
 
-    def entries(self) -> dict[str, SourceRecord]:
+    def records(self) -> dict[str, SourceRecord]:
         """Return all sources, by name."""
         rows = self._db.execute(f"SELECT {COLUMNS} FROM sources").fetchall()  # noqa: S608 - own names
         return {row[0]: SourceRecord(*row) for row in rows}
@@ -113,7 +113,7 @@ class SourceLedger:
             " ON CONFLICT (name) DO UPDATE SET due = min(due, excluded.due)",
             (name, due),
         )
-        return self.entry(name)  # type: ignore[return-value]  # just added
+        return self.record(name)  # type: ignore[return-value]  # just added
 
     def set(self, name: str, **values: Any) -> None:  # noqa: ANN401 - columns
         """Update columns of a source."""

@@ -24,7 +24,7 @@ from tidegate.files import make_private_folder
 from tidegate.outbound.httpx import AsyncRateLimitTransport
 from tidegate.outbound.sources.fetch import FetchResult, FetchStatus, PermitObserver, fetch
 from tidegate.outbound.sources.ledger import SourceLedger
-from tidegate.outbound.sources.scheduler import Scheduler, call_of
+from tidegate.outbound.sources.scheduler import Scheduler, to_outbound_request
 from tidegate.urls import redact
 
 if TYPE_CHECKING:
@@ -66,9 +66,9 @@ class SourceRunner:
         except OSError as error:
             raise ConfigError(f"cannot be created: {error.strerror or error}", file=str(data)) from None
         # Permits are written before use: a killed process loses nothing, whatever SQLite's `synchronous` is.
-        where = store or f"sqlite:///{(self.data / 'quota.db').absolute()}?deadline=5s"
+        store_url = store or f"sqlite:///{(self.data / 'quota.db').absolute()}?deadline=5s"
         inner = PermitObserver(transport or httpx.AsyncHTTPTransport())
-        self._transport = AsyncRateLimitTransport(providers, where, inner, timeout=0, **options)
+        self._transport = AsyncRateLimitTransport(providers, store_url, inner, timeout=0, **options)
         self.gate = self._transport.gate
         self.clock = self.gate.clock
         self.ledger = SourceLedger(self.data / "sources.db")  # opened last, after the checks that may raise
@@ -128,24 +128,26 @@ class SourceRunner:
 
     async def _work(self, source: Source) -> None:
         """Fetch one source, in a worker task."""
-        account = self.gate.account_of(call_of(source))
+        account = self.gate.account_of(to_outbound_request(source))
         self.ledger.begin(source.name, None if account is None else (account.provider.domain, account.key))
         try:
-            outcome = await fetch(self._transport, source, self.data, self.now(), partial(self.scheduler.asked, source))
+            outcome = await fetch(
+                self._transport, source, self.data, self.now(), partial(self.scheduler.permit_requested, source)
+            )
         except asyncio.CancelledError:
-            self.scheduler.put_back(source)
+            self.scheduler.requeue(source)
             raise
         except Exception as error:
             # Any other error is a failure of this source: it must not stay in flight indefinitely.
             log.exception("%s failed with an unexpected error", source.name)
             outcome = FetchResult(FetchStatus.FAILED, type(error).__name__)
         finally:
-            self.scheduler.asked(source)
+            self.scheduler.permit_requested(source)
         self._report(source, outcome)
 
     def _report(self, source: Source, outcome: FetchResult) -> None:
         if outcome.status is FetchStatus.RATE_LIMIT_EXCEEDED:
-            self.scheduler.exceeded(source, self.now(), outcome.wait)
+            self.scheduler.rate_limited(source, self.now(), outcome.wait)
             log.info("%s: %s, queued again", source.name, outcome.result)
         elif outcome.status is FetchStatus.OK:
             self.scheduler.succeeded(source, self.now(), outcome.result)
@@ -204,13 +206,15 @@ class SourceRunner:
         if account is None:
             self.ledger.settle(each.number)  # its provider was removed, and its limits with it
             return
-        at = await self.gate.run(account.charging_again(1, each.charged_at))
+        at = await self.gate.run(account.charge_unsettled_flow(1, each.charged_at))
         if at is not None:
             self.ledger.charged(each.number, at)
 
     def _account(self, each: UnsettledRequest) -> Account | None:
         provider = self.gate.providers.match_host(each.domain)
-        return None if provider is None or provider.domain != each.domain else self.gate.open(provider, each.key)
+        return (
+            None if provider is None or provider.domain != each.domain else self.gate.open_account(provider, each.key)
+        )
 
     # ---- commands ----------------------------------------------------------------------------------------------------
 
@@ -220,9 +224,9 @@ class SourceRunner:
         self.scheduler.add(source, self.now())
         if self._wake is not None:
             self._wake.set()
-        said = f"{verb} {source.name}: {self.gate.providers.explain(source.url)}"
-        log.info("%s", said)
-        return said
+        description = f"{verb} {source.name}: {self.gate.providers.explain(source.url)}"
+        log.info("%s", description)
+        return description
 
     def describe(self) -> list[dict[str, Any]]:
         """Return a row per source: next run, last result, and counts of skipped and requeued runs."""

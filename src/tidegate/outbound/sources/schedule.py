@@ -40,7 +40,7 @@ class Cron(NamedTuple):
         """Return the first due time after `now`."""
         del due
         local = (EPOCH + timedelta(microseconds=now)).astimezone(ZoneInfo(self.timezone))
-        found: datetime = next(cron()(self.expression, local))
+        found: datetime = next(cron_parser()(self.expression, local))
         return (found - EPOCH) // timedelta(microseconds=1)
 
     def __str__(self) -> str:
@@ -62,7 +62,7 @@ def read_cron(expression: str, timezone: str) -> Cron:
     return found
 
 
-def cron() -> Callable[..., Any]:
+def cron_parser() -> Callable[..., Any]:
     """Return the parser of cron expressions."""
     return _cronsim().CronSim  # type: ignore[no-any-return]  # cronsim has no types
 
@@ -75,4 +75,4 @@ def _cronsim() -> Any:  # noqa: ANN401 - a module
     return cronsim
 
 
-Timetable = Interval | Cron
+Schedule = Interval | Cron

@@ -47,75 +47,77 @@ class Scheduler:
         self._due: dict[str, int] = {}
         self._planned: dict[str, int] = {}  # the scheduled time; a retry after a failure comes earlier
         self._attempts: dict[str, int] = {}
-        self._rests: dict[str, int] = {}  # skipped or requeued: until when
+        self._not_before: dict[str, int] = {}  # skipped or requeued: until when
         self._busy: set[str] = set()
         self._queued: dict[str, str] = {}  # permit not requested yet: the account of each
         self._taken: Counter[str] = Counter()  # ... and how many at each account
 
     def add(self, source: Source, now: int) -> None:
         """Add a source: a new one is due now, a known one at its recorded time."""
-        known = self._ledger.entry(source.name)
-        due = now if known is None else min(known.due, source.timetable.after(now, now))
-        entry = self._ledger.add(source.name, due)
+        record = self._ledger.record(source.name)
+        due = now if record is None else min(record.due, source.schedule.after(now, now))
+        record = self._ledger.add(source.name, due)
         self.sources[source.name] = source
-        self._due[source.name] = self._planned[source.name] = entry.due
-        self._attempts[source.name] = entry.attempt
+        self._due[source.name] = self._planned[source.name] = record.due
+        self._attempts[source.name] = record.attempt
 
     def remove(self, name: str) -> None:
         """Remove a source; a request in flight ends by itself."""
         self.sources.pop(name, None)
         self._due.pop(name, None)
         self._planned.pop(name, None)
-        self._rests.pop(name, None)
+        self._not_before.pop(name, None)
 
     def next_due(self) -> int | None:
         """Return when to check the next source that is not in flight."""
         waiting = ((name, due) for name, due in self._due.items() if name not in self._busy)
-        return min((max(due, self._rests.get(name, 0)) for name, due in waiting), default=None)
+        return min((max(due, self._not_before.get(name, 0)) for name, due in waiting), default=None)
 
-    def turns(self, now: int) -> list[DueSource]:
+    def due_sources(self, now: int) -> list[DueSource]:
         """List the sources that are due, in order."""
         found = [DueSource(self.sources[name], due) for name, due in self._due.items() if due <= now]
-        found = [turn for turn in found if not self._away(turn.source.name, now)]
-        return sorted(found, key=lambda turn: (turn.due - turn.source.priority * AGEING, turn.source.name))
+        found = [due_source for due_source in found if not self._is_waiting(due_source.source.name, now)]
+        return sorted(
+            found, key=lambda due_source: (due_source.due - due_source.source.priority * AGEING, due_source.source.name)
+        )
 
-    def _away(self, name: str, now: int) -> bool:
-        return name in self._busy or self._rests.get(name, 0) > now
+    def _is_waiting(self, name: str, now: int) -> bool:
+        return name in self._busy or self._not_before.get(name, 0) > now
 
-    def _rest(self, name: str, now: int, wait: float | None) -> None:
+    def _delay(self, name: str, now: int, wait: float | None) -> None:
         """Check a source again in the next cycle, or sooner."""
-        self._rests[name] = now + (self._cycle if wait is None else max(1, min(self._cycle, round(wait * SECOND))))
+        self._not_before[name] = now + (self._cycle if wait is None else max(1, min(self._cycle, round(wait * SECOND))))
 
-    async def choose(self, now: int, room: int) -> list[Source]:
-        """Queue sources that may be fetched now, up to `room`; skip those whose provider has no capacity."""
+    async def choose(self, now: int, max_sources: int) -> list[Source]:
+        """Queue sources that may be fetched now, up to `max_sources`; skip those whose provider has no capacity."""
         chosen: list[Source] = []
-        shut: dict[str, float | None] = {}
-        for turn in self.turns(now):
-            if len(chosen) >= room:
+        exhausted: dict[str, float | None] = {}
+        for due_source in self.due_sources(now):
+            if len(chosen) >= max_sources:
                 break
-            name, account = turn.source.name, self.account(turn.source)
+            name, account = due_source.source.name, self.account(due_source.source)
             if account is not None:
-                if account not in shut:
-                    decision = await self._gate.peek(call_of(turn.source), self._taken[account] + 1)
+                if account not in exhausted:
+                    decision = await self._gate.peek(to_outbound_request(due_source.source), self._taken[account] + 1)
                     if decision is not None and not decision.allowed:
-                        shut[account] = decision.retry_after  # later sources of this account wait behind this one
-                if account in shut:
+                        exhausted[account] = decision.retry_after  # later sources of this account wait behind this one
+                if account in exhausted:
                     self._ledger.count(name, "skipped")
-                    self._rest(name, now, shut[account])
+                    self._delay(name, now, exhausted[account])
                     continue
                 self._taken[account] += 1
                 self._queued[name] = account
             self._busy.add(name)
             self._ledger.set(name, state="queued")
-            chosen.append(turn.source)
+            chosen.append(due_source.source)
         return chosen
 
     def account(self, source: Source) -> str | None:
         """Return the account that a source is charged to; None: no provider limits it."""
-        found = self._gate.account_of(call_of(source))
+        found = self._gate.account_of(to_outbound_request(source))
         return None if found is None else found.resource
 
-    def asked(self, source: Source) -> None:
+    def permit_requested(self, source: Source) -> None:
         """Record that a queued source has requested its permit, whatever the result; a second call has no effect."""
         account = self._queued.pop(source.name, None)
         if account is not None:
@@ -125,17 +127,17 @@ class Scheduler:
 
     # ---- results -----------------------------------------------------------------------------------------------------
 
-    def exceeded(self, source: Source, now: int, wait: float | None) -> None:
+    def rate_limited(self, source: Source, now: int, wait: float | None) -> None:
         """Requeue: denied between the two checks. Not a failure; it stays due and keeps its position."""
         self._ledger.count(source.name, "requeued")
-        self._rest(source.name, now, wait)
-        self._put_back(source)
+        self._delay(source.name, now, wait)
+        self._set_idle(source)
 
-    def put_back(self, source: Source) -> None:
+    def requeue(self, source: Source) -> None:
         """Requeue a source that was not sent because the service stops."""
-        self._put_back(source)
+        self._set_idle(source)
 
-    def _put_back(self, source: Source) -> None:
+    def _set_idle(self, source: Source) -> None:
         self._ledger.set(source.name, state="idle", account=None)
         self._busy.discard(source.name)
 
@@ -158,7 +160,7 @@ class Scheduler:
 
     def _plan(self, source: Source, now: int) -> int:
         """Return the next scheduled time of a source."""
-        return source.timetable.after(min(now, self._planned.get(source.name, now)), now)
+        return source.schedule.after(min(now, self._planned.get(source.name, now)), now)
 
     def _ended(self, source: Source, now: int, result: str, column: str, attempt: int, due: int) -> None:
         self._ledger.count(source.name, column)
@@ -166,24 +168,24 @@ class Scheduler:
             source.name, state="idle", account=None, attempt=attempt, due=due, last_at=now, last_result=result
         )
         self._busy.discard(source.name)
-        self._rests.pop(source.name, None)
+        self._not_before.pop(source.name, None)
         if source.name in self._due:
             self._due[source.name] = due
             self._attempts[source.name] = attempt
 
     def describe(self, names: Iterable[str] | None = None) -> list[dict[str, Any]]:
         """Return the rows that `tidegate sources` shows."""
-        entries = self._ledger.entries()
+        entries = self._ledger.records()
         rows = []
         for name in sorted(self.sources if names is None else names):
-            entry, source = entries[name], self.sources[name]
+            record, source = entries[name], self.sources[name]
             provider = self._gate.providers.match(source.url)
-            rows.append({**entry._asdict(), "schedule": str(source.timetable), "priority": source.priority,
+            rows.append({**record._asdict(), "schedule": str(source.schedule), "priority": source.priority,
                          "url": source.url, "provider": provider.name if provider else None})  # fmt: skip
         return rows
 
 
-def call_of(source: Source) -> OutboundRequest:
+def to_outbound_request(source: Source) -> OutboundRequest:
     """Describe a source's request as an OutboundRequest."""
     headers = {name.lower(): value for name, value in source.headers.items()}
     body = source.body.encode() if source.body else None

@@ -17,7 +17,7 @@ from tidegate.core.bounds import SECOND
 from tidegate.core.limit import parse_period
 from tidegate.errors import ConfigError
 from tidegate.outbound.providers.hosts import host_of
-from tidegate.outbound.sources.schedule import Interval, Timetable, read_cron
+from tidegate.outbound.sources.schedule import Interval, Schedule, read_cron
 from tidegate.policy.config_value import ConfigValue, load, parse
 from tidegate.urls import redact
 
@@ -65,8 +65,8 @@ class Source:
 
     name: str
     url: str = field(repr=False)
-    timetable: Timetable = DEFAULT_INTERVAL
-    target: Destination = Destination("files", "bodies")  # noqa: RUF009 - immutable
+    schedule: Schedule = DEFAULT_INTERVAL
+    destination: Destination = Destination("files", "bodies")  # noqa: RUF009 - immutable
     method: str = "GET"
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
     body: str | None = field(default=None, repr=False)
@@ -123,8 +123,8 @@ def _source(section: ConfigValue) -> Source:
     return Source(
         name,
         url,
-        _timetable(section, fields),
-        _target(fields["to"]) if "to" in fields else Destination("files", "bodies"),
+        _schedule(section, fields),
+        _destination(fields["to"]) if "to" in fields else Destination("files", "bodies"),
         fields["method"].text().upper() if "method" in fields else "GET",
         {name: each.text() for name, each in fields["headers"].entries().items()} if "headers" in fields else {},
         fields["body"].text() if "body" in fields else None,
@@ -135,7 +135,7 @@ def _source(section: ConfigValue) -> Source:
     )
 
 
-def _timetable(section: ConfigValue, fields: dict[str, ConfigValue]) -> Timetable:
+def _schedule(section: ConfigValue, fields: dict[str, ConfigValue]) -> Schedule:
     if ("interval" in fields) == ("cron" in fields):
         raise section.error("needs either an interval, such as 5m, or a cron expression, such as '*/5 * * * *'")
     if "interval" in fields:
@@ -147,7 +147,7 @@ def _timetable(section: ConfigValue, fields: dict[str, ConfigValue]) -> Timetabl
         return read_cron(fields["cron"].text(), zone)
 
 
-def _target(setting: ConfigValue) -> Destination:
+def _destination(setting: ConfigValue) -> Destination:
     places = setting.fields("files", "sqlite", "webhook")
     if len(places) != 1:
         raise setting.error("expected one of {files: folder}, {sqlite: file} or {webhook: URL}")
