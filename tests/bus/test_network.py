@@ -176,19 +176,19 @@ def test_redis_with_a_password(subject):
 @pytest.mark.parametrize(
     ("url", "message"),
     [
-        ("", "bus: a bus is named by a URL"),
-        ("nats", "bus: a bus is named by a URL"),
-        (None, "bus: a bus is named by a URL"),
-        ("pigeon://x", "bus: no bus for pigeon://: known are local://, nats://"),
+        ("", "bus: must be a URL"),
+        ("nats", "bus: must be a URL"),
+        (None, "bus: must be a URL"),
+        ("pigeon://x", "bus: unknown scheme pigeon://: expected one of local://, nats://"),
         ("redis://host:port", "bus: malformed URL 'redis://host:…'"),
         ("nats://host:port", "bus: malformed URL 'nats://host:…'"),
         ("redis://[", "bus: malformed URL"),
-        ("redis://host/0?db=x", "bus: cannot use this URL of a bus"),
-        ("redis://one,two", "bus: a bus runs through one Redis server"),
-        ("nats://", "bus: each server is a URL such as nats://host:4222"),
-        ("nats:host", "bus: each server is a URL such as nats://host:4222"),
+        ("redis://host/0?db=x", "bus: invalid Redis URL"),
+        ("redis://one,two", "bus: a bus uses one Redis server"),
+        ("nats://", "bus: each server must be a URL such as nats://host:4222"),
+        ("nats:host", "bus: each server must be a URL such as nats://host:4222"),
         ("nats://one,", "bus: expected a URL"),
-        ("nats://one:4222,two:4222", "bus: each server is a URL such as nats://host:4222"),
+        ("nats://one:4222,two:4222", "bus: each server must be a URL such as nats://host:4222"),
     ],
 )
 def test_urls_that_name_no_bus(url, message):

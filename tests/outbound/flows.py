@@ -33,8 +33,8 @@ def answer(gate, status=200, headers=(), call=CALL):
 def used(store, known, key="x.example"):
     """Tell what is in use of each limit."""
     policy = known.match("https://x.example").policy
-    (looked,) = store.apply("peek", ((policy, key, (0,) * len(policy.limits)),))
-    return [said.limit.burst - said.remaining for said in looked.limits]
+    (peeked,) = store.apply("peek", ((policy, key, (0,) * len(policy.limits)),))
+    return [said.limit.burst - said.remaining for said in peeked.limits]
 
 
 async def settle():

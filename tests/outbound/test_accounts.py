@@ -71,7 +71,7 @@ def test_a_dropped_account_is_opened_anew_with_what_is_still_in_use(gate):
 def test_metrics_can_be_looked_at_while_accounts_are_opened(gate):
     errors, done = [], threading.Event()
 
-    def look():
+    def read_metrics():
         while not done.is_set():
             try:
                 gate.metrics()
@@ -81,7 +81,7 @@ def test_metrics_can_be_looked_at_while_accounts_are_opened(gate):
 
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-5)
-    thread = threading.Thread(target=look)
+    thread = threading.Thread(target=read_metrics)
     thread.start()
     try:
         for number in range(300):

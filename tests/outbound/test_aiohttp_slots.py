@@ -16,8 +16,8 @@ USAGE = b'{"usage": {"total_tokens": 42}}'
 
 def used(store, known):
     policy = known.match("http://127.0.0.1").policy
-    (looked,) = store.apply("peek", ((policy, "127.0.0.1", (0,) * len(policy.limits)),))
-    return [said.limit.burst - said.remaining for said in looked.limits]
+    (peeked,) = store.apply("peek", ((policy, "127.0.0.1", (0,) * len(policy.limits)),))
+    return [said.limit.burst - said.remaining for said in peeked.limits]
 
 
 @pytest.mark.parametrize("tokens", [(), ("50000/1m unit=tokens",)])

@@ -290,7 +290,7 @@ def answers(clock, *steps, known=None, **options):
         status, headers = next(queue)
         return ProviderResponse(status, list(headers.items()), lambda: None, status)
 
-    return gate, lambda **options_given: gate.run(gate.send_flow(call(**options_given), send)).answer
+    return gate, lambda **options_given: gate.run(gate.send_flow(call(**options_given), send)).response
 
 
 @pytest.mark.parametrize(
@@ -458,7 +458,7 @@ def test_retries_are_bounded_in_number_and_time_and_have_jitter():
         return ProviderResponse(429, [("Retry-After", "10")], lambda: None, 429)
 
     result = gate.run(gate.send_flow(call(), send))
-    assert (result.answer, result.outcome.attempts) == (429, 4)
+    assert (result.response, result.outcome.attempts) == (429, 4)
     assert sent == [0.0, 10.0, 20.0, 30.0]  # the jitter lies within Retry-After here
     assert gate.metrics()["retried"] == 3
     gate.close()

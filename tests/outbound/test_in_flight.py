@@ -75,7 +75,7 @@ async def test_a_changed_file_does_not_forget_requests_under_way(tmp_path, chang
     async def ask():
         with request_options(timeout=0):
             try:
-                return (await gate.run(gate.send_flow(CALL, quick))).answer
+                return (await gate.run(gate.send_flow(CALL, quick))).response
             except Denied:
                 return None
 
@@ -98,14 +98,14 @@ def test_changed_limits_do_not_forget_requests_under_way():
 
     def send(_provider):
         gate.providers = providers(3, "10s")
-        assert [answer(gate).answer, answer(gate).answer] == [200, 200]
+        assert [answer(gate).response, answer(gate).answer] == [200, 200]
         clock.advance(11)
-        assert [answer(gate).answer, answer(gate).answer] == [200, 200]
+        assert [answer(gate).response, answer(gate).answer] == [200, 200]
         with pytest.raises(Denied):
             answer(gate)
         return reply()
 
-    assert gate.run(gate.send_flow(CALL, send)).answer == 200
+    assert gate.run(gate.send_flow(CALL, send)).response == 200
     gate.close()
 
 
@@ -114,19 +114,19 @@ def test_a_thread_that_looked_before_a_refusal_does_not_undo_it():
     gate = Gate(providers(1000), MemoryStore(clock=clock), timeout=0)
     answer(gate)
     account = gate.account_of(CALL)
-    look, looked, refused = account.shared_capacity.look, threading.Event(), threading.Event()
+    snapshot, peeked, refused = account.shared_capacity.snapshot, threading.Event(), threading.Event()
 
-    def slow_look(resource):
-        found = look(resource)
+    def slow_snapshot(resource):
+        found = snapshot(resource)
         if threading.current_thread() is thread:
-            looked.set()
+            peeked.set()
             refused.wait(0.2)  # it never is within that time, unless somebody did not wait for this thread
         return found
 
-    account.shared_capacity.look = slow_look
+    account.shared_capacity.snapshot = slow_snapshot
     thread = threading.Thread(target=account.refresh)
     thread.start()
-    looked.wait()
+    peeked.wait()
     answer(gate, 429, [("Retry-After", "3600")])
     refused.set()
     thread.join()
@@ -168,8 +168,8 @@ async def test_a_request_that_is_refused_while_it_is_charged_anew_costs_nothing(
     tasks.append(asyncio.create_task(gate.run(gate.send_flow(CALL, quick))))
     await settle()
     hang.set()
-    assert (await tasks[0]).answer == 429
+    assert (await tasks[0]).response == 429
     store.until.set()
-    assert (await tasks[1]).answer == 200
+    assert (await tasks[1]).response == 200
     assert used(store, known) == [1]
     await gate.close()

@@ -26,7 +26,7 @@ def test_the_answer_comes_through_though_the_store_is_lost_meanwhile(status, cap
         return reply(status, headers)
 
     result = gate.run(gate.send_flow(CALL, send))
-    assert result.answer == status
+    assert result.response == status
     assert gate.capacities() == {"x.example": capacity}
     store.fail = False
     gate.run(result.settlement.settle_flow(None))

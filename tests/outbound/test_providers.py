@@ -39,7 +39,7 @@ def test_two_files_for_one_domain_are_refused_with_both_names(tmp_path):
     with pytest.raises(ConfigError) as error:
         Providers.load(files=[first], directories=[tmp_path])
     assert str(first) in str(error.value)
-    assert "two providers with the domain 'a.test'" in str(error.value)
+    assert "two providers have the domain 'a.test'" in str(error.value)
     with pytest.raises(ConfigError) as error:
         Providers.load(files=[first, second])
     assert str(error.value).startswith(f"{second} and {first}: ")
@@ -106,7 +106,7 @@ def test_a_bad_file_leaves_the_old_in_force(tmp_path, caplog):
     assert known.reload() == ()
     assert known.match("https://a.test").limits[0].quota == 5
     assert known.problems == (f"{path}:2: limit: expected a whole number from 1, not none",)
-    assert "the old one stays in force" in caplog.text
+    assert "the previous version stays in force" in caplog.text
     caplog.clear()
     known.reload()
     assert not caplog.text  # said once for each state of the file

@@ -187,4 +187,4 @@ async def test_a_redirect_that_leads_nowhere_is_a_failure(tmp_path, place, caplo
     seen, result = await fetch_source(tmp_path, "https://a.test/", redirecting(place))
     assert result in ("RemoteProtocolError", "redirected to a URL that cannot be used")
     assert len(seen) == 1
-    assert "not foreseen" not in caplog.text
+    assert "unexpected error" not in caplog.text

@@ -35,7 +35,7 @@ def providers(limit=10, **more):
 def answer(gate, status=200, headers=()):
     return gate.run(
         gate.send_flow(CALL, lambda _provider: ProviderResponse(status, headers, lambda: None, status))
-    ).answer
+    ).response
 
 
 # ---- over a bus ------------------------------------------------------------------------------------------------------
@@ -177,44 +177,44 @@ def test_a_store_that_cannot_be_asked_tells_nothing():
             raise StoreUnavailable("away")
         return store.apply(*args)
 
-    board = SharedNotices("x.example", "x.example", apply, 60_000_000)
-    take(board.looking())
+    notices = SharedNotices("x.example", "x.example", apply, 60_000_000)
+    take(notices.read_flow())
     lost = True
-    assert take(board.looking()) is None
-    assert take(board.writing(Notice(30, 0))) is None
+    assert take(notices.read_flow()) is None
+    assert take(notices.write_flow(Notice(30, 0))) is None
     lost = False
-    assert take(board.looking()) is None  # so nothing was written
+    assert take(notices.read_flow()) is None  # so nothing was written
 
 
 def test_a_notice_is_read_once_by_everybody_else():
     clock = ManualClock(START)
     mine, *others = boards(3, clock)
-    assert take(mine.looking()) is None
-    assert take(mine.writing(Notice(30, 5_000_000))) is None
+    assert take(mine.read_flow()) is None
+    assert take(mine.write_flow(Notice(30, 5_000_000))) is None
     clock.advance(2)
     for other in others:
-        assert take(other.looking()) == (Notice(30, 5_000_000), 2_000_000)
-        assert take(other.looking()) is None
-    assert take(mine.looking()) is None
+        assert take(other.read_flow()) == (Notice(30, 5_000_000), 2_000_000)
+        assert take(other.read_flow()) is None
+    assert take(mine.read_flow()) is None
 
 
 def test_of_two_notices_at_once_one_is_left_and_told():
     clock = ManualClock(START)
     mine, other = boards(2, clock)
-    take(mine.looking())
-    take(other.looking())
-    assert take(mine.writing(Notice(30, 0))) is None
-    assert take(other.writing(Notice(40, 9))) == (Notice(30, 0), 0)
-    assert take(other.writing(Notice(20, 0))) is None
-    assert take(mine.looking()) == (Notice(20, 0), 0)
+    take(mine.read_flow())
+    take(other.read_flow())
+    assert take(mine.write_flow(Notice(30, 0))) is None
+    assert take(other.write_flow(Notice(40, 9))) == (Notice(30, 0), 0)
+    assert take(other.write_flow(Notice(20, 0))) is None
+    assert take(mine.read_flow()) == (Notice(20, 0), 0)
 
 
 def test_a_notice_that_cannot_be_written_down_is_left_out():
     mine, other = boards(2, ManualClock(START))
-    assert take(mine.writing(Notice(30, 0))) is None  # without a look: the store could not be asked
-    take(mine.looking())
-    assert take(mine.writing(Notice(2**31, 0))) is None
-    assert take(other.looking()) is None
+    assert take(mine.write_flow(Notice(30, 0))) is None  # without a look: the store could not be asked
+    take(mine.read_flow())
+    assert take(mine.write_flow(Notice(2**31, 0))) is None
+    assert take(other.read_flow()) is None
 
 
 def test_a_store_whose_clock_is_set_back_still_tells_of_a_pause():
@@ -242,13 +242,13 @@ def test_a_day_that_ends_between_look_and_notice_does_no_harm():
     """The counters began anew, so what is left is nonsense, and so old that nobody minds."""
     clock = ManualClock(START)
     mine, other = boards(2, clock)
-    take(mine.looking())
-    take(mine.writing(Notice(30, 0)))
+    take(mine.read_flow())
+    take(mine.write_flow(Notice(30, 0)))
     clock.advance(86_399)
-    take(mine.looking())
+    take(mine.read_flow())
     clock.advance(2)
-    take(mine.writing(Notice(40, 0)))
-    news = take(other.looking())
+    take(mine.write_flow(Notice(40, 0)))
+    news = take(other.read_flow())
     assert news.age > 10**15
     assert news.notice.pause <= 86_400_000_000
 
@@ -260,8 +260,8 @@ steps = st.tuples(st.sampled_from(("look", "write", "wait")), st.integers(0, 2),
 def test_whatever_the_order_everybody_ends_with_the_last_notice(plan):
     clock = ManualClock(START)
     everybody = boards(3, clock)
-    for board in everybody:
-        assert take(board.looking()) is None
+    for notices in everybody:
+        assert take(notices.read_flow()) is None
     known = [None] * 3  # by each: the notice it knows of
     fresh = [True] * 3  # whether nobody has written since its last look
     last = None
@@ -269,15 +269,15 @@ def test_whatever_the_order_everybody_ends_with_the_last_notice(plan):
         if what == "wait":
             clock.advance(pause / 10)
         elif what == "look":
-            news = take(everybody[who].looking())
+            news = take(everybody[who].read_flow())
             known[who], fresh[who] = news.notice.value if news else known[who], True
             assert known[who] == last
         else:
-            news = take(everybody[who].writing(Notice(value, pause)))
+            news = take(everybody[who].write_flow(Notice(value, pause)))
             assert (news is None) == fresh[who]
             if news is None:
                 last, fresh = value, [False] * 3
             known[who], fresh[who] = last, True
-    for board, value in zip(everybody, known, strict=True):
-        news = take(board.looking())
+    for notices, value in zip(everybody, known, strict=True):
+        news = take(notices.read_flow())
         assert (news.notice.value if news else value) == last

@@ -140,5 +140,5 @@ def test_mistakes_are_told(limiter):
 
     with pytest.raises(ConfigError, match="is a coroutine function"):
         limiter.limited("search")(coroutine)
-    with pytest.raises(ConfigError, match="use it as a decorator"), limiter.limited(lambda: "search"):
+    with pytest.raises(ConfigError, match="as a decorator"), limiter.limited(lambda: "search"):
         pass

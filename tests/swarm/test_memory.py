@@ -216,10 +216,10 @@ def test_close(face, limiter):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("", 1, 60), "resource: must be the name of a resource, not ''"),
-        ((None, 1, 60), "resource: must be the name of a resource, not None"),
-        (("api", 1.5, 60), "capacity: must be a whole number of permits per window, not 1.5"),
-        (("api", True, 60), "capacity: must be a whole number"),
+        (("", 1, 60), "resource: must be a non-empty string, not ''"),
+        ((None, 1, 60), "resource: must be a non-empty string, not None"),
+        (("api", 1.5, 60), "capacity: must be an integer number of permits per window, not 1.5"),
+        (("api", True, 60), "capacity: must be an integer"),
         (("api", 1, "soon"), "period"),
         (("api", 1, None), "a period is text"),
         (("api", 2**60, 60), "quota: must be a whole number"),

@@ -185,7 +185,7 @@ def test_a_long_reason_is_cut_so_that_others_can_read_it(hub, agent):
 
 @pytest.mark.parametrize("name", ["x" * 1025, "\ud800"])
 def test_names_that_no_bus_can_carry_are_refused(hub, agent, clock, name):
-    with pytest.raises(ConfigError, match="agent_id: must be a text"):
+    with pytest.raises(ConfigError, match="agent_id: must be a unique string"):
         SwarmLimiter(hub(), name, clock=clock)
-    with pytest.raises(ConfigError, match="resource: must be a text"):
+    with pytest.raises(ConfigError, match="resource: must be a string"):
         agent("a").set_capacity(name, 5, 60)

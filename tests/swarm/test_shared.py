@@ -126,5 +126,5 @@ def test_a_store_by_its_url_is_closed_with_the_limiter(hub, tmp_path):
 
 
 def test_a_lease_needs_a_store(hub):
-    with pytest.raises(ConfigError, match="lease: a lease is for a shared store"):
+    with pytest.raises(ConfigError, match="lease: a lease needs a shared store"):
         SwarmLimiter(hub(), "a", lease=True)

@@ -70,7 +70,7 @@ class RateLimitMiddleware:
 
     def _settle_at_end(self, response: aiohttp.ClientResponse, settlement: PendingSettlement) -> None:
         """Settle when the body has been read or, if its content does not matter, has arrived."""
-        if settlement.counts:
+        if settlement.counts_tokens:
             content = _SettlingContent(response.content, lambda used: self._settle(settlement, used))
             response.content = content  # type: ignore[assignment]  # a wrapper with the same methods
             if response.connection is not None:

@@ -117,7 +117,7 @@ class _SettlingStream(httpx.SyncByteStream):
         self._stream = stream
         self._settlement = settlement
         self._gate = gate
-        self._reader = UsageReader(coding) if settlement.counts else None
+        self._reader = UsageReader(coding) if settlement.counts_tokens else None
 
     def __iter__(self) -> Iterator[bytes]:
         for piece in self._stream:
@@ -139,7 +139,7 @@ class _AsyncSettlingStream(httpx.AsyncByteStream):
         self._stream = stream
         self._settlement = settlement
         self._gate = gate
-        self._reader = UsageReader(coding) if settlement.counts else None
+        self._reader = UsageReader(coding) if settlement.counts_tokens else None
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         async for piece in self._stream:

@@ -155,7 +155,7 @@ class _SettlingRaw:
 
     def stream(self, amount: int = 2**16, decode_content: bool | None = None) -> Iterator[bytes]:  # noqa: FBT001 - as urllib3 has it
         for piece in self._raw.stream(amount, decode_content=decode_content):
-            if self._settlement.counts:
+            if self._settlement.counts_tokens:
                 self._reader.feed(piece)
             yield piece
         self._settle()
@@ -173,7 +173,7 @@ class _SettlingRaw:
             self._settle()
 
     def _settle(self) -> None:
-        self._gate.run(self._settlement.settle_flow(self._reader.result() if self._settlement.counts else None))
+        self._gate.run(self._settlement.settle_flow(self._reader.result() if self._settlement.counts_tokens else None))
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - any attribute of the raw response
         return getattr(self._raw, name)

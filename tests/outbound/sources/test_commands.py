@@ -138,7 +138,7 @@ def test_a_stop_lets_a_request_end(folder):
 def test_one_service_for_each_folder(folder, capsys):
     with Running(*START):
         assert main(["start", *START]) == 2
-        assert "a service is running there already" in capsys.readouterr().err
+        assert "another service is using this folder" in capsys.readouterr().err
 
 
 def test_without_a_service_the_commands_say_what_to_do(folder, capsys):

@@ -239,9 +239,9 @@ def test_a_large_body_goes_through_little_memory(tmp_path, to, coding):
     [
         ("br", b"x", "the content-encoding 'br' is not supported"),
         ("gzip, gzip", b"x", "the content-encoding 'gzip, gzip' is not supported"),
-        ("gzip", b"not gzip", "the body is not gzip"),
-        ("gzip", gzip.compress(b"good", mtime=0)[:-5], "the body ends in the middle of its gzip"),
-        ("deflate", b"\xff\xff\xff", "the body is not deflate"),
+        ("gzip", b"not gzip", "the body is not valid gzip data"),
+        ("gzip", gzip.compress(b"good", mtime=0)[:-5], "the body is incomplete gzip data"),
+        ("deflate", b"\xff\xff\xff", "the body is not valid deflate data"),
     ],
 )
 async def test_a_body_that_cannot_be_decoded_is_a_failure(tmp_path, coding, body, result):
@@ -275,7 +275,7 @@ async def test_a_webhook_that_redirects_has_not_taken_the_body(tmp_path):
 
     with HostileServer(script) as server:
         (row,) = await fetch_here(tmp_path, url=f"{server.url}/source", to={"webhook": f"{server.url}/hook"})
-    assert row["last_result"] == "its body was not kept: OSError"
+    assert row["last_result"] == "the body was not stored: OSError"
     assert [path for path, _ in server.requests] == ["/source", "/hook"]
 
 

@@ -220,7 +220,7 @@ async def test_a_body_that_cannot_be_kept_is_a_failure(tmp_path):
     async with world(tmp_path, [source("a", to={"files": "taken"})]) as here:
         await here.cycle()
         assert here.row("a")["failed"] == 1
-        assert "its body was not kept" in here.row("a")["last_result"]
+        assert "the body was not stored" in here.row("a")["last_result"]
 
 
 async def test_running_wakes_up_when_something_is_due(tmp_path):
@@ -286,16 +286,16 @@ async def test_what_was_under_way_at_a_crash_is_charged_again_and_reported(tmp_p
 
     async with world(tmp_path, [source("a")], provider, clock=clock, store=store, grace=5) as second:
         clock.advance(50)
-        settle_flow = await second.service._recover()  # noqa: SLF001 - the first step of run
+        settling = await second.service._recover()  # noqa: SLF001 - the first step of run
         policy = next(iter(second.service.gate.providers)).policy
         limiter = Limiter(policy, store=store)
         assert limiter.usage("fmp.test")["1m"].used == 2
-        assert "1 requests may have been under way" in caplog.text
+        assert "1 requests may have been in flight" in caplog.text
         assert "up to 1 permits of fmp.test stay unused for one period" in second.service.recovered[0]
         while not clock._alarms:  # noqa: SLF001 - until the grace is waited for
             await asyncio.sleep(0)
         clock.advance(5)
-        await settle_flow
+        await settling
         assert second.service.ledger.unsettled() == []
         clock.advance(5)  # a minute after the request was sent: its own charge is gone
         assert limiter.usage("fmp.test")["1m"].used == 1
@@ -338,8 +338,8 @@ async def test_against_a_real_server_the_quota_is_kept(tmp_path):
 
 
 def test_wrong_settings_are_refused(tmp_path):
-    with pytest.raises(ConfigError, match="workers: must be a whole number"):
+    with pytest.raises(ConfigError, match="workers: must be an integer"):
         SourceRunner(Providers.of(FMP), data=tmp_path, workers=0)
     (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigError, match="cannot be made"):
+    with pytest.raises(ConfigError, match="cannot be created"):
         SourceRunner(Providers.of(FMP), data=tmp_path / "file" / "folder")

@@ -53,18 +53,21 @@ def test_everything_a_source_may_say():
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("url: https://a.test/", "f.yaml:1: needs a name"),
-        ("name: a", "f.yaml:1: needs a url"),
+        ("url: https://a.test/", "f.yaml:1: needs a field 'name'"),
+        ("name: a", "f.yaml:1: needs a field 'url'"),
         ("name: a/b\nurl: https://a.test/", "f.yaml:1: name: expected letters, digits"),
         ("name: a\nurl: a.test", "f.yaml:2: url: has no host"),
         ("name: a\nurl: ftp://a.test/x\ninterval: 1m", "f.yaml:2: url: expected a URL that begins with http"),
         ("name: a\nurl: https://a.test/", "f.yaml:1: needs either an interval"),
         ("name: a\nurl: https://a.test/\ninterval: 1m\ncron: '* * * * *'", "f.yaml:1: needs either an interval"),
         ("name: a\nurl: https://a.test/\ninterval: soon", "f.yaml:3: interval: unknown unit of time"),
-        ("name: a\nurl: https://a.test/\ncron: '61 * * * *'", "f.yaml:3: cron: Bad minute: expected an expression"),
+        ("name: a\nurl: https://a.test/\ncron: '61 * * * *'", "f.yaml:3: cron: Bad minute: expected a cron expression"),
         ("name: a\nurl: https://a.test/\ncron: '0 0 30 2 *'", "f.yaml:3: cron: "),
         ("name: a\nurl: https://a.test/\ncron: '* * * * *'\ntimezone: Mars", "f.yaml:4: timezone: unknown time zone"),
-        ("name: a\nurl: https://a.test/\ninterval: 1m\ntimezone: UTC", "f.yaml:4: timezone: is for cron"),
+        (
+            "name: a\nurl: https://a.test/\ninterval: 1m\ntimezone: UTC",
+            "f.yaml:4: timezone: can only be combined with 'cron'",
+        ),
         ("name: a\nurl: https://a.test/\ninterval: 1m\nto: {files: x, sqlite: y}", "f.yaml:4: to: expected one of"),
         ("name: a\nurl: https://a.test/\ninterval: 1m\nto: {webhook: y}", "f.yaml:4: to.webhook: has no host"),
         ("name: a\nurl: https://a.test/\nintervall: 1m", "f.yaml:3: intervall: unknown setting: is 'interval' meant?"),
@@ -84,7 +87,7 @@ def test_names_are_unique_over_files_and_directories(tmp_path):
     found = read_sources([tmp_path / "three.yaml"], [folder])
     assert [source.name for source in found] == ["three", "one", "two"]
     (folder / "other.yaml").write_text("name: three\nurl: https://a.test/\ninterval: 1m\n")
-    with pytest.raises(ConfigError, match=r"other\.yaml and .*three\.yaml: two sources are called 'three'"):
+    with pytest.raises(ConfigError, match=r"other\.yaml and .*three\.yaml: two sources are named 'three'"):
         read_sources([tmp_path / "three.yaml"], [folder])
     with pytest.raises(ConfigError, match="cannot be listed"):
         read_sources([], [tmp_path / "nowhere"])

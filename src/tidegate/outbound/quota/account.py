@@ -340,10 +340,10 @@ class Account:
         current = self.capacity
         notice = self._refusals.record(self.clock.steady(), sent, current, used, retry_after)
         if notice.value < current or notice.pause:
-            reported = (
+            reason = (
                 "answered 429 Too Many Requests" if status == TOO_MANY_REQUESTS else "answered 503 Service Unavailable"
             )
-            self.shared_capacity.announce(self.resource, *notice, reported)
+            self.shared_capacity.announce(self.resource, *notice, reason)
             self._apply_notice((yield from self._notices.write_flow(notice)))
 
     def _let_through_flow(self, charge: Charge) -> Flow:

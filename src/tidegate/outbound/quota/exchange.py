@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 from contextvars import ContextVar
+from difflib import get_close_matches
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeVar
 from urllib.parse import parse_qsl, urlsplit
@@ -40,15 +41,17 @@ CURRENT_OPTIONS: ContextVar[Mapping[str, Any] | None] = ContextVar("tidegate_ask
 
 
 @contextmanager
-def request_options(**options_given: Any) -> Iterator[None]:  # noqa: ANN401 - checked below
+def request_options(**options: Any) -> Iterator[None]:  # noqa: ANN401 - checked below
     """Send the requests of a block with another `timeout`, `priority` or `cost` (a mapping from units to amounts).
 
     Works with every client library: a context variable carries the options, also into tasks started in the block.
     """
-    unknown = sorted(options_given.keys() - RequestOptions._fields)
+    unknown = sorted(options.keys() - RequestOptions._fields)
     if unknown:
-        raise ConfigError(f"unknown option: expected {', '.join(RequestOptions._fields)}", field=unknown[0])
-    token = CURRENT_OPTIONS.set({**(CURRENT_OPTIONS.get() or {}), **options_given})
+        near = get_close_matches(unknown[0], RequestOptions._fields, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"expected {', '.join(RequestOptions._fields)}"
+        raise ConfigError(f"unknown option: {hint}", field=unknown[0])
+    token = CURRENT_OPTIONS.set({**(CURRENT_OPTIONS.get() or {}), **options})
     try:
         yield
     finally:
@@ -76,7 +79,7 @@ class ProviderResponse(NamedTuple):
     status: int
     headers: Any
     close: Callable[[], Any]
-    response: Any
+    native: Any  # the response object of the library
 
 
 class RequestOutcome(NamedTuple):
@@ -99,7 +102,7 @@ class PendingSettlement(NamedTuple):
     account: Account
     charge: Charge
     status: int
-    counts: bool
+    counts_tokens: bool
 
     def settle_flow(self, used: Mapping[str, int] | None) -> Flow:
         """Commit the usage that the response reports, or the estimate if it reports none."""

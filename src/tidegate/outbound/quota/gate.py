@@ -164,7 +164,7 @@ class _Gate:
         if provider is None:
             self._counts["unlimited"] += 1
             response = yield partial(send, None)
-            return SendResult(response.result_of_step, RequestOutcome(None), None)
+            return SendResult(response.native, RequestOutcome(None), None)
         account = self.account(provider, call)
         options_given = CURRENT_OPTIONS.get()
         options = self._defaults if options_given is None else self._defaults._replace(**options_given)
@@ -190,7 +190,7 @@ class _Gate:
                 if account.settles and not charge.settled:
                     settlement = PendingSettlement(account, charge, response.status, bool(account.estimated))
                 outcome = RequestOutcome(provider.name, (sent - began) / SECOND, attempt, charge.decision)
-                return SendResult(response.result_of_step, outcome, settlement)
+                return SendResult(response.native, outcome, settlement)
             self._counts["retried"] += 1
             yield response.close
             yield partial(self._sleep, self.clock.steady() + pause)
@@ -333,15 +333,15 @@ class Gate(_Gate):
 
     def run(self, flow: Generator[Callable[[], Any], Any, R]) -> R:
         """Run the steps of a flow."""
-        result_of_step, error = None, None
+        value, error = None, None
         while True:
             try:
-                step = flow.send(result_of_step) if error is None else flow.throw(error)
+                step = flow.send(value) if error is None else flow.throw(error)
             except StopIteration as done:
                 return done.value  # type: ignore[no-any-return]  # the result of the flow
-            result_of_step, error = None, None
+            value, error = None, None
             try:
-                result_of_step = step()
+                value = step()
             except BaseException as failure:  # noqa: BLE001 - the flow's to judge
                 error = failure
 
@@ -371,15 +371,15 @@ class AsyncGate(_Gate):
 
     async def run(self, flow: Generator[Callable[[], Any], Any, R]) -> R:
         """Run the steps of a flow."""
-        result_of_step, error = None, None
+        value, error = None, None
         while True:
             try:
-                step = flow.send(result_of_step) if error is None else flow.throw(error)
+                step = flow.send(value) if error is None else flow.throw(error)
             except StopIteration as done:
                 return done.value  # type: ignore[no-any-return]  # the result of the flow
-            result_of_step, error = None, None
+            value, error = None, None
             try:
-                result_of_step = await step()
+                value = await step()
             except BaseException as failure:  # noqa: BLE001 - the flow's to judge
                 error = failure
 
