@@ -24,7 +24,7 @@ def used(store, known):
 @pytest.mark.parametrize("body", [b"", b"x", b"x" * 300_000, USAGE])
 @pytest.mark.parametrize("read", [0, 1, -1])
 @pytest.mark.parametrize("end", ["release", "close", "leave"])
-def test_a_slot_is_free_when_the_answer_is_let_go(tokens, body, read, end):
+def test_a_slot_is_freed_when_the_response_is_released(tokens, body, read, end):
     known = Providers.of(
         {
             "domain": "127.0.0.1",

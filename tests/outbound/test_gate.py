@@ -77,7 +77,7 @@ def saturate(server, known, seconds):
 # ---- never too much --------------------------------------------------------------------------------------------------
 
 
-def test_delays_of_the_network_never_bunch_requests_up():
+def test_network_delays_never_exceed_the_limit_of_a_window():
     """A request that took long to arrive is followed a period later by one that is quick: still within the limit."""
     clock = ManualClock(START)
     server = Server(clock, 5, latency=0.0)
@@ -93,7 +93,7 @@ def test_delays_of_the_network_never_bunch_requests_up():
             assert client.get(URL).status_code == 200
 
 
-async def test_a_provider_that_answers_slowly_is_still_used_fully():
+async def test_a_slow_provider_is_still_used_fully():
     """Answers take a third of a period: certainty about when requests arrive would cost a quarter of the quota."""
     clock = ManualClock(START)
     gate = AsyncGate(providers(6), clock=clock)
@@ -120,7 +120,7 @@ async def test_a_provider_that_answers_slowly_is_still_used_fully():
     assert all(after - before >= 60 for before, after in zip(arrived, arrived[6:], strict=False))
 
 
-async def test_a_request_under_way_for_more_than_a_period_keeps_its_permit():
+async def test_a_request_in_flight_for_more_than_a_period_keeps_its_permit():
     """It may arrive at any moment: until it is answered, one fewer is sent."""
     clock = ManualClock(START)
     gate = AsyncGate(providers(2), clock=clock)
@@ -150,7 +150,7 @@ class Ticking(ManualClock):
 
 
 @pytest.mark.parametrize(("took", "ends"), [(0.2, 60.3), (1.0, 61.3), (10.0, 70.3)])
-def test_where_time_passes_by_itself_a_quick_answer_is_covered_by_a_margin(took, ends):
+def test_with_a_real_clock_a_margin_covers_quick_responses(took, ends):
     """A permit counts a two-hundredth longer: from its charge, or from an answer that took longer than that."""
     clock = Ticking(START)
     gate = Gate(providers(1), clock=clock, timeout=0)
@@ -192,7 +192,7 @@ def test_a_request_that_arrives_in_the_next_window_counts_there(algorithm):
     gate.close()
 
 
-def test_what_cannot_be_charged_again_is_not_given_back():
+def test_a_charge_that_cannot_be_repeated_is_not_returned():
     """A store that is lost between request and answer leaves the first charge as it was."""
     clock = ManualClock(START)
     store = MemoryStore(clock=clock)
@@ -224,7 +224,7 @@ def usage(known, store):
 
 
 @pytest.mark.parametrize("aligned", [False, True])
-def test_a_provider_that_allows_a_third_is_found_out_within_three_windows(aligned):
+def test_a_provider_that_allows_a_third_is_detected_within_three_windows(aligned):
     """Then 90 to 100 % of what it really allows is used, and fewer than 2 % of requests are refused."""
     clock = ManualClock(START)
     server = Server(clock, 30, aligned=aligned, latency=0.1)
@@ -269,7 +269,7 @@ def test_capacity_recovers_gradually_after_refusals():
     assert seen[-1] == 40
 
 
-def test_capacity_recovers_where_nobody_waits():
+def test_capacity_recovers_without_waiting_callers():
     clock = ManualClock(START)
     gate, send = answers(clock, (429, {}), *[(200, {})] * 11)
     send()
@@ -361,7 +361,7 @@ def test_a_503_halves_the_capacity():
         ({"RateLimit-Policy": '"day";q=10;w=86400', "RateLimit": '"day";r=0;t=30'}, 9),  # a limit that we do not have
     ],
 )  # fmt: skip
-def test_the_count_is_corrected_towards_what_the_provider_says(headers, left):
+def test_usage_is_corrected_by_provider_headers(headers, left):
     clock = ManualClock(START)
     gate, send = answers(clock, (200, headers), *[(200, {})] * 20)
     send()
@@ -372,7 +372,7 @@ def test_the_count_is_corrected_towards_what_the_provider_says(headers, left):
     gate.close()
 
 
-def test_what_the_provider_took_it_may_give_back_but_nothing_else():
+def test_provider_headers_can_only_undo_earlier_corrections():
     clock = ManualClock(START)
     store = MemoryStore(clock=clock)
     known = providers()
@@ -390,7 +390,7 @@ def test_what_the_provider_took_it_may_give_back_but_nothing_else():
     gate.close()
 
 
-def test_when_nothing_is_left_nothing_is_sent_until_the_reset():
+def test_an_exhausted_quota_pauses_until_the_reset():
     clock = ManualClock(START)
     said = {"X-RateLimit-Remaining": "0", "X-RateLimit-Reset": "20"}
     gate, send = answers(clock, (200, said), (200, {"X-RateLimit-Remaining": "10"}), (200, {}))
@@ -403,7 +403,7 @@ def test_when_nothing_is_left_nothing_is_sent_until_the_reset():
     gate.close()
 
 
-def test_hostile_values_do_little_harm():
+def test_absurd_header_values_have_little_effect():
     """A pause of a century is a day at most, and what is taken away is back after a period."""
     clock = ManualClock(START)
     gate, send = answers(clock, (429, {"Retry-After": "9" * 30}), (200, {"X-RateLimit-Remaining": "0",
@@ -428,7 +428,7 @@ def test_learning_can_be_turned_off():
     gate.close()
 
 
-def test_a_refusal_is_heard_by_other_processes_over_the_bus():
+def test_a_refusal_reaches_other_processes_over_the_bus():
     clock = ManualClock(START)
     with open_bus("local://refusals", clock=clock) as mine, open_bus("local://refusals", clock=clock) as other:
         gate, send = answers(clock, (429, {"Retry-After": "30"}), bus=mine)
@@ -527,7 +527,7 @@ def used(known, store):
 # ---- tasks -----------------------------------------------------------------------------------------------------------
 
 
-async def test_tasks_wait_in_line_by_priority_and_leave_nothing_when_cancelled():
+async def test_tasks_wait_by_priority_and_release_everything_when_cancelled():
     clock = ManualClock(START)
     gate = AsyncGate(providers(1), clock=clock)
     order = []

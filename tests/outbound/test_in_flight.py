@@ -37,7 +37,7 @@ class Far:
 @pytest.mark.parametrize("algorithm", ["calendar_window", "fixed_window"])
 @pytest.mark.parametrize("longer", [(), ("500/1h",)])
 @pytest.mark.parametrize("patient", [True, False])
-async def test_what_is_on_its_way_when_a_window_ends_counts_in_the_next(algorithm, longer, patient, monkeypatch):
+async def test_requests_in_flight_at_the_end_of_a_window_count_in_the_next(algorithm, longer, patient, monkeypatch):
     """Whether patience with slow answers is lost or not: to count in the right window costs nothing."""
     if not patient:
         monkeypatch.setattr(DelayAllowance, "spend", lambda *_: False)
@@ -57,7 +57,7 @@ async def test_what_is_on_its_way_when_a_window_ends_counts_in_the_next(algorith
 
 
 @pytest.mark.parametrize("changed", ["limit: 2\nperiod: 10s\napi_key: b", "limit: 2\nperiod: 10s\nlearn: 'off'"])
-async def test_a_changed_file_does_not_forget_requests_under_way(tmp_path, changed):
+async def test_a_changed_file_keeps_requests_in_flight(tmp_path, changed):
     file = tmp_path / "x.yaml"
     file.write_text("domain: x.example\nlimit: 2\nperiod: 10s\napi_key: a\n")
     file.chmod(0o600)
@@ -92,7 +92,7 @@ async def test_a_changed_file_does_not_forget_requests_under_way(tmp_path, chang
     await gate.close()
 
 
-def test_changed_limits_do_not_forget_requests_under_way():
+def test_changed_limits_keep_requests_in_flight():
     clock = ManualClock(START)
     gate = Gate(providers(2, "10s"), MemoryStore(clock=clock), timeout=0)
 
@@ -109,7 +109,7 @@ def test_changed_limits_do_not_forget_requests_under_way():
     gate.close()
 
 
-def test_a_thread_that_looked_before_a_refusal_does_not_undo_it():
+def test_a_stale_snapshot_does_not_undo_a_refusal():
     clock = ManualClock(START)
     gate = Gate(providers(1000), MemoryStore(clock=clock), timeout=0)
     answer(gate)
@@ -149,7 +149,7 @@ class Slow(MemoryStore):
         return self.apply(verb, asks, *rest)
 
 
-async def test_a_request_that_is_refused_while_it_is_charged_anew_costs_nothing():
+async def test_a_request_refused_while_it_is_recharged_costs_nothing():
     clock, hang = ManualClock(START), asyncio.Event()
     store, known = Slow(clock=clock), providers(4)
     store.until = asyncio.Event()

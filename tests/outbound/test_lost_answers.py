@@ -15,7 +15,7 @@ SLOTS = {"concurrency": {"limit": 1, "lease": "10m"}}
 
 @pytest.mark.parametrize(("status", "capacity"), [(200, 10), (429, 5), (503, 5)])
 @pytest.mark.parametrize("headers", [(), (("X-RateLimit-Limit", "10"), ("X-RateLimit-Remaining", "0"))])
-def test_the_answer_comes_through_though_the_store_is_lost_meanwhile(status, capacity, headers):
+def test_a_response_is_returned_during_a_store_outage(status, capacity, headers):
     clock = ManualClock(START)
     store, known = Failing(clock=clock), limited("10/1m", **SLOTS)
     gate = Gate(known, store)
@@ -34,7 +34,7 @@ def test_the_answer_comes_through_though_the_store_is_lost_meanwhile(status, cap
     gate.close()
 
 
-async def test_a_task_cancelled_with_its_answer_at_hand_lets_go_of_everything():
+async def test_a_task_cancelled_after_its_response_releases_everything():
     clock = ManualClock(START)
     store, known, closed = Waiting(clock=clock), limited("10/1m", **SLOTS), []
     gate = AsyncGate(known, store)
@@ -59,7 +59,7 @@ async def test_a_task_cancelled_with_its_answer_at_hand_lets_go_of_everything():
     await gate.close()
 
 
-async def test_a_permit_of_a_task_cancelled_before_sending_comes_back():
+async def test_a_task_cancelled_before_sending_returns_its_permit():
     store, known = Waiting(clock=ManualClock(START)), limited("10/1m", **SLOTS)
     gate = AsyncGate(known, store)
     store.blocked, store.until = "capacity:", asyncio.Event()
@@ -77,7 +77,7 @@ async def test_a_permit_of_a_task_cancelled_before_sending_comes_back():
     await gate.close()
 
 
-async def test_a_request_under_way_stays_known_when_it_cannot_be_charged_anew():
+async def test_a_request_in_flight_stays_tracked_when_it_cannot_be_recharged():
     clock = ManualClock(START)
     store, known, hang = Unwilling(clock=clock), providers(2), asyncio.Event()
     gate = AsyncGate(known, store, timeout=0)

@@ -13,7 +13,7 @@ def refusals():
     return Refusals(Limit(90, "1m", "sliding_log"), INTERVAL)
 
 
-def test_capacity_falls_to_what_was_let_through_but_by_half_at_most():
+def test_capacity_is_reduced_to_the_accepted_usage_but_at_most_by_half():
     each = refusals()
     assert each.record(MINUTE, MINUTE, 90, 30, None).value == 45
     assert each.record(MINUTE + 1, MINUTE, 45, 30, None).value == 45  # of the same moment
@@ -23,7 +23,7 @@ def test_capacity_falls_to_what_was_let_through_but_by_half_at_most():
 
 
 @pytest.mark.parametrize("late", [0, 1_000_000])
-def test_a_level_is_held_longer_each_time_by_all_who_hear_of_it(late):
+def test_a_level_is_held_longer_each_time_by_all_processes(late):
     mine, other = refusals(), refusals()
     now, held = 0, []
     for _ in range(6):
@@ -36,7 +36,7 @@ def test_a_level_is_held_longer_each_time_by_all_who_hear_of_it(late):
     assert held == [0, 1, 2, 4, 8, 8]
 
 
-def test_what_is_heard_of_a_higher_level_changes_nothing():
+def test_a_received_higher_level_changes_nothing():
     each = refusals()
     for now in range(0, 3 * INTERVAL, INTERVAL):
         each.record(now, now, 31, 30, None)
@@ -45,7 +45,7 @@ def test_what_is_heard_of_a_higher_level_changes_nothing():
     assert each.held_level(3 * INTERVAL, 31) == 30
 
 
-def test_pauses_double_up_to_a_period_and_answers_to_what_was_sent_before_count_once():
+def test_pauses_double_up_to_a_period_and_earlier_requests_count_once():
     each = refusals()
     now, pauses = 0, []
     for _ in range(8):

@@ -124,7 +124,7 @@ def _denied(gate):
     return False
 
 
-async def test_gates_on_one_store_find_a_stricter_limit_together():
+async def test_gates_on_one_store_detect_a_stricter_limit_together():
     """Four of them, a provider that allows a third: each alone would be refused nearly twice as often."""
     clock = ManualClock(START)
     store = MemoryStore(clock=clock)
@@ -168,7 +168,7 @@ def boards(count, clock):
     return [SharedNotices("x.example", "x.example", store.apply, 60_000_000) for _ in range(count)]
 
 
-def test_a_store_that_cannot_be_asked_tells_nothing():
+def test_an_unavailable_store_has_no_notices():
     store = MemoryStore(clock=ManualClock(START))
     lost = False
 
@@ -186,7 +186,7 @@ def test_a_store_that_cannot_be_asked_tells_nothing():
     assert take(notices.read_flow()) is None  # so nothing was written
 
 
-def test_a_notice_is_read_once_by_everybody_else():
+def test_a_notice_is_read_once_by_each_other_process():
     clock = ManualClock(START)
     mine, *others = boards(3, clock)
     assert take(mine.read_flow()) is None
@@ -198,7 +198,7 @@ def test_a_notice_is_read_once_by_everybody_else():
     assert take(mine.read_flow()) is None
 
 
-def test_of_two_notices_at_once_one_is_left_and_told():
+def test_of_two_concurrent_notices_one_is_written_and_returned():
     clock = ManualClock(START)
     mine, other = boards(2, clock)
     take(mine.read_flow())
@@ -209,7 +209,7 @@ def test_of_two_notices_at_once_one_is_left_and_told():
     assert take(mine.read_flow()) == (Notice(20, 0), 0)
 
 
-def test_a_notice_that_cannot_be_written_down_is_left_out():
+def test_a_notice_that_cannot_be_encoded_is_skipped():
     mine, other = boards(2, ManualClock(START))
     assert take(mine.write_flow(Notice(30, 0))) is None  # without a look: the store could not be asked
     take(mine.read_flow())
@@ -217,7 +217,7 @@ def test_a_notice_that_cannot_be_written_down_is_left_out():
     assert take(other.read_flow()) is None
 
 
-def test_a_store_whose_clock_is_set_back_still_tells_of_a_pause():
+def test_a_store_clock_set_back_keeps_the_pause():
     clock = ManualClock(START)
     store = MemoryStore(clock=clock)
     mine, other = (Gate(providers(1000), store, timeout=0) for _ in range(2))
@@ -238,7 +238,7 @@ def test_a_store_whose_clock_is_set_back_still_tells_of_a_pause():
         gate.close()
 
 
-def test_a_day_that_ends_between_look_and_notice_does_no_harm():
+def test_counters_that_expire_between_read_and_write_are_handled():
     """The counters began anew, so what is left is nonsense, and so old that nobody minds."""
     clock = ManualClock(START)
     mine, other = boards(2, clock)
@@ -257,7 +257,7 @@ steps = st.tuples(st.sampled_from(("look", "write", "wait")), st.integers(0, 2),
 
 
 @given(st.lists(steps, max_size=30))
-def test_whatever_the_order_everybody_ends_with_the_last_notice(plan):
+def test_all_processes_converge_to_the_last_notice(plan):
     clock = ManualClock(START)
     everybody = boards(3, clock)
     for notices in everybody:

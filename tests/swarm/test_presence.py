@@ -38,7 +38,7 @@ def test_agents_answer(swarm, hub, clock):
     watcher.close()
 
 
-def test_nonsense_is_ignored(swarm, hub):
+def test_malformed_answers_are_ignored(swarm, hub):
     watcher = Watcher(hub())
     for wrong in (b"", b"[]", b"{}", b'{"agent_id":"x","resources":[]}', b'{"agent_id":"x","resources":{"a":{}}}'):
         hub().publish(ANSWER_SUBJECT, wrong)
@@ -97,7 +97,7 @@ def test_an_agent_with_more_resources_than_a_message_holds_answers_with_some(hub
     limiter.close()
 
 
-def test_with_a_secret_only_those_who_know_it(hub, clock):
+def test_with_a_secret_only_signed_answers_count(hub, clock):
     limiter = SwarmLimiter(hub(), "a", secret=b"shared", clock=clock)
     knows, does_not = Watcher(hub(), b"shared"), Watcher(hub(), b"guess")
     knows.ask()
@@ -110,7 +110,7 @@ def test_with_a_secret_only_those_who_know_it(hub, clock):
     limiter.close()
 
 
-def test_the_board(swarm, hub, clock, capsys):
+def test_the_live_view(swarm, hub, clock, capsys):
     bus = hub()
     board = SwarmView(bus, None, Output())
     watcher = board._watcher  # noqa: SLF001 - asked here instead of every second
@@ -141,7 +141,7 @@ def test_the_board(swarm, hub, clock, capsys):
     json.dumps(data)
 
 
-def test_an_empty_board(hub):
+def test_an_empty_live_view(hub):
     bus = hub()
     assert "no agent answers" in "\n".join(SwarmView(bus, None, Output()).draw([]))
 
@@ -180,7 +180,7 @@ def test_the_command_explains_itself(words, code, message, capsys, monkeypatch):
     assert message in capsys.readouterr().err
 
 
-def test_the_bus_of_the_same_name_is_another_once_all_are_closed():
+def test_a_local_bus_is_forgotten_when_all_are_closed():
     with open_bus("local://short-lived") as bus:
         bus.publish("a.b", b"x")
         assert bus.metrics()["published"] == 1

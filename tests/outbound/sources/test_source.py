@@ -12,7 +12,7 @@ from tidegate.outbound.sources.source import Destination, parse_source
 MINUTE = 60_000_000
 
 
-def test_the_documents_source():
+def test_the_source_of_the_specification():
     source = read_source(
         {
             "name": "fmp-aapl-prices",
@@ -27,7 +27,7 @@ def test_the_documents_source():
     )
 
 
-def test_everything_a_source_may_say():
+def test_all_fields_of_a_source():
     source = parse_source(
         """
         name: quotes
@@ -73,7 +73,7 @@ def test_everything_a_source_may_say():
         ("name: a\nurl: https://a.test/\nintervall: 1m", "f.yaml:3: intervall: unknown setting: is 'interval' meant?"),
     ],
 )
-def test_mistakes_are_refused_where_they_stand(text, message):
+def test_invalid_sources_are_refused_with_line_and_field(text, message):
     with pytest.raises(ConfigError) as error:
         parse_source(text, "f.yaml")
     assert str(error.value).startswith(message)
@@ -93,7 +93,7 @@ def test_names_are_unique_over_files_and_directories(tmp_path):
         read_sources([], [tmp_path / "nowhere"])
 
 
-def test_an_interval_keeps_its_rhythm_and_makes_up_for_nothing():
+def test_an_interval_skips_missed_runs():
     every = Interval(5 * MINUTE)
     assert every.after(0, 0) == 5 * MINUTE
     assert every.after(0, 7) == 5 * MINUTE
@@ -105,7 +105,7 @@ def micros(*instant):
     return int(datetime(*instant, tzinfo=UTC).timestamp()) * 1_000_000
 
 
-def test_cron_knows_time_zones_and_changes_of_clocks():
+def test_cron_handles_time_zones_and_daylight_saving():
     daily = read_cron("30 9 * * *", "America/New_York")
     assert daily.after(0, micros(2025, 3, 8, 15)) == micros(2025, 3, 9, 13, 30)  # summer time begins that night
     assert daily.after(0, micros(2025, 3, 8, 14, 30)) == micros(2025, 3, 9, 13, 30)

@@ -77,7 +77,7 @@ def read_provider(source: str | Path | Mapping[str, object]) -> Provider:
         "name": _text(fields, "name") or (Path(section.file).stem if section.file else ""),
         "per": _per(fields),
         "api_key": key,
-        "key_place": _key_location(fields, key),
+        "key_location": _key_location(fields, key),
         "learn": cast("Learn", _choice(fields, "learn", get_args(Learn), "lower")),
         "on_store_error": cast("OnStoreError", _choice(fields, "on_store_error", get_args(OnStoreError), "deny")),
         "retries": _retries(fields),

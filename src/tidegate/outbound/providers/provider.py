@@ -88,8 +88,8 @@ class Provider:
         set_field = object.__setattr__
         set_field(self, "policy", Policy(f"provider:{self.domain}", self.limits, "enforce", self.on_store_error))
         set_field(self, "name", self.name or self.domain)
-        set_field(self, "_forms", tuple((endpoint.pattern, endpoint) for endpoint in self.endpoints))
-        set_field(self, "_plain", self._cost(1))
+        set_field(self, "_patterns", tuple((endpoint.pattern, endpoint) for endpoint in self.endpoints))
+        set_field(self, "_default_cost", self._cost(1))
         for endpoint in self.endpoints:
             self._check_cost(endpoint)
 
