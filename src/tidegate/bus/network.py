@@ -288,8 +288,8 @@ class NetworkBus(Bus):
     def _log_connection_loss(self, error: Exception) -> None:
         if not self._loss_logged:
             self._loss_logged = True
-            said = redact_text(error) or type(error).__name__
-            log.warning("no connection to the bus at %s, trying again: %s", self.address, said)
+            reason = redact_text(error) or type(error).__name__
+            log.warning("no connection to the bus at %s, trying again: %s", self.address, reason)
 
     async def _serve(self, connection: BusConnection) -> None:
         """Use a connection until it is lost."""
@@ -430,8 +430,8 @@ class NetworkBus(Bus):
     def _unretained(self, error: Exception) -> None:
         """Count and log that messages could not be retained or read."""
         if not self._counts["unretained"]:
-            said = redact_text(error) or type(error).__name__
-            log.warning("the bus at %s cannot retain messages for late joiners: %s", self.address, said)
+            reason = redact_text(error) or type(error).__name__
+            log.warning("the bus at %s cannot retain messages for late joiners: %s", self.address, reason)
         self._counts["unretained"] += 1
 
 

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 MOVABLE_ALGORITHMS: Final = ("sliding_log", "fixed_window", "calendar_window")  # they know when a permit was taken
 MAX_MOVED_QUOTA: Final = 2000
 MAX_DELAY: Final = 5 * SECOND  # of a network
-REQUESTS_BETWEEN_REVIEWS: Final = 1000
+MAX_CLOCK_READS: Final = 1000  # to see whether time passes by itself
 
 
 class DelayAllowance:
@@ -205,4 +205,4 @@ def margin(limit: Limit) -> int:
 def clock_runs(clock: Clock) -> bool:
     """Return whether time passes by itself: in a test clock it does not, and no margin is needed."""
     began = clock.steady()
-    return any(clock.steady() > began for _ in range(REQUESTS_BETWEEN_REVIEWS))
+    return any(clock.steady() > began for _ in range(MAX_CLOCK_READS))

@@ -34,10 +34,12 @@ MAX_USAGE_LINES: Final = 20_000  # lines of it that mention usage and are parsed
 
 def estimate(body: bytes | None) -> dict[str, int]:
     """Estimate the cost of a request, by unit."""
-    said = _json(body or b"")
-    most = next((said[name] for name in MAX_ANSWER_FIELDS if _is_count(said.get(name))), DEFAULT_ANSWER_TOKENS)
-    asked = -(-len(body or b"") // BYTES_PER_TOKEN)
-    return {"tokens": asked + most, "input-tokens": asked, "output-tokens": most}
+    document = _json(body or b"")
+    max_output = next(
+        (document[name] for name in MAX_ANSWER_FIELDS if _is_count(document.get(name))), DEFAULT_ANSWER_TOKENS
+    )
+    input_tokens = -(-len(body or b"") // BYTES_PER_TOKEN)
+    return {"tokens": input_tokens + max_output, "input-tokens": input_tokens, "output-tokens": max_output}
 
 
 def usage(body: bytes | bytearray) -> dict[str, int] | None:
@@ -58,7 +60,7 @@ class UsageReader:
         self._line = bytearray()  # incomplete so far
         self._whole = bytearray()
         self._events = False
-        self._looks = 0
+        self._usage_lines = 0
         self._size = 0
         self._found: dict[str, int] = {}
 
@@ -66,44 +68,44 @@ class UsageReader:
         """Read the next chunk of the body."""
         try:
             for part in () if self._decoder is None else self._decoder.feed(piece):
-                self._take(part)
+                self._append(part)
                 if self._size > MAX_DECODED:
                     self._decoder = None
                     return
         except DecodingError:  # the client reports it
             self._decoder = None
 
-    def _take(self, piece: bytes) -> None:
+    def _append(self, piece: bytes) -> None:
         """Read a part of the decoded body."""
         self._size += len(piece)
         if not self._events and self._size <= MAX_READ_BYTES:
             self._whole += piece
         end = piece.rfind(b"\n") + 1
         if end:
-            self._look(bytes(self._line) + piece[:end])
+            self._search(bytes(self._line) + piece[:end])
             self._line = bytearray(piece[end:])
         elif len(self._line) <= MAX_READ_BYTES:
             self._line += piece
 
-    def _look(self, lines: bytes) -> None:
+    def _search(self, lines: bytes) -> None:
         """Search complete lines for usage; there may be millions, so only those that mention it are parsed."""
         if not lines.startswith(b"data:") and b"\ndata:" not in lines:
             return
         self._events = True
         self._whole.clear()
-        place = lines.find(b"usage")
-        while place >= 0 and self._looks < MAX_USAGE_LINES:
-            self._looks += 1
-            start, end = lines.rfind(b"\n", 0, place) + 1, lines.find(b"\n", place)
+        position = lines.find(b"usage")
+        while position >= 0 and self._usage_lines < MAX_USAGE_LINES:
+            self._usage_lines += 1
+            start, end = lines.rfind(b"\n", 0, position) + 1, lines.find(b"\n", position)
             end = len(lines) if end < 0 else end
             if lines.startswith(b"data:", start):
                 # Later events repeat or complete the numbers of earlier ones.
                 self._found.update(_usage(_json(lines[start + 5 : end])))
-            place = lines.find(b"usage", end)
+            position = lines.find(b"usage", end)
 
     def result(self) -> dict[str, int] | None:
         """Return the usage, after the last chunk; None if the response reported none."""
-        self._look(bytes(self._line))
+        self._search(bytes(self._line))
         if not self._events:
             return usage(self._whole) if self._size <= MAX_READ_BYTES else None
         return _units(self._found) if self._found else None
@@ -119,32 +121,32 @@ def _decoder(coding: str) -> BodyDecoder | None:
 
 def _json(text: bytes | bytearray) -> dict[str, Any]:
     try:
-        said = json.loads(text)
+        document = json.loads(text)
     except (ValueError, RecursionError):
         return {}
-    return said if isinstance(said, dict) else {}
+    return document if isinstance(document, dict) else {}
 
 
-def _usage(said: dict[str, Any]) -> dict[str, int]:
+def _usage(document: dict[str, Any]) -> dict[str, int]:
     """Find the usage: at the top level, or in `message` (Anthropic) or `response` (OpenAI)."""
-    for place in (said, said.get("message"), said.get("response")):
-        found = place.get("usage") if isinstance(place, Mapping) else None
+    for position in (document, document.get("message"), document.get("response")):
+        found = position.get("usage") if isinstance(position, Mapping) else None
         if isinstance(found, Mapping):
             return {name: amount for name, amount in found.items() if isinstance(name, str) and _is_count(amount)}
     return {}
 
 
 def _units(found: Mapping[str, int]) -> dict[str, int] | None:
-    asked = next((found[name] for name in INPUT_FIELDS if name in found), None)
-    told = next((found[name] for name in OUTPUT_FIELDS if name in found), None)
-    if asked is None and told is None and "total_tokens" not in found:
+    input_tokens = next((found[name] for name in INPUT_FIELDS if name in found), None)
+    output_tokens = next((found[name] for name in OUTPUT_FIELDS if name in found), None)
+    if input_tokens is None and output_tokens is None and "total_tokens" not in found:
         return None
-    asked = (asked or 0) + sum(found.get(name, 0) for name in CACHE_WRITE_FIELDS)
-    total = found.get("total_tokens", asked + (told or 0))
+    input_tokens = (input_tokens or 0) + sum(found.get(name, 0) for name in CACHE_WRITE_FIELDS)
+    total = found.get("total_tokens", input_tokens + (output_tokens or 0))
     return {
         "tokens": min(MAX_INTEGER, total),
-        "input-tokens": min(MAX_INTEGER, asked),
-        "output-tokens": min(MAX_INTEGER, told or 0),
+        "input-tokens": min(MAX_INTEGER, input_tokens),
+        "output-tokens": min(MAX_INTEGER, output_tokens or 0),
     }
 
 
