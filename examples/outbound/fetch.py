@@ -10,13 +10,13 @@ from tidegate.outbound.httpx import RateLimitTransport
 
 
 def main(folder: str, *symbols: str) -> None:
-    """Print the status of each."""
+    """Fetch each symbol and print the status."""
     transport = RateLimitTransport(Providers.load(directories=[folder]), store="sqlite:///quota.db")
     with httpx.Client(transport=transport) as client:
         for symbol in symbols:
-            answer = client.get(f"https://financialmodelingprep.com/api/v3/quote/{symbol}")
-            passage = answer.extensions["tidegate"]
-            print(symbol, answer.status_code, f"waited {passage.waited:.1f} s for {passage.provider}")  # noqa: T201 - what it is for
+            response = client.get(f"https://financialmodelingprep.com/api/v3/quote/{symbol}")
+            outcome = response.extensions["tidegate"]
+            print(symbol, response.status_code, f"waited {outcome.waited:.1f} s for {outcome.provider}")  # noqa: T201 - its purpose
 
 
 if __name__ == "__main__":

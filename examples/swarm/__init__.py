@@ -1,1 +1,1 @@
-"""Five agents in processes of their own, against a server with a limit that they do not know."""
+"""Five agents in separate processes, against a server with a limit that they do not know."""

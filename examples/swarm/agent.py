@@ -1,4 +1,4 @@
-"""One agent: makes calls as fast as its limiter lets it, and slows the whole swarm when it gets a 429.
+"""One agent: makes calls as fast as its limiter allows, and slows the whole swarm when it receives a 429.
 
 python -m examples.swarm.agent BUS URL NAME CALLS
 """
@@ -16,13 +16,13 @@ from tidegate.swarm import SwarmLimiter
 
 
 def main(bus_url: str, url: str, name: str, calls: int) -> None:
-    """Make calls and tell what came of them."""
+    """Make calls and print the result."""
     with (
         open_bus(bus_url) as bus,
         SwarmLimiter(bus, name, recovery_interval=0.5, cooldown=0.5) as limiter,
     ):
         bus.wait(20)
-        limiter.set_capacity("api", 40, window=1)  # what we believe; all five together: 200 a second
+        limiter.set_capacity("api", 40, window=1)  # our assumption; all five agents together: 200 a second
         limiter.on_capacity_change(lambda update: say(f"{name}: {update.agent_id} says {update.new_capacity}"))
 
         @limiter.limited("api")  # waits for a permit; a 429 is announced to all
@@ -31,7 +31,7 @@ def main(bus_url: str, url: str, name: str, calls: int) -> None:
                 return int(response.status)
 
         say("ready")
-        sys.stdin.readline()  # all begin together
+        sys.stdin.readline()  # all agents start together
         answers, lowest = Counter[int](), 40
         for _ in range(calls):
             try:

@@ -1,4 +1,4 @@
-"""Five agents in processes of their own, against a server with a hidden limit.
+"""Five agents in separate processes, against a server with a hidden limit.
 
 From the folder of the repository:
 
@@ -21,10 +21,10 @@ AGENTS = 5
 
 
 def main() -> int:
-    """Start the server and the agents, and say how they fared."""
+    """Start the server and the agents, and print the results."""
     parser = argparse.ArgumentParser(description="Five agents against a server with a hidden limit.")
     parser.add_argument("bus", help="URL of a NATS or Redis server")
-    parser.add_argument("calls", nargs="?", default="60", help="of each agent (60)")
+    parser.add_argument("calls", nargs="?", default="60", help="calls per agent (60)")
     args = parser.parse_args()
     with HiddenLimit() as hidden:
         agents = [
@@ -38,7 +38,7 @@ def main() -> int:
         ]
         for agent in agents:
             if agent.stdout is not None:
-                agent.stdout.readline()  # it is ready
+                agent.stdout.readline()  # wait until it is ready
         for agent in agents:
             if agent.stdin is not None:
                 agent.stdin.write("go\n")

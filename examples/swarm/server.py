@@ -1,4 +1,4 @@
-"""A server with a limit that its clients do not know: so many answers per second, a 429 for everything above."""
+"""A server with a limit that its clients do not know: so many responses per second, then 429."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ if TYPE_CHECKING:
 
 
 class HiddenLimit:
-    """Serves on a free port of this machine, in a thread. A context manager."""
+    """Serves on a free loopback port, in a thread. A context manager."""
 
     def __init__(self, limit: str = "50/1s burst=20") -> None:
-        """Answer as often as the limit allows."""
+        """Serve as many requests as the limit allows."""
         self.limiter = Limiter(limit)
         self.served = self.refused = 0
         counting = threading.Lock()
         outer = self
 
         class Handler(BaseHTTPRequestHandler):
-            """Answers 200 or 429."""
+            """Responds with 200 or 429."""
 
             def do_GET(self) -> None:
                 allowed = outer.limiter.try_acquire("everybody").allowed
@@ -35,7 +35,7 @@ class HiddenLimit:
                 self.end_headers()
 
             def log_message(self, *_: object) -> None:
-                """Say nothing."""
+                """Log nothing."""
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)

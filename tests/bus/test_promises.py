@@ -11,11 +11,11 @@ from tidegate.testing import verify_bus
 numbers = itertools.count()
 
 
-def test_the_bus_of_this_process():
+def test_the_local_bus_keeps_the_guarantees():
     verify_bus(lambda: open_bus("local://promises"))
 
 
-def test_buses_through_servers(server):
+def test_network_buses_keep_the_guarantees(server):
     verify_bus(lambda: open_bus(server.url), stop=server.kill, start=server.start)
 
 
@@ -66,6 +66,6 @@ class Immortal(LocalBus):
         (Immortal, "a closed bus refuses"),
     ],
 )
-def test_a_bus_that_breaks_a_promise_is_found_out(kind, promise):
+def test_verify_bus_detects_a_broken_guarantee(kind, promise):
     with pytest.raises((AssertionError, RuntimeError), match=promise):
         verify_bus(lambda: kind(f"broken {kind.__name__}"))

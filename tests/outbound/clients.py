@@ -24,7 +24,7 @@ class Fetched(NamedTuple):
     status: int
     text: str
     url: str
-    passage: Any
+    outcome: Any
     metrics: dict[str, int]
 
 
@@ -77,5 +77,5 @@ async def _aiohttp(providers, urls, method, body, headers, options):
         for url in urls:
             async with session.request(method, url, data=body, headers=headers) as answer:
                 text = await answer.text()
-                found.append((answer.status, text, str(answer.url), middleware.passage_of(answer)))
+                found.append((answer.status, text, str(answer.url), middleware.outcome_of(answer)))
         return [Fetched(*each, middleware.gate.metrics()) for each in found]

@@ -27,14 +27,14 @@ def reply(status=200, headers=(), close=lambda: None):
 
 def answer(gate, status=200, headers=(), call=CALL):
     """Send a request that is answered at once."""
-    return gate.run(gate.passing(call, lambda _provider: reply(status, headers)))
+    return gate.run(gate.send_flow(call, lambda _provider: reply(status, headers)))
 
 
 def used(store, known, key="x.example"):
     """Tell what is in use of each limit."""
     policy = known.match("https://x.example").policy
-    (looked,) = store.apply("peek", ((policy, key, (0,) * len(policy.limits)),))
-    return [said.limit.burst - said.remaining for said in looked.limits]
+    (peeked,) = store.apply("peek", ((policy, key, (0,) * len(policy.limits)),))
+    return [said.limit.burst - said.remaining for said in peeked.limits]
 
 
 async def settle():

@@ -8,10 +8,10 @@ import pytest
 
 from tests.outbound.flows import START, answer, reply
 from tidegate.outbound import Gate, OutboundRequest, Providers
-from tidegate.outbound.httpx import call_of
+from tidegate.outbound.httpx import to_outbound_request
 from tidegate.outbound.providers.provider import KeyLocation
 from tidegate.outbound.quota.accounts import ALWAYS_KEPT
-from tidegate.outbound.quota.exchange import credential
+from tidegate.outbound.quota.exchange import credential_of
 from tidegate.stores import MemoryStore
 from tidegate.testing import ManualClock
 
@@ -29,7 +29,7 @@ def gate():
     gate.close()
 
 
-def test_accounts_that_nobody_uses_are_dropped(gate):
+def test_idle_accounts_are_dropped(gate):
     for number in range(4 * ALWAYS_KEPT):
         answer(gate, call=call(number))
         gate.clock.advance(10)
@@ -37,7 +37,7 @@ def test_accounts_that_nobody_uses_are_dropped(gate):
     assert gate.metrics()["sent"] == 4 * ALWAYS_KEPT
 
 
-def test_accounts_with_something_to_remember_are_kept(gate):
+def test_accounts_with_state_are_kept(gate):
     """One was refused for long, at one a request is under way; those used lately are not looked at."""
     answer(gate, 429, [("Retry-After", "86400")], call("refused"))
     refused, under_way = gate.account_of(call("refused")), []
@@ -49,14 +49,14 @@ def test_accounts_with_something_to_remember_are_kept(gate):
             answer(gate, call=call(number))
         return reply()
 
-    gate.run(gate.passing(call("slow"), send))
+    gate.run(gate.send_flow(call("slow"), send))
     assert gate.metrics()["accounts"] < ALWAYS_KEPT
     assert gate.account_of(call("refused")) is refused
     assert gate.account_of(call("slow")) is under_way[0]
     assert gate.capacities()[refused.resource] < 10
 
 
-def test_a_dropped_account_is_opened_anew_with_what_is_still_in_use(gate):
+def test_a_dropped_account_is_reopened_with_its_usage(gate):
     first = gate.account_of(call("first"))
     answer(gate, call=call("first"))
     for number in range(ALWAYS_KEPT):
@@ -68,10 +68,10 @@ def test_a_dropped_account_is_opened_anew_with_what_is_still_in_use(gate):
     assert gate.capacities()[again.resource] < 10
 
 
-def test_metrics_can_be_looked_at_while_accounts_are_opened(gate):
+def test_metrics_can_be_read_while_accounts_are_opened(gate):
     errors, done = [], threading.Event()
 
-    def look():
+    def read_metrics():
         while not done.is_set():
             try:
                 gate.metrics()
@@ -81,7 +81,7 @@ def test_metrics_can_be_looked_at_while_accounts_are_opened(gate):
 
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-5)
-    thread = threading.Thread(target=look)
+    thread = threading.Thread(target=read_metrics)
     thread.start()
     try:
         for number in range(300):
@@ -93,14 +93,14 @@ def test_metrics_can_be_looked_at_while_accounts_are_opened(gate):
     assert errors == []
 
 
-def test_credentials_that_are_no_utf_8_have_accounts_of_their_own():
+def test_credentials_that_are_not_utf_8_have_separate_accounts():
     place = KeyLocation("query", "key")
     urls = [f"https://x.example/?key={value}" for value in ("%ff", "%fe", "%C3%BF", "%EF%BF%BD")]
     calls = [OutboundRequest("GET", url, {}.get, lambda: None, True, lambda _error: False) for url in urls]
-    assert len({credential(place, one) for one in calls}) == len(urls)
+    assert len({credential_of(place, one) for one in calls}) == len(urls)
 
 
-def test_headers_that_httpx_reads_alike_are_credentials_of_their_own():
+def test_headers_that_httpx_decodes_alike_are_separate_credentials():
     values = [b"\xff", b"\xfe", b"\xc3\xbf", b"plain"]
     requests = [httpx.Request("GET", "https://x.example/", headers=[(b"X-API-Key", value)]) for value in values]
-    assert len({credential(None, call_of(request)) for request in requests}) == len(values)
+    assert len({credential_of(None, to_outbound_request(request)) for request in requests}) == len(values)

@@ -16,15 +16,15 @@ USAGE = b'{"usage": {"total_tokens": 42}}'
 
 def used(store, known):
     policy = known.match("http://127.0.0.1").policy
-    (looked,) = store.apply("peek", ((policy, "127.0.0.1", (0,) * len(policy.limits)),))
-    return [said.limit.burst - said.remaining for said in looked.limits]
+    (peeked,) = store.apply("peek", ((policy, "127.0.0.1", (0,) * len(policy.limits)),))
+    return [said.limit.burst - said.remaining for said in peeked.limits]
 
 
 @pytest.mark.parametrize("tokens", [(), ("50000/1m unit=tokens",)])
 @pytest.mark.parametrize("body", [b"", b"x", b"x" * 300_000, USAGE])
 @pytest.mark.parametrize("read", [0, 1, -1])
 @pytest.mark.parametrize("end", ["release", "close", "leave"])
-def test_a_slot_is_free_when_the_answer_is_let_go(tokens, body, read, end):
+def test_a_slot_is_freed_when_the_response_is_released(tokens, body, read, end):
     known = Providers.of(
         {
             "domain": "127.0.0.1",

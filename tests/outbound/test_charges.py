@@ -26,22 +26,22 @@ from tidegate.testing import ManualClock
     ],
 )
 @pytest.mark.parametrize("slots", [{}, {"concurrency": 3}])
-def test_tokens_of_a_request_that_was_charged_anew_are_settled_where_they_count(limit, estimate, actual, flight, slots):
+def test_tokens_of_a_recharged_request_are_settled_in_the_new_window(limit, estimate, actual, flight, slots):
     clock = ManualClock(START)
     store = MemoryStore(clock=clock)
     known = limited("500/1m", limit, estimate={"tokens": estimate}, **slots)
     gate = Gate(known, store)
-    gate.run(answer(gate).tail.settling({"tokens": 7}))  # opens a window
+    gate.run(answer(gate).settlement.settle_flow({"tokens": 7}))  # opens a window
     clock.advance(50)
 
     def send(_provider):
         clock.advance(flight)
         return reply()
 
-    passed = gate.run(gate.passing(CALL, send))
+    result = gate.run(gate.send_flow(CALL, send))
     first = 0 if flight > 10 else 7
     assert used(store, known)[1] == estimate + first
-    gate.run(passed.tail.settling({"tokens": actual}))
+    gate.run(result.settlement.settle_flow({"tokens": actual}))
     assert used(store, known)[1:] == [actual + first, *(0 for _ in slots)]
     gate.close()
 
@@ -68,7 +68,7 @@ def lost(caplog):
 
 
 @pytest.mark.parametrize("mode", ["deny", "local", "allow"])
-async def test_what_was_answered_while_the_store_was_lost_still_counts(lost, mode):
+async def test_requests_answered_during_an_outage_still_count(lost, mode):
     inner, store, clock, back = lost
     known, got = providers(10, on_store_error=mode), asyncio.Event()
     gate = AsyncGate(known, store, timeout=0)
@@ -77,7 +77,7 @@ async def test_what_was_answered_while_the_store_was_lost_still_counts(lost, mod
         await got.wait()
         return reply()
 
-    tasks = [asyncio.create_task(gate.run(gate.passing(CALL, slow))) for _ in range(10)]
+    tasks = [asyncio.create_task(gate.run(gate.send_flow(CALL, slow))) for _ in range(10)]
     await settle()
     assert used(inner, known) == [10]
     inner.fail = True
@@ -87,11 +87,11 @@ async def test_what_was_answered_while_the_store_was_lost_still_counts(lost, mod
     back()
     assert used(inner, known) == [10]
     with pytest.raises(Denied):
-        await gate.run(gate.passing(CALL, slow))
+        await gate.run(gate.send_flow(CALL, slow))
     await gate.close()
 
 
-def test_refusals_while_the_store_was_lost_give_nothing_back(lost):
+def test_refusals_during_an_outage_return_no_permits(lost):
     inner, store, clock, back = lost
     known = providers(10, on_store_error="allow")
     gate = Gate(known, store, timeout=0)
@@ -110,7 +110,7 @@ def test_refusals_while_the_store_was_lost_give_nothing_back(lost):
     gate.close()
 
 
-def test_what_the_provider_said_while_the_store_was_lost_gives_nothing_back(lost):
+def test_provider_reports_during_an_outage_return_no_permits(lost):
     inner, store, clock, back = lost
     known = providers(10, on_store_error="allow")
     gate = Gate(known, store, timeout=0)
@@ -129,7 +129,7 @@ def test_what_the_provider_said_while_the_store_was_lost_gives_nothing_back(lost
     gate.close()
 
 
-def test_what_a_provider_took_is_remembered_for_as_long_as_it_counts():
+def test_provider_charges_are_kept_for_one_period():
     clock = ManualClock(START)
     store, known = MemoryStore(clock=clock), providers(100)
     gate = Gate(known, store)
@@ -138,5 +138,5 @@ def test_what_a_provider_took_is_remembered_for_as_long_as_it_counts():
         answer(gate, 200, [("X-RateLimit-Limit", "100"), ("X-RateLimit-Remaining", str(left))])
         clock.advance(2)
     account = gate.account_of(CALL)
-    assert 0 < len(account._lessons) <= 31  # noqa: SLF001 - nothing else shows what is remembered
+    assert 0 < len(account._provider_charges) <= 31  # noqa: SLF001 - nothing else shows what is remembered
     gate.close()

@@ -29,18 +29,18 @@ def test_a_quota_is_kept(kind):
     with QuotaServer() as server:
         found = fetch(kind, providers(5), [f"{server.url}/{i}" for i in range(5)], timeout=0)
         assert [each.status for each in found] == [200] * 5
-        assert [each.passage.decision.remaining for each in found] == [4, 3, 2, 1, 0]
-        assert found[-1].passage.provider == "127.0.0.1"
-        assert found[-1].passage.limited
+        assert [each.outcome.decision.remaining for each in found] == [4, 3, 2, 1, 0]
+        assert found[-1].outcome.provider == "127.0.0.1"
+        assert found[-1].outcome.limited
         with pytest.raises(Denied, match=r"provider 127\.0\.0\.1: .* got no permit within 0.0 s"):
             fetch(kind, providers(5), [f"{server.url}/{i}" for i in range(6)], timeout=0)
         assert len(server.requests) == 10
 
 
-def test_without_a_provider_nothing_is_limited_and_the_answer_says_so(kind):
+def test_without_a_provider_nothing_is_limited_and_the_outcome_says_so(kind):
     with QuotaServer() as server:
         (found,) = fetch(kind, providers(domain="elsewhere.test"), [server.url])
-        assert (found.status, found.passage.limited, found.passage.provider) == (200, False, None)
+        assert (found.status, found.outcome.limited, found.outcome.provider) == (200, False, None)
         assert found.metrics["unlimited"] == 1
 
 
@@ -52,7 +52,7 @@ def test_the_key_is_sent_in_a_header_unless_the_request_has_one(kind):
         assert [each.headers["authorization"] for each in server.requests] == ["Bearer hunter2", "mine"]
 
 
-def test_the_key_is_sent_in_the_query_and_shows_nowhere(kind):
+def test_the_key_is_sent_in_the_query_and_appears_nowhere_else(kind):
     known = providers(api_key="hun ter+2", key={"query": "apikey"})
     with QuotaServer() as server:
         (found,) = fetch(kind, known, [f"{server.url}/x?a=1"])
@@ -75,22 +75,22 @@ def test_each_hop_of_a_redirect_counts_and_the_key_stays_with_its_host(kind):
         )
         store = MemoryStore()
         (found,) = fetch(kind, known, [f"{server.url}/from"], store=store, timeout=0)
-        assert (found.status, found.passage.provider) == (200, "localhost")
+        assert (found.status, found.outcome.provider) == (200, "localhost")
         assert [each.headers.get("x-key") for each in server.requests] == ["hunter2", None]
         with pytest.raises(Denied, match="provider localhost"):
             fetch(kind, known, [f"http://localhost:{server.port}/to"], store=store, timeout=0)
 
 
-def test_endpoints_have_costs_of_their_own(kind):
+def test_endpoints_have_separate_costs(kind):
     known = providers(10, endpoints=[{"path": "/batch/*", "cost": 4, "methods": ["GET"]}, {"path": "/free", "cost": 0}])
     with QuotaServer() as server:
         urls = [f"{server.url}{path}" for path in ("/batch/a?b=c", "/free", "/one", "/batch")]
         found = fetch(kind, known, urls, timeout=0)
-        assert [each.passage.decision.remaining for each in found] == [6, 6, 5, 1]
+        assert [each.outcome.decision.remaining for each in found] == [6, 6, 5, 1]
 
 
 @pytest.mark.parametrize(("per", "second"), [("host", 0), ("path", 1), ("credential", 1)])
-def test_what_has_a_quota_of_its_own(kind, per, second):
+def test_per_selects_separate_quotas(kind, per, second):
     known = providers(1, per=per, endpoints=[{"path": "/a"}, {"path": "/b"}])
     store = MemoryStore()
     with QuotaServer() as server:
@@ -102,7 +102,7 @@ def test_what_has_a_quota_of_its_own(kind, per, second):
             fetch(kind, known, [f"{server.url}/a"], headers={"Authorization": "ann"}, store=store, timeout=0)
 
 
-def test_a_refused_request_is_sent_again_a_few_times(kind):
+def test_a_refused_request_is_retried(kind):
     answers = iter([429, 503, 200, 429, 429, 429, 429])
 
     def respond(_request):
@@ -111,20 +111,20 @@ def test_a_refused_request_is_sent_again_a_few_times(kind):
     known = providers(100, retries=2)
     with QuotaServer(respond=respond) as server:
         (found,) = fetch(kind, known, [server.url], chance=lambda: 0.0)
-        assert (found.status, found.passage.attempts, found.metrics["retried"]) == (200, 3, 2)
+        assert (found.status, found.outcome.attempts, found.metrics["retried"]) == (200, 3, 2)
         (found,) = fetch(kind, known, [server.url], chance=lambda: 0.0, method="POST", body=b"data")
-        assert (found.status, found.passage.attempts) == (429, 3)
+        assert (found.status, found.outcome.attempts) == (429, 3)
         assert [each.body for each in server.requests] == [b"", b"", b"", b"data", b"data", b"data"]
 
 
-def test_after_a_503_only_what_may_be_sent_twice_is(kind):
+def test_after_a_503_only_idempotent_methods_are_retried(kind):
     known = providers(100, retries=2)
     with QuotaServer(respond=lambda _request: Answer(503, (("Retry-After", "0"),), (b"x",))) as server:
         (found,) = fetch(kind, known, [server.url], chance=lambda: 0.0, method="POST", body=b"data")
-        assert (found.status, found.passage.attempts) == (503, 1)
+        assert (found.status, found.outcome.attempts) == (503, 1)
 
 
-def test_what_never_left_gives_its_permit_back(kind):
+def test_a_request_that_was_never_sent_returns_its_permit(kind):
     with QuotaServer() as server:
         dead = server.url
     store = MemoryStore()
@@ -136,7 +136,7 @@ def test_what_never_left_gives_its_permit_back(kind):
         assert fetch(kind, known, [server.url], store=store, timeout=0)[0].status == 200
 
 
-def test_what_may_have_arrived_counts(kind):
+def test_a_request_that_may_have_arrived_is_charged(kind):
     def respond(_request):
         raise ConnectionAbortedError  # the server drops the connection without an answer
 
@@ -157,10 +157,10 @@ def test_waiting_ends_at_the_deadline_of_the_block(kind):
         assert clock.now() == 1_728_000_600
         with request_options(timeout=None):
             found = fetch(kind, known, [server.url, server.url], clock=clock)
-        assert found[1].passage.waited == 3600.0
+        assert found[1].outcome.waited == 3600.0
 
 
-def test_a_body_that_comes_in_pieces_holds_its_slot_until_the_end(kind):
+def test_a_streamed_body_holds_its_slot_until_the_end(kind):
     pieces = tuple(b"%d\n" % number * 50_000 for number in range(40))  # more than the network holds at once
     known = Providers.of({"domain": "127.0.0.1", "concurrency": 1})
     store = MemoryStore()
@@ -174,7 +174,7 @@ def test_a_body_that_comes_in_pieces_holds_its_slot_until_the_end(kind):
 
 
 @pytest.mark.parametrize("streamed", [False, True])
-def test_tokens_are_counted_by_what_the_answer_says(kind, streamed):
+def test_tokens_are_counted_by_the_usage_in_the_response(kind, streamed):
     usage = b'{"usage": {"prompt_tokens": 12, "completion_tokens": 30, "total_tokens": 42}}'
     pieces = (b"data: {}\n\n", b"data: ", usage[:20], usage[20:], b"\n\ndata: [DONE]\n\n") if streamed else (usage,)
     known = Providers.of({"domain": "127.0.0.1", "limits": ["100/1h", "10_000/1h unit=tokens name=tpm"]})
@@ -230,7 +230,7 @@ async def stream_async(kind, known, store, url, look):
         return first + rest
 
 
-def test_threads_and_tasks_wait_in_line(kind):
+def test_threads_and_tasks_wait_in_fifo_order(kind):
     """Larger priority first; the line is the limiter's, whatever the client."""
     if kind in ("httpx-async", "aiohttp"):
         return  # the same line, see test_gate
@@ -265,14 +265,14 @@ def test_threads_and_tasks_wait_in_line(kind):
     assert order == ["high", "low"]
 
 
-def test_wrong_arguments_are_refused(kind):
+def test_invalid_arguments_are_refused(kind):
     make = {"httpx": RateLimitTransport, "httpx-async": AsyncRateLimitTransport, "requests": RateLimitAdapter}.get(
         kind, RateLimitMiddleware
     )
-    with pytest.raises(ConfigError, match=r"providers: must be Providers\.load"):
+    with pytest.raises(ConfigError, match=r"providers: must be Providers, such as Providers\.load"):
         make({"domain": "a.test"})
     if kind == "requests":
-        with pytest.raises(ConfigError, match="max_retries: must be a number"):
+        with pytest.raises(ConfigError, match="max_retries: must be an integer"):
             make(providers(), max_retries=requests.packages.urllib3.Retry(3))
-    with pytest.raises(ConfigError, match="unknown wish"), request_options(timeot=3):
+    with pytest.raises(ConfigError, match="timeot: unknown option: did you mean 'timeout'"), request_options(timeot=3):
         pass

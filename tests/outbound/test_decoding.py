@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidegate.core import Limit
-from tidegate.outbound.capacity.learning import MAX_LESSONS, ProviderCharge, ProviderCharges
+from tidegate.outbound.capacity.learning import MAX_PROVIDER_CHARGES, ProviderCharge, ProviderCharges
 from tidegate.outbound.quota.decoding import DECODE_BYTES, BodyDecoder, DecodingError
 from tidegate.outbound.quota.tokens import UsageReader
 
@@ -49,27 +49,27 @@ def test_pieces_decode_to_the_same_bytes(kind, body, size):
 @pytest.mark.parametrize("kind", PACKED)
 @pytest.mark.parametrize("extra", [-1, 0, 1])
 @pytest.mark.parametrize("size", [3, 65_536])
-def test_bodies_around_the_size_of_a_part(kind, extra, size):
+def test_bodies_around_the_chunk_size(kind, extra, size):
     coding, pack = PACKED[kind]
     body = bytes(3 * DECODE_BYTES + extra)
     assert decoded(coding, pack(body), size) == body
 
 
 @given(body=st.binary(min_size=1, max_size=100), cut=st.integers(1, 20))
-def test_a_body_that_is_cut_off_is_refused(body, cut):
+def test_an_incomplete_body_is_refused(body, cut):
     packed = gzip.compress(body)
     with pytest.raises(DecodingError):
         decoded("gzip", packed[: max(1, len(packed) - cut)], 7)
 
 
-def test_a_plain_body_stays_as_it_is():
+def test_an_identity_body_is_unchanged():
     assert list(BodyDecoder().feed(b"abc")) == list(BodyDecoder("identity").feed(b"abc")) == [b"abc"]
     BodyDecoder().finish()
     assert decoded("gzip", b"", 1) == b""
 
 
 @pytest.mark.parametrize("lines", [b"a\n", b"\n", b"usage\n", b"data:usage\n", b'data:{"usage":{}}\n', b"x" * 999])
-def test_reading_usage_out_of_a_bomb_takes_little_memory(lines):
+def test_reading_usage_from_a_decompression_bomb_takes_little_memory(lines):
     """Seventy megabytes of short lines, in a few pieces."""
     engine = zlib.compressobj(1, wbits=31)
     packed = [engine.compress(lines * (2**20 // len(lines))) for _ in range(70)]
@@ -86,7 +86,7 @@ def test_reading_usage_out_of_a_bomb_takes_little_memory(lines):
     assert peak < 40 * 2**20
 
 
-def test_usage_behind_much_text_is_read():
+def test_usage_after_a_long_body_is_read():
     body = b"x" * 3_000_000 + b'\ndata: {"usage": {"total_tokens": 42}}\n\n'
     reader = UsageReader("gzip")
     reader.feed(gzip.compress(body))
@@ -96,12 +96,12 @@ def test_usage_behind_much_text_is_read():
     assert whole.result() == {"tokens": 7, "input-tokens": 0, "output-tokens": 0}
 
 
-def test_what_a_provider_may_take_back_is_bounded():
+def test_the_number_of_provider_charges_is_bounded():
     """The oldest is forgotten: what it took comes back when its period has ended."""
-    lessons, limit = ProviderCharges(), Limit(10**6, "1d")
-    for number in range(5 * MAX_LESSONS):
-        lessons.add(ProviderCharge(0, 1, number))
-    assert len(lessons) == MAX_LESSONS
-    assert lessons.take(0, 1) == [ProviderCharge(0, 1, 4 * MAX_LESSONS)]
-    lessons.forget([limit], 10**12)
-    assert len(lessons) == 0
+    provider_charges, limit = ProviderCharges(), Limit(10**6, "1d")
+    for number in range(5 * MAX_PROVIDER_CHARGES):
+        provider_charges.add(ProviderCharge(0, 1, number))
+    assert len(provider_charges) == MAX_PROVIDER_CHARGES
+    assert provider_charges.take(0, 1) == [ProviderCharge(0, 1, 4 * MAX_PROVIDER_CHARGES)]
+    provider_charges.drop_expired([limit], 10**12)
+    assert len(provider_charges) == 0

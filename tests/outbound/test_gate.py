@@ -77,7 +77,7 @@ def saturate(server, known, seconds):
 # ---- never too much --------------------------------------------------------------------------------------------------
 
 
-def test_delays_of_the_network_never_bunch_requests_up():
+def test_network_delays_never_exceed_the_limit_of_a_window():
     """A request that took long to arrive is followed a period later by one that is quick: still within the limit."""
     clock = ManualClock(START)
     server = Server(clock, 5, latency=0.0)
@@ -93,7 +93,7 @@ def test_delays_of_the_network_never_bunch_requests_up():
             assert client.get(URL).status_code == 200
 
 
-async def test_a_provider_that_answers_slowly_is_still_used_fully():
+async def test_a_slow_provider_is_still_used_fully():
     """Answers take a third of a period: certainty about when requests arrive would cost a quarter of the quota."""
     clock = ManualClock(START)
     gate = AsyncGate(providers(6), clock=clock)
@@ -106,7 +106,7 @@ async def test_a_provider_that_answers_slowly_is_still_used_fully():
 
     async def work():
         while clock.now() < START + 60 * 60:
-            await gate.run(gate.passing(call(), send))
+            await gate.run(gate.send_flow(call(), send))
 
     tasks = [asyncio.create_task(work()) for _ in range(12)]
     while clock.now() < START + 62 * 60:
@@ -120,7 +120,7 @@ async def test_a_provider_that_answers_slowly_is_still_used_fully():
     assert all(after - before >= 60 for before, after in zip(arrived, arrived[6:], strict=False))
 
 
-async def test_a_request_under_way_for_more_than_a_period_keeps_its_permit():
+async def test_a_request_in_flight_for_more_than_a_period_keeps_its_permit():
     """It may arrive at any moment: until it is answered, one fewer is sent."""
     clock = ManualClock(START)
     gate = AsyncGate(providers(2), clock=clock)
@@ -131,7 +131,7 @@ async def test_a_request_under_way_for_more_than_a_period_keeps_its_permit():
         arrived.append(clock.now() - START)
         return ProviderResponse(200, (), lambda: None, None)
 
-    tasks = [asyncio.create_task(gate.run(gate.passing(call(), send))) for _ in range(8)]
+    tasks = [asyncio.create_task(gate.run(gate.send_flow(call(), send))) for _ in range(8)]
     while not all(task.done() for task in tasks):
         for _ in range(8):
             await asyncio.sleep(0)
@@ -150,7 +150,7 @@ class Ticking(ManualClock):
 
 
 @pytest.mark.parametrize(("took", "ends"), [(0.2, 60.3), (1.0, 61.3), (10.0, 70.3)])
-def test_where_time_passes_by_itself_a_quick_answer_is_covered_by_a_margin(took, ends):
+def test_with_a_real_clock_a_margin_covers_quick_responses(took, ends):
     """A permit counts a two-hundredth longer: from its charge, or from an answer that took longer than that."""
     clock = Ticking(START)
     gate = Gate(providers(1), clock=clock, timeout=0)
@@ -159,9 +159,9 @@ def test_where_time_passes_by_itself_a_quick_answer_is_covered_by_a_margin(took,
         clock.advance(took)
         return ProviderResponse(200, (), lambda: None, None)
 
-    gate.run(gate.passing(call(), send))
+    gate.run(gate.send_flow(call(), send))
     with pytest.raises(Denied) as denied:
-        gate.run(gate.passing(call(), send))
+        gate.run(gate.send_flow(call(), send))
     assert clock.now() - START + denied.value.decision.retry_after == pytest.approx(ends, abs=0.01)
     gate.close()
 
@@ -185,14 +185,14 @@ def test_a_request_that_arrives_in_the_next_window_counts_there(algorithm):
         clock.advance(61)
         return ProviderResponse(200, (), lambda: None, None)
 
-    gate.run(gate.passing(call(), late))
-    gate.run(gate.passing(call(), lambda _provider: ProviderResponse(200, (), lambda: None, None)))
+    gate.run(gate.send_flow(call(), late))
+    gate.run(gate.send_flow(call(), lambda _provider: ProviderResponse(200, (), lambda: None, None)))
     with pytest.raises(Denied):
-        gate.run(gate.passing(call(), lambda _provider: ProviderResponse(200, (), lambda: None, None)))
+        gate.run(gate.send_flow(call(), lambda _provider: ProviderResponse(200, (), lambda: None, None)))
     gate.close()
 
 
-def test_what_cannot_be_charged_again_is_not_given_back():
+def test_a_charge_that_cannot_be_repeated_is_not_returned():
     """A store that is lost between request and answer leaves the first charge as it was."""
     clock = ManualClock(START)
     store = MemoryStore(clock=clock)
@@ -209,7 +209,7 @@ def test_what_cannot_be_charged_again_is_not_given_back():
         gate._accounts["x.example", "x.example"]._apply = lost  # noqa: SLF001 - the store is lost here
         return ProviderResponse(200, (), lambda: None, None)
 
-    gate.run(gate.passing(call(), send))
+    gate.run(gate.send_flow(call(), send))
     assert usage(providers(1), store) == 1
     gate.close()
 
@@ -224,7 +224,7 @@ def usage(known, store):
 
 
 @pytest.mark.parametrize("aligned", [False, True])
-def test_a_provider_that_allows_a_third_is_found_out_within_three_windows(aligned):
+def test_a_provider_that_allows_a_third_is_detected_within_three_windows(aligned):
     """Then 90 to 100 % of what it really allows is used, and fewer than 2 % of requests are refused."""
     clock = ManualClock(START)
     server = Server(clock, 30, aligned=aligned, latency=0.1)
@@ -269,7 +269,7 @@ def test_capacity_recovers_gradually_after_refusals():
     assert seen[-1] == 40
 
 
-def test_capacity_recovers_where_nobody_waits():
+def test_capacity_recovers_without_waiting_callers():
     clock = ManualClock(START)
     gate, send = answers(clock, (429, {}), *[(200, {})] * 11)
     send()
@@ -290,7 +290,7 @@ def answers(clock, *steps, known=None, **options):
         status, headers = next(queue)
         return ProviderResponse(status, list(headers.items()), lambda: None, status)
 
-    return gate, lambda **wishes: gate.run(gate.passing(call(**wishes), send)).answer
+    return gate, lambda **options_given: gate.run(gate.send_flow(call(**options_given), send)).response
 
 
 @pytest.mark.parametrize(
@@ -361,7 +361,7 @@ def test_a_503_halves_the_capacity():
         ({"RateLimit-Policy": '"day";q=10;w=86400', "RateLimit": '"day";r=0;t=30'}, 9),  # a limit that we do not have
     ],
 )  # fmt: skip
-def test_the_count_is_corrected_towards_what_the_provider_says(headers, left):
+def test_usage_is_corrected_by_provider_headers(headers, left):
     clock = ManualClock(START)
     gate, send = answers(clock, (200, headers), *[(200, {})] * 20)
     send()
@@ -372,7 +372,7 @@ def test_the_count_is_corrected_towards_what_the_provider_says(headers, left):
     gate.close()
 
 
-def test_what_the_provider_took_it_may_give_back_but_nothing_else():
+def test_provider_headers_can_only_undo_earlier_corrections():
     clock = ManualClock(START)
     store = MemoryStore(clock=clock)
     known = providers()
@@ -384,13 +384,13 @@ def test_what_the_provider_took_it_may_give_back_but_nothing_else():
 
     left = []
     for _ in range(3):
-        gate.run(gate.passing(call(), send))
+        gate.run(gate.send_flow(call(), send))
         left.append(10 - usage(known, store))
     assert left == [2, 6, 7]  # three were sent by us
     gate.close()
 
 
-def test_when_nothing_is_left_nothing_is_sent_until_the_reset():
+def test_an_exhausted_quota_pauses_until_the_reset():
     clock = ManualClock(START)
     said = {"X-RateLimit-Remaining": "0", "X-RateLimit-Reset": "20"}
     gate, send = answers(clock, (200, said), (200, {"X-RateLimit-Remaining": "10"}), (200, {}))
@@ -403,7 +403,7 @@ def test_when_nothing_is_left_nothing_is_sent_until_the_reset():
     gate.close()
 
 
-def test_hostile_values_do_little_harm():
+def test_absurd_header_values_have_little_effect():
     """A pause of a century is a day at most, and what is taken away is back after a period."""
     clock = ManualClock(START)
     gate, send = answers(clock, (429, {"Retry-After": "9" * 30}), (200, {"X-RateLimit-Remaining": "0",
@@ -428,7 +428,7 @@ def test_learning_can_be_turned_off():
     gate.close()
 
 
-def test_a_refusal_is_heard_by_other_processes_over_the_bus():
+def test_a_refusal_reaches_other_processes_over_the_bus():
     clock = ManualClock(START)
     with open_bus("local://refusals", clock=clock) as mine, open_bus("local://refusals", clock=clock) as other:
         gate, send = answers(clock, (429, {"Retry-After": "30"}), bus=mine)
@@ -457,17 +457,17 @@ def test_retries_are_bounded_in_number_and_time_and_have_jitter():
         sent.append(clock.now() - START)
         return ProviderResponse(429, [("Retry-After", "10")], lambda: None, 429)
 
-    passed = gate.run(gate.passing(call(), send))
-    assert (passed.answer, passed.passage.attempts) == (429, 4)
+    result = gate.run(gate.send_flow(call(), send))
+    assert (result.response, result.outcome.attempts) == (429, 4)
     assert sent == [0.0, 10.0, 20.0, 30.0]  # the jitter lies within Retry-After here
     assert gate.metrics()["retried"] == 3
     gate.close()
 
     late = Gate(providers(retries={"most": 3, "within": "5s"}), clock=clock, chance=lambda: 0.0)
-    passed = late.run(
-        late.passing(call(), lambda _provider: ProviderResponse(429, [("Retry-After", "10")], lambda: None, 429))
+    result = late.run(
+        late.send_flow(call(), lambda _provider: ProviderResponse(429, [("Retry-After", "10")], lambda: None, 429))
     )
-    assert passed.passage.attempts == 1  # it would take longer than allowed
+    assert result.outcome.attempts == 1  # it would take longer than allowed
     late.close()
 
 
@@ -527,7 +527,7 @@ def used(known, store):
 # ---- tasks -----------------------------------------------------------------------------------------------------------
 
 
-async def test_tasks_wait_in_line_by_priority_and_leave_nothing_when_cancelled():
+async def test_tasks_wait_by_priority_and_release_everything_when_cancelled():
     clock = ManualClock(START)
     gate = AsyncGate(providers(1), clock=clock)
     order = []
@@ -538,7 +538,7 @@ async def test_tasks_wait_in_line_by_priority_and_leave_nothing_when_cancelled()
             return ProviderResponse(200, (), lambda: None, None)
 
         with request_options(priority=priority):
-            await gate.run(gate.passing(call(), send))
+            await gate.run(gate.send_flow(call(), send))
 
     await work("first", 0)
     tasks = [asyncio.create_task(work(*each)) for each in (("low", 0), ("gone", 20), ("high", 10))]
@@ -566,7 +566,7 @@ async def test_a_cancelled_request_counts_and_frees_its_slot():
         started.set()
         await asyncio.Event().wait()
 
-    task = asyncio.create_task(gate.run(gate.passing(call(), send)))
+    task = asyncio.create_task(gate.run(gate.send_flow(call(), send)))
     await started.wait()
     assert used(known, store)["concurrency"] == 1
     task.cancel()

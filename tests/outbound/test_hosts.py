@@ -36,7 +36,7 @@ HOSTS = st.lists(LABELS, min_size=1, max_size=4).map(".".join)
         ("  https://example.com  ", "example.com"),
     ],
 )
-def test_the_host_is_written_one_way(url, host):
+def test_hosts_are_normalised(url, host):
     assert host_of(url) == host
 
 
@@ -47,7 +47,7 @@ def test_the_host_is_written_one_way(url, host):
      "http://256.1.1.1/", "http://exa mple.com/", "https://good.example\\@evil.example/", "http://" + "a" * 64 + ".com",
      "https://" + "a." * 130 + "com", "https://a\u2028b/", None, 7],
 )  # fmt: skip
-def test_what_has_no_host_is_refused(url):
+def test_urls_without_a_valid_host_are_refused(url):
     with pytest.raises(ConfigError, match="host"):
         host_of(url)
 
@@ -85,13 +85,13 @@ def test_the_longest_domain_on_label_boundaries_wins(url, domain):
 
 
 @given(HOSTS, st.lists(HOSTS, min_size=1, max_size=6, unique=True))
-def test_matching_agrees_with_trying_every_domain(host, domains):
+def test_matching_agrees_with_a_linear_search(host, domains):
     fitting = [domain for domain in domains if host == domain or host.endswith("." + domain)]
     found = providers(*domains).match(f"https://{host}/")
     assert (found.domain if found else None) == max(fitting, key=len, default=None)
 
 
-def test_no_provider_means_no_limits_and_says_so():
+def test_explain_reports_a_missing_provider():
     known = providers("example.com")
     assert known.match("https://other.test/x") is None
     assert known.explain("https://other.test/x") == (

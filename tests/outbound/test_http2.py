@@ -28,7 +28,7 @@ async def serve(reader, writer):
     await writer.wait_closed()
 
 
-async def test_streams_of_one_connection_are_counted_one_by_one():
+async def test_http2_streams_are_counted_individually():
     connections = []
 
     async def connected(reader, writer):

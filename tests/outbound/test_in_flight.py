@@ -37,16 +37,16 @@ class Far:
 @pytest.mark.parametrize("algorithm", ["calendar_window", "fixed_window"])
 @pytest.mark.parametrize("longer", [(), ("500/1h",)])
 @pytest.mark.parametrize("patient", [True, False])
-async def test_what_is_on_its_way_when_a_window_ends_counts_in_the_next(algorithm, longer, patient, monkeypatch):
+async def test_requests_in_flight_at_the_end_of_a_window_count_in_the_next(algorithm, longer, patient, monkeypatch):
     """Whether patience with slow answers is lost or not: to count in the right window costs nothing."""
     if not patient:
         monkeypatch.setattr(DelayAllowance, "spend", lambda *_: False)
     clock = ManualClock(START)
     far = Far(clock)
     gate = AsyncGate(limited({"limit": 5, "period": "1m", "algorithm": algorithm}, *longer), MemoryStore(clock=clock))
-    await gate.run(gate.passing(CALL, lambda _: asyncio.sleep(0, reply())))  # opens the first window
+    await gate.run(gate.send_flow(CALL, lambda _: asyncio.sleep(0, reply())))  # opens the first window
     clock.advance(59.9)
-    tasks = [asyncio.create_task(gate.run(gate.passing(CALL, far.send))) for _ in range(10)]
+    tasks = [asyncio.create_task(gate.run(gate.send_flow(CALL, far.send))) for _ in range(10)]
     await far.pass_time(1, step=0.05)
     assert len([at for at in far.arrivals if 60 <= at < 120]) == 5
     await far.pass_time(65, step=0.5)
@@ -57,7 +57,7 @@ async def test_what_is_on_its_way_when_a_window_ends_counts_in_the_next(algorith
 
 
 @pytest.mark.parametrize("changed", ["limit: 2\nperiod: 10s\napi_key: b", "limit: 2\nperiod: 10s\nlearn: 'off'"])
-async def test_a_changed_file_does_not_forget_requests_under_way(tmp_path, changed):
+async def test_a_changed_file_keeps_requests_in_flight(tmp_path, changed):
     file = tmp_path / "x.yaml"
     file.write_text("domain: x.example\nlimit: 2\nperiod: 10s\napi_key: a\n")
     file.chmod(0o600)
@@ -75,11 +75,11 @@ async def test_a_changed_file_does_not_forget_requests_under_way(tmp_path, chang
     async def ask():
         with request_options(timeout=0):
             try:
-                return (await gate.run(gate.passing(CALL, quick))).answer
+                return (await gate.run(gate.send_flow(CALL, quick))).response
             except Denied:
                 return None
 
-    late = [asyncio.create_task(gate.run(gate.passing(CALL, send))) for send in (slow, quick)]
+    late = [asyncio.create_task(gate.run(gate.send_flow(CALL, send))) for send in (slow, quick)]
     await settle()
     file.write_text(f"domain: x.example\n{changed}\n")
     known.reload()
@@ -92,41 +92,41 @@ async def test_a_changed_file_does_not_forget_requests_under_way(tmp_path, chang
     await gate.close()
 
 
-def test_changed_limits_do_not_forget_requests_under_way():
+def test_changed_limits_keep_requests_in_flight():
     clock = ManualClock(START)
     gate = Gate(providers(2, "10s"), MemoryStore(clock=clock), timeout=0)
 
     def send(_provider):
         gate.providers = providers(3, "10s")
-        assert [answer(gate).answer, answer(gate).answer] == [200, 200]
+        assert [answer(gate).response, answer(gate).answer] == [200, 200]
         clock.advance(11)
-        assert [answer(gate).answer, answer(gate).answer] == [200, 200]
+        assert [answer(gate).response, answer(gate).answer] == [200, 200]
         with pytest.raises(Denied):
             answer(gate)
         return reply()
 
-    assert gate.run(gate.passing(CALL, send)).answer == 200
+    assert gate.run(gate.send_flow(CALL, send)).response == 200
     gate.close()
 
 
-def test_a_thread_that_looked_before_a_refusal_does_not_undo_it():
+def test_a_stale_snapshot_does_not_undo_a_refusal():
     clock = ManualClock(START)
     gate = Gate(providers(1000), MemoryStore(clock=clock), timeout=0)
     answer(gate)
     account = gate.account_of(CALL)
-    look, looked, refused = account.pressure.look, threading.Event(), threading.Event()
+    snapshot, peeked, refused = account.shared_capacity.snapshot, threading.Event(), threading.Event()
 
-    def slow_look(resource):
-        found = look(resource)
+    def slow_snapshot(resource):
+        found = snapshot(resource)
         if threading.current_thread() is thread:
-            looked.set()
+            peeked.set()
             refused.wait(0.2)  # it never is within that time, unless somebody did not wait for this thread
         return found
 
-    account.pressure.look = slow_look
+    account.shared_capacity.snapshot = slow_snapshot
     thread = threading.Thread(target=account.refresh)
     thread.start()
-    looked.wait()
+    peeked.wait()
     answer(gate, 429, [("Retry-After", "3600")])
     refused.set()
     thread.join()
@@ -149,7 +149,7 @@ class Slow(MemoryStore):
         return self.apply(verb, asks, *rest)
 
 
-async def test_a_request_that_is_refused_while_it_is_charged_anew_costs_nothing():
+async def test_a_request_refused_while_it_is_recharged_costs_nothing():
     clock, hang = ManualClock(START), asyncio.Event()
     store, known = Slow(clock=clock), providers(4)
     store.until = asyncio.Event()
@@ -162,14 +162,14 @@ async def test_a_request_that_is_refused_while_it_is_charged_anew_costs_nothing(
     async def quick(_provider):
         return reply()
 
-    tasks = [asyncio.create_task(gate.run(gate.passing(CALL, refused)))]
+    tasks = [asyncio.create_task(gate.run(gate.send_flow(CALL, refused)))]
     await settle()
     clock.advance(61)
-    tasks.append(asyncio.create_task(gate.run(gate.passing(CALL, quick))))
+    tasks.append(asyncio.create_task(gate.run(gate.send_flow(CALL, quick))))
     await settle()
     hang.set()
-    assert (await tasks[0]).answer == 429
+    assert (await tasks[0]).response == 429
     store.until.set()
-    assert (await tasks[1]).answer == 200
+    assert (await tasks[1]).response == 200
     assert used(store, known) == [1]
     await gate.close()

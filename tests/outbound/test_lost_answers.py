@@ -15,7 +15,7 @@ SLOTS = {"concurrency": {"limit": 1, "lease": "10m"}}
 
 @pytest.mark.parametrize(("status", "capacity"), [(200, 10), (429, 5), (503, 5)])
 @pytest.mark.parametrize("headers", [(), (("X-RateLimit-Limit", "10"), ("X-RateLimit-Remaining", "0"))])
-def test_the_answer_comes_through_though_the_store_is_lost_meanwhile(status, capacity, headers):
+def test_a_response_is_returned_during_a_store_outage(status, capacity, headers):
     clock = ManualClock(START)
     store, known = Failing(clock=clock), limited("10/1m", **SLOTS)
     gate = Gate(known, store)
@@ -25,16 +25,16 @@ def test_the_answer_comes_through_though_the_store_is_lost_meanwhile(status, cap
         clock.advance(1)
         return reply(status, headers)
 
-    passed = gate.run(gate.passing(CALL, send))
-    assert passed.answer == status
+    result = gate.run(gate.send_flow(CALL, send))
+    assert result.response == status
     assert gate.capacities() == {"x.example": capacity}
     store.fail = False
-    gate.run(passed.tail.settling(None))
+    gate.run(result.settlement.settle_flow(None))
     assert used(store, known)[1] == 0
     gate.close()
 
 
-async def test_a_task_cancelled_with_its_answer_at_hand_lets_go_of_everything():
+async def test_a_task_cancelled_after_its_response_releases_everything():
     clock = ManualClock(START)
     store, known, closed = Waiting(clock=clock), limited("10/1m", **SLOTS), []
     gate = AsyncGate(known, store)
@@ -47,7 +47,7 @@ async def test_a_task_cancelled_with_its_answer_at_hand_lets_go_of_everything():
         clock.advance(1)
         return reply(close=close)
 
-    task = asyncio.create_task(gate.run(gate.passing(CALL, send)))
+    task = asyncio.create_task(gate.run(gate.send_flow(CALL, send)))
     await settle()
     task.cancel()
     await settle()
@@ -59,7 +59,7 @@ async def test_a_task_cancelled_with_its_answer_at_hand_lets_go_of_everything():
     await gate.close()
 
 
-async def test_a_permit_of_a_task_cancelled_before_sending_comes_back():
+async def test_a_task_cancelled_before_sending_returns_its_permit():
     store, known = Waiting(clock=ManualClock(START)), limited("10/1m", **SLOTS)
     gate = AsyncGate(known, store)
     store.blocked, store.until = "capacity:", asyncio.Event()
@@ -67,7 +67,7 @@ async def test_a_permit_of_a_task_cancelled_before_sending_comes_back():
     async def send(_provider):
         raise AssertionError
 
-    task = asyncio.create_task(gate.run(gate.passing(CALL, send)))
+    task = asyncio.create_task(gate.run(gate.send_flow(CALL, send)))
     await settle()
     assert used(store, known) == [1, 1]
     task.cancel()
@@ -77,7 +77,7 @@ async def test_a_permit_of_a_task_cancelled_before_sending_comes_back():
     await gate.close()
 
 
-async def test_a_request_under_way_stays_known_when_it_cannot_be_charged_anew():
+async def test_a_request_in_flight_stays_tracked_when_it_cannot_be_recharged():
     clock = ManualClock(START)
     store, known, hang = Unwilling(clock=clock), providers(2), asyncio.Event()
     gate = AsyncGate(known, store, timeout=0)
@@ -89,15 +89,15 @@ async def test_a_request_under_way_stays_known_when_it_cannot_be_charged_anew():
     async def quick(_provider):
         return reply()
 
-    late = asyncio.create_task(gate.run(gate.passing(CALL, slow)))
+    late = asyncio.create_task(gate.run(gate.send_flow(CALL, slow)))
     await settle()
     clock.advance(61)
     store.unwilling = True
     with pytest.raises(StoreUnavailable):
-        await gate.run(gate.passing(CALL, quick))
+        await gate.run(gate.send_flow(CALL, quick))
     assert used(store, known) == [0]
     store.unwilling = False
-    await gate.run(gate.passing(CALL, quick))
+    await gate.run(gate.send_flow(CALL, quick))
     assert used(store, known) == [2]
     hang.set()
     await late

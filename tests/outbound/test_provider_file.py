@@ -11,7 +11,7 @@ from tidegate.outbound.providers.file import read_provider
 BAD_PROVIDERS = sorted((Path(__file__).parent / "bad_providers").glob("*.yaml"))
 
 
-def test_the_documents_files(tmp_path):
+def test_the_provider_files_of_the_specification(tmp_path):
     (tmp_path / "fmp.yaml").write_text(
         "# fmp.yaml\ndomain: financialmodelingprep.com\nlimit: 300\nperiod: 1m\napi_key: your_fmp_api_key_here\n"
     )
@@ -31,12 +31,12 @@ def test_the_documents_files(tmp_path):
 
 
 @pytest.mark.parametrize(("period", "seconds"), [("30s", 30), ("5m", 300), ("6h", 21_600), ("1d", 86_400)])
-def test_the_documents_periods(period, seconds):
+def test_the_periods_of_the_specification(period, seconds):
     provider = read_provider({"domain": "a.test", "limit": 1, "period": period})
     assert provider.limits[0].length == seconds * 1_000_000
 
 
-def test_everything_a_provider_may_need():
+def test_all_fields_of_a_provider():
     provider = read_provider(
         {
             "domain": "API.OpenAI.com",
@@ -66,7 +66,7 @@ def test_everything_a_provider_may_need():
         Limit(7500, "month", "calendar_window"),
         Limit(5, "10m", "concurrency", unit="concurrent-requests", name="concurrency"),
     )
-    assert provider.key_place == KeyLocation("header", "Authorization", "Bearer ")
+    assert provider.key_location == KeyLocation("header", "Authorization", "Bearer ")
     assert (provider.per, provider.learn, provider.retries) == (("credential", "path"), "off", Retries(3, 30.0))
     assert provider.policy.on_store_error == "local"
     batch = provider.endpoint("/v1/batch/7/items", "POST")
@@ -92,7 +92,7 @@ def test_everything_a_provider_may_need():
         ({"concurrency": 5}, "concurrency"),
     ],
 )
-def test_how_a_limit_is_counted(limits, algorithm):
+def test_the_algorithm_of_a_limit(limits, algorithm):
     assert read_provider({"domain": "a.test", **limits}).limits[0].algorithm == algorithm
 
 
@@ -100,11 +100,11 @@ def test_the_key_may_go_into_the_query():
     provider = read_provider(
         {"domain": "a.test", "limit": 1, "period": "1m", "api_key": "k", "key": {"query": "apikey"}}
     )
-    assert provider.key_place == KeyLocation("query", "apikey")
+    assert provider.key_location == KeyLocation("query", "apikey")
 
 
 @pytest.mark.parametrize("path", BAD_PROVIDERS, ids=lambda path: path.stem)
-def test_each_mistake_is_refused_where_it_stands(path):
+def test_each_bad_file_is_refused_with_line_and_message(path):
     """The first line of a file says which message its mistake must give: `# LINE: the message`."""
     line, _, message = path.read_text().splitlines()[0].removeprefix("# ").partition(": ")
     with pytest.raises(ConfigError) as error:
@@ -112,7 +112,7 @@ def test_each_mistake_is_refused_where_it_stands(path):
     assert str(error.value) == f"{path}:{line}: {message}"
 
 
-def test_there_is_a_museum():
+def test_the_bad_files_are_found():
     assert len(BAD_PROVIDERS) >= 15
 
 

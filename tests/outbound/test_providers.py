@@ -20,7 +20,7 @@ def call(url):
     return OutboundRequest("GET", url, {}.get, lambda: None, True, lambda _error: False)
 
 
-def test_files_and_directories_are_mixed(tmp_path):
+def test_files_and_directories_can_be_combined(tmp_path):
     folder = tmp_path / "providers"
     folder.mkdir()
     write(folder, "b.yml", "b.test")
@@ -39,7 +39,7 @@ def test_two_files_for_one_domain_are_refused_with_both_names(tmp_path):
     with pytest.raises(ConfigError) as error:
         Providers.load(files=[first], directories=[tmp_path])
     assert str(first) in str(error.value)
-    assert "two providers with the domain 'a.test'" in str(error.value)
+    assert "two providers have the domain 'a.test'" in str(error.value)
     with pytest.raises(ConfigError) as error:
         Providers.load(files=[first, second])
     assert str(error.value).startswith(f"{second} and {first}: ")
@@ -74,7 +74,7 @@ def test_a_key_that_others_can_read_is_warned_about_or_refused(tmp_path, caplog,
     assert not caplog.text
 
 
-def test_a_file_without_a_key_or_for_the_owner_alone_is_fine(tmp_path, caplog):
+def test_a_private_file_or_one_without_a_key_is_accepted(tmp_path, caplog):
     open_one, own = write(tmp_path, "a.yaml"), write(tmp_path, "b.yaml", "b.test", more="api_key: hunter2\n")
     open_one.chmod(0o644)
     Providers.load(files=[open_one, own], permissions="refuse")
@@ -83,7 +83,7 @@ def test_a_file_without_a_key_or_for_the_owner_alone_is_fine(tmp_path, caplog):
         Providers.load(permissions="no")
 
 
-def test_a_changed_file_is_taken_over(tmp_path, caplog):
+def test_a_changed_file_is_loaded(tmp_path, caplog):
     caplog.set_level(logging.INFO)
     path = write(tmp_path, "a.yaml", more="api_key: old-key\n")
     known = Providers.load(directories=[tmp_path])
@@ -99,14 +99,14 @@ def test_a_changed_file_is_taken_over(tmp_path, caplog):
     assert "key" not in caplog.text
 
 
-def test_a_bad_file_leaves_the_old_in_force(tmp_path, caplog):
+def test_an_invalid_file_leaves_the_previous_version_in_force(tmp_path, caplog):
     path = write(tmp_path, "a.yaml", limit=5)
     known = Providers.load(directories=[tmp_path])
     path.write_text("domain: a.test\nlimit: none\nperiod: 1m\n")
     assert known.reload() == ()
     assert known.match("https://a.test").limits[0].quota == 5
     assert known.problems == (f"{path}:2: limit: expected a whole number from 1, not none",)
-    assert "the old one stays in force" in caplog.text
+    assert "the previous version stays in force" in caplog.text
     caplog.clear()
     known.reload()
     assert not caplog.text  # said once for each state of the file
@@ -116,7 +116,7 @@ def test_a_bad_file_leaves_the_old_in_force(tmp_path, caplog):
     assert known.problems == ()
 
 
-def test_a_conflict_that_comes_later_leaves_the_old_in_force(tmp_path):
+def test_a_later_conflict_leaves_the_previous_version_in_force(tmp_path):
     write(tmp_path, "a.yaml", limit=5)
     known = Providers.load(directories=[tmp_path])
     write(tmp_path, "b.yaml", limit=9)
@@ -125,7 +125,7 @@ def test_a_conflict_that_comes_later_leaves_the_old_in_force(tmp_path):
     assert "b.yaml and" in known.problems[0]
 
 
-def test_a_directory_that_is_gone_for_a_moment_loses_nothing(tmp_path):
+def test_a_directory_missing_for_a_moment_keeps_its_providers(tmp_path):
     folder = tmp_path / "providers"
     folder.mkdir()
     write(folder, "a.yaml")
@@ -139,18 +139,18 @@ def test_a_directory_that_is_gone_for_a_moment_loses_nothing(tmp_path):
     assert len(known) == 1
 
 
-def test_a_running_gate_follows_its_files_and_keeps_what_was_used(tmp_path):
+def test_a_running_gate_reloads_files_and_keeps_usage(tmp_path):
     """A changed limit, or a rotated key, gives nothing back."""
     write(tmp_path, "a.yaml", limit=5, more="api_key: old\n")
     clock = ManualClock(1_728_000_000)
     gate = Gate(Providers.load(directories=[tmp_path]), clock=clock, timeout=0, reload=5)
     for _ in range(3):
-        gate.run(gate.passing(call("https://a.test/"), lambda _provider: _reply()))
+        gate.run(gate.send_flow(call("https://a.test/"), lambda _provider: _reply()))
     write(tmp_path, "a.yaml", limit=4, more="api_key: newer\n")
     clock.advance(5)
-    gate.run(gate.passing(call("https://a.test/"), lambda _provider: _reply()))
+    gate.run(gate.send_flow(call("https://a.test/"), lambda _provider: _reply()))
     with pytest.raises(Denied, match=r"provider a: 'a\.test' got no permit"):
-        gate.run(gate.passing(call("https://a.test/"), lambda _provider: _reply()))
+        gate.run(gate.send_flow(call("https://a.test/"), lambda _provider: _reply()))
     gate.close()
 
 

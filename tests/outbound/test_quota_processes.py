@@ -85,7 +85,7 @@ async def test_in_virtual_time_at_least_97_percent_are_used():
 
     async def work(gate):
         while clock.now() < 1_728_000_000 + 600:
-            await gate.run(gate.passing(call, send))
+            await gate.run(gate.send_flow(call, send))
 
     tasks = [asyncio.create_task(work(gate)) for gate in gates for _ in range(8)]
     while clock.now() < 1_728_000_000 + 700:

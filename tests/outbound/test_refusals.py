@@ -13,46 +13,46 @@ def refusals():
     return Refusals(Limit(90, "1m", "sliding_log"), INTERVAL)
 
 
-def test_capacity_falls_to_what_was_let_through_but_by_half_at_most():
+def test_capacity_is_reduced_to_the_accepted_usage_but_at_most_by_half():
     each = refusals()
-    assert each.refused(MINUTE, MINUTE, 90, 30, None).value == 45
-    assert each.refused(MINUTE + 1, MINUTE, 45, 30, None).value == 45  # of the same moment
-    assert each.refused(2 * MINUTE, 2 * MINUTE, 45, 30, None).value == 30
-    assert each.refused(3 * MINUTE, 3 * MINUTE, 31, 40, None).value == 30  # at least one fewer than it was
-    assert each.refused(3 * MINUTE + 1, 3 * MINUTE, 30, 40, None).value == 30
+    assert each.record(MINUTE, MINUTE, 90, 30, None).value == 45
+    assert each.record(MINUTE + 1, MINUTE, 45, 30, None).value == 45  # of the same moment
+    assert each.record(2 * MINUTE, 2 * MINUTE, 45, 30, None).value == 30
+    assert each.record(3 * MINUTE, 3 * MINUTE, 31, 40, None).value == 30  # at least one fewer than it was
+    assert each.record(3 * MINUTE + 1, 3 * MINUTE, 30, 40, None).value == 30
 
 
 @pytest.mark.parametrize("late", [0, 1_000_000])
-def test_a_level_is_held_longer_each_time_by_all_who_hear_of_it(late):
+def test_a_level_is_held_longer_each_time_by_all_processes(late):
     mine, other = refusals(), refusals()
     now, held = 0, []
     for _ in range(6):
-        mine.refused(now, now, 31, 30, None)
-        other.heard(now + late, now, 31 if late else 30, 30)  # a bus may have lowered the capacity before
-        steps = next(i for i in range(20) if mine.held(now + i * INTERVAL, 31) is None)
-        assert steps == next(i for i in range(20) if other.held(now + late + i * INTERVAL, 31) is None)
+        mine.record(now, now, 31, 30, None)
+        other.record_remote(now + late, now, 31 if late else 30, 30)  # a bus may have lowered the capacity before
+        steps = next(i for i in range(20) if mine.held_level(now + i * INTERVAL, 31) is None)
+        assert steps == next(i for i in range(20) if other.held_level(now + late + i * INTERVAL, 31) is None)
         held.append(steps)
         now += 20 * INTERVAL
     assert held == [0, 1, 2, 4, 8, 8]
 
 
-def test_what_is_heard_of_a_higher_level_changes_nothing():
+def test_a_received_higher_level_changes_nothing():
     each = refusals()
     for now in range(0, 3 * INTERVAL, INTERVAL):
-        each.refused(now, now, 31, 30, None)
-    assert each.held(3 * INTERVAL, 31) == 30
-    each.heard(3 * INTERVAL, 3 * INTERVAL, 30, 60)
-    assert each.held(3 * INTERVAL, 31) == 30
+        each.record(now, now, 31, 30, None)
+    assert each.held_level(3 * INTERVAL, 31) == 30
+    each.record_remote(3 * INTERVAL, 3 * INTERVAL, 30, 60)
+    assert each.held_level(3 * INTERVAL, 31) == 30
 
 
-def test_pauses_double_up_to_a_period_and_answers_to_what_was_sent_before_count_once():
+def test_pauses_double_up_to_a_period_and_earlier_requests_count_once():
     each = refusals()
     now, pauses = 0, []
     for _ in range(8):
-        pauses.append(each.refused(now, now, 90, 90, None).pause)
-        assert each.refused(now + 1, now - 1, 90, 90, None).pause == 0
+        pauses.append(each.record(now, now, 90, 90, None).pause)
+        assert each.record(now + 1, now - 1, 90, 90, None).pause == 0
         now += pauses[-1]
     assert pauses == [1_000_000 << min(i, 6) if i < 6 else MINUTE for i in range(8)]
-    each.worked()
-    assert each.refused(now, now, 90, 90, None).pause == 1_000_000
-    assert each.refused(now, now, 90, 90, 7.5).pause == 7_500_000
+    each.record_success()
+    assert each.record(now, now, 90, 90, None).pause == 1_000_000
+    assert each.record(now, now, 90, 90, 7.5).pause == 7_500_000

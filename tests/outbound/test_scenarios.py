@@ -26,7 +26,9 @@ class Sources:
     def ask(self, url=URL):
         """Tell whether a request was approved."""
         try:
-            self.gate.run(self.gate.passing(call(url), lambda _provider: ProviderResponse(200, (), lambda: None, None)))
+            self.gate.run(
+                self.gate.send_flow(call(url), lambda _provider: ProviderResponse(200, (), lambda: None, None))
+            )
         except Denied:
             return False
         return True
@@ -67,7 +69,7 @@ def test_scenario_3_the_window_resets_when_its_period_is_over(algorithm):
     sources.gate.close()
 
 
-def test_scenario_3_as_the_document_counts_the_whole_window_is_fresh_at_once():
+def test_scenario_3_with_fixed_windows_the_whole_quota_is_available_at_once():
     """With `fixed_window`, what was used late is forgotten with its window; by default it counts for a period."""
     sources = {name: Sources({**FMP, "limit": 2, "algorithm": name}) for name in ("fixed_window", "sliding_log")}
     fresh = {}

@@ -31,7 +31,7 @@ def file(tmp_path):
 
 @pytest.mark.parametrize("place", ["key: {header: Authorization, prefix: Bearer}\n", "key: {query: apikey}\n"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_key_is_nowhere_but_in_the_request(kind, place, file, tmp_path, caplog):
+def test_the_key_appears_only_in_the_request(kind, place, file, tmp_path, caplog):
     """In no database, log (all libraries' at their loudest), error, traceback or answer."""
     file.write_text(file.read_text() + place)
     caplog.set_level(logging.DEBUG)
@@ -58,7 +58,7 @@ def test_the_key_is_nowhere_but_in_the_request(kind, place, file, tmp_path, capl
     assert "Denied" in seen.getvalue()
 
 
-def test_no_way_to_show_a_provider_shows_its_key(file):
+def test_no_representation_of_a_provider_shows_its_key(file):
     provider = next(iter(Providers.load(files=[file])))
     gate = Gate(Providers.load(files=[file]))
     shown = [repr(provider), str(provider), f"{provider}", pprint.pformat(provider), repr(provider.api_key),
@@ -72,7 +72,7 @@ def test_no_way_to_show_a_provider_shows_its_key(file):
     gate.close()
 
 
-def test_a_secret_compares_and_hashes_without_telling():
+def test_a_secret_compares_and_hashes_without_revealing_itself():
     one, same, other = Secret("abc"), Secret("abc"), Secret("abd")
     assert one == same
     assert one != other
@@ -83,7 +83,7 @@ def test_a_secret_compares_and_hashes_without_telling():
     assert not hasattr(one, "__dict__")
 
 
-def test_credentials_are_told_apart_by_a_fingerprint_alone(file, tmp_path):
+def test_credentials_are_distinguished_by_a_fingerprint(file, tmp_path):
     known = Providers.load(files=[file])
     with QuotaServer() as server:
         for name in ("ann-credential", "bob-credential"):

@@ -34,8 +34,8 @@ def providers(limit=10, **more):
 
 def answer(gate, status=200, headers=()):
     return gate.run(
-        gate.passing(CALL, lambda _provider: ProviderResponse(status, headers, lambda: None, status))
-    ).answer
+        gate.send_flow(CALL, lambda _provider: ProviderResponse(status, headers, lambda: None, status))
+    ).response
 
 
 # ---- over a bus ------------------------------------------------------------------------------------------------------
@@ -124,7 +124,7 @@ def _denied(gate):
     return False
 
 
-async def test_gates_on_one_store_find_a_stricter_limit_together():
+async def test_gates_on_one_store_detect_a_stricter_limit_together():
     """Four of them, a provider that allows a third: each alone would be refused nearly twice as often."""
     clock = ManualClock(START)
     store = MemoryStore(clock=clock)
@@ -143,7 +143,7 @@ async def test_gates_on_one_store_find_a_stricter_limit_together():
 
     async def work(gate):
         while clock.now() < START + 20 * 60:
-            await gate.run(gate.passing(CALL, send))
+            await gate.run(gate.send_flow(CALL, send))
 
     tasks = [asyncio.create_task(work(gate)) for gate in gates for _ in range(3)]
     while not all(task.done() for task in tasks):
@@ -168,7 +168,7 @@ def boards(count, clock):
     return [SharedNotices("x.example", "x.example", store.apply, 60_000_000) for _ in range(count)]
 
 
-def test_a_store_that_cannot_be_asked_tells_nothing():
+def test_an_unavailable_store_has_no_notices():
     store = MemoryStore(clock=ManualClock(START))
     lost = False
 
@@ -177,47 +177,47 @@ def test_a_store_that_cannot_be_asked_tells_nothing():
             raise StoreUnavailable("away")
         return store.apply(*args)
 
-    board = SharedNotices("x.example", "x.example", apply, 60_000_000)
-    take(board.looking())
+    notices = SharedNotices("x.example", "x.example", apply, 60_000_000)
+    take(notices.read_flow())
     lost = True
-    assert take(board.looking()) is None
-    assert take(board.writing(Notice(30, 0))) is None
+    assert take(notices.read_flow()) is None
+    assert take(notices.write_flow(Notice(30, 0))) is None
     lost = False
-    assert take(board.looking()) is None  # so nothing was written
+    assert take(notices.read_flow()) is None  # so nothing was written
 
 
-def test_a_notice_is_read_once_by_everybody_else():
+def test_a_notice_is_read_once_by_each_other_process():
     clock = ManualClock(START)
     mine, *others = boards(3, clock)
-    assert take(mine.looking()) is None
-    assert take(mine.writing(Notice(30, 5_000_000))) is None
+    assert take(mine.read_flow()) is None
+    assert take(mine.write_flow(Notice(30, 5_000_000))) is None
     clock.advance(2)
     for other in others:
-        assert take(other.looking()) == (Notice(30, 5_000_000), 2_000_000)
-        assert take(other.looking()) is None
-    assert take(mine.looking()) is None
+        assert take(other.read_flow()) == (Notice(30, 5_000_000), 2_000_000)
+        assert take(other.read_flow()) is None
+    assert take(mine.read_flow()) is None
 
 
-def test_of_two_notices_at_once_one_is_left_and_told():
+def test_of_two_concurrent_notices_one_is_written_and_returned():
     clock = ManualClock(START)
     mine, other = boards(2, clock)
-    take(mine.looking())
-    take(other.looking())
-    assert take(mine.writing(Notice(30, 0))) is None
-    assert take(other.writing(Notice(40, 9))) == (Notice(30, 0), 0)
-    assert take(other.writing(Notice(20, 0))) is None
-    assert take(mine.looking()) == (Notice(20, 0), 0)
+    take(mine.read_flow())
+    take(other.read_flow())
+    assert take(mine.write_flow(Notice(30, 0))) is None
+    assert take(other.write_flow(Notice(40, 9))) == (Notice(30, 0), 0)
+    assert take(other.write_flow(Notice(20, 0))) is None
+    assert take(mine.read_flow()) == (Notice(20, 0), 0)
 
 
-def test_a_notice_that_cannot_be_written_down_is_left_out():
+def test_a_notice_that_cannot_be_encoded_is_skipped():
     mine, other = boards(2, ManualClock(START))
-    assert take(mine.writing(Notice(30, 0))) is None  # without a look: the store could not be asked
-    take(mine.looking())
-    assert take(mine.writing(Notice(2**31, 0))) is None
-    assert take(other.looking()) is None
+    assert take(mine.write_flow(Notice(30, 0))) is None  # without a look: the store could not be asked
+    take(mine.read_flow())
+    assert take(mine.write_flow(Notice(2**31, 0))) is None
+    assert take(other.read_flow()) is None
 
 
-def test_a_store_whose_clock_is_set_back_still_tells_of_a_pause():
+def test_a_store_clock_set_back_keeps_the_pause():
     clock = ManualClock(START)
     store = MemoryStore(clock=clock)
     mine, other = (Gate(providers(1000), store, timeout=0) for _ in range(2))
@@ -238,17 +238,17 @@ def test_a_store_whose_clock_is_set_back_still_tells_of_a_pause():
         gate.close()
 
 
-def test_a_day_that_ends_between_look_and_notice_does_no_harm():
+def test_counters_that_expire_between_read_and_write_are_handled():
     """The counters began anew, so what is left is nonsense, and so old that nobody minds."""
     clock = ManualClock(START)
     mine, other = boards(2, clock)
-    take(mine.looking())
-    take(mine.writing(Notice(30, 0)))
+    take(mine.read_flow())
+    take(mine.write_flow(Notice(30, 0)))
     clock.advance(86_399)
-    take(mine.looking())
+    take(mine.read_flow())
     clock.advance(2)
-    take(mine.writing(Notice(40, 0)))
-    news = take(other.looking())
+    take(mine.write_flow(Notice(40, 0)))
+    news = take(other.read_flow())
     assert news.age > 10**15
     assert news.notice.pause <= 86_400_000_000
 
@@ -257,11 +257,11 @@ steps = st.tuples(st.sampled_from(("look", "write", "wait")), st.integers(0, 2),
 
 
 @given(st.lists(steps, max_size=30))
-def test_whatever_the_order_everybody_ends_with_the_last_notice(plan):
+def test_all_processes_converge_to_the_last_notice(plan):
     clock = ManualClock(START)
     everybody = boards(3, clock)
-    for board in everybody:
-        assert take(board.looking()) is None
+    for notices in everybody:
+        assert take(notices.read_flow()) is None
     known = [None] * 3  # by each: the notice it knows of
     fresh = [True] * 3  # whether nobody has written since its last look
     last = None
@@ -269,15 +269,15 @@ def test_whatever_the_order_everybody_ends_with_the_last_notice(plan):
         if what == "wait":
             clock.advance(pause / 10)
         elif what == "look":
-            news = take(everybody[who].looking())
+            news = take(everybody[who].read_flow())
             known[who], fresh[who] = news.notice.value if news else known[who], True
             assert known[who] == last
         else:
-            news = take(everybody[who].writing(Notice(value, pause)))
+            news = take(everybody[who].write_flow(Notice(value, pause)))
             assert (news is None) == fresh[who]
             if news is None:
                 last, fresh = value, [False] * 3
             known[who], fresh[who] = last, True
-    for board, value in zip(everybody, known, strict=True):
-        news = take(board.looking())
+    for notices, value in zip(everybody, known, strict=True):
+        news = take(notices.read_flow())
         assert (news.notice.value if news else value) == last

@@ -42,7 +42,7 @@ ANTHROPIC_STREAM = events(
 
 
 @pytest.mark.parametrize("body", [OPENAI, RESPONSES, ANTHROPIC], ids=["openai", "responses", "anthropic"])
-def test_the_usage_of_a_whole_answer(body):
+def test_the_usage_of_a_whole_response(body):
     assert usage(json.dumps(body).encode()) == UNITS
 
 
@@ -50,7 +50,7 @@ def test_the_usage_of_a_whole_answer(body):
     "stream", [OPENAI_STREAM, RESPONSES_STREAM, ANTHROPIC_STREAM, json.dumps(OPENAI, indent=1).encode()]
 )
 @given(cuts=st.lists(st.integers(0, 700), max_size=8))
-def test_the_usage_of_an_answer_in_whatever_pieces(stream, cuts):
+def test_the_usage_of_a_response_split_anywhere(stream, cuts):
     reader = UsageReader()
     places = [0, *sorted(cuts), len(stream)]
     for start, end in pairwise(min(place, len(stream)) for place in places):
@@ -58,7 +58,7 @@ def test_the_usage_of_an_answer_in_whatever_pieces(stream, cuts):
     assert reader.result() == UNITS
 
 
-def test_the_usage_of_a_compressed_answer():
+def test_the_usage_of_a_compressed_response():
     reader = UsageReader("gzip")
     packed = gzip.compress(ANTHROPIC_STREAM)
     for i in range(0, len(packed), 7):
@@ -72,14 +72,14 @@ def test_the_usage_of_a_compressed_answer():
      b'{"usage": {"total_tokens": "many"}}', b'{"usage": {"total_tokens": true}}', b"[" * 100_000, b"\xff\xfe",
      b'data: {"usage": 7}\n\n', b'{"usage": {"total_tokens": 1e400}}'],
 )  # fmt: skip
-def test_what_is_no_usage_is_none(body):
+def test_a_body_without_usage_returns_none(body):
     assert usage(body) is None
     reader = UsageReader()
     reader.feed(body)
     assert reader.result() is None
 
 
-def test_what_is_not_understood_is_no_usage():
+def test_an_unknown_format_has_no_usage():
     for coding in ("br", "gzip"):
         reader = UsageReader(coding)
         reader.feed(json.dumps(OPENAI).encode())
@@ -91,11 +91,11 @@ def test_what_is_not_understood_is_no_usage():
     [({"max_tokens": 50}, 50), ({"max_completion_tokens": 60, "max_tokens": 1}, 60), ({"max_output_tokens": 70}, 70),
      ({}, 1000), ({"max_tokens": "x"}, 1000), ({"max_tokens": None}, 1000)],
 )  # fmt: skip
-def test_an_estimate_is_the_request_and_the_longest_answer(said, most):
+def test_an_estimate_is_the_request_plus_the_maximum_response(said, most):
     body = json.dumps(said).encode()
     asked = -(-len(body) // 4)
     assert estimate(body) == {"tokens": asked + most, "input-tokens": asked, "output-tokens": most}
 
 
-def test_an_estimate_of_nothing():
+def test_the_estimate_of_an_empty_request():
     assert estimate(None) == {"tokens": 1000, "input-tokens": 0, "output-tokens": 1000}

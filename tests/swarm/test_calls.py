@@ -21,7 +21,7 @@ def limiter(clock):
         yield limiter
 
 
-def test_a_block(limiter):
+def test_limited_as_a_block(limiter):
     with limiter.limited("search") as decision:
         assert decision.allowed
         assert limiter.get_capacity("search") == Capacity("search", 1, 2, 60.0, 1)
@@ -31,7 +31,7 @@ def test_a_block(limiter):
     assert limiter.get_capacity("search") == Capacity("search", 1, 2, 60.0, 0), "or at once, if asked for"
 
 
-def test_a_decorator(limiter, clock):
+def test_limited_as_a_decorator(limiter, clock):
     @limiter.limited(lambda tool, **_: tool, timeout=5, cost=lambda tool, pages: pages)
     def search(tool, pages):
         """Search."""
@@ -44,7 +44,7 @@ def test_a_decorator(limiter, clock):
     assert clock.now() == START + 5
 
 
-def test_errors_pass_and_are_no_announcement(limiter):
+def test_other_errors_are_raised_and_not_announced(limiter):
     with pytest.raises(ZeroDivisionError), limiter.limited("search"):
         raise ZeroDivisionError
     assert limiter.get_capacity("search") == Capacity("search", 1, 2, 60.0, 0)
@@ -74,7 +74,7 @@ class OwnError(Exception):
 
 @pytest.mark.parametrize("make", [http_error, requests_error, OwnError])
 @pytest.mark.parametrize(
-    ("status", "headers", "told"),
+    ("status", "headers", "received"),
     [
         (429, {}, ("received 429 response", None)),
         (429, {"retry-after": "12"}, ("received 429 response", 12.0)),
@@ -86,11 +86,11 @@ class OwnError(Exception):
         (404, {}, None),
     ],
 )
-def test_what_an_exception_says(make, status, headers, told):
-    assert refusal_of(make(status, **headers), START) == told
+def test_refusals_are_read_from_exceptions(make, status, headers, received):
+    assert refusal_of(make(status, **headers), START) == received
 
 
-def test_exceptions_that_say_nothing():
+def test_other_exceptions_are_not_refusals():
     for error in (None, ValueError("x"), OSError(429, "x"), Weird()):
         assert refusal_of(error, START) is None
 
@@ -106,13 +106,13 @@ def test_a_429_is_announced(limiter, clock):
     assert (capacity.total, capacity.frozen_for, capacity.in_flight) == (1, 12.0, 0)
 
 
-def test_unless_that_is_off(limiter):
+def test_a_429_is_not_announced_with_announce_off(limiter):
     with pytest.raises(httpx.HTTPStatusError), limiter.limited("search", announce=False):
         raise http_error(429)
     assert limiter.get_capacity("search").total == 2
 
 
-async def test_blocks_and_decorators_of_tasks(clock):
+async def test_async_blocks_and_decorators(clock):
     async with AsyncMemoryLimiter(clock=clock) as limiter:
         await limiter.set_capacity("search", 2, 60)
 
@@ -134,11 +134,11 @@ async def test_blocks_and_decorators_of_tasks(clock):
             limiter.limited("search")(len)
 
 
-def test_mistakes_are_told(limiter):
+def test_invalid_uses_are_refused(limiter):
     async def coroutine():
         """Do nothing."""
 
     with pytest.raises(ConfigError, match="is a coroutine function"):
         limiter.limited("search")(coroutine)
-    with pytest.raises(ConfigError, match="use it as a decorator"), limiter.limited(lambda: "search"):
+    with pytest.raises(ConfigError, match="as a decorator"), limiter.limited(lambda: "search"):
         pass

@@ -7,14 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidegate import ConfigError
-from tidegate.adaptive import CapacityState, RecoverySettings, read_terms
-from tidegate.adaptive.capacity import LONGEST_FREEZE, MAX_REDUCTIONS
+from tidegate.adaptive import CapacityState, RecoverySettings, read_recovery_settings
+from tidegate.adaptive.capacity import MAX_FREEZE, MAX_REDUCTIONS
 from tidegate.core.bounds import MAX_INTEGER, SECOND
 
 TIMELINE = [50, 55, 60, 66, 72, 79, 86, 94, 100]
 
 
-def test_the_timeline_of_the_document():
+def test_the_timeline_of_the_specification():
     state = CapacityState(100).reduce(0, 1, "me")
     assert [state.current(30 * SECOND * step) for step in range(10)] == [*TIMELINE, 100]
     assert [state.current(30 * SECOND * step - 1) for step in range(1, 10)] == TIMELINE
@@ -24,7 +24,7 @@ def test_the_timeline_of_the_document():
     assert state.next_change(240 * SECOND) is None
 
 
-def test_nothing_reduced():
+def test_capacity_without_reductions():
     state = CapacityState(7)
     assert (state.current(0), state.next_change(0), state.frozen_until, state.epoch) == (7, None, None, 0)
     assert state.in_force(0) == []
@@ -32,7 +32,7 @@ def test_nothing_reduced():
 
 
 @pytest.mark.parametrize(
-    ("terms", "values"),
+    ("settings", "values"),
     [
         (RecoverySettings(), [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12]),
         (RecoverySettings(recover=Fraction(2)), [1, 2, 4, 8, 12, 12]),
@@ -40,18 +40,18 @@ def test_nothing_reduced():
         (RecoverySettings(interval=None), [1, 1, 1]),
     ],
 )
-def test_steps_of_recovery(terms, values):
-    state = CapacityState(12, terms).merge(0, 1, "peer", 1)
+def test_steps_of_recovery(settings, values):
+    state = CapacityState(12, settings).merge(0, 1, "peer", 1)
     assert [state.current(30 * SECOND * step) for step in range(len(values))] == values
 
 
-def test_factors_are_as_written():
+def test_factors_are_exact_fractions():
     """0.1 as a float is a little more than a tenth: of a large capacity, that is a permit."""
-    terms = read_terms(0.1, 1.1)
-    assert (terms.reduce, terms.recover) == (Fraction(1, 10), Fraction(11, 10))
-    assert terms.reduced(10**15) == 10**14
-    assert terms.recovered(10**15) == 11 * 10**14
-    assert read_terms(Fraction(1, 3)).reduced(10) == 3
+    settings = read_recovery_settings(0.1, 1.1)
+    assert (settings.reduce, settings.recover) == (Fraction(1, 10), Fraction(11, 10))
+    assert settings.reduced(10**15) == 10**14
+    assert settings.recovered(10**15) == 11 * 10**14
+    assert read_recovery_settings(Fraction(1, 3)).reduced(10) == 3
 
 
 @pytest.mark.parametrize(
@@ -62,14 +62,14 @@ def test_factors_are_as_written():
         ({"reduce_factor": float("nan")}, "reduce_factor: must be a number, not nan"),
         ({"reduce_factor": "half"}, "reduce_factor: must be a number, not 'half'"),
         ({"recovery_factor": 1.0}, "recovery_factor: must be greater than 1"),
-        ({"recovery_interval": 0}, "recovery_interval: must be more than nothing, not 0"),
+        ({"recovery_interval": 0}, "recovery_interval: must be greater than 0, not 0"),
         ({"recovery_interval": -1}, "recovery_interval: must be a number of seconds from 0, not -1"),
         ({"cooldown": "1s"}, "cooldown: must be a number of seconds from 0, not '1s'"),
     ],
 )
-def test_terms_that_make_no_sense(wrong, message):
+def test_invalid_settings_are_refused(wrong, message):
     with pytest.raises(ConfigError, match=message):
-        read_terms(**wrong)
+        read_recovery_settings(**wrong)
 
 
 def test_reductions_compound_down_to_one():
@@ -80,15 +80,15 @@ def test_reductions_compound_down_to_one():
     assert seen == [5, 2, 1, 1, 1, 1]
 
 
-def test_an_echo_within_the_cooldown_reduces_no_further():
-    state = CapacityState(100, read_terms(cooldown=2)).reduce(0, 1, "me")
+def test_a_duplicate_within_the_cooldown_does_not_reduce():
+    state = CapacityState(100, read_recovery_settings(cooldown=2)).reduce(0, 1, "me")
     assert state.reduce(2 * SECOND - 1, 2, "me").current(2 * SECOND) == 50
     assert state.reduce(2 * SECOND, 2, "me").current(2 * SECOND) == 25
     frozen = state.reduce(SECOND, 2, "me", retry_after=5 * SECOND)
     assert frozen.frozen_until == 6 * SECOND, "what it says of waiting counts all the same"
 
 
-def test_a_freeze_holds_recovery():
+def test_a_freeze_delays_recovery():
     state = CapacityState(100).reduce(0, 1, "me", retry_after=12 * SECOND)
     assert state.frozen_until == 12 * SECOND
     assert state.current(12 * SECOND + 30 * SECOND - 1) == 50
@@ -96,10 +96,10 @@ def test_a_freeze_holds_recovery():
     longer = state.merge(SECOND, 2, "peer", 50, retry_after=5 * SECOND)
     assert longer.frozen_until == 12 * SECOND, "a shorter one does not end a longer one"
     absurd = state.merge(SECOND, 2, "peer", 50, retry_after=10**15)
-    assert absurd.frozen_until == SECOND + LONGEST_FREEZE
+    assert absurd.frozen_until == SECOND + MAX_FREEZE
 
 
-def test_what_is_above_the_original_is_no_reduction():
+def test_a_value_above_the_original_is_not_a_reduction():
     state = CapacityState(100)
     assert state.merge(0, 1, "peer", 101) is state
     assert state.merge(0, 1, "peer", 100) is state
@@ -122,27 +122,27 @@ def test_a_stale_message_undoes_nothing():
     assert newer.merge(late, 5, "other", 60).current(late) == 100
 
 
-def test_an_age_counts():
+def test_the_age_of_a_message_counts():
     state = CapacityState(100).merge(100 * SECOND, 1, "peer", 50, age=60 * SECOND)
     assert state.current(100 * SECOND) == 60
     assert state.merge(100 * SECOND, 1, "peer", 50, age=-5) is state, "from the future is from now"
 
 
-def test_epochs_rise_above_all_heard_of_and_the_wall_clock():
+def test_epochs_exceed_all_received_and_the_wall_clock():
     state = CapacityState(100)
     assert state.next_epoch(1000) == 1000
     assert state.merge(0, 5000, "fast clock", 50).next_epoch(1000) == 5001
     assert state.merge(0, MAX_INTEGER, "broken", 50).next_epoch(1000) == MAX_INTEGER
 
 
-def test_begin_anew():
+def test_restart_ends_reductions():
     state = CapacityState(100).merge(0, 7, "peer", 50).restart(80)
     assert (state.current(0), state.reductions) == (80, ())
     assert state.merge(0, 7, "peer", 50) is state, "what was reduced before is settled"
     assert state.merge(0, 8, "peer", 50).current(0) == 50
 
 
-def test_bounded():
+def test_the_number_of_reductions_is_bounded():
     state = CapacityState(1000).merge(0, 1, "lowest", 3)
     for epoch in range(2, 200):
         state = state.merge(epoch, epoch, f"agent {epoch}", 500)
@@ -189,7 +189,7 @@ def oracle(messages, now, at):
 
 
 @given(st.lists(message, max_size=8), st.integers(0, 300), st.randoms())
-def test_any_order_any_number_of_times(messages, later, random):
+def test_merging_is_independent_of_order_and_repetition(messages, later, random):
     now = 1000
     state = shuffled = fresh()
     for epoch, agent, value, age, pause in messages:
@@ -205,7 +205,7 @@ def test_any_order_any_number_of_times(messages, later, random):
 
 
 @given(st.lists(st.tuples(st.integers(0, 60), message), max_size=10), st.integers(0, 200), st.data())
-def test_what_was_heard_before_changes_nothing_later(arrivals, later, data):
+def test_a_repeated_message_changes_nothing(arrivals, later, data):
     now, state = 1000, fresh()
     for passed, (epoch, agent, value, age, pause) in arrivals:
         now += passed
@@ -219,7 +219,7 @@ def test_what_was_heard_before_changes_nothing_later(arrivals, later, data):
 
 
 @given(st.lists(st.tuples(st.integers(0, 60), message), max_size=10))
-def test_between_changes_it_never_falls_and_changes_when_told(arrivals):
+def test_capacity_changes_only_at_next_change(arrivals):
     now, state = 1000, fresh()
     for passed, (epoch, agent, value, age, pause) in arrivals:
         now += passed

@@ -17,10 +17,10 @@ def test_five_agents_against_a_hidden_limit():
         done = subprocess.run(words, capture_output=True, text=True, timeout=100, check=False, cwd=ROOT)
     assert (done.returncode, done.stderr) == (0, "")
     *lines, last = done.stdout.splitlines()
-    told = json.loads(last)
-    assert told["agents"] == 5
-    assert told["served"] + told["refused"] == 150
-    assert told["refused"] > 0, "together they wanted more than there was"
+    received = json.loads(last)
+    assert received["agents"] == 5
+    assert received["served"] + received["refused"] == 150
+    assert received["refused"] > 0, "together they wanted more than there was"
     assert re.search(r"agent-\d: agent-\d says \d+", done.stdout), "and told each other"
     lowest = [int(line.rpartition(" ")[2]) for line in lines if "lowest" in line]
     assert len(lowest) == 5

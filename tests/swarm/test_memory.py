@@ -26,7 +26,7 @@ def test_a_new_resource_starts_full(face, limiter):
 
 
 @pytest.mark.parametrize("window", [60, 60.0, "1m", timedelta(minutes=1)])
-def test_windows(face, limiter, window):
+def test_forms_of_a_window(face, limiter, window):
     face.run(limiter.set_capacity("api", 60, window))
     assert face.run(limiter.get_capacity("api")).window == 60
 
@@ -122,7 +122,7 @@ def test_changing_the_window_keeps_what_is_available(face, limiter, clock):
 @pytest.mark.parametrize(
     ("capacity", "window"), [(0, 60), (-1, 60), (60, 0), (60, -1.5), (60, timedelta(0)), (0, timedelta(-1))]
 )
-def test_nothing_removes_the_resource(face, limiter, capacity, window):
+def test_zero_removes_the_resource(face, limiter, capacity, window):
     face.run(limiter.set_capacity("old-api", 1, 60))
     face.run(limiter.acquire("old-api"))
     face.run(limiter.set_capacity("old-api", capacity, window))
@@ -216,16 +216,16 @@ def test_close(face, limiter):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("", 1, 60), "resource: must be the name of a resource, not ''"),
-        ((None, 1, 60), "resource: must be the name of a resource, not None"),
-        (("api", 1.5, 60), "capacity: must be a whole number of permits per window, not 1.5"),
-        (("api", True, 60), "capacity: must be a whole number"),
+        (("", 1, 60), "resource: must be a non-empty string, not ''"),
+        ((None, 1, 60), "resource: must be a non-empty string, not None"),
+        (("api", 1.5, 60), "capacity: must be an integer number of permits per window, not 1.5"),
+        (("api", True, 60), "capacity: must be an integer"),
         (("api", 1, "soon"), "period"),
         (("api", 1, None), "a period is text"),
         (("api", 2**60, 60), "quota: must be a whole number"),
     ],
 )
-def test_capacities_that_make_no_sense(face, limiter, arguments, message):
+def test_invalid_capacities_are_refused(face, limiter, arguments, message):
     with pytest.raises(ConfigError, match=message):
         face.run(limiter.set_capacity(*arguments))
     assert face.run(limiter.get_capacity("api")) is None
@@ -273,7 +273,7 @@ def test_threads_that_wait_are_woken(end, error):
 
 
 @pytest.mark.parametrize("end", ["release", "more"])
-def test_threads_that_wait_get_what_becomes_free(end):
+def test_waiting_threads_get_freed_permits(end):
     limiter = MemoryLimiter()
     limiter.set_capacity("api", 1, 3600)
     limiter.acquire("api")

@@ -38,13 +38,21 @@ def test_agents_answer(swarm, hub, clock):
     watcher.close()
 
 
-def test_nonsense_is_ignored(swarm, hub):
+def test_malformed_answers_are_ignored(swarm, hub):
     watcher = Watcher(hub())
     for wrong in (b"", b"[]", b"{}", b'{"agent_id":"x","resources":[]}', b'{"agent_id":"x","resources":{"a":{}}}'):
         hub().publish(ANSWER_SUBJECT, wrong)
-    told = {"resource": "a", "available": "many", "total": 1, "window": 1, "in_flight": 0}
-    hub().publish(ANSWER_SUBJECT, json.dumps({"agent_id": "x", "resources": {"a": told}}).encode())
-    told = {"resource": "a", "available": 1, "total": 1, "window": 1, "in_flight": 0, "original": 1, "frozen_for": 0}
+    received = {"resource": "a", "available": "many", "total": 1, "window": 1, "in_flight": 0}
+    hub().publish(ANSWER_SUBJECT, json.dumps({"agent_id": "x", "resources": {"a": received}}).encode())
+    received = {
+        "resource": "a",
+        "available": 1,
+        "total": 1,
+        "window": 1,
+        "in_flight": 0,
+        "original": 1,
+        "frozen_for": 0,
+    }
     bad = {
         "total": 1e999,
         "window": float("nan"),
@@ -54,22 +62,24 @@ def test_nonsense_is_ignored(swarm, hub):
         "available": 2**60,
     }
     for name, value in bad.items():
-        hub().publish(ANSWER_SUBJECT, json.dumps({"agent_id": "x", "resources": {"a": {**told, name: value}}}).encode())
-    for wrong in ({"agent_id": "\ud800"}, {"agent_id": ""}, {"agent_id": 5}, {"resources": {"\ud800": told}}):
-        hub().publish(ANSWER_SUBJECT, json.dumps({"agent_id": "x", "resources": {"a": told}, **wrong}).encode())
+        hub().publish(
+            ANSWER_SUBJECT, json.dumps({"agent_id": "x", "resources": {"a": {**received, name: value}}}).encode()
+        )
+    for wrong in ({"agent_id": "\ud800"}, {"agent_id": ""}, {"agent_id": 5}, {"resources": {"\ud800": received}}):
+        hub().publish(ANSWER_SUBJECT, json.dumps({"agent_id": "x", "resources": {"a": received}, **wrong}).encode())
     assert watcher.agents() == []
     assert watcher.malformed == 6 + len(bad) + 4
 
 
 def test_the_memory_of_a_watcher_is_bounded(hub, monkeypatch):
     watcher, bus = Watcher(hub()), hub()
-    told = {"resource": "a", "available": 1, "total": 1, "window": 1, "in_flight": 0}
+    received = {"resource": "a", "available": 1, "total": 1, "window": 1, "in_flight": 0}
     monkeypatch.setattr(presence, "MAX_ANSWERS", 50)
     for number in range(200):
-        bus.publish(ANSWER_SUBJECT, json.dumps({"agent_id": str(number), "resources": {"a": told}}).encode())
+        bus.publish(ANSWER_SUBJECT, json.dumps({"agent_id": str(number), "resources": {"a": received}}).encode())
     assert len(watcher.agents()) == 50
     monkeypatch.setattr(presence, "MAX_ANSWERS_BYTES", 1000)
-    bus.publish(ANSWER_SUBJECT, json.dumps({"agent_id": "last", "resources": {"a": told}}).encode())
+    bus.publish(ANSWER_SUBJECT, json.dumps({"agent_id": "last", "resources": {"a": received}}).encode())
     assert "last" in [agent.agent_id for agent in watcher.agents()]
     assert len(watcher.agents()) < 12
 
@@ -87,7 +97,7 @@ def test_an_agent_with_more_resources_than_a_message_holds_answers_with_some(hub
     limiter.close()
 
 
-def test_with_a_secret_only_those_who_know_it(hub, clock):
+def test_with_a_secret_only_signed_answers_count(hub, clock):
     limiter = SwarmLimiter(hub(), "a", secret=b"shared", clock=clock)
     knows, does_not = Watcher(hub(), b"shared"), Watcher(hub(), b"guess")
     knows.ask()
@@ -100,7 +110,7 @@ def test_with_a_secret_only_those_who_know_it(hub, clock):
     limiter.close()
 
 
-def test_the_board(swarm, hub, clock, capsys):
+def test_the_live_view(swarm, hub, clock, capsys):
     bus = hub()
     board = SwarmView(bus, None, Output())
     watcher = board._watcher  # noqa: SLF001 - asked here instead of every second
@@ -131,7 +141,7 @@ def test_the_board(swarm, hub, clock, capsys):
     json.dumps(data)
 
 
-def test_an_empty_board(hub):
+def test_an_empty_live_view(hub):
     bus = hub()
     assert "no agent answers" in "\n".join(SwarmView(bus, None, Output()).draw([]))
 
@@ -146,8 +156,8 @@ def test_the_command_once(swarm, hub, capsys, monkeypatch):
     assert cli.main(["swarm", "--once", "--interval", "0.01"]) == 0
     assert "swarm: 2 agents" in capsys.readouterr().out
     assert cli.main(["swarm", "--once", "--interval", "0.01", "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["agents"]["b"]["api"]["total"] == 100
+    received = json.loads(capsys.readouterr().out)
+    assert received["agents"]["b"]["api"]["total"] == 100
 
 
 @pytest.mark.parametrize(
@@ -170,7 +180,7 @@ def test_the_command_explains_itself(words, code, message, capsys, monkeypatch):
     assert message in capsys.readouterr().err
 
 
-def test_the_bus_of_the_same_name_is_another_once_all_are_closed():
+def test_a_local_bus_is_forgotten_when_all_are_closed():
     with open_bus("local://short-lived") as bus:
         bus.publish("a.b", b"x")
         assert bus.metrics()["published"] == 1

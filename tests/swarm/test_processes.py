@@ -46,7 +46,7 @@ class Herd:
 
 
 @pytest.mark.parametrize("kind", [NatsServer, ValkeyServer])
-def test_twenty_agents_follow_and_recover_whatever_dies(kind):
+def test_twenty_agents_reduce_and_recover_through_crashes(kind):
     with kind() as server:
         herd = Herd(server.url)
         try:
@@ -90,7 +90,7 @@ def test_twenty_agents_follow_and_recover_whatever_dies(kind):
             herd.close()
 
 
-def test_an_agent_ends_by_itself_when_its_parent_is_gone():
+def test_an_agent_process_ends_with_its_parent():
     """Nothing is left behind by a test that fails."""
     with ValkeyServer() as server:
         agent = Agent(server.url, "orphan")

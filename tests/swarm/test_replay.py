@@ -55,7 +55,7 @@ def recorded(hub, agent):
 
 
 @pytest.mark.parametrize("late", [False, True])
-def test_a_message_of_last_week_is_not_obeyed_by_a_new_agent(recorded, agent, clock, late):
+def test_a_week_old_message_is_ignored_by_a_new_agent(recorded, agent, clock, late):
     clock.advance(WEEK)
     new = agent("new", recovery_interval=10**9)
     recorded.replay(SUBJECT, late=late)
@@ -65,7 +65,7 @@ def test_a_message_of_last_week_is_not_obeyed_by_a_new_agent(recorded, agent, cl
     assert new.metrics()["expired"] == 1
 
 
-def test_a_retained_message_of_last_week_is_not_obeyed_by_a_new_agent(recorded, agent, clock):
+def test_a_week_old_retained_message_is_ignored_by_a_new_agent(recorded, agent, clock):
     clock.advance(WEEK)
     (payload,) = recorded.heard[SUBJECT]
     recorded.bus.publish(SUBJECT, payload, Retain("key", 2**52, 3600))
@@ -74,7 +74,7 @@ def test_a_retained_message_of_last_week_is_not_obeyed_by_a_new_agent(recorded, 
     assert new.metrics()["expired"] == 1
 
 
-def test_a_message_of_this_morning_counts_from_when_it_was_sent(recorded, agent, clock):
+def test_an_hours_old_message_counts_from_its_timestamp(recorded, agent, clock):
     """Sent again as a new one after three hours: the freeze is long over, and capacity has recovered."""
     clock.advance(3 * 3600)
     new = agent("new")
@@ -83,7 +83,7 @@ def test_a_message_of_this_morning_counts_from_when_it_was_sent(recorded, agent,
     assert new.get_capacity("api").frozen_for == 0
 
 
-def test_a_freeze_that_still_lasts_is_kept_however_late_it_is_heard(hub, agent, clock):
+def test_a_freeze_in_force_applies_however_late_it_arrives(hub, agent, clock):
     recorder = Recorder(hub(), SUBJECT)
     agent("first").announce_reduced("api", "come back tomorrow", retry_after=7200)
     clock.advance(3600)
@@ -92,7 +92,7 @@ def test_a_freeze_that_still_lasts_is_kept_however_late_it_is_heard(hub, agent, 
     assert new.get_capacity("api").frozen_for == 3600
 
 
-def test_a_message_that_was_heard_is_stale_when_it_comes_again(recorded, agent, clock):
+def test_a_replayed_message_is_stale(recorded, agent, clock):
     other = agent("other")
     clock.advance(61)
     for _ in range(3):
@@ -105,7 +105,7 @@ def test_a_message_that_was_heard_is_stale_when_it_comes_again(recorded, agent, 
     assert other.get_capacity("api").total == 100, "also where the resource was removed and set again"
 
 
-def test_the_same_message_in_another_spelling_is_the_same_message(recorded, agent, clock):
+def test_a_reformatted_message_is_still_a_replay(recorded, agent, clock):
     other = agent("other")
     clock.advance(61)
     before = other.metrics()["stale"]
@@ -128,7 +128,7 @@ def test_clocks_may_differ_by_five_minutes(hub, clock, agent, ahead, total):
     assert new.get_capacity("api").total == total
 
 
-def test_a_clock_that_is_behind_by_five_minutes_is_believed(hub, clock, agent):
+def test_a_clock_five_minutes_behind_is_accepted(hub, clock, agent):
     """Its freeze counts from its arrival, not from its timestamp."""
     new, behind = agent("new"), ManualClock(clock.now() - SKEW)
     with SwarmLimiter(hub(behind), "first", secret="shared", clock=behind) as first:  # noqa: S106 - of a test
@@ -137,7 +137,7 @@ def test_a_clock_that_is_behind_by_five_minutes_is_believed(hub, clock, agent):
     assert new.get_capacity("api").frozen_for == 12
 
 
-def test_without_a_secret_the_documents_messages_are_read_as_before(hub, clock, agent):
+def test_without_a_secret_the_messages_of_the_specification_are_accepted(hub, clock, agent):
     """Timestamps that nobody signed say nothing; a clock may be wrong by years."""
     new = agent("new", secret=None)
     plain = {"resource": "api", "agent_id": "other", "new_capacity": 40, "reason": "429"}
@@ -148,7 +148,7 @@ def test_without_a_secret_the_documents_messages_are_read_as_before(hub, clock, 
     assert new.metrics()["expired"] == 0
 
 
-def test_questions_and_answers_of_watchers_are_not_obeyed_twice(hub, agent, clock):
+def test_replayed_requests_and_answers_of_watchers_are_ignored(hub, agent, clock):
     recorder = Recorder(hub(), ASK_SUBJECT, ANSWER_SUBJECT)
     agent("first")
     watcher = Watcher(hub(), "shared")
@@ -166,7 +166,7 @@ def test_questions_and_answers_of_watchers_are_not_obeyed_twice(hub, agent, cloc
     assert late.agents() == []
 
 
-def test_swarms_with_different_secrets_do_not_take_each_others_place(hub, agent, clock):
+def test_swarms_with_different_secrets_use_different_retain_keys(hub, agent, clock):
     """What one retains under its name does not replace what the other retains under the same name."""
     agent("first", secret="one").announce_reduced("api", "429")  # noqa: S106 - of a test
     agent("first", secret=None).announce_reduced("api", "429")
@@ -185,7 +185,7 @@ def test_a_long_reason_is_cut_so_that_others_can_read_it(hub, agent):
 
 @pytest.mark.parametrize("name", ["x" * 1025, "\ud800"])
 def test_names_that_no_bus_can_carry_are_refused(hub, agent, clock, name):
-    with pytest.raises(ConfigError, match="agent_id: must be a text"):
+    with pytest.raises(ConfigError, match="agent_id: must be a unique string"):
         SwarmLimiter(hub(), name, clock=clock)
-    with pytest.raises(ConfigError, match="resource: must be a text"):
+    with pytest.raises(ConfigError, match="resource: must be a string"):
         agent("a").set_capacity(name, 5, 60)

@@ -54,7 +54,7 @@ def test_a_reduction_holds_for_the_shared_quota(swarm, clock):
     assert sum(agent.try_acquire("api") for _ in range(30) for agent in agents) == 60, "recovered twice meanwhile"
 
 
-def test_a_freeze_holds_what_was_leased(swarm, clock):
+def test_a_freeze_applies_to_leased_permits(swarm, clock):
     agents = swarm(2, lease=True)
     assert agents[1].try_acquire("api")
     agents[0].announce_reduced("api", "429", retry_after=10)
@@ -64,7 +64,7 @@ def test_a_freeze_holds_what_was_leased(swarm, clock):
     assert agents[1].acquire("api", timeout=0.001)
 
 
-def test_release_returns_a_permit_to_all(swarm):
+def test_release_returns_a_permit_to_all_agents(swarm):
     first, second = swarm(2)
     while first.try_acquire("api"):
         pass
@@ -75,7 +75,7 @@ def test_release_returns_a_permit_to_all(swarm):
     assert not second.try_acquire("api")
 
 
-def test_removing_a_resource_here_leaves_what_others_have_used(swarm):
+def test_removing_a_shared_resource_keeps_the_usage_of_others(swarm):
     first, second = swarm(2)
     first.try_acquire("api", cost=70)
     first.set_capacity("api", 0, 0)
@@ -104,7 +104,7 @@ def test_never_above_the_quota_in_any_window(swarm, clock, lease, seed):
     assert len(admitted) > 200
 
 
-async def test_tasks_share_too(clock, hub):
+async def test_async_agents_share_one_quota(clock, hub):
     store = MemoryStore(clock=clock)
     agents = [AsyncSwarmLimiter(hub(), name, store=store, lease=True, clock=clock) for name in "ab"]
     for agent in agents:
@@ -126,5 +126,5 @@ def test_a_store_by_its_url_is_closed_with_the_limiter(hub, tmp_path):
 
 
 def test_a_lease_needs_a_store(hub):
-    with pytest.raises(ConfigError, match="lease: a lease is for a shared store"):
+    with pytest.raises(ConfigError, match="lease: a lease needs a shared store"):
         SwarmLimiter(hub(), "a", lease=True)

@@ -35,6 +35,6 @@ def test_agents_that_share_never_exceed_the_quota_together(seed):
     assert outcome.crashes > 0
 
 
-def test_the_same_seed_gives_the_same_day():
+def test_the_same_seed_gives_the_same_simulation():
     first, second = (Simulation(5, 10, seed=3).run() for _ in range(2))
     assert first == second

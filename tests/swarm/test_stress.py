@@ -38,7 +38,7 @@ def join(threads):
     assert not any(thread.is_alive() for thread in threads), "a thread is stuck"
 
 
-def test_threads_get_exactly_what_there_is(clock, hub):
+def test_threads_get_exactly_the_available_permits(clock, hub):
     with SwarmLimiter(hub(), "a", clock=clock) as limiter:
         limiter.set_capacity("api", 1000, 3600)
         admitted = [0] * 8
@@ -53,7 +53,7 @@ def test_threads_get_exactly_what_there_is(clock, hub):
         assert limiter.get_capacity("api") == Capacity("api", 0, 1000, 3600.0, 1000)
 
 
-def test_threads_that_take_and_return_leave_everything_as_it_was(clock):
+def test_acquire_and_release_in_threads_restores_the_state(clock):
     with MemoryLimiter(clock=clock) as limiter:
         limiter.set_capacity("api", 4, 3600)
 
@@ -86,7 +86,7 @@ def do_something(agent, rng):
             assert capacity.in_flight >= 0
 
 
-def test_a_resource_removed_in_the_moment_of_a_release(clock):
+def test_a_resource_removed_during_a_release(clock):
     with MemoryLimiter(clock=clock) as limiter:
         limiter.set_capacity("api", 4, 3600)
         limiter.acquire("api")
@@ -94,7 +94,7 @@ def test_a_resource_removed_in_the_moment_of_a_release(clock):
         limiter.release("api")
 
 
-async def test_a_resource_removed_in_the_moment_of_a_release_by_tasks(clock):
+async def test_a_resource_removed_during_an_async_release(clock):
     async with AsyncMemoryLimiter(clock=clock) as limiter:
         await limiter.set_capacity("api", 4, 3600)
         await limiter.acquire("api")
@@ -103,7 +103,7 @@ async def test_a_resource_removed_in_the_moment_of_a_release_by_tasks(clock):
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_everything_at_once(clock, hub, seed):
+def test_all_operations_concurrently(clock, hub, seed):
     """Two agents on a bus, each used by threads that take, return, reduce, set and remove; time passes meanwhile."""
     agents = [SwarmLimiter(hub(), name, clock=clock) for name in "ab"]
     for agent in agents:
@@ -175,7 +175,7 @@ async def test_tasks_that_wait_are_all_served_or_cancelled(clock, hub):
         assert got > 20
 
 
-def test_close_while_everybody_works(hub):
+def test_close_during_concurrent_calls(hub):
     limiter = SwarmLimiter(hub(None), "a")
     limiter.set_capacity("api", 10, 3600)
 
@@ -192,7 +192,7 @@ def test_close_while_everybody_works(hub):
     assert [type(error) for error in errors] == [Closed] * 8
 
 
-def test_taking_and_returning_keeps_nothing(clock, hub):
+def test_acquire_and_release_leak_no_memory(clock, hub):
     with SwarmLimiter(hub(), "a", clock=clock) as limiter:
         limiter.set_capacity("api", 100, 60)
 
@@ -215,7 +215,7 @@ def test_taking_and_returning_keeps_nothing(clock, hub):
         assert after - before < 20_000, "bytes that the pairs left behind"
 
 
-def test_announcing_keeps_nothing(clock, hub):
+def test_announcements_leak_no_memory(clock, hub):
     agents = [SwarmLimiter(hub(), name, clock=clock) for name in "ab"]
     for agent in agents:
         agent.set_capacity("api", 100, 60)

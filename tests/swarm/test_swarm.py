@@ -55,7 +55,7 @@ def plain(**fields):
     return json.dumps({**message, **fields}).encode()
 
 
-def test_one_reduces_all_follow_and_recover_as_in_the_document(face, agents, clock):
+def test_all_agents_reduce_and_recover_as_specified(face, agents, clock):
     swarm = agents(3)
     update = face.run(swarm[0].announce_reduced("api", "received 429 response"))
     assert (update.resource, update.agent_id, update.new_capacity, update.reason) == (
@@ -75,7 +75,7 @@ def test_one_reduces_all_follow_and_recover_as_in_the_document(face, agents, clo
     assert seen == [([a] * 3, [b] * 3) for a, b in zip([*TIMELINE, 100], [*TIMELINE[1:], 100, 100], strict=True)]
 
 
-def test_what_is_available_is_capped_and_does_not_jump_back(face, agents, clock):
+def test_available_permits_are_capped_and_refill_gradually(face, agents, clock):
     first, second = agents(2, ("api", 100, 1000))
     face.run(second.try_acquire("api", cost=20))
     face.run(first.announce_reduced("api", "429"))
@@ -86,7 +86,7 @@ def test_what_is_available_is_capped_and_does_not_jump_back(face, agents, clock)
 
 
 @given(st.lists(st.integers(1, 40_000), min_size=1, max_size=12))
-def test_it_makes_no_difference_when_somebody_looks(steps):
+def test_reading_the_capacity_does_not_change_it(steps):
     """A bucket nobody looks at while it recovers has, in the end, what one has that is looked at all the time."""
     clock = ManualClock(START)
     with open_bus("local://looks", clock=clock) as bus:
@@ -121,7 +121,7 @@ def test_the_message_on_the_bus(face, agents, hub):
     }
 
 
-def test_agents_of_other_languages_are_understood(face, agents, hub, clock):
+def test_messages_of_other_implementations_are_accepted(face, agents, hub, clock):
     (limiter,) = agents(1)
     seen = []
     face.run(limiter.on_capacity_change(seen.append))
@@ -166,7 +166,7 @@ def test_reductions_of_several_agents_compound(face, agents):
         assert totals(face, swarm) == [total, total]
 
 
-def test_within_a_cooldown_an_echo_reduces_no_further(face, agents, clock):
+def test_within_a_cooldown_a_duplicate_does_not_reduce(face, agents, clock):
     swarm = agents(2, cooldown=5)
     face.run(swarm[0].announce_reduced("api", "429"))
     assert face.run(swarm[1].announce_reduced("api", "429")) is None
@@ -176,7 +176,7 @@ def test_within_a_cooldown_an_echo_reduces_no_further(face, agents, clock):
     assert totals(face, swarm) == [25, 25]
 
 
-def test_other_factors(face, agents, clock):
+def test_custom_factors(face, agents, clock):
     swarm = agents(2, reduce_factor=0.1, recovery_interval=timedelta(seconds=1), recovery_factor=3.0)
     face.run(swarm[0].announce_reduced("api", "429"))
     seen = [totals(face, swarm)[1]]
@@ -195,7 +195,7 @@ def test_max_recovery_off_lets_the_last_step_go_past_the_original(face, agents, 
     assert totals(face, swarm) == [103, 103]
 
 
-def test_a_retry_after_freezes_everybody(face, agents, clock):
+def test_a_retry_after_freezes_all_agents(face, agents, clock):
     swarm = agents(3)
     face.run(swarm[0].announce_reduced("api", "429", retry_after=12))
     for limiter in swarm:
@@ -210,7 +210,7 @@ def test_a_retry_after_freezes_everybody(face, agents, clock):
     assert totals(face, swarm) == [55] * 3, "recovery begins where the freeze ends"
 
 
-def test_who_waits_notices_a_recovery(face, agents, clock):
+def test_waiters_notice_a_recovery(face, agents, clock):
     """At a tenth the rate a permit would take 100 s; recovered after 30 s, it takes less."""
     (limiter,) = agents(1, ("api", 10, 100), reduce_factor=0.1, recovery_factor=10)
     face.run(limiter.announce_reduced("api", "429"))
@@ -234,7 +234,7 @@ def test_a_cost_that_fits_again_after_recovery_waits_for_it(face, agents, clock)
     face.run(reservation.cancel())
 
 
-def test_a_late_joiner_learns_the_reductions_in_force(face, agents, clock):
+def test_a_late_joiner_receives_the_reductions_in_force(face, agents, clock):
     swarm = agents(1)
     face.run(swarm[0].announce_reduced("api", "429"))
     clock.advance(60)
@@ -249,7 +249,7 @@ def test_a_late_joiner_learns_the_reductions_in_force(face, agents, clock):
     assert totals(face, swarm) == [100] * 4
 
 
-def test_an_agent_started_again_under_its_name_learns_what_it_said_before(face, hub, clock):
+def test_a_restarted_agent_receives_its_own_reductions(face, hub, clock):
     totals_seen = []
     for _ in range(2):
         limiter = face.swarm(bus=hub(), agent_id="phoenix", clock=clock)
@@ -274,7 +274,7 @@ def test_setting_the_capacity_ends_a_reduction_for_good(face, agents, hub):
     assert totals(face, swarm) == [25, 25]
 
 
-def test_a_wrong_clock_gains_nothing(face, agents):
+def test_a_wrong_clock_has_no_advantage(face, agents):
     """The agent whose clock is an hour behind is heard; the one an hour ahead does not silence the others."""
     slow, fast, right = (agents(1, clock=ManualClock(START + shift))[0] for shift in (-3600, 3600, 0))
     swarm = [slow, fast, right]
@@ -295,7 +295,7 @@ def test_signed_messages(face, agents, hub):
     assert totals(face, swarm) == [50, 50]
 
 
-def test_a_callback_that_fails_harms_nobody(face, agents, caplog):
+def test_an_exception_in_a_callback_is_logged(face, agents, caplog):
     first, second = agents(2)
     seen = []
 
@@ -311,7 +311,7 @@ def test_a_callback_that_fails_harms_nobody(face, agents, caplog):
     assert totals(face, [second]) == [50]
 
 
-def test_closed_agents_hear_nothing_and_the_bus_stays_open(face, hub, clock):
+def test_closed_agents_receive_nothing_and_the_bus_stays_open(face, hub, clock):
     bus = hub()
     limiter = face.swarm(bus=bus, agent_id="a", clock=clock)
     face.run(limiter.close())
@@ -322,7 +322,7 @@ def test_closed_agents_hear_nothing_and_the_bus_stays_open(face, hub, clock):
     assert limiter.metrics()["unknown"] == 0
 
 
-def test_a_bus_that_was_closed_first_does_not_matter(face, hub, clock):
+def test_a_bus_may_be_closed_before_its_agents(face, hub, clock):
     bus = hub()
     limiter = face.swarm(bus=bus, agent_id="a", clock=clock)
     face.run(limiter.set_capacity("api", 100, 60))
@@ -356,7 +356,7 @@ def test_a_bus_given_as_url_is_closed_with_the_limiter(face):
         ({"bus": "local://x", "agent_id": "a", "lease": True}, "lease"),
     ],
 )
-def test_configuration_that_makes_no_sense(face, options, field):
+def test_invalid_configuration_is_refused(face, options, field):
     with pytest.raises(ConfigError) as refused:
         face.swarm(**options)
     assert refused.value.field == field
@@ -382,15 +382,15 @@ def test_two_agents_on_one_bus(face, hub, clock):
         face.run(limiter.close())
 
 
-async def test_callbacks_of_tasks_may_be_coroutines(clock, hub):
+async def test_async_callbacks_may_be_coroutines(clock, hub):
     limiter, other = (AsyncSwarmLimiter(bus=hub(), agent_id=name, clock=clock) for name in "ab")
     seen = []
 
-    async def hear(update):
+    async def receive(update):
         await asyncio.sleep(0)
         seen.append(update.new_capacity)
 
-    limiter.on_capacity_change(hear)
+    limiter.on_capacity_change(receive)
     for agent in (limiter, other):
         await agent.set_capacity("api", 10, 60)
     await other.announce_reduced("api", "429")
@@ -401,7 +401,7 @@ async def test_callbacks_of_tasks_may_be_coroutines(clock, hub):
         await agent.close()
 
 
-async def test_callbacks_of_tasks_are_called_in_their_loop(clock, hub):
+async def test_async_callbacks_run_in_their_loop(clock, hub):
     """The update comes on another thread, as from a server."""
     limiter, loops = AsyncSwarmLimiter(bus=hub(), agent_id="a", clock=clock), []
     limiter.on_capacity_change(lambda update: loops.append(asyncio.get_running_loop()))

@@ -1,17 +1,17 @@
-"""Capacity that shrinks when a server says it is too much, and comes back gradually.
+"""Capacity that is reduced when a server refuses calls, and recovers in steps.
 
-    capacity.py   what the capacity of one resource is, at any instant: pure, time is an argument
-    update.py     what agents tell each other of it: CapacityUpdate, its JSON, its signature
-    signing.py    signatures, and which signed messages are too old or were heard before
-    shared.py     Capacities: the resources of one agent, joined with those of others over a Bus
-    gate.py       how a limiter keeps to it: nothing while frozen, and waits that notice a recovery
+    capacity.py     the capacity of one resource at any instant: pure, time is an argument
+    update.py       the message that agents exchange: CapacityUpdate, its JSON, its signature
+    signing.py      signatures, and detection of expired and replayed messages
+    capacities.py   Capacities: the resources of one agent, synchronised with other agents over a Bus
+    gated_store.py  how a limiter applies it: denies everything while frozen, and wakes waiters for a recovery
 
-The contract is in `capacity`; a face needs `Capacities` (thread-safe, with or without a bus) and tells its limiters
-when `changed` is called.
+`capacity` documents the rules. A limiter uses `Capacities` (thread-safe, with or without a bus) and updates its
+policies when `changed` is called.
 """
 
 from tidegate.adaptive.capacities import SUBJECT, Capacities, Listener
-from tidegate.adaptive.capacity import CapacityState, RecoverySettings, read_terms
+from tidegate.adaptive.capacity import CapacityState, RecoverySettings, read_recovery_settings
 from tidegate.adaptive.gated_store import GatedStore, RecoveringClock
 from tidegate.adaptive.update import CapacityUpdate
 
@@ -24,5 +24,5 @@ __all__ = [
     "Listener",
     "RecoveringClock",
     "RecoverySettings",
-    "read_terms",
+    "read_recovery_settings",
 ]

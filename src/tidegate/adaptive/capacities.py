@@ -1,4 +1,4 @@
-"""Capacities: the resources of one agent and what their capacities are, joined with other agents over a Bus."""
+"""Capacities: the resources of one agent and their capacities, synchronised with other agents over a Bus."""
 
 from __future__ import annotations
 
@@ -23,12 +23,10 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 SUBJECT: Final = "ratelimit.capacity"
-MAX_UNCONFIGURED_RESOURCES: Final = (
-    256  # resources not configured here of which something was heard, kept for when they are
-)
-MAX_UPDATES_PER_UNCONFIGURED: Final = 8  # ... and what was heard of each
+MAX_UNCONFIGURED_RESOURCES: Final = 256  # whose updates are stored until the resource is configured
+MAX_UPDATES_PER_UNCONFIGURED: Final = 8
 RETAIN_AFTER_RECOVERY: Final = 3600.0  # seconds for which an update is retained after its recovery
-RETAIN_WITHOUT_RECOVERY: Final = 86_400.0  # ... and where it never recovers
+RETAIN_WITHOUT_RECOVERY: Final = 86_400.0  # seconds, if it never recovers
 
 COUNTS: Final = ("sent", "applied", "own", "unknown", "above", "stale", "expired", "malformed")
 
@@ -36,98 +34,98 @@ Listener = Callable[[CapacityUpdate], object]
 
 
 class CapacitySnapshot(NamedTuple):
-    """A resource at this instant: times in microseconds of the clock's steady time."""
+    """A resource at an instant. Times are microseconds of the clock's steady time."""
 
     original: int
     current: int
     frozen_until: int | None  # None: not frozen now
-    due: int | None  # when to look again
+    due: int | None  # when it changes next
 
 
 @dataclass(slots=True)
 class _TrackedResource:
     capacity: CapacityState
-    messages: dict[tuple[int, str], bytes] = field(default_factory=dict)  # as sent, of the reductions known
+    messages: dict[tuple[int, str], bytes] = field(default_factory=dict)  # as sent, of the known reductions
     due: int | None = None
 
 
 class Capacities:
-    """What the capacities of an agent's resources are. Thread-safe; nothing here waits.
+    """The capacities of an agent's resources. Thread-safe; no method waits.
 
-    `changed(resource)` is called, without any lock held, after something happened to a resource: look again. `told` is
-    called with each update of another agent that had an effect. Messages that have none are counted in `metrics()`:
-    our own, of resources that are not set here, above the original, stale (known already), expired (signed, but too old
-    or from a clock that is too far ahead), malformed.
+    `changed(resource)` is called, without a lock held, after the capacity of a resource changed. `received` is called
+    with each update of another agent that had an effect. Updates without effect are counted in `metrics()`: our own, of
+    resources that are not configured here, above the original, stale (already known), expired (signed, but too old or
+    from a clock that is too far ahead), malformed.
 
-    Time does not call: whoever waits looks again at `due`.
+    Recovery does not call `changed`: waiting callers take a snapshot again at `due`.
     """
 
     def __init__(
         self,
         agent_id: str,
         *,
-        terms: RecoverySettings | None = None,
+        settings: RecoverySettings | None = None,
         clock: Clock | None = None,
         bus: Bus | None = None,
         secret: str | bytes | None = None,
         subject: str = SUBJECT,
         changed: Callable[[str], object] | None = None,
-        told: Listener | None = None,
+        received: Listener | None = None,
     ) -> None:
-        """Listen on the bus, if there is one, under this agent's name; it stays open when this is closed."""
+        """Subscribe to the bus, if there is one, under this agent's name; `close` does not close the bus."""
         if not is_name(agent_id):
-            message = f"must be a text of up to {MAX_NAME} characters that no other agent has, not {agent_id!r}"
+            message = f"must be a unique string of 1 to {MAX_NAME} characters, not {agent_id!r}"
             raise ConfigError(message, field="agent_id")
         if bus is not None and not isinstance(bus, Bus):
             raise ConfigError(f"must be a Bus, such as open_bus('nats://127.0.0.1:4222'), not {bus!r}", field="bus")
         self.agent_id = agent_id
-        self.terms = terms or RecoverySettings()
+        self.settings = settings or RecoverySettings()
         self.clock = clock or SystemClock()
         self._bus = bus
         self._signer = MessageSigner(secret, self.clock)
         self._subject = subject
         self._changed = changed or (lambda _resource: None)
-        self._told = told or (lambda _update: None)
+        self._received = received or (lambda _update: None)
         self._lock = fork_safe(threading.Lock())
-        self._entries: dict[str, _TrackedResource] = {}
-        self._strangers: OrderedDict[str, list[tuple[CapacityUpdate, bytes, int]]] = OrderedDict()
+        self._resources: dict[str, _TrackedResource] = {}
+        self._unconfigured: OrderedDict[str, list[tuple[CapacityUpdate, bytes, int]]] = OrderedDict()
         self._counts = dict.fromkeys(COUNTS, 0)
-        self._subscription = None if bus is None else bus.subscribe(subject, self._hear, self._synced)
+        self._subscription = None if bus is None else bus.subscribe(subject, self._on_message, self._synced)
 
     # ---- resources ---------------------------------------------------------------------------------------------------
 
     def set(self, resource: str, original: int) -> None:
-        """Set what the capacity is when nothing is reduced; a resource known already begins anew.
+        """Set the original capacity of a resource; this ends the reductions of a known resource.
 
-        Of a new one, what other agents said before counts.
+        For a new resource, updates that other agents sent before apply.
         """
         if not is_name(resource):
-            raise ConfigError(f"must be a text of up to {MAX_NAME} characters, not {resource!r}", field="resource")
+            raise ConfigError(f"must be a string of 1 to {MAX_NAME} characters, not {resource!r}", field="resource")
         now = self.clock.steady()
         with self._lock:
-            entry = self._entries.get(resource)
+            entry = self._resources.get(resource)
             if entry is not None:
                 entry.capacity = entry.capacity.restart(original)
                 entry.messages.clear()
             else:
-                entry = self._entries[resource] = _TrackedResource(CapacityState(original, self.terms))
-                for update, payload, since in self._strangers.pop(resource, ()):
+                entry = self._resources[resource] = _TrackedResource(CapacityState(original, self.settings))
+                for update, payload, since in self._unconfigured.pop(resource, ()):
                     self._merge(entry, update, payload, now, now - since)
             entry.due = entry.capacity.next_change(now)
 
     def remove(self, resource: str) -> None:
-        """Forget a resource."""
+        """Remove a resource."""
         with self._lock:
-            self._entries.pop(resource, None)
+            self._resources.pop(resource, None)
 
     def __contains__(self, resource: str) -> bool:
-        """Tell whether a resource is set."""
-        return resource in self._entries
+        """Return whether a resource is configured."""
+        return resource in self._resources
 
-    def look(self, resource: str, at: int | None = None) -> CapacitySnapshot | None:
-        """Tell how a resource stands now, or stood at an instant since it was last looked at; None: it is not set."""
+    def snapshot(self, resource: str, at: int | None = None) -> CapacitySnapshot | None:
+        """Return the state of a resource now, or at an instant since the last snapshot; None: it is not configured."""
         with self._lock:
-            entry = self._entries.get(resource)
+            entry = self._resources.get(resource)
             if entry is None:
                 return None
             now = self.clock.steady() if at is None else at
@@ -140,22 +138,22 @@ class Capacities:
             return CapacitySnapshot(capacity.original, capacity.current(now), frozen, due)
 
     def due(self, resource: str) -> int | None:
-        """Tell, without looking, when there will be something to see."""
-        entry = self._entries.get(resource)
+        """Return when the resource changes next, without computing a snapshot."""
+        entry = self._resources.get(resource)
         return None if entry is None else entry.due
 
     # ---- reducing ----------------------------------------------------------------------------------------------------
 
     def reduce(self, resource: str, reason: str = "", retry_after: float | None = None) -> CapacityUpdate | None:
-        """Reduce a resource here and tell the others; None where it is not set, or was reduced just before.
+        """Reduce a resource and publish the update; None if it is not configured, or was reduced just before.
 
-        `retry_after` asks everybody for no calls at all for so many seconds.
+        `retry_after` asks all agents to make no calls for so many seconds.
         """
         if retry_after is not None and not 0 <= retry_after < float("inf"):
             raise ConfigError(f"must be a number of seconds from 0, not {retry_after!r}", field="retry_after")
         now, wall = self.clock.steady(), self.clock.ns() // 1000
         with self._lock:
-            entry = self._entries.get(resource)
+            entry = self._resources.get(resource)
             if entry is None:
                 return None
             before = entry.capacity
@@ -183,46 +181,46 @@ class Capacities:
 
     def _publish(self, payload: bytes, retain: Retain, *, late: bool = False) -> None:
         if self._bus is not None:
-            with suppress(Closed):  # what happened here counts here all the same
+            with suppress(Closed):  # the reduction still applies here
                 self._bus.publish(self._subject, payload, retain, late=late)
 
-    # ---- hearing -----------------------------------------------------------------------------------------------------
+    # ---- receiving ---------------------------------------------------------------------------------------------------
 
-    def _hear(self, event: Event) -> None:
+    def _on_message(self, event: Event) -> None:
         try:
             fields, signature = read_signed(event.payload, self._signer.secret, MAX_UPDATE_BYTES)
             update = CapacityUpdate.from_fields(fields)
         except MalformedError:
             self._count("malformed")
             return
-        verdict = self._signer.judge(signature, update.at, late=event.late)
-        if verdict in ("expired", "replayed"):
-            self._count("expired" if verdict == "expired" else "stale")
+        age_class = self._signer.classify(signature, update.at, late=event.late)
+        if age_class in ("expired", "replayed"):
+            self._count("expired" if age_class == "expired" else "stale")
             return
-        self.hear(update, event.payload, late=verdict == "old")
+        self.receive(update, event.payload, late=age_class == "old")
 
-    def hear(self, update: CapacityUpdate, payload: bytes = b"", *, late: bool = False) -> bool:
-        """Take over what another agent says, if it is new; tell whether it was.
+    def receive(self, update: CapacityUpdate, payload: bytes = b"", *, late: bool = False) -> bool:
+        """Apply an update of another agent; returns whether it had an effect.
 
-        A `late` message is as old as its timestamp says; another is as old as it is heard.
+        The age of a `late` message is computed from its timestamp; any other counts from now.
         """
-        if update.agent_id == self.agent_id and not late:  # a late one may be from before we were started again
+        if update.agent_id == self.agent_id and not late:  # a late one may be from before a restart of this agent
             self._count("own")
             return False
         now = self.clock.steady()
         age = max(0, self.clock.ns() // 1000 - update.at) if late else 0
         with self._lock:
-            entry = self._entries.get(update.resource)
+            entry = self._resources.get(update.resource)
             if entry is None:
                 self._counts["unknown"] += 1
-                self._remember(update, payload, now - age)
+                self._store_unconfigured(update, payload, now - age)
                 return False
             outcome = self._merge(entry, update, payload, now, age)
             self._counts[outcome] += 1
         if outcome != "applied":
             return False
         self._changed(update.resource)
-        self._told(update)
+        self._received(update)
         return True
 
     def _merge(self, entry: _TrackedResource, update: CapacityUpdate, payload: bytes, now: int, age: int) -> str:
@@ -233,18 +231,20 @@ class Capacities:
         after = before.merge(now, order, agent, value, age=age, retry_after=update.pause)
         if after is before:
             return "stale"
-        seen = before.current(now), before.frozen_until
+        previous = before.current(now), before.frozen_until
         self._keep(entry, after, update, payload, now)
-        # Known now, but without effect: recovered long ago, or not below what is in force.
-        live = (after.current(now), after.frozen_until) != seen or after.recovered_at(now) != before.recovered_at(now)
-        return "applied" if live else "stale"
+        # Stored, but without effect: recovered long ago, or not lower than the reductions in force.
+        had_effect = (after.current(now), after.frozen_until) != previous or after.recovered_at(
+            now
+        ) != before.recovered_at(now)
+        return "applied" if had_effect else "stale"
 
-    def _remember(self, update: CapacityUpdate, payload: bytes, since: int) -> None:
-        heard = self._strangers.setdefault(update.resource, [])
-        heard.append((update, payload, since))
-        del heard[:-MAX_UPDATES_PER_UNCONFIGURED]
-        while len(self._strangers) > MAX_UNCONFIGURED_RESOURCES:
-            self._strangers.popitem(last=False)
+    def _store_unconfigured(self, update: CapacityUpdate, payload: bytes, since: int) -> None:
+        updates = self._unconfigured.setdefault(update.resource, [])
+        updates.append((update, payload, since))
+        del updates[:-MAX_UPDATES_PER_UNCONFIGURED]
+        while len(self._unconfigured) > MAX_UNCONFIGURED_RESOURCES:
+            self._unconfigured.popitem(last=False)
 
     def _keep(
         self, entry: _TrackedResource, after: CapacityState, update: CapacityUpdate, payload: bytes, now: int
@@ -261,11 +261,11 @@ class Capacities:
         return Retain(retain_key(update.resource, update.agent_id, self._signer.tag), update.order, ttl)
 
     def _synced(self, retained: Mapping[str, int]) -> None:
-        """Publish again what is in force and was lost: a server may have been started anew."""
+        """Publish reductions in force again if the server lost them, for example in a restart."""
         now = self.clock.steady()
         lost = []
         with self._lock:
-            for entry in self._entries.values():
+            for entry in self._resources.values():
                 for reduction in entry.capacity.in_force(now):
                     payload = entry.messages.get((reduction.epoch, reduction.agent))
                     if payload:
@@ -281,11 +281,11 @@ class Capacities:
             self._counts[what] += 1
 
     def metrics(self) -> dict[str, int]:
-        """Count updates sent, applied, and those that had no effect, by why."""
+        """Return counters of updates sent, applied, and ignored by reason."""
         with self._lock:
             return dict(self._counts)
 
     def close(self) -> None:
-        """Listen no more."""
+        """Unsubscribe from the bus."""
         if self._subscription is not None:
             self._subscription.close()

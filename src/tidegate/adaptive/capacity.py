@@ -1,28 +1,28 @@
-"""The capacity of one resource: an original value, the reductions known, and from these what it is at any instant.
+"""The capacity of one resource: computed from an original value and the known reductions, for any instant.
 
-Everything here is pure: a CapacityState is immutable, `now` is an argument, in microseconds of any steady clock.
+Everything here is pure: a CapacityState is immutable, and `now` is an argument, in microseconds of any steady clock.
 
-    capacity = CapacityState(100)                                  nothing reduced
-    capacity = capacity.reduce(now, epoch, "me")              now 50: floor(current * terms.reduce), at least 1
-    capacity = capacity.merge(now, epoch, "peer", 40)         now 40: another agent says so
-    capacity.current(now)                                     40, 44, 48, ... 100: one step each terms.interval
-    capacity.frozen_until                                     no call before that instant (Retry-After)
-    capacity.next_change(now)                                 when to look again; None: nothing will change by itself
+    capacity = CapacityState(100)                             not reduced
+    capacity = capacity.reduce(now, epoch, "me")              now 50: floor(current * settings.reduce), at least 1
+    capacity = capacity.merge(now, epoch, "peer", 40)         now 40: reduced by another agent
+    capacity.current(now)                                     40, 44, 48, ... 100: one step per settings.interval
+    capacity.frozen_until                                     no calls before that instant (Retry-After)
+    capacity.next_change(now)                                 when it changes next; None: never by itself
 
-**What it is at an instant.** Each reduction starts a curve: its value, then one step of recovery each interval,
-`max(value + 1, floor(value * terms.recover))`, until the original is reached. A freeze holds the curve: its steps count
-from the freeze's end. The capacity is the least of all curves, never above the original (unless `terms.beyond`, which
-lets the last step overshoot), never below 1.
+**Value at an instant.** Each reduction starts a curve: its value, then one recovery step per interval,
+`max(value + 1, floor(value * settings.recover))`, until the original is reached. A freeze delays the curve: its steps
+count from the end of the freeze. The capacity is the minimum of all curves, never above the original (unless
+`settings.beyond`, which lets the last step exceed it), never below 1.
 
-**Merging.** The state is a set of reductions and merging is union, so the same messages give the same state in whatever
-order and however often they come. What needs care is when a reduction began, since clocks of agents disagree: a message
-counts from its arrival (less the `age` that its sender or its bus knows of), but never from later than a reduction with
-a higher epoch. `epoch` is a logical clock: an agent numbers a reduction above all that it has heard of (`next_epoch`).
-So a message that is older than what is known is at least as far recovered as that: repeated, delayed or sent again
-after a reconnect, it undoes nothing, and a wrong clock gains nothing.
+**Merging.** The state is a set of reductions and merging is union, so the same messages produce the same state in any
+order and with any repetition. The start of a reduction needs care, because the clocks of agents differ: a message
+counts from its arrival (less the `age` that its sender or its bus reports), but never from later than a reduction with
+a higher epoch. `epoch` is a logical clock: an agent numbers a reduction above all that it has received (`next_epoch`).
+So an older message has recovered at least as far as the newer ones: repeated, delayed or sent again after a reconnect,
+it undoes nothing, and a wrong clock has no advantage.
 
-**Bounded.** The latest `HISTORY` reductions are kept. An older one that still matters is folded into the next, which
-then is as low and as long as both; epochs up to it are answered by ignoring them.
+**Bounded.** The latest `MAX_REDUCTIONS` reductions are kept. An older one that still has an effect is merged into the
+next, which then is as low and as long as both; later messages with epochs up to it are ignored.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ from tidegate.core.bounds import MAX_INTEGER, SECOND
 from tidegate.errors import ConfigError
 
 MAX_REDUCTIONS: Final = 32
-LONGEST_FREEZE: Final = 86_400 * SECOND  # a server that asks for more is asked again after a day
+MAX_FREEZE: Final = 86_400 * SECOND  # a longer Retry-After is cut to a day
 
 
 @dataclass(frozen=True, slots=True)
 class RecoverySettings:
-    """How capacity shrinks and recovers. Factors are exact fractions, times are microseconds; see `read_terms`.
+    """How capacity is reduced and recovers. Factors are exact fractions, times are microseconds.
 
-    Without an `interval` nothing recovers. A reduction of one's own within `cooldown` of the last one is taken as an
-    echo of it: answers to calls that were under way.
+    Without an `interval` nothing recovers. A local reduction within `cooldown` of the last one is treated as its
+    duplicate: a response to a call that was in flight.
     """
 
     reduce: Fraction = Fraction(1, 2)
@@ -55,15 +55,15 @@ class RecoverySettings:
     cooldown: int = 0
 
     def reduced(self, value: int) -> int:
-        """Tell what is left of a value."""
+        """Return a value after a reduction."""
         return max(1, value * self.reduce.numerator // self.reduce.denominator)
 
     def recovered(self, value: int) -> int:
-        """Take one step of recovery: at least 1."""
+        """Return a value after one recovery step, of at least 1."""
         return max(value + 1, value * self.recover.numerator // self.recover.denominator)
 
 
-def read_terms(
+def read_recovery_settings(
     reduce_factor: float | Fraction = 0.5,
     recovery_factor: float | Fraction = 1.1,
     recovery_interval: float | timedelta | None = 30.0,
@@ -71,7 +71,7 @@ def read_terms(
     max_recovery: bool = True,
     cooldown: float | timedelta = 0.0,
 ) -> RecoverySettings:
-    """Take terms as people give them: factors as they are written (1.1 is 11/10), times in seconds."""
+    """Build settings from the arguments of a limiter: factors exactly as written (1.1 is 11/10), times in seconds."""
     reduce = _fraction("reduce_factor", reduce_factor)
     recover = _fraction("recovery_factor", recovery_factor)
     if not 0 < reduce < 1:
@@ -80,7 +80,7 @@ def read_terms(
         raise ConfigError(f"must be greater than 1, such as 1.1, not {recovery_factor!r}", field="recovery_factor")
     interval = None if recovery_interval is None else _micros("recovery_interval", recovery_interval)
     if interval is not None and interval < 1:
-        raise ConfigError(f"must be more than nothing, not {recovery_interval!r}", field="recovery_interval")
+        raise ConfigError(f"must be greater than 0, not {recovery_interval!r}", field="recovery_interval")
     return RecoverySettings(reduce, recover, interval, beyond=not max_recovery, cooldown=_micros("cooldown", cooldown))
 
 
@@ -99,46 +99,46 @@ def _micros(name: str, value: float | timedelta) -> int:
 
 
 class Reduction(NamedTuple):
-    """One reduction, ordered by its epoch: to `value`, since an instant, with no call before `until`."""
+    """One reduction, ordered by its epoch: to `value`, since an instant, with no calls before `until`."""
 
     epoch: int
     agent: str
     value: int
     since: int
-    until: int  # at least `since`: recovery is counted from here
+    until: int  # at least `since`: recovery starts here
 
 
 @dataclass(frozen=True, slots=True)
 class CapacityState:
-    """What is known of one resource's capacity; see above for what it answers."""
+    """The known reductions of one resource; see the module for the rules."""
 
     original: int
-    terms: RecoverySettings = RecoverySettings()
+    settings: RecoverySettings = RecoverySettings()
     reductions: tuple[Reduction, ...] = field(default=())  # by epoch; `since` never falls as epochs rise
-    floor: int = 0  # reductions up to this epoch are settled
-    # Worked out once: the curves that count, since no newer one is as low and recovers no sooner, with their ends.
+    floor: int = 0  # reductions up to this epoch are ignored
+    # Computed once: the curves that matter, because no newer one is as low and recovers no sooner, with their ends.
     curves: tuple[tuple[Reduction, int | None], ...] = field(init=False, repr=False, compare=False, default=())
 
     def __post_init__(self) -> None:
-        """Leave out the curves that a newer one covers."""
-        front: list[Reduction] = []
+        """Compute the curves, without those that a newer one covers."""
+        relevant: list[Reduction] = []
         for reduction in reversed(self.reductions):
-            if not any(r.value <= reduction.value and r.until >= reduction.until for r in front):
-                front.append(reduction)
-        object.__setattr__(self, "curves", tuple((reduction, self._end(reduction)) for reduction in front))
+            if not any(r.value <= reduction.value and r.until >= reduction.until for r in relevant):
+                relevant.append(reduction)
+        object.__setattr__(self, "curves", tuple((reduction, self._end(reduction)) for reduction in relevant))
 
-    # ---- what it is --------------------------------------------------------------------------------------------------
+    # ---- reading -----------------------------------------------------------------------------------------------------
 
     def current(self, now: int) -> int:
-        """Tell the capacity at an instant."""
+        """Return the capacity at an instant."""
         values = [
             self._value(r, now) for r, end in self.curves if r.value < self.original and (end is None or end > now)
         ]
-        return min(values) if values else self._rest(now)
+        return min(values) if values else self._recovered_value(now)
 
     def next_change(self, now: int) -> int | None:
-        """Tell the next instant at which the capacity may be another; None: it stays as it is."""
-        interval = self.terms.interval
+        """Return the next instant at which the capacity may change; None: never by itself."""
+        interval = self.settings.interval
         if interval is None:
             return None
         steps = [
@@ -150,7 +150,7 @@ class CapacityState:
 
     @property
     def frozen_until(self) -> int | None:
-        """Tell before which instant no call is to be made; None: none was asked for."""
+        """The instant before which no call may be made; None: not frozen."""
         ends = [reduction.until for reduction in self.reductions if reduction.until > reduction.since]
         return max(ends, default=None)
 
@@ -159,58 +159,58 @@ class CapacityState:
         return [r for r, end in reversed(self.curves) if end is None or end > now]
 
     def recovered_at(self, now: int) -> int | None:
-        """Tell when nothing will be in force any more, if no more is heard; None: never."""
+        """Return when all known reductions will have recovered; None: never."""
         ends = [end for _, end in self.curves]
         known = [end for end in ends if end is not None]
         return max((now, *known)) if len(known) == len(ends) else None
 
     @property
     def epoch(self) -> int:
-        """The highest epoch heard of."""
+        """The highest epoch received."""
         return max(self.floor, self.reductions[-1].epoch if self.reductions else 0)
 
     def next_epoch(self, wall: int) -> int:
-        """Give a new reduction its number: above all heard of and, by the wall clock, above those not heard of."""
+        """Return the epoch of a new reduction: above all received, and above others by the wall clock."""
         return min(MAX_INTEGER, max(self.epoch + 1, wall))
 
     def _steps(self, reduction: Reduction, now: int) -> int:
-        return max(0, now - reduction.until) // self.terms.interval if self.terms.interval else 0
+        return max(0, now - reduction.until) // self.settings.interval if self.settings.interval else 0
 
     def _value(self, reduction: Reduction, now: int) -> int:
-        """Walk a curve that has not ended."""
+        """Return the value of a curve that has not ended."""
         value = reduction.value
         for _ in range(self._steps(reduction, now)):
-            value = self.terms.recovered(value)
+            value = self.settings.recovered(value)
         return value
 
-    def _rest(self, now: int) -> int:
-        """Tell where recovery has ended: at the original, or past it where that is allowed."""
-        if not self.terms.beyond or self.terms.interval is None:
+    def _recovered_value(self, now: int) -> int:
+        """Return the capacity after recovery: the original, or more if that is allowed."""
+        if not self.settings.beyond or self.settings.interval is None:
             return self.original
-        ends = [self._climb(r.value)[0] for r in self.reductions if r.value < self.original and r.until <= now]
+        ends = [self._recovery_end(r.value)[0] for r in self.reductions if r.value < self.original and r.until <= now]
         return max(ends, default=self.original)
 
     def _end(self, reduction: Reduction) -> int | None:
         if reduction.value >= self.original:
             return reduction.until
-        if self.terms.interval is None:
+        if self.settings.interval is None:
             return None
-        return reduction.until + self._climb(reduction.value)[1] * self.terms.interval
+        return reduction.until + self._recovery_end(reduction.value)[1] * self.settings.interval
 
-    def _climb(self, value: int) -> tuple[int, int]:
-        """Recover to the end: the value there, and the steps it takes."""
+    def _recovery_end(self, value: int) -> tuple[int, int]:
+        """Return the value at the end of recovery, and the number of steps."""
         steps = 0
         while value < self.original:
-            value, steps = self.terms.recovered(value), steps + 1
+            value, steps = self.settings.recovered(value), steps + 1
         return value, steps
 
-    # ---- how it changes ----------------------------------------------------------------------------------------------
+    # ---- changing ----------------------------------------------------------------------------------------------------
 
     def reduce(self, now: int, epoch: int, agent: str, retry_after: int = 0) -> CapacityState:
-        """Reduce by the terms' factor; `retry_after` microseconds without any call. Of an echo only that counts."""
+        """Reduce by the factor of the settings, and freeze for `retry_after` microseconds; a duplicate only freezes."""
         value = self.current(now)
-        if not self.reductions or now - self.reductions[-1].since >= self.terms.cooldown:
-            value = self.terms.reduced(value)
+        if not self.reductions or now - self.reductions[-1].since >= self.settings.cooldown:
+            value = self.settings.reduced(value)
         elif not retry_after:
             return self
         return self.merge(now, epoch, agent, value, retry_after=retry_after)
@@ -218,14 +218,14 @@ class CapacityState:
     def merge(
         self, now: int, epoch: int, agent: str, value: int, *, age: int = 0, retry_after: int = 0
     ) -> CapacityState:
-        """Learn of a reduction to `value` (at least 1) that is `age` old; the same object if that changes nothing.
+        """Add a reduction to `value` (at least 1) that is `age` old; returns the same object if nothing changes.
 
-        A value above the original is no reduction; nor is the original itself, but its freeze counts.
+        A value above the original is not a reduction; neither is the original itself, but its freeze applies.
         """
         if epoch <= self.floor or value > self.original or value < 1 or (value == self.original and not retry_after):
             return self
         since = min((now - max(0, age), *(r.since for r in self.reductions if r.epoch >= epoch)))
-        length = max(0, min(LONGEST_FREEZE, retry_after))
+        length = max(0, min(MAX_FREEZE, retry_after))
         new = Reduction(epoch, agent, value, since, since + length)
         known = [
             r if r.epoch > epoch or r.since <= since else r._replace(since=since, until=since + (r.until - r.since))
@@ -236,10 +236,10 @@ class CapacityState:
             merged = tuple(known)
         else:
             merged = (*known[:place], new, *known[place:])
-        return self if merged == self.reductions else self._keeping(merged, now)
+        return self if merged == self.reductions else self._bounded(merged, now)
 
-    def _keeping(self, reductions: tuple[Reduction, ...], now: int) -> CapacityState:
-        """Keep the latest reductions; an older one that is in force is folded into the next."""
+    def _bounded(self, reductions: tuple[Reduction, ...], now: int) -> CapacityState:
+        """Keep the latest reductions; an older one in force is merged into the next."""
         after = replace(self, reductions=reductions)
         if len(reductions) <= MAX_REDUCTIONS:
             return after
@@ -249,5 +249,5 @@ class CapacityState:
         return replace(self, reductions=(second, *rest), floor=max(self.floor, first.epoch))
 
     def restart(self, original: int) -> CapacityState:
-        """Begin anew with another original: what was reduced before is settled."""
-        return CapacityState(original, self.terms, (), self.epoch)
+        """Return a state with another original and without the previous reductions."""
+        return CapacityState(original, self.settings, (), self.epoch)

@@ -1,15 +1,15 @@
-"""Messages between agents: JSON objects, signed where a secret is shared, and then obeyed only while they are recent.
+"""Messages between agents: JSON objects, signed if a secret is shared, and then accepted only while recent.
 
-The signature is the HMAC-SHA256, in hexadecimal, of the message without it: JSON with sorted keys and no spaces, ASCII
-only. A signed message carries its `timestamp` and a `nonce`, so whoever records one and sends it again gains little:
+The signature is the hexadecimal HMAC-SHA256 of the message without it: JSON with sorted keys and no spaces, ASCII only.
+A signed message contains its `timestamp` and a `nonce`, so replaying a recorded message has little effect:
 
-- One whose timestamp is further back than `MAX_AGE` is too old, and one that is further ahead than `MAX_CLOCK_SKEW` is
-  too early: both are ignored. Nothing that an agent announces is in force for longer than `MAX_AGE`.
-- One that is older than `MAX_CLOCK_SKEW` counts from its timestamp, however it comes: as much of it as would be in
-  force had it been heard in time.
-- One that was heard before, live or retained, is ignored when it comes again as a new one.
+- A message whose timestamp is older than `MAX_AGE`, or further ahead than `MAX_CLOCK_SKEW`, is ignored. Nothing that an
+  agent announces is in force for longer than `MAX_AGE`.
+- A message older than `MAX_CLOCK_SKEW` counts from its timestamp, however it was delivered: it has the effect that it
+  would have now, had it been received in time.
+- A message that was received before, live or retained, is ignored when it arrives again as a new one.
 
-Messages that are not signed are not checked for their age: anybody could have written any time into them.
+The age of unsigned messages is not checked: any client could have written any timestamp.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import threading
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
-from tidegate.adaptive.capacity import LONGEST_FREEZE
+from tidegate.adaptive.capacity import MAX_FREEZE
 from tidegate.core.bounds import SECOND
 from tidegate.errors import ConfigError
 from tidegate.fork import fork_safe
@@ -30,37 +30,37 @@ from tidegate.fork import fork_safe
 if TYPE_CHECKING:
     from tidegate.clock import Clock
 
-MAX_CLOCK_SKEW: Final = 300 * SECOND  # by which the clocks of agents that share a secret may differ
-MAX_AGE: Final = LONGEST_FREEZE + MAX_CLOCK_SKEW
-MAX_REMEMBERED: Final = 10_000  # signatures of messages that were heard
+MAX_CLOCK_SKEW: Final = 300 * SECOND  # between agents that share a secret
+MAX_AGE: Final = MAX_FREEZE + MAX_CLOCK_SKEW
+MAX_REMEMBERED: Final = 10_000  # signatures of received messages
 NONCE_BYTES: Final = 16
 EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
-Verdict = Literal["new", "old", "expired", "replayed"]
+MessageAge = Literal["new", "old", "expired", "replayed"]
 
 
 class MalformedError(ValueError):
-    """A message that cannot be read, or is not from somebody who knows the secret."""
+    """A message that cannot be parsed, or is not signed with the secret."""
 
 
 class SignedMessage(NamedTuple):
-    """The fields of a message, without its signature; the signature is empty where there is no secret."""
+    """The fields of a message without its signature; the signature is empty if there is no secret."""
 
     fields: dict[str, Any]
     signature: str
 
 
 def read_secret(secret: str | bytes | None) -> bytes | None:
-    """Take a shared secret; an empty one would protect nothing."""
+    """Return a shared secret as bytes; an empty one is refused."""
     if secret is None:
         return None
     if not isinstance(secret, (str, bytes)) or not secret:
-        raise ConfigError("must be a text that all agents share, not an empty one", field="secret")
+        raise ConfigError("must be a non-empty string or bytes that all agents share", field="secret")
     return secret.encode() if isinstance(secret, str) else secret
 
 
 def write_signed(fields: dict[str, Any], secret: str | bytes | None) -> bytes:
-    """Write a message; if there is a secret, with a nonce, and signed."""
+    """Write a message; with a secret, add a nonce and a signature."""
     key = read_secret(secret)
     if key is not None:
         fields = {"nonce": secrets.token_hex(NONCE_BYTES), **fields}
@@ -68,10 +68,10 @@ def write_signed(fields: dict[str, Any], secret: str | bytes | None) -> bytes:
     return json.dumps(fields, separators=(",", ":")).encode()
 
 
-def read_signed(text: bytes | str, secret: str | bytes | None, longest: int) -> SignedMessage:
-    """Read a message; with a secret, only one that was signed with it."""
-    if len(text) > longest:
-        raise MalformedError(f"a message of {len(text)} bytes is too long")
+def read_signed(text: bytes | str, secret: str | bytes | None, max_bytes: int) -> SignedMessage:
+    """Read a message; with a secret, it must be signed with it."""
+    if len(text) > max_bytes:
+        raise MalformedError(f"the message has {len(text)} bytes, more than {max_bytes}")
     key = read_secret(secret)
     try:
         fields = json.loads(text)
@@ -80,12 +80,12 @@ def read_signed(text: bytes | str, secret: str | bytes | None, longest: int) -> 
         given = fields.pop("signature", None)
         if key is None:
             return SignedMessage(fields, "")
-        right = _signature(fields, key)
+        expected = _signature(fields, key)
     except (ValueError, RecursionError) as error:
         raise MalformedError(f"not JSON: {error}" if not isinstance(error, MalformedError) else str(error)) from None
-    if not isinstance(given, str) or not given.isascii() or not hmac.compare_digest(given, right):
+    if not isinstance(given, str) or not given.isascii() or not hmac.compare_digest(given, expected):
         raise MalformedError("not signed with our secret")
-    return SignedMessage(fields, right)
+    return SignedMessage(fields, expected)
 
 
 def _signature(fields: dict[str, Any], key: bytes) -> str:
@@ -94,63 +94,63 @@ def _signature(fields: dict[str, Any], key: bytes) -> str:
 
 
 def write_instant(micros: int) -> str:
-    """Write an instant, in microseconds since 1970, as a timestamp of RFC 3339."""
+    """Write an instant, in microseconds since 1970, as an RFC 3339 timestamp."""
     instant = EPOCH + timedelta(microseconds=micros)
     return instant.isoformat(timespec="microseconds").replace("+00:00", "Z")
 
 
 def read_instant(value: object) -> datetime:
-    """Read a timestamp of RFC 3339; without a zone it is in UTC."""
+    """Read an RFC 3339 timestamp; without a zone it is UTC."""
     try:
-        instant = datetime.fromisoformat(value)  # type: ignore[arg-type]  # what is no text is refused below
+        instant = datetime.fromisoformat(value)  # type: ignore[arg-type]  # a TypeError is handled below
         return instant.replace(tzinfo=UTC) if instant.tzinfo is None else instant.astimezone(UTC)
     except (TypeError, ValueError, OverflowError):
-        raise MalformedError(f"timestamp must be a date and time as of RFC 3339, not {value!r}") from None
+        raise MalformedError(f"timestamp must be an RFC 3339 date and time, not {value!r}") from None
 
 
 class MessageSigner:
-    """Signs the messages of one agent, and judges those of others. Thread-safe."""
+    """Signs the messages of one agent, and checks the age of received ones. Thread-safe."""
 
     def __init__(self, secret: str | bytes | None, clock: Clock) -> None:
-        """Without a secret, messages are neither signed nor judged."""
+        """Without a secret, messages are neither signed nor checked."""
         self.secret = read_secret(secret)
         self._clock = clock
         self._lock = fork_safe(threading.Lock())
-        self._heard: dict[str, None] = {}
+        self._received: dict[str, None] = {}
 
     @property
     def tag(self) -> str:
-        """Tell swarms with different secrets apart without telling the secret."""
+        """A hash that distinguishes swarms with different secrets without revealing the secret."""
         return "" if self.secret is None else hmac.new(self.secret, b"tag", hashlib.sha256).hexdigest()[:16]
 
     def write(self, fields: dict[str, Any]) -> bytes:
-        """Write a message of this instant."""
+        """Write a message with the current time."""
         if self.secret is not None:
             fields = {**fields, "timestamp": write_instant(self._clock.ns() // 1000)}
         return write_signed(fields, self.secret)
 
-    def read_new(self, text: bytes | str, longest: int) -> dict[str, Any]:
-        """Read a message that counts only while it is new."""
-        fields, signature = read_signed(text, self.secret, longest)
+    def read_new(self, text: bytes | str, max_bytes: int) -> dict[str, Any]:
+        """Read a message that is valid only while it is new."""
+        fields, signature = read_signed(text, self.secret, max_bytes)
         if self.secret is not None:
             instant = (read_instant(fields.get("timestamp")) - EPOCH) // timedelta(microseconds=1)
-            verdict = self.judge(signature, instant, late=False)
-            if verdict != "new":
-                raise MalformedError(f"not new, but {verdict}")
+            age_class = self.classify(signature, instant, late=False)
+            if age_class != "new":
+                raise MalformedError(f"the message is not new but {age_class}")
         return fields
 
-    def judge(self, signature: str, instant: int, *, late: bool) -> Verdict:
-        """Tell how a message that was signed is to be taken; `late`: it is known to be no new one."""
+    def classify(self, signature: str, instant: int, *, late: bool) -> MessageAge:
+        """Classify a signed message by its age; `late`: it is known to be old."""
         if self.secret is None:
             return "old" if late else "new"
         age = self._clock.ns() // 1000 - instant
         if not -MAX_CLOCK_SKEW <= age <= MAX_AGE:
             return "expired"
         with self._lock:
-            known = signature in self._heard
-            self._heard[signature] = None
-            if len(self._heard) > MAX_REMEMBERED:
-                del self._heard[next(iter(self._heard))]
+            known = signature in self._received
+            self._received[signature] = None
+            if len(self._received) > MAX_REMEMBERED:
+                del self._received[next(iter(self._received))]
         if late:
             return "old"
         if known:

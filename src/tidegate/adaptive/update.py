@@ -1,11 +1,11 @@
-"""What agents tell each other: a CapacityUpdate, as JSON, signed where a secret is shared.
+"""The message that agents exchange: a CapacityUpdate, as JSON, signed if a secret is shared.
 
     {"resource": "api", "agent_id": "agent-1", "new_capacity": 50, "reason": "received 429 response",
      "timestamp": "2026-11-16T01:33:32.120000Z", "epoch": 1794792812120000, "retry_after": 12.0, "nonce": "…",
      "signature": "…"}
 
-The first five are all that is needed. Without `epoch`, the timestamp stands for it. `nonce` and `signature` are there
-where a secret is shared; `signing` says how they are made and checked.
+The first five fields are required. Without `epoch`, the timestamp is used. With a shared secret there are `nonce` and
+`signature`; `signing` describes how they are made and checked.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ if TYPE_CHECKING:
     from datetime import datetime
 
 MAX_UPDATE_BYTES: Final = 40_000
-MAX_NAME: Final = 1024  # characters of a resource, an agent or a reason
+MAX_NAME: Final = 1024  # characters of a resource, agent or reason
 MAX_KEY_BYTES: Final = 256
-MAX_EPOCH: Final = 2**52  # of epochs that others send: there must be room above, for ours (as a time: the year 2112)
+MAX_EPOCH: Final = 2**52  # of received epochs: leaves room for higher ones of our own (as a time: the year 2112)
 
 
 @dataclass(frozen=True, slots=True)
 class CapacityUpdate:
-    """Says that one agent has reduced a resource to `new_capacity`, why and when.
+    """One agent's reduction of a resource to `new_capacity`, with reason and time.
 
-    `epoch` orders updates without trusting clocks (see `capacity`). `retry_after` asks for no calls at all for so many
+    `epoch` orders updates without relying on clocks (see `capacity`). `retry_after` asks for no calls for so many
     seconds.
     """
 
@@ -51,16 +51,16 @@ class CapacityUpdate:
 
     @property
     def order(self) -> int:
-        """The epoch, or the timestamp of a sender that knows none."""
+        """The epoch, or the timestamp if the sender gave none."""
         return self.epoch if self.epoch is not None else max(1, min(MAX_EPOCH, self.at))
 
     @property
     def pause(self) -> int:
-        """The microseconds without calls that it asks for."""
+        """The requested pause in microseconds."""
         return 0 if self.retry_after is None else round(self.retry_after * SECOND)
 
     def to_json(self, secret: str | bytes | None = None) -> bytes:
-        """Write the message, signed if there is a secret."""
+        """Return the message, signed if there is a secret."""
         fields: dict[str, Any] = {
             "resource": self.resource,
             "agent_id": self.agent_id,
@@ -76,17 +76,17 @@ class CapacityUpdate:
 
     @classmethod
     def from_json(cls, text: bytes | str, secret: str | bytes | None = None) -> Self:
-        """Read a message; MalformedError says what is wrong with it. Fields that are not known are left alone."""
+        """Parse a message; raises MalformedError. Unknown fields are ignored."""
         return cls.from_fields(read_signed(text, secret, MAX_UPDATE_BYTES).fields)
 
     @classmethod
     def from_fields(cls, fields: dict[str, Any]) -> Self:
-        """Take the fields of a message that was read."""
+        """Build an update from the fields of a parsed message."""
         capacity, epoch, pause = fields.get("new_capacity"), fields.get("epoch"), fields.get("retry_after")
         if capacity is None or not _whole(capacity):
-            raise MalformedError(f"new_capacity must be a whole number from 1, not {capacity!r}")
+            raise MalformedError(f"new_capacity must be an integer from 1, not {capacity!r}")
         if epoch is not None and not (_whole(epoch) and epoch <= MAX_EPOCH):
-            raise MalformedError(f"epoch must be a whole number from 1 to 2**52, not {epoch!r}")
+            raise MalformedError(f"epoch must be an integer from 1 to 2**52, not {epoch!r}")
         if pause is not None and not (_number(pause) and 0 <= pause <= MAX_INTEGER // SECOND):
             raise MalformedError(f"retry_after must be a number of seconds, not {pause!r}")
         return cls(
@@ -111,12 +111,12 @@ def _number(value: object) -> bool:
 def _text(fields: dict[str, Any], name: str, *, needed: bool = True) -> str:
     value = fields.get(name, "")
     if not is_name(value) and (needed or value != ""):
-        raise MalformedError(f"{name} must be text of up to {MAX_NAME} characters, not {value!r}")
+        raise MalformedError(f"{name} must be a string of 1 to {MAX_NAME} characters, not {value!r}")
     return value  # type: ignore[no-any-return]  # a string
 
 
 def is_name(value: object) -> bool:
-    """Tell whether a value is a string that every bus can carry: not empty, not too long, without lone surrogates."""
+    """Return whether a value is a string that every bus can carry: not empty, not too long, no lone surrogates."""
     if not isinstance(value, str) or not 0 < len(value) <= MAX_NAME:
         return False
     try:
@@ -127,6 +127,6 @@ def is_name(value: object) -> bool:
 
 
 def retain_key(resource: str, agent_id: str, tag: str = "") -> str:
-    """Name the latest update of an agent on a resource, for those who join later; `tag` tells swarms apart."""
+    """Return the retain key of an agent's latest update of a resource; `tag` distinguishes swarms."""
     key = join_key((resource, agent_id, tag) if tag else (resource, agent_id))
     return key if len(key.encode()) <= MAX_KEY_BYTES else f"sha256:{hashlib.sha256(key.encode()).hexdigest()}"

@@ -1,4 +1,4 @@
-"""What a Bus is: publish and subscribe, and the messages that a late joiner still needs."""
+"""The Bus interface: publish, subscribe, and messages retained for later subscribers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SUBJECT: Final = re.compile(r"[\w-]+(\.[\w-]+)*", re.ASCII)
 
 
 class Event(NamedTuple):
-    """A message that arrived. `late`: it may be old, since it was retained or had to wait for a connection."""
+    """A received message. `late`: it may be old, because it was retained or had to wait for a connection."""
 
     subject: str
     payload: bytes
@@ -30,9 +30,9 @@ class Event(NamedTuple):
 
 
 class Retain(NamedTuple):
-    """Keep a message for those who join later, under a key, for at least `ttl` seconds (a day at most).
+    """Retain a message for later subscribers, under a key, for at least `ttl` seconds (a day at most).
 
-    A higher version replaces a lower. The key has 1 to 512 bytes, the message at most 65,536.
+    A higher version replaces a lower one. The key has 1 to 512 bytes, the message at most 65,536.
     """
 
     key: str
@@ -48,7 +48,7 @@ class Subscription:
     """Calls a handler for each message of a subject until it is closed."""
 
     def __init__(self, bus: Bus, subject: str, handler: Handler, synced: Synced | None) -> None:
-        """Made by `Bus.subscribe`."""
+        """Use `Bus.subscribe` to create one."""
         self.subject = subject
         self._bus = bus
         self._handler = handler
@@ -56,7 +56,7 @@ class Subscription:
         self.closed = False
 
     def deliver(self, event: Event) -> None:
-        """Call the handler; one that raises harms nobody else."""
+        """Call the handler; its exceptions are logged and do not affect other handlers."""
         if self.closed:
             return
         try:
@@ -66,7 +66,7 @@ class Subscription:
             log.exception("a subscriber of %s failed", self.subject)
 
     def sync(self, retained: Mapping[str, int]) -> None:
-        """Tell that all retained messages were delivered: their keys and versions."""
+        """Report that all retained messages were delivered: their keys and versions."""
         if self.closed or self._synced is None:
             return
         try:
@@ -76,7 +76,7 @@ class Subscription:
             log.exception("a subscriber of %s failed", self.subject)
 
     def close(self) -> None:
-        """Deliver nothing more."""
+        """Stop delivering messages."""
         self.closed = True
         self._bus.forget(self)
 
@@ -84,15 +84,15 @@ class Subscription:
 class Bus(ABC):
     """Carries messages between agents.
 
-    - Each subscriber gets each message of its subject that is published while it is there, the publisher's own
-      included: at most once in the usual course, in the order of each publisher. Around a lost connection messages may
-      be missed or come twice.
-    - `publish` and `subscribe` never wait for a server: messages stand in a bounded queue, the oldest is dropped
-      (counted) when it is full. A connection is tried again for ever.
-    - A new subscriber first gets the retained messages, and so does everyone after a reconnect, marked `late`. Of one
-      key the highest version is retained. Then `synced` is called with what was retained, so that somebody who knows
-      more can publish it again.
-    - Handlers run on the bus's thread, or on the publisher's: they should be quick. One that raises is logged.
+    - Each subscriber receives each message of its subject that is published while it is subscribed, including those of
+      its own bus: normally once, in the order of each publisher. Around a lost connection messages may be missed or
+      come twice.
+    - `publish` and `subscribe` never wait for a server: messages are queued, up to a maximum; when the queue is full
+      the oldest is dropped and counted. A lost connection is retried without limit.
+    - A new subscriber first receives the retained messages, and so does every subscriber after a reconnect, marked
+      `late`. For each key the highest version is retained. Then `synced` is called with the retained versions, so that
+      a subscriber with a newer version can publish it again.
+    - Handlers run on the bus's thread, or on the publisher's: keep them short. Exceptions are logged.
     """
 
     clock: Clock
@@ -100,32 +100,32 @@ class Bus(ABC):
 
     @abstractmethod
     def publish(self, subject: str, payload: bytes, retain: Retain | None = None, *, late: bool = False) -> None:
-        """Send a message to the subscribers of a subject; `late` marks one that is not new."""
+        """Send a message to the subscribers of a subject; `late` marks a message that is not new."""
 
     @abstractmethod
     def subscribe(self, subject: str, handler: Handler, synced: Synced | None = None) -> Subscription:
-        """Have a handler called for each message of a subject."""
+        """Call a handler for each message of a subject."""
 
     @abstractmethod
     def forget(self, subscription: Subscription) -> None:
-        """Drop a subscription that was closed."""
+        """Remove a subscription that was closed."""
 
     @property
     @abstractmethod
     def connected(self) -> bool:
-        """Whether messages can be sent right now."""
+        """Whether messages can be sent now."""
 
     @abstractmethod
     def wait(self, seconds: float) -> bool:
-        """Wait until connected, so many seconds at most; tell whether it is."""
+        """Wait until connected, at most `seconds`; returns whether it is."""
 
     @abstractmethod
     def metrics(self) -> dict[str, int]:
-        """Count what was sent, received, dropped, and how often a connection was made."""
+        """Return counters of messages sent, received and dropped, and of connections made."""
 
     @abstractmethod
     def close(self) -> None:
-        """Send what is queued if that is possible at once, and let go of everything. A second time does nothing."""
+        """Send queued messages if connected, and close everything. A second call does nothing."""
 
     def __enter__(self) -> Self:
         """Close at the end of the block."""
@@ -162,7 +162,7 @@ def check_message(payload: bytes, retain: Retain | None) -> None:
 
 
 def _utf8_bytes(text: object) -> int:
-    """Count the bytes of a string in UTF-8; 0 for what is no string, or has a lone surrogate."""
+    """Return the length of a string in UTF-8; 0 for other types and for lone surrogates."""
     try:
         return len(text.encode()) if isinstance(text, str) else 0
     except UnicodeEncodeError:
@@ -170,5 +170,5 @@ def _utf8_bytes(text: object) -> int:
 
 
 def closed_bus() -> Closed:
-    """Say that the bus is closed."""
+    """Return the error of a closed bus."""
     return Closed("the bus is closed")

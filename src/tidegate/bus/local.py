@@ -1,4 +1,4 @@
-"""A bus within this process: `local://NAME`. Whoever opens the same name is connected."""
+"""A bus within this process: `local://NAME`. All buses with the same name are connected."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ from tidegate.fork import fork_safe
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-MAX_RETAINED: Final = 10_000  # retained messages of a hub
+MAX_RETAINED: Final = 10_000  # messages per hub
 
 
 class LocalHub:
-    """The meeting place of one name; forgotten with the last bus that is open on it."""
+    """Connects all buses of one name; deleted with the last of them."""
 
     def __init__(self, clock: Clock) -> None:
-        self.clock = clock  # of whoever came first: ends are told by one clock
+        self.clock = clock  # of the first bus: expiry is measured by one clock
         self.lock = fork_safe(threading.Lock())
         self.subscriptions: list[Subscription] = []
         self.retained: dict[tuple[str, str], tuple[int, int, bytes]] = {}  # version, end in steady time, message
 
-    def keep(self, subject: str, payload: bytes, retain: Retain) -> None:
-        """Retain a message, unless a newer one is."""
+    def retain(self, subject: str, payload: bytes, retain: Retain) -> None:
+        """Retain a message, unless a newer version is retained."""
         now = self.clock.steady()
         with self.lock:
             self.retained = {place: kept for place, kept in self.retained.items() if kept[1] > now}
@@ -50,7 +50,7 @@ class LocalHub:
                 del self.retained[next(iter(self.retained))]
 
     def join(self, subscription: Subscription) -> tuple[dict[str, int], list[bytes]]:
-        """Add a subscription and give what was retained before it."""
+        """Add a subscription; returns the versions and payloads retained before it."""
         now = self.clock.steady()
         with self.lock:
             self.subscriptions = [*self.subscriptions, subscription]
@@ -87,13 +87,13 @@ class LocalBus(Bus):
         event = Event(check_subject(subject), bytes(payload), late)
         self._published += 1
         if retain is not None:
-            self._hub.keep(subject, event.payload, retain)
+            self._hub.retain(subject, event.payload, retain)
         for subscription in self._hub.subscriptions:
             if subscription.subject == subject:
                 subscription.deliver(event)
 
     def subscribe(self, subject: str, handler: Handler, synced: Synced | None = None) -> Subscription:
-        """Have a handler called, at once for what is retained."""
+        """Call a handler for each message, immediately for retained ones."""
         self._check()
 
         def counted(event: Event) -> None:
@@ -110,22 +110,22 @@ class LocalBus(Bus):
         return subscription
 
     def forget(self, subscription: Subscription) -> None:
-        """Drop a subscription."""
+        """Remove a subscription."""
         with self._hub.lock:
             self._hub.subscriptions = [other for other in self._hub.subscriptions if other is not subscription]
         self._own = [other for other in self._own if other is not subscription]
 
     @property
     def connected(self) -> bool:
-        """Always, until closed."""
+        """Whether the bus is open."""
         return not self._closed
 
     def wait(self, seconds: float) -> bool:  # noqa: ARG002 - there is nothing to wait for
-        """Tell whether it is open."""
+        """Return whether the bus is open."""
         return not self._closed
 
     def metrics(self) -> dict[str, int]:
-        """Count what was sent and received."""
+        """Return counters of messages sent and received."""
         return {
             "published": self._published,
             "received": self._received,
@@ -136,7 +136,7 @@ class LocalBus(Bus):
         }
 
     def close(self) -> None:
-        """Drop this bus's subscriptions."""
+        """Close this bus's subscriptions."""
         self._closed = True
         for subscription in list(self._own):
             subscription.close()
@@ -147,5 +147,5 @@ class LocalBus(Bus):
 
 
 def open_local(url: str, clock: Clock | None) -> LocalBus:
-    """Open the bus of the name that stands where a host would."""
+    """Open the bus of a URL, whose host part is the name."""
     return LocalBus(unquote(url.partition(":")[2].removeprefix("//")), clock)

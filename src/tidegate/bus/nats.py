@@ -1,6 +1,6 @@
-"""A bus through NATS: core publish and subscribe, and a JetStream key-value bucket of retained messages for a subject.
+"""A bus through NATS: core publish and subscribe, and one JetStream key-value bucket of retained messages per subject.
 
-A server without JetStream works too; then a late joiner learns nothing of what was before (a warning says so).
+A server without JetStream works too, without retained messages (a warning is logged).
 """
 
 from __future__ import annotations
@@ -37,19 +37,19 @@ if TYPE_CHECKING:
 
 PORT: Final = 4222
 SCHEMES: Final = ("nats", "tls", "ws", "wss")
-PING_INTERVAL: Final = SECOND  # how often a silent server is asked whether it is there
+PING_INTERVAL: Final = SECOND  # between two checks of an idle connection
 DAY_SECONDS: Final = 86_400.0
-# A server refuses what is more than these; a bucket that is there already keeps its own bounds.
+# The server refuses larger values; an existing bucket keeps its own maximum.
 MAX_VALUE_BYTES: Final = MAX_RETAINED_BYTES + VERSION_DIGITS + 1
 MAX_BUCKET_BYTES: Final = 4 * MAX_RECALLED_BYTES
-MAX_REPLACE_ATTEMPTS: Final = 5  # to replace a retained message that others replace at the same time
+MAX_REPLACE_ATTEMPTS: Final = 5  # if others replace a retained message at the same time
 
 
 class NatsConnection:
     """One connection."""
 
     def __init__(self, client: Client, arrived: Arrived, unretained: Callable[[Exception], None]) -> None:
-        """Use a client that is connected."""
+        """Wrap a connected client."""
         self._client = client
         self._arrived = arrived
         self._unretained = unretained
@@ -57,7 +57,7 @@ class NatsConnection:
         self._gone = TaskSignal()
 
     async def listen(self, subject: str) -> None:
-        """Subscribe, and wait for the server to have heard of it."""
+        """Subscribe, and wait until the server has processed it."""
 
         async def arrived(message: Msg) -> None:
             self._arrived(message.subject, message.data)
@@ -67,16 +67,16 @@ class NatsConnection:
 
     async def send(self, subject: str, payload: bytes) -> None:
         """Publish."""
-        if not self._client.is_connected:  # else it would be sent at some later time, as if it were new
+        if not self._client.is_connected:  # else the client would send it later, as if it were new
             raise ConnectionError("the connection is lost")
         try:
             await self._client.publish(subject, payload)
         except MaxPayloadError:
-            message = f"{len(payload)} bytes are more than its max_payload, {self._client.max_payload}"
+            message = f"{len(payload)} bytes exceed the server's max_payload of {self._client.max_payload}"
             raise UnsendableError(message) from None
 
-    async def keep(self, subject: str, payload: bytes, retain: Retain) -> bool:
-        """Put the message into the subject's bucket, unless a newer one is there."""
+    async def retain(self, subject: str, payload: bytes, retain: Retain) -> bool:
+        """Put the message into the subject's bucket, unless a newer version is there."""
         bucket = await self._bucket(subject)
         if bucket is None:
             return False
@@ -106,7 +106,7 @@ class NatsConnection:
             return False
         return True
 
-    async def recall(self, subject: str, found: RecalledMessages) -> None:
+    async def read_retained(self, subject: str, found: RecalledMessages) -> None:
         """Read the subject's bucket."""
         bucket = await self._bucket(subject)
         if bucket is None:
@@ -120,7 +120,7 @@ class NatsConnection:
             await watcher.stop()
 
     async def _bucket(self, subject: str) -> KeyValue | None:
-        """Open the bucket of a subject; None where the server keeps none, or is not yet ready to."""
+        """Open the bucket of a subject; None if the server has no JetStream, or is not ready yet."""
         if subject not in self._buckets:
             name = "tidegate-" + subject.replace(".", "-")
             stream = self._client.jetstream(timeout=STEP_TIMEOUT)
@@ -135,7 +135,7 @@ class NatsConnection:
                             max_bytes=MAX_BUCKET_BYTES,
                         )
                     )
-                except BadRequestError:  # there is one with other settings
+                except BadRequestError:  # a bucket with other settings exists
                     bucket = await stream.key_value(name)
             except (NatsError, TimeoutError) as error:
                 if not self._client.is_connected:
@@ -146,7 +146,7 @@ class NatsConnection:
         return self._buckets[subject]
 
     async def lost(self) -> None:
-        """Ask the server every second; the client does not tell of every end."""
+        """Ping the server every second until the connection is lost; the client does not report every loss."""
         clock = SystemClock()
         while not self._gone.is_set() and self._client.is_connected:
             await clock.wait_async(self._gone, clock.steady() + PING_INTERVAL)
@@ -155,7 +155,7 @@ class NatsConnection:
         raise ConnectionError("the connection is lost")
 
     def end(self) -> None:
-        """Note that the client has ended."""
+        """Record that the client has disconnected."""
         self._gone.set()
 
     async def close(self) -> None:
@@ -164,24 +164,24 @@ class NatsConnection:
 
 
 class NatsBus(NetworkBus):
-    """A bus through a NATS server, or several that know each other (their URLs joined by commas)."""
+    """A bus through a NATS server, or a cluster of them (their URLs joined by commas)."""
 
     def __init__(self, url: str, clock: Clock | None = None) -> None:
         """Start connecting."""
         self._servers = [part.strip() for part in url.split(",")]
-        super().__init__(",".join(_place(server) for server in self._servers), clock)
+        super().__init__(",".join(_display_url(server) for server in self._servers), clock)
 
     async def _connect(self, arrived: Arrived) -> NatsConnection:
-        links: list[NatsConnection] = []
+        connections: list[NatsConnection] = []
 
         async def ended() -> None:
-            for link in links:
-                link.end()
+            for connection in connections:
+                connection.end()
 
         async def ignored(_error: Exception) -> None:
-            """Say nothing: a connection that is lost is made again, and told of once."""
+            """Ignore errors of the client: the bus reconnects, and logs each loss once."""
 
-        # The driver's own reconnecting would send what it has buffered as if it were new.
+        # The client's own reconnecting would send buffered messages as if they were new.
         settings: dict[str, Any] = {"allow_reconnect": False, "max_reconnect_attempts": 1, "reconnect_time_wait": 0}
         client = await nats.connect(
             self._servers,
@@ -194,23 +194,23 @@ class NatsBus(NetworkBus):
             closed_cb=ended,
             **settings,
         )
-        links.append(NatsConnection(client, arrived, self._unretained))
+        connections.append(NatsConnection(client, arrived, self._unretained))
         if not client.is_connected:
             await ended()
-        return links[0]
+        return connections[0]
 
 
-def _place(url: str) -> str:
-    """Name a server as people do, without the password."""
+def _display_url(url: str) -> str:
+    """Return the URL of a server without user and password."""
     parts = server_url(url, "bus")
     if parts.scheme not in SCHEMES or not parts.hostname:
-        raise ConfigError(f"each server is a URL such as nats://host:{PORT}, not {redact(url)!r}", field="bus")
+        raise ConfigError(f"each server must be a URL such as nats://host:{PORT}, not {redact(url)!r}", field="bus")
     ((host, port),) = split_hosts(url, parts.netloc, "bus")
     return f"{parts.scheme}://{host}:{port or PORT}"
 
 
 def _key(text: str) -> bytes:
-    """Read the name of an entry; empty for one that we would not give."""
+    """Decode the key of an entry; empty if it is invalid."""
     try:
         return bytes.fromhex(text)
     except ValueError:

@@ -1,10 +1,10 @@
-"""What buses over a network share: a link that is made again for ever, and queues that never grow without bound.
+"""Shared by buses over a network: a connection that is retried without limit, and bounded queues.
 
-One thread runs an event loop that sends and receives; another calls handlers, so that a slow one holds up neither the
-connection nor a publisher. An adapter (nats.py, redis.py) provides a Link: one connection, until it is lost.
+One thread runs an event loop that sends and receives; another calls handlers, so that a slow handler delays neither the
+connection nor a publisher. An adapter (nats.py, redis.py) provides a BusConnection, which is used until it is lost.
 
-What was published while there was no connection is sent afterwards on `SUBJECT.late`, where subscribers know that it
-may be old. After each connect the retained messages are read again.
+Messages published without a connection are sent later on `SUBJECT.late`, so that subscribers know that they may be old.
+After each connect the retained messages are read again.
 """
 
 from __future__ import annotations
@@ -40,38 +40,38 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 log = logging.getLogger(__name__)
-MAX_QUEUED_MESSAGES: Final = 10_000  # messages to send, and messages to handle
+MAX_QUEUED_MESSAGES: Final = 10_000  # to send, and to handle
 MAX_INBOX_BYTES: Final = 64 * 2**20  # of messages to handle
 RECONNECT_PAUSE: Final = SECOND // 10  # between two attempts to connect
-STEP_TIMEOUT: Final = 2.0  # seconds that a step with a server may take
+STEP_TIMEOUT: Final = 2.0  # seconds per operation on a server
 LATE_SUFFIX: Final = ".late"
-REREAD_RETAINED_AFTER: Final = (1, 3, 10)  # seconds after which what is retained is read again, once connected
+REREAD_RETAINED_AFTER: Final = (1, 3, 10)  # seconds after connecting
 
 
 class UnsendableError(Exception):
-    """A message that the server will never take; the connection is fine."""
+    """A message that the server will never accept; the connection is intact."""
 
 
 class BusConnection(Protocol):
-    """One connection of an adapter. Each call may raise whatever the driver does: then the link is given up."""
+    """One connection of an adapter. Each call may raise any exception of the driver: then the connection is closed."""
 
     async def listen(self, subject: str) -> None:
-        """Have messages of a subject passed to `arrived`, from when this returns."""
+        """Pass messages of a subject to `arrived`, from the return of this call on."""
 
     async def send(self, subject: str, payload: bytes) -> None:
-        """Send a message; UnsendableError if the server will never take it."""
+        """Send a message; raises UnsendableError if the server will never accept it."""
 
-    async def keep(self, subject: str, payload: bytes, retain: Retain) -> bool:
-        """Retain a message, unless a newer one is; tell whether the server could."""
+    async def retain(self, subject: str, payload: bytes, retain: Retain) -> bool:
+        """Retain a message, unless a newer version is retained; returns whether the server could."""
 
-    async def recall(self, subject: str, found: RecalledMessages) -> None:
-        """Add the retained messages of a subject to those found."""
+    async def read_retained(self, subject: str, found: RecalledMessages) -> None:
+        """Add the retained messages of a subject to `found`."""
 
     async def lost(self) -> None:
         """Wait until the connection is lost."""
 
     async def close(self) -> None:
-        """Let go of the connection."""
+        """Close the connection."""
 
 
 Arrived = Callable[[str, bytes], None]
@@ -88,17 +88,17 @@ class _Message(NamedTuple):
 
 
 class NetworkBus(Bus):
-    """A bus over a network; see `Bus` for what it promises."""
+    """A bus over a network; see `Bus` for its guarantees."""
 
-    def __init__(self, where: str, clock: Clock | None = None) -> None:
-        """Start connecting to `where`, which is shown in messages."""
+    def __init__(self, address: str, clock: Clock | None = None) -> None:
+        """Start connecting to `address`, which is used in log messages."""
         self.clock = clock or SystemClock()
-        self.where = where
+        self.address = address
         self._subscriptions: list[Subscription] = []
         self._closing = False
         self._starting = fork_safe(threading.Lock())
         self._reset()
-        at_fork(child=self._start_over)
+        at_fork(child=self._restart_after_fork)
         self._start()
 
     def _reset(self) -> None:
@@ -110,37 +110,37 @@ class NetworkBus(Bus):
         self._lock = threading.Lock()
         self._new: list[Subscription] = []
         self._counts = dict.fromkeys(COUNTS, 0)
-        self._linked = threading.Event()
+        self._connected = threading.Event()
         self._ready = threading.Event()
-        self._told = False
-        self._refused = False
+        self._loss_logged = False
+        self._refusal_logged = False
         self._threads: list[threading.Thread] = []
         self._loop: asyncio.AbstractEventLoop | None = None
         self._signal: TaskSignal | None = None
         self._listening: set[str] = set()  # on this connection
         self._checks: set[asyncio.Future[None]] = set()
-        self._unkept: dict[tuple[str, str], _Message] = {}
-        self._recent: dict[int, None] = {}  # what arrived, so that it is not delivered again as retained
+        self._not_retained: dict[tuple[str, str], _Message] = {}
+        self._recent: dict[int, None] = {}  # received messages, so that they are not delivered again as retained
 
     def _start(self) -> None:
-        """Start the threads, unless they run."""
+        """Start the threads, unless they are running."""
         with self._starting:
             if self._running or self._closing:
                 return
             self._loop = asyncio.new_event_loop()
             self._threads = [
-                threading.Thread(target=self._run, name=f"tidegate bus {self.where}", daemon=True),
-                threading.Thread(target=self._handle, name=f"tidegate bus {self.where} handlers", daemon=True),
+                threading.Thread(target=self._run, name=f"tidegate bus {self.address}", daemon=True),
+                threading.Thread(target=self._run_handlers, name=f"tidegate bus {self.address} handlers", daemon=True),
             ]
             for thread in self._threads:
                 thread.start()
             self._ready.wait()
             self._running = True
 
-    def _start_over(self) -> None:
-        """Have threads and a connection of one's own in a forked process: for who listens at once, else when needed.
+    def _restart_after_fork(self) -> None:
+        """Start new threads and a new connection in a forked process: now if there are subscriptions, else when needed.
 
-        What its parent has queued, the parent sends.
+        Messages queued before the fork are sent by the parent.
         """
         abandon(self._loop, self._checks, self._signal)
         self._reset()
@@ -149,16 +149,16 @@ class NetworkBus(Bus):
 
     @abstractmethod
     async def _connect(self, arrived: Arrived) -> BusConnection:
-        """Make a connection, or raise."""
+        """Connect, or raise."""
 
     # ---- for any thread ----------------------------------------------------------------------------------------------
 
     def publish(self, subject: str, payload: bytes, retain: Retain | None = None, *, late: bool = False) -> None:
-        """Queue a message to be sent."""
+        """Queue a message for sending."""
         if self._closing:
             raise closed_bus()
         check_message(payload, retain)
-        message = _Message(check_subject(subject), bytes(payload), retain, late or not self._linked.is_set())
+        message = _Message(check_subject(subject), bytes(payload), retain, late or not self._connected.is_set())
         if not self._running:
             self._start()
         with self._lock:
@@ -170,7 +170,7 @@ class NetworkBus(Bus):
         self._wake()
 
     def subscribe(self, subject: str, handler: Handler, synced: Synced | None = None) -> Subscription:
-        """Have a handler called on the bus's thread."""
+        """Call a handler on the bus's thread."""
         if self._closing:
             raise closed_bus()
         subscription = Subscription(self, check_subject(subject), handler, synced)
@@ -183,28 +183,28 @@ class NetworkBus(Bus):
         return subscription
 
     def forget(self, subscription: Subscription) -> None:
-        """Drop a subscription."""
+        """Remove a subscription."""
         with self._lock:
             self._subscriptions = [other for other in self._subscriptions if other is not subscription]
 
     @property
     def connected(self) -> bool:
         """Whether there is a connection."""
-        return self._linked.is_set()
+        return self._connected.is_set()
 
     def wait(self, seconds: float) -> bool:
         """Wait for a connection."""
         if not self._running:
             self._start()
-        return self._linked.wait(seconds)
+        return self._connected.wait(seconds)
 
     def metrics(self) -> dict[str, int]:
-        """Count what was sent, received, dropped and malformed, what was not retained, and connections made."""
+        """Return counters of messages sent, received, dropped, malformed and not retained, and of connections made."""
         with self._lock:
             return {**self._counts, "failed": self.failed, "queued": len(self._outbox), "waiting": len(self._inbox)}
 
     def close(self) -> None:
-        """Send what is queued if connected, and end the threads."""
+        """Send queued messages if connected, and end the threads."""
         self._closing = True
         self._wake()
         with self._arriving:
@@ -214,7 +214,7 @@ class NetworkBus(Bus):
                 thread.join(STEP_TIMEOUT * 3)
 
     def _wake(self) -> None:
-        with suppress(RuntimeError):  # the loop has ended: the bus is closed
+        with suppress(RuntimeError):  # the event loop is closed: so is the bus
             if self._signal is not None and self._loop is not None:
                 self._loop.call_soon_threadsafe(self._signal.set)
 
@@ -231,29 +231,29 @@ class NetworkBus(Bus):
             del self._recent[next(iter(self._recent))]
         for subscription in self._subscriptions:
             if subscription.subject == event.subject:
-                self._hand(subscription.deliver, event)
+                self._enqueue(subscription.deliver, event)
 
-    def _hand(self, deliver: Callable[..., None], what: object) -> None:
+    def _enqueue(self, deliver: Callable[..., None], item: object) -> None:
         with self._arriving:
-            self._inbox.append((deliver, what))
-            self._inbox_bytes += _size(what)
+            self._inbox.append((deliver, item))
+            self._inbox_bytes += _size(item)
             while len(self._inbox) > MAX_QUEUED_MESSAGES or self._inbox_bytes > MAX_INBOX_BYTES:
                 self._inbox_bytes -= _size(self._inbox.popleft()[1])
                 self._counts["dropped"] += 1
             self._arriving.notify()
 
-    def _handle(self) -> None:
+    def _run_handlers(self) -> None:
         while True:
             with self._arriving:
                 while not self._inbox:
                     if self._closing:
                         return
                     self._arriving.wait()
-                deliver, what = self._inbox.popleft()
-                self._inbox_bytes -= _size(what)
-                self._counts["received"] += isinstance(what, Event)
+                deliver, item = self._inbox.popleft()
+                self._inbox_bytes -= _size(item)
+                self._counts["received"] += isinstance(item, Event)
             if not self._closing:
-                deliver(what)
+                deliver(item)
 
     # ---- the thread that talks to the server -------------------------------------------------------------------------
 
@@ -261,23 +261,23 @@ class NetworkBus(Bus):
         loop = self._loop
         assert loop is not None  # noqa: S101 - made before the thread was started
         with asyncio.Runner(loop_factory=lambda: loop) as runner:
-            runner.run(self._stay_linked())
+            runner.run(self._stay_connected())
 
-    async def _stay_linked(self) -> None:
+    async def _stay_connected(self) -> None:
         self._signal = TaskSignal()
         self._ready.set()
         while not self._closing:
-            link = None
+            connection = None
             try:
                 async with asyncio.timeout(STEP_TIMEOUT * 2):
-                    link = await self._connect(self._arrived)
-                await self._serve(link)
-            except Exception as error:  # noqa: BLE001 - whatever a driver raises, the answer is to connect again
-                self._explain(error)
+                    connection = await self._connect(self._arrived)
+                await self._serve(connection)
+            except Exception as error:  # noqa: BLE001 - on any exception of a driver, reconnect
+                self._log_connection_loss(error)
             finally:
-                self._linked.clear()
-                if link is not None:
-                    await _quietly(link.close)
+                self._connected.clear()
+                if connection is not None:
+                    await _close_quietly(connection.close)
             if not self._closing:
                 await self._pause()
 
@@ -285,28 +285,28 @@ class NetworkBus(Bus):
         clock = SystemClock()
         await clock.wait_async(TaskSignal(), clock.steady() + RECONNECT_PAUSE)
 
-    def _explain(self, error: Exception) -> None:
-        if not self._told:
-            self._told = True
-            said = redact_text(error) or type(error).__name__
-            log.warning("no connection to the bus at %s, trying again: %s", self.where, said)
+    def _log_connection_loss(self, error: Exception) -> None:
+        if not self._loss_logged:
+            self._loss_logged = True
+            reason = redact_text(error) or type(error).__name__
+            log.warning("no connection to the bus at %s, trying again: %s", self.address, reason)
 
-    async def _serve(self, link: BusConnection) -> None:
+    async def _serve(self, connection: BusConnection) -> None:
         """Use a connection until it is lost."""
-        lost = asyncio.ensure_future(link.lost())
+        lost = asyncio.ensure_future(connection.lost())
         self._listening.clear()
         try:
             with self._lock:
                 self._new.clear()
                 subscriptions = self._subscriptions
-            await self._join(link, subscriptions)
+            await self._join(connection, subscriptions)
             self._counts["connections"] += 1
-            self._told = False
-            self._linked.set()
+            self._loss_logged = False
+            self._connected.set()
             while not lost.done():
                 assert self._signal is not None  # noqa: S101 - set before the first connection
                 self._signal.clear()
-                if await self._send_one(link):
+                if await self._send_one(connection):
                     continue
                 if self._closing:
                     return
@@ -320,24 +320,24 @@ class NetworkBus(Bus):
             await asyncio.gather(lost, *self._checks, return_exceptions=True)
             self._checks.clear()
 
-    async def _send_one(self, link: BusConnection) -> bool:
-        """Do one thing that is to be done; tell whether there was one."""
+    async def _send_one(self, connection: BusConnection) -> bool:
+        """Handle new subscriptions or send one message; returns whether there was anything to do."""
         with self._lock:
             new, self._new = self._new, []
             message = self._outbox.popleft() if self._outbox and not new else None
         if new:
-            await self._join(link, new)
+            await self._join(connection, new)
         if message is None:
             return bool(new)
         try:
             async with asyncio.timeout(STEP_TIMEOUT):
-                # A new message is sent at once. One that waited for a connection is kept first: others connect at the
-                # same time, and whoever is too late for the message itself must find it kept.
+                # A new message is sent first. One that waited for a connection is retained first: other buses connect
+                # at the same time, and those that miss the message itself must find it retained.
                 if message.late:
-                    await self._keep(link, message)
-                await link.send(message.subject + LATE_SUFFIX * message.late, message.payload)
+                    await self._retain(connection, message)
+                await connection.send(message.subject + LATE_SUFFIX * message.late, message.payload)
                 if not message.late:
-                    await self._keep(link, message)
+                    await self._retain(connection, message)
         except UnsendableError as error:
             self._drop(error)
         except Exception:
@@ -347,99 +347,99 @@ class NetworkBus(Bus):
         return True
 
     def _drop(self, error: UnsendableError) -> None:
-        """Go on without a message that the server will never take."""
-        if not self._refused:
-            self._refused = True
-            log.warning("the bus at %s refuses a message, which is dropped: %s", self.where, error)
+        """Drop a message that the server will never accept."""
+        if not self._refusal_logged:
+            self._refusal_logged = True
+            log.warning("the bus at %s refused a message, which was dropped: %s", self.address, error)
         with self._lock:
             self._counts["dropped"] += 1
 
-    async def _keep(self, link: BusConnection, message: _Message) -> None:
-        """Have a message retained; what the server is not ready to keep is tried again with the next look."""
+    async def _retain(self, connection: BusConnection, message: _Message) -> None:
+        """Retain a message; if the server is not ready, try again at the next check."""
         retain = message.retain
-        if retain is None or await link.keep(message.subject, message.payload, retain):
+        if retain is None or await connection.retain(message.subject, message.payload, retain):
             return
         place = message.subject, retain.key
-        older = self._unkept.pop(place, message)
-        self._unkept[place] = max(older, message, key=lambda each: each.retain.version if each.retain else 0)
-        while len(self._unkept) > MAX_QUEUED_MESSAGES:
-            del self._unkept[next(iter(self._unkept))]
+        older = self._not_retained.pop(place, message)
+        self._not_retained[place] = max(older, message, key=lambda each: each.retain.version if each.retain else 0)
+        while len(self._not_retained) > MAX_QUEUED_MESSAGES:
+            del self._not_retained[next(iter(self._not_retained))]
 
-    async def _join(self, link: BusConnection, subscriptions: list[Subscription]) -> None:
-        """Listen to the subjects, then deliver what was retained."""
+    async def _join(self, connection: BusConnection, subscriptions: list[Subscription]) -> None:
+        """Subscribe to the subjects, then deliver retained messages."""
         for subject in dict.fromkeys(subscription.subject for subscription in subscriptions):
             async with asyncio.timeout(STEP_TIMEOUT * 2):
                 if subject not in self._listening:
-                    await link.listen(subject)
-                    await link.listen(subject + LATE_SUFFIX)
+                    await connection.listen(subject)
+                    await connection.listen(subject + LATE_SUFFIX)
                     self._listening.add(subject)
-            kept = await self._recall(link, subject)
+            kept = await self._read_retained(connection, subject)
             versions = {key: version for key, version, _ in kept}
             joined = [subscription for subscription in subscriptions if subscription.subject == subject]
             for subscription in joined:
-                self._hand_kept(subscription, kept)
-                self._hand(subscription.sync, dict(versions))
-            self._checks.add(asyncio.ensure_future(self._check_again(link, subject, joined, versions)))
+                self._enqueue_retained(subscription, kept)
+                self._enqueue(subscription.sync, dict(versions))
+            self._checks.add(asyncio.ensure_future(self._reread_retained(connection, subject, joined, versions)))
 
-    async def _check_again(
-        self, link: BusConnection, subject: str, joined: list[Subscription], versions: dict[str, int]
+    async def _reread_retained(
+        self, connection: BusConnection, subject: str, joined: list[Subscription], versions: dict[str, int]
     ) -> None:
-        """Look again later: what was sent just before we listened may have been kept just after.
+        """Read retained messages again later: one sent just before we subscribed may have been retained just after.
 
-        A server that has just been started may not have been ready to keep anything, or to tell.
+        A server that was just started may not have been ready to retain or list messages.
         """
         clock = SystemClock()
         for seconds in REREAD_RETAINED_AFTER:
             await clock.wait_async(TaskSignal(), clock.steady() + seconds * SECOND)
-            for place in [place for place in self._unkept if place[0] == subject]:
-                await self._keep(link, self._unkept.pop(place))
+            for place in [place for place in self._not_retained if place[0] == subject]:
+                await self._retain(connection, self._not_retained.pop(place))
             more = [
                 kept
-                for kept in await self._recall(link, subject)
+                for kept in await self._read_retained(connection, subject)
                 if versions.get(kept.key, 0) < kept.version and hash((subject, kept.payload)) not in self._recent
             ]
             versions.update({kept.key: kept.version for kept in more})
             for subscription in joined:
-                self._hand_kept(subscription, more)
+                self._enqueue_retained(subscription, more)
 
-    async def _recall(self, link: BusConnection, subject: str) -> list[RetainedMessage]:
-        """Read what is retained, as far as it can be read: nothing there keeps anybody from joining."""
+    async def _read_retained(self, connection: BusConnection, subject: str) -> list[RetainedMessage]:
+        """Read the retained messages; errors do not prevent subscribers from joining."""
         found = RecalledMessages()
         try:
             async with asyncio.timeout(STEP_TIMEOUT * 2):
-                await link.recall(subject, found)
-        except Exception as error:  # noqa: BLE001 - if the connection is lost, `lost` will say so
+                await connection.read_retained(subject, found)
+        except Exception as error:  # noqa: BLE001 - if the connection is lost, `lost` reports it
             self._unretained(error)
         if found.skipped:
             self._skip(found.skipped, f"{found.skipped} retained entries of {subject}")
-        return found.kept
+        return found.messages
 
-    def _skip(self, count: int, what: str) -> None:
-        """Go on without what is malformed or too large."""
+    def _skip(self, count: int, item: str) -> None:
+        """Count and skip messages that are malformed or too large."""
         with self._lock:
             first = not self._counts["malformed"]
             self._counts["malformed"] += count
         if first:
-            message = "the bus at %s holds what is malformed or too large, and is skipped: %s. Further ones are counted"
-            log.warning(message, self.where, what)
+            message = "skipped a malformed or too large message on the bus at %s: %s. Further ones are only counted"
+            log.warning(message, self.address, item)
 
-    def _hand_kept(self, subscription: Subscription, kept: Iterable[RetainedMessage]) -> None:
+    def _enqueue_retained(self, subscription: Subscription, kept: Iterable[RetainedMessage]) -> None:
         for _, _, payload in kept:
-            self._hand(subscription.deliver, Event(subscription.subject, payload, late=True))
+            self._enqueue(subscription.deliver, Event(subscription.subject, payload, late=True))
 
     def _unretained(self, error: Exception) -> None:
-        """Go on without retained messages."""
+        """Count and log that messages could not be retained or read."""
         if not self._counts["unretained"]:
-            said = redact_text(error) or type(error).__name__
-            log.warning("the bus at %s cannot retain messages for late joiners: %s", self.where, said)
+            reason = redact_text(error) or type(error).__name__
+            log.warning("the bus at %s cannot retain messages for late joiners: %s", self.address, reason)
         self._counts["unretained"] += 1
 
 
-def _size(what: object) -> int:
-    return len(what.payload) if isinstance(what, Event) else 0
+def _size(item: object) -> int:
+    return len(item.payload) if isinstance(item, Event) else 0
 
 
-async def _quietly(close: Callable[[], Awaitable[None]]) -> None:
+async def _close_quietly(close: Callable[[], Awaitable[None]]) -> None:
     with suppress(Exception):
         async with asyncio.timeout(STEP_TIMEOUT):
             await close()

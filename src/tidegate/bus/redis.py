@@ -1,4 +1,4 @@
-"""A bus through Redis or Valkey: publish and subscribe, and a hash of retained messages for each subject."""
+"""A bus through Redis or Valkey: publish and subscribe, and one hash of retained messages per subject."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ if TYPE_CHECKING:
 
 KEY_PREFIX: Final = "tidegate:bus:"
 PORT: Final = 6379
-PING_INTERVAL: Final = SECOND  # how often a silent server is asked whether it is there
-# A value is "version end message"; the end is by the server's clock, in milliseconds. Everything has a TTL. Whoever
-# writes to the server may have put anything under our names: `read` gives the version and end of a value, or nothing.
-READ: Final = f"""
+PING_INTERVAL: Final = SECOND  # between two checks of an idle connection
+# A value is "version end message"; the end is by the server's clock, in milliseconds. Everything has a TTL. Other
+# clients may have stored anything under these keys: `read` returns the version and end of a value, or nil.
+READ_FUNCTIONS: Final = f"""
 local now = redis.call('TIME')
 local ms = now[1] * 1000 + math.floor(now[2] / 1000)
 local kind = redis.call('TYPE', KEYS[1])['ok']
@@ -52,8 +52,8 @@ local function each(use)
   until cursor == '0'
 end
 """
-RECALL: Final = (
-    READ
+READ_RETAINED_SCRIPT: Final = (
+    READ_FUNCTIONS
     + f"""
 local found, size, skipped = {{}}, 0, 0
 if kind == 'none' then return {{0}} elseif kind ~= 'hash' then return {{1}} end
@@ -72,7 +72,7 @@ return found
 """
 )
 RETAIN_SCRIPT: Final = (
-    READ
+    READ_FUNCTIONS
     + """
 if kind ~= 'none' and kind ~= 'hash' then redis.call('DEL', KEYS[1]) end
 local over = {}
@@ -93,10 +93,10 @@ return 1
 
 
 class RedisConnection:
-    """One connection for commands and one that listens."""
+    """One connection for commands and one for subscriptions."""
 
     def __init__(self, url: str, arrived: Arrived, unretained: Callable[[Exception], None]) -> None:
-        """Connect when first used."""
+        """Create the clients; they connect on first use."""
         settings: dict[str, Any] = {
             "retry": Retry(NoBackoff(), 0),
             "socket_connect_timeout": STEP_TIMEOUT,
@@ -111,7 +111,7 @@ class RedisConnection:
         self._awaited: dict[bytes, TaskSignal] = {}
 
     async def listen(self, subject: str) -> None:
-        """Subscribe, and wait for the server to say that it did."""
+        """Subscribe, and wait until the server confirms it."""
         channel = subject.encode()
         signal = self._awaited[channel] = TaskSignal()
         await self._pubsub.subscribe(subject)
@@ -119,7 +119,7 @@ class RedisConnection:
             self._reader = asyncio.ensure_future(self._read())
         await signal.wait(STEP_TIMEOUT)
         if not signal.is_set():
-            raise TimeoutError(f"no answer to SUBSCRIBE {subject}")
+            raise TimeoutError(f"no reply to SUBSCRIBE {subject}")
 
     async def _read(self) -> None:
         async for message in self._pubsub.listen():
@@ -133,8 +133,8 @@ class RedisConnection:
         """Publish."""
         await self._redis.publish(subject, payload)
 
-    async def keep(self, subject: str, payload: bytes, retain: Retain) -> bool:
-        """Put the message into the subject's hash, unless a newer one is there."""
+    async def retain(self, subject: str, payload: bytes, retain: Retain) -> bool:
+        """Put the message into the subject's hash, unless a newer version is there."""
         milliseconds = max(1, round(retain.ttl * 1000))
         arguments = (retain.key.encode(), str(retain.version), str(milliseconds), payload)
         try:
@@ -144,16 +144,16 @@ class RedisConnection:
             return False
         return True
 
-    async def recall(self, subject: str, found: RecalledMessages) -> None:
-        """Read the subject's hash, as much of it as is bounded on the server."""
-        skipped, *entries = await self._redis.eval(RECALL, 1, KEY_PREFIX + subject)
+    async def read_retained(self, subject: str, found: RecalledMessages) -> None:
+        """Read the subject's hash; the script limits how much is returned."""
+        skipped, *entries = await self._redis.eval(READ_RETAINED_SCRIPT, 1, KEY_PREFIX + subject)
         found.skipped += skipped
         for key, value in zip(entries[::2], entries[1::2], strict=True):
             version, _, payload = value.split(b" ", 2)
             found.add(key, version, payload)
 
     async def lost(self) -> None:
-        """Ask the server every second, and wait for the reader to fail."""
+        """Ping the server every second until the connection is lost or the reader fails."""
         clock = SystemClock()
         while self._reader is None or not self._reader.done():
             if self._reader is None:
@@ -182,22 +182,22 @@ class RedisBus(NetworkBus):
         parts = server_url(url, "bus")
         hosts = split_hosts(url, parts.netloc, "bus")
         if len(hosts) > 1:
-            raise ConfigError("a bus runs through one Redis server: give one host", field="bus")
+            raise ConfigError("a bus uses one Redis server: expected one host", field="bus")
         self._url = f"{parts.scheme.replace('valkey', 'redis')}{url[len(parts.scheme) :]}"
         try:
             Redis.from_url(self._url)
         except ValueError as error:
-            raise ConfigError(f"cannot use this URL of a bus: {error}", field="bus") from None
+            raise ConfigError(f"invalid Redis URL: {error}", field="bus") from None
         super().__init__(f"{parts.scheme}://{hosts[0][0] or '127.0.0.1'}:{hosts[0][1] or PORT}", clock)
 
     async def _connect(self, arrived: Arrived) -> RedisConnection:
-        link = RedisConnection(self._url, arrived, self._unretained)
+        connection = RedisConnection(self._url, arrived, self._unretained)
         try:
-            await link._redis.ping()  # noqa: SLF001 - of the same module
+            await connection._redis.ping()  # noqa: SLF001 - of the same module
         except BaseException:
-            await link.close()
+            await connection.close()
             raise
-        return link
+        return connection
 
 
 def open_redis(url: str, clock: Clock | None) -> RedisBus:

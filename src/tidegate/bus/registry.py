@@ -1,4 +1,4 @@
-"""From a URL to a Bus."""
+"""Opens a Bus by its URL."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ BUILT_IN: Final = {
 
 
 def open_bus(url: str, *, clock: Clock | None = None) -> Bus:
-    """Open the bus that a URL names: `local://NAME`, `nats://host:4222`, `redis://host:6379`.
+    """Open the bus of a URL: `local://NAME`, `nats://host:4222`, `redis://host:6379`.
 
-    Returns at once; a server that is not there is tried again for ever (`bus.wait(seconds)` tells whether it is).
+    Returns immediately and keeps trying to connect; `bus.wait(seconds)` returns whether there is a connection.
     """
     if not isinstance(url, str) or ":" not in url:
-        raise ConfigError(f"a bus is named by a URL such as 'nats://127.0.0.1:4222', not {redact(url)!r}", field="bus")
+        raise ConfigError(f"must be a URL such as 'nats://127.0.0.1:4222', not {redact(url)!r}", field="bus")
     scheme = "local" if url.startswith("local:") else split_url(url, "bus").scheme
     openers = BUILT_IN
-    if scheme not in BUILT_IN:  # only then: looking through all installed packages takes a while
+    if scheme not in BUILT_IN:  # only then: searching all installed packages is slow
         openers = {**BUILT_IN, **{point.name: point.value for point in entry_points(group=ENTRY_POINT_GROUP)}}
     if scheme not in openers:
         known = ", ".join(f"{name}://" for name in openers)
-        raise ConfigError(f"no bus for {scheme}://: known are {known}", field="bus")
+        raise ConfigError(f"unknown scheme {scheme}://: expected one of {known}", field="bus")
     module, _, function = openers[scheme].partition(":")
     opener: Callable[[str, Clock | None], Bus] = getattr(import_module(module), function)
     return opener(url, clock)

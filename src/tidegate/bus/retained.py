@@ -1,7 +1,7 @@
-"""Retained messages as a server gives them: whoever may write to it may have put anything there.
+"""Retained messages as read from a server, which other clients may have written.
 
-An entry that is no message of ours is skipped and counted; no entry is an error. What is read is bounded in number and
-size, so that nobody can fill the memory of those who join.
+An invalid entry is skipped and counted; it is not an error. The number and size of messages read are bounded, so that
+other clients cannot fill the memory of a subscriber.
 """
 
 from __future__ import annotations
@@ -10,16 +10,16 @@ from typing import Final, NamedTuple
 
 from tidegate.core.bounds import MAX_INTEGER
 
-MAX_RETAINED_BYTES: Final = 65_536  # of one retained message
+MAX_RETAINED_BYTES: Final = 65_536  # per message
 MAX_KEY_BYTES: Final = 512
 MAX_VERSION: Final = MAX_INTEGER
-MAX_RECALLED: Final = 10_000  # retained messages of one subject that are read
+MAX_RECALLED: Final = 10_000  # messages read per subject
 MAX_RECALLED_BYTES: Final = 16 * 2**20
 VERSION_DIGITS: Final = len(str(MAX_VERSION))
 
 
 class RetainedMessage(NamedTuple):
-    """A retained message as the server gave it."""
+    """A retained message as read from the server."""
 
     key: str
     version: int
@@ -27,21 +27,21 @@ class RetainedMessage(NamedTuple):
 
 
 class RecalledMessages:
-    """Collects the retained messages of a subject; `skipped` counts entries that are malformed or too many."""
+    """Collects the retained messages of a subject; `skipped` counts malformed and excess entries."""
 
     def __init__(self) -> None:
-        """Start with none."""
-        self.kept: list[RetainedMessage] = []
+        """Start without messages."""
+        self.messages: list[RetainedMessage] = []
         self.skipped = 0
         self._bytes = 0
 
     @property
     def full(self) -> bool:
-        """Whether no more will be taken."""
-        return len(self.kept) >= MAX_RECALLED or self._bytes >= MAX_RECALLED_BYTES
+        """Whether further messages are skipped."""
+        return len(self.messages) >= MAX_RECALLED or self._bytes >= MAX_RECALLED_BYTES
 
     def add(self, key: bytes, version: bytes, payload: bytes) -> None:
-        """Take an entry, or count it."""
+        """Add an entry, or count it as skipped."""
         number = read_version(version)
         try:
             name = key.decode()
@@ -51,12 +51,12 @@ class RecalledMessages:
         if not good or self.full:
             self.skipped += 1
             return
-        self.kept.append(RetainedMessage(name, number, payload))
+        self.messages.append(RetainedMessage(name, number, payload))
         self._bytes += len(key) + len(payload)
 
 
 def read_version(text: bytes) -> int:
-    """Read a version; 0 for what is none, which every other version is above."""
+    """Parse a version; 0 if invalid, which is lower than every valid version."""
     if not text.isdigit() or len(text) > VERSION_DIGITS:
         return 0
     number = int(text)

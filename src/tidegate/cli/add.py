@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tidegate.cli.start import add_data_option
-from tidegate.outbound.sources.control import ask
+from tidegate.outbound.sources.control import send_command
 from tidegate.outbound.sources.source import read_source
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace, output: Output) -> int:
     """Check the file, and send it to the service."""
     read_source(args.source)
-    reply = ask(args.data, verb="add", text=args.source.read_text(encoding="utf-8"), file=str(args.source))
+    reply = send_command(args.data, verb="add", text=args.source.read_text(encoding="utf-8"), file=str(args.source))
     output.write_line(reply["says"])
     output.write_json(reply)
     return 0

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from tidegate.cli.start import add_data_option
 from tidegate.core.bounds import SECOND
-from tidegate.outbound.sources.control import ask
+from tidegate.outbound.sources.control import send_command
 
 if TYPE_CHECKING:
     import argparse
@@ -24,7 +24,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, output: Output) -> int:
     """Write the sources as a table."""
-    reply = ask(args.data, verb="sources")
+    reply = send_command(args.data, verb="sources")
     rows = [COLUMNS, *map(format_source, reply["sources"])]
     widths = [max(len(row[i]) for row in rows) for i in range(len(COLUMNS))]
     for number, row in enumerate(rows):

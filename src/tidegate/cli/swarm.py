@@ -69,7 +69,7 @@ class SwarmView:
             update = CapacityUpdate.from_fields(fields)
         except MalformedError:
             return
-        verdict = self._signer.judge(signature, update.at, late=event.late)
+        verdict = self._signer.classify(signature, update.at, late=event.late)
         if verdict in ("new", "old"):
             self._updates.append((update, verdict == "old"))
 

@@ -1,15 +1,12 @@
-"""Requests we SEND: providers with quotas, clients that keep to them, sources that are fetched within them.
+"""Outgoing requests: providers with quotas, client adapters that enforce them, and sources fetched on a schedule.
 
-hosts.py, secret.py                    which host a URL leads to; keys that nobody sees
-provider.py, reading.py, providers.py  what a provider is, its YAML file, all of them by URL
-gate.py, calls.py, costs.py            the way of a request through its provider's quota
-accounts.py, account.py                all quotas in use, and one of them
-ticket.py, delays.py                   a charge to a quota, and when that counts at the provider
-learning.py, refusals.py, retrying.py  what answers teach, what refusals teach, sending again
-pressure.py, board.py                  capacity shared with others, over a bus and through the store
-tokens.py                              what a call to a language model costs
-httpx.py, requests.py, aiohttp.py      the clients people already use
-sources/                               what is fetched on a schedule: scheduler, workers, a service
+providers/     providers: YAML files, lookup by URL, secrets
+quota/         how a request is charged to its provider's quota: Gate, accounts, charges, token usage
+capacity/      what responses teach about a provider's capacity, and how processes share it
+httpx.py       adapter for httpx
+requests.py    adapter for requests
+aiohttp.py     adapter for aiohttp
+sources/       URLs fetched on a schedule: scheduler, workers, service
 """
 
 from tidegate.outbound.providers.hosts import host_of

@@ -1,7 +1,7 @@
 """Quotas for aiohttp: `aiohttp.ClientSession(middlewares=[RateLimitMiddleware(providers)])`.
 
-Each hop of a redirect comes through the middleware again, so the second host counts too. `passage_of(response)` tells
-how a request came through. Close the middleware after the session: `await middleware.close()`, or `async with`.
+Each hop of a redirect passes through the middleware, so the second host is charged too. `outcome_of(response)` returns
+how a request was sent. Close the middleware after the session: `await middleware.close()`, or `async with`.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ CHUNK: Final = 2**16
 
 
 class RateLimitMiddleware:
-    """Sends within the quotas of providers."""
+    """Sends requests within the quotas of providers."""
 
     def __init__(self, providers: Providers, store: Any = "memory://", **options: Any) -> None:  # noqa: ANN401 - those of AsyncGate
-        """Keep to the quotas of `providers`, counted in `store`; `options` are those of AsyncGate."""
+        """Enforce the quotas of `providers`, counted in `store`; `options` are those of AsyncGate."""
         self.gate = AsyncGate(providers, store, **options)
-        self._passages: WeakKeyDictionary[aiohttp.ClientResponse, RequestOutcome] = WeakKeyDictionary()
+        self._outcomes: WeakKeyDictionary[aiohttp.ClientResponse, RequestOutcome] = WeakKeyDictionary()
         self._settling: set[asyncio.Task[None]] = set()
 
     async def __call__(
@@ -51,37 +51,37 @@ class RateLimitMiddleware:
         request: aiohttp.ClientRequest,
         handler: Callable[[aiohttp.ClientRequest], Awaitable[aiohttp.ClientResponse]],
     ) -> aiohttp.ClientResponse:
-        """Wait for a permit, send, learn from the answer."""
-        call = call_of(request)
+        """Wait for a permit, send the request, and learn from the response."""
+        call = to_outbound_request(request)
 
         async def send(provider: Provider | None) -> ProviderResponse:
-            response = await sent(request, handler, self.gate.key_for(provider, call))
-            return ProviderResponse(response.status, tuple(response.headers.items()), closing(response), response)
+            response = await send_with_key(request, handler, self.gate.key_for(provider, call))
+            return ProviderResponse(response.status, tuple(response.headers.items()), release_of(response), response)
 
-        passed: SendResult[aiohttp.ClientResponse] = await self.gate.run(self.gate.passing(call, send))
-        self._passages[passed.answer] = passed.passage
-        if passed.tail is not None:
-            self._watch(passed.answer, passed.tail)
-        return passed.answer
+        result: SendResult[aiohttp.ClientResponse] = await self.gate.run(self.gate.send_flow(call, send))
+        self._outcomes[result.response] = result.outcome
+        if result.settlement is not None:
+            self._settle_at_end(result.response, result.settlement)
+        return result.response
 
-    def passage_of(self, response: aiohttp.ClientResponse) -> RequestOutcome | None:
-        """Tell how the request of an answer came through."""
-        return self._passages.get(response)
+    def outcome_of(self, response: aiohttp.ClientResponse) -> RequestOutcome | None:
+        """Return how the request of a response was sent; None for a response of another session."""
+        return self._outcomes.get(response)
 
-    def _watch(self, response: aiohttp.ClientResponse, tail: PendingSettlement) -> None:
-        """Settle when the body has been read or, where nothing in it matters, has arrived."""
-        if tail.counts:
-            content = _SettlingContent(response.content, lambda used: self._settle(tail, used))
-            response.content = content  # type: ignore[assignment]  # like it
+    def _settle_at_end(self, response: aiohttp.ClientResponse, settlement: PendingSettlement) -> None:
+        """Settle when the body has been read or, if its content does not matter, has arrived."""
+        if settlement.counts_tokens:
+            content = _SettlingContent(response.content, lambda used: self._settle(settlement, used))
+            response.content = content  # type: ignore[assignment]  # a wrapper with the same methods
             if response.connection is not None:
                 response.connection.add_callback(content.lost)
         elif response.connection is None:
-            self._settle(tail, None)
+            self._settle(settlement, None)
         else:
-            response.connection.add_callback(lambda: self._settle(tail, None))
+            response.connection.add_callback(lambda: self._settle(settlement, None))
 
-    def _settle(self, tail: PendingSettlement, used: dict[str, int] | None) -> None:
-        task = asyncio.get_running_loop().create_task(self.gate.run(tail.settling(used)))
+    def _settle(self, settlement: PendingSettlement, used: dict[str, int] | None) -> None:
+        task = asyncio.get_running_loop().create_task(self.gate.run(settlement.settle_flow(used)))
         self._settling.add(task)
         task.add_done_callback(self._settling.discard)
 
@@ -100,14 +100,14 @@ class RateLimitMiddleware:
 
 
 class _SettlingContent:
-    """The body of an answer, with an eye on what is read of it."""
+    """The body of a response; reads token usage from it and settles the charge at its end."""
 
     def __init__(self, content: Any, done: Callable[[dict[str, int] | None], None]) -> None:  # noqa: ANN401 - of aiohttp
         self._content = content
         self._done = done
         self._reader: UsageReader | None = UsageReader()
 
-    def _saw(self, piece: bytes) -> bytes:
+    def _read(self, piece: bytes) -> bytes:
         if self._reader is not None:
             self._reader.feed(piece)
             if self._content.at_eof():
@@ -115,39 +115,39 @@ class _SettlingContent:
         return piece
 
     def _end(self) -> None:
-        """Tell what was found, once."""
+        """Report the usage found, once."""
         reader, self._reader = self._reader, None
         if reader is not None:
             self._done(reader.result())
 
     def set_exception(self, *error: Any) -> None:  # noqa: ANN401 - as aiohttp has it
-        """Be read no further: the answer was let go, with the rest of its body unread."""
+        """Settle: the response was released before its body was read completely."""
         self._content.set_exception(*error)
         self._end()
 
     def lost(self) -> None:
-        """Take note that the connection is gone: unless all has arrived, no more will be read."""
+        """Settle if the connection was lost before the whole body arrived: no more will be read."""
         if not self._content.is_eof():
             self._end()
 
     async def read(self, n: int = -1) -> bytes:
-        return self._saw(await self._content.read(n))
+        return self._read(await self._content.read(n))
 
     async def readany(self) -> bytes:
-        return self._saw(await self._content.readany())
+        return self._read(await self._content.readany())
 
     async def readexactly(self, n: int) -> bytes:
-        return self._saw(await self._content.readexactly(n))
+        return self._read(await self._content.readexactly(n))
 
     async def readline(self, **limits: Any) -> bytes:  # noqa: ANN401 - as aiohttp has them
-        return self._saw(await self._content.readline(**limits))
+        return self._read(await self._content.readline(**limits))
 
     async def readuntil(self, separator: bytes = b"\n", **limits: Any) -> bytes:  # noqa: ANN401 - as aiohttp has them
-        return self._saw(await self._content.readuntil(separator, **limits))
+        return self._read(await self._content.readuntil(separator, **limits))
 
     async def readchunk(self) -> tuple[bytes, bool]:
         piece, ends = await self._content.readchunk()
-        return self._saw(piece), ends
+        return self._read(piece), ends
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         while line := await self.readline():
@@ -165,53 +165,53 @@ class _SettlingContent:
         while (pair := await self.readchunk()) != (b"", False):
             yield pair
 
-    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - whatever the body has
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - any attribute of the body
         return getattr(self._content, name)
 
 
-async def sent(
+async def send_with_key(
     request: aiohttp.ClientRequest,
     handler: Callable[[aiohttp.ClientRequest], Awaitable[aiohttp.ClientResponse]],
     added: AddedKey | None,
 ) -> aiohttp.ClientResponse:
-    """Send with the provider's key, and take it off again: answers and errors show what the request had."""
+    """Send with the provider's key, then remove it: responses and errors show the original request."""
     if added is None:
         return await handler(request)
-    place, key = added
-    if place.kind == "header":
-        request.headers[place.name] = key
+    location, key = added
+    if location.kind == "header":
+        request.headers[location.name] = key
         try:
             return await handler(request)
         finally:
-            request.headers.pop(place.name, None)
-    bare = request.url
-    request.url = bare.update_query({place.name: key})
+            request.headers.pop(location.name, None)
+    url_without_key = request.url
+    request.url = url_without_key.update_query({location.name: key})
     try:
         response = await handler(request)
     finally:
-        request.url = bare
-    response._request_info = response._request_info._replace(url=bare)  # noqa: SLF001 - the only way to take it off
+        request.url = url_without_key
+    response._request_info = response._request_info._replace(url=url_without_key)  # noqa: SLF001 - aiohttp has no other way to change it
     return response
 
 
-def call_of(request: aiohttp.ClientRequest) -> OutboundRequest:
-    """Describe a request to the flow."""
+def to_outbound_request(request: aiohttp.ClientRequest) -> OutboundRequest:
+    """Describe a request as an OutboundRequest."""
 
     def body() -> bytes | None:
         value = getattr(request.body, "_value", request.body)
         return bytes(value) if isinstance(value, (bytes, bytearray)) else None
 
-    whole = not request.body or body() is not None
-    return OutboundRequest(request.method, str(request.url), request.headers.get, body, whole, unreached)
+    replayable = not request.body or body() is not None
+    return OutboundRequest(request.method, str(request.url), request.headers.get, body, replayable, unreached)
 
 
 def unreached(error: BaseException) -> bool:
-    """Tell whether an error means that the request never left."""
+    """Return whether an error means that the request was never sent."""
     return isinstance(error, UNREACHED)
 
 
-def closing(response: aiohttp.ClientResponse) -> Callable[[], Awaitable[None]]:
-    """Let an answer go whose request is sent again."""
+def release_of(response: aiohttp.ClientResponse) -> Callable[[], Awaitable[None]]:
+    """Return a function that releases a response whose request is retried."""
 
     async def close() -> None:
         response.release()

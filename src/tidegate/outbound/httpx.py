@@ -1,7 +1,7 @@
 """Quotas for httpx: `httpx.Client(transport=RateLimitTransport(providers))`, and the same for AsyncClient.
 
-The transport stands around another one (by default httpx's own), so everything a client does passes it: each hop of a
-redirect, each retry, HTTP/2, streams. `response.extensions["tidegate"]` tells how a request came through.
+The transport wraps another one (by default httpx's own), so it sees everything a client sends: each hop of a redirect,
+each retry, HTTP/2, streams. `response.extensions["tidegate"]` is the RequestOutcome of the request.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from tidegate.outbound.quota.exchange import (
     PendingSettlement,
     ProviderResponse,
     SendResult,
-    speaks,
+    has_rate_limit_headers,
 )
 from tidegate.outbound.quota.gate import AsyncGate, Gate
 from tidegate.outbound.quota.tokens import UsageReader
@@ -45,27 +45,29 @@ class RateLimitTransport(httpx.BaseTransport):
         transport: httpx.BaseTransport | None = None,
         **options: Any,  # noqa: ANN401 - those of Gate
     ) -> None:
-        """Keep to the quotas of `providers`, counted in `store`; `options` are those of `tidegate.outbound.Gate`."""
+        """Enforce the quotas of `providers`, counted in `store`; `options` are those of `tidegate.outbound.Gate`."""
         self.gate = Gate(providers, store, **options)
         self._inner = transport or httpx.HTTPTransport()
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
-        """Wait for a permit, send, learn from the answer."""
-        call = call_of(request)
+        """Wait for a permit, send the request, and learn from the response."""
+        call = to_outbound_request(request)
 
         def send(provider: Provider | None) -> ProviderResponse:
-            response = self._inner.handle_request(signed(request, self.gate.key_for(provider, call)))
-            return ProviderResponse(response.status_code, said(response), response.close, response)
+            response = self._inner.handle_request(with_key(request, self.gate.key_for(provider, call)))
+            return ProviderResponse(response.status_code, rate_limit_headers(response), response.close, response)
 
-        passed: SendResult[httpx.Response] = self.gate.run(self.gate.passing(call, send))
-        response = passed.answer
-        response.extensions[EXTENSION] = passed.passage
-        if passed.tail is not None:
-            response = wrapped(response, _SettlingStream(response.stream, passed.tail, self.gate, encoded(response)))
+        result: SendResult[httpx.Response] = self.gate.run(self.gate.send_flow(call, send))
+        response = result.response
+        response.extensions[EXTENSION] = result.outcome
+        if result.settlement is not None:
+            response = with_stream(
+                response, _SettlingStream(response.stream, result.settlement, self.gate, content_encoding(response))
+            )
         return response
 
     def close(self) -> None:
-        """Close the other transport and the gate."""
+        """Close the underlying transport and the gate."""
         self._inner.close()
         self.gate.close()
 
@@ -80,41 +82,42 @@ class AsyncRateLimitTransport(httpx.AsyncBaseTransport):
         transport: httpx.AsyncBaseTransport | None = None,
         **options: Any,  # noqa: ANN401 - those of Gate
     ) -> None:
-        """Keep to the quotas of `providers`, counted in `store`; `options` are those of `tidegate.outbound.Gate`."""
+        """Enforce the quotas of `providers`, counted in `store`; `options` are those of `tidegate.outbound.Gate`."""
         self.gate = AsyncGate(providers, store, **options)
         self._inner = transport or httpx.AsyncHTTPTransport()
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        """Wait for a permit, send, learn from the answer."""
-        call = call_of(request)
+        """Wait for a permit, send the request, and learn from the response."""
+        call = to_outbound_request(request)
 
         async def send(provider: Provider | None) -> ProviderResponse:
-            response = await self._inner.handle_async_request(signed(request, self.gate.key_for(provider, call)))
-            return ProviderResponse(response.status_code, said(response), response.aclose, response)
+            response = await self._inner.handle_async_request(with_key(request, self.gate.key_for(provider, call)))
+            return ProviderResponse(response.status_code, rate_limit_headers(response), response.aclose, response)
 
-        passed: SendResult[httpx.Response] = await self.gate.run(self.gate.passing(call, send))
-        response = passed.answer
-        response.extensions[EXTENSION] = passed.passage
-        if passed.tail is not None:
-            response = wrapped(
-                response, _AsyncSettlingStream(response.stream, passed.tail, self.gate, encoded(response))
+        result: SendResult[httpx.Response] = await self.gate.run(self.gate.send_flow(call, send))
+        response = result.response
+        response.extensions[EXTENSION] = result.outcome
+        if result.settlement is not None:
+            response = with_stream(
+                response,
+                _AsyncSettlingStream(response.stream, result.settlement, self.gate, content_encoding(response)),
             )
         return response
 
     async def aclose(self) -> None:
-        """Close the other transport and the gate."""
+        """Close the underlying transport and the gate."""
         await self._inner.aclose()
         await self.gate.close()
 
 
 class _SettlingStream(httpx.SyncByteStream):
-    """The body of an answer; when it has ended, what is left of its request is settled."""
+    """The body of a response; settles the charge when the body has ended."""
 
-    def __init__(self, stream: Any, tail: PendingSettlement, gate: Gate, coding: str) -> None:  # noqa: ANN401 - a stream of httpx
+    def __init__(self, stream: Any, settlement: PendingSettlement, gate: Gate, coding: str) -> None:  # noqa: ANN401 - a stream of httpx
         self._stream = stream
-        self._tail = tail
+        self._settlement = settlement
         self._gate = gate
-        self._reader = UsageReader(coding) if tail.counts else None
+        self._reader = UsageReader(coding) if settlement.counts_tokens else None
 
     def __iter__(self) -> Iterator[bytes]:
         for piece in self._stream:
@@ -126,17 +129,17 @@ class _SettlingStream(httpx.SyncByteStream):
         try:
             self._stream.close()
         finally:
-            self._gate.run(self._tail.settling(self._reader.result() if self._reader else None))
+            self._gate.run(self._settlement.settle_flow(self._reader.result() if self._reader else None))
 
 
 class _AsyncSettlingStream(httpx.AsyncByteStream):
-    """The body of an answer; when it has ended, what is left of its request is settled."""
+    """The body of a response; settles the charge when the body has ended."""
 
-    def __init__(self, stream: Any, tail: PendingSettlement, gate: AsyncGate, coding: str) -> None:  # noqa: ANN401 - of httpx
+    def __init__(self, stream: Any, settlement: PendingSettlement, gate: AsyncGate, coding: str) -> None:  # noqa: ANN401 - of httpx
         self._stream = stream
-        self._tail = tail
+        self._settlement = settlement
         self._gate = gate
-        self._reader = UsageReader(coding) if tail.counts else None
+        self._reader = UsageReader(coding) if settlement.counts_tokens else None
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         async for piece in self._stream:
@@ -148,12 +151,12 @@ class _AsyncSettlingStream(httpx.AsyncByteStream):
         try:
             await self._stream.aclose()
         finally:
-            await self._gate.run(self._tail.settling(self._reader.result() if self._reader else None))
+            await self._gate.run(self._settlement.settle_flow(self._reader.result() if self._reader else None))
 
 
-def call_of(request: httpx.Request) -> OutboundRequest:
-    """Describe a request to the flow."""
-    whole = isinstance(request.stream, httpx.ByteStream)
+def to_outbound_request(request: httpx.Request) -> OutboundRequest:
+    """Describe a request as an OutboundRequest."""
+    replayable = isinstance(request.stream, httpx.ByteStream)
 
     def body() -> bytes | None:
         return b"".join(request.stream) if isinstance(request.stream, httpx.ByteStream) else None
@@ -162,40 +165,40 @@ def call_of(request: httpx.Request) -> OutboundRequest:
         value: str | None = request.headers.get(name)
         if value is None or value.isascii():
             return value
-        # httpx may read different bytes as the same text, in UTF-8 or in Latin-1.
+        # httpx may decode different bytes to the same string, as UTF-8 or as Latin-1.
         return b", ".join(raw for field, raw in request.headers.raw if field.lower() == name.encode()).decode("latin-1")
 
-    return OutboundRequest(request.method, str(request.url), header, body, whole, unreached)
+    return OutboundRequest(request.method, str(request.url), header, body, replayable, unreached)
 
 
-def said(response: httpx.Response) -> Sequence[tuple[str, str]]:
-    """Give the headers of an answer if there are any that matter: to decode them takes its time."""
-    return response.headers.multi_items() if speaks(response.headers.raw) else ()
+def rate_limit_headers(response: httpx.Response) -> Sequence[tuple[str, str]]:
+    """Return the headers of a response if any of them are about limits: decoding headers is slow."""
+    return response.headers.multi_items() if has_rate_limit_headers(response.headers.raw) else ()
 
 
 def unreached(error: BaseException) -> bool:
-    """Tell whether an error means that the request never left."""
+    """Return whether an error means that the request was never sent."""
     return isinstance(error, UNREACHED)
 
 
-def signed(request: httpx.Request, added: AddedKey | None) -> httpx.Request:
-    """Put the provider's key into a copy of the request: the original, which a redirect is made from, has none."""
+def with_key(request: httpx.Request, added: AddedKey | None) -> httpx.Request:
+    """Return a copy of the request with the provider's key; redirects are built from the original, without key."""
     if added is None:
         return request
-    place, key = added
+    location, key = added
     headers, url = request.headers.copy(), request.url
-    if place.kind == "header":
-        headers[place.name] = key
+    if location.kind == "header":
+        headers[location.name] = key
     else:
-        url = url.copy_merge_params({place.name: key})
+        url = url.copy_merge_params({location.name: key})
     return httpx.Request(request.method, url, headers=headers, stream=request.stream, extensions=request.extensions)
 
 
-def encoded(response: httpx.Response) -> str:
-    """Tell how the body of an answer is encoded."""
+def content_encoding(response: httpx.Response) -> str:
+    """Return the Content-Encoding of a response."""
     return str(response.headers.get("content-encoding", ""))
 
 
-def wrapped(response: httpx.Response, stream: httpx.SyncByteStream | httpx.AsyncByteStream) -> httpx.Response:
-    """Give the same answer with another stream."""
+def with_stream(response: httpx.Response, stream: httpx.SyncByteStream | httpx.AsyncByteStream) -> httpx.Response:
+    """Return the same response with another stream."""
     return httpx.Response(response.status_code, headers=response.headers, stream=stream, extensions=response.extensions)

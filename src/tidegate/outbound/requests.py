@@ -1,8 +1,8 @@
-"""Quotas for requests: `session.mount("https://", RateLimitAdapter(providers))`, and "http://" likewise.
+"""Quotas for requests: `session.mount("https://", RateLimitAdapter(providers))`, and the same for "http://".
 
-Each hop of a redirect comes through the adapter again, so the second host counts too. `response.tidegate` tells how a
-request came through. Retries inside urllib3 would be sent without being counted, so only those of connecting are
-allowed; a provider's `retries` setting sends refused requests again.
+Each hop of a redirect passes through the adapter, so the second host is charged too. `response.tidegate` is the
+RequestOutcome. urllib3's own retries would be sent without being counted, so only connection retries are allowed; use a
+provider's `retries` setting to retry refused requests.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ POOL_LOG: Final = "urllib3.connectionpool"
 
 
 class RateLimitAdapter(HTTPAdapter):
-    """Sends within the quotas of providers; mount it for "https://" and "http://" alike."""
+    """Sends requests within the quotas of providers; mount it for both "https://" and "http://"."""
 
     def __init__(
         self,
@@ -54,106 +54,108 @@ class RateLimitAdapter(HTTPAdapter):
         pool_block: bool = False,
         **options: Any,  # noqa: ANN401 - those of Gate
     ) -> None:
-        """Keep to the quotas of `providers`, counted in `store`; `options` are those of `tidegate.outbound.Gate`.
+        """Enforce the quotas of `providers`, counted in `store`; `options` are those of `tidegate.outbound.Gate`.
 
-        `max_retries` is how often connecting is tried again.
+        `max_retries` is how often a failed connection attempt is retried.
         """
         if not isinstance(max_retries, int):
-            message = "must be a number: what urllib3 sends again by itself is not counted; use a provider's retries"
+            message = (
+                "must be an integer: retries by urllib3 are not counted; use the 'retries' setting of the provider"
+            )
             raise ConfigError(message, field="max_retries")
         self.gate = Gate(providers, store, **options)
-        self._hiding = SecretFilter()
+        self._secret_filter = SecretFilter()
         retry = Retry(total=max_retries, connect=max_retries, read=False, status=0, other=0, redirect=0)
         super().__init__(pool_connections, pool_maxsize, retry, pool_block)
 
-    def send(  # type: ignore[override]  # the rest is passed on as it is
+    def send(  # type: ignore[override]  # other arguments are passed on unchanged
         self,
         request: requests.PreparedRequest,
         stream: bool = False,  # noqa: FBT001, FBT002 - as requests has it
-        **rest: Any,  # noqa: ANN401 - as requests has it
+        **options: Any,  # noqa: ANN401 - as requests has it
     ) -> requests.Response:
-        """Wait for a permit, send, learn from the answer."""
-        call = call_of(request)
+        """Wait for a permit, send the request, and learn from the response."""
+        call = to_outbound_request(request)
         keys: list[str] = []
 
         def send(provider: Provider | None) -> ProviderResponse:
             response = super(RateLimitAdapter, self).send(
-                self._signed(request, self.gate.key_for(provider, call), keys), stream, **rest
+                self._with_key(request, self.gate.key_for(provider, call), keys), stream, **options
             )
             response.request, response.url = request, request.url or ""
             return ProviderResponse(response.status_code, response.raw.headers.items(), response.close, response)
 
         try:
-            passed: SendResult[requests.Response] = self.gate.run(self.gate.passing(call, send))
+            result: SendResult[requests.Response] = self.gate.run(self.gate.send_flow(call, send))
         except requests.RequestException as error:
-            raise without(error, keys, request) from None
-        response = passed.answer
-        response.tidegate = passed.passage  # type: ignore[attr-defined]  # the only place a response has for it
-        if passed.tail is not None:
-            response.raw = _SettlingRaw(response.raw, passed.tail, self.gate)
+            raise without_keys(error, keys, request) from None
+        response = result.response
+        response.tidegate = result.outcome  # type: ignore[attr-defined]  # a new attribute
+        if result.settlement is not None:
+            response.raw = _SettlingRaw(response.raw, result.settlement, self.gate)
         return response
 
-    def _signed(
+    def _with_key(
         self, request: requests.PreparedRequest, added: AddedKey | None, keys: list[str]
     ) -> requests.PreparedRequest:
-        """Put the provider's key into a copy of the request: the original, which a redirect is made from, has none."""
+        """Return a copy of the request with the provider's key; redirects are built from the original, without key."""
         if added is None:
             return request
-        place, key = added
+        location, key = added
         request = request.copy()
-        if place.kind == "header":
-            request.headers[place.name] = key
+        if location.kind == "header":
+            request.headers[location.name] = key
         else:
-            request.prepare_url(request.url, {place.name: key})
+            request.prepare_url(request.url, {location.name: key})
             keys.append(key)
-            self._hiding.hide(key)
+            self._secret_filter.hide(key)
         return request
 
     def close(self) -> None:
         """Close the connections and the gate."""
         super().close()
         self.gate.close()
-        self._hiding.close()
+        self._secret_filter.close()
 
 
 class SecretFilter(logging.Filter):
-    """Keeps keys that are sent in a query out of urllib3's own debug log."""
+    """Removes keys that are sent in a query from urllib3's debug log."""
 
     def __init__(self) -> None:
-        """Hide nothing yet."""
+        """Start without keys."""
         super().__init__()
         self._keys: set[str] = set()
 
     def hide(self, key: str) -> None:
-        """Hide this one from now on, also as a URL writes it."""
+        """Hide a key from now on, also in its URL-encoded form."""
         if key not in self._keys:
             self._keys.update((key, quote(key, safe="")))
             logging.getLogger(POOL_LOG).addFilter(self)
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Let every record through, without the keys."""
+        """Accept every record, with the keys removed."""
         if isinstance(record.args, tuple):
-            record.args = tuple(hidden(arg, self._keys) if isinstance(arg, str) else arg for arg in record.args)
+            record.args = tuple(hide_keys(arg, self._keys) if isinstance(arg, str) else arg for arg in record.args)
         return True
 
     def close(self) -> None:
-        """Leave the log alone."""
+        """Remove the filter from the log."""
         logging.getLogger(POOL_LOG).removeFilter(self)
         self._keys.clear()
 
 
 class _SettlingRaw:
-    """The raw answer; when its body has ended, what is left of its request is settled."""
+    """The raw response; settles the charge when its body has ended."""
 
-    def __init__(self, raw: Any, tail: PendingSettlement, gate: Gate) -> None:  # noqa: ANN401 - of urllib3
+    def __init__(self, raw: Any, settlement: PendingSettlement, gate: Gate) -> None:  # noqa: ANN401 - of urllib3
         self._raw = raw
-        self._tail = tail
+        self._settlement = settlement
         self._gate = gate
         self._reader = UsageReader()
 
     def stream(self, amount: int = 2**16, decode_content: bool | None = None) -> Iterator[bytes]:  # noqa: FBT001 - as urllib3 has it
         for piece in self._raw.stream(amount, decode_content=decode_content):
-            if self._tail.counts:
+            if self._settlement.counts_tokens:
                 self._reader.feed(piece)
             yield piece
         self._settle()
@@ -171,14 +173,14 @@ class _SettlingRaw:
             self._settle()
 
     def _settle(self) -> None:
-        self._gate.run(self._tail.settling(self._reader.result() if self._tail.counts else None))
+        self._gate.run(self._settlement.settle_flow(self._reader.result() if self._settlement.counts_tokens else None))
 
-    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - whatever the raw answer has
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - any attribute of the raw response
         return getattr(self._raw, name)
 
 
-def call_of(request: requests.PreparedRequest) -> OutboundRequest:
-    """Describe a request to the flow."""
+def to_outbound_request(request: requests.PreparedRequest) -> OutboundRequest:
+    """Describe a request as an OutboundRequest."""
     body = request.body
 
     def content() -> bytes | None:
@@ -190,30 +192,30 @@ def call_of(request: requests.PreparedRequest) -> OutboundRequest:
         value = request.headers.get(name)
         return value.decode("latin-1") if isinstance(value, bytes) else value
 
-    whole = body is None or isinstance(body, (bytes, str))
-    return OutboundRequest(request.method or "GET", request.url or "", header, content, whole, unreached)
+    replayable = body is None or isinstance(body, (bytes, str))
+    return OutboundRequest(request.method or "GET", request.url or "", header, content, replayable, unreached)
 
 
 def unreached(error: BaseException) -> bool:
-    """Tell whether an error means that the request never left."""
+    """Return whether an error means that the request was never sent."""
     if isinstance(error, requests.ConnectTimeout):
         return True
     cause = error.args[0] if isinstance(error, requests.ConnectionError) and error.args else None
     return isinstance(cause, MaxRetryError) and isinstance(cause.reason, NewConnectionError)
 
 
-def without(
+def without_keys(
     error: requests.RequestException, keys: list[str], request: requests.PreparedRequest
 ) -> requests.RequestException:
-    """Give an error that shows no key; urllib3 quotes the whole query."""
+    """Return an error that does not show keys; urllib3 quotes the whole query."""
     if not keys:
         return error
-    text = hidden(str(error), {*keys, *(quote(key, safe="") for key in keys)})
+    text = hide_keys(str(error), {*keys, *(quote(key, safe="") for key in keys)})
     return type(error)(text, request=request, response=error.response)
 
 
-def hidden(text: str, keys: set[str]) -> str:
-    """Cut keys out of a text."""
+def hide_keys(text: str, keys: set[str]) -> str:
+    """Replace keys in a string."""
     for key in sorted(keys, key=len, reverse=True):
         text = text.replace(key, HIDDEN_TEXT)
     return text

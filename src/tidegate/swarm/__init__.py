@@ -1,11 +1,11 @@
-"""Many agents share quotas; one 429 slows all of them, and capacity comes back gradually.
+"""Many agents share quotas; one 429 slows all of them, and the capacity recovers in steps.
 
-model.py     Capacity, what an agent is told of a resource
-engine.py    what the four limiters share: resources, their buckets, reductions and recovery
-threads.py   MemoryLimiter and SwarmLimiter
-tasks.py     AsyncMemoryLimiter and AsyncSwarmLimiter: the same names, awaited
-calls.py     limits around tool calls, as blocks and decorators, that notice a 429
-watch.py     who is there and how they stand, for `tidegate swarm`
+capacity.py        Capacity: the state of a resource
+resources.py       shared by the four limiters: resources, their buckets, reductions and recovery
+sync_limiters.py   MemoryLimiter and SwarmLimiter
+async_limiters.py  AsyncMemoryLimiter and AsyncSwarmLimiter: the same methods as coroutines
+limited_calls.py   limits around tool calls, as blocks and decorators, that detect a 429
+presence.py        lists the agents and their resources, for `tidegate swarm`
 """
 
 from tidegate.adaptive import CapacityUpdate

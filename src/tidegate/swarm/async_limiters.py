@@ -1,4 +1,4 @@
-"""AsyncMemoryLimiter and AsyncSwarmLimiter, for tasks: the names of threads.py, awaited."""
+"""AsyncMemoryLimiter and AsyncSwarmLimiter, for tasks: the methods of `sync_limiters` as coroutines."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import inspect
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Self
 
-from tidegate.adaptive import read_terms
+from tidegate.adaptive import read_recovery_settings
 from tidegate.errors import Closed
 from tidegate.limiter import AsyncLimiter
 from tidegate.reservation import AsyncReservation, Reserving
@@ -30,10 +30,10 @@ if TYPE_CHECKING:
 
 
 class _Done:
-    """Something that happened already, for those who await it all the same."""
+    """A completed operation that may be awaited."""
 
     def __await__(self) -> Generator[None, None, None]:
-        """Wait for nothing."""
+        """Return immediately."""
         return
         yield
 
@@ -61,31 +61,31 @@ class _AsyncLimiter(SwarmResources[AsyncLimiter]):
         priority: float = 0,
     ) -> Decision:
         """Wait for a permit, and take it; see `SwarmLimiter.acquire`."""
-        held = self._need(resource)
+        entry = self._require(resource)
         try:
-            decision = await held.limiter.acquire(resource, cost, timeout, priority)
+            decision = await entry.limiter.acquire(resource, cost, timeout, priority)
         except Closed:
-            raise self._missing(resource) from None
-        held.begin()
+            raise self._missing_error(resource) from None
+        entry.begin_call()
         return decision
 
     async def try_acquire(self, resource: str, cost: int = 1) -> bool:
-        """Take a permit if one is free, and tell; never waits."""
-        held = self._find(resource)
+        """Take a permit if one is free; returns whether it did, never waits."""
+        entry = self._find(resource)
         try:
-            if held is None or not await held.limiter.try_acquire(resource, cost):
+            if entry is None or not await entry.limiter.try_acquire(resource, cost):
                 return False
         except Closed:
             return False
-        held.begin()
+        entry.begin_call()
         return True
 
     async def release(self, resource: str, cost: int = 1, *, return_token: bool = True) -> None:
-        """Tell that a call is done, and return its permit to the bucket; see `SwarmLimiter.release`."""
-        held = self._find(resource)
-        if held is not None and held.end() and return_token:
-            with suppress(Closed):  # removed in this moment, with all its permits
-                await held.limiter.refund(resource, cost)
+        """End a call and return its permit to the bucket; see `SwarmLimiter.release`."""
+        entry = self._find(resource)
+        if entry is not None and entry.end_call() and return_token:
+            with suppress(Closed):  # the resource was removed at the same time
+                await entry.limiter.refund(resource, cost)
 
     def reserve(
         self, resource: str, cost: int = 1, ttl: float = 60.0, timeout: float | None = 0.0, priority: float = 0
@@ -101,12 +101,12 @@ class _AsyncLimiter(SwarmResources[AsyncLimiter]):
         timeout: float | None,  # noqa: ASYNC109 - as above
         priority: float,
     ) -> AsyncReservation:
-        held = self._need(resource)
+        entry = self._require(resource)
         try:
-            reservation = await held.limiter.reserve(resource, cost, ttl, timeout, priority)
+            reservation = await entry.limiter.reserve(resource, cost, ttl, timeout, priority)
         except Closed:
-            raise self._missing(resource) from None
-        held.hold(reservation)
+            raise self._missing_error(resource) from None
+        entry.track(reservation)
         return reservation
 
     def limited(
@@ -118,36 +118,36 @@ class _AsyncLimiter(SwarmResources[AsyncLimiter]):
         return_token: bool = False,
         announce: bool = True,
     ) -> AsyncLimitedCall:
-        """Wait for a permit around a block (`async with`) or every call of a coroutine function (as decorator)."""
+        """Wait for a permit before a block (`async with`) or each call of a coroutine function (as a decorator)."""
         return AsyncLimitedCall(self, resource, timeout, cost, return_token=return_token, announce=announce)
 
     async def announce_reduced(
         self, resource: str, reason: str = "", retry_after: float | timedelta | None = None
     ) -> CapacityUpdate | None:
-        """Reduce a resource here and tell the swarm. With `retry_after`, no agent calls for so many seconds."""
+        """Reduce a resource for all agents. With `retry_after`, no agent makes calls for so many seconds."""
         return self._reduce(resource, reason, retry_after)
 
     async def get_capacity(self, resource: str) -> Capacity | None:
-        """Tell how a resource stands; None where no capacity is set."""
-        held = self._find(resource)
-        if held is None:
+        """Return the state of a resource; None if no capacity is set."""
+        entry = self._find(resource)
+        if entry is None:
             return None
         try:
-            usage = await held.limiter.usage(resource)
+            usage = await entry.limiter.usage(resource)
         except Closed:
             return None
-        return self._capacity(held, usage["capacity"].remaining)
+        return self._capacity(entry, usage["capacity"].remaining)
 
     def on_capacity_change(self, callback: Listener) -> _Done:
-        """Have a function, or coroutine function, called with each CapacityUpdate that took effect here.
+        """Call a function or coroutine function with each CapacityUpdate that took effect here.
 
-        It is called in the event loop that registers it. Awaiting this is not needed.
+        It is called in the event loop that registers it. The result of this method need not be awaited.
         """
         try:
             self._loop = asyncio.get_running_loop()
         except RuntimeError:
             self._loop = None
-        self._listen(callback)
+        self._add_listener(callback)
         return _Done()
 
     def _call(self, listener: Listener, update: CapacityUpdate) -> None:
@@ -168,11 +168,11 @@ class _AsyncLimiter(SwarmResources[AsyncLimiter]):
     def _start(self, work: Coroutine[Any, Any, Any]) -> None:
         tasks = self.__dict__.setdefault("_tasks", set())
         task = asyncio.ensure_future(work)
-        tasks.add(task)  # the loop itself would let go of it
+        tasks.add(task)  # the loop keeps only weak references
         task.add_done_callback(tasks.discard)
 
     async def close(self) -> None:
-        """Refuse further calls and wake waiters with Closed. A second time raises Closed."""
+        """Refuse further calls and wake waiters with Closed. A second call raises Closed."""
         for resource in self._close():
             await resource.limiter.close()
         await self._store.close_async()
@@ -182,7 +182,7 @@ class _AsyncLimiter(SwarmResources[AsyncLimiter]):
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """Close, unless that was done inside."""
+        """Close, unless closed already."""
         if not self._closed:
             await self.close()
 
@@ -191,21 +191,21 @@ class AsyncMemoryLimiter(_AsyncLimiter):
     """Token buckets in this process, for tasks; see MemoryLimiter."""
 
     def __init__(self, *, clock: Clock | None = None) -> None:
-        """Start without any resource."""
-        super().__init__(agent_id="memory", terms=read_terms(0.75, recovery_interval=None), clock=clock)
+        """Start without resources."""
+        super().__init__(agent_id="memory", settings=read_recovery_settings(0.75, recovery_interval=None), clock=clock)
 
     async def announce_reduced(
         self, resource: str, reason: str = "", retry_after: float | timedelta | None = None
     ) -> CapacityUpdate | None:
-        """Reduce a resource to 75 %. With `retry_after`, there are no calls for so many seconds."""
+        """Reduce a resource to 75 %. With `retry_after`, no calls are allowed for so many seconds."""
         update = self._reduce(resource, reason, retry_after)
         if update is not None:
-            self._tell(update)  # there is nobody else who could
+            self._notify(update)  # there is no other agent to send it
         return update
 
 
 class AsyncSwarmLimiter(_AsyncLimiter):
-    """An agent's buckets, for tasks: everything as in SwarmLimiter, awaited."""
+    """An agent's buckets, for tasks: same as SwarmLimiter, with coroutines."""
 
     def __init__(
         self,
@@ -224,7 +224,9 @@ class AsyncSwarmLimiter(_AsyncLimiter):
     ) -> None:
         """Join the swarm on `bus` (a Bus, or a URL: then the bus is closed with the limiter) as `agent_id`."""
         check_swarm(bus, agent_id)
-        terms = read_terms(
+        settings = read_recovery_settings(
             reduce_factor, recovery_factor, recovery_interval, max_recovery=max_recovery, cooldown=cooldown
         )
-        super().__init__(agent_id=agent_id, terms=terms, bus=bus, secret=secret, store=store, lease=lease, clock=clock)
+        super().__init__(
+            agent_id=agent_id, settings=settings, bus=bus, secret=secret, store=store, lease=lease, clock=clock
+        )

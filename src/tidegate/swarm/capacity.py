@@ -1,4 +1,4 @@
-"""What an agent is told of a resource."""
+"""The state of a resource."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """How a resource stands: permits available now, of how many in total per window, and the calls in progress.
+    """The state of a resource: permits available now, total permits per window, and calls in progress.
 
-    `total` is the capacity as it is now, reduced or not; `original` what it was set to. `window` and `frozen_for` are
+    `total` is the current capacity, reduced or not; `original` is the value that was set. `window` and `frozen_for` are
     in seconds; while a resource is frozen nothing is available.
     """
 

@@ -1,4 +1,4 @@
-"""Limits around tool calls: `with limiter.limited("search"):` and `@limiter.limited("search")`, noticing a 429."""
+"""Limits around tool calls: `with limiter.limited("search"):` and `@limiter.limited("search")`; detects a 429."""
 
 from __future__ import annotations
 
@@ -24,31 +24,31 @@ SERVICE_UNAVAILABLE: Final = 503
 
 
 class ProviderRefusal(NamedTuple):
-    """What a server said with a 429 or 503."""
+    """The refusal of a server, with status 429 or 503."""
 
     reason: str
     retry_after: float | None
 
 
 def refusal_of(error: BaseException | None, now: float) -> ProviderRefusal | None:
-    """Tell whether an exception means that there were too many calls: a 429, or a 503 that says when to come back.
+    """Return the refusal that an exception carries: a 429, or a 503 with Retry-After; None if it is another error.
 
-    Exceptions of HTTP clients carry a response with its status and headers, those of AI clients a status of their own.
+    Exceptions of HTTP clients have a response with status and headers, those of AI clients a status attribute.
     """
     response = getattr(error, "response", None)
     status = _first(error, response, ("status_code", "status", "code"))
     headers = _first(error, response, ("headers",))
     try:
-        said = None if headers is None else headers.get("retry-after", headers.get("Retry-After"))
+        value = None if headers is None else headers.get("retry-after", headers.get("Retry-After"))
     except AttributeError:
-        said = None
-    wait = None if said is None else parse_retry_after(str(said), now)
+        value = None
+    wait = None if value is None else parse_retry_after(str(value), now)
     if status == TOO_MANY_REQUESTS or (status == SERVICE_UNAVAILABLE and wait is not None):
         return ProviderRefusal(f"received {status} response", wait)
     return None
 
 
-def _first(error: object, response: object, names: tuple[str, ...]) -> Any:  # noqa: ANN401 - whatever a client puts there
+def _first(error: object, response: object, names: tuple[str, ...]) -> Any:  # noqa: ANN401 - any type a client uses
     for source in (response, error):
         for name in names:
             value = getattr(source, name, None)
@@ -58,7 +58,7 @@ def _first(error: object, response: object, names: tuple[str, ...]) -> Any:  # n
 
 
 class _LimitedCall(Generic[S]):
-    """What to ask for, and what is to be done afterwards."""
+    """The resource, cost and options of limited calls."""
 
     def __init__(
         self,
@@ -70,7 +70,7 @@ class _LimitedCall(Generic[S]):
         return_token: bool,
         announce: bool,
     ) -> None:
-        """Made by `limited`."""
+        """Use `limited` to create one."""
         self._limiter = limiter
         self._resource = resource
         self._timeout = timeout
@@ -79,31 +79,31 @@ class _LimitedCall(Generic[S]):
         self._announce = announce
 
     def _for_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Self:
-        """Work out resource and cost from the arguments of a call."""
+        """Compute resource and cost from the arguments of a call."""
         resource = self._resource(*args, **kwargs) if callable(self._resource) else self._resource
         cost = self._cost(*args, **kwargs) if callable(self._cost) else self._cost
         return type(self)(
             self._limiter, resource, self._timeout, cost, return_token=self._return_token, announce=self._announce
         )
 
-    def _ready(self) -> tuple[str, int]:
+    def _resource_and_cost(self) -> tuple[str, int]:
         if callable(self._resource) or callable(self._cost):
-            raise ConfigError("a resource or cost that is a function needs arguments: use it as a decorator")
+            raise ConfigError("a callable resource or cost needs call arguments: use limited() as a decorator")
         return self._resource, self._cost
 
-    def _refused(self, error: BaseException | None) -> ProviderRefusal | None:
+    def _refusal(self, error: BaseException | None) -> ProviderRefusal | None:
         return refusal_of(error, self._limiter.clock.ns() / 1e9) if self._announce and error is not None else None
 
 
 class LimitedCall(_LimitedCall["_Limiter"]):
-    """A limit around a block, or around every call of the function it decorates."""
+    """Limits a block, or each call of the function it decorates."""
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
         """Decorate a function."""
         if inspect.iscoroutinefunction(function):
-            raise ConfigError(f"{function.__qualname__} is a coroutine function: limit it with an Async… limiter")
+            raise ConfigError(f"{function.__qualname__} is a coroutine function: use an async limiter")
         if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
-            raise ConfigError(f"{function.__qualname__} is a generator function: limit what it does, with a block")
+            raise ConfigError(f"{function.__qualname__} is a generator function: use a 'with' block inside it")
 
         @functools.wraps(function)
         def limited(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -114,26 +114,26 @@ class LimitedCall(_LimitedCall["_Limiter"]):
 
     def __enter__(self) -> Decision:
         """Wait for a permit."""
-        resource, cost = self._ready()
+        resource, cost = self._resource_and_cost()
         return self._limiter.acquire(resource, self._timeout, cost)
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         """End the call; announce a 429."""
-        resource, cost = self._ready()
+        resource, cost = self._resource_and_cost()
         self._limiter.release(resource, cost, return_token=self._return_token)
-        refusal = self._refused(error)
+        refusal = self._refusal(error)
         if refusal is not None:
             self._limiter.announce_reduced(resource, *refusal)
 
 
 class AsyncLimitedCall(_LimitedCall["_AsyncLimiter"]):
-    """A limit around an `async with` block, or around every call of the coroutine function it decorates."""
+    """Limits an `async with` block, or each call of the coroutine function it decorates."""
 
     def __call__(self, function: Callable[P, Awaitable[R]]) -> Callable[P, Awaitable[R]]:
         """Decorate a coroutine function."""
         if not inspect.iscoroutinefunction(function):
             name = getattr(function, "__qualname__", repr(function))
-            raise ConfigError(f"{name} is not a coroutine function: limit it with a MemoryLimiter or SwarmLimiter")
+            raise ConfigError(f"{name} is not a coroutine function: use a MemoryLimiter or SwarmLimiter")
 
         @functools.wraps(function)
         async def limited(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -144,13 +144,13 @@ class AsyncLimitedCall(_LimitedCall["_AsyncLimiter"]):
 
     async def __aenter__(self) -> Decision:
         """Wait for a permit."""
-        resource, cost = self._ready()
+        resource, cost = self._resource_and_cost()
         return await self._limiter.acquire(resource, self._timeout, cost)
 
     async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         """End the call; announce a 429."""
-        resource, cost = self._ready()
+        resource, cost = self._resource_and_cost()
         await self._limiter.release(resource, cost, return_token=self._return_token)
-        refusal = self._refused(error)
+        refusal = self._refusal(error)
         if refusal is not None:
             await self._limiter.announce_reduced(resource, *refusal)

@@ -1,7 +1,7 @@
-"""Who is in the swarm and how they stand: agents answer whoever asks, and only then.
+"""Which agents are in the swarm, and the state of their resources.
 
-A watcher publishes a question on `ratelimit.agents.ask`; each agent answers on `ratelimit.agents` with its name and its
-resources. So watching costs nothing while nobody watches.
+A watcher publishes a request on `ratelimit.agents.ask`; each agent answers on `ratelimit.agents` with its name and its
+resources. So presence costs nothing while there is no watcher.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ if TYPE_CHECKING:
 ASK_SUBJECT: Final = "ratelimit.agents.ask"
 ANSWER_SUBJECT: Final = "ratelimit.agents"
 MAX_ANSWER_BYTES: Final = 900_000  # NATS carries a little more by default
-MAX_ANSWERS_BYTES: Final = 64 * 2**20  # of all answers that a watcher keeps
+MAX_ANSWERS_BYTES: Final = 64 * 2**20  # of all answers that a watcher stores
 MAX_ANSWERS: Final = 10_000
-ROOM: Final = 1_000  # bytes of an answer for all but its resources
+RESERVED_BYTES: Final = 1_000  # of an answer, for everything but its resources
 
 
 class Presence:
-    """Answers for one agent."""
+    """Answers watchers for one agent."""
 
     def __init__(
         self, bus: Bus, agent_id: str, secret: str | bytes | None, describe: Callable[[], list[Capacity]]
     ) -> None:
-        """Answer with what `describe` tells."""
+        """Answer with the result of `describe`."""
         self._bus = bus
         self._agent_id = agent_id
         self._signer = MessageSigner(secret, bus.clock)
@@ -49,7 +49,7 @@ class Presence:
             return
         try:
             self._signer.read_new(event.payload, MAX_ANSWER_BYTES)
-        except MalformedError:  # somebody who does not know the secret, or an old question
+        except MalformedError:  # not signed with the secret, or old
             return
         self._bus.publish(
             ANSWER_SUBJECT, self._signer.write({"agent_id": self._agent_id, "resources": self._resources()})
@@ -58,23 +58,23 @@ class Presence:
     def _resources(self) -> dict[str, Any]:
         """Describe as many resources as one message can carry."""
         found: dict[str, Any] = {}
-        room = MAX_ANSWER_BYTES - ROOM - len(json.dumps(self._agent_id))
+        bytes_left = MAX_ANSWER_BYTES - RESERVED_BYTES - len(json.dumps(self._agent_id))
         for capacity in self._describe():
-            told = asdict(capacity)
-            room -= 2 * len(json.dumps(capacity.resource)) + len(json.dumps(told))
-            if room < 0:
+            fields = asdict(capacity)
+            bytes_left -= 2 * len(json.dumps(capacity.resource)) + len(json.dumps(fields))
+            if bytes_left < 0:
                 break
-            found[capacity.resource] = told
+            found[capacity.resource] = fields
         return found
 
     def close(self) -> None:
-        """Answer no more."""
+        """Stop answering."""
         self._subscription.close()
 
 
 @dataclass(frozen=True, slots=True)
 class Agent:
-    """An agent as it last answered, so many seconds ago."""
+    """The last answer of an agent, and how many seconds ago it arrived."""
 
     agent_id: str
     seconds_ago: float
@@ -88,36 +88,36 @@ class _Answer(NamedTuple):
 
 
 class Watcher:
-    """Asks, and collects the answers."""
+    """Requests answers and collects them."""
 
     def __init__(self, bus: Bus, secret: str | bytes | None = None) -> None:
-        """Listen to answers on the bus."""
+        """Subscribe to answers on the bus."""
         self._bus = bus
         self._signer = MessageSigner(secret, bus.clock)
         self._lock = fork_safe(threading.Lock())
         self._answers: dict[str, _Answer] = {}
-        self._bytes = 0  # of the messages they came in
+        self._bytes = 0  # total size of the answers
         self.malformed = 0
-        self._subscription = bus.subscribe(ANSWER_SUBJECT, self._hear)
+        self._subscription = bus.subscribe(ANSWER_SUBJECT, self._on_answer)
 
     def ask(self) -> None:
-        """Ask everybody to answer."""
+        """Ask all agents to answer."""
         self._bus.publish(ASK_SUBJECT, self._signer.write({}))
 
     def agents(self, within: float = 10.0) -> list[Agent]:
-        """List who answered within so many seconds, by name; the others are forgotten."""
+        """Return the agents that answered within so many seconds, by name; others are removed."""
         now = self._bus.clock.steady()
         with self._lock:
             for name in [name for name, answer in self._answers.items() if now - answer.at > within * SECOND]:
-                self._forget(name)
+                self._remove(name)
             found = sorted(self._answers.items())
         return [Agent(name, (now - answer.at) / SECOND, answer.resources) for name, answer in found]
 
-    def _forget(self, name: str) -> None:
+    def _remove(self, name: str) -> None:
         answer = self._answers.pop(name, None)
         self._bytes -= 0 if answer is None else answer.size
 
-    def _hear(self, event: Event) -> None:
+    def _on_answer(self, event: Event) -> None:
         try:
             name, resources = _read(self._signer.read_new(event.payload, MAX_ANSWER_BYTES))
         except (MalformedError, TypeError, KeyError, AttributeError):
@@ -125,25 +125,25 @@ class Watcher:
             return
         answer = _Answer(self._bus.clock.steady(), resources, len(event.payload))
         with self._lock:
-            self._forget(name)
+            self._remove(name)
             self._answers[name] = answer
             self._bytes += answer.size
             while self._bytes > MAX_ANSWERS_BYTES or len(self._answers) > MAX_ANSWERS:
-                self._forget(next(iter(self._answers)))  # the oldest
+                self._remove(next(iter(self._answers)))  # the oldest
 
     def close(self) -> None:
-        """Listen no more."""
+        """Unsubscribe from the bus."""
         self._subscription.close()
 
 
 def _read(fields: dict[str, Any]) -> tuple[str, dict[str, Capacity]]:
-    resources = {str(name): Capacity(**told) for name, told in fields["resources"].items()}
+    resources = {str(name): Capacity(**fields) for name, fields in fields["resources"].items()}
     for capacity in resources.values():
         counts = (capacity.available, capacity.total, capacity.in_flight, capacity.original)
         if not (all(map(_is_count, counts)) and _is_time(capacity.window) and _is_time(capacity.frozen_for)):
-            raise MalformedError(f"the numbers of {capacity.resource!r} are none")
+            raise MalformedError(f"a number of {capacity.resource!r} is not an integer or is out of range")
     if not is_name(fields["agent_id"]) or not all(map(is_name, resources)):
-        raise MalformedError("the names of an agent and its resources are strings")
+        raise MalformedError("the names of an agent and its resources must be strings")
     return fields["agent_id"], resources
 
 

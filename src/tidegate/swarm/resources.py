@@ -1,8 +1,8 @@
-"""What the swarm's limiters share: resources with a bucket each, reduced by 429s, recovering by themselves.
+"""Shared by the swarm's limiters: resources with a bucket each, reduced by 429s, recovering by themselves.
 
-A resource is a Limiter of its own over a common store. Its capacity is kept by `adaptive.Capacities`; whenever that
-changes (`_follow`), the limiter's rules are updated, which wakes whoever waits. Nothing here has a thread: a recovery
-that is due is found by the next call, or by those who wait (`RecoveringClock`).
+A resource is a Limiter over a common store. `adaptive.Capacities` holds its capacity; whenever that changes
+(`_apply_capacity`), the limiter's policy is updated, which wakes its waiters. There is no background thread: a recovery
+that is due is applied by the next call, or by waiting callers (`RecoveringClock`).
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ if TYPE_CHECKING:
 
 L = TypeVar("L", Limiter, AsyncLimiter)
 Window = float | timedelta | str
-POLICY_PREFIX: Final = "swarm/"  # of the names of policies
+POLICY_PREFIX: Final = "swarm/"
 log = logging.getLogger(__name__)
 
 
 class Resource(Generic[L]):
-    """One resource of an agent: its limiter, and how many calls are in progress."""
+    """One resource of an agent: its limiter, and the number of calls in progress."""
 
     def __init__(self, name: str, policy: Policy, window: int, limiter: L) -> None:
         self.name = name
@@ -49,48 +49,48 @@ class Resource(Generic[L]):
         self.limiter: L = limiter
         self.changing = fork_safe(threading.Lock())  # one change of capacity at a time
         self.original = 0
-        self.due: int | None = None  # when to follow next
+        self.due: int | None = None  # when the capacity changes next
         self._lock = fork_safe(threading.Lock())
-        self._begun = 0
-        self._reserved: WeakSet[Reservation | AsyncReservation] = WeakSet()
+        self._calls = 0
+        self._reservations: WeakSet[Reservation | AsyncReservation] = WeakSet()
 
     def next_step(self) -> int | None:
-        """Tell when the next step of recovery is due."""
+        """Return when the next recovery step is due."""
         return self.due
 
-    def begin(self) -> None:
+    def begin_call(self) -> None:
         """Count a call that begins."""
         with self._lock:
-            self._begun += 1
+            self._calls += 1
 
-    def end(self) -> bool:
-        """Count a call that ends; tell whether there was one."""
+    def end_call(self) -> bool:
+        """Count a call that ends; returns whether there was one."""
         with self._lock:
-            if self._begun == 0:
+            if self._calls == 0:
                 return False
-            self._begun -= 1
+            self._calls -= 1
             return True
 
-    def hold(self, reservation: Reservation | AsyncReservation) -> None:
+    def track(self, reservation: Reservation | AsyncReservation) -> None:
         """Count a reservation until it is settled."""
         with self._lock:
-            self._reserved.add(reservation)
+            self._reservations.add(reservation)
 
     @property
     def in_flight(self) -> int:
         """The calls in progress."""
         with self._lock:
-            return self._begun + sum(not (held.settled or held.expired) for held in self._reserved)
+            return self._calls + sum(not (entry.settled or entry.expired) for entry in self._reservations)
 
 
 class SwarmResources(Generic[L]):
-    """The part of a swarm's limiter that neither waits nor awaits."""
+    """The part of a swarm limiter that neither waits nor awaits."""
 
     def __init__(
         self,
         *,
         agent_id: str,
-        terms: RecoverySettings,
+        settings: RecoverySettings,
         bus: str | Bus | None = None,
         secret: str | bytes | None = None,
         store: str | Store | None = None,
@@ -104,22 +104,22 @@ class SwarmResources(Generic[L]):
         self._closed = False
         self.shared = store is not None
         if lease is not None and store is None:
-            raise ConfigError("a lease is for a shared store: give its URL as store=", field="lease")
+            raise ConfigError("a lease needs a shared store: pass its URL as store=", field="lease")
         self._clock = clock
         self._store = _open_store(store, read_lease(lease), clock)
-        self._store.later = self._later
+        self._store.recovery_of = self._recovery_of
         self.clock = clock or self._store.clock
         self._owns_bus = isinstance(bus, str)
         self._bus = open_bus(bus, clock=clock) if isinstance(bus, str) else bus
         try:
             self._capacities = Capacities(
                 agent_id,
-                terms=terms,
+                settings=settings,
                 clock=self.clock,
                 bus=self._bus,
                 secret=secret,
-                changed=self._follow,
-                told=self._tell,
+                changed=self._apply_capacity,
+                received=self._notify,
             )
         except ConfigError:
             if self._owns_bus and self._bus is not None:
@@ -129,62 +129,62 @@ class SwarmResources(Generic[L]):
         self._presence = None if self._bus is None else Presence(self._bus, agent_id, secret, self._describe)
 
     def _open(self, policy: Policy) -> L:
-        """Make the limiter of a resource."""
+        """Create the limiter of a resource."""
         raise NotImplementedError
 
     # ---- resources ---------------------------------------------------------------------------------------------------
 
     def _find(self, name: str) -> Resource[L] | None:
-        """Give a resource, recovered as far as is due; None when there is none of that name."""
+        """Return a resource, after applying a recovery that is due; None if it is unknown."""
         resource = self._resources.get(name)
         if resource is not None and resource.due is not None and self.clock.steady() >= resource.due:
-            self._follow(name)
+            self._apply_capacity(name)
         return resource
 
-    def _need(self, name: str) -> Resource[L]:
-        """Give a resource, or say why not."""
+    def _require(self, name: str) -> Resource[L]:
+        """Return a resource, or raise."""
         resource = self._find(name)
         if resource is None:
-            raise self._missing(name)
+            raise self._missing_error(name)
         return resource
 
-    def _missing(self, name: str) -> Closed | ResourceUnknown:
+    def _missing_error(self, name: str) -> Closed | ResourceUnknown:
         if self._closed:
             return Closed("the limiter is closed")
         return ResourceUnknown(f"no capacity is set for {name!r}: call set_capacity({name!r}, 60, window=60) first")
 
     def _set(self, name: str, capacity: int, window: Window) -> Resource[L] | None:
-        """Set, change or remove a resource; gives the one that was removed, for its limiter to be closed."""
+        """Set, change or remove a resource; returns a removed one, whose limiter the caller closes."""
         if self._closed:
             raise Closed("the limiter is closed")
         if not isinstance(name, str) or not name:
-            raise ConfigError(f"must be the name of a resource, not {name!r}", field="resource")
+            raise ConfigError(f"must be a non-empty string, not {name!r}", field="resource")
         if not isinstance(capacity, int) or isinstance(capacity, bool):
-            raise ConfigError(f"must be a whole number of permits per window, not {capacity!r}", field="capacity")
+            raise ConfigError(f"must be an integer number of permits per window, not {capacity!r}", field="capacity")
         with self._lock:
             if capacity <= 0 or _is_nothing(window):
                 return self._remove(name)
             length = parse_period(window)
             resource = self._resources.get(name)
-            policy = self._policy(name, capacity, length)  # refuses what cannot be counted, before anything changes
+            policy = self._policy(name, capacity, length)  # validates before anything changes
             self._capacities.set(name, capacity)
             if resource is None:
-                look = self._capacities.look(name)
-                policy = self._policy(name, capacity if look is None else look.current, length)
+                snapshot = self._capacities.snapshot(name)
+                policy = self._policy(name, capacity if snapshot is None else snapshot.current, length)
                 resource = self._resources[name] = Resource(name, policy, length, self._open(policy))
                 resource.limiter.clock = RecoveringClock(
-                    resource.limiter.clock, resource.next_step, lambda: self._follow(name)
+                    resource.limiter.clock, resource.next_step, lambda: self._apply_capacity(name)
                 )
             resource.window, resource.original = length, capacity
-        self._follow(name)
+        self._apply_capacity(name)
         return None
 
     def _remove(self, name: str) -> Resource[L] | None:
         resource = self._resources.pop(name, None)
         self._capacities.remove(name)
         if resource is not None:
-            self._store.open(resource.policy.name)
-            if not self.shared:  # what others have consumed is theirs
+            self._store.unfreeze(resource.policy.name)
+            if not self.shared:  # in a shared store, others use the same state
                 self._store.apply_one("reset", resource.policy, name, (0,))
         return resource
 
@@ -193,38 +193,38 @@ class SwarmResources(Generic[L]):
 
     # ---- capacity ----------------------------------------------------------------------------------------------------
 
-    def _follow(self, name: str) -> None:
-        """Let a resource's limiter keep to what its capacity is now."""
+    def _apply_capacity(self, name: str) -> None:
+        """Update a resource's limiter to its current capacity."""
         resource = self._resources.get(name)
         if resource is None:
             return
         with resource.changing:
-            self._catch_up(resource)
-            look = self._capacities.look(name)
-            if look is None:
+            self._apply_missed_steps(resource)
+            snapshot = self._capacities.snapshot(name)
+            if snapshot is None:
                 return
-            if look.frozen_until is None:
-                self._store.open(resource.policy.name)
+            if snapshot.frozen_until is None:
+                self._store.unfreeze(resource.policy.name)
             else:
-                self._store.shut(resource.policy.name, look.frozen_until)
-            self._change(resource, look.current, self.clock.steady())
-            resource.due = look.due
-            resource.limiter.update(resource.policy)  # and wakes who waits
+                self._store.freeze(resource.policy.name, snapshot.frozen_until)
+            self._change(resource, snapshot.current, self.clock.steady())
+            resource.due = snapshot.due
+            resource.limiter.update(resource.policy)  # also wakes waiters
 
-    def _catch_up(self, resource: Resource[L]) -> None:
-        """Go through the steps of recovery that nobody looked at: what came back since came at their rates."""
+    def _apply_missed_steps(self, resource: Resource[L]) -> None:
+        """Apply missed recovery steps one by one: permits were refilled at the rate of each step."""
         now = self.clock.steady()
         while resource.due is not None and resource.due < now and not self.shared:
-            look = self._capacities.look(resource.name, resource.due)
-            if look is None:
+            snapshot = self._capacities.snapshot(resource.name, resource.due)
+            if snapshot is None:
                 return
-            self._change(resource, look.current, resource.due)
-            resource.due = look.due
+            self._change(resource, snapshot.current, resource.due)
+            resource.due = snapshot.due
 
     def _change(self, resource: Resource[L], capacity: int, instant: int) -> None:
-        """Change a bucket such that what is available stays, or is capped: a full one does not become fuller.
+        """Change a bucket so that the available permits stay, or are capped; none are added.
 
-        What came back until that instant came at the old rate; from there on the new one counts.
+        Until that instant permits were refilled at the old rate; from then on the new rate applies.
         """
         old, new, key = resource.policy, self._policy(resource.name, capacity, resource.window), resource.name
         if new == old:
@@ -241,8 +241,8 @@ class SwarmResources(Generic[L]):
         else:
             _settle(store, new, key, now)
 
-    def _later(self, policy: str) -> tuple[int, int] | None:
-        """Tell the store how much a reduced resource may hold once it has recovered, and when it is a step nearer."""
+    def _recovery_of(self, policy: str) -> tuple[int, int] | None:
+        """Return the capacity of a reduced resource after recovery, and the instant of its next step."""
         resource = self._resources.get(policy.removeprefix(POLICY_PREFIX))
         return None if resource is None or resource.due is None else (resource.original, resource.due)
 
@@ -251,7 +251,7 @@ class SwarmResources(Generic[L]):
             retry_after = retry_after.total_seconds()
         return None if self._closed else self._capacities.reduce(name, reason, retry_after)
 
-    def _tell(self, update: CapacityUpdate) -> None:
+    def _notify(self, update: CapacityUpdate) -> None:
         for listener in tuple(self._listeners):
             try:
                 self._call(listener, update)
@@ -261,34 +261,34 @@ class SwarmResources(Generic[L]):
     def _call(self, listener: Listener, update: CapacityUpdate) -> None:
         listener(update)
 
-    def _listen(self, callback: Listener) -> None:
+    def _add_listener(self, callback: Listener) -> None:
         if not callable(callback):
             raise ConfigError(f"must be a function that takes a CapacityUpdate, not {callback!r}", field="callback")
         self._listeners.append(callback)
 
-    # ---- what there is -----------------------------------------------------------------------------------------------
+    # ---- state -------------------------------------------------------------------------------------------------------
 
     def _capacity(self, resource: Resource[L], available: int) -> Capacity | None:
-        look = self._capacities.look(resource.name)
-        if look is None:
+        snapshot = self._capacities.snapshot(resource.name)
+        if snapshot is None:
             return None
-        frozen = self._store.frozen(resource.policy.name)
+        frozen = self._store.frozen_for(resource.policy.name)
         return Capacity(
             resource.name,
             0 if frozen else available,
             resource.policy.limits[0].quota,
             resource.window / SECOND,
             resource.in_flight,
-            look.original,
+            snapshot.original,
             frozen / SECOND,
         )
 
     def _available(self, resource: Resource[L]) -> int:
-        """Ask a store that answers at once."""
+        """Read the available permits from a store in memory."""
         return self._store.apply_one("peek", resource.policy, resource.name, (0,)).remaining
 
     def _describe(self) -> list[Capacity]:
-        """Tell of all resources; of shared ones not what is available, which the store would have to be asked."""
+        """Return the state of all resources; without the available permits of shared ones, which need a store call."""
         found = []
         for name in list(self._resources):
             resource = self._find(name)
@@ -298,11 +298,11 @@ class SwarmResources(Generic[L]):
         return found
 
     def metrics(self) -> dict[str, int]:
-        """Count updates sent, applied and ignored (by why), and the resources that are frozen."""
+        """Return counters of updates sent, applied and ignored (by reason), and the number of frozen resources."""
         return {**self._capacities.metrics(), "frozen": self._store.metrics()["frozen"]}
 
     def _close(self) -> list[Resource[L]]:
-        """Refuse further calls; gives the resources whose limiters are to be closed."""
+        """Refuse further calls; returns the resources whose limiters the caller closes."""
         with self._lock:
             if self._closed:
                 raise Closed("the limiter is closed already")
@@ -328,15 +328,15 @@ def _open_store(store: str | Store | None, share: Lease | None, clock: Clock | N
 
 @functools.lru_cache(4096)
 def _policy_of(name: str, capacity: int, window: int, shared: bool) -> Policy:  # noqa: FBT001 - a part of the cache's key
-    """Build the policy of a resource: the same object for the same capacity, which stores know by sight."""
-    # A shared resource promises that all agents together keep to the capacity in every window, not only on average.
+    """Return the policy of a resource: the same object for the same capacity, so that stores can cache it."""
+    # A shared resource guarantees the capacity of all agents together in every window, not only on average.
     algorithm = "sliding_log" if shared else "token_bucket"
     limit = Limit(capacity, timedelta(microseconds=window), algorithm, name="capacity")
     return Policy(POLICY_PREFIX + name, (limit,))
 
 
 def _settle(store: Store, policy: Policy, key: str, now: int) -> None:
-    """Have a bucket written down as it is at an instant, by this policy: a permit is taken and given back."""
+    """Write the state of a bucket at an instant, by this policy: take a permit and return it."""
     for difference in (1, -1):
         store.apply_one("adjust", policy, key, (difference,), now)
 
@@ -348,8 +348,8 @@ def _is_nothing(window: Window) -> bool:
 
 
 def check_swarm(bus: object, agent_id: object) -> None:
-    """Refuse a swarm's limiter without a bus or a name."""
+    """Refuse a swarm limiter without a bus or a name."""
     if not isinstance(bus, (str, Bus)) or not bus:
         raise ConfigError(f"must be a Bus, such as open_bus('nats://127.0.0.1:4222'), not {bus!r}", field="bus")
     if not isinstance(agent_id, str) or not agent_id:
-        raise ConfigError(f"must be a text that no other agent has, not {agent_id!r}", field="agent_id")
+        raise ConfigError(f"must be a unique non-empty string, not {agent_id!r}", field="agent_id")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Self
 
-from tidegate.adaptive import read_terms
+from tidegate.adaptive import read_recovery_settings
 from tidegate.errors import Closed
 from tidegate.limiter import Limiter
 from tidegate.swarm.limited_calls import LimitedCall
@@ -34,64 +34,64 @@ class _Limiter(SwarmResources[Limiter]):
         return Limiter(policy, store=self._store, clock=self._clock)
 
     def set_capacity(self, resource: str, capacity: int, window: Window) -> None:
-        """Allow `capacity` permits per `window` (seconds, a timedelta, or text such as '1m').
+        """Allow `capacity` permits per `window` (seconds, a timedelta, or a string such as '1m').
 
-        A new resource starts full. Of a known one, what is available stays, or is capped; reductions end. A capacity or
-        window of nothing removes the resource.
+        A new resource starts full. For a known one, the available permits stay or are capped, and reductions end. A
+        capacity or window of 0 removes the resource.
         """
         removed = self._set(resource, capacity, window)
         if removed is not None:
             removed.limiter.close()
 
     def acquire(self, resource: str, timeout: float | None = None, cost: int = 1, priority: float = 0) -> Decision:
-        """Wait for a permit, and take it; call `release` when the work is done.
+        """Wait for a permit and take it; call `release` when the work is done.
 
-        Raises Denied after `timeout` seconds, ResourceUnknown where no capacity is set, Closed once closed.
+        Raises Denied after `timeout` seconds, ResourceUnknown if no capacity is set, Closed if the limiter is closed.
         """
-        held = self._need(resource)
+        entry = self._require(resource)
         try:
-            decision = held.limiter.acquire(resource, cost, timeout, priority)
+            decision = entry.limiter.acquire(resource, cost, timeout, priority)
         except Closed:
-            raise self._missing(resource) from None
-        held.begin()
+            raise self._missing_error(resource) from None
+        entry.begin_call()
         return decision
 
     def try_acquire(self, resource: str, cost: int = 1) -> bool:
-        """Take a permit if one is free, and tell; never waits."""
-        held = self._find(resource)
-        if held is None or not self._try(held, cost):
+        """Take a permit if one is free; returns whether it did, never waits."""
+        entry = self._find(resource)
+        if entry is None or not self._try(entry, cost):
             return False
-        held.begin()
+        entry.begin_call()
         return True
 
     @staticmethod
-    def _try(held: Resource[Limiter], cost: int) -> bool:
+    def _try(entry: Resource[Limiter], cost: int) -> bool:
         try:
-            return held.limiter.try_acquire(held.name, cost).allowed
+            return entry.limiter.try_acquire(entry.name, cost).allowed
         except Closed:
             return False
 
     def release(self, resource: str, cost: int = 1, *, return_token: bool = True) -> None:
-        """Tell that a call is done, and return its permit to the bucket.
+        """End a call and return its permit to the bucket.
 
-        Whoever always returns permits limits how many calls run at once, not how many are made per window: pass
-        `return_token=False` to end the call and let the permit come back with time.
+        Always returning permits limits how many calls run concurrently, not how many are made per window: pass
+        `return_token=False` to end the call and refill the permit over time.
         """
-        held = self._find(resource)
-        if held is not None and held.end() and return_token:
-            with suppress(Closed):  # removed in this moment, with all its permits
-                held.limiter.refund(resource, cost)
+        entry = self._find(resource)
+        if entry is not None and entry.end_call() and return_token:
+            with suppress(Closed):  # the resource was removed at the same time
+                entry.limiter.refund(resource, cost)
 
     def reserve(
         self, resource: str, cost: int = 1, ttl: float = 60.0, timeout: float | None = 0.0, priority: float = 0
     ) -> Reservation:
         """Charge an estimate now and settle it later: `commit` the actual cost, or `cancel`; see `Limiter.reserve`."""
-        held = self._need(resource)
+        entry = self._require(resource)
         try:
-            reservation = held.limiter.reserve(resource, cost, ttl, timeout, priority)
+            reservation = entry.limiter.reserve(resource, cost, ttl, timeout, priority)
         except Closed:
-            raise self._missing(resource) from None
-        held.hold(reservation)
+            raise self._missing_error(resource) from None
+        entry.track(reservation)
         return reservation
 
     def limited(
@@ -103,36 +103,36 @@ class _Limiter(SwarmResources[Limiter]):
         return_token: bool = False,
         announce: bool = True,
     ) -> LimitedCall:
-        """Wait for a permit around a block (`with`) or every call of a function (as decorator).
+        """Wait for a permit before a block (`with`) or before each call of a function (as a decorator).
 
-        An exception that says 429 (or 503 with a Retry-After), as those of HTTP and AI clients do, is announced to the
-        swarm unless `announce` is off.
+        An exception with status 429 (or 503 with Retry-After), as HTTP and AI clients raise, is announced to the swarm
+        unless `announce` is False.
         """
         return LimitedCall(self, resource, timeout, cost, return_token=return_token, announce=announce)
 
     def announce_reduced(
         self, resource: str, reason: str = "", retry_after: float | timedelta | None = None
     ) -> CapacityUpdate | None:
-        """Reduce a resource here and tell the swarm. With `retry_after`, no agent calls for so many seconds."""
+        """Reduce a resource for all agents. With `retry_after`, no agent makes calls for so many seconds."""
         return self._reduce(resource, reason, retry_after)
 
     def get_capacity(self, resource: str) -> Capacity | None:
-        """Tell how a resource stands; None where no capacity is set."""
-        held = self._find(resource)
-        if held is None:
+        """Return the state of a resource; None if no capacity is set."""
+        entry = self._find(resource)
+        if entry is None:
             return None
         try:
-            usage = held.limiter.usage(resource)
+            usage = entry.limiter.usage(resource)
         except Closed:
             return None
-        return self._capacity(held, usage["capacity"].remaining)
+        return self._capacity(entry, usage["capacity"].remaining)
 
     def on_capacity_change(self, callback: Listener) -> None:
-        """Have a function called with the CapacityUpdate of another agent that took effect here. It should be quick."""
-        self._listen(callback)
+        """Call a function with each CapacityUpdate of another agent that took effect here. Keep it short."""
+        self._add_listener(callback)
 
     def close(self) -> None:
-        """Refuse further calls and wake waiters with Closed. A second time raises Closed."""
+        """Refuse further calls and wake waiters with Closed. A second call raises Closed."""
         for resource in self._close():
             resource.limiter.close()
         self._store.close()
@@ -142,7 +142,7 @@ class _Limiter(SwarmResources[Limiter]):
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Close, unless that was done inside."""
+        """Close, unless closed already."""
         if not self._closed:
             self.close()
 
@@ -151,28 +151,28 @@ class MemoryLimiter(_Limiter):
     """Token buckets in this process, without a swarm. A reduction leaves 75 % and stays until set_capacity."""
 
     def __init__(self, *, clock: Clock | None = None) -> None:
-        """Start without any resource."""
-        super().__init__(agent_id="memory", terms=read_terms(0.75, recovery_interval=None), clock=clock)
+        """Start without resources."""
+        super().__init__(agent_id="memory", settings=read_recovery_settings(0.75, recovery_interval=None), clock=clock)
 
     def announce_reduced(
         self, resource: str, reason: str = "", retry_after: float | timedelta | None = None
     ) -> CapacityUpdate | None:
-        """Reduce a resource to 75 %. With `retry_after`, there are no calls for so many seconds."""
+        """Reduce a resource to 75 %. With `retry_after`, no calls are allowed for so many seconds."""
         update = self._reduce(resource, reason, retry_after)
         if update is not None:
-            self._tell(update)  # there is nobody else who could
+            self._notify(update)  # there is no other agent to send it
         return update
 
 
 class SwarmLimiter(_Limiter):
-    """Token buckets of one agent, whose capacities shrink and recover together with those of the others on the bus.
+    """Token buckets of one agent, whose capacities are reduced and recover together with those of the other agents.
 
-    A 429 that any agent announces leaves `reduce_factor` of the capacity everywhere; each `recovery_interval` seconds
-    it grows by `recovery_factor`, up to the original (`max_recovery=False` lets the last step go past it). What this
-    agent announces within `cooldown` seconds of a reduction is taken as its echo and reduces no further. With a
-    `secret`, only messages signed with it count.
+    A 429 that any agent announces multiplies the capacity of all agents by `reduce_factor`; every `recovery_interval`
+    seconds it is multiplied by `recovery_factor`, up to the original (`max_recovery=False` lets the last step exceed
+    it). Announcements of this agent within `cooldown` seconds of a reduction are treated as duplicates. With a
+    `secret`, only messages signed with it are accepted.
 
-    By default each agent has a bucket of its own. With a `store` (and usually `lease=True`) the agents share one, and
+    By default each agent has its own bucket. With a `store` (and usually `lease=True`) the agents share one, and
     together never exceed the capacity in any window.
     """
 
@@ -193,12 +193,14 @@ class SwarmLimiter(_Limiter):
     ) -> None:
         """Join the swarm on `bus` (a Bus, or a URL: then the bus is closed with the limiter) as `agent_id`."""
         check_swarm(bus, agent_id)
-        terms = read_terms(
+        settings = read_recovery_settings(
             reduce_factor, recovery_factor, recovery_interval, max_recovery=max_recovery, cooldown=cooldown
         )
-        super().__init__(agent_id=agent_id, terms=terms, bus=bus, secret=secret, store=store, lease=lease, clock=clock)
+        super().__init__(
+            agent_id=agent_id, settings=settings, bus=bus, secret=secret, store=store, lease=lease, clock=clock
+        )
 
     def __repr__(self) -> str:
-        """Show who and what."""
+        """Show the agent and its resources."""
         names: list[Any] = list(self._resources)
         return f"<{type(self).__name__} {self._capacities.agent_id!r} {names}>"

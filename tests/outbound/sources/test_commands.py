@@ -78,7 +78,7 @@ START = (
 )
 
 
-def test_a_service_from_start_to_stop(folder, capsys):
+def test_a_service_starts_accepts_commands_and_stops(folder, capsys):
     _, server = folder
     with Running(*START) as service:
         until(lambda: len(server.requests) == 1, "the first fetch")
@@ -116,7 +116,7 @@ def sources(capsys):
     return {row["name"]: row for row in json.loads(capsys.readouterr().out)["sources"]}
 
 
-def test_a_stop_lets_a_request_end(folder):
+def test_stopping_waits_for_a_request_in_flight(folder):
     _, server = folder
     arrived, let_go = threading.Event(), threading.Event()
 
@@ -135,19 +135,19 @@ def test_a_stop_lets_a_request_end(folder):
     assert len(list((folder[0] / "tidegate-data" / "bodies" / "s1").iterdir())) == 1
 
 
-def test_one_service_for_each_folder(folder, capsys):
+def test_a_second_service_on_the_same_folder_is_refused(folder, capsys):
     with Running(*START):
         assert main(["start", *START]) == 2
-        assert "a service is running there already" in capsys.readouterr().err
+        assert "another service is using this folder" in capsys.readouterr().err
 
 
-def test_without_a_service_the_commands_say_what_to_do(folder, capsys):
+def test_without_a_service_the_commands_explain_how_to_start_one(folder, capsys):
     assert main(["sources"]) == 3
     assert "start one with 'tidegate start --data tidegate-data'" in capsys.readouterr().err
     assert main(["add", "s2.yaml", "--data", "elsewhere"]) == 3
 
 
-def test_wrong_files_are_refused_before_anything_runs(folder, capsys):
+def test_invalid_files_are_refused_before_anything_runs(folder, capsys):
     write(folder[0] / "copy.yaml", "domain: 127.0.0.1\nlimit: 9\nperiod: 1m\n")
     assert main(["start", *START, "--provider", "copy.yaml"]) == 2
     error = capsys.readouterr().err

@@ -80,7 +80,7 @@ def test_a_body_that_decodes_to_too_much_is_refused(tmp_path, bomb, to):
         (("Content-Encoding: gzip",), gzip.compress(bytes(1000), mtime=0)),
     ],
 )
-def test_a_body_without_end_is_refused(tmp_path, lines, piece):
+def test_an_endless_body_is_refused(tmp_path, lines, piece):
     async def script(_path, _headers):
         yield head(200, *lines)
         async for each in endlessly(piece):
@@ -103,7 +103,7 @@ def test_a_body_without_end_is_refused(tmp_path, lines, piece):
         pytest.param([head(200, "Transfer-Encoding: chunked"), b"1;"], id="an extension of a chunk"),
     ],
 )
-async def test_an_answer_that_drips_ends_with_the_whole_timeout(tmp_path, begin, caplog):
+async def test_a_slowly_dripping_response_ends_at_the_timeout(tmp_path, begin, caplog):
     """Each byte comes in time; together they would take hours."""
 
     async def script(_path, _headers):
@@ -127,7 +127,7 @@ async def test_an_answer_that_drips_ends_with_the_whole_timeout(tmp_path, begin,
         pytest.param(b"x" * 65_536, id="one line"),
     ],
 )
-def test_headers_without_end_are_refused(tmp_path, endless):
+def test_endless_headers_are_refused(tmp_path, endless):
     async def script(_path, _headers):
         yield b"HTTP/1.1 200 OK\r\n"
         async for each in endlessly(endless):
@@ -139,7 +139,7 @@ def test_headers_without_end_are_refused(tmp_path, endless):
     assert told["megabytes"] < 50
 
 
-async def test_informational_answers_without_end_are_too_slow(tmp_path):
+async def test_endless_informational_responses_are_too_slow(tmp_path):
     async def script(_path, _headers):
         async for each in endlessly(b"HTTP/1.1 103 Early Hints\r\n\r\n" * 100):
             yield each
@@ -165,7 +165,7 @@ def test_the_body_of_a_redirect_is_not_read(tmp_path, bomb):
     assert told["megabytes"] < 50
 
 
-async def test_redirects_without_end_are_refused(tmp_path):
+async def test_endless_redirects_are_refused(tmp_path):
     async def script(path, _headers):
         yield head(302, f"Location: /{int(path[1:] or 0) + 1}", "Content-Length: 0")
 
@@ -188,7 +188,7 @@ async def test_the_body_of_a_failure_is_not_read(tmp_path):
 
 
 @pytest.mark.parametrize("to", [{"files": "kept"}, {"sqlite": "kept.db"}])
-async def test_the_last_good_body_stays(tmp_path, to):
+async def test_a_failed_fetch_keeps_the_previous_body(tmp_path, to):
     answers = iter([b"good", b"x" * 5000, b"good again"])
 
     async def script(_path, _headers):
@@ -216,7 +216,7 @@ def bodies(tmp_path, to):
 
 @pytest.mark.parametrize("to", [{"files": "kept"}, {"sqlite": "kept.db"}])
 @pytest.mark.parametrize("coding", ["", "gzip", "deflate"])
-def test_a_large_body_goes_through_little_memory(tmp_path, to, coding):
+def test_a_large_body_is_streamed_with_little_memory(tmp_path, to, coding):
     body = b"0123456789abcdef" * (30 * MEGABYTE // 16)
     packed = {"": lambda: body, "gzip": lambda: gzip.compress(body, 1), "deflate": lambda: zlib.compress(body, 1)}[
         coding
@@ -239,9 +239,9 @@ def test_a_large_body_goes_through_little_memory(tmp_path, to, coding):
     [
         ("br", b"x", "the content-encoding 'br' is not supported"),
         ("gzip, gzip", b"x", "the content-encoding 'gzip, gzip' is not supported"),
-        ("gzip", b"not gzip", "the body is not gzip"),
-        ("gzip", gzip.compress(b"good", mtime=0)[:-5], "the body ends in the middle of its gzip"),
-        ("deflate", b"\xff\xff\xff", "the body is not deflate"),
+        ("gzip", b"not gzip", "the body is not valid gzip data"),
+        ("gzip", gzip.compress(b"good", mtime=0)[:-5], "the body is incomplete gzip data"),
+        ("deflate", b"\xff\xff\xff", "the body is not valid deflate data"),
     ],
 )
 async def test_a_body_that_cannot_be_decoded_is_a_failure(tmp_path, coding, body, result):
@@ -254,7 +254,7 @@ async def test_a_body_that_cannot_be_decoded_is_a_failure(tmp_path, coding, body
     assert left_over(tmp_path) == []
 
 
-async def test_the_answer_of_a_webhook_is_not_read(tmp_path):
+async def test_the_response_of_a_webhook_is_not_read(tmp_path):
     async def script(path, _headers):
         if path == "/source":
             yield head(200, "Content-Length: 4") + b"good"
@@ -269,13 +269,13 @@ async def test_the_answer_of_a_webhook_is_not_read(tmp_path):
     assert server.sent < 20 * MEGABYTE
 
 
-async def test_a_webhook_that_redirects_has_not_taken_the_body(tmp_path):
+async def test_a_webhook_redirect_is_a_failure(tmp_path):
     async def script(path, _headers):
         yield head(200 if path == "/source" else 302, "Location: /elsewhere", "Content-Length: 4") + b"good"
 
     with HostileServer(script) as server:
         (row,) = await fetch_here(tmp_path, url=f"{server.url}/source", to={"webhook": f"{server.url}/hook"})
-    assert row["last_result"] == "its body was not kept: OSError"
+    assert row["last_result"] == "the body was not stored: OSError"
     assert [path for path, _ in server.requests] == ["/source", "/hook"]
 
 
@@ -290,7 +290,7 @@ async def test_cookies_last_for_one_fetch(tmp_path):
     assert [headers.get("cookie") for _, headers in server.requests] == [None, "a=b", None, "a=b"]
 
 
-async def test_what_a_killed_process_left_is_removed(tmp_path):
+async def test_partial_files_of_a_killed_process_are_removed(tmp_path):
     async def script(_path, _headers):
         yield head(200, "Content-Length: 4", "Content-Type: text/plain") + b"good"
 

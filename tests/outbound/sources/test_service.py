@@ -65,7 +65,7 @@ async def world(*args, **options):
         yield made
 
 
-async def test_scenario_2_the_scheduler_skips_what_the_provider_has_no_room_for(tmp_path):
+async def test_scenario_2_the_scheduler_skips_sources_of_an_exhausted_provider(tmp_path):
     """295 of 300 used, ten sources due: five are queued, five skipped; a minute later these run."""
     sources = [source(f"s{i}", f"https://fmp.test/{i}") for i in range(10)]
     async with world(tmp_path, sources) as here:
@@ -80,7 +80,7 @@ async def test_scenario_2_the_scheduler_skips_what_the_provider_has_no_room_for(
         assert sorted(here.fetched) == [f"/{i}" for i in range(10)]
 
 
-async def test_a_permit_lost_between_the_two_checks_is_no_failure(tmp_path):
+async def test_a_permit_lost_between_the_two_checks_is_not_a_failure(tmp_path):
     """The scheduler saw room, others took it, the worker is denied: RateLimitExceeded, and queued again."""
     async with world(tmp_path, [source("a", retries=1)], {**FMP, "limit": 1}) as here:
         others = Limiter(next(iter(here.service.gate.providers)).policy, store=here.store)
@@ -98,7 +98,7 @@ async def test_a_permit_lost_between_the_two_checks_is_no_failure(tmp_path):
         others.close()
 
 
-async def test_a_429_of_the_provider_is_no_failure_either(tmp_path):
+async def test_a_429_of_the_provider_is_not_a_failure(tmp_path):
     answers = iter([httpx.Response(429, headers={"Retry-After": "30"}), httpx.Response(200)])
     async with world(tmp_path, [source("a")], respond=lambda _request: next(answers)) as here:
         await here.cycle()
@@ -137,7 +137,7 @@ async def test_failures_back_off_and_are_counted_apart(tmp_path, wrong):
         assert (here.row("a")["failed"], here.row("a")["ok"], here.row("a")["requeued"]) == (5, 0, 0)
 
 
-async def test_what_nobody_foresaw_is_a_failure_of_that_source_alone(tmp_path, caplog):
+async def test_an_unexpected_error_is_a_failure_of_that_source_only(tmp_path, caplog):
     def respond(request):
         if request.url.path == "/bad":
             raise ArithmeticError("a bug in a transport")
@@ -162,7 +162,7 @@ async def test_sources_of_one_provider_take_turns_and_none_starves(tmp_path):
         assert sum(counts) == pytest.approx(7 * 20, abs=8)  # and all of the quota was used
 
 
-async def test_priority_goes_first_but_does_not_starve_others(tmp_path):
+async def test_a_higher_priority_goes_first_but_does_not_starve_others(tmp_path):
     sources = [source("low", "https://fmp.test/low", "1s"), source("high", "https://fmp.test/high", "1s", priority=3)]
     async with world(tmp_path, sources, {**FMP, "limit": 1, "period": "10s"}) as here:
         for _ in range(40):
@@ -179,7 +179,7 @@ async def test_an_unlimited_source_runs_beside_an_exhausted_provider(tmp_path):
         assert sorted(here.fetched) == ["/free", "/x"]
 
 
-async def test_adding_says_whether_it_will_be_limited(tmp_path, caplog):
+async def test_adding_a_source_reports_whether_it_is_limited(tmp_path, caplog):
     caplog.set_level(logging.INFO)
     async with world(tmp_path, []) as here:
         assert here.service.add(source("a")) == "added a: limited by provider fmp.test (300/1m sliding_log)"
@@ -214,16 +214,16 @@ async def test_bodies_go_to_files_a_database_or_a_webhook(tmp_path):
         assert here.fetched.count("/in") == 1
 
 
-async def test_a_body_that_cannot_be_kept_is_a_failure(tmp_path):
+async def test_a_body_that_cannot_be_stored_is_a_failure(tmp_path):
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "taken").write_text("a file, no folder")
     async with world(tmp_path, [source("a", to={"files": "taken"})]) as here:
         await here.cycle()
         assert here.row("a")["failed"] == 1
-        assert "its body was not kept" in here.row("a")["last_result"]
+        assert "the body was not stored" in here.row("a")["last_result"]
 
 
-async def test_running_wakes_up_when_something_is_due(tmp_path):
+async def test_the_runner_wakes_up_when_a_source_is_due(tmp_path):
     async with world(tmp_path, [source("a", interval="10m"), source("b", interval="15m")]) as here:
         task = asyncio.create_task(here.service.run())
         for _ in range(31):
@@ -265,7 +265,7 @@ async def test_a_graceful_stop_lets_requests_end_and_queues_the_rest_again(tmp_p
         assert again.service.ledger.unsettled() == []  # it was not killed
 
 
-async def test_what_was_under_way_at_a_crash_is_charged_again_and_reported(tmp_path, caplog):
+async def test_requests_in_flight_at_a_crash_are_charged_again_and_reported(tmp_path, caplog):
     """Charged at the start, and in place of that after the grace: one permit more than was sent, for a period."""
     clock = ManualClock(START)
     store = SQLiteStore(tmp_path / "quota.db", clock=clock)
@@ -281,7 +281,7 @@ async def test_what_was_under_way_at_a_crash_is_charged_again_and_reported(tmp_p
     await stuck.wait()
     await task
     running = SourceLedger(tmp_path / "data" / "sources.db")
-    assert running.entry("a").state == "running"
+    assert running.record("a").state == "running"
     running.close()
 
     async with world(tmp_path, [source("a")], provider, clock=clock, store=store, grace=5) as second:
@@ -290,7 +290,7 @@ async def test_what_was_under_way_at_a_crash_is_charged_again_and_reported(tmp_p
         policy = next(iter(second.service.gate.providers)).policy
         limiter = Limiter(policy, store=store)
         assert limiter.usage("fmp.test")["1m"].used == 2
-        assert "1 requests may have been under way" in caplog.text
+        assert "1 requests may have been in flight" in caplog.text
         assert "up to 1 permits of fmp.test stay unused for one period" in second.service.recovered[0]
         while not clock._alarms:  # noqa: SLF001 - until the grace is waited for
             await asyncio.sleep(0)
@@ -311,7 +311,7 @@ async def test_what_was_under_way_at_a_crash_is_charged_again_and_reported(tmp_p
     store.close()
 
 
-async def test_nothing_that_is_kept_shows_urls_headers_or_keys(tmp_path):
+async def test_stored_state_contains_no_urls_headers_or_keys(tmp_path):
     provider = {**FMP, "api_key": "hunter2", "key": {"query": "apikey"}}
     secret = source("a", "https://fmp.test/x?token=hunter3", headers={"Authorization": "hunter4"})
     async with world(tmp_path, [secret], provider) as here:
@@ -323,7 +323,7 @@ async def test_nothing_that_is_kept_shows_urls_headers_or_keys(tmp_path):
     assert (tmp_path / "data" / "sources.db").stat().st_mode & 0o777 == 0o600
 
 
-async def test_against_a_real_server_the_quota_is_kept(tmp_path):
+async def test_the_quota_is_kept_against_a_real_server(tmp_path):
     with QuotaServer(20, 0.5) as server:
         providers = Providers.of({"domain": "127.0.0.1", "limit": 20, "period": "500ms"})
         sources = [source(f"s{i}", f"{server.url}/{i}", "10ms") for i in range(8)]
@@ -338,8 +338,8 @@ async def test_against_a_real_server_the_quota_is_kept(tmp_path):
 
 
 def test_wrong_settings_are_refused(tmp_path):
-    with pytest.raises(ConfigError, match="workers: must be a whole number"):
+    with pytest.raises(ConfigError, match="workers: must be an integer"):
         SourceRunner(Providers.of(FMP), data=tmp_path, workers=0)
     (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigError, match="cannot be made"):
+    with pytest.raises(ConfigError, match="cannot be created"):
         SourceRunner(Providers.of(FMP), data=tmp_path / "file" / "folder")

@@ -12,7 +12,7 @@ from tidegate.outbound.sources.source import Destination, parse_source
 MINUTE = 60_000_000
 
 
-def test_the_documents_source():
+def test_the_source_of_the_specification():
     source = read_source(
         {
             "name": "fmp-aapl-prices",
@@ -27,7 +27,7 @@ def test_the_documents_source():
     )
 
 
-def test_everything_a_source_may_say():
+def test_all_fields_of_a_source():
     source = parse_source(
         """
         name: quotes
@@ -43,9 +43,9 @@ def test_everything_a_source_may_say():
         to: {webhook: https://example.net/in}
         """
     )
-    assert source.timetable == Cron("*/5 9-17 * * 1-5", "America/New_York")
+    assert source.schedule == Cron("*/5 9-17 * * 1-5", "America/New_York")
     assert (source.method, source.priority, source.timeout, source.retries) == ("POST", 2, 10.0, 5)
-    assert source.target == Destination("webhook", "https://example.net/in")
+    assert source.destination == Destination("webhook", "https://example.net/in")
     assert source.headers["Authorization"] == "Bearer hunter2"
     assert "hunter2" not in repr(source)
 
@@ -53,24 +53,27 @@ def test_everything_a_source_may_say():
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("url: https://a.test/", "f.yaml:1: needs a name"),
-        ("name: a", "f.yaml:1: needs a url"),
+        ("url: https://a.test/", "f.yaml:1: needs a field 'name'"),
+        ("name: a", "f.yaml:1: needs a field 'url'"),
         ("name: a/b\nurl: https://a.test/", "f.yaml:1: name: expected letters, digits"),
         ("name: a\nurl: a.test", "f.yaml:2: url: has no host"),
         ("name: a\nurl: ftp://a.test/x\ninterval: 1m", "f.yaml:2: url: expected a URL that begins with http"),
         ("name: a\nurl: https://a.test/", "f.yaml:1: needs either an interval"),
         ("name: a\nurl: https://a.test/\ninterval: 1m\ncron: '* * * * *'", "f.yaml:1: needs either an interval"),
         ("name: a\nurl: https://a.test/\ninterval: soon", "f.yaml:3: interval: unknown unit of time"),
-        ("name: a\nurl: https://a.test/\ncron: '61 * * * *'", "f.yaml:3: cron: Bad minute: expected an expression"),
+        ("name: a\nurl: https://a.test/\ncron: '61 * * * *'", "f.yaml:3: cron: Bad minute: expected a cron expression"),
         ("name: a\nurl: https://a.test/\ncron: '0 0 30 2 *'", "f.yaml:3: cron: "),
         ("name: a\nurl: https://a.test/\ncron: '* * * * *'\ntimezone: Mars", "f.yaml:4: timezone: unknown time zone"),
-        ("name: a\nurl: https://a.test/\ninterval: 1m\ntimezone: UTC", "f.yaml:4: timezone: is for cron"),
+        (
+            "name: a\nurl: https://a.test/\ninterval: 1m\ntimezone: UTC",
+            "f.yaml:4: timezone: can only be combined with 'cron'",
+        ),
         ("name: a\nurl: https://a.test/\ninterval: 1m\nto: {files: x, sqlite: y}", "f.yaml:4: to: expected one of"),
         ("name: a\nurl: https://a.test/\ninterval: 1m\nto: {webhook: y}", "f.yaml:4: to.webhook: has no host"),
         ("name: a\nurl: https://a.test/\nintervall: 1m", "f.yaml:3: intervall: unknown setting: is 'interval' meant?"),
     ],
 )
-def test_mistakes_are_refused_where_they_stand(text, message):
+def test_invalid_sources_are_refused_with_line_and_field(text, message):
     with pytest.raises(ConfigError) as error:
         parse_source(text, "f.yaml")
     assert str(error.value).startswith(message)
@@ -84,13 +87,13 @@ def test_names_are_unique_over_files_and_directories(tmp_path):
     found = read_sources([tmp_path / "three.yaml"], [folder])
     assert [source.name for source in found] == ["three", "one", "two"]
     (folder / "other.yaml").write_text("name: three\nurl: https://a.test/\ninterval: 1m\n")
-    with pytest.raises(ConfigError, match=r"other\.yaml and .*three\.yaml: two sources are called 'three'"):
+    with pytest.raises(ConfigError, match=r"other\.yaml and .*three\.yaml: two sources are named 'three'"):
         read_sources([tmp_path / "three.yaml"], [folder])
     with pytest.raises(ConfigError, match="cannot be listed"):
         read_sources([], [tmp_path / "nowhere"])
 
 
-def test_an_interval_keeps_its_rhythm_and_makes_up_for_nothing():
+def test_an_interval_skips_missed_runs():
     every = Interval(5 * MINUTE)
     assert every.after(0, 0) == 5 * MINUTE
     assert every.after(0, 7) == 5 * MINUTE
@@ -102,7 +105,7 @@ def micros(*instant):
     return int(datetime(*instant, tzinfo=UTC).timestamp()) * 1_000_000
 
 
-def test_cron_knows_time_zones_and_changes_of_clocks():
+def test_cron_handles_time_zones_and_daylight_saving():
     daily = read_cron("30 9 * * *", "America/New_York")
     assert daily.after(0, micros(2025, 3, 8, 15)) == micros(2025, 3, 9, 13, 30)  # summer time begins that night
     assert daily.after(0, micros(2025, 3, 8, 14, 30)) == micros(2025, 3, 9, 13, 30)

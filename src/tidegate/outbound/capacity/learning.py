@@ -1,8 +1,8 @@
-"""What a provider's answer teaches about its limits. Pure: words in, corrections out.
+"""What a provider's response teaches about its limits. Pure functions: rate limit advice in, corrections out.
 
-A provider may only lower what we take to be left: others may use the same quota, or its limit may be stricter than the
-file says. Nothing it says raises anything above what is configured; what it lowered, it may take back. Whatever it
-says, the effect of one answer ends with the limit's period, so that an absurd value does little harm.
+A provider may only lower the remaining quota that tidegate assumes: others may use the same quota, or its limit may be
+stricter than the file says. Nothing raises it above what is configured; the provider may return what it took away. The
+effect of a response ends with the limit's period, so an absurd value does little harm.
 """
 
 from __future__ import annotations
@@ -21,101 +21,107 @@ if TYPE_CHECKING:
 
 TOO_MANY_REQUESTS: Final = 429
 SERVICE_UNAVAILABLE: Final = 503
-MAX_LESSONS: Final = 1_000  # of one account that may be taken back
-SAME_WINDOW_RATIO: Final = 1.05  # two windows that differ by less are taken for the same
+MAX_PROVIDER_CHARGES: Final = 1_000  # per account, that may be returned
+SAME_WINDOW_RATIO: Final = 1.05  # windows whose lengths differ by less are considered the same
 COUNTED_ALGORITHMS: Final = ("token_bucket", "fixed_window", "calendar_window", "sliding_window", "sliding_log")
 
 
 class LimitCorrection(NamedTuple):
-    """What was said of one of our limits: this much is left, for that many microseconds (None: not said)."""
+    """What the provider reported about one of our limits: `remaining` permits until `reset` (microseconds from now)."""
 
-    place: int
+    limit_index: int
     remaining: int
     reset: int | None
 
 
-def corrections(limits: Sequence[Limit], advice: Advice) -> list[LimitCorrection]:
-    """Find our limit for each that the provider spoke of, as far as it says what is left."""
+def find_corrections(limits: Sequence[Limit], advice: Advice) -> list[LimitCorrection]:
+    """Match each reported limit with a remaining quota to one of our limits."""
     found: dict[int, LimitCorrection] = {}
-    for said in advice.limits:
-        if said.remaining is None:
+    for reported in advice.limits:
+        if reported.remaining is None:
             continue
-        index = which(limits, said)
+        index = match_limit(limits, reported)
         if index is None:
             continue
-        reset = None if said.reset_after is None else min(round(said.reset_after * SECOND), limits[index].length)
-        new = LimitCorrection(index, min(said.remaining, limits[index].burst), reset)
+        reset = (
+            None if reported.reset_after is None else min(round(reported.reset_after * SECOND), limits[index].length)
+        )
+        new = LimitCorrection(index, min(reported.remaining, limits[index].burst), reset)
         old = found.get(index)
         if old is None or new.remaining < old.remaining:
             found[index] = new
     return list(found.values())
 
 
-def which(limits: Sequence[Limit], said: LimitAdvice) -> int | None:
-    """Tell which of our limits is spoken of: the same unit, then the same window, quota, or the only one that fits."""
-    same = [i for i, limit in enumerate(limits) if limit.unit == said.unit and limit.algorithm in COUNTED_ALGORITHMS]
-    if said.window is not None:
-        length = said.window * SECOND
+def match_limit(limits: Sequence[Limit], reported: LimitAdvice) -> int | None:
+    """Return the index of the reported limit: same unit, then same window, same quota, or the only one that fits."""
+    same = [
+        i for i, limit in enumerate(limits) if limit.unit == reported.unit and limit.algorithm in COUNTED_ALGORITHMS
+    ]
+    if reported.window is not None:
+        length = reported.window * SECOND
         close = [
             i for i in same if limits[i].length / SAME_WINDOW_RATIO <= length <= limits[i].length * SAME_WINDOW_RATIO
         ]
         return close[0] if close else None
-    if len(same) > 1 and said.quota is not None:
-        equal = [i for i in same if limits[i].quota == said.quota]
+    if len(same) > 1 and reported.quota is not None:
+        equal = [i for i in same if limits[i].quota == reported.quota]
         same = equal or same
-    if len(same) > 1 and said.reset_after is not None:  # it resets within the period: the shortest that can be meant
-        same = [i for i in same if limits[i].length >= said.reset_after * SECOND] or same
+    if len(same) > 1 and reported.reset_after is not None:  # it resets within its period: the shortest possible one
+        same = [i for i in same if limits[i].length >= reported.reset_after * SECOND] or same
     return min(same, key=lambda i: limits[i].length, default=None)
 
 
 class ProviderCharge(NamedTuple):
-    """A charge that only the provider's word stands for: which limit, how much, when (by the store's clock)."""
+    """A charge made because of a provider's report: which limit, how much, when (by the store's clock)."""
 
-    place: int
+    limit_index: int
     amount: int
     at: int
 
 
 class ProviderCharges:
-    """What the provider took and may give back. Thread-safe."""
+    """Charges made because of provider reports, which later reports may return. Thread-safe."""
 
     def __init__(self) -> None:
-        """Know of none."""
-        self._known: list[ProviderCharge] = []
+        """Start without charges."""
+        self._charges: list[ProviderCharge] = []
         self._lock = fork_safe(threading.Lock())
 
     def __len__(self) -> int:
-        """Count them."""
-        return len(self._known)
+        """Return the number of charges."""
+        return len(self._charges)
 
-    def add(self, lesson: ProviderCharge) -> None:
-        """Keep one."""
+    def add(self, charge: ProviderCharge) -> None:
+        """Add a charge."""
         with self._lock:
-            self._known.append(lesson)
-            del self._known[:-MAX_LESSONS]  # what these took does not come back before its period has ended
+            self._charges.append(charge)
+            del self._charges[:-MAX_PROVIDER_CHARGES]  # dropped charges are returned only when their period ends
 
-    def forget(self, limits: Sequence[Limit], now: int) -> None:
-        """Drop those whose charges have ended by themselves, or were made to limits that are no more."""
+    def drop_expired(self, limits: Sequence[Limit], now: int) -> None:
+        """Drop charges whose period has ended, or whose limit no longer exists."""
         with self._lock:
-            self._known = [
-                each for each in self._known if each.place < len(limits) and each.at > now - limits[each.place].length
+            self._charges = [
+                each
+                for each in self._charges
+                if each.limit_index < len(limits) and each.at > now - limits[each.limit_index].length
             ]
 
     def clear(self) -> None:
-        """Drop them all."""
+        """Drop all charges."""
         with self._lock:
-            self._known.clear()
+            self._charges.clear()
 
-    def take(self, place: int, amount: int) -> list[ProviderCharge]:
-        """Take as much as may come back of a limit, oldest first."""
+    def take(self, limit_index: int, amount: int) -> list[ProviderCharge]:
+        """Remove and return up to `amount` of the charges of a limit, oldest first."""
         taken, left = [], []
         with self._lock:
-            for each in self._known:
-                part = min(amount, each.amount) if each.place == place else 0
+            for each in self._charges:
+                part = min(amount, each.amount) if each.limit_index == limit_index else 0
                 amount -= part
                 if part:
                     taken.append(each._replace(amount=part))
                 if part < each.amount:
                     left.append(each._replace(amount=each.amount - part))
-            self._known = left
+            self._charges = left
         return taken

@@ -1,11 +1,11 @@
-"""What refusals teach: down to which level, how long that is held, how long nothing is sent. Pure; time is an argument.
+"""How refusals change the capacity: the new level, how long it is held, how long nothing is sent. Time is an argument.
 
-A 429 lowers the capacity to what was in use then, which is what the provider has let through, by one at least, though
-not below half at once; a 503 lowers it to half. Refusals within a period belong together: they lower it once. Where
-Retry-After is not said, nothing is sent for a while that doubles with each refusal. Where capacity is refused again and
-again at the same level, that level is held for longer and longer before the next step of recovery.
+A 429 reduces the capacity to what was in use then, which is what the provider has let through: by at least one, but not
+below half in one step. A 503 reduces it to half. Refusals within one period count as one reduction. Without
+Retry-After, nothing is sent for a pause that doubles with each refusal. If requests are refused repeatedly at the same
+level, that level is held longer each time before the next recovery step.
 
-Processes that hear of each other's refusals hold the same levels: what one was told counts as if all had been.
+Processes that receive each other's refusals hold the same levels: a refusal of one process counts for all.
 """
 
 from __future__ import annotations
@@ -17,72 +17,72 @@ from tidegate.core.bounds import SECOND
 if TYPE_CHECKING:
     from tidegate.core import Limit
 
-MAX_HELD: Final = 8  # steps of recovery for which a level is held at most
-FIRST_PAUSE: Final = SECOND  # after the first refusal that says nothing of when; less where the period is short
+MAX_HELD: Final = 8  # recovery steps for which a level is held at most
+FIRST_PAUSE: Final = SECOND  # after the first refusal without Retry-After; shorter if the period is short
 MAX_PAUSE: Final = 60 * SECOND
 
 
 class Notice(NamedTuple):
-    """What a refusal means: a capacity, and for how many microseconds nothing is to be sent."""
+    """The effect of a refusal: a capacity, and for how many microseconds nothing is sent."""
 
     value: int
     pause: int
 
 
 class Refusals:
-    """The refusals of one account, by the clock's steady time."""
+    """The refusals of one account; instants are the clock's steady time."""
 
     def __init__(self, limit: Limit, interval: int) -> None:
-        """Know of none; `interval` is the time between two steps of recovery."""
+        """Start without refusals; `interval` is the time between two recovery steps."""
         self._length = limit.length
         self._interval = interval
-        self._strikes = 0
-        self._paused = 0  # no refusal of what was sent before then counts as another one
-        self._level = 0  # of the last refusals, held until then
-        self._hold = 0
+        self._streak = 0
+        self._paused_until = 0  # refusals of requests sent before this instant do not count as new ones
+        self._level = 0  # of the last refusals, held until `_hold_until`
+        self._hold_steps = 0
         self._hold_until = 0
-        self._began = 0  # when the last ones began, and at what capacity
-        self._before: int | None = None
+        self._series_start = 0  # when the last series of refusals began, and at what capacity
+        self._series_capacity: int | None = None
 
-    def refused(self, now: int, sent: int, current: int, used: int, retry_after: float | None) -> Notice:
-        """Take note of a refusal of what was `sent` then, at a capacity of which so much was `used`."""
-        fewer = self._begin(now, sent, current)
-        value = max(1, min(current - fewer, max((self._before or 0) // 2, used)))
-        self._keep(now, value)
+    def record(self, now: int, sent: int, current: int, used: int, retry_after: float | None) -> Notice:
+        """Record the refusal of a request `sent` at that instant, with a capacity of which so much was `used`."""
+        first_of_series = self._begin_series(now, sent, current)
+        value = max(1, min(current - first_of_series, max((self._series_capacity or 0) // 2, used)))
+        self._hold_level(now, value)
         if retry_after is not None:
             pause = round(retry_after * SECOND)
-        elif sent >= self._paused:
-            self._strikes += 1
+        elif sent >= self._paused_until:
+            self._streak += 1
             first = min(FIRST_PAUSE, self._length // 20)
-            pause = min(first << min(self._strikes - 1, 20), self._length, MAX_PAUSE)
+            pause = min(first << min(self._streak - 1, 20), self._length, MAX_PAUSE)
         else:
-            pause = 0  # an answer to something sent before the pause began
-        self._paused = max(self._paused, now + pause)
+            pause = 0  # the request was sent before the pause began
+        self._paused_until = max(self._paused_until, now + pause)
         return Notice(value, pause)
 
-    def heard(self, now: int, since: int, current: int, value: int) -> None:
-        """Take note of what another process was told; the capacity may be `current` because of that already."""
+    def record_remote(self, now: int, since: int, current: int, value: int) -> None:
+        """Record a refusal that another process received; `current` may already include it."""
         if value <= current:
-            self._begin(now, since, current)
-            self._keep(now, value)
+            self._begin_series(now, since, current)
+            self._hold_level(now, value)
 
-    def _begin(self, now: int, sent: int, current: int) -> bool:
-        """Tell whether a refusal is the first of its kind."""
-        if self._before is not None and sent < self._began + self._length:
+    def _begin_series(self, now: int, sent: int, current: int) -> bool:
+        """Return whether a refusal is the first of a new series."""
+        if self._series_capacity is not None and sent < self._series_start + self._length:
             return False
-        self._began, self._before = now, current
-        again = self._level * 9 < current * 10 and current * 9 < self._level * 11
-        self._hold = min(MAX_HELD, self._hold * 2 or 1) if again else 0
+        self._series_start, self._series_capacity = now, current
+        same_level = self._level * 9 < current * 10 and current * 9 < self._level * 11
+        self._hold_steps = min(MAX_HELD, self._hold_steps * 2 or 1) if same_level else 0
         return True
 
-    def _keep(self, now: int, value: int) -> None:
+    def _hold_level(self, now: int, value: int) -> None:
         self._level = value
-        self._hold_until = now + self._hold * self._interval
+        self._hold_until = now + self._hold_steps * self._interval
 
-    def held(self, now: int, current: int) -> int | None:
-        """Give the level that is held still, where the capacity would rise above it."""
+    def held_level(self, now: int, current: int) -> int | None:
+        """Return the level that is still held if the capacity would exceed it."""
         return self._level if current > self._level and now < self._hold_until else None
 
-    def worked(self) -> None:
-        """Take note of an answer that was no refusal: the next refusal is a first one."""
-        self._strikes = 0
+    def record_success(self) -> None:
+        """Record a response that was not a refusal: the pause starts small again."""
+        self._streak = 0

@@ -1,4 +1,4 @@
-"""Whether a refused request is sent again. Pure; randomness is an argument."""
+"""Whether a refused request is retried. Pure; randomness is an argument."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ IDEMPOTENT_METHODS: Final = (
     "PUT",
     "DELETE",
     "TRACE",
-)  # may be sent twice without doing things twice
-FIRST_PAUSE: Final = 250_000  # microseconds that the first pause is on average; it doubles
+)  # may be sent twice with the effect of once
+FIRST_PAUSE: Final = 250_000  # microseconds, the average of the first pause; it doubles
 MAX_PAUSE: Final = 30 * SECOND
 
 
-def again(
+def retry_pause(
     retries: Retries, attempt: int, status: int, method: str, spent: int, retry_after: float | None, chance: float
 ) -> int | None:
-    """Tell after how many microseconds beyond Retry-After to send again; None: not at all.
+    """Return how many microseconds after Retry-After to retry; None: do not retry.
 
-    `spent` microseconds have passed since the first attempt, `chance` is a random number below 1. A 429 was not worked
-    on, so every method is sent again; after a 503 one cannot know, so only those that may be sent twice.
+    `spent` microseconds have passed since the first attempt, `chance` is a random number below 1. A 429 was not
+    processed, so every method is retried; a 503 may have been, so only idempotent methods are.
     """
     if attempt > retries.most or not (
         status == TOO_MANY_REQUESTS or (status == SERVICE_UNAVAILABLE and method.upper() in IDEMPOTENT_METHODS)

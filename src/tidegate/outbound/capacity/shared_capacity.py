@@ -1,4 +1,4 @@
-"""What the answers of one provider say of its capacity, shared with other processes over a bus if there is one."""
+"""The capacity of one provider's accounts, learned from responses and shared with other processes over a bus."""
 
 from __future__ import annotations
 
@@ -17,64 +17,69 @@ if TYPE_CHECKING:
     from tidegate.bus import Bus
     from tidegate.clock import Clock
 
-RETAIN_SECONDS: Final = 3600.0  # seconds for which who joins later is told of a reduction
+RETAIN_SECONDS: Final = 3600.0  # for which a reduction is retained for processes that join later
 
 
 class SharedCapacity:
     """The capacities of a provider's accounts, by resource.
 
-    The provider itself is the agent that speaks here: `say` is what one of its answers meant. Everybody on the bus
-    hears it, and what others heard counts here too.
+    Updates are sent in the name of the provider: `announce` publishes what one of its responses meant. Every process on
+    the bus receives it, and applies what others received.
     """
 
-    def __init__(self, agent: str, terms: RecoverySettings, clock: Clock, bus: Bus | None) -> None:
-        """Listen on the bus; `agent` is a name that no other process has."""
+    def __init__(self, agent: str, settings: RecoverySettings, clock: Clock, bus: Bus | None) -> None:
+        """Subscribe to the bus; `agent` is a unique name of this process."""
         self._agent = f"{agent}/answers"
         self._bus = bus
         self._clock = clock
         self._latest = 0
-        self.interval = terms.interval
+        self.interval = settings.interval
         self._changed: dict[str, Callable[[], object]] = {}
-        self._told: dict[str, Callable[[int], object]] = {}
-        self.capacities = Capacities(agent, terms=terms, clock=clock, bus=bus, changed=self._look, told=self._note)
-        self.look = self.capacities.look
+        self._received: dict[str, Callable[[int], object]] = {}
+        self.capacities = Capacities(
+            agent, settings=settings, clock=clock, bus=bus, changed=self._notify_changed, received=self._record
+        )
+        self.snapshot = self.capacities.snapshot
         self.due = self.capacities.due
 
     def rename(self, agent: str) -> None:
-        """Speak under another name from now on."""
+        """Send under another name from now on."""
         self._agent = f"{agent}/answers"
         self.capacities.agent_id = agent
 
-    def set(self, resource: str, quota: int, changed: Callable[[], object], told: Callable[[int], object]) -> None:
-        """Begin with the whole quota (less what others have said).
+    def set(self, resource: str, quota: int, changed: Callable[[], object], received: Callable[[int], object]) -> None:
+        """Start with the whole quota, less the reductions of others.
 
-        `changed` is called when to look again, `told` with the capacity that another process says on the bus.
+        `changed` is called when the capacity changed, `received` with the capacity that another process published on
+        the bus.
         """
         self._changed[resource] = changed
-        self._told[resource] = told
+        self._received[resource] = received
         self.capacities.set(resource, quota)
 
     def remove(self, resource: str) -> None:
-        """Forget a resource."""
+        """Remove a resource."""
         self._changed.pop(resource, None)
-        self._told.pop(resource, None)
+        self._received.pop(resource, None)
         self.capacities.remove(resource)
 
-    def say(self, resource: str, value: int, pause: int, reason: str) -> None:
-        """Reduce to a value, and ask for no calls for so many microseconds; others are told."""
+    def announce(self, resource: str, value: int, pause: int, reason: str) -> None:
+        """Reduce to a value, pause calls for so many microseconds, and publish both."""
         update = self._update(resource, value, pause, reason, 0)
         payload = update.to_json()
-        if self.capacities.hear(update, payload) and self._bus is not None:
+        if self.capacities.receive(update, payload) and self._bus is not None:
             kept = RETAIN_SECONDS + (update.retry_after or 0)
             self._bus.publish(SUBJECT, payload, Retain(retain_key(resource, self._agent), update.order, kept))
 
     def hold(self, resource: str, value: int) -> None:
-        """Stay at a value; others were told of the same refusals, and hold it by themselves."""
-        self.capacities.hear(self._update(resource, value, 0, "refused at more than this before", 0))
+        """Stay at a value; other processes received the same refusals and hold it themselves."""
+        self.capacities.receive(self._update(resource, value, 0, "refused at more than this before", 0))
 
-    def hear(self, resource: str, value: int, pause: int, age: int) -> bool:
-        """Take over what another process was told so many microseconds ago; tell whether it changes anything."""
-        return self.capacities.hear(self._update(resource, value, pause, "another process was refused", age), late=True)
+    def receive(self, resource: str, value: int, pause: int, age: int) -> bool:
+        """Apply what another process received so many microseconds ago; return whether it changes anything."""
+        return self.capacities.receive(
+            self._update(resource, value, pause, "another process was refused", age), late=True
+        )
 
     def _update(self, resource: str, value: int, pause: int, reason: str, age: int) -> CapacityUpdate:
         wall = self._clock.ns() // 1000
@@ -82,16 +87,16 @@ class SharedCapacity:
         instant = datetime.fromtimestamp((wall - age) / SECOND, UTC)
         return CapacityUpdate(resource, self._agent, value, reason, instant, epoch, pause / SECOND or None)
 
-    def _note(self, update: CapacityUpdate) -> None:
+    def _record(self, update: CapacityUpdate) -> None:
         self._latest = max(self._latest, update.order)
-        if update.agent_id != self._agent and update.resource in self._told:
-            self._told[update.resource](update.new_capacity)
+        if update.agent_id != self._agent and update.resource in self._received:
+            self._received[update.resource](update.new_capacity)
 
-    def _look(self, resource: str) -> None:
+    def _notify_changed(self, resource: str) -> None:
         changed = self._changed.get(resource)
         if changed is not None:
             changed()
 
     def close(self) -> None:
-        """Listen no more."""
+        """Unsubscribe from the bus."""
         self.capacities.close()

@@ -1,11 +1,11 @@
-"""From a provider's YAML file to a Provider. Errors say where; none repeats what may be a key.
+"""Read a provider's YAML file. Errors say where; none repeats a value that may be a key.
 
     domain: financialmodelingprep.com
     limit: 300
     period: 1m
     api_key: …
 
-and, beside these or instead of them, what docs/outbound.md lists.
+docs/outbound.md lists the other fields.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from tidegate.outbound.providers.provider import (
     EndpointCost,
     KeyLocation,
     Learn,
-    Part,
     Provider,
+    QuotaScope,
     Retries,
 )
 from tidegate.outbound.providers.secret import Secret
@@ -56,16 +56,16 @@ PROVIDER_FIELDS: Final = (
     "on_store_error",
 )
 CALENDAR_FIELDS: Final = ("timezone", "reset_day", "reset_hour")
-DEFAULT_SLOT_LEASE: Final = "2m"  # how long a slot is held at most where nobody says: most clients give up long before
-HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")  # a header's name
+DEFAULT_SLOT_LEASE: Final = "2m"  # how long a slot is held at most: most clients time out long before
+HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 QUOTED = re.compile(r"'[^']*'|\"[^\"]*\"")
 
 
 def read_provider(source: str | Path | Mapping[str, object]) -> Provider:
-    """Read a provider's file (or a mapping that a program gives)."""
+    """Read a provider from a file or a mapping."""
     try:
         section = load(source)
-    except ConfigError as error:  # what the reader of YAML quotes may be part of a key
+    except ConfigError as error:  # the YAML parser may quote a part of a key
         text = str(error)
         raise ConfigError(QUOTED.sub("'…'", text) if "is not YAML" in text else text) from None
     fields = section.fields(*LIMIT_FIELDS, *PROVIDER_FIELDS)
@@ -77,7 +77,7 @@ def read_provider(source: str | Path | Mapping[str, object]) -> Provider:
         "name": _text(fields, "name") or (Path(section.file).stem if section.file else ""),
         "per": _per(fields),
         "api_key": key,
-        "key_place": _key_place(fields, key),
+        "key_location": _key_location(fields, key),
         "learn": cast("Learn", _choice(fields, "learn", get_args(Learn), "lower")),
         "on_store_error": cast("OnStoreError", _choice(fields, "on_store_error", get_args(OnStoreError), "deny")),
         "retries": _retries(fields),
@@ -95,10 +95,10 @@ def _domain(setting: ConfigValue) -> str:
     if "//" in text or "/" in text or "@" in text:
         raise setting.error("expected a domain such as example.com, without scheme, user and path")
     if "*" in text:
-        raise setting.error("expected a domain such as example.com: what lies under it is meant too, leave the * out")
+        raise setting.error("expected a domain such as example.com without *: its subdomains are always included")
     bare = text.removeprefix("[").removesuffix("]")
     if bare.count(":") == 1 or "]:" in bare:
-        raise setting.error("leave the port out: every port of a host counts towards its provider")
+        raise setting.error("expected a domain without a port: all ports of a host share its provider's quota")
     domain = normal_host(bare)
     if domain is None:
         raise setting.error(f"expected a domain such as example.com, not {setting}")
@@ -115,7 +115,7 @@ def _limits(section: ConfigValue, fields: Fields) -> tuple[Limit, ...]:
         for other in LIMIT_FIELDS:
             if other in fields and other != "algorithm":
                 raise fields[other].error(
-                    "stands beside limits: put it into an entry of that list, or leave limits out"
+                    "cannot be combined with 'limits': move it into an entry of 'limits', or remove 'limits'"
                 )
         limits += [_entry(entry, _text(fields, "algorithm")) for entry in fields["limits"].one_or_many()]
     elif "limit" in fields or "period" in fields or "concurrency" not in fields:
@@ -125,12 +125,12 @@ def _limits(section: ConfigValue, fields: Fields) -> tuple[Limit, ...]:
     names = [limit.name for limit in limits]
     for name in names:
         if names.count(name) > 1:
-            raise fields.get("limits", section).error(f"two limits are called {name!r}: give one a name of its own")
+            raise fields.get("limits", section).error(f"two limits are named {name!r}: give each a different name")
     return tuple(limits)
 
 
 def _entry(entry: ConfigValue, algorithm: str | None) -> Limit:
-    """Read one of several limits: `300/1m`, or a mapping."""
+    """Read an entry of `limits`: `300/1m`, or a mapping."""
     if entry.is_mapping:
         return _limit(entry, entry.fields(*LIMIT_FIELDS, "name"), algorithm)
     text = entry.text()
@@ -142,14 +142,14 @@ def _entry(entry: ConfigValue, algorithm: str | None) -> Limit:
         return replace(limit, algorithm=algorithm or "sliding_log")
 
 
-def _limit(place: ConfigValue, fields: Fields, algorithm: str | None = None) -> Limit:
-    """Read a limit in the form of the document.
+def _limit(location: ConfigValue, fields: Fields, algorithm: str | None = None) -> Limit:
+    """Read a limit from `limit`, `period` and their options.
 
-    Without an algorithm it is an exact log: however the provider lays its windows, none of them holds more.
+    The default algorithm is an exact log: no window of the provider exceeds the limit, wherever it begins.
     """
     for needed, example in (("limit", "300"), ("period", "1m")):
         if needed not in fields:
-            raise place.error(f"needs a {needed}, such as {needed}: {example}")
+            raise location.error(f"needs a {needed}, such as {needed}: {example}")
     quota, period = fields["limit"].whole(), fields["period"].text()
     if "algorithm" in fields:
         algorithm = fields["algorithm"].choice(*ALGORITHMS)
@@ -159,20 +159,20 @@ def _limit(place: ConfigValue, fields: Fields, algorithm: str | None = None) -> 
         algorithm = "token_bucket"
     texts = {option: fields[option].text() for option in ("unit", "timezone", "name") if option in fields}
     numbers = {option: fields[option].whole(0) for option in ("burst", "reset_day", "reset_hour") if option in fields}
-    with place.blame(**{**fields, "quota": fields["limit"]}):
+    with location.blame(**{**fields, "quota": fields["limit"]}):
         return Limit(quota, period, algorithm or "sliding_log", **texts, **numbers)  # type: ignore[arg-type]  # by name
 
 
 def _concurrency(setting: ConfigValue) -> Limit:
     """Read `concurrency: 5`, or with how long a request may hold its slot: `{limit: 5, lease: 10m}`."""
-    quota, lease, place = setting, None, setting
+    quota, lease, location = setting, None, setting
     if setting.is_mapping:
         fields = setting.fields("limit", "lease")
         if "limit" not in fields:
             raise setting.error("needs a limit, such as concurrency: {limit: 5, lease: 2m}")
         quota, lease = fields["limit"], fields.get("lease")
-        place = lease or setting
-    with place.blame():
+        location = lease or setting
+    with location.blame():
         return Limit(
             quota.whole(),
             lease.text() if lease else DEFAULT_SLOT_LEASE,
@@ -182,7 +182,7 @@ def _concurrency(setting: ConfigValue) -> Limit:
         )
 
 
-# ---- the rest --------------------------------------------------------------------------------------------------------
+# ---- other fields ----------------------------------------------------------------------------------------------------
 
 
 def _api_key(fields: Fields) -> Secret | None:
@@ -191,37 +191,37 @@ def _api_key(fields: Fields) -> Secret | None:
     try:
         return None if fields["api_key"].is_nothing else Secret(fields["api_key"].text())
     except ConfigError:
-        raise fields["api_key"].error("expected text: put the key into quotes") from None
+        raise fields["api_key"].error("expected a string: put the key in quotes") from None
 
 
-def _key_place(fields: Fields, key: Secret | None) -> KeyLocation | None:
-    """Read how the key is sent: `key: {header: Authorization, prefix: Bearer}` or `key: {query: apikey}`."""
+def _key_location(fields: Fields, key: Secret | None) -> KeyLocation | None:
+    """Read where the key is sent: `key: {header: Authorization, prefix: Bearer}` or `key: {query: apikey}`."""
     if "key" not in fields:
         return None
-    place = fields["key"].fields("header", "query", "prefix", "plain_http")
-    if ("header" in place) == ("query" in place):
-        raise fields["key"].error("expected a header or a query, such as {header: X-Api-Key} or {query: apikey}")
+    location = fields["key"].fields("header", "query", "prefix", "plain_http")
+    if ("header" in location) == ("query" in location):
+        raise fields["key"].error("expected either header or query, such as {header: X-Api-Key} or {query: apikey}")
     if key is None:
-        raise fields["key"].error("says how the api_key is sent, but there is none")
-    plain = place["plain_http"].flag() if "plain_http" in place else False
-    if "query" in place:
-        if "prefix" in place:
-            raise place["prefix"].error("is for a header")
-        return KeyLocation("query", place["query"].text(), plain_http=plain)
-    name = place["header"].text()
+        raise fields["key"].error("needs an api_key to send, but none is given")
+    plain = location["plain_http"].flag() if "plain_http" in location else False
+    if "query" in location:
+        if "prefix" in location:
+            raise location["prefix"].error("can only be combined with 'header'")
+        return KeyLocation("query", location["query"].text(), plain_http=plain)
+    name = location["header"].text()
     if not HEADER_NAME.fullmatch(name):
-        raise place["header"].error(f"expected the name of a header such as X-Api-Key, not {place['header']}")
+        raise location["header"].error(f"expected a header name such as X-Api-Key, not {location['header']}")
     if any(ord(letter) < 32 or ord(letter) > 126 for letter in key.reveal()):  # noqa: PLR2004 - what a header can hold
-        raise fields["api_key"].error("has a character that no header can hold")
-    prefix = _text(place, "prefix")
+        raise fields["api_key"].error("contains a character that is not allowed in a header")
+    prefix = _text(location, "prefix")
     return KeyLocation("header", name, f"{prefix} " if prefix else "", plain)
 
 
-def _per(fields: Fields) -> tuple[Part, ...]:
+def _per(fields: Fields) -> tuple[QuotaScope, ...]:
     if "per" not in fields:
         return ()
-    found = {entry.choice(*get_args(Part)) for entry in fields["per"].one_or_many()}
-    return cast("tuple[Part, ...]", tuple(sorted(found)))
+    found = {entry.choice(*get_args(QuotaScope)) for entry in fields["per"].one_or_many()}
+    return cast("tuple[QuotaScope, ...]", tuple(sorted(found)))
 
 
 def _retries(fields: Fields) -> Retries:
@@ -242,14 +242,14 @@ def _seconds(setting: ConfigValue) -> float:
 
 
 def _estimate(fields: Fields, limits: tuple[Limit, ...]) -> dict[str, int]:
-    """Read what a request is taken to cost until its answer tells: `estimate: {tokens: 800}`."""
+    """Read the assumed cost of a request until its response reports the real one: `estimate: {tokens: 800}`."""
     if "estimate" not in fields:
         return {}
     units = sorted({limit.unit for limit in limits})
     found = {}
     for unit, amount in fields["estimate"].entries().items():
         if unit not in units:
-            raise amount.error(f"no limit counts {unit!r}: there are {', '.join(units)}")
+            raise amount.error(f"no limit counts {unit!r}: the limits count {', '.join(units)}")
         most = min(limit.burst for limit in limits if limit.unit == unit)
         found[unit] = amount.whole(0, most)
     return found
@@ -265,13 +265,13 @@ def _endpoints(fields: Fields, provider: Provider) -> tuple[EndpointCost, ...]:
             raise entry.error("needs a path, such as {path: /v1/search/*, cost: 5}")
         path = parts["path"].text()
         if not path.startswith("/") or "?" in path or "*" in path.replace("/*", ""):
-            raise parts["path"].error("expected a path such as /v1/search or /v1/*/history, with * for whole segments")
+            raise parts["path"].error("expected a path such as /v1/search or /v1/*/history, where * is a whole segment")
         methods = tuple(each.text().upper() for each in parts["methods"].one_or_many()) if "methods" in parts else ()
         endpoint = EndpointCost(path, methods, _cost(parts["cost"]) if "cost" in parts else 1)
         with entry.blame(cost=parts.get("cost")):
             replace(provider, endpoints=(endpoint,))
         if (path, methods) in [known[:2] for known in endpoints]:
-            raise parts["path"].error(f"{path} comes twice")
+            raise parts["path"].error(f"{path} is listed twice")
         endpoints.append(endpoint)
     return tuple(endpoints)
 

@@ -1,4 +1,4 @@
-"""Which host a URL leads to, in the one spelling that hosts are compared in."""
+"""The host of a URL, normalised so that hosts can be compared."""
 
 from __future__ import annotations
 
@@ -16,36 +16,36 @@ from tidegate.urls import redact
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-MAX_NAME_LENGTH: Final = 253  # characters of a name in the DNS
+MAX_NAME_LENGTH: Final = 253  # characters of a DNS name
 LABEL = re.compile(r"[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?")
 NUMERIC_LABEL = re.compile(
     r"(?:0x[0-9a-f]*|[0-9]+)"
-)  # a last label like this makes the name an IPv4 address, or nothing
+)  # a name whose last label is numeric is an IPv4 address, or invalid
 
 
 def host_of(url: object) -> str:
-    """Give the host of a URL: lower case, IDNA as ASCII, without user, port, brackets or a final dot.
+    """Return the host of a URL: lower case, IDNA as ASCII, without user, port, brackets or final dot.
 
-    IP addresses are written the usual way (`::1`). Raises ConfigError where there is no host, or none that could exist.
+    IP addresses are in their usual form (`::1`). Raises ConfigError if there is no host, or an invalid one.
     """
     text = str(url).strip()
     try:
         parts = urlsplit(text)
-    except ValueError:  # it may quote the password
-        raise ConfigError(f"has no host that can be read: {redact(text)!r}", field="url") from None
+    except ValueError:  # its message may contain the password
+        raise ConfigError(f"has no valid host: {redact(text)!r}", field="url") from None
     if not parts.scheme or not parts.netloc:
         raise ConfigError(
-            f"has no host: {redact(text)!r} (expected something like https://example.com/path)", field="url"
+            f"has no host: {redact(text)!r} (expected a URL such as https://example.com/path)", field="url"
         )
     normal = _normal(parts.netloc.rpartition("@")[2])
-    if normal is None or "\\" in parts.netloc:  # a slash to some, part of the user to others
-        raise ConfigError(f"has no host that could exist: {redact(text)!r}", field="url")
+    if normal is None or "\\" in parts.netloc:  # URL parsers disagree about a backslash
+        raise ConfigError(f"has no valid host: {redact(text)!r}", field="url")
     return normal
 
 
 @lru_cache(maxsize=1024)
 def _normal(host: str) -> str | None:
-    """Take the port and brackets off, and write what is left the one way."""
+    """Remove port and brackets, and normalise the rest."""
     if not host.startswith("["):
         return normal_host(host.partition(":")[0])
     address, bracket, port = host[1:].partition("]")
@@ -53,7 +53,7 @@ def _normal(host: str) -> str | None:
 
 
 def normal_host(host: str) -> str | None:
-    """Write a name or an address the one way; None if it can be neither."""
+    """Normalise a name or an address; None if it is neither."""
     host = unquote(host)
     if ":" in host:
         return normal_address(host)
@@ -71,7 +71,7 @@ def normal_host(host: str) -> str | None:
 
 
 def normal_address(address: str) -> str | None:
-    """Write an IP address the usual way, without a zone; one of IPv4 inside IPv6 as IPv4."""
+    """Normalise an IP address, without a zone; an IPv4 address mapped into IPv6 becomes IPv4."""
     try:
         if ":" not in address:
             return str(IPv4Address(address))
@@ -82,7 +82,7 @@ def normal_address(address: str) -> str | None:
 
 
 def is_loopback(host: str) -> bool:
-    """Tell whether a host that is written the one way is this machine."""
+    """Return whether a normalised host is this machine."""
     if host == "localhost" or host.endswith(".localhost"):
         return True
     try:
@@ -92,7 +92,7 @@ def is_loopback(host: str) -> bool:
 
 
 def suffixes(host: str) -> Iterator[str]:
-    """Give a host and the domains it lies in, longest first; an address lies in none but itself."""
+    """Yield a host and its parent domains, longest first; an address has none."""
     yield host
     if ":" in host or NUMERIC_LABEL.fullmatch(host.rpartition(".")[2]):
         return

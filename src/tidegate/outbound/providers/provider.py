@@ -1,4 +1,4 @@
-"""A Provider: an API that others run, what it allows, and how it wants to be asked."""
+"""A Provider: a remote API, its limits, and how its key is sent."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from tidegate.outbound.providers.secret import Secret
     from tidegate.policy import Cost
 
-Part = Literal["host", "path", "credential"]
+QuotaScope = Literal["host", "path", "credential"]
 Learn = Literal["lower", "off"]
 
 REQUESTS_UNIT: Final = "requests"
@@ -24,21 +24,21 @@ CATCH_ALL_DOMAIN: Final = "*"
 
 
 class EndpointCost(NamedTuple):
-    """Paths that cost something of their own. `*` is one segment or, at the end, everything beneath."""
+    """Paths with their own cost. `*` matches one segment or, at the end, everything below."""
 
     path: str
     methods: tuple[str, ...] = ()
     cost: Cost = 1
 
     @property
-    def form(self) -> re.Pattern[str]:
-        """The path as a pattern."""
+    def pattern(self) -> re.Pattern[str]:
+        """The path as a compiled regular expression."""
         begin, beneath = (self.path[:-2], r"(?:/.*)?") if self.path.endswith("/*") else (self.path.rstrip("/"), "/?")
         return re.compile("/".join("[^/]+" if part == "*" else re.escape(part) for part in begin.split("/")) + beneath)
 
 
 class KeyLocation(NamedTuple):
-    """Where the key goes: a header (with words in front of it, as in `Bearer …`) or a parameter of the query.
+    """Where the key is sent: in a header (with a prefix, as in `Bearer …`) or in a query parameter.
 
     It is sent over https and to this machine only, unless `plain_http` allows plain http to any host.
     """
@@ -50,7 +50,7 @@ class KeyLocation(NamedTuple):
 
 
 class Retries(NamedTuple):
-    """How often a request that was refused is sent again at most, and how many seconds that may take in all."""
+    """How often a refused request is retried at most, and how many seconds all retries may take."""
 
     most: int = 0
     within: float = 60.0
@@ -61,62 +61,64 @@ NO_RETRIES: Final = Retries()
 
 @dataclass(frozen=True, slots=True)
 class Provider:
-    """An API with a quota. Immutable: a changed file is another Provider.
+    """An API with a quota. Immutable: a changed file becomes another Provider.
 
-    `limits` are what it allows, all of them together. `per` names what has a quota of its own: each `host` under the
-    domain, each `path` of the endpoints, each `credential`; by default all share one. `api_key` is kept in memory only.
+    `limits` all apply. `per` names what has a separate quota: each `host` of the domain, each `path` of the endpoints,
+    each `credential`; by default there is one quota for all. `api_key` is kept in memory only.
     """
 
     domain: str
     limits: tuple[Limit, ...]
     name: str = ""
     endpoints: tuple[EndpointCost, ...] = ()
-    per: tuple[Part, ...] = ()
+    per: tuple[QuotaScope, ...] = ()
     api_key: Secret | None = None
-    key_place: KeyLocation | None = None
+    key_location: KeyLocation | None = None
     learn: Learn = "lower"
     retries: Retries = NO_RETRIES
     estimate: Mapping[str, int] = field(default_factory=dict)
     on_store_error: Literal["allow", "deny", "local"] = "deny"
     file: str | None = None
     policy: Policy = field(init=False, repr=False, compare=False)
-    _forms: tuple[tuple[re.Pattern[str], EndpointCost], ...] = field(init=False, repr=False, compare=False)
-    _plain: Mapping[str, int] = field(init=False, repr=False, compare=False)
+    _patterns: tuple[tuple[re.Pattern[str], EndpointCost], ...] = field(init=False, repr=False, compare=False)
+    _default_cost: Mapping[str, int] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        """Work out the policy and what a request costs."""
+        """Build the policy and the cost of a request."""
         set_field = object.__setattr__
         set_field(self, "policy", Policy(f"provider:{self.domain}", self.limits, "enforce", self.on_store_error))
         set_field(self, "name", self.name or self.domain)
-        set_field(self, "_forms", tuple((endpoint.form, endpoint) for endpoint in self.endpoints))
-        set_field(self, "_plain", self._cost(1))
+        set_field(self, "_patterns", tuple((endpoint.pattern, endpoint) for endpoint in self.endpoints))
+        set_field(self, "_default_cost", self._cost(1))
         for endpoint in self.endpoints:
-            self._check(endpoint)
+            self._check_cost(endpoint)
 
-    def _check(self, endpoint: EndpointCost) -> None:
-        """Refuse an endpoint that costs what no limit counts, or more than one can ever hold."""
+    def _check_cost(self, endpoint: EndpointCost) -> None:
+        """Refuse an endpoint whose cost is in a unit that no limit counts, or exceeds a limit."""
         for limit, amount in zip(self.limits, self.policy.costs(endpoint.cost), strict=True):
             if amount > limit.burst:
-                message = f"{amount} is more than limit {limit.name!r} can ever hold ({limit.burst})"
+                message = (
+                    f"{amount} exceeds the maximum of limit {limit.name!r} ({limit.burst}): no request could be sent"
+                )
                 raise ConfigError(message, field="cost")
 
     def _cost(self, cost: Cost) -> dict[str, int]:
-        """Write a cost as units: a plain number counts requests; every request holds one slot."""
-        told = dict(cost) if isinstance(cost, Mapping) else {REQUESTS_UNIT: cost}
+        """Return a cost by unit: an integer counts requests; every request holds one slot."""
+        given = dict(cost) if isinstance(cost, Mapping) else {REQUESTS_UNIT: cost}
         units = {limit.unit for limit in self.limits}
-        whole = {REQUESTS_UNIT: 1, CONCURRENCY_UNIT: 1, **self.estimate, **told}
-        return {unit: amount for unit, amount in whole.items() if unit in units}
+        combined = {REQUESTS_UNIT: 1, CONCURRENCY_UNIT: 1, **self.estimate, **given}
+        return {unit: amount for unit, amount in combined.items() if unit in units}
 
     def endpoint(self, path: str, method: str = "GET") -> EndpointCost | None:
-        """Find the first endpoint that is written for a request."""
-        for form, endpoint in self._forms:
-            if form.fullmatch(path) and (not endpoint.methods or method.upper() in endpoint.methods):
+        """Return the first endpoint that matches a request."""
+        for pattern, endpoint in self._patterns:
+            if pattern.fullmatch(path) and (not endpoint.methods or method.upper() in endpoint.methods):
                 return endpoint
         return None
 
     def cost(self, endpoint: EndpointCost | None) -> Mapping[str, int]:
-        """Tell what a request costs, by unit, as far as is known before it is sent."""
-        return self._plain if endpoint is None else self._cost(endpoint.cost)
+        """Return the cost of a request by unit, as far as it is known before sending."""
+        return self._default_cost if endpoint is None else self._cost(endpoint.cost)
 
     @property
     def longest(self) -> int:
@@ -124,5 +126,5 @@ class Provider:
         return max(limit.length for limit in self.limits)
 
     def __str__(self) -> str:
-        """Name it and what it allows."""
+        """Return the name and the limits."""
         return f"{self.name} ({', '.join(map(str, self.limits))})"

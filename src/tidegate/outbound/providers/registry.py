@@ -1,4 +1,4 @@
-"""All providers that are known: loaded from files, found by URL, taken over anew when a file changes."""
+"""All configured providers: loaded from files, found by URL, reloaded when a file changes."""
 
 from __future__ import annotations
 
@@ -24,30 +24,30 @@ Permissions = Literal["warn", "refuse", "ignore"]
 YAML_SUFFIXES: Final = (".yaml", ".yml")
 GROUP_AND_OTHERS: Final = stat.S_IRWXG | stat.S_IRWXO
 
-Print = tuple[int, int, int, int]  # what tells that a file is another one: device, inode, size, time of change
+FileStamp = tuple[int, int, int, int]  # identifies a version of a file: device, inode, size, time of change
 
 
 class LoadedProvider(NamedTuple):
     """A provider and the state of the file it was read from."""
 
     provider: Provider
-    seen: Print | None
+    stamp: FileStamp | None
 
 
 class Providers:
-    """The providers, by domain. Safe to share between threads: what is found is never half old, half new.
+    """The providers, by domain. Thread-safe: a lookup never sees a partial reload.
 
-    `reload` looks whether a file has changed, come or gone, and takes over what is right; what is wrong leaves the old
-    in force and is logged and listed in `problems`. `changes` counts what was taken over.
+    `reload` checks whether files were changed, added or removed, and loads the valid ones. An invalid file leaves the
+    previous version in force; it is logged and listed in `problems`. `changes` counts reloads that changed something.
     """
 
     def __init__(self, providers: Iterable[Provider] = ()) -> None:
-        """Know these providers; `load` reads them from files."""
-        self._known = {provider.domain: LoadedProvider(provider, None) for provider in providers}
+        """Use these providers; `load` reads them from files."""
+        self._loaded = {provider.domain: LoadedProvider(provider, None) for provider in providers}
         self._files: tuple[Path, ...] = ()
-        self._folders: tuple[Path, ...] = ()
+        self._directories: tuple[Path, ...] = ()
         self._permissions: Permissions = "ignore"
-        self._refused: dict[Path, Print | None] = {}
+        self._refused: dict[Path, FileStamp | None] = {}
         self.problems: tuple[str, ...] = ()
         self.changes = 0
 
@@ -59,124 +59,124 @@ class Providers:
         *,
         permissions: Permissions = "warn",
     ) -> Providers:
-        """Read one file per provider, and all of a directory that end in .yaml or .yml.
+        """Read one file per provider, and all files of a directory that end in .yaml or .yml.
 
-        Two files for one domain, or of one name, are refused. `permissions` says what happens to a file with a key that
-        others than its owner may read: it is warned about, refused, or that is ignored.
+        Two files with the same domain or the same name are refused. `permissions` is the treatment of a file that
+        contains a key and is readable by others than its owner: `warn`, `refuse` or `ignore`.
         """
         if permissions not in get_args(Permissions):
             raise ConfigError(f"must be warn, refuse or ignore, not {permissions!r}", field="permissions")
         self = cls()
         self._files = tuple(Path(file) for file in files)
-        self._folders = tuple(Path(folder) for folder in directories)
+        self._directories = tuple(Path(folder) for folder in directories)
         self._permissions = permissions
-        self._known = _by_domain(LoadedProvider(self._read(path), _print(path)) for path in self._paths())
+        self._loaded = _by_domain(LoadedProvider(self._read(path), _file_stamp(path)) for path in self._paths())
         return self
 
     @classmethod
     def of(cls, *settings: Mapping[str, object]) -> Providers:
-        """Take providers from a program instead of files, each a mapping with the fields of a file."""
+        """Build providers from mappings with the fields of a file."""
         self = cls()
-        self._known = _by_domain(LoadedProvider(read_provider(setting), None) for setting in settings)
+        self._loaded = _by_domain(LoadedProvider(read_provider(setting), None) for setting in settings)
         return self
 
-    # ---- finding -----------------------------------------------------------------------------------------------------
+    # ---- lookup ------------------------------------------------------------------------------------------------------
 
     def match(self, url: object) -> Provider | None:
-        """Find the provider of a URL: the one with the longest domain that its host is, or lies under.
+        """Return the provider of a URL: the one with the longest domain that is its host or a parent of it.
 
-        None: no provider, so no limits. A URL without a host is a ConfigError.
+        Returns None if no provider matches: then there are no limits. Raises ConfigError for a URL without a host.
         """
         return self.match_host(host_of(url))
 
     def match_host(self, host: str) -> Provider | None:
-        """Find the provider of a host that is written the normal way (see `host_of`)."""
-        known = self._known
+        """Return the provider of a normalised host (see `host_of`)."""
+        loaded = self._loaded
         for domain in suffixes(host):
-            if domain in known:
-                return known[domain].provider
+            if domain in loaded:
+                return loaded[domain].provider
         return None
 
     def explain(self, url: object) -> str:
-        """Say whether requests to a URL will be limited, and by what."""
+        """Describe whether requests to a URL are limited, and by which provider."""
         provider = self.match(url)
         if provider is None:
             return f"no provider is configured for {host_of(url)}: it runs without rate limiting"
         return f"limited by provider {provider}"
 
     def __iter__(self) -> Iterator[Provider]:
-        """Go through the providers in the order they were read."""
-        return iter([known.provider for known in self._known.values()])
+        """Iterate over the providers in the order they were read."""
+        return iter([loaded.provider for loaded in self._loaded.values()])
 
     def __len__(self) -> int:
-        """Count them."""
-        return len(self._known)
+        """Return the number of providers."""
+        return len(self._loaded)
 
     def __repr__(self) -> str:
-        """Name them."""
+        """Show the names."""
         return f"<Providers {', '.join(provider.name for provider in self) or 'none'}>"
 
-    # ---- reading -----------------------------------------------------------------------------------------------------
+    # ---- reading files -----------------------------------------------------------------------------------------------
 
     def reload(self) -> tuple[str, ...]:
-        """Take over changed files, and give the names of the providers that changed, came or went."""
-        if not self._files and not self._folders:
+        """Load changed files; return the domains of the providers that were changed, added or removed."""
+        if not self._files and not self._directories:
             return ()
-        before = self._known
-        by_file = {Path(known.provider.file): known for known in before.values() if known.provider.file}
+        before = self._loaded
+        by_file = {Path(loaded.provider.file): loaded for loaded in before.values() if loaded.provider.file}
         found: dict[str, LoadedProvider] = {}
         problems: list[str] = []
         for path in self._paths(problems):
-            known = self._again(path, by_file.get(path), problems)
-            if known is None:
+            loaded = self._reread(path, by_file.get(path), problems)
+            if loaded is None:
                 continue
-            clash = _clash(found.values(), known.provider)
-            if clash is None:
-                found[known.provider.domain] = known
+            conflict = _find_conflict(found.values(), loaded.provider)
+            if conflict is None:
+                found[loaded.provider.domain] = loaded
                 continue
-            problems.append(clash)
-            log.warning("%s: the file is not taken over", clash)
+            problems.append(conflict)
+            log.warning("%s: the file is ignored", conflict)
             old = by_file.get(path)
-            if old is not None and _clash(found.values(), old.provider) is None:
+            if old is not None and _find_conflict(found.values(), old.provider) is None:
                 found[old.provider.domain] = old
         self.problems = tuple(problems)
         changed = {*found, *before}
         changed = {name for name in changed if found.get(name, (None,))[0] != before.get(name, (None,))[0]}
-        self._known = found
+        self._loaded = found
         self.changes += bool(changed)
         for domain in sorted(changed):
-            log.info("provider %s %s", domain, "taken over" if domain in found else "is gone")
+            log.info("provider %s was %s", domain, "loaded" if domain in found else "removed")
         return tuple(sorted(changed))
 
-    def _again(self, path: Path, known: LoadedProvider | None, problems: list[str]) -> LoadedProvider | None:
-        """Read a file again if it has changed; keep what is known if it cannot be read."""
-        now = _print(path)
-        if known is not None and known.seen == now and path not in self._refused:
-            return known
+    def _reread(self, path: Path, loaded: LoadedProvider | None, problems: list[str]) -> LoadedProvider | None:
+        """Read a file again if it has changed; keep the previous version if it is invalid."""
+        now = _file_stamp(path)
+        if loaded is not None and loaded.stamp == now and path not in self._refused:
+            return loaded
         try:
             again = LoadedProvider(self._read(path), now)
         except ConfigError as error:
-            if self._refused.get(path, ()) != now:  # said once for each state of the file
-                kept = "the old one stays in force" if known else "it is left out"
-                log.warning("a provider's file cannot be used, %s: %s", kept, error)
+            if self._refused.get(path, ()) != now:  # logged once for each version of the file
+                kept = "the previous version stays in force" if loaded else "it is ignored"
+                log.warning("a provider file is invalid, %s: %s", kept, error)
             self._refused[path] = now
             problems.append(str(error))
-            return known
+            return loaded
         self._refused.pop(path, None)
         return again
 
     def _paths(self, problems: list[str] | None = None) -> list[Path]:
-        """List the files: those named, and those of the directories, by name."""
+        """List the files: those given by path, and those of the directories, by name."""
         paths = list(self._files)
-        for folder in self._folders:
+        for folder in self._directories:
             try:
                 entries = sorted(folder.iterdir())
             except OSError as error:
                 wrong = ConfigError(f"cannot be listed: {error.strerror or error}", file=str(folder))
                 if problems is None:
                     raise wrong from None
-                problems.append(str(wrong))  # gone for a moment: what was read from it stays
-                entries = [Path(known.provider.file) for known in self._known.values() if known.provider.file]
+                problems.append(str(wrong))  # perhaps only for a moment: keep its providers
+                entries = [Path(loaded.provider.file) for loaded in self._loaded.values() if loaded.provider.file]
                 entries = [path for path in entries if path.parent == folder]
             paths += [path for path in entries if path.suffix in YAML_SUFFIXES and not path.name.startswith(".")]
         return paths
@@ -186,7 +186,7 @@ class Providers:
         if provider.api_key is not None and self._permissions != "ignore":
             mode = path.stat().st_mode
             if mode & GROUP_AND_OTHERS:
-                message = f"holds a key and can be read by others (mode {mode & 0o777:03o}): chmod 600 {path}"
+                message = f"contains a key and can be read by others (mode {mode & 0o777:03o}): chmod 600 {path}"
                 if self._permissions == "refuse":
                     raise ConfigError(message, file=str(path))
                 log.warning("%s %s", path, message)
@@ -195,26 +195,26 @@ class Providers:
 
 def _by_domain(providers: Iterable[LoadedProvider]) -> dict[str, LoadedProvider]:
     found: dict[str, LoadedProvider] = {}
-    for known in providers:
-        clash = _clash(found.values(), known.provider)
-        if clash is not None:
-            raise ConfigError(clash)
-        found[known.provider.domain] = known
+    for loaded in providers:
+        conflict = _find_conflict(found.values(), loaded.provider)
+        if conflict is not None:
+            raise ConfigError(conflict)
+        found[loaded.provider.domain] = loaded
     return found
 
 
-def _clash(found: Iterable[LoadedProvider], new: Provider) -> str | None:
-    """Tell whether a provider is there already, by its domain or by its name."""
-    for known in found:
-        old = known.provider
+def _find_conflict(found: Iterable[LoadedProvider], new: Provider) -> str | None:
+    """Return an error message if another provider has the same domain or name."""
+    for loaded in found:
+        old = loaded.provider
         for what in ("domain", "name"):
             if getattr(old, what) == getattr(new, what):
-                files = f"{new.file or 'this one'} and {old.file or 'an earlier one'}"
-                return f"{files}: two providers with the {what} {getattr(new, what)!r}; keep one of them"
+                files = f"{new.file or 'this provider'} and {old.file or 'an earlier one'}"
+                return f"{files}: two providers have the {what} {getattr(new, what)!r}; remove one of them"
     return None
 
 
-def _print(path: Path) -> Print | None:
+def _file_stamp(path: Path) -> FileStamp | None:
     try:
         found = path.stat()
     except OSError:

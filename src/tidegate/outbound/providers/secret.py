@@ -1,4 +1,4 @@
-"""A secret: usable, but never shown, copied to disk or compared in a way that tells anything."""
+"""A secret that is never shown or written to disk, and is compared in constant time."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from tidegate.errors import RateLimitError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-FINGERPRINT_LENGTH: Final = 16  # hexadecimal digits: enough to tell keys apart, far from enough to find one
+FINGERPRINT_LENGTH: Final = 16  # hexadecimal digits: enough to distinguish keys, too few to reveal one
 
 
 class Secret:
-    """Text that only `reveal` shows: not repr, str, format, vars, pickle or a copy to another process."""
+    """A string that only `reveal` returns: not repr, str, format, vars, pickle or a copy to another process."""
 
     __slots__ = ("_reveal",)
     _reveal: Callable[[], str]
 
     def __init__(self, text: str) -> None:
-        """Keep the text in memory only, out of reach of whatever prints attributes."""
+        """Keep the string in a closure, where code that prints attributes does not find it."""
 
         def reveal() -> str:
             return text
@@ -29,12 +29,12 @@ class Secret:
         self._reveal = reveal
 
     def reveal(self) -> str:
-        """Give the text, to put it into a request."""
+        """Return the string, to send it in a request."""
         return self._reveal()
 
     @property
     def fingerprint(self) -> str:
-        """Tell this secret from others without telling what it is."""
+        """A hash prefix that distinguishes this secret from others without revealing it."""
         return fingerprint(self.reveal())
 
     def __eq__(self, other: object) -> bool:
@@ -42,15 +42,15 @@ class Secret:
         return isinstance(other, Secret) and hmac.compare_digest(self.reveal().encode(), other.reveal().encode())
 
     def __hash__(self) -> int:
-        """Hash what may be known."""
+        """Hash the fingerprint."""
         return hash(self.fingerprint)
 
     def __repr__(self) -> str:
-        """Show that there is one, not which."""
+        """Show that this is a secret, not its value."""
         return "<Secret>"
 
     def __reduce__(self) -> NoReturn:
-        """Refuse to be written anywhere."""
+        """Refuse to be pickled."""
         raise RateLimitError("a secret stays in memory: load the provider's file again in the other process")
 
     def __copy__(self) -> Secret:
@@ -63,5 +63,5 @@ class Secret:
 
 
 def fingerprint(text: str) -> str:
-    """Tell a credential from others: the beginning of a hash that is not used for anything else."""
+    """Return the fingerprint of a credential: the prefix of a hash with its own label."""
     return sha256(b"tidegate credential\0" + text.encode("utf-8", "surrogateescape")).hexdigest()[:FINGERPRINT_LENGTH]

@@ -1,8 +1,8 @@
-"""An Account: one quota at a provider, how much of it we may use right now, and what its answers have taught.
+"""An Account: one quota at a provider, how much of it may be used now, and what its responses have taught.
 
-**When a permit counts.** See `delays`: no window of the provider sees more than its limit, whatever the network delays.
+**When a permit counts.** See `arrival`: no window of the provider exceeds its limit, whatever the network delays.
 
-**Refusals.** See `refusals` for what they teach and `board` for how processes on one store hear of each other's.
+**Refusals.** See `refusals` for their effect and `shared_notices` for how processes on one store share them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tidegate.outbound.capacity.learning import (
     LimitCorrection,
     ProviderCharge,
     ProviderCharges,
-    corrections,
+    find_corrections,
 )
 from tidegate.outbound.capacity.refusals import Refusals
 from tidegate.outbound.capacity.shared_notices import SharedNotices
@@ -46,23 +46,23 @@ if TYPE_CHECKING:
     from tidegate.policy import Cost, Key
     from tidegate.stores import Store
 
-RECOVERY_STEP_PERIODS: Final = 4  # periods between two steps of recovery
+RECOVERY_STEP_PERIODS: Final = 4  # periods between two recovery steps
 SMALL_QUOTA_PERIODS: Final = (
-    200  # of a small quota, more periods: a step too far costs a refusal, which should stay rare
+    200  # a small quota recovers more slowly: a step too far costs a refusal, which should stay rare
 )
 IDLE_AFTER: Final = 600 * SECOND
 MAX_RECOVERY_STEP: Final = 900 * SECOND
 
 
-def terms(provider: Provider) -> RecoverySettings:
-    """Tell how the capacity of a provider recovers."""
-    limit = provider.limits[narrowest(provider.limits)]
+def recovery_settings(provider: Provider) -> RecoverySettings:
+    """Return how the capacity of a provider recovers."""
+    limit = provider.limits[narrowest_index(provider.limits)]
     interval = limit.length * max(RECOVERY_STEP_PERIODS, ceil_div(SMALL_QUOTA_PERIODS, limit.quota))
     return RecoverySettings(Fraction(1, 2), Fraction(21, 20), min(interval, max(MAX_RECOVERY_STEP, limit.length)))
 
 
-def narrowest(limits: tuple[Limit, ...]) -> int:
-    """Tell which limit a refusal is about, as far as one can guess: the shortest that counts requests."""
+def narrowest_index(limits: tuple[Limit, ...]) -> int:
+    """Return the index of the limit that a refusal most likely concerns: the shortest that counts requests."""
     return min(
         range(len(limits)),
         key=lambda i: (limits[i].unit != REQUESTS_UNIT, limits[i].unit == CONCURRENCY_UNIT, limits[i].length),
@@ -70,7 +70,7 @@ def narrowest(limits: tuple[Limit, ...]) -> int:
 
 
 class Account:
-    """One quota: a limiter of its own, whose capacity follows what the provider says."""
+    """One quota: its own limiter, whose capacity follows the responses of the provider."""
 
     def __init__(
         self,
@@ -78,131 +78,139 @@ class Account:
         key: Key,
         resource: str,
         store: Store,
-        pressure: SharedCapacity,
+        shared_capacity: SharedCapacity,
         limiter: Callable[..., Limiter | AsyncLimiter],
         apply: Callable[..., Any],
     ) -> None:
-        """Share a store with other accounts; `limiter` makes a limiter, `apply` asks the store, awaited or not."""
+        """Share a store with other accounts; `limiter` creates a limiter, `apply` calls the store, awaited or not."""
         self.key = key
         self.resource = resource
-        self.pressure = pressure
+        self.shared_capacity = shared_capacity
         self.store = GatedStore(store)
-        self.store.clock = RecoveringClock(store.clock, partial(pressure.due, resource), self.refresh)
+        self.store.clock = RecoveringClock(store.clock, partial(shared_capacity.due, resource), self.refresh)
         self.clock = self.store.clock
         self._apply = apply
         self._lock = fork_safe(threading.RLock())
-        self.used = self.clock.steady()  # when it was last asked for
-        self._empty = 0  # until then the provider has nothing left
-        self._lessons = ProviderCharges()
-        self._set(provider)
-        self.delays = ArrivalDelays(provider.limits, self._narrow, self.clock, self.refresh)
-        self._begin()
+        self.last_used = self.clock.steady()  # when it was last used
+        self._exhausted_until = 0  # until then the provider has no remaining quota
+        self._provider_charges = ProviderCharges()
+        self._set_provider(provider)
+        self.delays = ArrivalDelays(provider.limits, self._narrowest, self.clock, self.refresh)
+        self._reset_refusals()
         self.limiter: Any = limiter(provider.policy, store=self.store)
-        pressure.set(resource, self._narrow.quota, self.refresh, self._told)
+        shared_capacity.set(resource, self._narrowest.quota, self.refresh, self._record_remote_refusal)
         self.refresh()
 
-    def _set(self, provider: Provider) -> None:
+    def _set_provider(self, provider: Provider) -> None:
         self.provider = provider
         limits = provider.limits
-        self._index = narrowest(limits)
-        self._narrow = limits[self._index]
+        self._index = narrowest_index(limits)
+        self._narrowest = limits[self._index]
         self.settles = any(limit.algorithm == "concurrency" or limit.unit in TOKEN_UNITS for limit in limits)
-        # Nothing that will be corrected as a rule, nor needs a mark in case it is.
+        # Charges of a plain account are not corrected as a rule, so they need no reservation.
         self.plain = not self.settles and all(limit.algorithm in MOVABLE_ALGORITHMS for limit in limits)
         self.units = frozenset(limit.unit for limit in limits)
-        self.guessed = tuple(unit for unit in TOKEN_UNITS if unit in self.units)
-        self.usual_cost = self._usual_cost()
-        self._wide = self._without_end(limits)
+        self.estimated = tuple(unit for unit in TOKEN_UNITS if unit in self.units)
+        self.fixed_cost = self._compute_fixed_cost()
+        self._unbounded = self._without_maximum(limits)
 
-    def _begin(self) -> None:
-        """Know nothing yet of how its narrowest limit is kept."""
-        self._refusals = Refusals(self._narrow, self.pressure.interval or 0)
-        self._board = SharedNotices(self.provider.domain, self.key, self._apply, self._narrow.length)
-        self._look_at = self.clock.steady()
+    def _reset_refusals(self) -> None:
+        """Reset what was learned about the narrowest limit."""
+        self._refusals = Refusals(self._narrowest, self.shared_capacity.interval or 0)
+        self._notices = SharedNotices(self.provider.domain, self.key, self._apply, self._narrowest.length)
+        self._next_check = self.clock.steady()
 
-    def _without_end(self, limits: tuple[Limit, ...]) -> Policy:
-        """Give the same limits without an end: what must be charged whether it fits or not."""
-        wide = [
+    def _without_maximum(self, limits: tuple[Limit, ...]) -> Policy:
+        """Return the same limits without a maximum, for charges that must be made whether they fit or not."""
+        unbounded = [
             replace(each, quota=MAX_INTEGER, burst=0) if each.algorithm in MOVABLE_ALGORITHMS else each
             for each in limits
         ]
-        return Policy(self.provider.policy.name, tuple(wide), "enforce", self.provider.policy.on_store_error)
+        return Policy(self.provider.policy.name, tuple(unbounded), "enforce", self.provider.policy.on_store_error)
 
-    def _usual_cost(self) -> Cost | None:
-        """Tell what every request costs; None: that depends on the request."""
+    def _compute_fixed_cost(self) -> Cost | None:
+        """Return the cost of every request; None: it depends on the request."""
         policy, cost = self.provider.policy, self.fit(self.provider.cost(None))
-        if self.provider.endpoints or self.guessed:
+        if self.provider.endpoints or self.estimated:
             return None
         return 1 if policy.counted and policy.costs(cost) == policy.one else cost
 
-    def take_over(self, provider: Provider) -> None:
-        """Follow a changed file."""
+    def update_provider(self, provider: Provider) -> None:
+        """Apply a changed provider file."""
         with self._lock:
-            before, limits = self._narrow, self.provider.limits
-            self._set(provider)
+            before, limits = self._narrowest, self.provider.limits
+            self._set_provider(provider)
             if provider.limits != limits:
-                self.delays = ArrivalDelays(provider.limits, self._narrow, self.clock, self.refresh, self.delays.line)
-                self._lessons.clear()
-            if self._narrow != before:
-                self._begin()
-            if self._narrow.quota != before.quota:
-                self.pressure.set(self.resource, self._narrow.quota, self.refresh, self._told)
+                self.delays = ArrivalDelays(
+                    provider.limits, self._narrowest, self.clock, self.refresh, self.delays.in_flight
+                )
+                self._provider_charges.clear()
+            if self._narrowest != before:
+                self._reset_refusals()
+            if self._narrowest.quota != before.quota:
+                self.shared_capacity.set(
+                    self.resource, self._narrowest.quota, self.refresh, self._record_remote_refusal
+                )
             self.limiter.update(provider.policy)
             self.refresh()
 
     def refresh(self) -> None:
-        """Keep to the capacity of this moment; of two threads, the second looks after the first is done."""
+        """Apply the current capacity; of two threads, the second reads it after the first has finished."""
         with self._lock:
-            look = self.pressure.look(self.resource)
-            if look is None:
+            snapshot = self.shared_capacity.snapshot(self.resource)
+            if snapshot is None:
                 return
-            held = self._refusals.held(self.clock.steady(), look.current)
-            if held is None:
-                self._keep_to(look)
+            held_level = self._refusals.held_level(self.clock.steady(), snapshot.current)
+            if held_level is None:
+                self._apply_capacity(snapshot)
             else:
-                self.pressure.hold(self.resource, held)  # calls refresh again
+                self.shared_capacity.hold(self.resource, held_level)  # calls refresh again
 
-    def _keep_to(self, look: CapacitySnapshot) -> None:
-        until = max(look.frozen_until or 0, self._empty)
+    def _apply_capacity(self, snapshot: CapacitySnapshot) -> None:
+        until = max(snapshot.frozen_until or 0, self._exhausted_until)
         if until > self.clock.steady():
-            self.store.shut(self.provider.policy.name, until)
+            self.store.freeze(self.provider.policy.name, until)
         else:
-            self.store.open(self.provider.policy.name)
+            self.store.unfreeze(self.provider.policy.name)
         limits = self.delays.stretched()
-        self._longer = self._without_end(tuple(limits))
-        if look.current < self._narrow.quota:
-            least = max((costs[self._index] for costs in self._costs()), default=1)  # each must fit still
-            burst = 0 if self._narrow.burst == self._narrow.quota else min(self._narrow.burst, look.current)
-            limits[self._index] = replace(limits[self._index], quota=max(look.current, least), burst=burst)
+        self._unbounded_stretched = self._without_maximum(tuple(limits))
+        if snapshot.current < self._narrowest.quota:
+            minimum = max((costs[self._index] for costs in self._costs()), default=1)  # each endpoint must still fit
+            burst = (
+                0 if self._narrowest.burst == self._narrowest.quota else min(self._narrowest.burst, snapshot.current)
+            )
+            limits[self._index] = replace(limits[self._index], quota=max(snapshot.current, minimum), burst=burst)
         if self.limiter.policy.limits != tuple(limits):
             self.limiter.update(replace(self.provider.policy, limits=tuple(limits)))
 
     def recover(self) -> None:
-        """Take a step of recovery that is due: who waits sees to that, but not everybody waits."""
-        due = self.pressure.due(self.resource)
+        """Apply a recovery step that is due: waiting callers do that too, but there may be none."""
+        due = self.shared_capacity.due(self.resource)
         if due is not None and self.clock.steady() >= due:
             self.refresh()
 
     def idle(self) -> bool:
-        """Tell whether it knows nothing that one opened anew would not: nothing is under way, reduced or in use."""
+        """Return whether it can be dropped without loss: nothing is in flight, reduced or recently used."""
         now = self.clock.steady()
-        quiet = max(IDLE_AFTER, 2 * max(limit.length for limit in self.provider.limits))  # a lease is a length too
-        if now - self.used < quiet or self._empty > now or self.limiter.waiting or self.delays.busy:
+        idle_after = max(
+            IDLE_AFTER, 2 * max(limit.length for limit in self.provider.limits)
+        )  # includes leases of slots
+        if now - self.last_used < idle_after or self._exhausted_until > now or self.limiter.waiting or self.delays.busy:
             return False
-        look = self.pressure.look(self.resource)
-        return look is None or (look.current >= look.original and look.frozen_until is None)
+        snapshot = self.shared_capacity.snapshot(self.resource)
+        return snapshot is None or (snapshot.current >= snapshot.original and snapshot.frozen_until is None)
 
     def _costs(self) -> list[tuple[int, ...]]:
         return [self.provider.policy.costs(self.provider.cost(endpoint)) for endpoint in self.provider.endpoints]
 
     @property
     def capacity(self) -> int:
-        """What may be used of the narrowest limit at present."""
-        look = self.pressure.look(self.resource)
-        return self._narrow.quota if look is None else look.current
+        """The current capacity of the narrowest limit."""
+        snapshot = self.shared_capacity.snapshot(self.resource)
+        return self._narrowest.quota if snapshot is None else snapshot.current
 
     def fit(self, cost: Mapping[str, int]) -> Cost:
-        """Cut an estimate down to what can ever be allowed; requests are counted as they are."""
+        """Reduce an estimate to what can ever be allowed; requests are not reduced."""
         found = {}
         for unit, amount in cost.items():
             if unit in self.units:
@@ -210,172 +218,176 @@ class Account:
                 found[unit] = min(amount, most) if unit in TOKEN_UNITS else amount
         return found
 
-    # ---- after an answer ---------------------------------------------------------------------------------------------
+    # ---- after a response --------------------------------------------------------------------------------------------
 
-    def moving(self, ticket: Charge) -> Flow:
-        """Let a permit count from now instead of from when it was asked for, if need be."""
+    def recharge_if_late_flow(self, charge: Charge) -> Flow:
+        """Charge a permit again from now on, if its response was slow."""
         try:
-            yield from self._moving(ticket, self.delays.overdue(ticket))
+            yield from self._recharge_flow(charge, self.delays.recharge_costs(charge))
         except StoreUnavailable:
-            return  # the first charge must do
+            return  # keep the first charge
 
-    def _moving(self, ticket: Charge, costs: tuple[int, ...]) -> Flow:
-        """Charge anew, and give the first charge back; tell whether that could be done."""
+    def _recharge_flow(self, charge: Charge, costs: tuple[int, ...]) -> Flow:
+        """Charge again and return the first charge; returns whether that succeeded."""
         if not costs:
             return True
-        (anew,) = yield self._asking("acquire", costs)
-        if charged_at(anew, self._longer) is None:
+        (recharged,) = yield self._store_call("acquire", costs)
+        if charged_at(recharged, self._unbounded_stretched) is None:
             return False
-        if ticket.settled:  # answered meanwhile: the first charge was dealt with
-            parts = [(anew.at, costs)]
+        if charge.settled:  # settled in the meantime, with its first charge
+            parts = [(recharged.at, costs)]
         else:
-            parts = ticket.parts(costs)
-            ticket.move(costs, anew)
+            parts = charge.parts(costs)
+            charge.move(costs, recharged)
         for at, part in parts:
             if any(part):
-                yield from self._giving_back(part, at)
+                yield from self._give_back_flow(part, at)
         return True
 
-    def renewing(self, ticket: Charge, at: int) -> Flow:
-        """Charge a request anew that may yet arrive, as long as there is patience for that; tell whether it was.
+    def renew_flow(self, charge: Charge, at: int) -> Flow:
+        """Charge a request in flight again, while the delay allowance lasts; returns whether it was charged.
 
-        It is to count beside a permit that was charged `at`.
+        It must count at the same time as a permit that was charged `at`.
         """
-        if not self.delays.take(ticket):
+        if not self.delays.untrack(charge):
             return True  # another thread does it
-        costs = self.delays.overdue(ticket, at)
+        costs = self.delays.recharge_costs(charge, at)
         try:
-            charged = yield from self._moving(ticket, costs)
+            charged = yield from self._recharge_flow(charge, costs)
         except BaseException:
-            self.delays.put_back(ticket)
+            self.delays.track_again(charge)
             raise
-        if not charged:  # nor will the next permit be used where that must not be
-            self.delays.put_back(ticket)
+        if not charged:  # with on_store_error "deny", the next permit is not used either
+            self.delays.track_again(charge)
             return self.provider.policy.on_store_error == "deny"
-        if costs or ticket.ends < MAX_INTEGER:  # else there is no patience left, and no window to end
-            ticket.since = self.clock.steady()
-            self.delays.begin(ticket)
+        if costs or charge.window_end < MAX_INTEGER:  # else the allowance is used up, and no window ends
+            charge.since = self.clock.steady()
+            self.delays.track(charge)
         return bool(costs)
 
-    def charging_again(self, amount: int, earlier: int | None) -> Flow:
-        """Count requests of which nobody knows when they arrived, if at all, as if they arrived now.
+    def charge_unsettled_flow(self, amount: int, earlier: int | None) -> Flow:
+        """Charge requests of which it is unknown whether and when they arrived, as if they arrived now.
 
-        In place of the charge made `earlier` for the same, if there was one. Gives the instant of the charge.
+        Replaces the charge made `earlier` for them, if any. Returns the instant of the charge.
         """
         pairs = ((limit.algorithm in MOVABLE_ALGORITHMS, limit.unit == REQUESTS_UNIT) for limit in self.provider.limits)
         costs = tuple(amount if all(pair) else 0 for pair in pairs)
         if not any(costs):
             return None
-        (decision,) = yield self._asking("acquire", costs)
-        if charged_at(decision, self._longer) is None:
+        (decision,) = yield self._store_call("acquire", costs)
+        if charged_at(decision, self._unbounded_stretched) is None:
             return earlier
         if earlier is not None:
-            yield from self._giving_back(costs, earlier)
+            yield from self._give_back_flow(costs, earlier)
         return decision.at
 
-    def learning(self, advice: Advice) -> Flow:
-        """Take over what the provider says is left, where that is less than we thought; or take that back."""
-        said = corrections(self.provider.limits, advice)
-        if not said:
+    def learn_flow(self, advice: Advice) -> Flow:
+        """Apply the remaining quota that the provider reports if it is lower than ours; else undo corrections."""
+        reported = find_corrections(self.provider.limits, advice)
+        if not reported:
             return 0
         changed = 0
-        looked = yield from self._looking()
-        for each in said:
-            limit = self.provider.limits[each.place]
-            if limit.algorithm in MOVABLE_ALGORITHMS and looked is not None:
-                changed += yield from self._correcting(each, limit.burst - self._used(looked, each.place), looked.at)
+        peeked = yield from self._peek_flow()
+        for each in reported:
+            limit = self.provider.limits[each.limit_index]
+            if limit.algorithm in MOVABLE_ALGORITHMS and peeked is not None:
+                changed += yield from self._correct_flow(
+                    each, limit.burst - self._used(peeked, each.limit_index), peeked.at
+                )
             if not each.remaining and each.reset:
-                self._empty = max(self._empty, self.clock.steady() + each.reset)
+                self._exhausted_until = max(self._exhausted_until, self.clock.steady() + each.reset)
                 self.refresh()
         return changed
 
-    def _correcting(self, said: LimitCorrection, left: int, now: int) -> Flow:
-        costs = [0] * len(self._wide.limits)
-        self._lessons.forget(self.provider.limits, now)
+    def _correct_flow(self, reported: LimitCorrection, left: int, now: int) -> Flow:
+        costs = [0] * len(self._unbounded.limits)
+        self._provider_charges.drop_expired(self.provider.limits, now)
         try:
-            if said.remaining < left:
-                costs[said.place] = left - said.remaining
-                (decision,) = yield self._asking("acquire", tuple(costs))
-                at = charged_at(decision, self._longer)
+            if reported.remaining < left:
+                costs[reported.limit_index] = left - reported.remaining
+                (decision,) = yield self._store_call("acquire", tuple(costs))
+                at = charged_at(decision, self._unbounded_stretched)
                 if at is not None:
-                    self._lessons.add(ProviderCharge(said.place, left - said.remaining, at))
+                    self._provider_charges.add(ProviderCharge(reported.limit_index, left - reported.remaining, at))
                 return int(at is not None)
-            for lesson in self._lessons.take(said.place, said.remaining - left):
-                costs[said.place] = lesson.amount
-                yield from self._giving_back(tuple(costs), lesson.at)
+            for provider_charge in self._provider_charges.take(reported.limit_index, reported.remaining - left):
+                costs[reported.limit_index] = provider_charge.amount
+                yield from self._give_back_flow(tuple(costs), provider_charge.at)
         except StoreUnavailable:
-            pass  # what others use will be denied by the provider, and learned from that
+            pass  # if others use the quota, the provider will refuse, and we learn from that
         return 0
 
-    def _looking(self) -> Flow:
-        """Look at what is in use, over all who share the store; None: it cannot be asked."""
+    def _peek_flow(self) -> Flow:
+        """Read the usage of all processes that share the store; None: it is unavailable."""
         try:
-            (looked,) = yield partial(self._apply, "peek", ((self._wide, self.key, (0,) * len(self._wide.limits)),))
+            (peeked,) = yield partial(
+                self._apply, "peek", ((self._unbounded, self.key, (0,) * len(self._unbounded.limits)),)
+            )
         except StoreUnavailable:
             return None
-        return looked
+        return peeked
 
-    def _used(self, looked: Decision, index: int) -> int:
-        limit = looked[2][index]
-        return limit.burst - looked.views[index][0] if index < len(looked.views) else 0
+    def _used(self, peeked: Decision, index: int) -> int:
+        limit = peeked[2][index]
+        return limit.burst - peeked.views[index][0] if index < len(peeked.views) else 0
 
     # ---- refusals ----------------------------------------------------------------------------------------------------
 
-    def refusing(self, status: int, ticket: Charge, sent: int, retry_after: float | None) -> Flow:
-        """Send less, and nothing for a while; others hear of it through the store and over the bus."""
-        yield from self.noticing()
-        used = (yield from self._let_through(ticket)) if status == TOO_MANY_REQUESTS else 0
+    def handle_refusal_flow(self, status: int, charge: Charge, sent: int, retry_after: float | None) -> Flow:
+        """Reduce the capacity and pause; other processes are informed through the store and over the bus."""
+        yield from self.check_notices_flow()
+        used = (yield from self._let_through_flow(charge)) if status == TOO_MANY_REQUESTS else 0
         current = self.capacity
-        notice = self._refusals.refused(self.clock.steady(), sent, current, used, retry_after)
+        notice = self._refusals.record(self.clock.steady(), sent, current, used, retry_after)
         if notice.value < current or notice.pause:
-            said = (
+            reason = (
                 "answered 429 Too Many Requests" if status == TOO_MANY_REQUESTS else "answered 503 Service Unavailable"
             )
-            self.pressure.say(self.resource, *notice, said)
-            self._hear((yield from self._board.writing(notice)))
+            self.shared_capacity.announce(self.resource, *notice, reason)
+            self._apply_notice((yield from self._notices.write_flow(notice)))
 
-    def _let_through(self, ticket: Charge) -> Flow:
-        """Tell how much of the narrowest limit was in use when a refused request arrived.
+    def _let_through_flow(self, charge: Charge) -> Flow:
+        """Return how much of the narrowest limit was in use when a refused request arrived.
 
-        That is what was in use when it was charged. But if much less is now, then because others were refused with it.
+        That is the usage when it was charged. But if usage is much lower now, other requests were refused with it.
         """
-        own, charged = ticket.costs[self._index], self._used(ticket.decision, self._index)
-        looked = yield from self._looking()
-        now = charged if looked is None else self._used(looked, self._index)
+        own, charged = charge.costs[self._index], self._used(charge.decision, self._index)
+        peeked = yield from self._peek_flow()
+        now = charged if peeked is None else self._used(peeked, self._index)
         return (charged if charged * 7 <= now * 8 else now) - own
 
-    def stale(self) -> bool:
-        """Tell whether it is time to look what other processes were told."""
+    def is_check_due(self) -> bool:
+        """Return whether it is time to check for refusals of other processes."""
         now = self.clock.steady()
-        if now < self._look_at:
+        if now < self._next_check:
             return False
-        self._look_at = now + self._board.every
+        self._next_check = now + self._notices.check_interval
         return True
 
-    def noticing(self) -> Flow:
-        """Look what other processes were told; tell whether that changes what may be sent."""
-        return self._hear((yield from self._board.looking()))
+    def check_notices_flow(self) -> Flow:
+        """Check for refusals of other processes; returns whether that changes what may be sent."""
+        return self._apply_notice((yield from self._notices.read_flow()))
 
-    def _hear(self, news: SharedNotice | None) -> bool:
-        if news is None:
+    def _apply_notice(self, shared_notice: SharedNotice | None) -> bool:
+        if shared_notice is None:
             return False
-        self._told(news.notice.value, news.age)
-        return self.pressure.hear(self.resource, *news.notice, news.age)
+        self._record_remote_refusal(shared_notice.notice.value, shared_notice.age)
+        return self.shared_capacity.receive(self.resource, *shared_notice.notice, shared_notice.age)
 
-    def _told(self, value: int, age: int = 0) -> None:
+    def _record_remote_refusal(self, value: int, age: int = 0) -> None:
         now = self.clock.steady()
-        self._refusals.heard(now, now - age, self.capacity, value)
+        self._refusals.record_remote(now, now - age, self.capacity, value)
 
-    def worked(self) -> None:
-        """Take note of an answer that was no refusal."""
-        self._refusals.worked()
+    def record_success(self) -> None:
+        """Record a response that was not a refusal."""
+        self._refusals.record_success()
 
-    # ---- asking the store --------------------------------------------------------------------------------------------
+    # ---- store calls -------------------------------------------------------------------------------------------------
 
-    def _asking(self, verb: str, costs: tuple[int, ...], at: int | None = None) -> Callable[[], Any]:
-        return partial(self._apply, verb, ((self._longer, self.key, costs),), None, at)
+    def _store_call(self, verb: str, costs: tuple[int, ...], at: int | None = None) -> Callable[[], Any]:
+        return partial(self._apply, verb, ((self._unbounded_stretched, self.key, costs),), None, at)
 
-    def _giving_back(self, costs: tuple[int, ...], at: int) -> Flow:
-        yield self._asking("adjust", tuple(-cost for cost in costs), at)
-        for lines in tuple(self.store.waited_on):
-            lines.wake(self.key)
+    def _give_back_flow(self, costs: tuple[int, ...], at: int) -> Flow:
+        yield self._store_call("adjust", tuple(-cost for cost in costs), at)
+        for queues in tuple(self.store.waited_on):
+            queues.wake(self.key)

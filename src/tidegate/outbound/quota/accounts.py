@@ -1,4 +1,4 @@
-"""The accounts of a gate: opened when first used, dropped when they have nothing to remember any more."""
+"""The accounts of a gate: opened on first use, dropped when idle."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 from tidegate.errors import Closed
 from tidegate.fork import at_fork, fork_safe
 from tidegate.outbound.capacity.shared_capacity import SharedCapacity
-from tidegate.outbound.quota.account import Account, terms
+from tidegate.outbound.quota.account import Account, recovery_settings
 from tidegate.policy import Key
 
 if TYPE_CHECKING:
@@ -19,42 +19,42 @@ if TYPE_CHECKING:
     from tidegate.clock import Clock
     from tidegate.outbound.providers.provider import Provider
 
-ALWAYS_KEPT: Final = 256  # accounts that are kept whether they are used or not
+ALWAYS_KEPT: Final = 256  # accounts that are kept even if idle
 
 
 class Accounts(dict[tuple[str, Key], Account]):
-    """Accounts by domain and key; whoever looks at all of them looks at a copy, as threads open others meanwhile."""
+    """Accounts by domain and key. Iterate over a copy: threads may open others at the same time."""
 
     def __init__(self, clock: Clock, bus: Bus | None, make: Callable[[Provider, Key, SharedCapacity], Account]) -> None:
-        """Know of none; `make` makes one."""
+        """Start without accounts; `make` creates one."""
         super().__init__()
         self._clock = clock
         self._bus = bus
         self._make = make
         self._agent = uuid.uuid4().hex
         self._lock = fork_safe(threading.Lock())
-        self._pressures: dict[str, SharedCapacity] = {}
-        self._most = ALWAYS_KEPT  # when there are so many, those that are idle are looked for
+        self._shared_capacities: dict[str, SharedCapacity] = {}
+        self._drop_idle_at = ALWAYS_KEPT  # with so many, idle accounts are dropped
         self.closed = False
         at_fork(child=self._rename)
 
     def _rename(self) -> None:
-        """Be another agent in a forked process, since an agent does not listen to itself."""
+        """Use another agent name in a forked process, since an agent ignores its own messages."""
         self._agent = uuid.uuid4().hex
-        for pressure in self._pressures.values():
-            pressure.rename(self._agent)
+        for shared_capacity in self._shared_capacities.values():
+            shared_capacity.rename(self._agent)
 
     def open(self, provider: Provider, key: Key) -> Account:
-        """Give the account of a key, opened if need be, with the provider's limits as they are now."""
-        place = provider.domain, key
-        account = self.get(place)
+        """Return the account of a key, opened if needed, with the current limits of the provider."""
+        account_key = provider.domain, key
+        account = self.get(account_key)
         if account is not None:
-            account.used = self._clock.steady()
-        if account is None or self.get(place) is not account:  # it was dropped just now
+            account.last_used = self._clock.steady()
+        if account is None or self.get(account_key) is not account:  # it was dropped in the meantime
             account = self._open(provider, key)
         if account.provider is not provider:
             with self._lock:
-                account.take_over(provider)
+                account.update_provider(provider)
         return account
 
     def _open(self, provider: Provider, key: Key) -> Account:
@@ -63,31 +63,33 @@ class Accounts(dict[tuple[str, Key], Account]):
                 raise Closed("the gate is closed")
             account = self.get((provider.domain, key))
             if account is None:
-                if len(self) >= self._most:
+                if len(self) >= self._drop_idle_at:
                     self._drop_idle()
-                pressure = self._pressures.get(provider.domain)
-                if pressure is None:
-                    pressure = SharedCapacity(self._agent, terms(provider), self._clock, self._bus)
-                    self._pressures[provider.domain] = pressure
-                account = self[provider.domain, key] = self._make(provider, key, pressure)
+                shared_capacity = self._shared_capacities.get(provider.domain)
+                if shared_capacity is None:
+                    shared_capacity = SharedCapacity(self._agent, recovery_settings(provider), self._clock, self._bus)
+                    self._shared_capacities[provider.domain] = shared_capacity
+                account = self[provider.domain, key] = self._make(provider, key, shared_capacity)
             return account
 
     def _drop_idle(self) -> None:
-        for place, account in tuple(self.items()):
+        for account_key, account in tuple(self.items()):
             if account.idle():
-                del self[place]
-                if account.idle():  # still: who has found it meanwhile has said so, or will not find it again
-                    account.pressure.remove(account.resource)
+                del self[account_key]
+                if (
+                    account.idle()
+                ):  # still idle: a thread that found it has updated `last_used`, or will not find it again
+                    account.shared_capacity.remove(account.resource)
                 else:
-                    self[place] = account
-        self._most = max(ALWAYS_KEPT, 2 * len(self))
+                    self[account_key] = account
+        self._drop_idle_at = max(ALWAYS_KEPT, 2 * len(self))
 
     def close(self) -> list[Account]:
-        """Open no more; give those that were open."""
+        """Refuse to open more accounts; return those that were open."""
         with self._lock:
             self.closed = True
             accounts = list(self.values())
             self.clear()
-        for pressure in self._pressures.values():
-            pressure.close()
+        for shared_capacity in self._shared_capacities.values():
+            shared_capacity.close()
         return accounts

@@ -1,18 +1,18 @@
 """When a permit counts: the time between a charge here and the arrival of its request at the provider.
 
-The provider counts a request when it arrives, which nobody here knows exactly: after it was sent, before it was
-answered. A permit is charged before the request is sent, so it could end here while it still counts there.
+The provider counts a request when it arrives, at an unknown instant after it was sent and before its response. A permit
+is charged before the request is sent, so it could expire here while it still counts there.
 
-    quick answers    permits count a two-hundredth of the period longer: that covers them, and who is killed meanwhile
-    slower ones      the permit is charged anew with the answer, and the first charge given back
-    over a period    before its permit is used again, that of a request still under way is charged anew
-    over a window    likewise before permits of the next window are used, however short that time was
+    quick responses   permits count a two-hundredth of the period longer: that covers them, and killed processes
+    slower ones       the permit is charged again with the response, and the first charge is returned
+    over a period     the permit of a request still in flight is charged again before it could be reused
+    over a window     likewise, before permits of the next window are used, however short the delay was
 
-So whatever the network delays, no window of the provider sees more than its limit. The price is the time of an answer
-per period. Where answers are slow that would be much, although their requests arrive as quickly as others: an account
-that has paid a whole quota for it in all (`Patience`) lets permits count a fortieth longer instead, which covers what a
-network does. Limits of more than `MOST_MOVED` are never charged anew: to find one permit among so many takes longer
-than it is worth. Only the process that sent a request knows that it is under way for more than a period.
+So no window of the provider exceeds its limit, whatever the network delays. The cost is the duration of a response per
+period. With slow responses that would be much, although their requests arrive as quickly as others: an account that has
+spent a whole quota on it (`DelayAllowance`) lets permits count a fortieth longer instead, which covers network delays.
+Limits of more than `MAX_MOVED_QUOTA` are never charged again: finding one permit among so many takes too long. Only the
+process that sent a request knows that it has been in flight for more than a period.
 """
 
 from __future__ import annotations
@@ -31,166 +31,178 @@ if TYPE_CHECKING:
     from tidegate.core import Limit
     from tidegate.outbound.quota.charge import Charge
 
-MOVABLE_ALGORITHMS: Final = ("sliding_log", "fixed_window", "calendar_window")  # what knows when a permit was taken
+MOVABLE_ALGORITHMS: Final = ("sliding_log", "fixed_window", "calendar_window")  # they know when a permit was taken
 MAX_MOVED_QUOTA: Final = 2000
 MAX_DELAY: Final = 5 * SECOND  # of a network
-REQUESTS_BETWEEN_REVIEWS: Final = 1000
+MAX_CLOCK_READS: Final = 1000  # to see whether time passes by itself
 
 
 class DelayAllowance:
-    """How much use of a quota may still be given up for certainty, in permits times microseconds.
+    """How much of a quota may still be spent on exact counting, in permits times microseconds.
 
-    A quota for one period to begin with; each answer costs its time, less a thirtieth of the period.
+    Starts with a quota for one period; each response costs its duration, less a thirtieth of the period.
     """
 
     def __init__(self, limit: Limit) -> None:
-        """Begin with all of it."""
-        self._cheap = limit.length // 33
+        """Start with the whole allowance."""
+        self._free = limit.length // 33
         self._most = self._left = limit.quota * limit.length
-        self.lost = False
+        self.exhausted = False
 
     def spend(self, flight: int) -> bool:
-        """Tell whether a permit is charged anew after an answer that took so many microseconds."""
-        self._left = min(self._most, self._left + self._cheap - flight)
-        if self.lost and flight > self._cheap:
-            self._left = min(self._left + flight, self._most // 2)  # not spent: it comes back when answers are quick
+        """Return whether to charge a permit again after a response that took so many microseconds."""
+        self._left = min(self._most, self._left + self._free - flight)
+        if self.exhausted and flight > self._free:
+            self._left = min(self._left + flight, self._most // 2)  # not spent: it recovers when responses are quick
         if self._left < 0:
-            self.lost, self._left = True, 0
+            self.exhausted, self._left = True, 0
         elif self._left > self._most // 2:
-            self.lost = False
-        return not self.lost
+            self.exhausted = False
+        return not self.exhausted
 
 
 class ArrivalDelays:
-    """What is known of the delays of one account's requests; `changed` is called when `stretched` has become other."""
+    """The delays of one account's requests; `changed` is called when `stretched` changes."""
 
     def __init__(
         self,
         limits: tuple[Limit, ...],
-        narrow: Limit,
+        narrowest: Limit,
         clock: Clock,
         changed: Callable[[], None],
-        line: deque[Charge] | None = None,
+        in_flight: deque[Charge] | None = None,
     ) -> None:
-        """Begin with a `line` of requests under way, or none; `narrow` is the limit that patience is measured by."""
+        """Start with the requests `in_flight`, or none; `narrowest` is the limit that the allowance is based on."""
         self._limits = limits
-        self._length = narrow.length
+        self._length = narrowest.length
         self._clock = clock
         self._changed = changed
-        self._flows = flows(clock)
-        self._patience = DelayAllowance(narrow)
-        self._moves = any(map(moved, limits))
-        self._covered = min((self._cover(limit) for limit in limits if moved(limit)), default=0)
-        self._windows = [place for place, limit in enumerate(limits) if windowed(limit)]
-        self.line: deque[Charge] = deque() if line is None else line  # under way; those charged first stand first
+        self._clock_runs = clock_runs(clock)
+        self._allowance = DelayAllowance(narrowest)
+        self._has_movable = any(map(is_movable, limits))
+        self._min_covered_age = min((self._covered_age(limit) for limit in limits if is_movable(limit)), default=0)
+        self._windows = [place for place, limit in enumerate(limits) if is_windowed(limit)]
+        self.in_flight: deque[Charge] = (
+            deque() if in_flight is None else in_flight
+        )  # in flight, in the order of their charges
 
     def stretched(self) -> list[Limit]:
-        """Give the limits with permits that count a little longer, where they are counted one by one."""
+        """Return the limits with permits that count a little longer, where permits are counted individually."""
         return [self._stretched(limit) for limit in self._limits]
 
     def _stretched(self, limit: Limit) -> Limit:
         if limit.algorithm != "sliding_log":
             return limit
-        if self._patience.lost:
+        if self._allowance.exhausted:
             longer = min(limit.length // 40, MAX_DELAY)
-        elif self._flows or limit.quota > MAX_MOVED_QUOTA:
+        elif self._clock_runs or limit.quota > MAX_MOVED_QUOTA:
             longer = margin(limit)
         else:
             return limit
         return replace(limit, period=timedelta(microseconds=limit.length + longer), name=limit.name)
 
-    def _cover(self, limit: Limit) -> int:
-        """Tell how old a charge may be at its answer without being made anew."""
-        return margin(limit) if self._flows and limit.algorithm == "sliding_log" else 0
+    def _covered_age(self, limit: Limit) -> int:
+        """Return how old a charge may be at its response without being made again."""
+        return margin(limit) if self._clock_runs and limit.algorithm == "sliding_log" else 0
 
-    def overdue(self, ticket: Charge, at: int = 0) -> tuple[int, ...]:
-        """Tell what of a charge is to count from now on, by limit; nothing: it stands where it should.
+    def recharge_costs(self, charge: Charge, at: int = 0) -> tuple[int, ...]:
+        """Return the costs to charge again from now on, by limit; empty: the charge is correct.
 
-        `at` is an instant of the store's clock that is known to have come.
+        `at` is an instant of the store's clock that has passed.
         """
-        flight = self._clock.steady() - ticket.since
-        if not self._moves or flight <= 0:
+        flight = self._clock.steady() - charge.since
+        if not self._has_movable or flight <= 0:
             return ()
-        before = self._patience.lost
-        anew = self._patience.spend(flight)
-        if self._patience.lost != before:
+        was_exhausted = self._allowance.exhausted
+        recharge = self._allowance.spend(flight)
+        if self._allowance.exhausted != was_exhausted:
             self._changed()
-        # The permit was charged before it came here: how long before, the store's clock tells, where it is ours too.
-        age = max(flight, self._clock.ns() // 1000 - ticket.at, at - ticket.at)
-        return self._outlived(ticket, age, anew=anew) if (anew or self._windows) and age > self._covered else ()
+        # The permit was charged before `since`; the store's clock tells how long before, if it agrees with ours.
+        age = max(flight, self._clock.ns() // 1000 - charge.at, at - charge.at)
+        return (
+            self._expired_costs(charge, age, recharge=recharge)
+            if (recharge or self._windows) and age > self._min_covered_age
+            else ()
+        )
 
-    def _outlived(self, ticket: Charge, age: int, *, anew: bool) -> tuple[int, ...]:
-        limits, costs, views = self._limits, ticket.costs, (ticket.anew or ticket.decision).views
-        if not len(limits) == len(costs) == len(views):  # the file has changed meanwhile
+    def _expired_costs(self, charge: Charge, age: int, *, recharge: bool) -> tuple[int, ...]:
+        limits, costs, views = self._limits, charge.costs, (charge.recharged or charge.decision).views
+        if not len(limits) == len(costs) == len(views):  # the file has changed in the meantime
             return ()
-        # A window that has not ended is the right place still; to move on into the next costs no patience.
+        # A charge in a window that has not ended is correct; moving it into the next window costs no allowance.
         found = tuple(
-            cost if (age >= view[2] if windowed(limit) else anew and moved(limit) and age > self._cover(limit)) else 0
+            cost
+            if (
+                age >= view[2]
+                if is_windowed(limit)
+                else recharge and is_movable(limit) and age > self._covered_age(limit)
+            )
+            else 0
             for limit, cost, view in zip(limits, costs, views, strict=True)
         )
         return found if any(found) else ()
 
-    # ---- under way ---------------------------------------------------------------------------------------------------
+    # ---- in flight ---------------------------------------------------------------------------------------------------
 
-    def begin(self, ticket: Charge) -> None:
-        """Keep an eye on a request that is about to be sent, or was charged anew."""
-        if not self._moves:
+    def track(self, charge: Charge) -> None:
+        """Track a request that is about to be sent, or was charged again."""
+        if not self._has_movable:
             return
         if self._windows:
-            views = (ticket.anew or ticket.decision).views
-            ends = (ticket.at + views[place][2] for place in self._windows if place < len(views))
-            ticket.ends = min(ends, default=MAX_INTEGER)
-        self.line.append(ticket)
+            views = (charge.recharged or charge.decision).views
+            window_ends = (charge.at + views[place][2] for place in self._windows if place < len(views))
+            charge.window_end = min(window_ends, default=MAX_INTEGER)
+        self.in_flight.append(charge)
 
-    def outlasting(self, at: int) -> Charge | None:
-        """Give the request that has been under way for longest, if its permit has ended before a charge made `at`.
+    def find_expired(self, at: int) -> Charge | None:
+        """Return the oldest request in flight if its permit has expired before a charge made `at`.
 
-        That is after a period, or where a window has ended: its permits would count in a window that is over.
+        That is after a period, or when a window has ended: its permits would count in the previous window.
         """
-        line = self.line
+        in_flight = self.in_flight
         try:
-            while (ticket := line[0]).answered:
-                line.remove(ticket)
-        except (IndexError, ValueError):  # there is none, or another thread was quicker
+            while (charge := in_flight[0]).answered:
+                in_flight.remove(charge)
+        except (IndexError, ValueError):  # there is none, or another thread removed it
             return None
-        return ticket if at >= ticket.ends or self._clock.steady() - ticket.since >= self._length else None
+        return charge if at >= charge.window_end or self._clock.steady() - charge.since >= self._length else None
 
     @property
     def busy(self) -> bool:
-        """Whether any request is under way."""
-        return not all(ticket.answered for ticket in self.line.copy())
+        """Whether any request is in flight."""
+        return not all(charge.answered for charge in self.in_flight.copy())
 
-    def put_back(self, ticket: Charge) -> None:
-        """Keep an eye on a request as before: it could not be charged anew."""
-        self.line.appendleft(ticket)
+    def track_again(self, charge: Charge) -> None:
+        """Track a request as before: it could not be charged again."""
+        self.in_flight.appendleft(charge)
 
-    def take(self, ticket: Charge) -> bool:
-        """Take a request out of sight; tell whether no other thread has done so before."""
+    def untrack(self, charge: Charge) -> bool:
+        """Stop tracking a request; returns whether no other thread has done so before."""
         try:
-            self.line.remove(ticket)
+            self.in_flight.remove(charge)
         except ValueError:
             return False
         return True
 
 
-def moved(limit: Limit) -> bool:
-    """Tell whether a permit of a limit is charged anew after a slow answer."""
+def is_movable(limit: Limit) -> bool:
+    """Return whether permits of a limit are charged again after a slow response."""
     return limit.algorithm in MOVABLE_ALGORITHMS and (
         limit.algorithm != "sliding_log" or limit.quota <= MAX_MOVED_QUOTA
     )
 
 
-def windowed(limit: Limit) -> bool:
-    """Tell whether the permits of a limit end all at once, with their window."""
+def is_windowed(limit: Limit) -> bool:
+    """Return whether the permits of a limit expire together, with their window."""
     return limit.algorithm in MOVABLE_ALGORITHMS and limit.algorithm != "sliding_log"
 
 
 def margin(limit: Limit) -> int:
-    """Tell how much longer than the period the permits of a log count."""
+    """Return how much longer than the period the permits of a log count."""
     return min(limit.length // 200, SECOND)
 
 
-def flows(clock: Clock) -> bool:
-    """Tell whether time passes by itself: else it passes only where a test says so, and no margin is needed for it."""
+def clock_runs(clock: Clock) -> bool:
+    """Return whether time passes by itself: in a test clock it does not, and no margin is needed."""
     began = clock.steady()
-    return any(clock.steady() > began for _ in range(REQUESTS_BETWEEN_REVIEWS))
+    return any(clock.steady() > began for _ in range(MAX_CLOCK_READS))

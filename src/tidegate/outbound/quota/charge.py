@@ -1,4 +1,4 @@
-"""A Ticket: what a request was charged, until that is known to be right."""
+"""A Charge: what a request was charged, until its actual cost is known."""
 
 from __future__ import annotations
 
@@ -14,15 +14,26 @@ if TYPE_CHECKING:
     from tidegate.limiter import AsyncLimiter
     from tidegate.policy import Cost, Key
 
-Flow = Generator[Callable[[], Any], Any, Any]  # steps to call, or to call and await; sent what they gave
+Flow = Generator[Callable[[], Any], Any, Any]  # yields functions to call (or call and await); receives their results
 
-CHARGE_TTL: Final = 600.0  # seconds within which an answer has to end for its estimate to be corrected downwards
+CHARGE_TTL: Final = 600.0  # seconds within which a response must end for its estimate to be corrected downwards
 
 
 class Charge:
-    """A charge, and how to correct it: most charges never are, so the reservation for that is made when one is."""
+    """A charge that can be corrected; its reservation is created only when needed, since most charges never change."""
 
-    __slots__ = ("_cost", "_held", "_key", "_limiter", "anew", "answered", "at", "decision", "ends", "since")
+    __slots__ = (
+        "_cost",
+        "_key",
+        "_limiter",
+        "_reservation",
+        "answered",
+        "at",
+        "decision",
+        "recharged",
+        "since",
+        "window_end",
+    )
 
     def __init__(
         self,
@@ -30,53 +41,55 @@ class Charge:
         key: Key,
         cost: Cost,
         decision: Decision,
-        held: Reservation | AsyncReservation | None = None,
+        reservation: Reservation | AsyncReservation | None = None,
     ) -> None:
-        """Know what was charged; `held` is its reservation, where there is one already."""
+        """Store what was charged; `reservation` is its reservation, if there is one already."""
         self._limiter = limiter
         self._key = key
         self._cost = cost
-        self._held = held
+        self._reservation = reservation
         self.decision = decision
-        self.at = decision.at  # when it was charged last, by the store's clock
+        self.at = decision.at  # when it was last charged, by the store's clock
         self.since = limiter.clock.steady()  # ... and by ours
-        self.ends = MAX_INTEGER  # when the first window ends that it was charged to, by the store's clock; see `delays`
-        self.anew: Decision | None = None  # what the store said when it was charged anew
+        self.window_end = MAX_INTEGER  # end of the first window it was charged to, by the store's clock; see `arrival`
+        self.recharged: Decision | None = None  # the decision of the store when it was charged again
         self.answered = False
 
     @property
     def settled(self) -> bool:
         """Whether it was committed or cancelled."""
-        return self._held is not None and self._held.settled
+        return self._reservation is not None and self._reservation.settled
 
     @property
     def costs(self) -> tuple[int, ...]:
         """What was charged to each limit."""
-        return self._reservation().costs
+        return self._get_reservation().costs
 
     def parts(self, amounts: tuple[int, ...]) -> list[tuple[int, tuple[int, ...]]]:
-        """Tell amounts apart by the instant at which their limits were charged last."""
-        return self._reservation().parts(amounts)
+        """Group amounts by the instant at which their limits were last charged."""
+        return self._get_reservation().parts(amounts)
 
-    def move(self, costs: tuple[int, ...], anew: Decision) -> None:
-        """Take note that these costs were charged anew: they are what is settled."""
-        held = self._reservation()
-        held.ats = tuple(anew.at if cost else at for cost, at in zip(costs, held.ats, strict=True))
-        self.at, self.anew = anew.at, anew
+    def move(self, costs: tuple[int, ...], recharged: Decision) -> None:
+        """Record that these costs were charged again: settling applies to the new charge."""
+        reservation = self._get_reservation()
+        reservation.ats = tuple(recharged.at if cost else at for cost, at in zip(costs, reservation.ats, strict=True))
+        self.at, self.recharged = recharged.at, recharged
 
     def commit(self, actual: Cost | None = None) -> Any:  # noqa: ANN401 - to be awaited, or not
-        """Charge the actual cost instead (None: as it was)."""
-        return self._reservation().commit(actual)
+        """Charge the actual cost instead (None: keep the estimate)."""
+        return self._get_reservation().commit(actual)
 
     def cancel(self) -> Any:  # noqa: ANN401 - to be awaited, or not
-        """Give everything back."""
-        return self._reservation().cancel()
+        """Return all permits."""
+        return self._get_reservation().cancel()
 
-    def _reservation(self) -> Reservation | AsyncReservation:
-        if self._held is None:
+    def _get_reservation(self) -> Reservation | AsyncReservation:
+        if self._reservation is None:
             limiter, decision = self._limiter, self.decision
             policy = limiter._policy_of(decision)  # noqa: SLF001 - as `reserve` itself does
             settle: Any = limiter._settle  # noqa: SLF001 - what `reserve` itself hands to a reservation
             kind = Reservation if isinstance(limiter, Limiter) else AsyncReservation
-            self._held = kind(settle, limiter.clock, policy, self._key, policy.costs(self._cost), decision, CHARGE_TTL)
-        return self._held
+            self._reservation = kind(
+                settle, limiter.clock, policy, self._key, policy.costs(self._cost), decision, CHARGE_TTL
+            )
+        return self._reservation

@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 
 from tidegate.outbound.providers.hosts import host_of
 from tidegate.outbound.providers.provider import CATCH_ALL_DOMAIN
-from tidegate.outbound.quota.exchange import credential
+from tidegate.outbound.quota.exchange import credential_of
 from tidegate.outbound.quota.tokens import estimate
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def key_of(provider: Provider, call: OutboundRequest) -> Key:
-    """Name what has a quota of its own."""
+    """Return the key of the quota that a request is charged to."""
     if not provider.per:
         return provider.domain
     parts = [provider.domain]
@@ -30,25 +30,25 @@ def key_of(provider: Provider, call: OutboundRequest) -> Key:
         endpoint = endpoint_of(provider, call)
         parts.append(f"path={endpoint.path if endpoint else CATCH_ALL_DOMAIN}")
     if "credential" in provider.per:
-        parts.append(f"credential={credential(provider.key_place, call)}")
+        parts.append(f"credential={credential_of(provider.key_location, call)}")
     return tuple(parts)
 
 
 def endpoint_of(provider: Provider, call: OutboundRequest) -> EndpointCost | None:
-    """Find the endpoint that a request goes to, of those that cost something of their own."""
+    """Return the endpoint with its own cost that a request matches."""
     return provider.endpoint(urlsplit(call.url).path or "/", call.method) if provider.endpoints else None
 
 
 def cost_of(account: Account, call: OutboundRequest, asked: Mapping[str, int] | None) -> Cost:
-    """Tell what a request costs: what the program `asked` for, what its endpoint costs, or a guess."""
-    if account.usual_cost is not None and not asked:
-        return account.usual_cost
+    """Return the cost of a request: what the program `asked` for, the endpoint's cost, or an estimate."""
+    if account.fixed_cost is not None and not asked:
+        return account.fixed_cost
     provider = account.provider
     cost = provider.cost(endpoint_of(provider, call))
-    guessed = [unit for unit in account.guessed if unit not in cost]
-    if guessed:
+    estimated = [unit for unit in account.estimated if unit not in cost]
+    if estimated:
         whole = estimate(call.body())
-        cost = {**cost, **{unit: whole[unit] for unit in guessed}}
+        cost = {**cost, **{unit: whole[unit] for unit in estimated}}
     if asked:
         cost = {**cost, **asked}
     return account.fit(cost)

@@ -1,9 +1,10 @@
-"""What the flow of `gate` sees of requests and answers, whatever library they belong to."""
+"""Requests and responses as `gate` sees them, independent of the client library."""
 
 from __future__ import annotations
 
 from contextlib import contextmanager
 from contextvars import ContextVar
+from difflib import get_close_matches
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeVar
 from urllib.parse import parse_qsl, urlsplit
@@ -23,13 +24,13 @@ if TYPE_CHECKING:
 
 R = TypeVar("R")
 
-FIRST_ERROR_STATUS: Final = 400  # the first status that is a failure
-RATE_LIMIT_PREFIXES: Final = ("ratel", "x-rat", "retry", "anthr")  # of the names of headers about limits
+FIRST_ERROR_STATUS: Final = 400
+RATE_LIMIT_PREFIXES: Final = ("ratel", "x-rat", "retry", "anthr")  # of the names of rate limit headers
 RATE_LIMIT_PREFIX_SET: Final = frozenset((*RATE_LIMIT_PREFIXES, *(word.encode() for word in RATE_LIMIT_PREFIXES)))
 
 
 class RequestOptions(NamedTuple):
-    """What the program asks for its next requests, instead of what the gate was given."""
+    """Options of the next requests that replace those of the gate."""
 
     timeout: float | None = None
     priority: float = 0
@@ -40,15 +41,17 @@ CURRENT_OPTIONS: ContextVar[Mapping[str, Any] | None] = ContextVar("tidegate_ask
 
 
 @contextmanager
-def request_options(**wishes: Any) -> Iterator[None]:  # noqa: ANN401 - checked below
-    """Send the requests of a block with another `timeout`, `priority` or `cost` (units to amounts).
+def request_options(**options: Any) -> Iterator[None]:  # noqa: ANN401 - checked below
+    """Send the requests of a block with another `timeout`, `priority` or `cost` (a mapping from units to amounts).
 
-    Works through whatever client library: the block's context carries it, to tasks that it starts as well.
+    Works with every client library: a context variable carries the options, also into tasks started in the block.
     """
-    unknown = sorted(wishes.keys() - RequestOptions._fields)
+    unknown = sorted(options.keys() - RequestOptions._fields)
     if unknown:
-        raise ConfigError(f"unknown wish: known are {', '.join(RequestOptions._fields)}", field=unknown[0])
-    token = CURRENT_OPTIONS.set({**(CURRENT_OPTIONS.get() or {}), **wishes})
+        near = get_close_matches(unknown[0], RequestOptions._fields, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"expected {', '.join(RequestOptions._fields)}"
+        raise ConfigError(f"unknown option: {hint}", field=unknown[0])
+    token = CURRENT_OPTIONS.set({**(CURRENT_OPTIONS.get() or {}), **options})
     try:
         yield
     finally:
@@ -56,10 +59,10 @@ def request_options(**wishes: Any) -> Iterator[None]:  # noqa: ANN401 - checked 
 
 
 class OutboundRequest(NamedTuple):
-    """A request as the flow sees it.
+    """A request, independent of the client library.
 
-    `header` looks a header up; `body` gives the body where it is at hand; `replays` tells whether it can be sent again;
-    `unreached` whether an error means that it never left this machine.
+    `header` returns a header; `body` returns the body if it is in memory; `replays` is whether it can be sent again;
+    `unreached` returns whether an error means that the request was never sent.
     """
 
     method: str
@@ -71,16 +74,16 @@ class OutboundRequest(NamedTuple):
 
 
 class ProviderResponse(NamedTuple):
-    """An answer as the flow sees it; `close` lets it go if the request is sent again."""
+    """A response, independent of the client library; `close` releases it if the request is retried."""
 
     status: int
     headers: Any
     close: Callable[[], Any]
-    answer: Any
+    native: Any  # the response object of the library
 
 
 class RequestOutcome(NamedTuple):
-    """How a request came through: by which provider (None: no limits), how long it waited, how often it was sent."""
+    """How a request was sent: its provider (None: no limits), how long it waited, the number of attempts."""
 
     provider: str | None
     waited: float = 0.0
@@ -94,72 +97,71 @@ class RequestOutcome(NamedTuple):
 
 
 class PendingSettlement(NamedTuple):
-    """What is settled when the body of an answer has ended: slots to be freed, tokens to be counted."""
+    """What is settled when the body of a response has ended: slots are released, tokens are counted."""
 
     account: Account
-    ticket: Charge
+    charge: Charge
     status: int
-    counts: bool
+    counts_tokens: bool
 
-    def settling(self, used: Mapping[str, int] | None) -> Flow:
-        """Commit what the answer says was used, or the estimate where it says nothing."""
-        if self.ticket.settled:
+    def settle_flow(self, used: Mapping[str, int] | None) -> Flow:
+        """Commit the usage that the response reports, or the estimate if it reports none."""
+        if self.charge.settled:
             return
         if used is None and self.status >= FIRST_ERROR_STATUS:
             used = dict.fromkeys(TOKEN_UNITS, 0)
         units = self.account.units
         known = {unit: amount for unit, amount in (used or {}).items() if unit in units}
-        yield partial(self.ticket.commit, known or None)
+        yield partial(self.charge.commit, known or None)
 
 
 class AddedKey(NamedTuple):
-    """A provider's key, and where it goes in a request."""
+    """A provider's key, and where it is sent in a request."""
 
-    place: KeyLocation
+    location: KeyLocation
     text: str
 
 
 class SendResult(NamedTuple, Generic[R]):
-    """An answer, how its request came through, and what is left to settle."""
+    """A response, the outcome of its request, and what is left to settle."""
 
-    answer: R
-    passage: RequestOutcome
-    tail: PendingSettlement | None
+    response: R
+    outcome: RequestOutcome
+    settlement: PendingSettlement | None
 
 
-def speaks(headers: Iterable[tuple[str | bytes, object]]) -> bool:
-    """Tell whether an answer may say anything of limits: most do not, and reading takes its time."""
+def has_rate_limit_headers(headers: Iterable[tuple[str | bytes, object]]) -> bool:
+    """Return whether headers may contain rate limits: most do not, and parsing takes time."""
     for name, _ in headers:  # noqa: SIM110 - half the time of any()
         if name[:5].lower() in RATE_LIMIT_PREFIX_SET:
             return True
     return False
 
 
-def credential(place: KeyLocation | None, call: OutboundRequest) -> str:
-    """Tell credentials apart without keeping them: the request's own, or else the provider's."""
-    if place is not None and place.kind == "query":
-        found = dict(parse_qsl(urlsplit(call.url).query, errors="surrogateescape")).get(place.name)
+def credential_of(location: KeyLocation | None, call: OutboundRequest) -> str:
+    """Return a fingerprint of the request's credential, or "own" for the provider's."""
+    if location is not None and location.kind == "query":
+        found = dict(parse_qsl(urlsplit(call.url).query, errors="surrogateescape")).get(location.name)
     else:
-        names = (place.name,) if place is not None else ("authorization", "x-api-key", "api-key")
+        names = (location.name,) if location is not None else ("authorization", "x-api-key", "api-key")
         found = next((value for name in names if (value := call.header(name))), None)
     return fingerprint(found) if found else "own"
 
 
 def added_key(provider: Provider | None, call: OutboundRequest) -> AddedKey | None:
-    """Tell what to add to a request so that it carries the provider's key; None: nothing, or it has one already.
+    """Return the provider's key for a request; None: there is none, or the request has one already.
 
-    Whoever calls this has found the provider by the host of this very request, so a redirect to another host takes no
-    key along.
+    The caller found the provider by the host of this request, so a redirect to another host carries no key.
     """
-    if provider is None or provider.api_key is None or provider.key_place is None:
+    if provider is None or provider.api_key is None or provider.key_location is None:
         return None
-    place = provider.key_place
-    if place.kind == "header":
-        return None if call.header(place.name) else AddedKey(place, place.prefix + provider.api_key.reveal())
+    location = provider.key_location
+    if location.kind == "header":
+        return None if call.header(location.name) else AddedKey(location, location.prefix + provider.api_key.reveal())
     names = dict(parse_qsl(urlsplit(call.url).query, keep_blank_values=True))
-    return None if place.name in names else AddedKey(place, provider.api_key.reveal())
+    return None if location.name in names else AddedKey(location, provider.api_key.reveal())
 
 
 def is_confidential(url: str) -> bool:
-    """Tell whether nobody on the way can read a request: it is encrypted, or does not leave this machine."""
+    """Return whether a request is encrypted or does not leave this machine."""
     return url[:6].lower() == "https:" or is_loopback(host_of(url))

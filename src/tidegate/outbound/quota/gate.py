@@ -1,12 +1,12 @@
-"""The way of a request through its provider's quota: Gate for threads, AsyncGate for tasks, one flow for both.
+"""How a request is sent within its provider's quota: Gate for threads, AsyncGate for tasks, one flow for both.
 
-    find the provider      none: send it as it is
-    reserve                wait in line for permits, up to the deadline
-    send                   whatever the client does
-    settle, learn          see `account`; on a refusal perhaps once more from `reserve` on
+    find the provider      none: send the request unlimited
+    reserve                wait in the queue for permits, up to the deadline
+    send                   through the client library
+    settle, learn          see `account`; after a refusal perhaps retry from `reserve` on
 
-The flow is a generator of steps: functions to be called, or called and awaited. What a client library needs (how its
-requests and answers look) is in `httpx`, `requests` and `aiohttp` beside this module.
+The flow is a generator of steps: functions to be called, or called and awaited. The adapters `httpx`, `requests` and
+`aiohttp` translate the requests and responses of their libraries.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tidegate.errors import ConfigError, Denied
 from tidegate.headers import Advice, read
 from tidegate.limiter import AsyncLimiter, Limiter, seconds
 from tidegate.outbound.capacity.learning import SERVICE_UNAVAILABLE, TOO_MANY_REQUESTS
-from tidegate.outbound.capacity.retry import again
+from tidegate.outbound.capacity.retry import retry_pause
 from tidegate.outbound.providers.registry import Providers
 from tidegate.outbound.quota.account import Account
 from tidegate.outbound.quota.accounts import Accounts
@@ -39,8 +39,8 @@ from tidegate.outbound.quota.exchange import (
     RequestOutcome,
     SendResult,
     added_key,
+    has_rate_limit_headers,
     is_confidential,
-    speaks,
 )
 from tidegate.policy import join_key
 from tidegate.stores.outage import open_guarded
@@ -63,14 +63,14 @@ R = TypeVar("R")
 
 log = logging.getLogger(__name__)
 
-RELOAD_INTERVAL: Final = 5.0  # seconds between two looks at the files
+RELOAD_INTERVAL: Final = 5.0  # seconds between two checks of the provider files
 NO_ADVICE: Final = Advice()
 REFUSAL_STATUSES: Final = (TOO_MANY_REQUESTS, SERVICE_UNAVAILABLE)
 COUNTER_NAMES: Final = ("sent", "unlimited", "denied", "refused", "retried", "corrected")
 
 
-def trying(step: Callable[[], Any]) -> Flow:
-    """Take a step whose failure would only hide what matters more: an answer, or an error."""
+def suppress_errors_flow(step: Callable[[], Any]) -> Flow:
+    """Run a step whose failure would only hide a response or an error."""
     with suppress(Exception):
         yield step
 
@@ -93,16 +93,16 @@ class _Gate:
         chance: Callable[[], float] = random.random,
         reload: float | None = RELOAD_INTERVAL,
     ) -> None:
-        """Keep to the quotas of these providers.
+        """Enforce the quotas of these providers.
 
-        `store` says where their use is counted: a URL, or a Store that others use too. A request waits `timeout`
-        seconds for its permit (None: as long as it takes, 0: not at all), larger `priority` first. Reductions of
-        capacity are shared over a `bus`. Files are looked at every `reload` seconds (None: never).
+        `store` is where usage is counted: a URL, or a Store that is shared with others. A request waits up to `timeout`
+        seconds for its permit (None: without limit, 0: not at all), larger `priority` first. Capacity reductions are
+        shared over a `bus`. Provider files are checked every `reload` seconds (None: never).
         """
         if not isinstance(providers, Providers):
-            raise ConfigError(f"must be Providers.load(...), not {providers!r}", field="providers")
+            raise ConfigError(f"must be Providers, such as Providers.load(...), not {providers!r}", field="providers")
         self.providers = providers
-        self._usual = RequestOptions(
+        self._defaults = RequestOptions(
             None if timeout is None else seconds("timeout", timeout), seconds("priority", priority)
         )
         self._owns = (isinstance(store, str), isinstance(bus, str))
@@ -111,111 +111,111 @@ class _Gate:
         self.bus = open_bus(bus, clock=clock) if isinstance(bus, str) else bus
         self._observer = observer
         self._chance = chance
-        self._accounts = Accounts(self.clock, self.bus, self._make)
+        self._accounts = Accounts(self.clock, self.bus, self._make_account)
         self._reload = None if reload is None else round(seconds("reload", reload) * SECOND)
-        self._look_at = self.clock.steady() + (self._reload or 0)
+        self._next_reload = self.clock.steady() + (self._reload or 0)
         self._counts: Counter[str] = Counter()
-        self._warned: set[str] = set()  # domains whose key was not sent
+        self._warned: set[str] = set()  # domains whose key was not sent, and warned about
 
-    # ---- whose quota -------------------------------------------------------------------------------------------------
+    # ---- providers and accounts --------------------------------------------------------------------------------------
 
-    def find(self, url: object) -> Provider | None:
-        """Find the provider of a URL, with its files as they are now."""
-        if self._reload is not None and self.clock.steady() >= self._look_at:
-            self._look_at = self.clock.steady() + self._reload
+    def find_provider(self, url: object) -> Provider | None:
+        """Return the provider of a URL, after checking its files for changes."""
+        if self._reload is not None and self.clock.steady() >= self._next_reload:
+            self._next_reload = self.clock.steady() + self._reload
             self.providers.reload()
         return self.providers.match(url)
 
     def account(self, provider: Provider, call: OutboundRequest) -> Account:
-        """Give the account that a request is charged to."""
-        return self.open(provider, key_of(provider, call))
+        """Return the account that a request is charged to."""
+        return self.open_account(provider, key_of(provider, call))
 
     def account_of(self, call: OutboundRequest) -> Account | None:
-        """Give the account that a request would be charged to; None: nothing limits it."""
-        provider = self.find(call.url)
+        """Return the account that a request would be charged to; None: no provider limits it."""
+        provider = self.find_provider(call.url)
         return None if provider is None else self.account(provider, call)
 
-    def open(self, provider: Provider, key: Key) -> Account:
-        """Give the account of a key, opened if need be, with the provider's limits as they are now."""
+    def open_account(self, provider: Provider, key: Key) -> Account:
+        """Return the account of a key, opened if needed, with the current limits of the provider."""
         return self._accounts.open(provider, key)
 
-    def _make(self, provider: Provider, key: Key, pressure: SharedCapacity) -> Account:
+    def _make_account(self, provider: Provider, key: Key, shared_capacity: SharedCapacity) -> Account:
         limiter = partial(self._limiter, observer=self._observer)
-        return Account(provider, key, join_key(key), self.store, pressure, limiter, self._applies())
+        return Account(provider, key, join_key(key), self.store, shared_capacity, limiter, self._store_apply())
 
     def key_for(self, provider: Provider | None, call: OutboundRequest) -> AddedKey | None:
-        """Give the provider's key where a request is to carry it; over plain http it is left out, with one warning."""
+        """Return the provider's key if a request should carry it; over plain http it is not sent, with one warning."""
         added = added_key(provider, call)
-        if provider is None or added is None or added.place.plain_http or is_confidential(call.url):
+        if provider is None or added is None or added.location.plain_http or is_confidential(call.url):
             return added
         if provider.domain not in self._warned:
             self._warned.add(provider.domain)
-            message = "the key of provider %s is not sent over plain http: use https, or allow it by %s"
+            message = "the key of provider %s is not sent over plain http: use https, or allow it with %s"
             log.warning(message, provider.name, "key: {…, plain_http: true}")
         return None
 
     # ---- the flow ----------------------------------------------------------------------------------------------------
 
-    def passing(
+    def send_flow(
         self, call: OutboundRequest, send: Callable[[Provider | None], Any]
     ) -> Generator[Callable[[], Any], Any, SendResult[Any]]:
-        """Take a request through its provider's quota; `send` sends it and gives (or is awaited for) a Reply."""
-        provider = self.find(call.url)
+        """Send a request within its provider's quota; `send` returns (or is awaited for) a ProviderResponse."""
+        provider = self.find_provider(call.url)
         if provider is None:
             self._counts["unlimited"] += 1
-            reply = yield partial(send, None)
-            return SendResult(reply.answer, RequestOutcome(None), None)
+            response = yield partial(send, None)
+            return SendResult(response.native, RequestOutcome(None), None)
         account = self.account(provider, call)
-        wishes = CURRENT_OPTIONS.get()
-        asked = self._usual if wishes is None else self._usual._replace(**wishes)
+        options_given = CURRENT_OPTIONS.get()
+        options = self._defaults if options_given is None else self._defaults._replace(**options_given)
         began, attempt = self.clock.steady(), 0
         while True:
             attempt += 1
-            ticket = yield from self._reserving(account, call, asked, began)
+            charge = yield from self._reserve_flow(account, call, options, began)
             sent = self.clock.steady()
-            reply = yield from self._sending(account, call, partial(send, provider), ticket)
+            response = yield from self._send_once_flow(account, call, partial(send, provider), charge)
             try:
-                pause = yield from self._heeding(account, call, ticket, reply, (sent, began, attempt))
-                if pause is not None and not ticket.settled:
-                    yield from trying(ticket.commit)
+                pause = yield from self._handle_response_flow(account, call, charge, response, (sent, began, attempt))
+                if pause is not None and not charge.settled:
+                    yield from suppress_errors_flow(charge.commit)
             except GeneratorExit:
                 raise
-            except BaseException:  # the program will never see this answer
-                yield from trying(reply.close)
-                if not ticket.settled:
-                    yield from trying(ticket.commit)
+            except BaseException:  # the caller will never see this response
+                yield from suppress_errors_flow(response.close)
+                if not charge.settled:
+                    yield from suppress_errors_flow(charge.commit)
                 raise
             if pause is None:
-                tail = None
-                if account.settles and not ticket.settled:
-                    tail = PendingSettlement(account, ticket, reply.status, bool(account.guessed))
-                passage = RequestOutcome(provider.name, (sent - began) / SECOND, attempt, ticket.decision)
-                return SendResult(reply.answer, passage, tail)
+                settlement = None
+                if account.settles and not charge.settled:
+                    settlement = PendingSettlement(account, charge, response.status, bool(account.estimated))
+                outcome = RequestOutcome(provider.name, (sent - began) / SECOND, attempt, charge.decision)
+                return SendResult(response.native, outcome, settlement)
             self._counts["retried"] += 1
-            yield reply.close
+            yield response.close
             yield partial(self._sleep, self.clock.steady() + pause)
 
-    def _reserving(self, account: Account, call: OutboundRequest, asked: RequestOptions, began: int) -> Flow:
-        """Wait for permits; where there turn out to be fewer than was known, give them back and wait again."""
-        cost = cost_of(account, call, asked.cost)
+    def _reserve_flow(self, account: Account, call: OutboundRequest, options: RequestOptions, began: int) -> Flow:
+        """Wait for permits; if the capacity turns out to be lower than known, return them and wait again."""
+        cost = cost_of(account, call, options.cost)
         account.recover()
         while True:
-            ticket = yield from self._charging(account, cost, asked, began)
+            charge = yield from self._charge_flow(account, cost, options, began)
             try:
-                fewer = yield from self._outdated(account, ticket)
+                outdated = yield from self._check_outdated_flow(account, charge)
             except GeneratorExit:
                 raise
-            except BaseException:  # it will never be sent
-                yield from trying(ticket.cancel)
+            except BaseException:  # the request will not be sent
+                yield from suppress_errors_flow(charge.cancel)
                 raise
-            if not fewer:
+            if not outdated:
                 self._counts["sent"] += 1
-                account.delays.begin(ticket)
-                return ticket
-            yield ticket.cancel
+                account.delays.track(charge)
+                return charge
+            yield charge.cancel
 
-    def _charging(self, account: Account, cost: Cost, asked: RequestOptions, began: int) -> Flow:
-        limiter, key, timeout = account.limiter, account.key, asked.timeout
+    def _charge_flow(self, account: Account, cost: Cost, options: RequestOptions, began: int) -> Flow:
+        limiter, key, timeout = account.limiter, account.key, options.timeout
         if account.plain and self._observer is None and not limiter.waiting:
             decision = yield partial(limiter.try_acquire, key, cost)
             if decision.allowed:
@@ -223,71 +223,75 @@ class _Gate:
         if timeout is not None:
             timeout = max(0.0, seconds("timeout", timeout) - (self.clock.steady() - began) / SECOND)
         try:
-            held = yield partial(limiter.reserve, key, cost, CHARGE_TTL, timeout, asked.priority)
+            reservation = yield partial(limiter.reserve, key, cost, CHARGE_TTL, timeout, options.priority)
         except Denied as denied:
             self._counts["denied"] += 1
             raise Denied(f"provider {account.provider.name}: {denied}", denied.decision) from None
-        return Charge(limiter, key, cost, held.decision, held)
+        return Charge(limiter, key, cost, reservation.decision, reservation)
 
-    def _outdated(self, account: Account, ticket: Charge) -> Flow:
-        """Tell whether there is less than was known when a permit was given."""
-        if (late := account.delays.outlasting(ticket.at)) is not None:
-            return (yield from account.renewing(late, ticket.at))
-        return (yield from account.noticing()) if account.stale() else False
+    def _check_outdated_flow(self, account: Account, charge: Charge) -> Flow:
+        """Return whether the capacity is lower than known when a permit was granted."""
+        if (late := account.delays.find_expired(charge.at)) is not None:
+            return (yield from account.renew_flow(late, charge.at))
+        return (yield from account.check_notices_flow()) if account.is_check_due() else False
 
-    def _sending(self, account: Account, call: OutboundRequest, send: Callable[[], Any], ticket: Charge) -> Flow:
-        """Send; a request that never left gives its permits back, of any other nobody knows: it counts."""
+    def _send_once_flow(self, account: Account, call: OutboundRequest, send: Callable[[], Any], charge: Charge) -> Flow:
+        """Send; a request that was never sent returns its permits, any other may have arrived and is charged."""
         try:
-            reply = yield send
+            response = yield send
         except GeneratorExit:
             raise
         except BaseException as error:
             if call.unreached(error):
-                yield from trying(ticket.cancel)
+                yield from suppress_errors_flow(charge.cancel)
             else:
-                yield from account.moving(ticket)
-                yield from trying(ticket.commit)
+                yield from account.recharge_if_late_flow(charge)
+                yield from suppress_errors_flow(charge.commit)
             raise
         finally:
-            ticket.answered = True
-        return reply
+            charge.answered = True
+        return response
 
-    def _heeding(
+    def _handle_response_flow(
         self,
         account: Account,
         call: OutboundRequest,
-        ticket: Charge,
-        reply: ProviderResponse,
+        charge: Charge,
+        response: ProviderResponse,
         when: tuple[int, int, int],
     ) -> Flow:
-        """Learn from an answer; tell after which pause its request is to be sent again (None: it is not).
+        """Learn from a response; returns the pause before a retry (None: do not retry).
 
-        `when` is the instant at which it was sent, and at which its first attempt began, and the number of attempts.
+        `when` is the instant at which it was sent, the start of its first attempt, and the number of attempts.
         """
         sent, began, attempt = when
-        if reply.status != TOO_MANY_REQUESTS:
-            yield from account.moving(ticket)
-        advice = read(reply.headers, self.clock.ns() / 1e9) if speaks(reply.headers) else NO_ADVICE
-        if reply.status in REFUSAL_STATUSES:
-            yield from self._refusing(account, ticket, sent, reply.status, advice.retry_after)
+        if response.status != TOO_MANY_REQUESTS:
+            yield from account.recharge_if_late_flow(charge)
+        advice = (
+            read(response.headers, self.clock.ns() / 1e9) if has_rate_limit_headers(response.headers) else NO_ADVICE
+        )
+        if response.status in REFUSAL_STATUSES:
+            yield from self._handle_refusal_flow(account, charge, sent, response.status, advice.retry_after)
             spent = self.clock.steady() - began
-            rules = account.provider.retries, attempt, reply.status, call.method, spent, advice.retry_after
-            return again(*rules, self._chance()) if call.replays else None
-        account.worked()
+            rules = account.provider.retries, attempt, response.status, call.method, spent, advice.retry_after
+            return retry_pause(*rules, self._chance()) if call.replays else None
+        account.record_success()
         if advice.limits and account.provider.learn != "off":
-            self._counts["corrected"] += yield from account.learning(advice)
+            self._counts["corrected"] += yield from account.learn_flow(advice)
         return None
 
-    def _refusing(self, account: Account, ticket: Charge, sent: int, status: int, retry_after: float | None) -> Flow:
-        """Learn from a refusal; a 429 costs nothing, which others may use once they know that there is less."""
+    def _handle_refusal_flow(
+        self, account: Account, charge: Charge, sent: int, status: int, retry_after: float | None
+    ) -> Flow:
+        """Learn from a refusal; a 429 returns its permit, after others can know of the lower capacity."""
         self._counts["refused"] += 1
-        yield from account.refusing(status, ticket, sent, retry_after)
+        yield from account.handle_refusal_flow(status, charge, sent, retry_after)
         if status == TOO_MANY_REQUESTS:
-            yield from trying(ticket.cancel)
+            yield from suppress_errors_flow(charge.cancel)
 
-    # ---- looking -----------------------------------------------------------------------------------------------------
+    # ---- inspection --------------------------------------------------------------------------------------------------
 
-    def _looking(self, call: OutboundRequest, times: int) -> tuple[Account, Cost] | None:
+    def _peek_arguments(self, call: OutboundRequest, times: int) -> tuple[Account, Cost] | None:
         account = self.account_of(call)
         if account is None:
             return None
@@ -297,7 +301,7 @@ class _Gate:
         return account, cost * times
 
     def metrics(self) -> dict[str, int]:
-        """Count requests: sent, unlimited, denied here, refused by the provider, sent again; corrections learned."""
+        """Return counters: sent, unlimited, denied here, refused by the provider, retried; and corrections learned."""
         waiting = sum(account.limiter.waiting for account in tuple(self._accounts.values()))
         return {
             **{name: self._counts[name] for name in COUNTER_NAMES},
@@ -306,7 +310,7 @@ class _Gate:
         }
 
     def capacities(self) -> dict[str, int]:
-        """Tell what may be used at present of the narrowest limit of each account, by its key."""
+        """Return the current capacity of the narrowest limit of each account, by its key."""
         return {account.resource: account.capacity for account in tuple(self._accounts.values())}
 
     def _close(self) -> list[Account]:
@@ -315,7 +319,7 @@ class _Gate:
             self.bus.close()
         return accounts
 
-    def _applies(self) -> Callable[..., Any]:
+    def _store_apply(self) -> Callable[..., Any]:
         raise NotImplementedError
 
     def _sleep(self, until: int) -> Any:  # noqa: ANN401 - nothing, or a coroutine
@@ -323,37 +327,37 @@ class _Gate:
 
 
 class Gate(_Gate):
-    """Keeps threads to the quotas of providers."""
+    """Enforces the quotas of providers, for threads."""
 
     _limiter = Limiter
 
     def run(self, flow: Generator[Callable[[], Any], Any, R]) -> R:
-        """Take the steps of a flow."""
-        answer, error = None, None
+        """Run the steps of a flow."""
+        value, error = None, None
         while True:
             try:
-                step = flow.send(answer) if error is None else flow.throw(error)
+                step = flow.send(value) if error is None else flow.throw(error)
             except StopIteration as done:
-                return done.value  # type: ignore[no-any-return]  # what the flow gives
-            answer, error = None, None
+                return done.value  # type: ignore[no-any-return]  # the result of the flow
+            value, error = None, None
             try:
-                answer = step()
+                value = step()
             except BaseException as failure:  # noqa: BLE001 - the flow's to judge
                 error = failure
 
     def peek(self, call: OutboundRequest, times: int = 1) -> Decision | None:
-        """Tell whether a request (or several like it) could be sent now; None: nothing limits it."""
-        found = self._looking(call, times)
+        """Return the decision for sending a request now (or `times` such requests); None: no provider limits it."""
+        found = self._peek_arguments(call, times)
         return None if found is None else found[0].limiter.peek(found[0].key, found[1])
 
     def close(self) -> None:
-        """Refuse further requests, wake those that wait with Closed, and let go of what was opened here."""
+        """Refuse further requests, wake waiters with Closed, and close the store and bus that were opened here."""
         for account in self._close():
             account.limiter.close()
         if self._owns[0]:
             self.store.close()
 
-    def _applies(self) -> Callable[..., Any]:
+    def _store_apply(self) -> Callable[..., Any]:
         return self.store.apply
 
     def _sleep(self, until: int) -> None:
@@ -361,37 +365,37 @@ class Gate(_Gate):
 
 
 class AsyncGate(_Gate):
-    """Keeps tasks to the quotas of providers."""
+    """Enforces the quotas of providers, for tasks."""
 
     _limiter = AsyncLimiter
 
     async def run(self, flow: Generator[Callable[[], Any], Any, R]) -> R:
-        """Take the steps of a flow."""
-        answer, error = None, None
+        """Run the steps of a flow."""
+        value, error = None, None
         while True:
             try:
-                step = flow.send(answer) if error is None else flow.throw(error)
+                step = flow.send(value) if error is None else flow.throw(error)
             except StopIteration as done:
-                return done.value  # type: ignore[no-any-return]  # what the flow gives
-            answer, error = None, None
+                return done.value  # type: ignore[no-any-return]  # the result of the flow
+            value, error = None, None
             try:
-                answer = await step()
+                value = await step()
             except BaseException as failure:  # noqa: BLE001 - the flow's to judge
                 error = failure
 
     async def peek(self, call: OutboundRequest, times: int = 1) -> Decision | None:
-        """Tell whether a request (or several like it) could be sent now; None: nothing limits it."""
-        found = self._looking(call, times)
+        """Return the decision for sending a request now (or `times` such requests); None: no provider limits it."""
+        found = self._peek_arguments(call, times)
         return None if found is None else await found[0].limiter.peek(found[0].key, found[1])
 
     async def close(self) -> None:
-        """Refuse further requests, wake those that wait with Closed, and let go of what was opened here."""
+        """Refuse further requests, wake waiters with Closed, and close the store and bus that were opened here."""
         for account in self._close():
             await account.limiter.close()
         if self._owns[0]:
             await self.store.close_async()
 
-    def _applies(self) -> Callable[..., Any]:
+    def _store_apply(self) -> Callable[..., Any]:
         return self.store.apply_async
 
     async def _sleep(self, until: int) -> None:

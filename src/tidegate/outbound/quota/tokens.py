@@ -1,14 +1,14 @@
-"""What a call to a language model costs: an estimate from its request, the truth from the usage in its answer.
+"""What a call to a language model costs: an estimate from its request, the real usage from its response.
 
-The shapes of OpenAI and Anthropic are known, in one piece and as a stream of server-sent events:
+The formats of OpenAI and Anthropic are supported, as one JSON document and as server-sent events:
 
     {"usage": {"prompt_tokens": 12, "completion_tokens": 30, "total_tokens": 42}}          OpenAI, chat
     {"usage": {"input_tokens": 12, "output_tokens": 30, "total_tokens": 42}}               OpenAI, responses
     {"usage": {"input_tokens": 12, "cache_creation_input_tokens": 5, "output_tokens": 30}} Anthropic
     event: message_start … {"message": {"usage": …}}, event: message_delta … {"usage": …}  Anthropic, streamed
 
-All of it was written by a stranger: what is not understood is no usage, nothing raises, nothing is kept that is longer
-than `LONGEST`, and nothing is looked at beyond `MAX_DECODED`.
+Responses are untrusted: what is not understood counts as no usage, nothing raises, no more than `MAX_READ_BYTES` are
+stored, and nothing is read beyond `MAX_DECODED`.
 """
 
 from __future__ import annotations
@@ -22,97 +22,97 @@ from tidegate.outbound.quota.decoding import BodyDecoder, DecodingError
 
 TOKEN_UNITS: Final = ("tokens", "input-tokens", "output-tokens")
 INPUT_FIELDS: Final = ("input_tokens", "prompt_tokens")
-CACHE_WRITE_FIELDS: Final = (
-    "cache_creation_input_tokens",
-)  # what is read from a cache is not counted by the providers' limits
+CACHE_WRITE_FIELDS: Final = ("cache_creation_input_tokens",)  # cache reads do not count towards the providers' limits
 OUTPUT_FIELDS: Final = ("output_tokens", "completion_tokens")
 MAX_ANSWER_FIELDS: Final = ("max_completion_tokens", "max_output_tokens", "max_tokens")
-DEFAULT_ANSWER_TOKENS: Final = 1000  # tokens of an answer whose request sets no maximum
-BYTES_PER_TOKEN: Final = 4  # of a request, about; what is wrong with that is put right by the answer
-MAX_READ_BYTES: Final = 8 * 2**20  # bytes of an answer, or of one event, that are looked at
-MAX_DECODED: Final = 64 * 2**20  # bytes of a stream of events that are looked at
-MAX_LOOKS: Final = 20_000  # lines of it that mention usage and are looked at
+DEFAULT_ANSWER_TOKENS: Final = 1000  # if the request sets no maximum
+BYTES_PER_TOKEN: Final = 4  # approximate; the response corrects the estimate
+MAX_READ_BYTES: Final = 8 * 2**20  # of a response, or of one event, that are read
+MAX_DECODED: Final = 64 * 2**20  # bytes of an event stream that are read
+MAX_USAGE_LINES: Final = 20_000  # lines of it that mention usage and are parsed
 
 
 def estimate(body: bytes | None) -> dict[str, int]:
-    """Guess what a request will cost, by unit."""
-    said = _json(body or b"")
-    most = next((said[name] for name in MAX_ANSWER_FIELDS if _is_count(said.get(name))), DEFAULT_ANSWER_TOKENS)
-    asked = -(-len(body or b"") // BYTES_PER_TOKEN)
-    return {"tokens": asked + most, "input-tokens": asked, "output-tokens": most}
+    """Estimate the cost of a request, by unit."""
+    document = _json(body or b"")
+    max_output = next(
+        (document[name] for name in MAX_ANSWER_FIELDS if _is_count(document.get(name))), DEFAULT_ANSWER_TOKENS
+    )
+    input_tokens = -(-len(body or b"") // BYTES_PER_TOKEN)
+    return {"tokens": input_tokens + max_output, "input-tokens": input_tokens, "output-tokens": max_output}
 
 
 def usage(body: bytes | bytearray) -> dict[str, int] | None:
-    """Read the usage out of a whole answer; None if it says none."""
+    """Read the usage from a whole response; None if it reports none."""
     found = _usage(_json(body))
     return _units(found) if found else None
 
 
 class UsageReader:
-    """Reads the usage out of an answer that comes in pieces, streamed as events or not.
+    """Reads the usage from a response that arrives in chunks, streamed as events or not.
 
-    `coding` is its Content-Encoding; what is neither plain nor gzip or deflate is not read.
+    `coding` is its Content-Encoding; only identity, gzip and deflate are read.
     """
 
     def __init__(self, coding: str = "") -> None:
-        """Start with nothing seen."""
+        """Start without data."""
         self._decoder = _decoder(coding)
-        self._line = bytearray()  # that has begun
+        self._line = bytearray()  # incomplete so far
         self._whole = bytearray()
         self._events = False
-        self._looks = 0
+        self._usage_lines = 0
         self._size = 0
         self._found: dict[str, int] = {}
 
     def feed(self, piece: bytes) -> None:
-        """Take the next piece of the body."""
+        """Read the next chunk of the body."""
         try:
             for part in () if self._decoder is None else self._decoder.feed(piece):
-                self._take(part)
+                self._append(part)
                 if self._size > MAX_DECODED:
                     self._decoder = None
                     return
-        except DecodingError:  # the client will see it itself
+        except DecodingError:  # the client reports it
             self._decoder = None
 
-    def _take(self, piece: bytes) -> None:
-        """Look at a part of the decoded body."""
+    def _append(self, piece: bytes) -> None:
+        """Read a part of the decoded body."""
         self._size += len(piece)
         if not self._events and self._size <= MAX_READ_BYTES:
             self._whole += piece
         end = piece.rfind(b"\n") + 1
         if end:
-            self._look(bytes(self._line) + piece[:end])
+            self._search(bytes(self._line) + piece[:end])
             self._line = bytearray(piece[end:])
         elif len(self._line) <= MAX_READ_BYTES:
             self._line += piece
 
-    def _look(self, lines: bytes) -> None:
-        """Look for usage in lines that have ended; there may be millions, so only at those that mention it."""
+    def _search(self, lines: bytes) -> None:
+        """Search complete lines for usage; there may be millions, so only those that mention it are parsed."""
         if not lines.startswith(b"data:") and b"\ndata:" not in lines:
             return
         self._events = True
         self._whole.clear()
-        place = lines.find(b"usage")
-        while place >= 0 and self._looks < MAX_LOOKS:
-            self._looks += 1
-            start, end = lines.rfind(b"\n", 0, place) + 1, lines.find(b"\n", place)
+        position = lines.find(b"usage")
+        while position >= 0 and self._usage_lines < MAX_USAGE_LINES:
+            self._usage_lines += 1
+            start, end = lines.rfind(b"\n", 0, position) + 1, lines.find(b"\n", position)
             end = len(lines) if end < 0 else end
             if lines.startswith(b"data:", start):
-                # Later events tell the same numbers anew, or numbers that the earlier ones did not have.
+                # Later events repeat or complete the numbers of earlier ones.
                 self._found.update(_usage(_json(lines[start + 5 : end])))
-            place = lines.find(b"usage", end)
+            position = lines.find(b"usage", end)
 
     def result(self) -> dict[str, int] | None:
-        """Tell the usage, once all was fed; None if the answer said none."""
-        self._look(bytes(self._line))
+        """Return the usage, after the last chunk; None if the response reported none."""
+        self._search(bytes(self._line))
         if not self._events:
             return usage(self._whole) if self._size <= MAX_READ_BYTES else None
         return _units(self._found) if self._found else None
 
 
 def _decoder(coding: str) -> BodyDecoder | None:
-    """Give what undoes a Content-Encoding; None: nothing is read out of it."""
+    """Return the decoder of a Content-Encoding; None: it is not supported."""
     try:
         return BodyDecoder(coding)
     except DecodingError:
@@ -121,32 +121,32 @@ def _decoder(coding: str) -> BodyDecoder | None:
 
 def _json(text: bytes | bytearray) -> dict[str, Any]:
     try:
-        said = json.loads(text)
+        document = json.loads(text)
     except (ValueError, RecursionError):
         return {}
-    return said if isinstance(said, dict) else {}
+    return document if isinstance(document, dict) else {}
 
 
-def _usage(said: dict[str, Any]) -> dict[str, int]:
-    """Find the usage: at the top, or one step down in a message (Anthropic) or a response (OpenAI)."""
-    for place in (said, said.get("message"), said.get("response")):
-        found = place.get("usage") if isinstance(place, Mapping) else None
+def _usage(document: dict[str, Any]) -> dict[str, int]:
+    """Find the usage: at the top level, or in `message` (Anthropic) or `response` (OpenAI)."""
+    for position in (document, document.get("message"), document.get("response")):
+        found = position.get("usage") if isinstance(position, Mapping) else None
         if isinstance(found, Mapping):
             return {name: amount for name, amount in found.items() if isinstance(name, str) and _is_count(amount)}
     return {}
 
 
 def _units(found: Mapping[str, int]) -> dict[str, int] | None:
-    asked = next((found[name] for name in INPUT_FIELDS if name in found), None)
-    told = next((found[name] for name in OUTPUT_FIELDS if name in found), None)
-    if asked is None and told is None and "total_tokens" not in found:
+    input_tokens = next((found[name] for name in INPUT_FIELDS if name in found), None)
+    output_tokens = next((found[name] for name in OUTPUT_FIELDS if name in found), None)
+    if input_tokens is None and output_tokens is None and "total_tokens" not in found:
         return None
-    asked = (asked or 0) + sum(found.get(name, 0) for name in CACHE_WRITE_FIELDS)
-    total = found.get("total_tokens", asked + (told or 0))
+    input_tokens = (input_tokens or 0) + sum(found.get(name, 0) for name in CACHE_WRITE_FIELDS)
+    total = found.get("total_tokens", input_tokens + (output_tokens or 0))
     return {
         "tokens": min(MAX_INTEGER, total),
-        "input-tokens": min(MAX_INTEGER, asked),
-        "output-tokens": min(MAX_INTEGER, told or 0),
+        "input-tokens": min(MAX_INTEGER, input_tokens),
+        "output-tokens": min(MAX_INTEGER, output_tokens or 0),
     }
 
 

@@ -1,4 +1,4 @@
-"""Which sources a service runs: those that are configured, and those that were added to an earlier one."""
+"""The sources that a service runs: those configured, and those added to an earlier service."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def find_sources(files: Sequence[Path], directories: Sequence[Path], data: Path) -> list[Source]:
-    """Read the sources that are configured and, behind these, those that were added to an earlier service."""
+    """Read the configured sources, followed by those that were added to an earlier service."""
     found = read_sources(files, directories)
     names = {source.name for source in found}
     kept = data / "sources"

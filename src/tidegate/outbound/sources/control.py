@@ -1,7 +1,7 @@
 """How commands talk to a running service: lines of JSON over a loopback connection, with a token.
 
-The service writes `control.json` (its port, process id and the token) into its data folder, readable by its owner
-alone: who may read that file may command the service.
+The service writes `control.json` (its port, process id and token) into its data folder, readable by its owner only: any
+process that can read this file can control the service.
 """
 
 from __future__ import annotations
@@ -25,31 +25,31 @@ if TYPE_CHECKING:
 
 CONTROL_FILE: Final = "control.json"
 MAX_MESSAGE_BYTES: Final = 2**20
-ANSWER_TIMEOUT: Final = 10.0  # seconds for an answer
+ANSWER_TIMEOUT: Final = 10.0  # seconds
 
 
 class ControlServer:
-    """The service's end. An async context manager."""
+    """The server in the service. An async context manager."""
 
     def __init__(self, service: SourceRunner) -> None:
-        """Command this service."""
+        """Serve commands for this service."""
         self._service = service
         self._path = service.data / CONTROL_FILE
-        self._kept = service.data / "sources"
+        self._added_folder = service.data / "sources"
         self._token = secrets.token_urlsafe(32)
         self._server: asyncio.Server | None = None
 
     async def __aenter__(self) -> Self:
-        """Listen, and say where."""
-        if self._path.exists() and answers(self._path):
-            raise ConfigError(f"a service is running there already, see {self._path}", file=str(self._service.data))
+        """Listen, and write the control file."""
+        if self._path.exists() and is_running(self._path):
+            raise ConfigError(f"another service is using this folder, see {self._path}", file=str(self._service.data))
         self._server = await asyncio.start_server(self._connected, "127.0.0.1", 0, limit=MAX_MESSAGE_BYTES)
         port = self._server.sockets[0].getsockname()[1]
         replace_private(self._path, json.dumps({"port": port, "pid": os.getpid(), "token": self._token}))
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """Listen no more."""
+        """Stop listening."""
         if self._server is not None:
             self._server.close()
         self._path.unlink(missing_ok=True)
@@ -57,32 +57,32 @@ class ControlServer:
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             line = await asyncio.wait_for(reader.readline(), ANSWER_TIMEOUT)
-            writer.write(json.dumps(self._answer(line)).encode() + b"\n")
+            writer.write(json.dumps(self._respond(line)).encode() + b"\n")
             await writer.drain()
         except (OSError, ValueError, RecursionError, TimeoutError):
-            pass  # who does not speak our language, or is gone, gets no answer
+            pass  # a malformed or vanished client gets no response
         finally:
             writer.close()
 
-    def _answer(self, line: bytes) -> dict[str, Any]:
-        asked = json.loads(line)
-        token = asked.get("token") if isinstance(asked, dict) else None
+    def _respond(self, line: bytes) -> dict[str, Any]:
+        command = json.loads(line)
+        token = command.get("token") if isinstance(command, dict) else None
         if not isinstance(token, str) or not hmac.compare_digest(token.encode(), self._token.encode()):
             return {"error": "wrong token"}
         try:
-            return self._obey(asked)
+            return self._execute(command)
         except ConfigError as error:
             return {"error": str(error)}
 
-    def _obey(self, asked: dict[str, Any]) -> dict[str, Any]:
-        verb = asked.get("verb")
+    def _execute(self, command: dict[str, Any]) -> dict[str, Any]:
+        verb = command.get("verb")
         if verb == "add":
-            text = str(asked.get("text", ""))
-            source = parse_source(text, str(asked.get("file")))
-            said = self._service.add(source)
+            text = str(command.get("text", ""))
+            source = parse_source(text, str(command.get("file")))
+            reply = self._service.add(source)
             self._keep(source.name, text)
             provider = self._service.gate.providers.match(source.url)
-            return {"added": source.name, "limited": provider is not None, "says": said,
+            return {"added": source.name, "limited": provider is not None, "says": reply,
                     "provider": provider.name if provider else None}  # fmt: skip
         if verb == "sources":
             return {"sources": self._service.describe(), "metrics": self._service.gate.metrics(),
@@ -93,32 +93,32 @@ class ControlServer:
         return {"error": f"unknown verb {verb!r}"}
 
     def _keep(self, name: str, text: str) -> None:
-        """Keep an added source over restarts, in a file for its owner alone: its headers may hold secrets."""
-        make_private_folder(self._kept)
-        replace_private(self._kept / f"{name}.yaml", text)
+        """Save an added source for restarts, in a private file: its headers may contain secrets."""
+        make_private_folder(self._added_folder)
+        replace_private(self._added_folder / f"{name}.yaml", text)
 
 
-def ask(data: Path, **asked: object) -> dict[str, Any]:
-    """Ask the service that runs on a data folder."""
+def send_command(data: Path, **command: object) -> dict[str, Any]:
+    """Send a command to the service that uses a data folder."""
     path = data / CONTROL_FILE
     try:
-        where = json.loads(path.read_text(encoding="utf-8"))
-        with socket.create_connection(("127.0.0.1", where["port"]), timeout=ANSWER_TIMEOUT) as connection:
-            connection.sendall(json.dumps({**asked, "token": where["token"]}).encode() + b"\n")
-            with connection.makefile("rb") as answer:
-                said: dict[str, Any] = json.loads(answer.readline())
+        address = json.loads(path.read_text(encoding="utf-8"))
+        with socket.create_connection(("127.0.0.1", address["port"]), timeout=ANSWER_TIMEOUT) as connection:
+            connection.sendall(json.dumps({**command, "token": address["token"]}).encode() + b"\n")
+            with connection.makefile("rb") as response:
+                reply: dict[str, Any] = json.loads(response.readline())
     except (OSError, ValueError, KeyError) as error:
-        message = f"no service answers on {data} ({error}): start one with 'tidegate start --data {data}'"
+        message = f"no service responds on {data} ({error}): start one with 'tidegate start --data {data}'"
         raise StoreUnavailable(message) from None
-    if "error" in said:
-        raise ConfigError(said["error"])
-    return said
+    if "error" in reply:
+        raise ConfigError(reply["error"])
+    return reply
 
 
-def answers(path: Path) -> bool:
-    """Tell whether a service runs on the folder of a control file."""
+def is_running(path: Path) -> bool:
+    """Return whether a service uses the folder of a control file."""
     try:
-        ask(path.parent, verb="sources")
+        send_command(path.parent, verb="sources")
     except StoreUnavailable:
         return False
     except ConfigError:

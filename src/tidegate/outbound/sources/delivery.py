@@ -1,7 +1,7 @@
-"""Where bodies go: files in a folder, rows of an SQLite database, or a POST to a webhook.
+"""Where bodies are stored: files in a folder, rows of an SQLite database, or a POST to a webhook.
 
-A body is downloaded into a file first. What was delivered before stays as it is until the new body is complete.
-Files and folders that are created here are for their owner alone.
+A body is downloaded into a file first. Bodies delivered before stay unchanged until the new one is complete.
+Files and folders created here are accessible to their owner only.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 SUFFIXES: Final = {"application/json": ".json", "text/csv": ".csv", "text/html": ".html", "text/plain": ".txt",
                    "application/xml": ".xml", "text/xml": ".xml"}  # fmt: skip
 PART_SUFFIX: Final = ".part"
-COPY_BYTES: Final = 2**20  # bytes that are copied at once
-WEBHOOK_TIMEOUT: Final = 60.0  # seconds for a permit, where the webhook has a provider
-FIRST_REDIRECT: Final = 300  # the first status that is no success
+COPY_BYTES: Final = 2**20  # copied at a time
+WEBHOOK_TIMEOUT: Final = 60.0  # seconds to wait for a permit, if the webhook has a provider
+FIRST_REDIRECT: Final = 300  # the first status that is not a success
 CREATE_BODIES: Final = """
 CREATE TABLE IF NOT EXISTS bodies (
     source TEXT NOT NULL, fetched_at INTEGER NOT NULL, status INTEGER NOT NULL, content_type TEXT, body BLOB NOT NULL
@@ -38,7 +38,7 @@ CREATE TABLE IF NOT EXISTS bodies (
 
 
 class FetchedBody(NamedTuple):
-    """A body that was downloaded into a file, and what its answer said."""
+    """A body that was downloaded into a file, with the status and type of its response."""
 
     file: IO[bytes]
     size: int
@@ -53,15 +53,15 @@ class FetchedBody(NamedTuple):
 
 @contextmanager
 def download_file(source: Source, folder: Path, now: int) -> Iterator[IO[bytes]]:
-    """Open a file to download into; it is gone at the end, unless `deliver` has given it a name."""
-    if source.target.kind != "files":
+    """Open a file to download into; it is deleted at the end, unless `deliver` has renamed it."""
+    if source.destination.kind != "files":
         make_private_folder(folder)
         with tempfile.TemporaryFile(dir=folder) as file:
             yield file
         return
-    place = folder / source.target.place / source.name
+    place = folder / source.destination.place / source.name
     make_private_folder(place)
-    for left in place.glob(f"*{PART_SUFFIX}"):  # by a process that was killed
+    for left in place.glob(f"*{PART_SUFFIX}"):  # left by a killed process
         left.unlink(missing_ok=True)
     part = place / f"{now}{PART_SUFFIX}"
     try:
@@ -72,25 +72,25 @@ def download_file(source: Source, folder: Path, now: int) -> Iterator[IO[bytes]]
 
 
 async def deliver(client: httpx.AsyncClient, source: Source, folder: Path, now: int, body: FetchedBody) -> None:
-    """Put a body where it belongs; relative places lie in the data folder. Raises what went wrong."""
-    target = source.target
-    if target.kind == "files":
-        await asyncio.to_thread(_name_file, folder / target.place / source.name, now, body)
-    elif target.kind == "sqlite":
-        await asyncio.to_thread(_write_row, folder / target.place, source.name, now, body)
+    """Deliver a body to its destination; relative paths start in the data folder. Raises on failure."""
+    destination = source.destination
+    if destination.kind == "files":
+        await asyncio.to_thread(_name_file, folder / destination.place / source.name, now, body)
+    elif destination.kind == "sqlite":
+        await asyncio.to_thread(_write_row, folder / destination.place, source.name, now, body)
     else:
         await _post(client, source, body)
 
 
 def _name_file(place: Path, now: int, body: FetchedBody) -> None:
-    """Give a complete file its name: it is whole, or not there."""
+    """Rename a complete file: readers see the whole file or none."""
     body.file.flush()
     part = place / f"{now}{PART_SUFFIX}"
     part.replace(part.with_suffix(SUFFIXES.get(body.kind, ".bin")))
 
 
 def _write_row(path: Path, name: str, now: int, body: FetchedBody) -> None:
-    """Append a row to the table `bodies`, copying the body piece by piece."""
+    """Append a row to the table `bodies`, copying the body in chunks."""
     make_private_folder(path.parent)
     make_private_file(path)
     body.file.seek(0)
@@ -104,14 +104,14 @@ def _write_row(path: Path, name: str, now: int, body: FetchedBody) -> None:
 
 
 async def _post(client: httpx.AsyncClient, source: Source, body: FetchedBody) -> None:
-    """Send the body on, without following redirects or reading the answer; a provider of the webhook limits that."""
+    """Post the body without following redirects or reading the response; a provider of the webhook limits this."""
     body.file.seek(0)
     content = await asyncio.to_thread(body.file.read)
     headers = {"content-type": body.content_type or "application/octet-stream", "x-tidegate-source": source.name}
-    request = client.build_request("POST", source.target.place, content=content, headers=headers, timeout=None)
+    request = client.build_request("POST", source.destination.place, content=content, headers=headers, timeout=None)
     async with asyncio.timeout(WEBHOOK_TIMEOUT + source.timeout):
         with request_options(timeout=WEBHOOK_TIMEOUT):
-            reply = await client.send(request, stream=True, follow_redirects=False)
-    await reply.aclose()
-    if reply.status_code >= FIRST_REDIRECT:
-        raise OSError(f"the webhook answered {reply.status_code}")
+            response = await client.send(request, stream=True, follow_redirects=False)
+    await response.aclose()
+    if response.status_code >= FIRST_REDIRECT:
+        raise OSError(f"the webhook responded with status {response.status_code}")

@@ -1,10 +1,10 @@
-"""Download a body within bounds: redirects are counted, and nothing of an answer is read beyond what is asked for.
+"""Download a body within bounds: redirects are limited, and no response is read further than needed.
 
-A server decides how many bytes it sends and how slowly. So bodies are decoded and written to a file piece by piece, up
-to a size; bodies of redirects and of failures are not read at all. (The caller bounds the time.)
+A server decides how many bytes it sends and how slowly. So bodies are decoded and written to a file in chunks, up to a
+maximum size; bodies of redirects and failures are not read. (The caller limits the time.)
 
-A redirect to another origin (scheme, host or port) loses the headers that a source is configured with: they may hold
-secrets. Only an upgrade of the same host from http to https keeps them.
+A redirect to another origin (scheme, host or port) loses the configured headers of a source: they may contain secrets.
+Only an upgrade of the same host from http to https keeps them.
 """
 
 from __future__ import annotations
@@ -27,43 +27,43 @@ if TYPE_CHECKING:
 
 MAX_REDIRECTS: Final = 10
 DEFAULT_PORTS: Final = {"http": 80, "https": 443}
-# What another origin may know; a cookie here is one that this origin has set in an earlier redirect.
+# Headers that another origin may receive; a cookie here was set by this origin in an earlier redirect.
 KEPT_HEADERS: Final = ("accept", "accept-encoding", "accept-language", "connection", "cookie", "host", "user-agent")
 
 
 class RedirectError(Exception):
-    """A redirect that is not followed."""
+    """A redirect that must not be followed."""
 
 
 class TooLargeError(Exception):
-    """A body with more bytes than is allowed."""
+    """A body larger than allowed."""
 
 
-async def open_answer(client: httpx.AsyncClient, request: httpx.Request) -> httpx.Response:
-    """Send a request, follow redirects, and give the answer with its body unread; close it."""
+async def open_response(client: httpx.AsyncClient, request: httpx.Request) -> httpx.Response:
+    """Send a request, follow redirects, and return the response with its body unread; the caller closes it."""
     for _ in range(MAX_REDIRECTS + 1):
-        answer = await client.send(request, stream=True, follow_redirects=False)
-        following = answer.next_request
-        if following is None:
-            return answer
-        await answer.aclose()
-        request = _redirected(request, following)
+        response = await client.send(request, stream=True, follow_redirects=False)
+        next_request = response.next_request
+        if next_request is None:
+            return response
+        await response.aclose()
+        request = _redirected(request, next_request)
     raise RedirectError(f"more than {MAX_REDIRECTS} redirects")
 
 
-def _redirected(request: httpx.Request, following: httpx.Request) -> httpx.Request:
-    """Take from the next request of a redirect what only the origin of the last one may know."""
-    _check(following.url)
-    if _origin(request.url) == _origin(following.url) or _is_upgrade(request.url, following.url):
-        return following
-    if following.method not in ("GET", "HEAD"):
-        raise RedirectError(f"redirected to another origin, which gets no {following.method}")
-    headers = [(name, value) for name, value in following.headers.items() if name.lower() in KEPT_HEADERS]
-    return httpx.Request(following.method, following.url, headers=headers, extensions=following.extensions)
+def _redirected(request: httpx.Request, next_request: httpx.Request) -> httpx.Request:
+    """Remove from the next request of a redirect what only the previous origin may receive."""
+    _check(next_request.url)
+    if _origin(request.url) == _origin(next_request.url) or _is_upgrade(request.url, next_request.url):
+        return next_request
+    if next_request.method not in ("GET", "HEAD"):
+        raise RedirectError(f"redirected to another origin with method {next_request.method}: not followed")
+    headers = [(name, value) for name, value in next_request.headers.items() if name.lower() in KEPT_HEADERS]
+    return httpx.Request(next_request.method, next_request.url, headers=headers, extensions=next_request.extensions)
 
 
 def _check(url: httpx.URL) -> None:
-    """Refuse to go where no request can go."""
+    """Refuse URLs that cannot be requested."""
     try:
         split_url(str(url), "url")
         host_of(url)
@@ -81,25 +81,25 @@ def _is_upgrade(before: httpx.URL, after: httpx.URL) -> bool:
     return before.host == after.host and _origin(before)[::2] == ("http", 80) and _origin(after)[::2] == ("https", 443)
 
 
-async def save_body(answer: httpx.Response, max_bytes: int, file: IO[bytes]) -> int:
-    """Write the decoded body of an answer to a file; gives its size, or raises TooLargeError."""
-    declared = answer.headers.get("content-length", "")
+async def save_body(response: httpx.Response, max_bytes: int, file: IO[bytes]) -> int:
+    """Write the decoded body of a response to a file; returns its size, or raises TooLargeError."""
+    declared = response.headers.get("content-length", "")
     if declared.isdecimal() and (len(declared) > len(str(max_bytes)) or int(declared) > max_bytes):
         raise TooLargeError
-    whole = answer.is_stream_consumed  # a transport that gave the whole answer has decoded it
-    writer = _BoundedWriter(file, BodyDecoder("" if whole else answer.headers.get("content-encoding", "")), max_bytes)
-    async for piece in _given(answer.content) if whole else answer.aiter_raw():
+    whole = response.is_stream_consumed  # the transport returned a complete response, already decoded
+    writer = _BoundedWriter(file, BodyDecoder("" if whole else response.headers.get("content-encoding", "")), max_bytes)
+    async for piece in _single_chunk(response.content) if whole else response.aiter_raw():
         await asyncio.to_thread(writer.write, piece)
     writer.decoder.finish()
     return writer.size
 
 
-async def _given(content: bytes) -> AsyncIterator[bytes]:
+async def _single_chunk(content: bytes) -> AsyncIterator[bytes]:
     yield content
 
 
 class _BoundedWriter:
-    """Decodes pieces into a file."""
+    """Decodes chunks into a file, up to a maximum size."""
 
     def __init__(self, file: IO[bytes], decoder: BodyDecoder, max_bytes: int) -> None:
         self.decoder = decoder

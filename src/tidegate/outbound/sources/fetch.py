@@ -1,4 +1,4 @@
-"""Fetching one source: the second of the document's two checks, within a size and a time."""
+"""Fetch one source: the second check of capacity, within a size and a time."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tidegate.outbound.capacity.learning import TOO_MANY_REQUESTS
 from tidegate.outbound.quota.decoding import ACCEPTED, DecodingError
 from tidegate.outbound.quota.exchange import request_options
 from tidegate.outbound.sources.delivery import FetchedBody, deliver, download_file
-from tidegate.outbound.sources.download import RedirectError, TooLargeError, open_answer, save_body
+from tidegate.outbound.sources.download import RedirectError, TooLargeError, open_response, save_body
 
 try:
     import httpx
@@ -30,15 +30,15 @@ PERMIT_EXTENSION: Final = "tidegate.permitted"
 
 
 class FetchStatus(Enum):
-    """What came of fetching a source."""
+    """The result of fetching a source."""
 
     OK = "ok"
     FAILED = "failed"
-    RATE_LIMIT_EXCEEDED = "RateLimitExceeded"  # the document's name: queue again, not a failure
+    RATE_LIMIT_EXCEEDED = "RateLimitExceeded"  # requeue; not a failure
 
 
 class FetchResult(NamedTuple):
-    """A status, a line about it, and after how many seconds to ask again where that is known."""
+    """A status, a short description, and after how many seconds to retry if that is known."""
 
     status: FetchStatus
     result: str
@@ -48,10 +48,11 @@ class FetchResult(NamedTuple):
 async def fetch(
     transport: httpx.AsyncBaseTransport, source: Source, folder: Path, now: int, permitted: Callable[[], None]
 ) -> FetchResult:
-    """Ask for a permit, download, and put the body where it belongs; `permitted` is called with the permit in hand.
+    """Get a permit, download, and deliver the body; `permitted` is called once the permit is granted.
 
-    The transport asks, without waiting. A permit denied here, or a 429 of the provider, is no failure; a 429 of a host
-    without a provider is one, so that it backs off. The client lives for one fetch, and its cookies with it.
+    The transport requests the permit without waiting. A permit denied here, or a 429 of the provider, is not a failure;
+    a 429 of a host without a provider is one, so that it backs off. The client, with its cookies, is used for one
+    fetch.
     """
     client = httpx.AsyncClient(transport=transport)
     try:
@@ -61,36 +62,36 @@ async def fetch(
                 return body
             await deliver(client, source, folder, now, body)
     except (OSError, sqlite3.Error, httpx.HTTPError, Denied, StoreUnavailable) as error:
-        return FetchResult(FetchStatus.FAILED, f"its body was not kept: {type(error).__name__}")
+        return FetchResult(FetchStatus.FAILED, f"the body was not stored: {type(error).__name__}")
     return FetchResult(FetchStatus.OK, f"status {body.status}, {body.size} bytes")
 
 
 async def _download(
     client: httpx.AsyncClient, source: Source, permitted: Callable[[], None], file: IO[bytes]
 ) -> FetchedBody | FetchResult:
-    """Download a body into a file within the source's size and time, or tell what came of it instead."""
+    """Download a body into a file within the source's size and time, or return why there is none."""
     try:
         async with asyncio.timeout(source.timeout):
             with request_options(timeout=0):
-                answer = await open_answer(client, _request(client, source, permitted))
+                response = await open_response(client, _request(client, source, permitted))
             try:
-                if (outcome := _judge(answer)) is not None:
-                    return outcome
-                size = await save_body(answer, source.max_bytes, file)
+                if (refused := _refusal_or_failure(response)) is not None:
+                    return refused
+                size = await save_body(response, source.max_bytes, file)
             finally:
-                await answer.aclose()
+                await response.aclose()
     except Denied as denied:
         violated = ", ".join(denied.decision.violated)
         return FetchResult(FetchStatus.RATE_LIMIT_EXCEEDED, f"denied by {violated}", denied.decision.retry_after)
     except StoreUnavailable:
-        return FetchResult(FetchStatus.RATE_LIMIT_EXCEEDED, "the store could not be asked")
+        return FetchResult(FetchStatus.RATE_LIMIT_EXCEEDED, "the store is unavailable")
     except (TimeoutError, TooLargeError, RedirectError, DecodingError, httpx.HTTPError) as error:
         return FetchResult(FetchStatus.FAILED, _explain(source, error))
-    return FetchedBody(file, size, answer.status_code, answer.headers.get("content-type", ""))
+    return FetchedBody(file, size, response.status_code, response.headers.get("content-type", ""))
 
 
 def _explain(source: Source, error: Exception) -> str:
-    """Say in a few words why a download failed, without quoting the URL."""
+    """Describe briefly why a download failed, without quoting the URL."""
     if isinstance(error, (TimeoutError, httpx.TimeoutException)):
         return f"too slow: not within {source.timeout:g} s"
     if isinstance(error, TooLargeError):
@@ -106,36 +107,36 @@ def _request(client: httpx.AsyncClient, source: Source, permitted: Callable[[], 
         source.url,
         headers=headers,
         content=source.body,
-        timeout=None,  # the whole of it has a deadline
+        timeout=None,  # the whole fetch has a deadline
         extensions={PERMIT_EXTENSION: permitted},
     )
 
 
-def _judge(answer: httpx.Response) -> FetchResult | None:
-    """Tell what a refusal or failure means; None: there is a body."""
-    if answer.status_code == TOO_MANY_REQUESTS and answer.extensions["tidegate"].limited:
-        return FetchResult(FetchStatus.RATE_LIMIT_EXCEEDED, "429 by the provider")
+def _refusal_or_failure(response: httpx.Response) -> FetchResult | None:
+    """Return the result of a refusal or failure; None: there is a body."""
+    if response.status_code == TOO_MANY_REQUESTS and response.extensions["tidegate"].limited:
+        return FetchResult(FetchStatus.RATE_LIMIT_EXCEEDED, "the provider responded with status 429")
     return (
-        FetchResult(FetchStatus.FAILED, f"status {answer.status_code}")
-        if answer.status_code >= FIRST_ERROR_STATUS
+        FetchResult(FetchStatus.FAILED, f"status {response.status_code}")
+        if response.status_code >= FIRST_ERROR_STATUS
         else None
     )
 
 
 class PermitObserver(httpx.AsyncBaseTransport):
-    """Tells when a request has its permit: it stands behind the transport that asks for one."""
+    """Calls a function when a request has its permit; wrapped by the transport that requests the permit."""
 
     def __init__(self, inner: httpx.AsyncBaseTransport) -> None:
-        """Stand in front of `inner`."""
+        """Wrap `inner`."""
         self._inner = inner
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        """Tell, and send."""
+        """Call the function, and send."""
         permitted = request.extensions.get(PERMIT_EXTENSION)
         if permitted is not None:
             permitted()
         return await self._inner.handle_async_request(request)
 
     async def aclose(self) -> None:
-        """Close the other transport."""
+        """Close the underlying transport."""
         await self._inner.aclose()

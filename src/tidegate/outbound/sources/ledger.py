@@ -1,7 +1,7 @@
-"""What is kept over a crash, in one SQLite file: each source's next run and what came of it, and what was under way.
+"""State that survives a crash, in one SQLite file: each source's next run and last result, and requests in flight.
 
-Every step is written before it is acted upon: a source is `running` before its permit is asked for, so that after a
-kill -9 the next service knows which requests may have been sent without an answer. No URL, header or key is in here.
+Every step is written before it is performed: a source is `running` before its permit is requested, so after a kill -9
+the next service knows which requests may have been sent without a response. The file contains no URL, header or key.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ CREATE TABLE IF NOT EXISTS unsettled (
 
 
 class SourceRecord(NamedTuple):
-    """What is known of a source. Instants are microseconds since 1970."""
+    """The state of a source. Instants are microseconds since 1970."""
 
     name: str
     due: int
@@ -59,7 +59,7 @@ class SourceRecord(NamedTuple):
 
 
 class UnsettledRequest(NamedTuple):
-    """A request that was under way when a service was killed: at which account, since when that is known.
+    """A request that was in flight when a service was killed: its account, and when that was noticed.
 
     `charged_at` is when it was charged again.
     """
@@ -76,10 +76,10 @@ COLUMNS: Final = ", ".join(SourceRecord._fields)
 
 
 class SourceLedger:
-    """The file. Used from one thread; every method is one transaction."""
+    """The state file. Used from one thread; every method is one transaction."""
 
     def __init__(self, path: Path) -> None:
-        """Open the file, or create it, readable by its owner alone."""
+        """Open or create the file, readable by its owner only."""
         self.path = path
         try:
             make_private_file(path)
@@ -90,48 +90,48 @@ class SourceLedger:
             if version > VERSION:
                 self._db.close()
                 raise StoreUnavailable(
-                    f"{path} was written by a newer tidegate: upgrade this one, or give another --data"
+                    f"{path} was written by a newer version of tidegate: upgrade this one, or use another --data folder"
                 )
             self._db.executescript(f"BEGIN IMMEDIATE; {SCHEMA} PRAGMA user_version = {VERSION}; COMMIT")
         except (sqlite3.Error, OSError) as error:
-            raise StoreUnavailable(f"cannot keep the state of sources in {path}: {error}") from None
+            raise StoreUnavailable(f"cannot store the state of sources in {path}: {error}") from None
 
-    def entry(self, name: str) -> SourceRecord | None:
-        """Look a source up."""
+    def record(self, name: str) -> SourceRecord | None:
+        """Return the record of a source; None: unknown."""
         row = self._db.execute(f"SELECT {COLUMNS} FROM sources WHERE name = ?", (name,)).fetchone()  # noqa: S608 - own names
         return None if row is None else SourceRecord(*row)
 
-    def entries(self) -> dict[str, SourceRecord]:
-        """Give all sources that were ever known."""
+    def records(self) -> dict[str, SourceRecord]:
+        """Return all sources, by name."""
         rows = self._db.execute(f"SELECT {COLUMNS} FROM sources").fetchall()  # noqa: S608 - own names
         return {row[0]: SourceRecord(*row) for row in rows}
 
     def add(self, name: str, due: int) -> SourceRecord:
-        """Know a source; one known already keeps what it has, but is not due later than that."""
+        """Add a source; a known one keeps its record, but is due no later than `due`."""
         self._db.execute(
             "INSERT INTO sources (name, due) VALUES (?, ?)"
             " ON CONFLICT (name) DO UPDATE SET due = min(due, excluded.due)",
             (name, due),
         )
-        return self.entry(name)  # type: ignore[return-value]  # just added
+        return self.record(name)  # type: ignore[return-value]  # just added
 
     def set(self, name: str, **values: Any) -> None:  # noqa: ANN401 - columns
-        """Change some columns of a source."""
+        """Update columns of a source."""
         words = ", ".join(f"{column} = ?" for column in values)
         self._db.execute(f"UPDATE sources SET {words} WHERE name = ?", (*values.values(), name))  # noqa: S608 - own names
 
     def count(self, name: str, column: str) -> None:
-        """Count something that happened to a source."""
+        """Increment a counter of a source."""
         self._db.execute(f"UPDATE sources SET {column} = {column} + 1 WHERE name = ?", (name,))  # noqa: S608 - own names
 
     def begin(self, name: str, account: tuple[str, Key] | None) -> None:
-        """Write that a request is about to be sent, and at which account."""
+        """Record that a request is about to be sent, and its account."""
         self.set(name, state="running", account=None if account is None else json.dumps(account))
 
     # ---- after a crash -----------------------------------------------------------------------------------------------
 
     def recover(self, now: int) -> None:
-        """Take note of requests that were under way when the last service ended, and queue their sources again."""
+        """Record requests that were in flight when the last service ended, and queue their sources again."""
         self._db.execute("BEGIN IMMEDIATE")
         self._db.execute(
             "INSERT INTO unsettled (source, account, since)"
@@ -142,7 +142,7 @@ class SourceLedger:
         self._db.execute("COMMIT")
 
     def unsettled(self) -> list[UnsettledRequest]:
-        """List requests of which nobody knows whether they arrived."""
+        """List requests of which it is unknown whether they arrived."""
         rows = self._db.execute("SELECT number, source, account, since, charged_at FROM unsettled").fetchall()
         return [
             UnsettledRequest(number, source, *_account(account), *instants)
@@ -150,11 +150,11 @@ class SourceLedger:
         ]
 
     def charged(self, number: int, at: int) -> None:
-        """Write when such a request was charged again."""
+        """Record when such a request was charged again."""
         self._db.execute("UPDATE unsettled SET charged_at = ? WHERE number = ?", (at, number))
 
     def settle(self, number: int) -> None:
-        """Forget such a request: it is counted late enough."""
+        """Delete such a request: it was charged late enough."""
         self._db.execute("DELETE FROM unsettled WHERE number = ?", (number,))
 
     def close(self) -> None:

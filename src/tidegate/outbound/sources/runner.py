@@ -1,9 +1,9 @@
-"""The service: scheduler, workers and control endpoint, running until told to stop.
+"""Runs the scheduler and the workers until stopped.
 
 **After a kill -9.** Every permit is in the store before its request is sent, and every request in the ledger before its
-permit is asked for. What was under way then may have arrived or not, and nobody knows when: the next service charges it
-again at its start, and in place of that once more when `grace` seconds have passed. So a quota is never exceeded; at
-most one permit per request that was under way stays unused, for one period, and the service says so.
+permit is requested. Requests that were in flight may have arrived or not, at an unknown time: the next service charges
+them again when it starts, and replaces that charge once more after `grace` seconds. So a quota is never exceeded; at
+most one permit per request in flight stays unused, for one period, and the service logs that.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tidegate.files import make_private_folder
 from tidegate.outbound.httpx import AsyncRateLimitTransport
 from tidegate.outbound.sources.fetch import FetchResult, FetchStatus, PermitObserver, fetch
 from tidegate.outbound.sources.ledger import SourceLedger
-from tidegate.outbound.sources.scheduler import Scheduler, call_of
+from tidegate.outbound.sources.scheduler import Scheduler, to_outbound_request
 from tidegate.urls import redact
 
 if TYPE_CHECKING:
@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-EXHAUSTED_CHECK_INTERVAL: Final = 1.0  # seconds between two looks at sources whose provider is exhausted
-MAX_SLEEP: Final = 60 * SECOND  # a wall clock that was set is noticed after that
+EXHAUSTED_CHECK_INTERVAL: Final = 1.0  # seconds between two checks of sources whose provider is exhausted
+MAX_SLEEP: Final = 60 * SECOND  # a change of the wall clock is noticed after that
 
 
 class SourceRunner:
@@ -57,21 +57,21 @@ class SourceRunner:
         transport: httpx.AsyncBaseTransport | None = None,
         **options: Any,  # noqa: ANN401 - those of AsyncGate
     ) -> None:
-        """Keep everything in the folder `data`, unless a `store` says where quotas are counted."""
+        """Store all state in the folder `data`, unless `store` is where quotas are counted."""
         if not isinstance(workers, int) or workers < 1:
-            raise ConfigError(f"must be a whole number from 1, not {workers!r}", field="workers")
+            raise ConfigError(f"must be an integer from 1, not {workers!r}", field="workers")
         self.data = Path(data)
         try:
             make_private_folder(self.data)
         except OSError as error:
-            raise ConfigError(f"cannot be made: {error.strerror or error}", file=str(data)) from None
-        # Written ahead of use: a killed process loses nothing, whatever SQLite's `synchronous` is.
-        where = store or f"sqlite:///{(self.data / 'quota.db').absolute()}?deadline=5s"
+            raise ConfigError(f"cannot be created: {error.strerror or error}", file=str(data)) from None
+        # Permits are written before use: a killed process loses nothing, whatever SQLite's `synchronous` is.
+        store_url = store or f"sqlite:///{(self.data / 'quota.db').absolute()}?deadline=5s"
         inner = PermitObserver(transport or httpx.AsyncHTTPTransport())
-        self._transport = AsyncRateLimitTransport(providers, where, inner, timeout=0, **options)
+        self._transport = AsyncRateLimitTransport(providers, store_url, inner, timeout=0, **options)
         self.gate = self._transport.gate
         self.clock = self.gate.clock
-        self.ledger = SourceLedger(self.data / "sources.db")  # opened now, so after what may be refused
+        self.ledger = SourceLedger(self.data / "sources.db")  # opened last, after the checks that may raise
         self._cycle = round(cycle * SECOND)
         self.scheduler = Scheduler(self.ledger, self.gate, self._cycle)
         self.recovered: list[str] = []
@@ -84,13 +84,13 @@ class SourceRunner:
             self.scheduler.add(source, self.now())
 
     def now(self) -> int:
-        """Tell the time, in microseconds since 1970."""
+        """Return the time, in microseconds since 1970."""
         return self.clock.ns() // 1000
 
     # ---- running -----------------------------------------------------------------------------------------------------
 
     async def run(self, stop_within: float = 10.0) -> None:
-        """Fetch until `stop` is called; then let what is under way end, for so many seconds."""
+        """Fetch until `stop` is called; then wait up to `stop_within` seconds for requests in flight."""
         self._wake = TaskSignal()
         settling = await self._recover()
         try:
@@ -107,13 +107,13 @@ class SourceRunner:
                     await settling
 
     def _pause(self) -> int:
-        """Tell how long there is nothing to do: until something is due, or until a worker is free."""
+        """Return how long to sleep: until a source is due, or until a worker may be free."""
         due = self.scheduler.next_due()
         ahead = MAX_SLEEP if due is None else due - self.now()
         return min(MAX_SLEEP, ahead) if ahead > 0 else self._cycle
 
     async def _cycle_once(self) -> None:
-        """Queue what may be fetched; each source queued is a task of its own."""
+        """Queue the sources that may be fetched; each one runs in its own task."""
         for source in await self.scheduler.choose(self.now(), self._workers - len(self._tasks)):
             task = asyncio.create_task(self._work(source))
             self._tasks.add(task)
@@ -127,25 +127,27 @@ class SourceRunner:
             log.error("a worker failed", exc_info=task.exception())
 
     async def _work(self, source: Source) -> None:
-        """Be the worker of one task."""
-        account = self.gate.account_of(call_of(source))
+        """Fetch one source, in a worker task."""
+        account = self.gate.account_of(to_outbound_request(source))
         self.ledger.begin(source.name, None if account is None else (account.provider.domain, account.key))
         try:
-            outcome = await fetch(self._transport, source, self.data, self.now(), partial(self.scheduler.asked, source))
+            outcome = await fetch(
+                self._transport, source, self.data, self.now(), partial(self.scheduler.permit_requested, source)
+            )
         except asyncio.CancelledError:
-            self.scheduler.put_back(source)
+            self.scheduler.requeue(source)
             raise
         except Exception as error:
-            # Whatever else goes wrong is this source's failure: it must not stay under way for ever.
-            log.exception("%s failed in a way that was not foreseen", source.name)
+            # Any other error is a failure of this source: it must not stay in flight indefinitely.
+            log.exception("%s failed with an unexpected error", source.name)
             outcome = FetchResult(FetchStatus.FAILED, type(error).__name__)
         finally:
-            self.scheduler.asked(source)
+            self.scheduler.permit_requested(source)
         self._report(source, outcome)
 
     def _report(self, source: Source, outcome: FetchResult) -> None:
         if outcome.status is FetchStatus.RATE_LIMIT_EXCEEDED:
-            self.scheduler.exceeded(source, self.now(), outcome.wait)
+            self.scheduler.rate_limited(source, self.now(), outcome.wait)
             log.info("%s: %s, queued again", source.name, outcome.result)
         elif outcome.status is FetchStatus.OK:
             self.scheduler.succeeded(source, self.now(), outcome.result)
@@ -154,13 +156,13 @@ class SourceRunner:
             log.warning("%s failed: %s", source.name, outcome.result)
 
     def stop(self) -> None:
-        """Queue nothing more; `run` ends when what is under way has ended."""
+        """Queue nothing more; `run` ends when the requests in flight have ended."""
         self._stopping = True
         if self._wake is not None:
             self._wake.set()
 
     async def _drain(self, within: float) -> None:
-        """Let requests under way end; what does not in time is queued again for the next start."""
+        """Wait for requests in flight; those that do not end in time are queued for the next start."""
         waiting = set(self._tasks)
         if waiting:
             _, late = await asyncio.wait(waiting, timeout=within)
@@ -180,8 +182,8 @@ class SourceRunner:
         await self._settle(found)
         domains = sorted({each.domain for each in found})
         message = (
-            f"{len(found)} requests may have been under way when a service was killed; they are counted again, "
-            f"so that up to {len(found)} permits of {', '.join(domains)} stay unused for one period"
+            f"{len(found)} requests may have been in flight when a service was killed; they are charged again, "
+            f"so up to {len(found)} permits of {', '.join(domains)} stay unused for one period"
         )
         log.warning("%s", message)
         self.recovered.append(message)
@@ -192,7 +194,7 @@ class SourceRunner:
         await self._settle(self.ledger.unsettled())
 
     async def _settle(self, found: list[UnsettledRequest]) -> None:
-        """Charge again; what has had time enough to arrive is settled with that."""
+        """Charge requests again; those that had enough time to arrive are settled with that."""
         for each in found:
             late = self.now() - each.since >= self._grace
             await self._charge_again(each)
@@ -202,30 +204,32 @@ class SourceRunner:
     async def _charge_again(self, each: UnsettledRequest) -> None:
         account = self._account(each)
         if account is None:
-            self.ledger.settle(each.number)  # its provider is gone, and with it its limits
+            self.ledger.settle(each.number)  # its provider was removed, and its limits with it
             return
-        at = await self.gate.run(account.charging_again(1, each.charged_at))
+        at = await self.gate.run(account.charge_unsettled_flow(1, each.charged_at))
         if at is not None:
             self.ledger.charged(each.number, at)
 
     def _account(self, each: UnsettledRequest) -> Account | None:
         provider = self.gate.providers.match_host(each.domain)
-        return None if provider is None or provider.domain != each.domain else self.gate.open(provider, each.key)
+        return (
+            None if provider is None or provider.domain != each.domain else self.gate.open_account(provider, each.key)
+        )
 
-    # ---- what commands ask for ---------------------------------------------------------------------------------------
+    # ---- commands ----------------------------------------------------------------------------------------------------
 
     def add(self, source: Source) -> str:
-        """Add a source to the running service, or replace it; say whether it will be limited, and by what."""
+        """Add or replace a source; returns a description of what limits it."""
         verb = "replaced" if source.name in self.scheduler.sources else "added"
         self.scheduler.add(source, self.now())
         if self._wake is not None:
             self._wake.set()
-        said = f"{verb} {source.name}: {self.gate.providers.explain(source.url)}"
-        log.info("%s", said)
-        return said
+        description = f"{verb} {source.name}: {self.gate.providers.explain(source.url)}"
+        log.info("%s", description)
+        return description
 
     def describe(self) -> list[dict[str, Any]]:
-        """Tell of each source when it runs next, what came of it last, what was skipped and queued again."""
+        """Return a row per source: next run, last result, and counts of skipped and requeued runs."""
         rows = self.scheduler.describe()
         for row in rows:
             row["url"] = redact(row["url"])

@@ -1,4 +1,4 @@
-"""When a source is due next. Pure: instants in, instants out, in microseconds since 1970."""
+"""When a source is due next. Pure functions of instants, in microseconds since 1970."""
 
 from __future__ import annotations
 
@@ -17,54 +17,54 @@ EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class Interval(NamedTuple):
-    """Due every so many microseconds, counted from when it was due last; what was missed is not made up for."""
+    """Due every so many microseconds, counted from the last due time; missed runs are skipped."""
 
     every: int
 
     def after(self, due: int, now: int) -> int:
-        """Tell when it is due after having been due, at an instant not before that."""
+        """Return the next due time after `due` that is later than `now`."""
         return due + ((now - due) // self.every + 1) * self.every
 
     def __str__(self) -> str:
-        """Say it the short way."""
+        """Return a short description."""
         return f"every {self.every / SECOND:g} s"
 
 
 class Cron(NamedTuple):
-    """Due when a cron expression says so, in a time zone."""
+    """Due at the times of a cron expression, in a time zone."""
 
     expression: str
     timezone: str
 
     def after(self, due: int, now: int) -> int:
-        """Tell the first instant after now."""
+        """Return the first due time after `now`."""
         del due
         local = (EPOCH + timedelta(microseconds=now)).astimezone(ZoneInfo(self.timezone))
-        found: datetime = next(cron()(self.expression, local))
+        found: datetime = next(cron_parser()(self.expression, local))
         return (found - EPOCH) // timedelta(microseconds=1)
 
     def __str__(self) -> str:
-        """Say it as it was written."""
+        """Return the expression and its time zone."""
         return f"{self.expression} ({self.timezone})"
 
 
 def read_cron(expression: str, timezone: str) -> Cron:
-    """Check an expression and its time zone."""
+    """Validate an expression and its time zone."""
     find_zone(timezone)
     error: type[Exception] = _cronsim().CronSimError
     try:
         found = Cron(expression, timezone)
         found.after(0, 0)
     except error as wrong:
-        raise ConfigError(f"{wrong}: expected an expression such as '*/5 * * * *'", field="cron") from None
+        raise ConfigError(f"{wrong}: expected a cron expression such as '*/5 * * * *'", field="cron") from None
     except StopIteration:
-        raise ConfigError("will never be due", field="cron") from None
+        raise ConfigError("never matches any time", field="cron") from None
     return found
 
 
-def cron() -> Callable[..., Any]:
-    """Give the reader of expressions."""
-    return _cronsim().CronSim  # type: ignore[no-any-return]  # it has no types
+def cron_parser() -> Callable[..., Any]:
+    """Return the parser of cron expressions."""
+    return _cronsim().CronSim  # type: ignore[no-any-return]  # cronsim has no types
 
 
 def _cronsim() -> Any:  # noqa: ANN401 - a module
@@ -75,4 +75,4 @@ def _cronsim() -> Any:  # noqa: ANN401 - a module
     return cronsim
 
 
-Timetable = Interval | Cron
+Schedule = Interval | Cron

@@ -1,11 +1,11 @@
-"""Which sources may be fetched now: the first of the document's two checks.
+"""Which sources may be fetched now: the first of the two checks of capacity.
 
-A source that is due and whose provider has capacity is queued; one whose provider is exhausted is skipped and looked at
-again in the next cycle, or sooner if the provider will have capacity sooner. What is queued but has not asked for its
-permit yet counts as taken, so that no more is queued than can be sent.
+A source that is due and whose provider has capacity is queued. If its provider is exhausted, the source is skipped and
+checked again in the next cycle, or sooner if the provider will have capacity sooner. Queued sources that have not
+requested their permit yet count as taken, so no more are queued than can be sent.
 
-Fair: sources are looked at in the order in which they became due, moved forward by `AGEING` seconds for each step of
-priority. A skipped source keeps its place, so it comes before all that become due after it, and none starves.
+Fair: sources are ordered by when they became due, moved forward by `AGEING` seconds for each step of priority. A
+skipped source keeps its position, so it precedes all that become due after it, and none starves.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ MAX_RETRY_PAUSE: Final = 3600 * SECOND
 
 
 class DueSource(NamedTuple):
-    """A source whose turn it is, and since when it is due."""
+    """A source that is due, and since when."""
 
     source: Source
     due: int
@@ -39,113 +39,115 @@ class Scheduler:
     """Keeps track of when sources are due. `now` is an argument, in microseconds since 1970."""
 
     def __init__(self, ledger: SourceLedger, gate: AsyncGate, cycle: int = SECOND) -> None:
-        """Write what happens into a ledger; ask a gate for capacity. A `cycle` lasts so many microseconds."""
+        """Record events in a ledger; check capacity with a gate. A `cycle` lasts so many microseconds."""
         self._cycle = cycle
         self._ledger = ledger
         self._gate = gate
         self.sources: dict[str, Source] = {}
         self._due: dict[str, int] = {}
-        self._planned: dict[str, int] = {}  # when the timetable said; a try after a failure comes earlier
+        self._planned: dict[str, int] = {}  # the scheduled time; a retry after a failure comes earlier
         self._attempts: dict[str, int] = {}
-        self._rests: dict[str, int] = {}  # skipped or queued again: until when
+        self._not_before: dict[str, int] = {}  # skipped or requeued: until when
         self._busy: set[str] = set()
-        self._queued: dict[str, str] = {}  # not yet asked for a permit: the account of each
+        self._queued: dict[str, str] = {}  # permit not requested yet: the account of each
         self._taken: Counter[str] = Counter()  # ... and how many at each account
 
     def add(self, source: Source, now: int) -> None:
-        """Know a source: a new one is due at once, one known before when it was to be."""
-        known = self._ledger.entry(source.name)
-        due = now if known is None else min(known.due, source.timetable.after(now, now))
-        entry = self._ledger.add(source.name, due)
+        """Add a source: a new one is due now, a known one at its recorded time."""
+        record = self._ledger.record(source.name)
+        due = now if record is None else min(record.due, source.schedule.after(now, now))
+        record = self._ledger.add(source.name, due)
         self.sources[source.name] = source
-        self._due[source.name] = self._planned[source.name] = entry.due
-        self._attempts[source.name] = entry.attempt
+        self._due[source.name] = self._planned[source.name] = record.due
+        self._attempts[source.name] = record.attempt
 
     def remove(self, name: str) -> None:
-        """Forget a source; one that is under way ends by itself."""
+        """Remove a source; a request in flight ends by itself."""
         self.sources.pop(name, None)
         self._due.pop(name, None)
         self._planned.pop(name, None)
-        self._rests.pop(name, None)
+        self._not_before.pop(name, None)
 
     def next_due(self) -> int | None:
-        """Tell when the next source is to be looked at that is not under way."""
+        """Return when to check the next source that is not in flight."""
         waiting = ((name, due) for name, due in self._due.items() if name not in self._busy)
-        return min((max(due, self._rests.get(name, 0)) for name, due in waiting), default=None)
+        return min((max(due, self._not_before.get(name, 0)) for name, due in waiting), default=None)
 
-    def turns(self, now: int) -> list[DueSource]:
-        """List the sources that are due, in the order of their turns."""
+    def due_sources(self, now: int) -> list[DueSource]:
+        """List the sources that are due, in order."""
         found = [DueSource(self.sources[name], due) for name, due in self._due.items() if due <= now]
-        found = [turn for turn in found if not self._away(turn.source.name, now)]
-        return sorted(found, key=lambda turn: (turn.due - turn.source.priority * AGEING, turn.source.name))
+        found = [due_source for due_source in found if not self._is_waiting(due_source.source.name, now)]
+        return sorted(
+            found, key=lambda due_source: (due_source.due - due_source.source.priority * AGEING, due_source.source.name)
+        )
 
-    def _away(self, name: str, now: int) -> bool:
-        return name in self._busy or self._rests.get(name, 0) > now
+    def _is_waiting(self, name: str, now: int) -> bool:
+        return name in self._busy or self._not_before.get(name, 0) > now
 
-    def _rest(self, name: str, now: int, wait: float | None) -> None:
-        """Look at a source again in the next cycle, or sooner."""
-        self._rests[name] = now + (self._cycle if wait is None else max(1, min(self._cycle, round(wait * SECOND))))
+    def _delay(self, name: str, now: int, wait: float | None) -> None:
+        """Check a source again in the next cycle, or sooner."""
+        self._not_before[name] = now + (self._cycle if wait is None else max(1, min(self._cycle, round(wait * SECOND))))
 
-    async def choose(self, now: int, room: int) -> list[Source]:
-        """Queue what may be fetched now, as far as there is room; skip what its provider has no capacity for."""
+    async def choose(self, now: int, max_sources: int) -> list[Source]:
+        """Queue sources that may be fetched now, up to `max_sources`; skip those whose provider has no capacity."""
         chosen: list[Source] = []
-        shut: dict[str, float | None] = {}
-        for turn in self.turns(now):
-            if len(chosen) >= room:
+        exhausted: dict[str, float | None] = {}
+        for due_source in self.due_sources(now):
+            if len(chosen) >= max_sources:
                 break
-            name, account = turn.source.name, self.account(turn.source)
+            name, account = due_source.source.name, self.account(due_source.source)
             if account is not None:
-                if account not in shut:
-                    decision = await self._gate.peek(call_of(turn.source), self._taken[account] + 1)
+                if account not in exhausted:
+                    decision = await self._gate.peek(to_outbound_request(due_source.source), self._taken[account] + 1)
                     if decision is not None and not decision.allowed:
-                        shut[account] = decision.retry_after  # whoever comes later waits behind this one
-                if account in shut:
+                        exhausted[account] = decision.retry_after  # later sources of this account wait behind this one
+                if account in exhausted:
                     self._ledger.count(name, "skipped")
-                    self._rest(name, now, shut[account])
+                    self._delay(name, now, exhausted[account])
                     continue
                 self._taken[account] += 1
                 self._queued[name] = account
             self._busy.add(name)
             self._ledger.set(name, state="queued")
-            chosen.append(turn.source)
+            chosen.append(due_source.source)
         return chosen
 
     def account(self, source: Source) -> str | None:
-        """Name the account that a source is charged to; None: nothing limits it."""
-        found = self._gate.account_of(call_of(source))
+        """Return the account that a source is charged to; None: no provider limits it."""
+        found = self._gate.account_of(to_outbound_request(source))
         return None if found is None else found.resource
 
-    def asked(self, source: Source) -> None:
-        """Take note that a queued source has asked for its permit, whatever came of it; a second time is no matter."""
+    def permit_requested(self, source: Source) -> None:
+        """Record that a queued source has requested its permit, whatever the result; a second call has no effect."""
         account = self._queued.pop(source.name, None)
         if account is not None:
             self._taken[account] -= 1
             if self._taken[account] <= 0:
                 del self._taken[account]
 
-    # ---- what came of it ---------------------------------------------------------------------------------------------
+    # ---- results -----------------------------------------------------------------------------------------------------
 
-    def exceeded(self, source: Source, now: int, wait: float | None) -> None:
-        """Queue again: denied between the two checks. Not a failure; it stays due, and keeps its place."""
+    def rate_limited(self, source: Source, now: int, wait: float | None) -> None:
+        """Requeue: denied between the two checks. Not a failure; it stays due and keeps its position."""
         self._ledger.count(source.name, "requeued")
-        self._rest(source.name, now, wait)
-        self._put_back(source)
+        self._delay(source.name, now, wait)
+        self._set_idle(source)
 
-    def put_back(self, source: Source) -> None:
-        """Queue again what was never sent: the service stops."""
-        self._put_back(source)
+    def requeue(self, source: Source) -> None:
+        """Requeue a source that was not sent because the service stops."""
+        self._set_idle(source)
 
-    def _put_back(self, source: Source) -> None:
+    def _set_idle(self, source: Source) -> None:
         self._ledger.set(source.name, state="idle", account=None)
         self._busy.discard(source.name)
 
     def succeeded(self, source: Source, now: int, result: str) -> None:
-        """Fetch again when the timetable says so."""
+        """Fetch again at the next scheduled time."""
         due = self._planned[source.name] = self._plan(source, now)
         self._ended(source, now, result, "ok", 0, due)
 
     def failed(self, source: Source, now: int, result: str) -> None:
-        """Try again soon, then later, a few times; after that, when the timetable says so."""
+        """Retry with increasing pauses, up to `retries` times; then at the next scheduled time."""
         attempt = self._attempts.get(source.name, 0) + 1
         due = self._plan(source, now)
         soon = now + min(MAX_RETRY_PAUSE, FIRST_RETRY_PAUSE << min(attempt - 1, 20))
@@ -157,8 +159,8 @@ class Scheduler:
         self._ended(source, now, result, "failed", attempt, due)
 
     def _plan(self, source: Source, now: int) -> int:
-        """Tell when the timetable wants a source next."""
-        return source.timetable.after(min(now, self._planned.get(source.name, now)), now)
+        """Return the next scheduled time of a source."""
+        return source.schedule.after(min(now, self._planned.get(source.name, now)), now)
 
     def _ended(self, source: Source, now: int, result: str, column: str, attempt: int, due: int) -> None:
         self._ledger.count(source.name, column)
@@ -166,25 +168,25 @@ class Scheduler:
             source.name, state="idle", account=None, attempt=attempt, due=due, last_at=now, last_result=result
         )
         self._busy.discard(source.name)
-        self._rests.pop(source.name, None)
+        self._not_before.pop(source.name, None)
         if source.name in self._due:
             self._due[source.name] = due
             self._attempts[source.name] = attempt
 
     def describe(self, names: Iterable[str] | None = None) -> list[dict[str, Any]]:
-        """Tell of each source what `tidegate sources` shows."""
-        entries = self._ledger.entries()
+        """Return the rows that `tidegate sources` shows."""
+        entries = self._ledger.records()
         rows = []
         for name in sorted(self.sources if names is None else names):
-            entry, source = entries[name], self.sources[name]
+            record, source = entries[name], self.sources[name]
             provider = self._gate.providers.match(source.url)
-            rows.append({**entry._asdict(), "schedule": str(source.timetable), "priority": source.priority,
+            rows.append({**record._asdict(), "schedule": str(source.schedule), "priority": source.priority,
                          "url": source.url, "provider": provider.name if provider else None})  # fmt: skip
         return rows
 
 
-def call_of(source: Source) -> OutboundRequest:
-    """Describe a source's request to a gate."""
+def to_outbound_request(source: Source) -> OutboundRequest:
+    """Describe a source's request as an OutboundRequest."""
     headers = {name.lower(): value for name, value in source.headers.items()}
     body = source.body.encode() if source.body else None
     look_up: Callable[[str], str | None] = lambda name: headers.get(name.lower())  # noqa: E731 - typed

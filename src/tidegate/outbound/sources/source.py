@@ -17,7 +17,7 @@ from tidegate.core.bounds import SECOND
 from tidegate.core.limit import parse_period
 from tidegate.errors import ConfigError
 from tidegate.outbound.providers.hosts import host_of
-from tidegate.outbound.sources.schedule import Interval, Timetable, read_cron
+from tidegate.outbound.sources.schedule import Interval, Schedule, read_cron
 from tidegate.policy.config_value import ConfigValue, load, parse
 from tidegate.urls import redact
 
@@ -40,33 +40,33 @@ SOURCE_FIELDS: Final = (
     "to",
 )
 YAML_SUFFIXES: Final = (".yaml", ".yml")
-NAME_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")  # also the name of a folder
-MAX_BYTES: Final = 32 * 2**20  # of a body, where the source does not say
+NAME_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")  # also used as a folder name
+MAX_BYTES: Final = 32 * 2**20  # of a body, by default
 DEFAULT_INTERVAL: Final = Interval(3600 * SECOND)
 
 
 class Destination(NamedTuple):
-    """Where bodies go: files in a folder, rows of an SQLite database, or a POST to a URL."""
+    """Where bodies are delivered: files in a folder, rows of an SQLite database, or a POST to a URL."""
 
     kind: Literal["files", "sqlite", "webhook"]
     place: str
 
     def __repr__(self) -> str:
-        """Show no password of a webhook."""
-        return f"Target({self.kind!r}, {redact(self.place) if self.kind == 'webhook' else self.place!r})"
+        """Hide the password of a webhook URL."""
+        return f"Destination({self.kind!r}, {redact(self.place) if self.kind == 'webhook' else self.place!r})"
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """What to fetch, when, and where the body goes. URL, headers and body may hold secrets, so they are not shown.
+    """What to fetch, when, and where the body is delivered. URL, headers and body may contain secrets: repr hides them.
 
-    `timeout` is for the whole answer, in seconds; `max_bytes` for its body, decoded.
+    `timeout` is for the whole exchange, in seconds; `max_bytes` is for the decoded body.
     """
 
     name: str
     url: str = field(repr=False)
-    timetable: Timetable = DEFAULT_INTERVAL
-    target: Destination = Destination("files", "bodies")  # noqa: RUF009 - immutable
+    schedule: Schedule = DEFAULT_INTERVAL
+    destination: Destination = Destination("files", "bodies")  # noqa: RUF009 - immutable
     method: str = "GET"
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
     body: str | None = field(default=None, repr=False)
@@ -77,7 +77,7 @@ class Source:
 
 
 def read_sources(files: Iterable[Path | str] = (), directories: Iterable[Path | str] = ()) -> list[Source]:
-    """Read one file per source, and all of a directory that end in .yaml or .yml; names are unique."""
+    """Read one file per source, and all files of a directory that end in .yaml or .yml; names must be unique."""
     paths = [Path(file) for file in files]
     for folder in map(Path, directories):
         try:
@@ -90,19 +90,19 @@ def read_sources(files: Iterable[Path | str] = (), directories: Iterable[Path | 
     for path in paths:
         source = read_source(path)
         if source.name in found:
-            raise ConfigError(f"{path} and {found[source.name]}: two sources are called {source.name!r}; keep one")
+            raise ConfigError(f"{path} and {found[source.name]}: two sources are named {source.name!r}; remove one")
         found[source.name] = path
         sources.append(source)
     return sources
 
 
 def read_source(given: str | Path | Mapping[str, object]) -> Source:
-    """Read a source's file (or a mapping that a program gives)."""
+    """Read a source from a file or a mapping."""
     return _source(load(given))
 
 
 def parse_source(text: str, file: str | None = None) -> Source:
-    """Read the text of a source's file; `file` names it in errors."""
+    """Read a source from YAML text; `file` is its name in errors."""
     return _source(parse(text, file))
 
 
@@ -110,10 +110,11 @@ def _source(section: ConfigValue) -> Source:
     fields = section.fields(*SOURCE_FIELDS)
     for needed in ("name", "url"):
         if needed not in fields:
-            raise section.error(f"needs a {needed}")
+            raise section.error(f"needs a field {needed!r}")
     name = fields["name"].text()
     if not NAME_PATTERN.fullmatch(name):
-        raise fields["name"].error("expected letters, digits, dots, dashes and underscores")
+        raise fields["name"].error("expected letters, digits, dots, dashes and underscores only")
+
     url = fields["url"].text()
     with fields["url"].blame(url=fields["url"]):
         host_of(url)
@@ -122,8 +123,8 @@ def _source(section: ConfigValue) -> Source:
     return Source(
         name,
         url,
-        _timetable(section, fields),
-        _target(fields["to"]) if "to" in fields else Destination("files", "bodies"),
+        _schedule(section, fields),
+        _destination(fields["to"]) if "to" in fields else Destination("files", "bodies"),
         fields["method"].text().upper() if "method" in fields else "GET",
         {name: each.text() for name, each in fields["headers"].entries().items()} if "headers" in fields else {},
         fields["body"].text() if "body" in fields else None,
@@ -134,19 +135,19 @@ def _source(section: ConfigValue) -> Source:
     )
 
 
-def _timetable(section: ConfigValue, fields: dict[str, ConfigValue]) -> Timetable:
+def _schedule(section: ConfigValue, fields: dict[str, ConfigValue]) -> Schedule:
     if ("interval" in fields) == ("cron" in fields):
         raise section.error("needs either an interval, such as 5m, or a cron expression, such as '*/5 * * * *'")
     if "interval" in fields:
         if "timezone" in fields:
-            raise fields["timezone"].error("is for cron")
+            raise fields["timezone"].error("can only be combined with 'cron'")
         return Interval(round(_seconds(fields["interval"]) * SECOND))
     zone = fields["timezone"].text() if "timezone" in fields else "UTC"
     with fields["cron"].blame(cron=fields["cron"], timezone=fields.get("timezone")):
         return read_cron(fields["cron"].text(), zone)
 
 
-def _target(setting: ConfigValue) -> Destination:
+def _destination(setting: ConfigValue) -> Destination:
     places = setting.fields("files", "sqlite", "webhook")
     if len(places) != 1:
         raise setting.error("expected one of {files: folder}, {sqlite: file} or {webhook: URL}")

@@ -52,7 +52,7 @@ def sources_panel(service: SourceRunner) -> Panel:
         now = service.now()
         for provider in list(gate.providers)[:MAX_ROWS]:
             if not provider.per:
-                gate.open(provider, provider.domain)  # so that it is shown before its first request
+                gate.open_account(provider, provider.domain)  # so that it is shown before its first request
         accounts = list(gate._accounts.values())[:MAX_ROWS]  # noqa: SLF001 - a look, which the gate has no verb for
         return {
             "providers": [await _account(account) for account in accounts],
@@ -71,7 +71,7 @@ async def _account(account: Account) -> dict[str, Any]:
         "name": account.provider.name,
         "account": account.resource if account.resource != account.provider.domain else "",
         "capacity": account.capacity,
-        "frozen_for": account.store.frozen(account.provider.policy.name) / SECOND,
+        "frozen_for": account.store.frozen_for(account.provider.policy.name) / SECOND,
         "limits": [{"name": name, "text": period_of(limit), **each._asdict()} for limit, (name, each) in limits],
     }
 
