@@ -588,8 +588,8 @@ class BrokenStore(MemoryStore):
     def apply(self, *args, **kwargs):
         raise StoreUnavailable("no route to host")
 
-    def shortcut(self, policy, otherwise, live):
-        return otherwise
+    def fast_path(self, policy, slow_path, live):
+        return slow_path
 
 
 @pytest.mark.parametrize("extra", [{}, {"count": [401]}])

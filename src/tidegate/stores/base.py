@@ -39,7 +39,7 @@ class Store(ABC):
     def __init__(self, clock: Clock | None = None) -> None:
         """Tell the time by the given clock (the machine's by default)."""
         self.clock: Clock = clock or SystemClock()
-        self.waited_on: WeakSet[WaitQueue] = (
+        self.wait_queues: WeakSet[WaitQueue] = (
             WeakSet()
         )  # the lines of every limiter here: permits come back to all of them
 
@@ -69,7 +69,7 @@ class Store(ABC):
 
     def wake(self, asks: Sequence[Ask]) -> None:
         """Let whoever waits for these keys ask again: permits may have become free."""
-        for lines in tuple(self.waited_on):
+        for lines in tuple(self.wait_queues):
             for _, key, _ in asks:
                 lines.wake(key)
 

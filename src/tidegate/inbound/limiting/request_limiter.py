@@ -120,7 +120,7 @@ class RequestLimiter:
         self.store, self.owns_store = self._open(store, clock, get("lease"))
         self._sized = isinstance(store, str) and "max_entries" not in store
         if isinstance(store, str) and isinstance(self.store, MemoryStore):
-            self.store.share(self.clients.group_of)
+            self.store.limit_groups(self.clients.group_of)
         self.own_clock = clock if clock is not self.store.clock else None
         self.clock = clock or self.store.clock
         self._tasks = tasks and not self.store.instant

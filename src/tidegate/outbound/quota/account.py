@@ -377,5 +377,5 @@ class Account:
 
     def _giving_back(self, costs: tuple[int, ...], at: int) -> Flow:
         yield self._asking("adjust", tuple(-cost for cost in costs), at)
-        for lines in tuple(self.store.waited_on):
+        for lines in tuple(self.store.wait_queues):
             lines.wake(self.key)
