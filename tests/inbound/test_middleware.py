@@ -624,7 +624,7 @@ def test_a_store_that_cannot_decide_denies_where_that_was_asked_for(door, extra)
         ({"count": {"nothing": print}}, "count: there is no category 'nothing'"),
         ({"count": {"read": 1}}, "count: must be a mapping of categories to functions"),
         ({"lease": "long"}, "lease"),
-        ({"store": "disk://"}, "no store for disk://"),
+        ({"store": "disk://"}, "unknown store disk://"),
         ({"config": "/nowhere.yaml"}, "cannot be read"),
     ],
 )

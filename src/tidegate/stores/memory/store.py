@@ -255,7 +255,8 @@ class MemoryStore(Store):
             log.warning(message, count, effect)
         else:
             message = "memory store: %d live keys; group %s is over its share of max_entries, its new keys %s until "
-            log.warning(message + "some expire", count, full_group, effect)
+            message += "some expire"
+            log.warning(message, count, full_group, effect)
 
     def _deny_full(self, policy: Policy, costs: Sequence[int], now: int) -> Decision:
         wait = max(1, min(table.due for table in self._tables.values()) - now)
