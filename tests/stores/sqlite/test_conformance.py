@@ -15,7 +15,7 @@ from tidegate.testing.reference import answer_of
 
 @pytest.mark.parametrize(("inline", "rounds"), [(0, 12), (2, 8), (rows.MAX_INLINE_ENTRIES, 20)])
 def test_answers_as_the_core_does(tmp_path, monkeypatch, inline, rounds):
-    monkeypatch.setattr(rows, "INLINE", inline)
+    monkeypatch.setattr(rows, "MAX_INLINE_ENTRIES", inline)
     numbers = count()
     verify_store(lambda: SQLiteStore(tmp_path / f"{next(numbers)}.db"), seed=inline, rounds=rounds)
 
@@ -29,7 +29,7 @@ def test_answers_as_the_core_does_for_a_limit_that_changes(tmp_path, seed):
 
 
 def test_sums_beyond_64_bits_are_counted_anew(tmp_path, monkeypatch):
-    monkeypatch.setattr(rows, "INLINE", 0)
+    monkeypatch.setattr(rows, "MAX_INLINE_ENTRIES", 0)
     policy = Policy("p", (Limit(MAX_INTEGER, "10us", "sliding_log"),))
     model, store = ReferenceStore(), SQLiteStore(tmp_path / "limits.db")
     for step in range(800):  # 266 * MAX in all; sums are counted anew at 128 * MAX

@@ -52,7 +52,7 @@ def test_locked_for_too_long(store, path):
     other.execute("BEGIN IMMEDIATE")
     with pytest.raises(StoreUnavailable, match=r"could not acquire 'k' of policy 'api' in .*limits\.db") as error:
         charge(store)
-    assert "another connection kept it locked" in str(error.value)
+    assert "another connection kept the file locked" in str(error.value)
     assert remaining(store) == [999, 999]  # looking needs no lock
     other.execute("ROLLBACK")
     other.close()
@@ -92,7 +92,7 @@ def test_opened_while_locked(store, path):
 
 def test_a_folder_that_is_not_there(tmp_path):
     store = SQLiteStore(tmp_path / "later" / "limits.db")
-    with pytest.raises(StoreUnavailable, match="the folder must exist"):
+    with pytest.raises(StoreUnavailable, match="folder must exist"):
         charge(store)
     (tmp_path / "later").mkdir()
     assert charge(store)
@@ -108,7 +108,7 @@ def test_a_file_that_is_no_database(store, path, opened):
         name.unlink()
     (path.parent / "letter").write_bytes(b"hello " * 2000)
     (path.parent / "letter").replace(path)
-    with pytest.raises(StoreUnavailable, match=r"no SQLite database|is damaged"):
+    with pytest.raises(StoreUnavailable, match=r"not an SQLite database|is damaged"):
         charge_often(store)  # a file in use is looked at every now and then
     path.unlink()
     for name in path.parent.glob("limits.db-*"):
@@ -126,7 +126,7 @@ def test_a_damaged_file(store, path):
     backup = path.read_bytes()
     path.write_bytes(content)
     store = SQLiteStore(path)
-    with pytest.raises(StoreUnavailable, match="it is damaged: move it away"):
+    with pytest.raises(StoreUnavailable, match="the file is damaged: restore a backup, or move the file away"):
         charge_often(store, 200)
     path.write_bytes(backup)
     for name in path.parent.glob("limits.db-*"):

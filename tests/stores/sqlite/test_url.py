@@ -44,7 +44,7 @@ def test_names_with_signs_are_that_file(tmp_path):
         ("sqlite:///limits#1.db", "sqlite:///relative.db"),
         ("sqlite:///:memory:", "use memory://"),
         ("sqlite:///limits.db?mode=ro", "has no option 'mode'"),
-        ("sqlite:///limits.db?synchronous=off", "must be normal, full or extra"),
+        ("sqlite:///limits.db?synchronous=off", "must be 'normal', 'full' or 'extra'"),
         ("sqlite:///limits.db?busy_timeout=5", "5s or 5ms"),
         ("sqlite:///limits.db?busy_timeout=soon", "busy_timeout: .*unknown unit of time"),
     ],

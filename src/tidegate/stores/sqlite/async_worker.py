@@ -1,8 +1,8 @@
-"""The async form of a store whose `apply` blocks: one thread decides, tasks wait.
+"""The async form of a store whose `apply` blocks: a thread decides, and tasks await the decisions.
 
-Questions that wait when the thread comes to look are decided in one transaction, one after another. A task that is
-cancelled before its question is looked at was never charged; one cancelled later, or in the moment between the answer
-and its reading, gets its permits given back (see `stores.cancellation`).
+The thread decides all queued calls in one transaction, one after another. A call whose task is cancelled before the
+thread takes it from the queue is not charged; if the task is cancelled later, or before it reads the decision, the
+charge is given back (see `stores.cancellation`).
 """
 
 from __future__ import annotations
@@ -23,23 +23,21 @@ if TYPE_CHECKING:
     from tidegate.core.decision import Decision
     from tidegate.stores.base import Ask
 
-    # The verb, what it is applied to, `now`, `at`, and what a store that keeps more than states adds.
-    Asked = tuple[str, Sequence[Ask], int | None, int | None, object]
+    # The verb, the asks, `now`, `at`, and an extra argument of a store that stores more than states.
+    StoreCall = tuple[str, Sequence[Ask], int | None, int | None, object]
     Answers = list[Decision] | BaseException
 
-MAX_CALLS_PER_TRANSACTION: Final = (
-    64  # questions decided in one transaction at most: others wait for the file meanwhile
-)
+MAX_CALLS_PER_TRANSACTION: Final = 64  # other processes wait for the file meanwhile
 steady: Final = SystemClock.steady
 
 
 class QueuedCall:
-    """One call of `apply`, and who waits for its answer."""
+    """A call of `apply`, and the future that waits for its decisions."""
 
     __slots__ = ("answers", "asked", "loop", "made", "waiter")
 
-    def __init__(self, asked: Asked) -> None:
-        """Ask; nobody waits."""
+    def __init__(self, asked: StoreCall) -> None:
+        """Queue a call that no task waits for."""
         self.asked = asked
         self.answers: Answers = []
         self.made = steady()
@@ -48,13 +46,13 @@ class QueuedCall:
 
     @property
     def dropped(self) -> bool:
-        """Whether it need not be asked, since nobody waits any more; what gives back or writes down has to be."""
+        """Whether it can be skipped, since its task was cancelled; corrections and other writes cannot."""
         if self.waiter is None or not self.waiter.cancelled():
             return False
         return self.asked[0] in DROPPABLE and self.asked[4] is None
 
     def undoing(self) -> list[QueuedCall]:
-        """Word what gives back the permits that nobody learned of, once."""
+        """Return the calls that give back the charge of this one; none the second time."""
         verb, asks, now, _, more = self.asked
         answers, self.answers = self.answers, []
         if isinstance(answers, BaseException) or more is not None:
@@ -64,25 +62,25 @@ class QueuedCall:
 
 
 class AsyncWorker:
-    """A thread that answers questions, started by the first."""
+    """A thread that applies queued calls; the first call starts it."""
 
     def __init__(self, answer: Callable[[list[QueuedCall]], None], wake: Callable[[Sequence[Ask]], None]) -> None:
-        """Leave lists of questions to `answer`, which sets their `answers` and raises nothing.
+        """Pass lists of calls to `answer`, which sets their `answers` and does not raise.
 
-        `wake` lets whoever waits for keys ask again.
+        `wake` lets callers that wait for permits of keys try again.
         """
         self._answer = answer
         self._wake = wake
         self._questions: deque[QueuedCall] = deque()
-        self._undelivered: list[list[QueuedCall]] = []  # answered, and on the way to their event loop
+        self._undelivered: list[list[QueuedCall]] = []  # decided, but not yet delivered in their event loop
         self._changed = threading.Condition()
         self._thread = ThreadPoolExecutor(1, "tidegate-sqlite")
         self._busy = False
-        self._closed = False  # to new questions
+        self._closed = False  # to new calls
         self._ended = False
 
     async def ask(self, question: QueuedCall) -> list[Decision]:
-        """Have a question answered."""
+        """Queue a call and await its decisions."""
         question.loop = asyncio.get_running_loop()
         question.waiter = question.loop.create_future()
         with self._changed:
@@ -92,19 +90,19 @@ class AsyncWorker:
         try:
             return await question.waiter
         except asyncio.CancelledError:
-            if not question.waiter.cancelled():  # answered in the same moment, but the task will not see it
+            if not question.waiter.cancelled():  # decided at the same moment, but the task will not read it
                 question.waiter.exception()
                 self._abandon([question])
             raise
 
     def _put(self, questions: list[QueuedCall]) -> None:
-        """Let the thread answer these, if it still does. The lock is ours."""
+        """Queue calls for the thread, unless it has ended. Requires the lock."""
         if self._ended or not questions:
             return
         self._questions.extend(questions)
         if not self._busy:
             self._thread.submit(self._work)
-            self._busy = True  # after it, so that nobody counts on work that an interrupt kept from being submitted
+            self._busy = True  # set last, in case an interrupt prevents the submission
 
     def _work(self) -> None:
         while True:
@@ -119,24 +117,24 @@ class AsyncWorker:
             loops: dict[Any, list[QueuedCall]] = {}
             for question in asked:
                 loops.setdefault(question.loop, []).append(question)
-            for question in loops.pop(None, ()):  # what was given back
+            for question in loops.pop(None, ()):  # corrections
                 if not isinstance(question.answers, BaseException):
                     self._wake(question.asked[1])
             for loop, answered in loops.items():
                 self._send(loop, answered)
 
     def _send(self, loop: asyncio.AbstractEventLoop, questions: list[QueuedCall]) -> None:
-        """Hand answers over to the event loop that waits for them."""
+        """Pass decisions to the event loop that waits for them."""
         with self._changed:
             self._undelivered.append(questions)
         try:
             loop.call_soon_threadsafe(self._deliver, questions)
-        except RuntimeError:  # the loop is closed: nobody will learn of it
+        except RuntimeError:  # the loop is closed
             self._delivered(questions)
             self._abandon(questions)
 
     def _deliver(self, questions: list[QueuedCall]) -> None:
-        """Hand the answers over, in the event loop; those that nobody waits for any more are undone."""
+        """Set the results of the futures, in the event loop; calls whose task was cancelled are undone."""
         for question in questions:
             waiter, answers = question.waiter, question.answers
             if waiter is None or waiter.done():
@@ -153,7 +151,7 @@ class AsyncWorker:
             self._changed.notify_all()
 
     def _abandon(self, questions: list[QueuedCall]) -> None:
-        """Undo charges that nobody learned of; other changes stand, and may have made permits free."""
+        """Give back charges that no task has read; other changes stay, and may have made permits available."""
         for question in questions:
             if question.asked[0] in CHARGING:
                 with self._changed:
@@ -162,7 +160,7 @@ class AsyncWorker:
                 self._wake(question.asked[1])
 
     def close(self) -> None:
-        """Answer what was asked, give back what was cancelled meanwhile, then end."""
+        """Complete queued calls, give back the charges of cancelled ones, then end the thread."""
         try:
             here = asyncio.get_running_loop()
         except RuntimeError:
@@ -175,7 +173,7 @@ class AsyncWorker:
             if loop is None or loop.is_closed():
                 self._delivered(questions)
                 self._abandon(questions)
-            elif loop is here:  # which stands still while this waits
+            elif loop is here:  # blocked while this method waits
                 self._abandon([question for question in questions if question.waiter and question.waiter.cancelled()])
         with self._changed:
             self._changed.wait_for(lambda: self._is_done(here), MAX_CLOSING)
