@@ -99,10 +99,10 @@ class LogRows:
         query = "UPDATE entry SET task_type = ?, task_id = ? WHERE log = ? AND seq >= ? AND seq < ?"
         self.cursor.execute(query, (task_type, task_id, self.id, *span))
 
-    # ---- the interface of LogEntries -------------------------------------------------------------------------------
+    # ---- the interface of LogEntries ---------------------------------------------------------------------------------
 
     def until(self, instant: int, head: int, tail: int) -> tuple[int, int]:
-        """Return the first entry after `instant` (or `tail`), and the sum before it; the entry at `head` is not after."""
+        """Return the first entry after `instant`, or `tail`, and the sum before it; `head` is not after `instant`."""
         found, before = self._search(lambda row: row[1] > instant, head, tail)
         return found, before
 

@@ -143,7 +143,7 @@ class SQLiteStore(Store):
         return self._worker
 
     def label(self, policy: Policy, key: Key, at: int, task_type: str | None, task_id: str | None) -> None:
-        """Set type and id of the tasks charged to a key's logs at the time `at`, shown by the view `task_completions`."""
+        """Set type and id of the tasks charged to a key's logs at time `at`, shown by the view `task_completions`."""
         name = key_text(key)
 
         def work(rows: StateRows, _: StoreCall, now: int) -> list[Decision]:
