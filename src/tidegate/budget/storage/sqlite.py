@@ -148,7 +148,7 @@ class BudgetStore(SQLiteStore):
 
     async def settle_async(self, settlement: Settlement) -> None:
         """Settle a batch on the thread of the store."""
-        await self._get_worker().ask(QueuedCall(settle_call(settlement)))
+        await self._get_worker().apply(QueuedCall(settle_call(settlement)))
 
     def record(self, unlimited: Policy, key: Key, costs: tuple[int, ...], completion: Completion | None) -> None:
         """Charge tasks that were completed without a reservation."""
@@ -158,7 +158,7 @@ class BudgetStore(SQLiteStore):
         self, unlimited: Policy, key: Key, costs: tuple[int, ...], completion: Completion | None
     ) -> None:
         """Charge tasks on the thread of the store."""
-        await self._get_worker().ask(QueuedCall(record_call(unlimited, key, costs, completion)))
+        await self._get_worker().apply(QueuedCall(record_call(unlimited, key, costs, completion)))
 
     def clean_up(self, policy: Policy, key: Key) -> int:
         """Return all expired batches and remove all old completions, a few per transaction; returns how many."""

@@ -47,13 +47,13 @@ class StoreRequest(NamedTuple):
     share: bool = False
 
 
-Steps = Generator[StoreRequest, Any, Any]  # receives a list of Decisions for each StoreRequest
+LeaseFlow = Generator[StoreRequest, Any, Any]  # receives a list of Decisions for each StoreRequest
 
 
 class Renewal(NamedTuple):
     """A job: request the share that follows the current one."""
 
-    policy_leases: PolicyLeases
+    leases: PolicyLeases
     key_lease: KeyLease
 
 
@@ -82,23 +82,23 @@ class LeaseManager:
         self.lock = Lock()
         self.by_policy: dict[str, PolicyLeases] = {}
         self.jobs: deque[Renewal | DeferredCall | Leftover] = deque()
-        self.returns: list[tuple[weakref.ref[Steps], Leftover]] = []  # running flows; some may have ended
+        self.returns: list[tuple[weakref.ref[LeaseFlow], Leftover]] = []  # running flows; some may have ended
         self.totals: Counter[str] = Counter()
 
     # ---- the verbs ---------------------------------------------------------------------------------------------------
 
-    def apply_flow(self, verb: str, asks: Sequence[Ask], now: int | None, at: int | None) -> Steps:
+    def apply_flow(self, verb: str, asks: Sequence[Ask], now: int | None, at: int | None) -> LeaseFlow:
         """Apply a verb, as `Store.apply` does."""
         if len(asks) == 1:
             policy, key, costs = asks[0]
-            policy_leases = self.find_policy_leases(policy)
-            if policy_leases.length and now is None and any(costs):
+            leases = self.find_policy_leases(policy)
+            if leases.length and now is None and any(costs):
                 if verb == "acquire":
-                    return [(yield from self.acquire_flow(policy_leases, key, costs))]
-                if verb == "peek" and (seen := self.peek_locally(policy_leases, key, costs)) is not None:
+                    return [(yield from self.acquire_flow(leases, key, costs))]
+                if verb == "peek" and (seen := self.peek_locally(leases, key, costs)) is not None:
                     return [seen]
                 if verb == "hold":
-                    return [(yield from self.exact_flow("hold", policy_leases, key, costs))]
+                    return [(yield from self.exact_flow("hold", leases, key, costs))]
         if not (verb == "adjust" and at is not None):  # a correction of the store's own charge concerns no share
             try:
                 yield from self.release_flow(verb, asks)
@@ -112,71 +112,69 @@ class LeaseManager:
         decisions = yield StoreRequest(verb, strict_asks, now, at)
         return [with_policy_limits(policy, decision) for (policy, _, _), decision in zip(asks, decisions, strict=True)]
 
-    def acquire_flow(self, policy_leases: PolicyLeases, key: Key, costs: Costs) -> Steps:
+    def acquire_flow(self, leases: PolicyLeases, key: Key, costs: Costs) -> LeaseFlow:
         """Acquire permits for a call: from a share, or from the store together with a new share."""
-        taken = self.start_acquire(policy_leases, key, costs)
+        taken = self.start_acquire(leases, key, costs)
         if isinstance(taken, Decision):
             return taken
         key_lease, request, now = taken
         if key_lease is not None and request != costs:
-            answer = None
+            result = None
             try:
-                answer = yield from self.hold_flow(policy_leases, key_lease, request, now, costs)
+                result = yield from self.hold_flow(leases, key_lease, request, now, costs)
             except StoreUnavailable:
                 if not self.guarded:
                     raise
-            if answer is not None:
-                return answer
-        return (yield from self.exact_flow("acquire", policy_leases, key, costs))
+            if result is not None:
+                return result
+        return (yield from self.exact_flow("acquire", leases, key, costs))
 
     @locked
     def start_acquire(
-        self, policy_leases: PolicyLeases, key: Key, costs: Costs
+        self, leases: PolicyLeases, key: Key, costs: Costs
     ) -> Decision | tuple[KeyLease | None, Costs, int]:
         """Decide a call locally, or return the key lease, the costs to request from the store, and the current time."""
         now = self.steady()
-        self.sweep(policy_leases, now, SWEEP_PER_CALL)
-        key_lease = policy_leases.find_or_add(key, now)
+        self.sweep(leases, now, SWEEP_PER_CALL)
+        key_lease = leases.find_or_add(key, now)
         request = costs
         if key_lease is not None:  # None: the policy has `max_keys` key leases already
-            answer = self.decide_locally(policy_leases, key_lease, costs, now)
-            if answer is not None:
-                return answer
+            result = self.decide_locally(leases, key_lease, costs, now)
+            if result is not None:
+                return result
             if key_lease.pending_until > now:
                 key_lease.add_missed(costs)
             elif not self.store_lost():
-                request = key_lease.plan_request(costs, now, policy_leases.length, self.lease.spread)
+                request = key_lease.plan_request(costs, now, leases.length, self.lease.spread)
                 key_lease.pending_until = now + MAX_PENDING if request != costs else 0
             key_lease.last_call = now
         return key_lease, request, now
 
-    def decide_locally(
-        self, policy_leases: PolicyLeases, key_lease: KeyLease, costs: Costs, now: int
-    ) -> Decision | None:
+    def decide_locally(self, leases: PolicyLeases, key_lease: KeyLease, costs: Costs, now: int) -> Decision | None:
         """Decide from the shares or the cached denial of a key; None if these do not suffice. Requires the lock."""
-        self.schedule_returns(policy_leases.retire(key_lease.key, key_lease.advance(now)))
+        self.schedule_returns(leases.retire(key_lease.key, key_lease.advance(now)))
         share, denial = key_lease.take(costs, now), key_lease.denial
         if share is not None:
             if share is key_lease.share and (share.units <= share.renew_below or now >= share.renew_at):
-                self.schedule_renewal(policy_leases, key_lease, now)
-            return share.decision(policy_leases.policy.limits, now)
+                self.schedule_renewal(leases, key_lease, now)
+            return share.decision(leases.policy.limits, now)
         if denial is not None and denial.costs == costs and now < denial.until:
-            return with_policy_limits(policy_leases.policy, denial.repeat(now))
+            return with_policy_limits(leases.policy, denial.repeat(now))
         return None
 
     def hold_flow(
-        self, policy_leases: PolicyLeases, key_lease: KeyLease, request: Costs, sent: int, costs: Costs
-    ) -> Steps:
+        self, leases: PolicyLeases, key_lease: KeyLease, request: Costs, sent: int, costs: Costs
+    ) -> LeaseFlow:
         """Request a share and take the permits of a call from it; returns None if the store denies it."""
         try:
-            (decision,) = yield StoreRequest("hold", [(policy_leases.strict, key_lease.key, request)], share=True)
+            (decision,) = yield StoreRequest("hold", [(leases.strict, key_lease.key, request)], share=True)
         except CancelledError:  # the store gives the charge back
             self.clear_pending(key_lease)
             raise
         except BaseException:
-            self.count_lost(policy_leases, key_lease, request)
+            self.count_lost(leases, key_lease, request)
             raise
-        return self.accept_grant(policy_leases, key_lease, request, sent, costs, decision)
+        return self.accept_grant(leases, key_lease, request, sent, costs, decision)
 
     @locked
     def clear_pending(self, key_lease: KeyLease) -> None:
@@ -184,20 +182,14 @@ class LeaseManager:
         key_lease.pending_until = 0
 
     @locked
-    def count_lost(self, policy_leases: PolicyLeases, key_lease: KeyLease, request: Costs) -> None:
+    def count_lost(self, leases: PolicyLeases, key_lease: KeyLease, request: Costs) -> None:
         """Count a share as lost: whether the store charged it is unknown."""
         key_lease.pending_until = 0
-        policy_leases.count("granted", request)
+        leases.count("granted", request)
 
     @locked
     def accept_grant(
-        self,
-        policy_leases: PolicyLeases,
-        key_lease: KeyLease,
-        request: Costs,
-        sent: int,
-        costs: Costs,
-        decision: Decision,
+        self, leases: PolicyLeases, key_lease: KeyLease, request: Costs, sent: int, costs: Costs, decision: Decision
     ) -> Decision | None:
         """Add a granted share after taking the permits of a call from it; None if the store denied it."""
         received = self.steady()
@@ -205,72 +197,72 @@ class LeaseManager:
         key_lease.store_remaining = [view[0] for view in decision.views]
         if not decision.allowed:
             return None
-        policy_leases.count("granted", request)
-        lasts = share_lifetime(policy_leases.strict.limits, request, decision.views, policy_leases.length)
-        share = LeasedShare(policy_leases.policy.one, request, decision, sent, received, lasts)
+        leases.count("granted", request)
+        lifetime = share_lifetime(leases.strict.limits, request, decision.views, leases.length)
+        share = LeasedShare(leases.policy.one, request, decision, sent, received, lifetime)
         share.take(costs)
-        answer = share.decision(policy_leases.policy.limits, received)
+        result = share.decision(leases.policy.limits, received)
         if key_lease.forgotten:  # reset meanwhile, before the charge or after it, so nothing may be returned
-            policy_leases.count("used", share.used)
-        elif policy_leases.closed:
-            self.schedule_returns(policy_leases.retire(key_lease.key, [share]))
+            leases.count("used", share.used)
+        elif leases.closed:
+            self.schedule_returns(leases.retire(key_lease.key, [share]))
         else:
-            self.schedule_returns(policy_leases.retire(key_lease.key, key_lease.install(share, received)))
-        return answer
+            self.schedule_returns(leases.retire(key_lease.key, key_lease.install(share, received)))
+        return result
 
-    def exact_flow(self, verb: str, policy_leases: PolicyLeases, key: Key, costs: Costs) -> Steps:
+    def exact_flow(self, verb: str, leases: PolicyLeases, key: Key, costs: Costs) -> LeaseFlow:
         """Ask the store for exactly these costs. A denial is final only if this process holds no permits of the key."""
         while True:
             sent = self.steady()
-            (decision,) = yield StoreRequest(verb, [(policy_leases.strict, key, costs)])
-            returning = self.record_decision(policy_leases, key, costs, sent, decision)
-            if returning is None:
-                return with_policy_limits(policy_leases.policy, decision)
-            yield from returning
+            (decision,) = yield StoreRequest(verb, [(leases.strict, key, costs)])
+            returns = self.record_decision(leases, key, costs, sent, decision)
+            if returns is None:
+                return with_policy_limits(leases.policy, decision)
+            yield from returns
 
     @locked
     def record_decision(
-        self, policy_leases: PolicyLeases, key: Key, costs: Costs, sent: int, decision: Decision
-    ) -> Steps | None:
+        self, leases: PolicyLeases, key: Key, costs: Costs, sent: int, decision: Decision
+    ) -> LeaseFlow | None:
         """Record a decision of the store; after a denial, return a flow that returns the shares of the key, if any."""
         received = self.steady()
-        key_lease = policy_leases.key_leases.get(key)
+        key_lease = leases.key_leases.get(key)
         if key_lease is None:
             return None
         key_lease.store_remaining = [view[0] for view in decision.views]
-        leftovers = [] if decision.allowed else policy_leases.retire(key, key_lease.release_shares())
+        leftovers = [] if decision.allowed else leases.retire(key, key_lease.release_shares())
         if not decision.allowed and not leftovers and not self.store_lost():
-            wait = policy_leases.length if decision.retry == NEVER else min(policy_leases.length, decision.retry)
+            wait = leases.length if decision.retry == NEVER else min(leases.length, decision.retry)
             key_lease.denial = CachedDenial(costs, decision, received, sent + wait)
         return self.start_returns(leftovers) if leftovers else None
 
     @locked
-    def peek_locally(self, policy_leases: PolicyLeases, key: Key, costs: Costs) -> Decision | None:
+    def peek_locally(self, leases: PolicyLeases, key: Key, costs: Costs) -> Decision | None:
         """Decide a peek from a share that has enough permits; None if none has."""
-        key_lease, now = policy_leases.key_leases.get(key), self.steady()
+        key_lease, now = leases.key_leases.get(key), self.steady()
         if key_lease is not None:
             for share in (key_lease.share, key_lease.next_share):
                 if now < share.ends and (left := share.remaining_after(costs)) is not None:
-                    return share.decision(policy_leases.policy.limits, now, left)
+                    return share.decision(leases.policy.limits, now, left)
         return None
 
-    def release_flow(self, verb: str, asks: Sequence[Ask]) -> Steps:
+    def release_flow(self, verb: str, asks: Sequence[Ask]) -> LeaseFlow:
         """Return the shares of the keys before the store is asked about them; a reset discards them."""
         keys = [(self.find_policy_leases(policy), key) for policy, key, _ in asks]
         yield from self.release(keys, forget=verb == "reset")
 
     @locked
-    def release(self, keys: list[tuple[PolicyLeases, Key]], *, forget: bool) -> Steps:
+    def release(self, keys: list[tuple[PolicyLeases, Key]], *, forget: bool) -> LeaseFlow:
         """Remove the shares of keys; returns a flow that returns them to the store, unless `forget` is set."""
         leftovers: list[Leftover] = []
-        for policy_leases, key in keys:
-            key_lease = policy_leases.key_leases.get(key)
+        for leases, key in keys:
+            key_lease = leases.key_leases.get(key)
             if key_lease is not None:
                 key_lease.denial = None
-                left = policy_leases.retire(key, key_lease.release_shares())
+                left = leases.retire(key, key_lease.release_shares())
                 if forget:
                     key_lease.forgotten = True
-                    del policy_leases.key_leases[key]
+                    del leases.key_leases[key]
                 else:
                     leftovers += left
         return self.start_returns(leftovers)
@@ -283,26 +275,26 @@ class LeaseManager:
 
     # ---- jobs --------------------------------------------------------------------------------------------------------
 
-    def schedule_renewal(self, policy_leases: PolicyLeases, key_lease: KeyLease, now: int) -> None:
+    def schedule_renewal(self, leases: PolicyLeases, key_lease: KeyLease, now: int) -> None:
         """Schedule a request for the share that follows the current one. Requires the lock."""
         key_lease.share.renew_below, key_lease.share.renew_at = 0, key_lease.share.ends  # scheduled once
         if key_lease.pending_until <= now and key_lease.next_share.ends <= key_lease.share.ends:
             key_lease.pending_until = now + MAX_PENDING
-            self.jobs.append(Renewal(policy_leases, key_lease))
+            self.jobs.append(Renewal(leases, key_lease))
 
-    def renew_flow(self, policy_leases: PolicyLeases, key_lease: KeyLease) -> Steps:
+    def renew_flow(self, leases: PolicyLeases, key_lease: KeyLease) -> LeaseFlow:
         """Request the next share before it is needed."""
-        request, sent = self.plan_renewal(policy_leases, key_lease)
+        request, sent = self.plan_renewal(leases, key_lease)
         if any(request):
-            yield from self.hold_flow(policy_leases, key_lease, request, sent, (0,) * len(request))
+            yield from self.hold_flow(leases, key_lease, request, sent, (0,) * len(request))
 
     @locked
-    def plan_renewal(self, policy_leases: PolicyLeases, key_lease: KeyLease) -> tuple[Costs, int]:
+    def plan_renewal(self, leases: PolicyLeases, key_lease: KeyLease) -> tuple[Costs, int]:
         """Return the costs of the next share, and the current time; costs of 0 if no share is needed."""
         sent = self.steady()
-        nothing = (0,) * len(policy_leases.policy.limits)
-        request = key_lease.plan_request(nothing, sent, policy_leases.length, self.lease.spread)
-        if policy_leases.closed or key_lease.forgotten or self.store_lost():
+        nothing = (0,) * len(leases.policy.limits)
+        request = key_lease.plan_request(nothing, sent, leases.length, self.lease.spread)
+        if leases.closed or key_lease.forgotten or self.store_lost():
             request = nothing
         key_lease.pending_until = sent + MAX_PENDING if any(request) else 0
         return request, sent
@@ -311,31 +303,31 @@ class LeaseManager:
         """Schedule leftovers to be returned. Requires the lock."""
         self.jobs.extend(leftovers)
 
-    def start_returns(self, leftovers: list[Leftover]) -> Steps:
+    def start_returns(self, leftovers: list[Leftover]) -> LeaseFlow:
         """Create a flow that returns leftovers, and track them while it runs. Requires the lock."""
-        steps = self.return_flow(leftovers)
+        flow = self.return_flow(leftovers)
         self.returns = [each for each in self.returns if is_running(each[0])]
-        self.returns += [(weakref.ref(steps), leftover) for leftover in leftovers]
-        return steps
+        self.returns += [(weakref.ref(flow), leftover) for leftover in leftovers]
+        return flow
 
-    def return_flow(self, leftovers: Iterable[Leftover]) -> Steps:
+    def return_flow(self, leftovers: Iterable[Leftover]) -> LeaseFlow:
         """Return unused permits of shares, as corrections at the time of their charge."""
         rest = deque(leftovers)
         while rest:
-            policy_leases, key, share = rest.popleft()
+            leases, key, share = rest.popleft()
             left = share.left
             try:
                 yield StoreRequest(
-                    "adjust", [(policy_leases.strict, key, tuple(-permits for permits in left))], None, share.charged
+                    "adjust", [(leases.strict, key, tuple(-permits for permits in left))], None, share.charged
                 )
             except CancelledError:  # the store completes a correction that was started
-                self.count(policy_leases, "returned", left)
+                self.count(leases, "returned", left)
                 self.postpone_returns(rest)
                 raise
             except Exception:
                 self.postpone_returns(rest)
                 raise
-            self.count(policy_leases, "returned", left)
+            self.count(leases, "returned", left)
 
     @locked
     def postpone_returns(self, leftovers: Iterable[Leftover]) -> None:
@@ -343,21 +335,21 @@ class LeaseManager:
         self.schedule_returns(leftovers)
 
     @locked
-    def count(self, policy_leases: PolicyLeases, outcome: str, permits: Costs) -> None:
+    def count(self, leases: PolicyLeases, outcome: str, permits: Costs) -> None:
         """Count permits by outcome."""
-        policy_leases.count(outcome, permits)
+        leases.count(outcome, permits)
 
-    def sweep(self, policy_leases: PolicyLeases, now: int, max_count: int) -> None:
+    def sweep(self, leases: PolicyLeases, now: int, max_count: int) -> None:
         """Sweep key leases of a policy that are due. Requires the lock."""
-        if policy_leases.due and policy_leases.due[0][0] <= now:
-            self.schedule_returns(policy_leases.sweep(now, max_count))
+        if leases.due and leases.due[0][0] <= now:
+            self.schedule_returns(leases.sweep(now, max_count))
 
     @locked
-    def next_job(self) -> Steps | None:
+    def next_job(self) -> LeaseFlow | None:
         """Return the flow of the next job, or None."""
         now = self.steady()
-        for policy_leases in self.by_policy.values():
-            self.sweep(policy_leases, now, SWEEP_PER_JOB)
+        for leases in self.by_policy.values():
+            self.sweep(leases, now, SWEEP_PER_JOB)
         if not self.jobs:
             return None
         job = self.jobs.popleft()
@@ -368,43 +360,41 @@ class LeaseManager:
     @locked
     def next_due(self) -> int | None:
         """Return the steady time at which the next key lease is due, or None."""
-        return min(
-            (policy_leases.due[0][0] for policy_leases in self.by_policy.values() if policy_leases.due), default=None
-        )
+        return min((leases.due[0][0] for leases in self.by_policy.values() if leases.due), default=None)
 
     # ---- policies ----------------------------------------------------------------------------------------------------
 
     def find_policy_leases(self, policy: Policy) -> PolicyLeases:
         """Return the leases of a policy; shares of an earlier policy of the same name are returned to the store."""
-        policy_leases = self.by_policy.get(policy.name)
-        if policy_leases is None or (policy_leases.policy is not policy and policy_leases.policy != policy):
-            policy_leases = self.add_policy(policy)
-        return policy_leases
+        leases = self.by_policy.get(policy.name)
+        if leases is None or (leases.policy is not policy and leases.policy != policy):
+            leases = self.add_policy(policy)
+        return leases
 
     @locked
     def add_policy(self, policy: Policy) -> PolicyLeases:
         """Add a policy, replacing an earlier one of the same name."""
         # A GuardedStore that decides locally during an outage keeps local shares for these policies itself.
         local = self.guarded and policy.on_store_error == "local"
-        policy_leases = PolicyLeases(policy, None if local else self.lease, self.totals)
+        leases = PolicyLeases(policy, None if local else self.lease, self.totals)
         before = self.by_policy.get(policy.name)
         if before is not None:
             self.schedule_returns(before.release_all())
-        self.by_policy[policy.name] = policy_leases
-        return policy_leases
+        self.by_policy[policy.name] = leases
+        return leases
 
     @locked
     def return_all(self) -> None:
         """Schedule all shares to be returned."""
-        for policy_leases in self.by_policy.values():
-            for key_lease in policy_leases.key_leases.values():
-                self.schedule_returns(policy_leases.retire(key_lease.key, key_lease.release_shares()))
+        for leases in self.by_policy.values():
+            for key_lease in leases.key_leases.values():
+                self.schedule_returns(leases.retire(key_lease.key, key_lease.release_shares()))
 
     @locked
     def close(self) -> None:
         """Schedule all shares to be returned, and keep none from now on."""
-        for policy_leases in self.by_policy.values():
-            self.schedule_returns(policy_leases.release_all())
+        for leases in self.by_policy.values():
+            self.schedule_returns(leases.release_all())
 
     @locked
     def discard_all(self) -> None:
@@ -412,8 +402,8 @@ class LeaseManager:
         self.jobs.clear()
         self.returns.clear()
         self.totals.clear()
-        for policy_leases in self.by_policy.values():
-            policy_leases.clear()
+        for leases in self.by_policy.values():
+            leases.clear()
 
     def metrics(self) -> dict[str, int]:
         """Return permits by outcome and unit, and the number of key leases."""
@@ -428,25 +418,23 @@ class LeaseManager:
     @locked
     def count_permits(self) -> tuple[Counter[str], set[str]]:
         """Return the totals, including shares still held, and the units that occur."""
-        totals = Counter(
-            {"lease_keys": sum(len(policy_leases.key_leases) for policy_leases in self.by_policy.values())}
-        )
+        totals = Counter({"lease_keys": sum(len(leases.key_leases) for leases in self.by_policy.values())})
         totals.update(self.totals)
         units: set[str] = set()
-        for policy_leases in self.by_policy.values():
-            if policy_leases.length:
-                units.update(policy_leases.units)
-                policy_leases.count_held(totals)
+        for leases in self.by_policy.values():
+            if leases.length:
+                units.update(leases.units)
+                leases.count_held(totals)
         leftovers = [job for job in self.jobs if not isinstance(job, Renewal | DeferredCall)]
-        leftovers += [leftover for steps, leftover in self.returns if is_running(steps)]
-        for policy_leases, _, share in leftovers:
-            policy_leases.count("outstanding", share.left, totals)
+        leftovers += [leftover for flow, leftover in self.returns if is_running(flow)]
+        for leases, _, share in leftovers:
+            leases.count("outstanding", share.left, totals)
         return totals, units
 
 
-def is_running(steps: weakref.ref[Steps]) -> bool:
+def is_running(flow: weakref.ref[LeaseFlow]) -> bool:
     """Return whether a flow exists and has not ended."""
-    found = steps()
+    found = flow()
     return found is not None and found.gi_frame is not None  # type: ignore[attr-defined]  # a generator function made it
 
 

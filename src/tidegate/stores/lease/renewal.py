@@ -13,7 +13,7 @@ from tidegate.lock import Lock, locked
 
 if TYPE_CHECKING:
     from tidegate.clock import Signal
-    from tidegate.stores.lease.manager import Steps
+    from tidegate.stores.lease.manager import LeaseFlow
     from tidegate.stores.lease.store import LeasedStore
 
 log = logging.getLogger(__name__)
@@ -70,7 +70,7 @@ class BackgroundRenewal:
                 return
             self._store.clock.wait(signal, self._manager.next_due())
 
-    def _run_job(self, job: Steps) -> None:
+    def _run_job(self, job: LeaseFlow) -> None:
         try:
             self._store.drive(job)
         except RateLimitError as error:
@@ -119,7 +119,7 @@ class BackgroundRenewal:
             await self.run_jobs_async()
             raise
 
-    async def _run_job_async(self, job: Steps) -> None:
+    async def _run_job_async(self, job: LeaseFlow) -> None:
         try:
             await self._store.drive_async(job)
         except RateLimitError as error:

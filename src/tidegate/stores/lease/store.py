@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from tidegate.clock import Clock
     from tidegate.policy import Cost, Key, Policy
     from tidegate.stores.base import Ask
-    from tidegate.stores.lease.manager import Steps
+    from tidegate.stores.lease.manager import LeaseFlow
 
     TryAcquire = Callable[[Key, Cost], Any]
 
@@ -115,47 +115,47 @@ class LeasedStore(Store):
             self._renewal.ensure_running_async()
         return decisions
 
-    def drive(self, steps: Steps) -> Any:  # noqa: ANN401 - the result of the flow
+    def drive(self, flow: LeaseFlow) -> Any:  # noqa: ANN401 - the result of the flow
         """Run a flow with blocking calls of the inner store; returns its result."""
-        with closing(steps):
-            go: Callable[[Any], Any] = steps.send
+        with closing(flow):
+            advance: Callable[[Any], Any] = flow.send
             value: object = None
             while True:
                 try:
-                    step = go(value)
+                    request = advance(value)
                 except StopIteration as done:
                     return done.value
                 try:
-                    go, value = steps.send, self._ask(step)
+                    advance, value = flow.send, self._send(request)
                 except BaseException as error:  # noqa: BLE001 - the flow counts lost permits and raises it again
-                    go, value = steps.throw, error
+                    advance, value = flow.throw, error
 
-    async def drive_async(self, steps: Steps) -> Any:  # noqa: ANN401 - the result of the flow
+    async def drive_async(self, flow: LeaseFlow) -> Any:  # noqa: ANN401 - the result of the flow
         """Run a flow with async calls of the inner store; returns its result."""
-        with closing(steps):
-            go: Callable[[Any], Any] = steps.send
+        with closing(flow):
+            advance: Callable[[Any], Any] = flow.send
             value: object = None
             while True:
                 try:
-                    step = go(value)
+                    request = advance(value)
                 except StopIteration as done:
                     return done.value
                 try:
-                    go, value = steps.send, await self._ask_async(step)
+                    advance, value = flow.send, await self._send_async(request)
                 except BaseException as error:  # noqa: BLE001 - as above
-                    go, value = steps.throw, error
+                    advance, value = flow.throw, error
 
     # During an outage a GuardedStore decides without the store. Such permits cannot be returned, so they are no share.
 
-    def _ask(self, step: StoreRequest) -> list[Decision]:
-        verb, asks, now, at, share = step
+    def _send(self, request: StoreRequest) -> list[Decision]:
+        verb, asks, now, at, share = request
         if share and isinstance(self.inner, GuardedStore):
             self._require_store()
             return self.inner.ask_store(verb, asks, now, at)  # within the deadline, but never without the store
         return self.inner.apply(verb, asks, now, at)
 
-    async def _ask_async(self, step: StoreRequest) -> list[Decision]:
-        verb, asks, now, at, share = step
+    async def _send_async(self, request: StoreRequest) -> list[Decision]:
+        verb, asks, now, at, share = request
         if share and isinstance(self.inner, GuardedStore):
             self._require_store()
             return await self.inner.ask_store_async(verb, asks, now, at)

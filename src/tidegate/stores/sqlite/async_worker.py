@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     # The verb, the asks, `now`, `at`, and an extra argument of a store that stores more than states.
     StoreCall = tuple[str, Sequence[Ask], int | None, int | None, object]
-    Answers = list[Decision] | BaseException
+    Results = list[Decision] | BaseException
 
 MAX_CALLS_PER_TRANSACTION: Final = 64  # other processes wait for the file meanwhile
 steady: Final = SystemClock.steady
@@ -34,13 +34,13 @@ steady: Final = SystemClock.steady
 class QueuedCall:
     """A call of `apply`, and the future that waits for its decisions."""
 
-    __slots__ = ("answers", "asked", "loop", "made", "waiter")
+    __slots__ = ("arguments", "loop", "queued_at", "results", "waiter")
 
-    def __init__(self, asked: StoreCall) -> None:
+    def __init__(self, arguments: StoreCall) -> None:
         """Queue a call that no task waits for."""
-        self.asked = asked
-        self.answers: Answers = []
-        self.made = steady()
+        self.arguments = arguments
+        self.results: Results = []
+        self.queued_at = steady()
         self.loop: asyncio.AbstractEventLoop | None = None
         self.waiter: asyncio.Future[list[Decision]] | None = None
 
@@ -49,29 +49,29 @@ class QueuedCall:
         """Whether it can be skipped, since its task was cancelled; corrections and other writes cannot."""
         if self.waiter is None or not self.waiter.cancelled():
             return False
-        return self.asked[0] in DROPPABLE and self.asked[4] is None
+        return self.arguments[0] in DROPPABLE and self.arguments[4] is None
 
-    def undoing(self) -> list[QueuedCall]:
+    def make_corrections(self) -> list[QueuedCall]:
         """Return the calls that give back the charge of this one; none the second time."""
-        verb, asks, now, _, more = self.asked
-        answers, self.answers = self.answers, []
-        if isinstance(answers, BaseException) or more is not None:
+        verb, asks, now, _, more = self.arguments
+        results, self.results = self.results, []
+        if isinstance(results, BaseException) or more is not None:
             return []
-        found = corrections(verb, asks, answers, steady() - self.made)
+        found = corrections(verb, asks, results, steady() - self.queued_at)
         return [QueuedCall(("adjust", back, now, at, None)) for back, at in found]
 
 
 class AsyncWorker:
     """A thread that applies queued calls; the first call starts it."""
 
-    def __init__(self, answer: Callable[[list[QueuedCall]], None], wake: Callable[[Sequence[Ask]], None]) -> None:
-        """Pass lists of calls to `answer`, which sets their `answers` and does not raise.
+    def __init__(self, apply: Callable[[list[QueuedCall]], None], wake: Callable[[Sequence[Ask]], None]) -> None:
+        """Pass lists of calls to `apply`, which sets their `results` and does not raise.
 
         `wake` lets callers that wait for permits of keys try again.
         """
-        self._answer = answer
+        self._apply = apply
         self._wake = wake
-        self._questions: deque[QueuedCall] = deque()
+        self._queue: deque[QueuedCall] = deque()
         self._undelivered: list[list[QueuedCall]] = []  # decided, but not yet delivered in their event loop
         self._changed = threading.Condition()
         self._thread = ThreadPoolExecutor(1, "tidegate-sqlite")
@@ -79,27 +79,27 @@ class AsyncWorker:
         self._closed = False  # to new calls
         self._ended = False
 
-    async def ask(self, question: QueuedCall) -> list[Decision]:
+    async def apply(self, call: QueuedCall) -> list[Decision]:
         """Queue a call and await its decisions."""
-        question.loop = asyncio.get_running_loop()
-        question.waiter = question.loop.create_future()
+        call.loop = asyncio.get_running_loop()
+        call.waiter = call.loop.create_future()
         with self._changed:
             if self._closed:
                 raise Closed("the store is closed")
-            self._put([question])
+            self._put([call])
         try:
-            return await question.waiter
+            return await call.waiter
         except asyncio.CancelledError:
-            if not question.waiter.cancelled():  # decided at the same moment, but the task will not read it
-                question.waiter.exception()
-                self._abandon([question])
+            if not call.waiter.cancelled():  # decided at the same moment, but the task will not read it
+                call.waiter.exception()
+                self._abandon([call])
             raise
 
-    def _put(self, questions: list[QueuedCall]) -> None:
+    def _put(self, calls: list[QueuedCall]) -> None:
         """Queue calls for the thread, unless it has ended. Requires the lock."""
-        if self._ended or not questions:
+        if self._ended or not calls:
             return
-        self._questions.extend(questions)
+        self._queue.extend(calls)
         if not self._busy:
             self._thread.submit(self._work)
             self._busy = True  # set last, in case an interrupt prevents the submission
@@ -107,78 +107,78 @@ class AsyncWorker:
     def _work(self) -> None:
         while True:
             with self._changed:
-                some = [self._questions.popleft() for _ in range(min(MAX_CALLS_PER_TRANSACTION, len(self._questions)))]
-                self._busy = bool(some)
+                batch = [self._queue.popleft() for _ in range(min(MAX_CALLS_PER_TRANSACTION, len(self._queue)))]
+                self._busy = bool(batch)
                 self._changed.notify_all()
-            if not some:
+            if not batch:
                 return
-            asked = [question for question in some if not question.dropped]
-            self._answer(asked)
+            current = [call for call in batch if not call.dropped]
+            self._apply(current)
             loops: dict[Any, list[QueuedCall]] = {}
-            for question in asked:
-                loops.setdefault(question.loop, []).append(question)
-            for question in loops.pop(None, ()):  # corrections
-                if not isinstance(question.answers, BaseException):
-                    self._wake(question.asked[1])
-            for loop, answered in loops.items():
-                self._send(loop, answered)
+            for call in current:
+                loops.setdefault(call.loop, []).append(call)
+            for call in loops.pop(None, ()):  # corrections
+                if not isinstance(call.results, BaseException):
+                    self._wake(call.arguments[1])
+            for loop, applied in loops.items():
+                self._send(loop, applied)
 
-    def _send(self, loop: asyncio.AbstractEventLoop, questions: list[QueuedCall]) -> None:
+    def _send(self, loop: asyncio.AbstractEventLoop, calls: list[QueuedCall]) -> None:
         """Pass decisions to the event loop that waits for them."""
         with self._changed:
-            self._undelivered.append(questions)
+            self._undelivered.append(calls)
         try:
-            loop.call_soon_threadsafe(self._deliver, questions)
+            loop.call_soon_threadsafe(self._deliver, calls)
         except RuntimeError:  # the loop is closed
-            self._delivered(questions)
-            self._abandon(questions)
+            self._delivered(calls)
+            self._abandon(calls)
 
-    def _deliver(self, questions: list[QueuedCall]) -> None:
+    def _deliver(self, calls: list[QueuedCall]) -> None:
         """Set the results of the futures, in the event loop; calls whose task was cancelled are undone."""
-        for question in questions:
-            waiter, answers = question.waiter, question.answers
+        for call in calls:
+            waiter, results = call.waiter, call.results
             if waiter is None or waiter.done():
-                self._abandon([question])
-            elif isinstance(answers, BaseException):
-                waiter.set_exception(answers)
+                self._abandon([call])
+            elif isinstance(results, BaseException):
+                waiter.set_exception(results)
             else:
-                waiter.set_result(answers)
-        self._delivered(questions)
+                waiter.set_result(results)
+        self._delivered(calls)
 
-    def _delivered(self, questions: list[QueuedCall]) -> None:
+    def _delivered(self, calls: list[QueuedCall]) -> None:
         with self._changed:
-            self._undelivered = [others for others in self._undelivered if others is not questions]
+            self._undelivered = [others for others in self._undelivered if others is not calls]
             self._changed.notify_all()
 
-    def _abandon(self, questions: list[QueuedCall]) -> None:
+    def _abandon(self, calls: list[QueuedCall]) -> None:
         """Give back charges that no task has read; other changes stay, and may have made permits available."""
-        for question in questions:
-            if question.asked[0] in CHARGING:
+        for call in calls:
+            if call.arguments[0] in CHARGING:
                 with self._changed:
-                    self._put(question.undoing())
-            elif question.asked[0] != "peek" and not isinstance(question.answers, BaseException):
-                self._wake(question.asked[1])
+                    self._put(call.make_corrections())
+            elif call.arguments[0] != "peek" and not isinstance(call.results, BaseException):
+                self._wake(call.arguments[1])
 
     def close(self) -> None:
         """Complete queued calls, give back the charges of cancelled ones, then end the thread."""
         try:
-            here = asyncio.get_running_loop()
+            current_loop = asyncio.get_running_loop()
         except RuntimeError:
-            here = None
+            current_loop = None
         with self._changed:
             self._closed = True
             undelivered = list(self._undelivered)
-        for questions in undelivered:
-            loop = questions[0].loop
+        for calls in undelivered:
+            loop = calls[0].loop
             if loop is None or loop.is_closed():
-                self._delivered(questions)
-                self._abandon(questions)
-            elif loop is here:  # blocked while this method waits
-                self._abandon([question for question in questions if question.waiter and question.waiter.cancelled()])
+                self._delivered(calls)
+                self._abandon(calls)
+            elif loop is current_loop:  # blocked while this method waits
+                self._abandon([call for call in calls if call.waiter and call.waiter.cancelled()])
         with self._changed:
-            self._changed.wait_for(lambda: self._is_done(here), MAX_CLOSING)
+            self._changed.wait_for(lambda: self._is_done(current_loop), MAX_CLOSING)
             self._ended = True
         self._thread.shutdown(wait=True)
 
-    def _is_done(self, here: asyncio.AbstractEventLoop | None) -> bool:
-        return not self._busy and all(questions[0].loop is here for questions in self._undelivered)
+    def _is_done(self, current_loop: asyncio.AbstractEventLoop | None) -> bool:
+        return not self._busy and all(calls[0].loop is current_loop for calls in self._undelivered)

@@ -135,10 +135,10 @@ class SQLiteStore(Store):
     ) -> list[Decision]:
         """Apply in the thread of the store; concurrent calls of many tasks share transactions."""
         worker = self._worker or self._start_worker()
-        return await worker.ask(QueuedCall((verb, asks, now, at, None)))
+        return await worker.apply(QueuedCall((verb, asks, now, at, None)))
 
     def _start_worker(self) -> AsyncWorker:
-        self._workers.append(AsyncWorker(self._answer, self.wake))
+        self._workers.append(AsyncWorker(self._apply_queued, self.wake))
         self._worker = self._workers[0]  # if several threads start one at once, all use the first
         return self._worker
 
@@ -168,16 +168,16 @@ class SQLiteStore(Store):
 
     # ---- transactions ------------------------------------------------------------------------------------------------
 
-    def _answer(self, queued_calls: list[QueuedCall]) -> None:
+    def _apply_queued(self, queued_calls: list[QueuedCall]) -> None:
         """Apply all calls in one transaction; an error becomes the result of each."""
         try:
-            answers = self._transact([queued_call.asked for queued_call in queued_calls])
+            results = self._transact([queued_call.arguments for queued_call in queued_calls])
         except Exception as error:  # noqa: BLE001 - raised where the result is awaited
             for queued_call in queued_calls:
-                queued_call.answers = error
+                queued_call.results = error
             return
-        for queued_call, answer in zip(queued_calls, answers, strict=True):
-            queued_call.answers = answer
+        for queued_call, decisions in zip(queued_calls, results, strict=True):
+            queued_call.results = decisions
 
     def _transact(self, calls: Sequence[StoreCall], work: Work | None = None) -> list[list[Decision]]:
         """Apply all calls in one transaction, retried while other processes keep the file locked."""
@@ -260,13 +260,13 @@ class SQLiteStore(Store):
         read_only = calls[0][0] == "peek" and all(call[0] == "peek" for call in calls)
         rows.execute("BEGIN" if read_only else "BEGIN IMMEDIATE")
         now = self.clock.ns() // 1000
-        answers = [work(rows, call, now) for call in calls]
+        results = [work(rows, call, now) for call in calls]
         if self._sweep_due and not read_only:
             self._sweep_due = False
             rows.sweep(min([now, *(call[2] for call in calls if call[2] is not None)]))
         rows.execute("COMMIT")
         self._unfinished = False
-        return answers
+        return results
 
     def _failed(self, error: sqlite3.Error, calls: Sequence[StoreCall]) -> StoreUnavailable:
         self._failures += 1
