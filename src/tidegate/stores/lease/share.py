@@ -40,8 +40,8 @@ class LeasedShare:
         "renew_below",
         "spare",
         "store_views",
-        "units"
-    )  # fmt: skip
+        "units",
+    )
 
     def __init__(self, one: Costs, granted: Costs, decision: Decision, sent: int, received: int, lifetime: int) -> None:
         """Keep the permits granted by a decision for `lifetime` microseconds after `sent`, the time of the request."""
@@ -55,9 +55,9 @@ class LeasedShare:
         self.received = self.in_use_since = received  # `in_use_since` changes when it becomes the current share
         self.ends = sent + lifetime
         # Renewed early enough for two round trips as long as this one.
-        late = min(max(lifetime // RENEW_DIVISOR, 2 * (received - sent)), lifetime // 2)
-        self.renew_at = self.ends - late
-        self.renew_below = self.units * late // lifetime if lifetime > 0 else 0
+        margin = min(max(lifetime // RENEW_DIVISOR, 2 * (received - sent)), lifetime // 2)
+        self.renew_at = self.ends - margin
+        self.renew_below = self.units * margin // lifetime if lifetime > 0 else 0
 
     @property
     def unused(self) -> bool:
