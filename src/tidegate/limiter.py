@@ -82,7 +82,7 @@ class _Engine:
         self._ageing = round(at_least_zero("ageing", ageing) * SECOND)
         self._max_priority = at_least_zero("max_priority", max_priority)
         self._lines = WaitQueues()
-        self.store.waited_on.add(self._lines)
+        self.store.wait_queues.add(self._lines)
         self._retire: list[Callable[[], None]] = []
         self._now: Callable[[], int] | None = None
         if clock is not None and clock is not self.store.clock:
@@ -175,7 +175,7 @@ class _Engine:
     def _adjusting(self, ask: Ask) -> Steps:
         """Correct what was charged, and let the first in line look whether that is enough for it."""
         decision: Decision = yield ask
-        for lines in tuple(self.store.waited_on):
+        for lines in tuple(self.store.wait_queues):
             lines.wake(ask.key)
         return decision
 
@@ -263,9 +263,9 @@ class Limiter(_Engine):
             return
         long_way = functools.partial(Limiter.try_acquire, self)
         if isinstance(self.store, MemoryStore):
-            short_way = self.store.shortcut(policy, long_way, self._retire)
+            short_way = self.store.fast_path(policy, long_way, self._retire)
         elif isinstance(self.store, LeasedStore):
-            short_way = self.store.shortcut(policy, long_way)
+            short_way = self.store.fast_path(policy, long_way)
         else:
             return
         self.__dict__["try_acquire"] = functools.wraps(Limiter.try_acquire)(short_way)  # the same, faster
@@ -385,7 +385,7 @@ class AsyncLimiter(_Engine):
         self.__dict__.pop("try_acquire", None)
         plain = plain and type(self).try_acquire is AsyncLimiter.try_acquire
         if plain and isinstance(self.store, MemoryStore):
-            decide = self.store.shortcut(policy, self._long_way, self._retire)
+            decide = self.store.fast_path(policy, self._long_way, self._retire)
 
             @functools.wraps(AsyncLimiter.try_acquire)
             async def try_acquire(key: Key, cost: Cost = 1) -> Decision:
@@ -393,7 +393,7 @@ class AsyncLimiter(_Engine):
 
             self.__dict__["try_acquire"] = try_acquire  # the same, faster
         elif plain and isinstance(self.store, LeasedStore):
-            self._shortcut = self.store.shortcut(policy, lambda _key, _cost: None)  # the store has to be awaited
+            self._shortcut = self.store.fast_path(policy, lambda _key, _cost: None)  # the store has to be awaited
 
     def _long_way(self, key: Key, cost: Cost) -> Decision:
         _, policy, key, costs, _ = self._question("acquire", normal_key(key), cost)

@@ -89,7 +89,7 @@ def test_new_keys_share_a_bucket_when_all_others_are_live(caplog):
         assert [ask(store, key, policy=policy).allowed for key in "ab"] == [True, True], "they keep their own"
     assert store.metrics() == {"entries": 2, "max_entries": 2, "overflowed": 5}
     assert [record.getMessage() for record in caplog.records] == [
-        "memory store is full: 2 live keys; new keys of a policy are limited together until some end (max_entries)"
+        "memory store is full: 2 live keys (max_entries); new keys of a policy share one bucket until some expire"
     ]
     later = NOW + 2 * HOUR
     assert [ask(store, key, later, policy).remaining for key in "cd"] == [2, 2], "there is room again"
@@ -136,8 +136,8 @@ def test_a_group_gets_half_of_the_store_and_only_its_overflow_shares_a_bucket(ca
     assert not ask(store, "flood-1000")
     assert [record.getMessage() for record in caplog.records] == [
         (
-            "memory store: 51 live keys; flood has used up its share, its new keys are limited together until some end "
-            "(max_entries)"
+            "memory store: 51 live keys; group flood is over its share of max_entries, its new keys share one bucket "
+            "until some expire"
         )
     ]
     assert ask(store, "flood-1000", NOW + 2 * HOUR)
@@ -167,7 +167,7 @@ def test_keys_that_are_here_already_are_counted_too():
     store = MemoryStore(max_entries=100)
     for number in range(60):
         ask(store, f"flood-{number}")
-    store.share(group_of)
+    store.limit_groups(group_of)
     assert ask(store, "flood-60")  # in the bucket that its further keys share
     assert not ask(store, "flood-61")
     assert ask(store, "client")
@@ -321,7 +321,7 @@ def test_keys_that_are_forgotten_at_once_leave_nothing_behind(verb):
         ask(store, f"k{number}", NOW + number, slots, (-1,), verb)
         keys = store._tables["slots"]
         assert sum(map(len, keys.wheel.values())) < 500
-        assert len(keys.ghosts) < 500
+        assert len(keys.stale) < 500
     assert store.metrics()["entries"] == 0
 
 
@@ -332,7 +332,7 @@ def test_one_key_forgotten_again_and_again_stands_in_the_wheel_once():
         ask(store, "k", NOW + number, costs=(0,), verb="reset")
     keys = store._tables["hourly"]
     assert sum(map(len, keys.wheel.values())) == 1
-    assert len(keys.ghosts) == 1
+    assert len(keys.stale) == 1
 
 
 def test_forgotten_keys_among_live_ones_are_found():
@@ -522,8 +522,8 @@ def interrupted_at(step):
     codes = {
         method.__code__
         for owner, names in (
-            (table.Table, ("register", "sweep", "forget", "scrub")),
-            (MemoryStore, ("_decide", "_slot", "_write", "_insert", "_keep", "_forget")),
+            (table.Table, ("register", "sweep", "forget", "remove_stale")),
+            (MemoryStore, ("_decide", "_slot", "_write", "_insert", "_add", "_forget")),
             (GroupShares, ("add", "remove")),
         )
         for method in (getattr(owner, name) for name in names)
@@ -551,7 +551,7 @@ INTERRUPTED = {
     "short": lambda limiter: limiter.try_acquire("new"),
     "due": lambda limiter: limiter.try_acquire("due"),
     "forget": lambda limiter: limiter.reset("a5"),
-    "scrub": lambda limiter: limiter.reset("a199"),
+    "remove_stale": lambda limiter: limiter.reset("a199"),
 }
 
 
@@ -566,7 +566,7 @@ def test_an_exception_between_any_two_steps_leaves_a_store_that_works_and_emptie
         clock = ManualClock(1_000_000)
         limiter = Limiter(["2/10s"], store=MemoryStore(clock=clock, group_of=lambda _: "all"))
         call_all(limiter, "try_acquire", 200)
-        if call == "scrub":
+        if call == "remove_stale":
             call_all(limiter, "reset", 190)
         if call == "due":
             clock.advance(4)
@@ -586,7 +586,7 @@ def test_an_exception_between_any_two_steps_leaves_a_store_that_works_and_emptie
         assert set(places.entries) <= {key for keys in places.wheel.values() for key in keys}
         clock.advance(100)
         call_all(limiter, "peek", 60)
-        assert (places.entries, places.wheel, places.dues, places.ghosts) == ({}, {}, [], set())
+        assert (places.entries, places.wheel, places.dues, places.stale) == ({}, {}, [], set())
         assert limiter.store.metrics()["entries"] == 0
         assert not limiter.store._shares._counts
     assert step > 3

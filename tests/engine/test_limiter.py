@@ -157,11 +157,11 @@ def test_senseless_rules_are_refused(rules, message):
 @pytest.mark.parametrize(
     ("url", "message"),
     [
-        ("nowhere", "store: a store is named by a URL such as 'memory://', not 'nowhere'"),
-        ("nowhere://", "store: no store for nowhere://: known are memory://"),
+        ("nowhere", "store: expected a URL such as 'memory://', not 'nowhere'"),
+        ("nowhere://", "store: unknown store nowhere://: expected memory://"),
         ("memory://host", "store: memory:// takes no host or path"),
         ("memory://?size=3", "store: memory:// has no option 'size'"),
-        ("memory://?max_entries=x", "max_entries: must be a whole number from 1, not 'x'"),
+        ("memory://?max_entries=x", "max_entries: must be an integer from 1, not 'x'"),
         ("memory://?overflow=forget", "overflow: must be 'share' or 'deny', not 'forget'"),
     ],
 )

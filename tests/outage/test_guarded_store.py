@@ -252,7 +252,7 @@ def test_a_url_carries_the_guards_options(tmp_path):
     assert isinstance(guard, GuardedStore)
     assert guard.deadline == 0.07
     assert isinstance(guard.store, SQLiteStore)
-    assert guard.store._patience == 70_000  # noqa: SLF001 - the store was told
+    assert guard.store._busy_timeout == 70_000  # noqa: SLF001 - the store was told
     assert not isinstance(open_guarded("memory://"), GuardedStore)
     with pytest.raises(ConfigError, match="deadline: cannot use this URL of a store"):
         open_guarded(f"sqlite:///{tmp_path}/x.db?deadline=soon")

@@ -1,6 +1,6 @@
-"""What is charged is what was answered, however many tasks are cancelled, on every store.
+"""Every store charges exactly what callers received, however many tasks are cancelled.
 
-`TIDEGATE_STORM=100000 pytest tests/stores/test_cancellation.py` runs the long form.
+`TIDEGATE_CANCELLATIONS=100000 pytest tests/stores/test_cancellation.py` runs the long form.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import pytest
 from tests.servers.postgres import PostgresServer, find_binaries
 from tests.servers.process import need
 from tests.servers.valkey import ValkeyCluster, ValkeyServer
-from tests.stores.storm import Storm, cancellations
+from tests.stores.random_cancellations import RandomCancellations, cancellations
 from tidegate.core.limit import Limit
 from tidegate.stores import MemoryStore, Store, open_store
 from tidegate.stores.cancellation import bucket_credit
@@ -46,8 +46,8 @@ def postgres_url() -> Iterator[str]:
         yield f"{server.url}?connect_timeout=10"
 
 
-class Plain(Store):
-    """Somebody's store that has no async form and keeps no deadline: a guard runs it in threads."""
+class BlockingStore(Store):
+    """A store without an async form or deadlines: GuardedStore runs it in threads."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -57,8 +57,8 @@ class Plain(Store):
         return self.memory.apply(verb, asks, now, at)
 
 
-class Slow(Plain):
-    """Somebody's store whose async form takes its time, and forgets what it was asked when it is cancelled."""
+class SlowStore(BlockingStore):
+    """A store whose async form is slow, and does not give back the charge of a cancelled call."""
 
     async def apply_async(
         self, verb: str, asks: Sequence[Ask], now: int | None = None, at: int | None = None
@@ -78,19 +78,19 @@ FORMS = [
 
 
 @asynccontextmanager
-async def opened(request: pytest.FixtureRequest, tmp_path: Path, place: str, form: str) -> AsyncIterator[Store]:
+async def open_for_test(request: pytest.FixtureRequest, tmp_path: Path, place: str, form: str) -> AsyncIterator[Store]:
     store: Store
     if place in ("threads", "tasks"):
-        store = GuardedStore(Plain() if place == "threads" else Slow(), deadline=5)
+        store = GuardedStore(BlockingStore() if place == "threads" else SlowStore(), deadline=5)
     else:
-        urls = {"memory": "memory://", "sqlite": f"sqlite:///{tmp_path}/storm.db?synchronous=normal"}
+        urls = {"memory": "memory://", "sqlite": f"sqlite:///{tmp_path}/run.db?synchronous=normal"}
         url = urls.get(place) or request.getfixturevalue(f"{place}_url")
         if place == "postgres":
             url += f"&schema={form}&synchronous_commit=off"
         elif place not in ("memory", "sqlite"):
             url += f"&prefix={form}"
         if form == "plain":
-            # A loaded machine may be slow; how soon a store is lost is not what is asked here.
+            # A loaded machine may be slow; this test does not check timeouts.
             store = open_store(url if place in ("memory", "sqlite") else f"{url}&timeout=10")
         else:
             store = open_guarded(url if place == "memory" else f"{url}&deadline=10s")
@@ -100,28 +100,28 @@ async def opened(request: pytest.FixtureRequest, tmp_path: Path, place: str, for
 
 @pytest.mark.timeout(120 + cancellations() // 50)
 @pytest.mark.parametrize(("place", "form"), FORMS)
-async def test_what_is_charged_is_what_was_answered(
+async def test_charges_equal_what_callers_received(
     request: pytest.FixtureRequest, tmp_path: Path, place: str, form: str
 ) -> None:
-    async with opened(request, tmp_path, place, form) as store:
-        storm = Storm(store, seed=1, lease=form == "leased")
-        await storm.blow(cancellations())
-        charged, answered, held = await storm.settled()
-        await storm.limiter.close()
-        assert charged == answered
+    async with open_for_test(request, tmp_path, place, form) as store:
+        run = RandomCancellations(store, seed=1, lease=form == "leased")
+        await run.run(cancellations())
+        charged, received, held = await run.settle()
+        await run.limiter.close()
+        assert charged == received
         assert held == 0
-        assert storm.cancelled >= cancellations()
+        assert run.cancelled >= cancellations()
 
 
 @pytest.mark.parametrize("place", ["sqlite", "redis", "postgres"])
-async def test_closing_gives_back_what_was_cancelled(
+async def test_closing_gives_back_the_charges_of_cancelled_calls(
     request: pytest.FixtureRequest, tmp_path: Path, place: str
 ) -> None:
-    """The store is closed in the middle of a storm: what was charged until then was answered."""
-    async with opened(request, tmp_path, place, "guarded") as store:
-        storm = Storm(store, seed=2)
-        before = await storm.charged()
-        tasks = [asyncio.ensure_future(storm.try_acquire(f"k{n % 20}", 1)) for n in range(200)]
+    """The store is closed while calls are being cancelled: callers received all that was charged until then."""
+    async with open_for_test(request, tmp_path, place, "guarded") as store:
+        run = RandomCancellations(store, seed=2)
+        before = await run.charged()
+        tasks = [asyncio.ensure_future(run.try_acquire(f"k{n % 20}", 1)) for n in range(200)]
         for _ in range(4):
             await asyncio.sleep(0)
         for task in tasks[::2]:
@@ -129,19 +129,19 @@ async def test_closing_gives_back_what_was_cancelled(
         await asyncio.gather(*tasks[::2], return_exceptions=True)
         await store.close_async()
         await asyncio.gather(*tasks, return_exceptions=True)
-    async with opened(request, tmp_path, place, "guarded") as store:
-        after = await Storm(store).charged()
+    async with open_for_test(request, tmp_path, place, "guarded") as store:
+        after = await RandomCancellations(store).charged()
     assert {key: [used - old for used, old in zip(after[key], before[key], strict=True)] for key in after} == {
-        key: [storm.answered.get(key, 0)] * len(storm.counted) for key in after
+        key: [run.received.get(key, 0)] * len(run.counted) for key in after
     }
 
 
 @pytest.mark.parametrize(
     ("limit", "cost", "reset", "passed", "credit"),
     [
-        ("5/1h", 1, 720_000_000, 1_000_000, 1),  # from full: less than a permit has come back meanwhile
-        ("1000/1s", 1, 1000, 1_000_000, 0),  # from full: it is full again by itself
-        ("1000/1s", 500, 500_000, 100_000, 400),  # from full: 100 would have been lost at the brim
+        ("5/1h", 1, 720_000_000, 1_000_000, 1),  # from full: less than a permit was refilled meanwhile
+        ("1000/1s", 1, 1000, 1_000_000, 0),  # from full: the bucket is full again
+        ("1000/1s", 500, 500_000, 100_000, 400),  # from full: 100 would have been lost beyond the burst
         ("1000/1s", 500, 900_000, 100_000, 500),  # 400 were missing: nothing would have been lost
     ],
 )

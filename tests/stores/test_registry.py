@@ -1,4 +1,4 @@
-"""A store of another package is found by its entry point."""
+"""`open_store` finds stores of other packages by their entry points."""
 
 import sys
 
@@ -10,7 +10,7 @@ from tidegate.stores import MemoryStore, open_store
 
 @pytest.fixture
 def package(tmp_path, monkeypatch):
-    """An installed package with a store of its own."""
+    """An installed package that provides a store."""
     (tmp_path / "elsewhere.py").write_text(
         "from tidegate.stores import MemoryStore\n"
         "class Elsewhere(MemoryStore):\n"
@@ -34,10 +34,15 @@ def test_a_store_of_another_package_is_opened_by_its_scheme(package):
         assert [bool(limiter.try_acquire("k")) for _ in range(3)] == [True, True, False]
 
 
-def test_a_package_cannot_take_the_place_of_our_own(package):
+def test_a_package_cannot_replace_a_built_in_store(package):
     assert type(open_store("memory://")) is MemoryStore
 
 
-def test_an_unknown_scheme_names_the_known_ones(package):
-    with pytest.raises(ConfigError, match=r"no store for nowhere://: known are .*elsewhere://.*sqlite://"):
+def test_the_error_for_an_unknown_scheme_lists_the_known_ones(package):
+    with pytest.raises(ConfigError, match=r"unknown store nowhere://: expected .*elsewhere://.*sqlite://"):
         open_store("nowhere://")
+
+
+def test_a_misspelled_scheme_gets_a_suggestion():
+    with pytest.raises(ConfigError, match=r"unknown store sqlit://: expected .*; did you mean 'sqlite://'\?"):
+        open_store("sqlit:///limits.db")

@@ -36,7 +36,7 @@ class GatedStore(Store):
     def __init__(self, inner: Store, *, owns: bool = False) -> None:
         """Wrap `inner`; close it with this store if it `owns` it."""
         super().__init__(inner.clock)
-        self.waited_on = inner.waited_on
+        self.wait_queues = inner.wait_queues
         self.inner = inner
         self.instant = inner.instant  # type: ignore[misc]  # same as the wrapped store
         self._owns = owns

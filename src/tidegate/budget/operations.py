@@ -223,7 +223,7 @@ class BudgetOperations:
                 charge = share.unreserved
             if count:
                 yield from self._submit_flow("record", unlimited, KEY, charge, completion)
-        for queue in tuple(self.store.waited_on):
+        for queue in tuple(self.store.wait_queues):
             queue.wake(KEY)
 
     def _return_flow(self, batch: OpenBatch) -> Flow[None]:

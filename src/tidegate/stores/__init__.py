@@ -1,4 +1,4 @@
-"""WHERE state lives. `open_store` takes a URL; third parties add schemes by the entry point group `tidegate.stores`."""
+"""Stores, which keep the state of keys. Packages add URL schemes to `open_store` by entry points `tidegate.stores`."""
 
 from tidegate.stores.base import Store
 from tidegate.stores.memory.store import MemoryStore

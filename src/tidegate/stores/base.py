@@ -1,4 +1,4 @@
-"""What a Store is: one method that applies a transition of the core at keys, atomically."""
+"""The Store interface: one method, which applies a transition of the core to keys, atomically."""
 
 from __future__ import annotations
 
@@ -20,41 +20,40 @@ if TYPE_CHECKING:
 
 
 class WaitQueue(Protocol):
-    """Whoever waits for keys of a store."""
+    """Callers that wait for permits of a store."""
 
     def wake(self, key: Key) -> None:
-        """Permits of the key may have become free."""
+        """Let callers that wait for the key try again: permits may be available."""
 
 
 class Store(ABC):
     """Keeps the states of keys and decides on them.
 
-    A store has one job: `apply` a verb of `tidegate.core.decision` (`acquire`, `peek`, `hold`, `adjust`, `reset`) to
-    the states of the keys it is asked about, as if nothing else happened meanwhile. All asks of one call are decided
-    together: if one limit says no, nothing is charged anywhere.
+    A store implements `apply`: it applies a verb of `tidegate.core.decision` (`acquire`, `peek`, `hold`, `adjust`,
+    `reset`) to the states of the given keys, atomically. All asks of one call are decided together: if one limit
+    denies, nothing is charged.
     """
 
-    instant: ClassVar[bool] = False  # whether `apply` answers without waiting for anything, so that a task may call it
+    instant: ClassVar[bool] = False  # whether `apply` never blocks, so that a task may call it
 
     def __init__(self, clock: Clock | None = None) -> None:
-        """Tell the time by the given clock (the machine's by default)."""
+        """Use the given clock, by default the SystemClock."""
         self.clock: Clock = clock or SystemClock()
-        self.waited_on: WeakSet[WaitQueue] = (
-            WeakSet()
-        )  # the lines of every limiter here: permits come back to all of them
+        # One for each limiter of this store: returned permits may serve waiters of any of them.
+        self.wait_queues: WeakSet[WaitQueue] = WeakSet()
 
     @abstractmethod
     def apply(self, verb: str, asks: Sequence[Ask], now: int | None = None, at: int | None = None) -> list[Decision]:
-        """Apply the verb to every (policy, key, costs) together and answer each.
+        """Apply the verb to all (policy, key, costs) together; returns one Decision for each.
 
-        `now` is the instant to decide at, in microseconds; None, the usual case, means by the store's own clock, read
-        while no one else can decide. `at` tells `adjust` when the charge that it corrects was made.
+        `now` is the time to decide at, in microseconds. None, the usual case, means the time of the store's own clock,
+        read inside the atomic operation. For `adjust`, `at` is the time of the charge to correct.
         """
 
     def apply_one(
         self, verb: str, policy: Policy, key: Key, costs: tuple[int, ...], now: int | None = None, at: int | None = None
     ) -> Decision:
-        """Apply the verb to one key: the common case, which a store may shorten."""
+        """Apply the verb to one key: the common case, which a store may optimize."""
         return self.apply(verb, ((policy, key, costs),), now, at)[0]
 
     async def apply_async(
@@ -62,44 +61,44 @@ class Store(ABC):
     ) -> list[Decision]:
         """Apply without blocking the event loop.
 
-        A call whose task is cancelled is charged nothing in the end, and what corrects or resets is done all the same:
-        see `tidegate.stores.cancellation`.
+        The charge of a cancelled call is given back; corrections and resets are completed even if their task is
+        cancelled: see `tidegate.stores.cancellation`.
         """
         return self.apply(verb, asks, now, at)
 
     def wake(self, asks: Sequence[Ask]) -> None:
-        """Let whoever waits for these keys ask again: permits may have become free."""
-        for lines in tuple(self.waited_on):
+        """Let callers that wait for these keys try again: permits may be available."""
+        for queue in tuple(self.wait_queues):
             for _, key, _ in asks:
-                lines.wake(key)
+                queue.wake(key)
 
     def metrics(self) -> dict[str, int]:
-        """Count what an operator may want to watch."""
+        """Return counters for monitoring, by name."""
         return {}
 
-    def close(self) -> None:  # noqa: B027 - most stores hold nothing open
-        """Let go of what the store holds open."""
+    def close(self) -> None:  # noqa: B027 - most stores have nothing to close
+        """Close connections and files."""
 
     async def close_async(self) -> None:
-        """Let go of what the store holds open, without blocking the event loop."""
+        """Close connections and files, without blocking the event loop."""
         self.close()
 
 
 def merge(asks: Sequence[Ask]) -> tuple[list[int], Sequence[Ask]]:
-    """Let a key that is asked for twice pay both costs at once; return the place of each ask among the merged ones."""
-    places: dict[tuple[str, Key], int] = {}
+    """Merge asks for the same key, adding their costs; returns each ask's index in the merged list, and that list."""
+    indices: dict[tuple[str, Key], int] = {}
     merged: list[Ask] = []
     for policy, key, costs in asks:
-        place = places.setdefault((policy.name, key), len(merged))
-        if place == len(merged):
+        index = indices.setdefault((policy.name, key), len(merged))
+        if index == len(merged):
             merged.append((policy, key, costs))
             continue
-        first, _, before = merged[place]
+        first, _, before = merged[index]
         if first is not policy and first != policy:
-            raise ConfigError(f"two different policies are called {policy.name!r} in one call", field="policy")
-        merged[place] = (
+            raise ConfigError(f"two different policies have the name {policy.name!r} in one call", field="policy")
+        merged[index] = (
             policy,
             key,
             tuple(min(MAX_INTEGER, old + new) for old, new in zip(before, costs, strict=True)),
         )
-    return [places[policy.name, key] for policy, key, _ in asks], merged
+    return [indices[policy.name, key] for policy, key, _ in asks], merged

@@ -1,8 +1,8 @@
-"""Deadlines for what happens elsewhere, in an event loop that may itself be late.
+"""Timeouts for network calls in an event loop that may itself be blocked.
 
-A loop that stands still for a while (a long computation, a suspended machine) hears nothing meanwhile, and finds its
-timers due together with the answers. So a deadline here is made of PARTS: each begins only when the loop has come to
-look for answers after the one before, and a stop of the loop counts as one part at most, however long it was.
+A blocked loop (a long computation, a suspended machine) reads nothing meanwhile, and then finds its timers expired
+together with the replies. So a timeout is divided into PARTS. Each starts only after the loop has read replies since
+the previous one ended, so a blocked loop uses up at most one part, however long it was blocked.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ PARTS: Final = 4
 
 
 class DeadlineTimer:
-    """Calls a function when so many seconds have passed since `start`, unless it is stopped or started again."""
+    """Calls a function after a timeout, unless it is stopped or started again before."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, expired: Callable[[], None]) -> None:
-        """Wait to be started."""
+        """Call `expired` after the timeout; `start` starts the timer."""
         self._loop = loop
         self._expired = expired
         self._part = 0.0
@@ -30,34 +30,34 @@ class DeadlineTimer:
         self._end = 0.0
 
     def start(self, seconds: float) -> None:
-        """Expire so many seconds from now."""
+        """Expire after this many seconds."""
         self._part = seconds / PARTS
         self._left = PARTS
         self._end = self._loop.time() + seconds
-        if self._handle is None:  # a handle that is under way comes to look in time
-            self._handle = self._loop.call_later(self._part, self._look)
+        if self._handle is None:  # else the pending handle continues with the new timeout
+            self._handle = self._loop.call_later(self._part, self._check)
 
     def stop(self) -> None:
         """Do not expire."""
         self._left = 0
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         self._handle = None
         if not self._left:
             return
         self._left -= 1
         now = self._loop.time()
         if self._left:
-            self._handle = self._loop.call_later(self._part, self._look)
+            self._handle = self._loop.call_later(self._part, self._check)
         elif now < self._end:
             self._left = 1
-            self._handle = self._loop.call_at(self._end, self._look)
+            self._handle = self._loop.call_at(self._end, self._check)
         else:
             self._expired()
 
 
 async def wait_for(call: Coroutine[Any, Any, T], seconds: float, discard: Callable[[T], object]) -> T:
-    """Await a call; raise TimeoutError when it takes longer. A result that comes too late to be used is discarded."""
+    """Await a call; raise TimeoutError if it takes longer. A result that arrives too late is passed to `discard`."""
     task = asyncio.ensure_future(call)
     try:
         for _ in range(PARTS):

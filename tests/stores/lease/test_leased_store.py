@@ -1,4 +1,4 @@
-"""What a leased limiter tells its user, verb by verb, on a clock that stands still."""
+"""A leased limiter, verb by verb, on a ManualClock."""
 
 import asyncio
 import os
@@ -10,23 +10,23 @@ from tidegate import AsyncLimiter, ConfigError, Limit, Limiter, Policy, StoreUna
 from tidegate.stores import MemoryStore
 from tidegate.stores.cancellation import corrections
 from tidegate.stores.lease import Lease, LeasedStore
-from tidegate.stores.lease.terms import terms
+from tidegate.stores.lease.terms import compute_terms
 from tidegate.stores.outage import GuardedStore
 from tidegate.testing import ManualClock
 
 
-class Counting(MemoryStore):
-    """A shared store that counts how often it is asked, and can be made to fail before or after it decided."""
+class RecordingStore(MemoryStore):
+    """A shared store that records its requests, and can fail before or after it decides."""
 
     instant = False
 
     def __init__(self, clock=None):
         super().__init__(clock=clock)
-        self.asked: list[str] = []
+        self.requests: list[str] = []
         self.fails = ""
 
     def apply(self, verb, asks, now=None, at=None):
-        self.asked.append(verb)
+        self.requests.append(verb)
         if self.fails == "before":
             raise StoreUnavailable("gone")
         answer = super().apply(verb, asks, now, at)
@@ -42,7 +42,7 @@ def clock():
 
 @pytest.fixture
 def shared(clock):
-    return Counting(clock)
+    return RecordingStore(clock)
 
 
 def leased(shared, rules="1000/1h fixed_window", *, lease=True):
@@ -58,18 +58,18 @@ def held(limiter, unit="requests"):
     return limiter.store.metrics()[f"lease_outstanding_{unit}"]
 
 
-def test_most_calls_ask_the_store_nothing(shared):
+def test_most_calls_need_no_store_request(shared):
     limiter = leased(shared)
     warm(limiter, 500)
-    assert len(shared.asked) < 20
+    assert len(shared.requests) < 20
     assert limiter.try_acquire("k").remaining == 499
 
 
-def test_a_key_asked_once_is_not_leased(shared, clock):
+def test_a_key_called_once_is_not_leased(shared, clock):
     limiter = leased(shared)
     for i in range(100):
         limiter.try_acquire(f"user:{i}")
-    assert shared.asked == ["acquire"] * 100
+    assert shared.requests == ["acquire"] * 100
     assert held(limiter) == 0
     clock.advance(2)
     limiter.try_acquire("user:0")
@@ -86,11 +86,11 @@ def test_the_quota_is_exact_with_two_processes(shared, algorithm):
     assert one.try_acquire("k").retry_after == pytest.approx({"token_bucket": 3.6}.get(algorithm, 3600), rel=1)
 
 
-def test_a_decision_tells_the_policys_own_limits(shared):
+def test_a_decision_shows_the_limits_of_the_policy(shared):
     limiter = leased(shared, Policy("p", (Limit(1000, "1m"), Limit(5000, "1h", "sliding_log"))))
     warm(limiter)
     decision = limiter.try_acquire("k")
-    assert [(said.name, said.quota) for said in decision.limits] == [("1m", 1000), ("1h", 5000)]
+    assert [(view.name, view.quota) for view in decision.limits] == [("1m", 1000), ("1h", 5000)]
     assert decision.limits[1].remaining == 5000 - 51
     assert (decision.retry_after, decision.violated) == (0, ())
     assert decision.at == limiter.clock.ns() // 1000
@@ -101,29 +101,29 @@ def test_costs_in_several_units_come_from_one_share(shared):
     limiter = leased(shared, rules)
     for i in range(100):
         assert limiter.try_acquire("k", {"requests": 1, "tokens": 100 + i})
-    assert len(shared.asked) < 40
+    assert len(shared.requests) < 40
     assert limiter.usage("k")["tph"].used == sum(range(100, 200))
     assert limiter.usage("k")["1h"].used == 100
 
 
-def test_a_denial_is_remembered_until_its_retry_and_no_longer_than_a_lease(shared, clock):
+def test_a_denial_is_cached_until_retry_after_but_no_longer_than_a_lease(shared, clock):
     limiter = leased(shared, "20/1m", lease=1)
     while limiter.try_acquire("k"):
         pass
-    asked = len(shared.asked)
+    requests = len(shared.requests)
     first = limiter.try_acquire("k")
     clock.advance(0.5)
     again = limiter.try_acquire("k")
-    assert len(shared.asked) == asked
+    assert len(shared.requests) == requests
     assert again.retry_after == pytest.approx(first.retry_after - 0.5)
     clock.advance(0.5)
     limiter.try_acquire("k")
-    assert len(shared.asked) > asked
+    assert len(shared.requests) > requests
     clock.advance(limiter.try_acquire("k").retry_after)
     assert limiter.try_acquire("k")
 
 
-def test_a_refund_is_seen_at_once(shared):
+def test_a_refund_takes_effect_at_once(shared):
     limiter = leased(shared, "100/1h fixed_window")
     while limiter.try_acquire("k"):
         pass
@@ -131,18 +131,18 @@ def test_a_refund_is_seen_at_once(shared):
     assert [bool(limiter.try_acquire("k")) for _ in range(3)] == [True, True, False]
 
 
-def test_peek_and_usage_change_nothing_and_count_only_what_was_used(shared):
+def test_peek_and_usage_change_nothing_and_count_only_used_permits(shared):
     limiter = leased(shared)
     warm(limiter)
     assert held(limiter) > 0
     assert limiter.peek("k").remaining == 1000 - 51 == limiter.peek("k").remaining
     assert limiter.usage("k")["1h"].used == 50
-    assert held(limiter) == 0  # returned first, so that the store could tell
+    assert held(limiter) == 0  # the share was returned first
     assert not limiter.peek("k", 951)
     assert limiter.peek("k", 950)
 
 
-def test_reset_forgets_shares_too(shared):
+def test_reset_discards_shares(shared):
     limiter = leased(shared)
     warm(limiter)
     limiter.reset("k")
@@ -151,7 +151,7 @@ def test_reset_forgets_shares_too(shared):
     assert not limiter.try_acquire("k")
 
 
-def test_a_large_call_gets_what_small_ones_left_in_the_share(shared):
+def test_a_large_call_gets_the_permits_left_in_the_share(shared):
     limiter = leased(shared)
     warm(limiter, 300)
     assert limiter.try_acquire("k", 700)
@@ -172,11 +172,11 @@ def test_close_returns_everything(shared):
     warm(limiter, 50)
     limiter.close()
     assert Limiter("1000/1h fixed_window", store=shared).usage("k")["1h"].used == 50
-    told = limiter.store.metrics()
-    assert told["lease_granted_requests"] == told["lease_used_requests"] + told["lease_returned_requests"]
+    metrics = limiter.store.metrics()
+    assert metrics["lease_granted_requests"] == metrics["lease_used_requests"] + metrics["lease_returned_requests"]
 
 
-def test_other_rules_return_what_was_held_under_the_former(shared):
+def test_an_updated_policy_returns_the_shares_of_the_old_one(shared):
     limiter = leased(shared)
     warm(limiter, 50)
     limiter.update("2000/1h fixed_window")
@@ -203,7 +203,7 @@ def test_a_lost_reply_only_loses_permits(shared):
     assert 20 + before + allowed >= 1000 - lost - 3
 
 
-def test_a_store_that_is_gone_is_met_by_calls_not_by_shares(shared):
+def test_shares_work_while_the_store_is_unavailable_and_other_calls_fail(shared):
     limiter = leased(shared)
     warm(limiter, 20)
     shared.fails = "before"
@@ -227,11 +227,11 @@ def test_keys_with_shares_are_bounded(shared):
     "rules",
     ["10/1m", "1000/1ms", Limit(100, "1m", "concurrency"), ["1000/1m", Limit(50, "1m", "concurrency", name="c")]],
 )
-def test_what_is_not_worth_leasing_is_asked_directly(shared, rules):
+def test_policies_that_are_not_leased_ask_the_store_directly(shared, rules):
     limiter = leased(shared, rules)
     for _ in range(10):
         assert limiter.try_acquire("k")
-    assert shared.asked == ["acquire"] * 10
+    assert shared.requests == ["acquire"] * 10
 
 
 @pytest.mark.parametrize(
@@ -245,22 +245,22 @@ def test_what_is_not_worth_leasing_is_asked_directly(shared, rules):
     ],
 )
 def test_how_long_a_lease_lasts(rules, lease, length):
-    assert terms(Limiter(rules).policy, lease).length == length
+    assert compute_terms(Limiter(rules).policy, lease).length == length
 
 
 @pytest.mark.parametrize("lease", [0, -1, "1s", {"seconds": 1}, float("nan"), Lease])
-def test_nonsense_is_refused(lease):
+def test_an_invalid_lease_is_refused(lease):
     with pytest.raises(ConfigError, match=r"lease\.seconds: must be a number of seconds"):
         Limiter("100/1m", lease=lease)
 
 
 @pytest.mark.parametrize("option", [{"spread": 0}, {"max_keys": 0.5}, {"spread": True}])
-def test_nonsense_in_options_is_refused(option):
-    with pytest.raises(ConfigError, match="must be a whole number from 1"):
+def test_invalid_lease_options_are_refused(option):
+    with pytest.raises(ConfigError, match="must be an integer from 1"):
         Lease(**option)
 
 
-def test_threads_share_exactly(shared):
+def test_threads_together_use_exactly_the_quota(shared):
     limiter = leased(shared)
     allowed: list[int] = []
 
@@ -275,7 +275,7 @@ def test_threads_share_exactly(shared):
     assert sum(allowed) == 1000
 
 
-async def test_tasks_share_exactly(shared):
+async def test_tasks_together_use_exactly_the_quota(shared):
     async with AsyncLimiter("1000/1h fixed_window", store=shared, lease=True) as limiter:
 
         async def work():
@@ -292,8 +292,8 @@ async def test_tasks_share_exactly(shared):
     assert Limiter("1000/1h fixed_window", store=shared).usage("k")["1h"].used == 50
 
 
-class Hanging(Counting):
-    """Answers late on demand, and gives back what a cancelled call was charged, as every store does."""
+class HangingStore(RecordingStore):
+    """Hangs on demand, and gives back the charge of a cancelled call, as every store does."""
 
     async def apply_async(self, verb, asks, now=None, at=None):
         answer = self.apply(verb, asks, now, at)
@@ -307,8 +307,8 @@ class Hanging(Counting):
         return answer
 
 
-async def test_a_cancelled_call_loses_nothing(clock):
-    shared = Hanging(clock)
+async def test_a_cancelled_call_loses_no_permits(clock):
+    shared = HangingStore(clock)
     limiter = AsyncLimiter("1000/1h fixed_window", store=shared, lease=True)
     assert await limiter.try_acquire("k")
     shared.fails = "hang"
@@ -323,8 +323,8 @@ async def test_a_cancelled_call_loses_nothing(clock):
     assert Limiter("1000/1h fixed_window", store=shared).usage("k")["1h"].used == 21
 
 
-async def test_a_cancelled_refund_is_made_and_leaves_no_share_behind(clock):
-    shared = Hanging(clock)
+async def test_a_cancelled_refund_is_completed_and_returns_the_share(clock):
+    shared = HangingStore(clock)
     limiter = AsyncLimiter("1000/1h fixed_window", store=shared, lease=True)
     for _ in range(30):
         assert await limiter.try_acquire("k")
@@ -332,7 +332,7 @@ async def test_a_cancelled_refund_is_made_and_leaves_no_share_behind(clock):
     shared.fails = "hang"
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.01):
-            await limiter.refund("k", 10)  # cancelled while it returns the share, before it has asked for its own
+            await limiter.refund("k", 10)  # cancelled while it returns the share, before it is sent
     shared.fails = ""
     await limiter.close()
     assert limiter.store.metrics()["lease_lost_requests"] == 0
@@ -340,22 +340,22 @@ async def test_a_cancelled_refund_is_made_and_leaves_no_share_behind(clock):
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
-def test_a_forked_child_holds_nothing_of_its_parents(shared):
+def test_a_forked_child_starts_without_shares(shared):
     limiter = leased(shared)
     warm(limiter, 50)
     before = held(limiter)
     child = os.fork()
     if not child:
-        told = limiter.store.metrics()
-        good = told["lease_outstanding_requests"] == 0 == told["lease_granted_requests"]
-        asked = len(shared.asked)
-        good = good and bool(limiter.try_acquire("k")) and len(shared.asked) == asked + 1
+        metrics = limiter.store.metrics()
+        good = metrics["lease_outstanding_requests"] == 0 == metrics["lease_granted_requests"]
+        requests = len(shared.requests)
+        good = good and bool(limiter.try_acquire("k")) and len(shared.requests) == requests + 1
         os._exit(0 if good else 1)
     assert os.waitpid(child, 0)[1] == 0
     assert held(limiter) == before > 0
 
 
-def test_new_policies_can_be_asked_together(shared):
+def test_new_policies_can_be_applied_together(shared):
     asks = [(Policy(name, (Limit(100, "1h", "fixed_window"),)), "k", (1,)) for name in ("one", "other")]
     assert [decision.remaining for decision in LeasedStore(shared).apply("acquire", asks)] == [99, 99]
 
@@ -365,47 +365,48 @@ def test_a_leased_store_serves_several_limiters(shared):
     one, two = Limiter("1000/1h", store=store, name="one"), Limiter("1000/1h", store=store, name="two")
     warm(one)
     warm(two)
-    assert one.usage("k")["1h"].used == 51 == two.usage("k")["1h"].used  # with the permit that is kept back
+    # 50 calls, and the permit that the stricter limit of the store withholds.
+    assert one.usage("k")["1h"].used == 51 == two.usage("k")["1h"].used
 
 
-@pytest.mark.parametrize(("answer", "served"), [("deny", False), ("allow", True)])
-def test_what_a_guard_decides_without_the_store_is_no_share(shared, answer, served):
-    guard = GuardedStore(shared, bounded=True, background=False)
-    limiter = leased(guard, Policy("p", (Limit(1000, "1h", "fixed_window"),), on_store_error=answer))
+@pytest.mark.parametrize(("on_store_error", "allowed"), [("deny", False), ("allow", True)])
+def test_permits_granted_without_the_store_are_no_share(shared, on_store_error, allowed):
+    guarded = GuardedStore(shared, bounded=True, background=False)
+    limiter = leased(guarded, Policy("p", (Limit(1000, "1h", "fixed_window"),), on_store_error=on_store_error))
     warm(limiter, 50)
     used = 50 + held(limiter)
     shared.fails = "before"
     while held(limiter):
         assert limiter.try_acquire("k")
-    assert [bool(limiter.try_acquire("k")) for _ in range(100)] == [served] * 100
+    assert [bool(limiter.try_acquire("k")) for _ in range(100)] == [allowed] * 100
     shared.fails = ""
-    guard.tend()
+    guarded.tend()
     assert limiter.try_acquire("k")
     limiter.store.close()
     assert Limiter(limiter.policy, store=shared).usage("k")["1h"].used == used + 1
 
 
-def test_a_policy_that_goes_on_locally_is_not_leased_behind_a_guard(shared):
-    guard = GuardedStore(shared, bounded=True, background=False)
-    limiter = leased(guard, Policy("p", (Limit(1000, "1h"),), on_store_error="local"))
+def test_a_policy_with_a_local_fallback_is_not_leased(shared):
+    guarded = GuardedStore(shared, bounded=True, background=False)
+    limiter = leased(guarded, Policy("p", (Limit(1000, "1h"),), on_store_error="local"))
     for _ in range(10):
         limiter.try_acquire("k")
     assert "lease_outstanding_requests" not in limiter.store.metrics()
 
 
-def test_a_thread_returns_what_is_left_when_the_lease_ends():
-    shared = Counting()
+def test_a_thread_returns_unused_permits_when_the_lease_ends():
+    shared = RecordingStore()
     limiter = leased(shared, lease=0.05)
     warm(limiter)
-    while held(limiter):  # nobody calls any more
+    while held(limiter):  # without further calls
         threading.Event().wait(0.001)
     assert Limiter(limiter.policy, store=shared).usage("k")["1h"].used == 50
     limiter.close()
     assert not [thread for thread in threading.enumerate() if thread.name == "leases" and thread.is_alive()]
 
 
-async def test_a_task_returns_what_is_left_when_the_lease_ends():
-    shared = Counting()
+async def test_a_task_returns_unused_permits_when_the_lease_ends():
+    shared = RecordingStore()
     limiter = AsyncLimiter("1000/1h fixed_window", store=shared, lease=0.05)
     for _ in range(50):
         assert await limiter.try_acquire("k")
@@ -416,13 +417,13 @@ async def test_a_task_returns_what_is_left_when_the_lease_ends():
     assert len(asyncio.all_tasks()) == 1
 
 
-def test_the_end_of_an_event_loop_returns_what_is_left():
-    shared = Counting()
+def test_unused_permits_are_returned_when_the_event_loop_ends():
+    shared = RecordingStore()
 
-    async def forgetful():
+    async def call_without_closing():
         limiter = AsyncLimiter("1000/1h fixed_window", store=shared, lease=True)
         for _ in range(50):
             assert await limiter.try_acquire("k")
 
-    asyncio.run(forgetful())
+    asyncio.run(call_without_closing())
     assert Limiter("1000/1h fixed_window", store=shared).usage("k")["1h"].used == 50

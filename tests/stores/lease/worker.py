@@ -1,6 +1,6 @@
-"""A process of its own that leases from an SQLite file: `worker.py file rules counter calls`.
+"""A process that leases from an SQLite file: `worker.py file rules counter calls`.
 
-Writes how many calls were allowed, as they are, into a file that outlives it; it may be killed at any moment.
+It writes the number of allowed calls into a file after each, since it may be killed at any moment.
 """
 
 import mmap
@@ -11,7 +11,7 @@ from pathlib import Path
 from tidegate import Limiter
 
 
-def say(word: str) -> None:
+def print_line(word: str) -> None:
     sys.stdout.write(word + "\n")
     sys.stdout.flush()
 
@@ -19,7 +19,7 @@ def say(word: str) -> None:
 def main(file: str, rules: str, counter: str, calls: int) -> None:
     with Path(counter).open("r+b") as opened, mmap.mmap(opened.fileno(), 8) as count:
         limiter = Limiter(rules, store=f"sqlite:///{file}", lease=True)
-        say("ready")
+        print_line("ready")
         sys.stdin.readline()
         allowed = 0
         for _ in range(calls):
@@ -27,8 +27,8 @@ def main(file: str, rules: str, counter: str, calls: int) -> None:
                 allowed += 1
                 struct.pack_into("q", count, 0, allowed)
                 if allowed == 3_000:
-                    say("under way")
-        if sys.stdin.readline():  # told to close; else killed while it holds something
+                    print_line("running")
+        if sys.stdin.readline():  # a line: close; end of input: exit while it holds a share
             limiter.close()
 
 

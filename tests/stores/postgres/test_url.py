@@ -111,7 +111,7 @@ async def test_the_same_key_twice_in_one_call_pays_both(open_store):
     policy = Policy("p", (Limit(5, "1d", "sliding_log"),))
     first = await store.apply_async("acquire", [(policy, "k", (2,)), (policy, "x", (1,)), (policy, "k", (2,))])
     assert [decision.remaining for decision in first] == [1, 4, 1]
-    with pytest.raises(ConfigError, match="two different policies are called 'p'"):
+    with pytest.raises(ConfigError, match="two different policies have the name 'p'"):
         store.apply("acquire", [(policy, "k", (1,)), (Policy("p", (Limit(6, "1d"),)), "k", (1,))])
 
 

@@ -1,4 +1,4 @@
-"""The async form: the loop goes on, calls share transactions, and a cancelled call leaves nothing charged."""
+"""The async form: the event loop is never blocked, calls share transactions, cancelled calls are not charged."""
 
 import asyncio
 import sqlite3
@@ -36,18 +36,18 @@ def lock(path):
     db.close()
 
 
-async def ask(store, verb="acquire"):
+async def apply(store, verb="acquire"):
     return (await store.apply_async(verb, [(POLICY, "k", ONE)]))[0]
 
 
-async def waiting(store):
-    """Let the loop run until the store's thread has found the file locked."""
+async def wait_until_locked(store):
+    """Run the loop until the store's thread has found the file locked; returns the number of iterations."""
     before = store.metrics()["waits"]
-    for turn in range(1_000_000):
+    for iteration in range(1_000_000):
         await asyncio.sleep(0)
         if store.metrics()["waits"] > before:
-            return turn
-    raise AssertionError("nobody waits")
+            return iteration
+    raise AssertionError("the store never found the file locked")
 
 
 async def remaining(store):
@@ -55,10 +55,10 @@ async def remaining(store):
     return {view[0] for view in decision[0].views}
 
 
-async def test_the_loop_goes_on_while_the_file_is_locked(store, lock):
+async def test_the_loop_runs_while_the_file_is_locked(store, lock):
     lock.execute("BEGIN IMMEDIATE")
-    task = asyncio.create_task(ask(store))
-    assert await waiting(store) > 0
+    task = asyncio.create_task(apply(store))
+    assert await wait_until_locked(store) > 0
     for _ in range(100):
         await asyncio.sleep(0)
     assert not task.done()
@@ -67,9 +67,9 @@ async def test_the_loop_goes_on_while_the_file_is_locked(store, lock):
     assert await remaining(store) == {99}
 
 
-async def test_many_tasks_share_transactions_and_are_admitted_exactly_the_quota(store):
+async def test_many_tasks_share_transactions_and_get_exactly_the_quota(store):
     before = store.metrics()["transactions"]
-    decisions = await asyncio.gather(*(ask(store) for _ in range(300)))
+    decisions = await asyncio.gather(*(apply(store) for _ in range(300)))
     assert sum(map(bool, decisions)) == 100
     assert store.metrics()["transactions"] - before < 100
 
@@ -77,22 +77,22 @@ async def test_many_tasks_share_transactions_and_are_admitted_exactly_the_quota(
 @pytest.mark.parametrize("verb", ["acquire", "hold"])
 async def test_a_call_cancelled_while_it_is_decided_is_given_back(store, lock, verb):
     lock.execute("BEGIN IMMEDIATE")
-    task = asyncio.create_task(ask(store, verb))
-    await waiting(store)
+    task = asyncio.create_task(apply(store, verb))
+    await wait_until_locked(store)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
     lock.execute("ROLLBACK")
-    # Questions are answered in order, so this one comes after; and what it undoes before the next.
-    await ask(store, "peek")
+    # Calls are applied in order: the peek comes after the cancelled call, and its correction before the next call.
+    await apply(store, "peek")
     assert await remaining(store) == {100}
 
 
 async def test_a_call_cancelled_before_it_is_decided_is_never_charged(store, lock):
     lock.execute("BEGIN IMMEDIATE")
-    first = asyncio.create_task(ask(store))
-    await waiting(store)
-    second = asyncio.create_task(ask(store))
+    first = asyncio.create_task(apply(store))
+    await wait_until_locked(store)
+    second = asyncio.create_task(apply(store))
     await asyncio.sleep(0)
     second.cancel()
     lock.execute("ROLLBACK")
@@ -102,13 +102,13 @@ async def test_a_call_cancelled_before_it_is_decided_is_never_charged(store, loc
     assert await remaining(store) == {99}
 
 
-async def test_what_gives_back_is_not_dropped_with_its_task(store, lock):
-    held = await ask(store, "hold")
+async def test_a_correction_is_made_although_its_task_is_cancelled(store, lock):
+    decision = await apply(store, "hold")
     lock.execute("BEGIN IMMEDIATE")
     first = asyncio.create_task(store.apply_async("acquire", [(POLICY, "other", ONE)]))
-    await waiting(store)
+    await wait_until_locked(store)
     back = [(POLICY, "k", (-1,) * len(KINDS))]
-    second = asyncio.create_task(store.apply_async("adjust", back, None, held.at))
+    second = asyncio.create_task(store.apply_async("adjust", back, None, decision.at))
     await asyncio.sleep(0)
     second.cancel()
     lock.execute("ROLLBACK")
@@ -118,9 +118,9 @@ async def test_what_gives_back_is_not_dropped_with_its_task(store, lock):
     assert await remaining(store) == {100}
 
 
-async def answer_at_hand(task):
-    """Wait until the loop is about to hand an answer over; tell whether that moment was met, not missed."""
-    ready = asyncio.get_running_loop()._ready  # type: ignore[attr-defined]  # noqa: SLF001 - no other way to meet that moment
+async def wait_for_delivery(task):
+    """Wait until the loop is about to deliver the decision; returns False if it was delivered before."""
+    ready = asyncio.get_running_loop()._ready  # type: ignore[attr-defined]  # noqa: SLF001 - the only way to find that moment
     while not task.done():
         if any("Worker._deliver" in repr(handle) for handle in ready):
             return True
@@ -128,32 +128,32 @@ async def answer_at_hand(task):
     return False
 
 
-async def test_a_call_cancelled_in_the_moment_of_its_answer_is_given_back(store):
-    met = 0
-    while met < 50:
-        task = asyncio.create_task(ask(store))
-        if await answer_at_hand(task):
-            met += 1
+async def test_a_call_cancelled_at_the_moment_of_delivery_is_given_back(store):
+    cancelled = 0
+    while cancelled < 50:
+        task = asyncio.create_task(apply(store))
+        if await wait_for_delivery(task):
+            cancelled += 1
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await task
         else:
-            await ask(store, "reset")
-    await ask(store, "peek")
+            await apply(store, "reset")
+    await apply(store, "peek")
     assert await remaining(store) == {100}
 
 
-def test_a_loop_that_ends_before_its_answer_is_given_back(path):
+def test_a_call_whose_loop_ends_before_its_decision_is_given_back(path):
     store = SQLiteStore(path, busy_timeout="60s")
     store.apply_one("acquire", POLICY, "other", ONE)
     lock = sqlite3.connect(path, isolation_level=None)
     lock.execute("BEGIN IMMEDIATE")
 
-    async def leave():
-        asyncio.get_running_loop().create_task(ask(store)).add_done_callback(lambda _: None)
-        await waiting(store)
+    async def start_call():
+        asyncio.get_running_loop().create_task(apply(store)).add_done_callback(lambda _: None)
+        await wait_until_locked(store)
 
-    asyncio.run(leave())
+    asyncio.run(start_call())
     lock.execute("ROLLBACK")
     lock.close()
     store.close()
@@ -164,14 +164,14 @@ def test_a_loop_that_ends_before_its_answer_is_given_back(path):
 
 async def test_errors_reach_every_caller(tmp_path):
     store = SQLiteStore(tmp_path / "nowhere" / "limits.db")
-    answers = await asyncio.gather(*(ask(store) for _ in range(5)), return_exceptions=True)
-    assert [type(answer) for answer in answers] == [StoreUnavailable] * 5
+    results = await asyncio.gather(*(apply(store) for _ in range(5)), return_exceptions=True)
+    assert [type(result) for result in results] == [StoreUnavailable] * 5
     await store.close_async()
     with pytest.raises(Closed):
-        await ask(store)
+        await apply(store)
 
 
-async def test_an_async_limiter_over_it(path):
+async def test_an_async_limiter_uses_the_store(path):
     async with AsyncLimiter("3/52w", store=SQLiteStore(path)) as limiter:
         assert [bool(await limiter.try_acquire("k")) for _ in range(4)] == [True, True, True, False]
         async with limiter.reserve("r", 2) as reservation:

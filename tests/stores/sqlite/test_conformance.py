@@ -1,4 +1,4 @@
-"""What all stores promise, proved for this one: with logs in their state's row, as rows, and moving between the two."""
+"""The conformance tests of stores, with logs in their state's row, as rows, and moving between the two."""
 
 from itertools import count
 
@@ -14,25 +14,25 @@ from tidegate.testing.reference import answer_of
 
 
 @pytest.mark.parametrize(("inline", "rounds"), [(0, 12), (2, 8), (rows.MAX_INLINE_ENTRIES, 20)])
-def test_answers_as_the_core_does(tmp_path, monkeypatch, inline, rounds):
-    monkeypatch.setattr(rows, "INLINE", inline)
+def test_decides_as_the_reference_store(tmp_path, monkeypatch, inline, rounds):
+    monkeypatch.setattr(rows, "MAX_INLINE_ENTRIES", inline)
     numbers = count()
     verify_store(lambda: SQLiteStore(tmp_path / f"{next(numbers)}.db"), seed=inline, rounds=rounds)
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_answers_as_the_core_does_for_a_limit_that_changes(tmp_path, seed):
+def test_decides_as_the_reference_store_when_a_limit_changes(tmp_path, seed):
     store = SQLiteStore(tmp_path / "limits.db")
     for place, (verb, asks, now, at, answers) in enumerate(changing_history(seed)):
         assert tuple(map(answer_of, store.apply(verb, asks, now, at))) == answers, f"step {place}"
     store.close()
 
 
-def test_sums_beyond_64_bits_are_counted_anew(tmp_path, monkeypatch):
-    monkeypatch.setattr(rows, "INLINE", 0)
+def test_sums_that_approach_64_bits_are_rebased(tmp_path, monkeypatch):
+    monkeypatch.setattr(rows, "MAX_INLINE_ENTRIES", 0)
     policy = Policy("p", (Limit(MAX_INTEGER, "10us", "sliding_log"),))
     model, store = ReferenceStore(), SQLiteStore(tmp_path / "limits.db")
-    for step in range(800):  # 266 * MAX in all; sums are counted anew at 128 * MAX
+    for step in range(800):  # 266 * MAX in all; sums are rebased at 128 * MAX
         asks = ((policy, "k", (MAX_INTEGER // 3,)),)
         now = 1_700_000_000_000_000 + step * 4
         expected = model.apply("acquire", asks, now)
@@ -44,7 +44,7 @@ def test_sums_beyond_64_bits_are_counted_anew(tmp_path, monkeypatch):
     store.close()
 
 
-def test_a_key_that_is_asked_for_twice_pays_twice(tmp_path):
+def test_a_key_that_occurs_twice_in_a_call_pays_both_costs(tmp_path):
     policy = Policy("p", (Limit(5, "1h"), Limit(5, "1h", "sliding_log", name="log")))
     store = SQLiteStore(tmp_path / "limits.db")
     asks = ((policy, "k", (3, 3)), (policy, "k", (2, 1)))
@@ -54,7 +54,7 @@ def test_a_key_that_is_asked_for_twice_pays_twice(tmp_path):
     store.close()
 
 
-def test_keys_that_no_encoding_has(tmp_path):
+def test_keys_with_lone_surrogates_are_distinct(tmp_path):
     policy = Policy("p\ud800", (Limit(1, "1h", name="n\udfff"),))
     store = SQLiteStore(tmp_path / "limits.db")
     for key in ("\ud800", ("\ud800", "a"), "\ud801", "é", "\\ud800"):

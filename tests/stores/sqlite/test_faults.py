@@ -1,4 +1,4 @@
-"""What goes wrong with a file: the error says what was attempted and what to do, and the store recovers by itself."""
+"""Faults of the file: the error says what was attempted and what to do, and the store recovers."""
 
 import os
 import shutil
@@ -46,14 +46,14 @@ def remaining(store, key="k"):
 # ---- locked ----------------------------------------------------------------------------------------------------------
 
 
-def test_locked_for_too_long(store, path):
+def test_a_file_locked_for_longer_than_busy_timeout_raises(store, path):
     assert charge(store)
     other = sqlite3.connect(path, isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
     with pytest.raises(StoreUnavailable, match=r"could not acquire 'k' of policy 'api' in .*limits\.db") as error:
         charge(store)
-    assert "another connection kept it locked" in str(error.value)
-    assert remaining(store) == [999, 999]  # looking needs no lock
+    assert "another connection kept the file locked" in str(error.value)
+    assert remaining(store) == [999, 999]  # reading needs no lock
     other.execute("ROLLBACK")
     other.close()
     assert charge(store)
@@ -61,7 +61,7 @@ def test_locked_for_too_long(store, path):
     assert store.metrics()["failures"] == 1
 
 
-def test_locked_for_a_while(path):
+def test_a_call_waits_while_the_file_is_locked(path):
     store = SQLiteStore(path, busy_timeout="60s")
     assert charge(store)
     other = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
@@ -77,7 +77,7 @@ def test_locked_for_a_while(path):
     store.close()
 
 
-def test_opened_while_locked(store, path):
+def test_a_file_locked_while_it_is_opened_raises(store, path):
     other = sqlite3.connect(path, isolation_level=None)
     other.execute("BEGIN EXCLUSIVE")
     with pytest.raises(StoreUnavailable, match="locked"):
@@ -87,12 +87,12 @@ def test_opened_while_locked(store, path):
     assert charge(store)
 
 
-# ---- no file, or another ---------------------------------------------------------------------------------------------
+# ---- missing or wrong files ------------------------------------------------------------------------------------------
 
 
-def test_a_folder_that_is_not_there(tmp_path):
+def test_a_missing_folder_raises_until_it_exists(tmp_path):
     store = SQLiteStore(tmp_path / "later" / "limits.db")
-    with pytest.raises(StoreUnavailable, match="the folder must exist"):
+    with pytest.raises(StoreUnavailable, match="folder must exist"):
         charge(store)
     (tmp_path / "later").mkdir()
     assert charge(store)
@@ -100,16 +100,16 @@ def test_a_folder_that_is_not_there(tmp_path):
 
 
 @pytest.mark.parametrize("opened", [True, False], ids=["in use", "not yet opened"])
-def test_a_file_that_is_no_database(store, path, opened):
+def test_a_file_that_is_not_a_database_raises(store, path, opened):
     if opened:
         assert charge(store)
         assert charge(store)
     for name in path.parent.glob("limits.db-*"):
         name.unlink()
-    (path.parent / "letter").write_bytes(b"hello " * 2000)
-    (path.parent / "letter").replace(path)
-    with pytest.raises(StoreUnavailable, match=r"no SQLite database|is damaged"):
-        charge_often(store)  # a file in use is looked at every now and then
+    (path.parent / "other").write_bytes(b"hello " * 2000)
+    (path.parent / "other").replace(path)
+    with pytest.raises(StoreUnavailable, match=r"not an SQLite database|is damaged"):
+        charge_often(store)  # an open file is checked every 16 transactions
     path.unlink()
     for name in path.parent.glob("limits.db-*"):
         name.unlink()
@@ -118,7 +118,7 @@ def test_a_file_that_is_no_database(store, path, opened):
     assert remaining(store, f"key 1 {'x' * 100}") == [1000, 1000]
 
 
-def test_a_damaged_file(store, path):
+def test_a_damaged_file_raises_until_it_is_restored(store, path):
     charge_often(store, 200)
     store.close()
     content = bytearray(path.read_bytes())
@@ -126,7 +126,7 @@ def test_a_damaged_file(store, path):
     backup = path.read_bytes()
     path.write_bytes(content)
     store = SQLiteStore(path)
-    with pytest.raises(StoreUnavailable, match="it is damaged: move it away"):
+    with pytest.raises(StoreUnavailable, match="the file is damaged: restore a backup, or move the file away"):
         charge_often(store, 200)
     path.write_bytes(backup)
     for name in path.parent.glob("limits.db-*"):
@@ -136,10 +136,10 @@ def test_a_damaged_file(store, path):
 
 
 @pytest.mark.parametrize("damage", ["numbers = '[[1'", "numbers = '[5, 6]'", "limits = '[[1, 2]]'", "limits = '{'"])
-def test_a_row_that_cannot_be_read(store, path, damage):
+def test_an_unreadable_row_raises_for_its_key_only(store, path, damage):
     assert charge(store)
     db = sqlite3.connect(path)
-    db.execute(f"UPDATE state SET {damage}")  # noqa: S608 - the damages above
+    db.execute(f"UPDATE state SET {damage}")  # noqa: S608 - one of the parameters above
     db.commit()
     with pytest.raises(StoreUnavailable, match="cannot be read"):
         charge(store)
@@ -150,7 +150,7 @@ def test_a_row_that_cannot_be_read(store, path, damage):
     assert charge(store)
 
 
-def test_a_row_that_cannot_be_read_goes_when_it_is_due(store, path):
+def test_an_unreadable_row_is_removed_when_it_is_due(store, path):
     assert charge(store)
     db = sqlite3.connect(path)
     db.execute("UPDATE state SET numbers = '[[1'")
@@ -161,7 +161,7 @@ def test_a_row_that_cannot_be_read_goes_when_it_is_due(store, path):
     db.close()
 
 
-def test_a_file_that_was_replaced_is_noticed(store, path, tmp_path):
+def test_a_replaced_file_is_detected(store, path, tmp_path):
     other = SQLiteStore(tmp_path / "backup.db")
     for _ in range(500):
         assert charge(other)
@@ -175,7 +175,7 @@ def test_a_file_that_was_replaced_is_noticed(store, path, tmp_path):
     assert 480 <= remaining(store)[0] < 500
 
 
-def test_a_closed_store(store):
+def test_a_closed_store_raises_closed(store):
     assert charge(store)
     store.close()
     store.close()
@@ -188,7 +188,7 @@ def test_a_closed_store(store):
 
 @pytest.fixture
 def disk(tmp_path):
-    """Mount a small disk, which only root may do."""
+    """A small mounted disk (mounting requires root)."""
     folder = tmp_path / "disk"
     folder.mkdir()
     mount = shutil.which("mount")
@@ -196,12 +196,12 @@ def disk(tmp_path):
         [mount, "-t", "tmpfs", "-o", "size=1m", "tmpfs", folder], check=False, capture_output=True, text=True
     )
     if not made or made.returncode:
-        pytest.skip("only root can mount a small disk: full and read-only ones are tested by other means below")
+        pytest.skip("mounting a small disk requires root; other tests below cover full and read-only files")
     yield folder
     subprocess.run(["umount", "-l", folder], check=True)
 
 
-def test_a_full_disk(disk):
+def test_a_full_disk_raises_until_space_is_free(disk):
     store = SQLiteStore(disk / "limits.db")
     assert charge(store)
     ballast = disk / "ballast"
@@ -224,7 +224,7 @@ def test_a_full_disk(disk):
     store.close()
 
 
-def test_a_read_only_disk(disk):
+def test_a_read_only_disk_raises_until_it_is_writable(disk):
     store = SQLiteStore(disk / "limits.db")
     assert charge(store)
     store.close()
@@ -238,8 +238,8 @@ def test_a_read_only_disk(disk):
     store.close()
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anything: see the read-only disk above")
-def test_a_read_only_file(path):
+@pytest.mark.skipif(os.geteuid() == 0, reason="root can write read-only files: see the read-only disk above")
+def test_a_read_only_file_raises_until_it_is_writable(path):
     store = SQLiteStore(path)
     assert charge(store)
     store.close()
@@ -254,8 +254,8 @@ def test_a_read_only_file(path):
     store.close()
 
 
-def test_a_file_that_may_not_grow(path):
-    """In a process of its own: the limit holds for all its files."""
+def test_a_file_at_its_size_limit_raises_until_the_limit_is_raised(path):
+    """In a separate process, since the limit applies to all its files."""
     program = textwrap.dedent("""
         import resource, sys
         from tests.stores.sqlite.test_faults import charge, remaining

@@ -1,4 +1,4 @@
-"""Long logs: few rows are touched, however many there are, and those that left are removed."""
+"""Long logs: a decision reads few rows, and expired entries are removed."""
 
 import sqlite3
 
@@ -40,16 +40,16 @@ def store(tmp_path, filled):
 
 
 def statements(store, verb, policy, cost, now, at=None):
-    """Ask, and count the statements that it took."""
+    """Apply a verb; returns the decision and the number of SQL statements."""
     seen = []
     store.apply_one("peek", policy, "k", (0,), now)  # opens the file
-    store._db.set_trace_callback(seen.append)  # noqa: SLF001 - nothing else tells the work from the time it takes
+    store._db.set_trace_callback(seen.append)  # noqa: SLF001 - counts statements instead of measuring time
     decision = store.apply_one(verb, policy, "k", (cost,), now, at)
     store._db.set_trace_callback(None)  # noqa: SLF001 - as above
     return decision, len(seen)
 
 
-HALF = LONG // 2 * SECOND // 2 + 3600 * SECOND  # half of the entries have left
+HALF = LONG // 2 * SECOND // 2 + 3600 * SECOND  # half of the entries have expired
 
 
 @pytest.mark.parametrize(
@@ -57,16 +57,16 @@ HALF = LONG // 2 * SECOND // 2 + 3600 * SECOND  # half of the entries have left
     [
         ("acquire", 1, LONG * SECOND // 2, None, 0),  # denied, waits for the oldest
         ("acquire", LONG // 3, LONG * SECOND // 2, None, 0),  # denied, waits for one in the middle
-        ("acquire", 1, 3600 * SECOND, None, 0),  # one has left
-        ("acquire", 1, HALF, None, LONG // 2),  # half of them have left at once: the one at HALF - 1h, too
+        ("acquire", 1, 3600 * SECOND, None, 0),  # one has expired
+        ("acquire", 1, HALF, None, LONG // 2),  # half of them have expired at once, including the one at HALF - 1h
         ("peek", 1, HALF, None, LONG // 2),
-        ("adjust", -1, LONG * SECOND // 2, None, 1),  # the latest goes
-        ("adjust", -1, LONG * SECOND // 2, (LONG - 10) * SECOND // 2, 1),  # a late one goes
-        ("adjust", -1, LONG * SECOND // 2, 10 * SECOND // 2, 1),  # an early one goes
+        ("adjust", -1, LONG * SECOND // 2, None, 1),  # the latest is removed
+        ("adjust", -1, LONG * SECOND // 2, (LONG - 10) * SECOND // 2, 1),  # a late one is removed
+        ("adjust", -1, LONG * SECOND // 2, 10 * SECOND // 2, 1),  # an early one is removed
         ("reset", 0, LONG * SECOND // 2, None, LONG),
     ],
 )
-def test_a_decision_touches_few_rows(store, policy, verb, cost, now, at, remaining):
+def test_a_decision_reads_few_rows(store, policy, verb, cost, now, at, remaining):
     decision, count = statements(store, verb, policy, cost, now, at)
     assert decision.remaining == remaining
     assert count <= 40
@@ -86,7 +86,7 @@ def entries(store):
     return count
 
 
-def test_entries_that_left_are_removed_in_small_steps(store, policy):
+def test_expired_entries_are_removed_in_small_steps(store, policy):
     left = entries(store)
     assert left == LONG
     for step in range(100):
@@ -97,7 +97,7 @@ def test_entries_that_left_are_removed_in_small_steps(store, policy):
     assert left <= LONG // 2 + 100 + MAX_EXPIRED_ENTRIES
 
 
-def test_the_entries_of_a_log_that_ended_are_removed(tmp_path, filled, policy):
+def test_the_entries_of_a_deleted_log_are_removed(tmp_path, filled, policy):
     path = tmp_path / "limits.db"
     path.write_bytes(filled.read_bytes())
     clock = ManualClock()
@@ -114,13 +114,13 @@ def test_the_entries_of_a_log_that_ended_are_removed(tmp_path, filled, policy):
     with_clock.close()
 
 
-def test_slots_released_in_any_order(store):
-    """Slots: the first to end is released by default, each by its instant otherwise; what is left stays exact."""
+def test_slots_can_be_released_in_any_order(store):
+    """The slot that expires first is released by default, otherwise the one acquired at the given time."""
     slots = Policy("slots", (Limit(1000, "1h", "concurrency"),))
     for step in range(1000):
         assert store.apply_one("acquire", slots, "k", (1,), step)
     for released, at in enumerate((None, 500, 700, None, 999, 2, None), start=1):
         assert store.apply_one("adjust", slots, "k", (-1,), 1000, at).remaining == released
-    # 0, 1 and 3 went as the first, 2 by its instant; so 4 is the next to end.
+    # 0, 1 and 3 were released as the first, 2 by its time; so 4 expires next.
     assert store.apply_one("peek", slots, "k", (8,), 1000).retry == 4 + 3600 * SECOND - 1000
     assert store.apply_one("peek", slots, "k", (0,), 1000).reset_after == (998 + 3600 * SECOND - 1000) / SECOND

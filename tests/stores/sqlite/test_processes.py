@@ -1,4 +1,4 @@
-"""Many processes on one file: exactly the limit is admitted, whoever is killed and whenever."""
+"""Many processes on one file: exactly the limit is admitted, even if processes are killed at any moment."""
 
 import sqlite3
 import subprocess
@@ -17,9 +17,9 @@ def start(*arguments):
 
 
 def finish(*processes):
-    answers = [int(process.communicate()[0]) for process in processes]
+    results = [int(process.communicate()[0]) for process in processes]
     assert [process.returncode for process in processes] == [0] * len(processes)
-    return answers
+    return results
 
 
 def used(path, quota=programs.QUOTA):
@@ -29,27 +29,27 @@ def used(path, quota=programs.QUOTA):
     return [quota - remaining for remaining, _, _ in views]
 
 
-def test_four_processes_of_four_threads_are_admitted_exactly_the_quota(tmp_path):
-    path = tmp_path / "limits.db"  # which nobody has made: they race for that, too
+def test_four_processes_of_four_threads_get_exactly_the_quota(tmp_path):
+    path = tmp_path / "limits.db"  # created by one of the processes, which race for it
     assert sum(finish(*(start("spend", path, 500, 4, 50) for _ in range(4)))) == 500
     assert used(path, 500) == [500, 500, 500]
 
 
-def test_no_kill_loses_an_answered_charge_or_admits_too_much(tmp_path):
+def test_killed_processes_lose_no_reported_charge_and_admit_no_more_than_the_quota(tmp_path):
     path = tmp_path / "limits.db"
     kills = 50
-    (answered,) = finish(start("be_killed", path, kills, 7))
-    assert 0 < answered <= programs.QUOTA
+    (reported,) = finish(start("kill_writers", path, kills, 7))
+    assert 0 < reported <= programs.QUOTA
     charged = used(path)
-    # Each of the killed may have been charged for one call that it was not told of any more.
+    # Each killed process may have been charged for one call that it did not report.
     assert charged[0] == charged[1] == charged[2]
-    assert answered <= charged[0] <= answered + kills
-    assert sound(path)
+    assert reported <= charged[0] <= reported + kills
+    assert is_intact(path)
     (rest,) = finish(start("spend", path, programs.QUOTA, 1, programs.QUOTA))
     assert charged[0] + rest == programs.QUOTA
 
 
-def sound(path):
+def is_intact(path):
     db = sqlite3.connect(path)
     try:
         return db.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
@@ -57,15 +57,15 @@ def sound(path):
         db.close()
 
 
-def test_both_sides_of_a_fork_go_on(tmp_path):
+def test_both_processes_of_a_fork_use_the_store(tmp_path):
     path = tmp_path / "limits.db"
     (admitted,) = finish(start("fork", path, 3, 40))
     assert admitted == 1 + 2 * 40 + 3 * 40 + 3 * 40
     assert used(path, 10 * programs.QUOTA) == [admitted] * 3
-    assert sound(path)
+    assert is_intact(path)
 
 
-def test_a_limit_that_another_process_has_changed(tmp_path):
+def test_processes_with_different_limits_share_a_state(tmp_path):
     path = tmp_path / "limits.db"
     old, new = SQLiteStore(path), SQLiteStore(path)
     many = Policy("p", (Limit(100, "1h", "fixed_window"), Limit(100, "1h", name="bucket")))
@@ -78,7 +78,7 @@ def test_a_limit_that_another_process_has_changed(tmp_path):
     new.close()
 
 
-def test_limits_are_built_again_exactly():
+def test_stored_limits_are_restored_exactly():
     limits = (
         Limit(7, "333ms", "sliding_window", unit="a b", name='x/y "z" é\n'),
         Limit(90_000, "1m", unit="tokens", burst=120_000, name="tpm"),

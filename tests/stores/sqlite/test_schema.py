@@ -1,4 +1,4 @@
-"""The schema: made and brought up to date by whoever opens the file first, in one step; not what is not ours."""
+"""The first process that opens a file creates or migrates its schema; databases of other programs are refused."""
 
 import sqlite3
 from pathlib import Path
@@ -18,7 +18,7 @@ PACKAGE = "tidegate.stores.sqlite"
 
 
 class ExtendedStore(SQLiteStore):
-    """A store with a table of its own."""
+    """A store with an additional table."""
 
     script = "CREATE TABLE extra (id);"
 
@@ -74,21 +74,21 @@ def test_migrations_are_numbered_without_gaps():
 
 
 def test_a_subclass_adds_its_tables_to_a_file_of_any_version(tmp_path):
-    """Also to one whose version is as high as the number of its migration already."""
+    """Also to a file whose version already equals the number of its migration."""
     path = tmp_path / "limits.db"
-    with_store(SQLiteStore(path))
+    charge_and_close(SQLiteStore(path))
     assert read(path, "PRAGMA user_version") == [(2,)]
     db = sqlite3.connect(path)
     db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
     db.close()
     for _ in range(2):
-        with_store(ExtendedStore(path))
+        charge_and_close(ExtendedStore(path))
         assert read(path, "SELECT name FROM sqlite_master WHERE name = 'extra'") == [("extra",)]
-        with_store(SQLiteStore(path))
+        charge_and_close(SQLiteStore(path))
         assert read(path, "PRAGMA user_version") == [(SCHEMA_VERSION,)]
 
 
-def with_store(store):
+def charge_and_close(store):
     """Charge a key, and close the store."""
     assert store.apply_one("acquire", POLICY, "a", (1, 1), NOW)
     store.close()
@@ -110,7 +110,7 @@ def test_scripts_are_split_at_statements():
         ("PRAGMA user_version = 1", "is the database of another program"),
     ],
 )
-def test_what_is_not_ours_is_left_alone(tmp_path, script, message):
+def test_databases_of_other_programs_and_newer_versions_are_refused(tmp_path, script, message):
     path = tmp_path / "limits.db"
     db = sqlite3.connect(path)
     db.executescript(script)

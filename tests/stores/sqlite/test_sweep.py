@@ -1,4 +1,4 @@
-"""What has ended goes, a little with every write; the file does not grow for ever."""
+"""Expired keys are removed, a few with each write, so the file does not grow without limit."""
 
 import sqlite3
 
@@ -33,7 +33,7 @@ def rows(store):
         db.close()
 
 
-def test_keys_that_ended_go_a_few_at_a_time(store, clock):
+def test_expired_keys_are_removed_a_few_at_a_time(store, clock):
     for key in range(500):
         store.apply_one("acquire", SHORT, f"old {key}", (1, 1))
     clock.advance(10)
@@ -48,7 +48,7 @@ def test_keys_that_ended_go_a_few_at_a_time(store, clock):
 
 
 @pytest.mark.parametrize("shifted", [False, True])
-def test_keys_that_ended_go_whichever_calls_only_look(store, clock, shifted):
+def test_expired_keys_are_removed_although_every_other_call_is_a_peek(store, clock, shifted):
     if shifted:
         store.apply_one("acquire", SHORT, "first", (1, 1))
     for key in range(100):
@@ -58,7 +58,7 @@ def test_keys_that_ended_go_whichever_calls_only_look(store, clock, shifted):
     assert rows(store) < SWEEP_ROWS
 
 
-def test_a_key_in_use_stays(store, clock):
+def test_a_key_in_use_is_kept(store, clock):
     for _ in range(200):
         assert store.apply_one("acquire", SHORT, "k", (1, 1))
         clock.advance(0.02)
@@ -66,10 +66,10 @@ def test_a_key_in_use_stays(store, clock):
     assert store.apply_one("peek", SHORT, "k", (0, 0)).limits[1].remaining == 100 - 49
 
 
-def test_the_file_does_not_grow_for_ever(store, clock):
-    for turn in range(8):
+def test_the_file_does_not_grow_without_limit(store, clock):
+    for round_number in range(8):
         for key in range(150):
-            store.apply_one("acquire", SHORT, f"{turn} {key}", (1, 1))
+            store.apply_one("acquire", SHORT, f"{round_number} {key}", (1, 1))
             clock.advance(0.02)
     assert rows(store) < 300
     db = sqlite3.connect(store.path)
@@ -78,14 +78,14 @@ def test_the_file_does_not_grow_for_ever(store, clock):
     assert pages < 60
 
 
-def test_what_ended_long_ago_and_what_lives_long(store, clock):
+def test_long_lived_keys_are_kept_until_they_expire(store, clock):
     long = Policy("long", (Limit(5, "52w", "fixed_window"),))
     store.apply_one("acquire", long, "k", (5,))
     clock.advance(3600 * 24 * 7 * 51)
     for key in range(40):
         store.apply_one("acquire", SHORT, f"{key}", (1, 1))
     assert not store.apply_one("acquire", long, "k", (1,))
-    clock.advance(3600 * 24 * 7 * 4)  # looked at up to a 32nd of its lifetime late
+    clock.advance(3600 * 24 * 7 * 4)  # swept up to 1/32 of its lifetime late
     for key in range(64):
         store.apply_one("acquire", SHORT, f"{key}", (1, 1))
     db = sqlite3.connect(store.path)

@@ -1,4 +1,4 @@
-"""How a file is named."""
+"""URLs of SQLite stores."""
 
 from pathlib import Path
 
@@ -19,7 +19,7 @@ from tidegate.stores.sqlite import SQLiteStore
         ("sqlite:///a%3Fb%23c.db?synchronous=full&busy_timeout=250ms", "a?b#c.db"),
     ],
 )
-def test_paths(url, path, tmp_path, monkeypatch):
+def test_the_path_of_a_url(url, path, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     store = open_store(url)
     assert isinstance(store, SQLiteStore)
@@ -27,7 +27,7 @@ def test_paths(url, path, tmp_path, monkeypatch):
     store.close()
 
 
-def test_names_with_signs_are_that_file(tmp_path):
+def test_percent_encoded_characters_are_decoded(tmp_path):
     with Limiter("1/1h", store=f"sqlite:///{tmp_path}/a%3Fb%23c%25d.db") as limiter:
         assert limiter.try_acquire("k")
         assert not limiter.try_acquire("k")
@@ -44,17 +44,17 @@ def test_names_with_signs_are_that_file(tmp_path):
         ("sqlite:///limits#1.db", "sqlite:///relative.db"),
         ("sqlite:///:memory:", "use memory://"),
         ("sqlite:///limits.db?mode=ro", "has no option 'mode'"),
-        ("sqlite:///limits.db?synchronous=off", "must be normal, full or extra"),
+        ("sqlite:///limits.db?synchronous=off", "must be 'normal', 'full' or 'extra'"),
         ("sqlite:///limits.db?busy_timeout=5", "5s or 5ms"),
         ("sqlite:///limits.db?busy_timeout=soon", "busy_timeout: .*unknown unit of time"),
     ],
 )
-def test_mistakes_are_refused_at_once(url, message):
+def test_invalid_urls_are_refused(url, message):
     with pytest.raises(ConfigError, match=message):
         open_store(url)
 
 
-def test_a_charge_outlives_the_program(tmp_path):
+def test_a_charge_is_kept_after_closing(tmp_path):
     url = f"sqlite:///{tmp_path}/limits.db?synchronous=full"
     with Limiter("2/1h", store=url) as limiter:
         assert limiter.try_acquire("k", 2)

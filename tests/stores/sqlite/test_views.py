@@ -1,4 +1,4 @@
-"""What stands in the file can be read with plain SQL."""
+"""The views of the file, read with plain SQL."""
 
 import sqlite3
 from datetime import datetime
@@ -34,7 +34,7 @@ def columns(store, view):
     return [row["name"] for row in query(store, f"PRAGMA table_info({view})")]
 
 
-def test_columns_are_those_of_the_documents(store):
+def test_the_columns_are_the_documented_ones(store):
     assert columns(store, "rate_limiter_state") == ["domain", "request_count", "window_start", "updated_at"]
     assert columns(store, "rate_limits") == [
         "time_period", "current_count", "window_start", "window_end", "last_updated",
@@ -69,7 +69,7 @@ def test_a_policy_of_several_limits_has_one_row_per_domain(store):
     assert [row["domain"] for row in query(store, "SELECT * FROM rate_limiter_state")] == ["a"]
 
 
-def test_timestamps_are_understood(store):
+def test_timestamps_can_be_parsed_and_compared(store):
     store.apply_one("acquire", Policy("p", (Limit(5, "1s"),)), "a", (1,), START + 5)
     sql = """
         SELECT updated_at, datetime(updated_at) AS s,
@@ -82,7 +82,7 @@ def test_timestamps_are_understood(store):
 
 
 @pytest.mark.parametrize("long", [False, True], ids=["short log", "log as rows"])
-def test_rolling_budgets(store, long):
+def test_rates_of_rolling_windows(store, long):
     count = 40 if long else 4
     periods = ("1m", "1h", "1d", "1w", "30d")
     policy = Policy("budget", tuple(Limit(100, period, "sliding_log") for period in periods))
@@ -102,7 +102,7 @@ def test_rolling_budgets(store, long):
     assert tasks[1]["completed_at"] == "2025-01-15 10:23:30.000000Z"
 
 
-def test_calendar_budgets(store):
+def test_rates_of_calendar_windows(store):
     policy = Policy("budget", (Limit(500, "day", "calendar_window"), Limit(7500, "month", "calendar_window")))
     store.apply_one("acquire", policy, "tasks", (12, 12), START)
     rows = query(store, "SELECT time_period, current_count, window_start, window_end FROM rate_limits")
@@ -112,7 +112,7 @@ def test_calendar_budgets(store):
     ]
 
 
-def test_a_charge_of_many_tasks_is_as_many_rows_to_read(store):
+def test_a_charge_of_many_tasks_has_a_row_for_each(store):
     policy = Policy("budget", (Limit(500, "1d", "sliding_log"),))
     store.apply_one("acquire", policy, "tasks", (20,), START)
     store.apply_one("acquire", policy, "tasks", (3,), START + 1)
@@ -131,7 +131,7 @@ def test_tasks_can_be_labelled(store, long):
     assert store.apply_one("peek", policy, "tasks", (0, 0), START + 50).remaining == (460 if long else 497)
 
 
-def test_every_algorithm_tells_what_is_used(store):
+def test_every_algorithm_shows_its_used_permits(store):
     kinds = ("token_bucket", "fixed_window", "sliding_window", "sliding_log", "concurrency")
     policy = Policy("all", tuple(Limit(10, "1h", kind, name=kind) for kind in kinds))
     store.apply_one("acquire", policy, "k", (4,) * 5, START)

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from tidegate.clock import Clock
     from tidegate.core.decision import Decision
     from tidegate.policy import Key, Policy
-    from tidegate.stores.sqlite.async_worker import Asked
+    from tidegate.stores.sqlite.async_worker import StoreCall
     from tidegate.stores.sqlite.rows import StateRows
     from tidegate.stores.sqlite.store import Work
 
@@ -84,13 +84,13 @@ class Settlement(NamedTuple):
     completion: Completion | None
 
 
-def settle_call(settlement: Settlement) -> Asked:
+def settle_call(settlement: Settlement) -> StoreCall:
     """Build the call of the store that settles a batch."""
     asks = ((settlement.policy, settlement.key, settlement.share.corrections),)
     return "adjust", asks, None, settlement.at, settlement
 
 
-def record_call(unlimited: Policy, key: Key, costs: tuple[int, ...], completion: Completion | None) -> Asked:
+def record_call(unlimited: Policy, key: Key, costs: tuple[int, ...], completion: Completion | None) -> StoreCall:
     """Build the call of the store that charges completed tasks without a reservation, even beyond a quota.
 
     Tasks that are recorded late are charged as of their completion, unless the key was charged since then.
@@ -148,7 +148,7 @@ class BudgetStore(SQLiteStore):
 
     async def settle_async(self, settlement: Settlement) -> None:
         """Settle a batch on the thread of the store."""
-        await self._get_worker().ask(QueuedCall(settle_call(settlement)))
+        await self._get_worker().apply(QueuedCall(settle_call(settlement)))
 
     def record(self, unlimited: Policy, key: Key, costs: tuple[int, ...], completion: Completion | None) -> None:
         """Charge tasks that were completed without a reservation."""
@@ -158,7 +158,7 @@ class BudgetStore(SQLiteStore):
         self, unlimited: Policy, key: Key, costs: tuple[int, ...], completion: Completion | None
     ) -> None:
         """Charge tasks on the thread of the store."""
-        await self._get_worker().ask(QueuedCall(record_call(unlimited, key, costs, completion)))
+        await self._get_worker().apply(QueuedCall(record_call(unlimited, key, costs, completion)))
 
     def clean_up(self, policy: Policy, key: Key) -> int:
         """Return all expired batches and remove all old completions, a few per transaction; returns how many."""
@@ -172,7 +172,7 @@ class BudgetStore(SQLiteStore):
         """Return a few expired batches and remove a few old completions, in one transaction; returns how many."""
         found: list[int] = []
 
-        def work(rows: StateRows, _: Asked, now: int) -> list[Decision]:
+        def work(rows: StateRows, _: StoreCall, now: int) -> list[Decision]:
             found.append(
                 self._return_expired(rows, policy, key, now) + self._remove_old(rows, now, MAX_REMOVED_PER_TRANSACTION)
             )
@@ -201,10 +201,10 @@ class BudgetStore(SQLiteStore):
 
     # ---- within a transaction ----------------------------------------------------------------------------------------
 
-    def _transact(self, calls: Sequence[Asked], work: Work | None = None) -> list[list[Decision]]:
+    def _transact(self, calls: Sequence[StoreCall], work: Work | None = None) -> list[list[Decision]]:
         return super()._transact(calls, work or self._decide)
 
-    def _attempt(self, calls: Sequence[Asked], work: Work) -> list[list[Decision]]:
+    def _attempt(self, calls: Sequence[StoreCall], work: Work) -> list[list[Decision]]:
         self._ended.clear()
         self._new_reservations.clear()
         decisions = super()._attempt(calls, work)
@@ -216,7 +216,7 @@ class BudgetStore(SQLiteStore):
             self._process_lock.remove_file(owner)
         return decisions
 
-    def _decide(self, rows: StateRows, call: Asked, now: int) -> list[Decision]:
+    def _decide(self, rows: StateRows, call: StoreCall, now: int) -> list[Decision]:
         """Decide as any SQLite store does, and keep the tables of budgets up to date."""
         verb, asks, given_now, charged_at, extra = call
         policy, key, costs = asks[0]

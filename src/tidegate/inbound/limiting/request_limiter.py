@@ -121,7 +121,7 @@ class RequestLimiter:
         self.store, self.owns_store = self._open(store, clock, get("lease"))
         self._sets_max_entries = isinstance(store, str) and "max_entries" not in store
         if isinstance(store, str) and isinstance(self.store, MemoryStore):
-            self.store.share(self.client_identifier.group_of)
+            self.store.limit_groups(self.client_identifier.group_of)
         self.own_clock = clock if clock is not self.store.clock else None
         self.clock = clock or self.store.clock
         self._tasks = tasks and not self.store.instant

@@ -389,5 +389,5 @@ class Account:
 
     def _give_back_flow(self, costs: tuple[int, ...], at: int) -> Flow:
         yield self._store_call("adjust", tuple(-cost for cost in costs), at)
-        for queues in tuple(self.store.waited_on):
+        for queues in tuple(self.store.wait_queues):
             queues.wake(self.key)

@@ -1,11 +1,11 @@
-"""Decides at memory speed from shares of permits, taken ahead from any shared store in one round trip.
+"""Decides at memory speed from shares of permits that it takes in advance from a shared store, one round trip each.
 
-store.py    LeasedStore: drives the steps for threads and tasks; the short way of a call that a share answers
-steps.py    what is asked, answered, renewed and returned, as generators
-book.py     what is held under one policy
-share.py    what is held of one key
-terms.py    how long a lease lasts, and under which limits the shared one is never exceeded: the proof
-keeper.py   renews and returns in the background
+store.py           LeasedStore: runs the flows in threads and tasks; the fast path for calls that a share answers
+manager.py         LeaseManager: acquires, renews and returns shares, as generators of store requests
+policy_leases.py   the leases of one policy
+share.py           the shares of one key
+terms.py           how long a lease lasts, and the stricter limits for the store; the proof that no limit is exceeded
+renewal.py         renews and returns shares in the background
 """
 
 from tidegate.stores.lease.store import LeasedStore

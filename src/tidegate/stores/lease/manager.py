@@ -1,7 +1,8 @@
-"""What the leased store does, as steps that whoever can ask the store drives: a thread, a task, or a test.
+"""The logic of the leased store, as generators that a thread, a task or a test drives.
 
-Every function here that asks is a generator. It yields a Step, is sent the Decision (or thrown what went wrong), and
-returns its answer. Nothing here waits, and the lock is held only between steps, in methods that are `locked`.
+Every method that needs the store is a generator whose name ends in `_flow`. It yields StoreRequests, receives the list
+of Decisions (or an exception) for each, and returns its result. Nothing here blocks. The lock is held only between
+requests, in methods that are `locked`; methods whose docstring says "Requires the lock." are called by those.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from tidegate.lock import Lock, locked
 from tidegate.stores.cancellation import DROPPABLE
 from tidegate.stores.lease.policy_leases import PolicyLeases
 from tidegate.stores.lease.share import CachedDenial, LeasedShare
-from tidegate.stores.lease.terms import span
+from tidegate.stores.lease.terms import share_lifetime
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -31,13 +32,13 @@ if TYPE_CHECKING:
     from tidegate.stores.lease.share import Costs, KeyLease
     from tidegate.stores.lease.terms import Lease
 
-SWEEP_PER_CALL: Final = 8  # how many holders a call looks after at most, when some are due
-SWEEP_PER_JOB: Final = 256  # ... and how many a chore does, before others get their turn
-MAX_ASKING: Final = 10 * SECOND  # how long one call keeps others from asking for a share of the same key
+SWEEP_PER_CALL: Final = 8  # due key leases that one call sweeps at most
+SWEEP_PER_JOB: Final = 256  # due key leases of a policy that one background job sweeps at most
+MAX_PENDING: Final = 10 * SECOND  # how long one pending request keeps other calls from requesting a share of its key
 
 
 class StoreRequest(NamedTuple):
-    """Something to ask the inner store: what `Store.apply` takes. Shares are only for the store itself to grant."""
+    """A request to the inner store: the arguments of `Store.apply`. A `share` may only come from the store itself."""
 
     verb: str
     asks: Sequence[Ask]
@@ -46,18 +47,18 @@ class StoreRequest(NamedTuple):
     share: bool = False
 
 
-Steps = Generator[StoreRequest, Any, Any]  # sent a list of Decisions for each Step
+LeaseFlow = Generator[StoreRequest, Any, Any]  # receives a list of Decisions for each StoreRequest
 
 
 class Renewal(NamedTuple):
-    """A share that is to follow the one in use."""
+    """A job: request the share that follows the current one."""
 
-    book: PolicyLeases
-    holder: KeyLease
+    leases: PolicyLeases
+    key_lease: KeyLease
 
 
 class DeferredCall(NamedTuple):
-    """A correction or a reset whose task was cancelled before the store was asked: the arguments of `Desk.asking`."""
+    """A job: a correction or reset whose task was cancelled before its request was sent (arguments of `apply_flow`)."""
 
     verb: str
     asks: Sequence[Ask]
@@ -66,341 +67,347 @@ class DeferredCall(NamedTuple):
 
 
 class LeaseManager:
-    """Holds shares of keys and answers from them; asks for more, and returns what is left over.
+    """Keeps shares of keys and decides from them; requests more shares, and returns unused permits.
 
-    The steady clock of this process is all it goes by: a lease lasts from the instant its request was *sent*, so a late
-    reply only makes it shorter. Work that nobody needs to wait for is put into `chores`.
+    It uses only the steady clock of this process. A lease starts when its request is *sent*, so a late reply only
+    makes it shorter. Work that no caller has to wait for is appended to `jobs`.
     """
 
     def __init__(self, lease: Lease, steady: Callable[[], int], lost: Callable[[], bool] | None = None) -> None:
-        """Start with nothing held. `lost` tells whether somebody else decides at present, in place of a lost store."""
+        """Start without shares. `lost` returns whether the store is unavailable and a fallback decides instead."""
         self.lease = lease
         self.steady = steady
-        self.lost = lost or bool  # never
+        self.store_lost = lost or bool  # never
         self.guarded = lost is not None
         self.lock = Lock()
-        self.books: dict[str, PolicyLeases] = {}
-        self.chores: deque[Renewal | DeferredCall | Leftover] = deque()
-        self.returns: list[tuple[weakref.ref[Steps], Leftover]] = []  # under way; some may have ended
+        self.by_policy: dict[str, PolicyLeases] = {}
+        self.jobs: deque[Renewal | DeferredCall | Leftover] = deque()
+        self.returns: list[tuple[weakref.ref[LeaseFlow], Leftover]] = []  # running flows; some may have ended
         self.totals: Counter[str] = Counter()
 
     # ---- the verbs ---------------------------------------------------------------------------------------------------
 
-    def asking(self, verb: str, asks: Sequence[Ask], now: int | None, at: int | None) -> Steps:
-        """Do what `Store.apply` does."""
+    def apply_flow(self, verb: str, asks: Sequence[Ask], now: int | None, at: int | None) -> LeaseFlow:
+        """Apply a verb, as `Store.apply` does."""
         if len(asks) == 1:
             policy, key, costs = asks[0]
-            book = self.book(policy)
-            if book.length and now is None and any(costs):
+            leases = self.find_policy_leases(policy)
+            if leases.length and now is None and any(costs):
                 if verb == "acquire":
-                    return [(yield from self.acquiring(book, key, costs))]
-                if verb == "peek" and (seen := self.look(book, key, costs)) is not None:
+                    return [(yield from self.acquire_flow(leases, key, costs))]
+                if verb == "peek" and (seen := self.peek_locally(leases, key, costs)) is not None:
                     return [seen]
                 if verb == "hold":
-                    return [(yield from self.exactly("hold", book, key, costs))]
-        if not (verb == "adjust" and at is not None):  # a correction of what the store was asked for touches no share
+                    return [(yield from self.exact_flow("hold", leases, key, costs))]
+        if not (verb == "adjust" and at is not None):  # a correction of the store's own charge concerns no share
             try:
-                yield from self.clearing(verb, asks)
+                yield from self.release_flow(verb, asks)
             except CancelledError:
                 if verb not in DROPPABLE:
-                    self.chores.append(DeferredCall(verb, asks, now, at))
+                    self.jobs.append(DeferredCall(verb, asks, now, at))
                 raise
         elif len(asks) == 1:
-            self.reconsider(*asks[0][:2])
-        return [told(policy, decision) for (policy, _, _), decision in zip(
-            asks, (yield StoreRequest(verb, [(self.book(p).strict, k, c) for p, k, c in asks], now, at)), strict=True
-        )]  # fmt: skip
+            self.forget_denial(*asks[0][:2])
+        strict_asks = [(self.find_policy_leases(policy).strict, key, costs) for policy, key, costs in asks]
+        decisions = yield StoreRequest(verb, strict_asks, now, at)
+        return [with_policy_limits(policy, decision) for (policy, _, _), decision in zip(asks, decisions, strict=True)]
 
-    def acquiring(self, book: PolicyLeases, key: Key, costs: Costs) -> Steps:
-        """Take permits for a call: from a share, or from the store together with a new share."""
-        taken = self.take(book, key, costs)
+    def acquire_flow(self, leases: PolicyLeases, key: Key, costs: Costs) -> LeaseFlow:
+        """Acquire permits for a call: from a share, or from the store together with a new share."""
+        taken = self.start_acquire(leases, key, costs)
         if isinstance(taken, Decision):
             return taken
-        holder, want, now = taken
-        if holder is not None and want != costs:
-            answer = None
+        key_lease, request, now = taken
+        if key_lease is not None and request != costs:
+            result = None
             try:
-                answer = yield from self.holding(book, holder, want, now, costs)
+                result = yield from self.hold_flow(leases, key_lease, request, now, costs)
             except StoreUnavailable:
                 if not self.guarded:
                     raise
-            if answer is not None:
-                return answer
-        return (yield from self.exactly("acquire", book, key, costs))
+            if result is not None:
+                return result
+        return (yield from self.exact_flow("acquire", leases, key, costs))
 
     @locked
-    def take(self, book: PolicyLeases, key: Key, costs: Costs) -> Decision | tuple[KeyLease | None, Costs, int]:
-        """Answer a call from here, or tell what to ask the store for, and since when."""
+    def start_acquire(
+        self, leases: PolicyLeases, key: Key, costs: Costs
+    ) -> Decision | tuple[KeyLease | None, Costs, int]:
+        """Decide a call locally, or return the key lease, the costs to request from the store, and the current time."""
         now = self.steady()
-        self.sweep(book, now, SWEEP_PER_CALL)
-        holder = book.holder(key, now)
-        want = costs
-        if holder is not None:  # else there is no room for one more
-            answer = self.answer(book, holder, costs, now)
-            if answer is not None:
-                return answer
-            if holder.asking > now:
-                holder.miss(costs)
-            elif not self.lost():
-                want = holder.wish(costs, now, book.length, self.lease.spread)
-                holder.asking = now + MAX_ASKING if want != costs else 0
-            holder.seen = now
-        return holder, want, now
+        self.sweep(leases, now, SWEEP_PER_CALL)
+        key_lease = leases.find_or_add(key, now)
+        request = costs
+        if key_lease is not None:  # None: the policy has `max_keys` key leases already
+            result = self.decide_locally(leases, key_lease, costs, now)
+            if result is not None:
+                return result
+            if key_lease.pending_until > now:
+                key_lease.add_missed(costs)
+            elif not self.store_lost():
+                request = key_lease.plan_request(costs, now, leases.length, self.lease.spread)
+                key_lease.pending_until = now + MAX_PENDING if request != costs else 0
+            key_lease.last_call = now
+        return key_lease, request, now
 
-    def answer(self, book: PolicyLeases, holder: KeyLease, costs: Costs, now: int) -> Decision | None:
-        """Answer a call from what is held and known here, if that is enough. The lock is ours."""
-        self.leave(book.retire(holder.key, holder.advance(now)))
-        share, denial = holder.take(costs, now), holder.denial
+    def decide_locally(self, leases: PolicyLeases, key_lease: KeyLease, costs: Costs, now: int) -> Decision | None:
+        """Decide from the shares or the cached denial of a key; None if these do not suffice. Requires the lock."""
+        self.schedule_returns(leases.retire(key_lease.key, key_lease.advance(now)))
+        share, denial = key_lease.take(costs, now), key_lease.denial
         if share is not None:
-            if share is holder.share and (share.units <= share.low or now >= share.fresh):
-                self.renew(book, holder, now)
-            return share.decision(book.policy.limits, now)
+            if share is key_lease.share and (share.units <= share.renew_below or now >= share.renew_at):
+                self.schedule_renewal(leases, key_lease, now)
+            return share.decision(leases.policy.limits, now)
         if denial is not None and denial.costs == costs and now < denial.until:
-            return told(book.policy, denial.repeated(now))
+            return with_policy_limits(leases.policy, denial.repeat(now))
         return None
 
-    def holding(self, book: PolicyLeases, holder: KeyLease, want: Costs, sent: int, costs: Costs) -> Steps:
-        """Take a share, and permits for a call from it; None if the store has not as much."""
+    def hold_flow(
+        self, leases: PolicyLeases, key_lease: KeyLease, request: Costs, sent: int, costs: Costs
+    ) -> LeaseFlow:
+        """Request a share and take the permits of a call from it; returns None if the store denies it."""
         try:
-            (decision,) = yield StoreRequest("hold", [(book.strict, holder.key, want)], share=True)
-        except CancelledError:  # the store gives it back by itself
-            self.stop_asking(holder)
+            (decision,) = yield StoreRequest("hold", [(leases.strict, key_lease.key, request)], share=True)
+        except CancelledError:  # the store gives the charge back
+            self.clear_pending(key_lease)
             raise
         except BaseException:
-            self.lose(book, holder, want)
+            self.count_lost(leases, key_lease, request)
             raise
-        return self.grant(book, holder, want, sent, costs, decision)
+        return self.accept_grant(leases, key_lease, request, sent, costs, decision)
 
     @locked
-    def stop_asking(self, holder: KeyLease) -> None:
-        """Let the next call of a key request a share."""
-        holder.asking = 0
+    def clear_pending(self, key_lease: KeyLease) -> None:
+        """Allow the next call of a key to request a share."""
+        key_lease.pending_until = 0
 
     @locked
-    def lose(self, book: PolicyLeases, holder: KeyLease, want: Costs) -> None:
-        """Count a share as lost: charged or not, nobody knows."""
-        holder.asking = 0
-        book.count("granted", want)
+    def count_lost(self, leases: PolicyLeases, key_lease: KeyLease, request: Costs) -> None:
+        """Count a share as lost: whether the store charged it is unknown."""
+        key_lease.pending_until = 0
+        leases.count("granted", request)
 
     @locked
-    def grant(
-        self, book: PolicyLeases, holder: KeyLease, want: Costs, sent: int, costs: Costs, decision: Decision
+    def accept_grant(
+        self, leases: PolicyLeases, key_lease: KeyLease, request: Costs, sent: int, costs: Costs, decision: Decision
     ) -> Decision | None:
-        """Hold a share that the store has granted, after taking from it what a call needs."""
+        """Add a granted share after taking the permits of a call from it; None if the store denied it."""
         received = self.steady()
-        holder.asking = 0
-        holder.left = [view[0] for view in decision.views]
+        key_lease.pending_until = 0
+        key_lease.store_remaining = [view[0] for view in decision.views]
         if not decision.allowed:
             return None
-        book.count("granted", want)
-        lasts = span(book.strict.limits, want, decision.views, book.length)
-        share = LeasedShare(book.policy.one, want, decision, sent, received, lasts)
+        leases.count("granted", request)
+        lifetime = share_lifetime(leases.strict.limits, request, decision.views, leases.length)
+        share = LeasedShare(leases.policy.one, request, decision, sent, received, lifetime)
         share.take(costs)
-        answer = share.decision(book.policy.limits, received)
-        if holder.forgotten:  # reset meanwhile, before the charge or after: not ours to return
-            book.count("used", share.used)
-        elif book.closed:
-            self.leave(book.retire(holder.key, [share]))
+        result = share.decision(leases.policy.limits, received)
+        if key_lease.forgotten:  # reset meanwhile, before the charge or after it, so nothing may be returned
+            leases.count("used", share.used)
+        elif leases.closed:
+            self.schedule_returns(leases.retire(key_lease.key, [share]))
         else:
-            self.leave(book.retire(holder.key, holder.install(share, received)))
-        return answer
+            self.schedule_returns(leases.retire(key_lease.key, key_lease.install(share, received)))
+        return result
 
-    def exactly(self, verb: str, book: PolicyLeases, key: Key, costs: Costs) -> Steps:
-        """Ask the store for exactly this call. A denial counts only when nothing of the key is held back here."""
+    def exact_flow(self, verb: str, leases: PolicyLeases, key: Key, costs: Costs) -> LeaseFlow:
+        """Ask the store for exactly these costs. A denial is final only if this process holds no permits of the key."""
         while True:
             sent = self.steady()
-            (decision,) = yield StoreRequest(verb, [(book.strict, key, costs)])
-            returning = self.heed(book, key, costs, sent, decision)
-            if returning is None:
-                return told(book.policy, decision)
-            yield from returning
+            (decision,) = yield StoreRequest(verb, [(leases.strict, key, costs)])
+            returns = self.record_decision(leases, key, costs, sent, decision)
+            if returns is None:
+                return with_policy_limits(leases.policy, decision)
+            yield from returns
 
     @locked
-    def heed(self, book: PolicyLeases, key: Key, costs: Costs, sent: int, decision: Decision) -> Steps | None:
-        """Remember what the store said; after a denial, return what is held of the key."""
+    def record_decision(
+        self, leases: PolicyLeases, key: Key, costs: Costs, sent: int, decision: Decision
+    ) -> LeaseFlow | None:
+        """Record a decision of the store; after a denial, return a flow that returns the shares of the key, if any."""
         received = self.steady()
-        holder = book.holders.get(key)
-        if holder is None:
+        key_lease = leases.key_leases.get(key)
+        if key_lease is None:
             return None
-        holder.left = [view[0] for view in decision.views]
-        gone = [] if decision.allowed else book.retire(key, holder.strip())
-        if not decision.allowed and not gone and not self.lost():
-            wait = book.length if decision.retry == NEVER else min(book.length, decision.retry)
-            holder.denial = CachedDenial(costs, decision, received, sent + wait)
-        return self.begin(gone) if gone else None
+        key_lease.store_remaining = [view[0] for view in decision.views]
+        leftovers = [] if decision.allowed else leases.retire(key, key_lease.release_shares())
+        if not decision.allowed and not leftovers and not self.store_lost():
+            wait = leases.length if decision.retry == NEVER else min(leases.length, decision.retry)
+            key_lease.denial = CachedDenial(costs, decision, received, sent + wait)
+        return self.start_returns(leftovers) if leftovers else None
 
     @locked
-    def look(self, book: PolicyLeases, key: Key, costs: Costs) -> Decision | None:
-        """Answer a peek from a share that would answer the call."""
-        holder, now = book.holders.get(key), self.steady()
-        if holder is not None:
-            for share in (holder.share, holder.after):
-                if now < share.ends and (left := share.after(costs)) is not None:
-                    return share.decision(book.policy.limits, now, left)
+    def peek_locally(self, leases: PolicyLeases, key: Key, costs: Costs) -> Decision | None:
+        """Decide a peek from a share that has enough permits; None if none has."""
+        key_lease, now = leases.key_leases.get(key), self.steady()
+        if key_lease is not None:
+            for share in (key_lease.share, key_lease.next_share):
+                if now < share.ends and (left := share.remaining_after(costs)) is not None:
+                    return share.decision(leases.policy.limits, now, left)
         return None
 
-    def clearing(self, verb: str, asks: Sequence[Ask]) -> Steps:
-        """Return what is held of the keys before the store is asked about them; on reset, forget it."""
-        books = [(self.book(policy), key) for policy, key, _ in asks]
-        yield from self.clear(books, forget=verb == "reset")
+    def release_flow(self, verb: str, asks: Sequence[Ask]) -> LeaseFlow:
+        """Return the shares of the keys before the store is asked about them; a reset discards them."""
+        keys = [(self.find_policy_leases(policy), key) for policy, key, _ in asks]
+        yield from self.release(keys, forget=verb == "reset")
 
     @locked
-    def clear(self, keys: list[tuple[PolicyLeases, Key]], *, forget: bool) -> Steps:
-        """Let go of what is held of keys, and return it, unless it is to be forgotten."""
-        gone: list[Leftover] = []
-        for book, key in keys:
-            holder = book.holders.get(key)
-            if holder is not None:
-                holder.denial = None
-                left = book.retire(key, holder.strip())
+    def release(self, keys: list[tuple[PolicyLeases, Key]], *, forget: bool) -> LeaseFlow:
+        """Remove the shares of keys; returns a flow that returns them to the store, unless `forget` is set."""
+        leftovers: list[Leftover] = []
+        for leases, key in keys:
+            key_lease = leases.key_leases.get(key)
+            if key_lease is not None:
+                key_lease.denial = None
+                left = leases.retire(key, key_lease.release_shares())
                 if forget:
-                    holder.forgotten = True
-                    del book.holders[key]
+                    key_lease.forgotten = True
+                    del leases.key_leases[key]
                 else:
-                    gone += left
-        return self.begin(gone)
+                    leftovers += left
+        return self.start_returns(leftovers)
 
-    def reconsider(self, policy: Policy, key: Key) -> None:
-        """Forget a denial: permits may have come back."""
-        holder = self.book(policy).holders.get(key)
-        if holder is not None:
-            holder.denial = None
+    def forget_denial(self, policy: Policy, key: Key) -> None:
+        """Discard the cached denial of a key: permits may have been given back."""
+        key_lease = self.find_policy_leases(policy).key_leases.get(key)
+        if key_lease is not None:
+            key_lease.denial = None
 
-    # ---- chores ------------------------------------------------------------------------------------------------------
+    # ---- jobs --------------------------------------------------------------------------------------------------------
 
-    def renew(self, book: PolicyLeases, holder: KeyLease, now: int) -> None:
-        """Have a share follow the one that is running out. The lock is ours."""
-        holder.share.low, holder.share.fresh = 0, holder.share.ends  # once is enough
-        if holder.asking <= now and holder.after.ends <= holder.share.ends:
-            holder.asking = now + MAX_ASKING
-            self.chores.append(Renewal(book, holder))
+    def schedule_renewal(self, leases: PolicyLeases, key_lease: KeyLease, now: int) -> None:
+        """Schedule a request for the share that follows the current one. Requires the lock."""
+        key_lease.share.renew_below, key_lease.share.renew_at = 0, key_lease.share.ends  # scheduled once
+        if key_lease.pending_until <= now and key_lease.next_share.ends <= key_lease.share.ends:
+            key_lease.pending_until = now + MAX_PENDING
+            self.jobs.append(Renewal(leases, key_lease))
 
-    def renewing(self, book: PolicyLeases, holder: KeyLease) -> Steps:
-        """Take the next share ahead of its need."""
-        want, sent = self.plan(book, holder)
-        if any(want):
-            yield from self.holding(book, holder, want, sent, (0,) * len(want))
+    def renew_flow(self, leases: PolicyLeases, key_lease: KeyLease) -> LeaseFlow:
+        """Request the next share before it is needed."""
+        request, sent = self.plan_renewal(leases, key_lease)
+        if any(request):
+            yield from self.hold_flow(leases, key_lease, request, sent, (0,) * len(request))
 
     @locked
-    def plan(self, book: PolicyLeases, holder: KeyLease) -> tuple[Costs, int]:
-        """Tell what to take ahead of any need, and since when; nothing where it would be of no use."""
+    def plan_renewal(self, leases: PolicyLeases, key_lease: KeyLease) -> tuple[Costs, int]:
+        """Return the costs of the next share, and the current time; costs of 0 if no share is needed."""
         sent = self.steady()
-        nothing = (0,) * len(book.policy.limits)
-        want = holder.wish(nothing, sent, book.length, self.lease.spread)
-        if book.closed or holder.forgotten or self.lost():
-            want = nothing
-        holder.asking = sent + MAX_ASKING if any(want) else 0
-        return want, sent
+        nothing = (0,) * len(leases.policy.limits)
+        request = key_lease.plan_request(nothing, sent, leases.length, self.lease.spread)
+        if leases.closed or key_lease.forgotten or self.store_lost():
+            request = nothing
+        key_lease.pending_until = sent + MAX_PENDING if any(request) else 0
+        return request, sent
 
-    def leave(self, leftovers: Iterable[Leftover]) -> None:
-        """Have leftovers returned. The lock is ours."""
-        self.chores.extend(leftovers)
+    def schedule_returns(self, leftovers: Iterable[Leftover]) -> None:
+        """Schedule leftovers to be returned. Requires the lock."""
+        self.jobs.extend(leftovers)
 
-    def begin(self, leftovers: list[Leftover]) -> Steps:
-        """Return leftovers, and know of them while that is under way. The lock is ours."""
-        steps = self.returning(leftovers)
-        self.returns = [each for each in self.returns if under_way(each[0])]
-        self.returns += [(weakref.ref(steps), leftover) for leftover in leftovers]
-        return steps
+    def start_returns(self, leftovers: list[Leftover]) -> LeaseFlow:
+        """Create a flow that returns leftovers, and track them while it runs. Requires the lock."""
+        flow = self.return_flow(leftovers)
+        self.returns = [each for each in self.returns if is_running(each[0])]
+        self.returns += [(weakref.ref(flow), leftover) for leftover in leftovers]
+        return flow
 
-    def returning(self, leftovers: Iterable[Leftover]) -> Steps:
-        """Return what is left of shares, as of the instant it was charged."""
+    def return_flow(self, leftovers: Iterable[Leftover]) -> LeaseFlow:
+        """Return unused permits of shares, as corrections at the time of their charge."""
         rest = deque(leftovers)
         while rest:
-            book, key, share = rest.popleft()
+            leases, key, share = rest.popleft()
             left = share.left
             try:
                 yield StoreRequest(
-                    "adjust", [(book.strict, key, tuple(-permits for permits in left))], None, share.charged
+                    "adjust", [(leases.strict, key, tuple(-permits for permits in left))], None, share.charged
                 )
-            except CancelledError:  # the store makes a correction that was begun
-                self.count(book, "returned", left)
-                self.postpone(rest)
+            except CancelledError:  # the store completes a correction that was started
+                self.count(leases, "returned", left)
+                self.postpone_returns(rest)
                 raise
             except Exception:
-                self.postpone(rest)
+                self.postpone_returns(rest)
                 raise
-            self.count(book, "returned", left)
+            self.count(leases, "returned", left)
 
     @locked
-    def postpone(self, leftovers: Iterable[Leftover]) -> None:
-        """Have leftovers returned later."""
-        self.leave(leftovers)
+    def postpone_returns(self, leftovers: Iterable[Leftover]) -> None:
+        """Schedule leftovers to be returned later."""
+        self.schedule_returns(leftovers)
 
     @locked
-    def count(self, book: PolicyLeases, became: str, permits: Costs) -> None:
-        """Count what became of permits."""
-        book.count(became, permits)
+    def count(self, leases: PolicyLeases, outcome: str, permits: Costs) -> None:
+        """Count permits by outcome."""
+        leases.count(outcome, permits)
 
-    def sweep(self, book: PolicyLeases, now: int, most: int) -> None:
-        """Look after holders of a book that are due. The lock is ours."""
-        if book.due and book.due[0][0] <= now:
-            self.leave(book.sweep(now, most))
+    def sweep(self, leases: PolicyLeases, now: int, max_count: int) -> None:
+        """Sweep key leases of a policy that are due. Requires the lock."""
+        if leases.due and leases.due[0][0] <= now:
+            self.schedule_returns(leases.sweep(now, max_count))
 
     @locked
-    def chore(self) -> Steps | None:
-        """Give something to do, if there is any."""
+    def next_job(self) -> LeaseFlow | None:
+        """Return the flow of the next job, or None."""
         now = self.steady()
-        for book in self.books.values():
-            self.sweep(book, now, SWEEP_PER_JOB)
-        if not self.chores:
+        for leases in self.by_policy.values():
+            self.sweep(leases, now, SWEEP_PER_JOB)
+        if not self.jobs:
             return None
-        chore = self.chores.popleft()
-        if isinstance(chore, Renewal):
-            return self.renewing(*chore)
-        return self.asking(*chore) if isinstance(chore, DeferredCall) else self.begin([chore])
+        job = self.jobs.popleft()
+        if isinstance(job, Renewal):
+            return self.renew_flow(*job)
+        return self.apply_flow(*job) if isinstance(job, DeferredCall) else self.start_returns([job])
 
     @locked
-    def due(self) -> int | None:
-        """Tell when there may be something to do next; None: not before somebody calls."""
-        return min((book.due[0][0] for book in self.books.values() if book.due), default=None)
+    def next_due(self) -> int | None:
+        """Return the steady time at which the next key lease is due, or None."""
+        return min((leases.due[0][0] for leases in self.by_policy.values() if leases.due), default=None)
 
-    # ---- the books ---------------------------------------------------------------------------------------------------
+    # ---- policies ----------------------------------------------------------------------------------------------------
 
-    def book(self, policy: Policy) -> PolicyLeases:
-        """Find the book of a policy; what is held under an earlier one of that name is returned."""
-        book = self.books.get(policy.name)
-        if book is None or (book.policy is not policy and book.policy != policy):
-            book = self.open(policy)
-        return book
+    def find_policy_leases(self, policy: Policy) -> PolicyLeases:
+        """Return the leases of a policy; shares of an earlier policy of the same name are returned to the store."""
+        leases = self.by_policy.get(policy.name)
+        if leases is None or (leases.policy is not policy and leases.policy != policy):
+            leases = self.add_policy(policy)
+        return leases
 
     @locked
-    def open(self, policy: Policy) -> PolicyLeases:
-        """Start the book of a policy."""
-        # A guard that goes on by itself when the store is lost has shares of its own kind for that.
-        alone = self.guarded and policy.on_store_error == "local"
-        book = PolicyLeases(policy, None if alone else self.lease, self.totals)
-        before = self.books.get(policy.name)
+    def add_policy(self, policy: Policy) -> PolicyLeases:
+        """Add a policy, replacing an earlier one of the same name."""
+        # A GuardedStore that decides locally during an outage keeps local shares for these policies itself.
+        local = self.guarded and policy.on_store_error == "local"
+        leases = PolicyLeases(policy, None if local else self.lease, self.totals)
+        before = self.by_policy.get(policy.name)
         if before is not None:
-            self.leave(before.strip())
-        self.books[policy.name] = book
-        return book
+            self.schedule_returns(before.release_all())
+        self.by_policy[policy.name] = leases
+        return leases
 
     @locked
     def return_all(self) -> None:
-        """Have all that is left returned."""
-        for book in self.books.values():
-            for holder in book.holders.values():
-                self.leave(book.retire(holder.key, holder.strip()))
+        """Schedule all shares to be returned."""
+        for leases in self.by_policy.values():
+            for key_lease in leases.key_leases.values():
+                self.schedule_returns(leases.retire(key_lease.key, key_lease.release_shares()))
 
     @locked
     def close(self) -> None:
-        """Have all that is left returned, and hold nothing from now on."""
-        for book in self.books.values():
-            self.leave(book.strip())
+        """Schedule all shares to be returned, and keep none from now on."""
+        for leases in self.by_policy.values():
+            self.schedule_returns(leases.release_all())
 
     @locked
-    def disown(self) -> None:
-        """Forget everything, in a child process: the shares are its parent's."""
-        self.chores.clear()
+    def discard_all(self) -> None:
+        """Discard everything, in a forked child: the shares belong to the parent."""
+        self.jobs.clear()
         self.returns.clear()
         self.totals.clear()
-        for book in self.books.values():
-            book.clear()
+        for leases in self.by_policy.values():
+            leases.clear()
 
-    def sums(self) -> dict[str, int]:
-        """Count permits by what became of them and by unit, and keys with a holder."""
-        totals, units = self.add_up()
+    def metrics(self) -> dict[str, int]:
+        """Return permits by outcome and unit, and the number of key leases."""
+        totals, units = self.count_permits()
         for unit in sorted(units):
             known = ("granted", "used", "returned", "outstanding")
             granted, *kept = (totals[f"lease_{what}_{unit}"] for what in known)
@@ -409,30 +416,30 @@ class LeaseManager:
         return dict(totals)
 
     @locked
-    def add_up(self) -> tuple[Counter[str], set[str]]:
-        """Count what is held and what is gone; tell in which units."""
-        totals = Counter({"lease_keys": sum(len(book.holders) for book in self.books.values())})
+    def count_permits(self) -> tuple[Counter[str], set[str]]:
+        """Return the totals, including shares still held, and the units that occur."""
+        totals = Counter({"lease_keys": sum(len(leases.key_leases) for leases in self.by_policy.values())})
         totals.update(self.totals)
         units: set[str] = set()
-        for book in self.books.values():
-            if book.length:
-                units.update(book.units)
-                book.count_held(totals)
-        leftovers = [chore for chore in self.chores if not isinstance(chore, Renewal | DeferredCall)]
-        leftovers += [leftover for steps, leftover in self.returns if under_way(steps)]
-        for book, _, share in leftovers:
-            book.count("outstanding", share.left, totals)
+        for leases in self.by_policy.values():
+            if leases.length:
+                units.update(leases.units)
+                leases.count_held(totals)
+        leftovers = [job for job in self.jobs if not isinstance(job, Renewal | DeferredCall)]
+        leftovers += [leftover for flow, leftover in self.returns if is_running(flow)]
+        for leases, _, share in leftovers:
+            leases.count("outstanding", share.left, totals)
         return totals, units
 
 
-def under_way(steps: weakref.ref[Steps]) -> bool:
-    """Tell whether somebody may still drive some steps to their end."""
-    found = steps()
+def is_running(flow: weakref.ref[LeaseFlow]) -> bool:
+    """Return whether a flow exists and has not ended."""
+    found = flow()
     return found is not None and found.gi_frame is not None  # type: ignore[attr-defined]  # a generator function made it
 
 
-def told(policy: Policy, decision: Decision) -> Decision:
-    """Pass on what the store said of the stricter limits as said of the policy's own."""
+def with_policy_limits(policy: Policy, decision: Decision) -> Decision:
+    """Return a decision on the stricter limits as one on the policy's own limits."""
     if decision[2] is policy.limits:
         return decision
     return Decision((decision.allowed, decision.at, policy.limits, decision.views, None))

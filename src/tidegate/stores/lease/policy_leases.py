@@ -1,4 +1,4 @@
-"""What a process holds under one policy: the holders of its keys, when to look after each, and the sums."""
+"""The leases of one policy: its key leases, when each is due to be swept, and the totals."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections import Counter, deque
 from typing import TYPE_CHECKING
 
 from tidegate.stores.lease.share import NO_SHARE, KeyLease
-from tidegate.stores.lease.terms import Lease, terms
+from tidegate.stores.lease.terms import Lease, compute_terms
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -18,81 +18,85 @@ if TYPE_CHECKING:
 
 
 class PolicyLeases:
-    """The holders of one policy's keys. Every one of them stands in `due`, and is looked after at that instant."""
+    """The key leases of one policy. Each is in `due`, with the steady time at which to sweep it."""
 
-    __slots__ = ("closed", "due", "holders", "length", "most", "policy", "strict", "totals", "units")
+    __slots__ = ("closed", "due", "key_leases", "length", "max_keys", "policy", "strict", "totals", "units")
 
     def __init__(self, policy: Policy, lease: Lease | None, totals: Counter[str]) -> None:
-        """Start empty; count into `totals`. Without a lease nothing is held."""
+        """Start empty; count into `totals`. If `lease` is None, the policy is not leased."""
         self.policy = policy
-        self.most = lease.max_keys if lease else 0
-        self.strict, self.length = terms(policy, lease) if lease else (policy, 0)
-        self.holders: dict[Key, KeyLease] = {}
+        self.max_keys = lease.max_keys if lease else 0
+        self.strict, self.length = compute_terms(policy, lease) if lease else (policy, 0)
+        self.key_leases: dict[Key, KeyLease] = {}
         self.due: deque[tuple[int, KeyLease]] = deque()
         self.closed = False
         self.totals = totals
-        # All limits of a unit are charged the same, so one of them counts for it.
+        # All limits of a unit are charged the same, so one of them is counted.
         self.units = {limit.unit: i for i, limit in reversed(list(enumerate(policy.limits)))}
 
-    def count(self, what: str, costs: Costs, totals: Counter[str] | None = None) -> None:
-        """Count permits by what became of them."""
+    def count(self, outcome: str, costs: Costs, totals: Counter[str] | None = None) -> None:
+        """Count permits by outcome."""
         totals = self.totals if totals is None else totals
         for unit, i in self.units.items():
             if costs:
-                totals[f"lease_{what}_{unit}"] += costs[i]
+                totals[f"lease_{outcome}_{unit}"] += costs[i]
 
-    def holder(self, key: Key, now: int) -> KeyLease | None:
-        """Find a key's holder, or make one if there is room."""
-        holder = self.holders.get(key)
-        if holder is None and len(self.holders) < self.most:
-            holder = KeyLease(key)
-            self.due.append((now + self.length, holder))
-            self.holders[key] = holder
-        return holder
+    def find_or_add(self, key: Key, now: int) -> KeyLease | None:
+        """Return the lease of a key, adding one if there are fewer than `max_keys`; else None."""
+        key_lease = self.key_leases.get(key)
+        if key_lease is None and len(self.key_leases) < self.max_keys:
+            key_lease = KeyLease(key)
+            self.due.append((now + self.length, key_lease))
+            self.key_leases[key] = key_lease
+        return key_lease
 
-    def sweep(self, now: int, most: int) -> list[Leftover]:
-        """Look after holders that are due: end what has ended, forget who was not asked about for long."""
-        gone: list[Leftover] = []
-        while self.due and self.due[0][0] <= now and most:
-            most -= 1
-            _, holder = self.due[0]
-            ended = holder.advance(now)
-            recent = holder.seen is not None and now - holder.seen < self.length
-            if holder.share is NO_SHARE and not recent and holder.asking <= now:
-                holder.forgotten = True
-            gone += self.retire(holder.key, ended)
-            if holder.forgotten:
-                if self.holders.get(holder.key) is holder:
-                    del self.holders[holder.key]
+    def sweep(self, now: int, max_count: int) -> list[Leftover]:
+        """Sweep key leases that are due: remove ended shares, and key leases without a recent call."""
+        leftovers: list[Leftover] = []
+        while self.due and self.due[0][0] <= now and max_count:
+            max_count -= 1
+            _, key_lease = self.due[0]
+            ended = key_lease.advance(now)
+            recent = key_lease.last_call is not None and now - key_lease.last_call < self.length
+            if key_lease.share is NO_SHARE and not recent and key_lease.pending_until <= now:
+                key_lease.forgotten = True
+            leftovers += self.retire(key_lease.key, ended)
+            if key_lease.forgotten:
+                if self.key_leases.get(key_lease.key) is key_lease:
+                    del self.key_leases[key_lease.key]
             else:
-                self.due.append((now + self.length, holder))
-            self.due.popleft()  # last, so that an interrupted sweep leaves no holder without its place
-        return gone
+                self.due.append((now + self.length, key_lease))
+            self.due.popleft()  # last, so that an interrupted sweep loses no key lease
+        return leftovers
 
     def retire(self, key: Key, shares: Iterable[LeasedShare]) -> list[Leftover]:
-        """Count shares that are of no more use; give those of which something is left, to be returned."""
-        gone: list[Leftover] = []
+        """Count the used permits of removed shares; return the shares that have unused permits."""
+        leftovers: list[Leftover] = []
         for share in shares:
             self.count("used", share.used)
             if any(share.left):
-                gone.append((self, key, share))
-        return gone
+                leftovers.append((self, key, share))
+        return leftovers
 
-    def strip(self) -> list[Leftover]:
-        """Let go of everything, for good."""
+    def release_all(self) -> list[Leftover]:
+        """Close: remove every key lease and return the shares that have unused permits."""
         self.closed = True
-        gone = [left for holder in self.holders.values() for left in self.retire(holder.key, holder.strip())]
+        leftovers = [
+            leftover
+            for key_lease in self.key_leases.values()
+            for leftover in self.retire(key_lease.key, key_lease.release_shares())
+        ]
         self.clear()
-        return gone
+        return leftovers
 
     def clear(self) -> None:
-        """Forget every holder."""
-        self.holders.clear()
+        """Discard every key lease."""
+        self.key_leases.clear()
         self.due.clear()
 
     def count_held(self, totals: Counter[str]) -> None:
-        """Count what was used of shares still held, and what is left of them."""
-        for holder in self.holders.values():
-            for share in (holder.share, holder.after):
+        """Add the used and unused permits of current shares to `totals`."""
+        for key_lease in self.key_leases.values():
+            for share in (key_lease.share, key_lease.next_share):
                 self.count("used", share.used, totals)
                 self.count("outstanding", share.left, totals)

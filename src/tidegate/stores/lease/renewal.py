@@ -1,4 +1,4 @@
-"""Does the chores of a leased store, so that no call waits for them: a thread, or under asyncio a task."""
+"""Runs the jobs of a leased store in the background: in a thread, or in a task under asyncio."""
 
 from __future__ import annotations
 
@@ -13,162 +13,164 @@ from tidegate.lock import Lock, locked
 
 if TYPE_CHECKING:
     from tidegate.clock import Signal
-    from tidegate.stores.lease.manager import Steps
+    from tidegate.stores.lease.manager import LeaseFlow
     from tidegate.stores.lease.store import LeasedStore
 
 log = logging.getLogger(__name__)
 
-MAX_CONCURRENT_JOBS: Final = 64  # how many chores a task has under way at once
-CLOSE_TIMEOUT: Final = 5.0  # real seconds for which closing waits for a chore under way
+MAX_CONCURRENT_JOBS: Final = 64  # jobs that the background task runs at once, at most
+CLOSE_TIMEOUT: Final = 5.0  # real seconds that closing waits for running jobs
 
 
 class BackgroundRenewal:
-    """Runs while there is anything to look after, and is started again by the call that needs it.
+    """A background thread or task that runs while there are jobs or shares; a call starts it when it is needed.
 
-    There is one at a time, of the kind that the call was. A clock that is not the machine's stands still while nobody
-    moves it, so nothing waits for it here: calls do the chores themselves, then.
+    At most one runs at a time: a thread if a synchronous call started it, a task if an async call did. With a clock
+    other than the SystemClock nothing runs in the background: calls run the jobs themselves.
     """
 
     def __init__(self, store: LeasedStore) -> None:
-        """Look after this store."""
+        """Serve this store."""
         self._store = store
-        self._desk = store.desk
-        self._timed = isinstance(store.clock, SystemClock)
+        self._manager = store.manager
+        self._real_time = isinstance(store.clock, SystemClock)
         self.lock = Lock()
-        self._signal: Signal | None = None  # of whoever runs
-        self._runs: threading.Thread | asyncio.Task[None] | None = None
-        self._ending = False
+        self._signal: Signal | None = None  # wakes the runner
+        self._runner: threading.Thread | asyncio.Task[None] | None = None
+        self._stopping = False
         self._failing = False
 
     # ---- threads -----------------------------------------------------------------------------------------------------
 
-    def tend(self) -> None:
-        """See that what there is to do gets done."""
-        if not self._timed:
-            self.work()
-        elif self._needed():
+    def ensure_running(self) -> None:
+        """Make sure that jobs are run."""
+        if not self._real_time:
+            self.run_jobs()
+        elif self._is_needed():
             self._start_thread()
 
     @locked
     def _start_thread(self) -> None:
-        """Start the thread that is needed, unless one runs already, and was woken."""
-        if not self._wake() and not self._ending:
+        """Wake the runner, or start a thread if there is none."""
+        if not self._wake() and not self._stopping:
             self._signal = ThreadSignal()
-            self._runs = threading.Thread(target=self._run, args=(self._signal,), name="leases", daemon=True)
-            self._runs.start()
+            self._runner = threading.Thread(target=self._run, args=(self._signal,), name="leases", daemon=True)
+            self._runner.start()
 
-    def work(self) -> None:
-        """Do all chores there are."""
-        while (chore := self._desk.chore()) is not None:
-            self._attempt(chore)
+    def run_jobs(self) -> None:
+        """Run all jobs."""
+        while (job := self._manager.next_job()) is not None:
+            self._run_job(job)
 
     def _run(self, signal: Signal) -> None:
         while True:
             signal.clear()
-            self.work()
-            if self._leave():
+            self.run_jobs()
+            if self._stop_if_idle():
                 return
-            self._store.clock.wait(signal, self._desk.due())
+            self._store.clock.wait(signal, self._manager.next_due())
 
-    def _attempt(self, chore: Steps) -> None:
+    def _run_job(self, job: LeaseFlow) -> None:
         try:
-            self._store.drive(chore)
+            self._store.drive(job)
         except RateLimitError as error:
-            self._complain(error)
+            self._log_failure(error)
         else:
             self._failing = False
 
-    def end(self) -> None:
-        """Run no more."""
-        runs = self._end()
-        if isinstance(runs, threading.Thread):
-            runs.join(CLOSE_TIMEOUT)
+    def stop(self) -> None:
+        """Stop the runner and wait until it has ended."""
+        runner = self._request_stop()
+        if isinstance(runner, threading.Thread):
+            runner.join(CLOSE_TIMEOUT)
 
     # ---- tasks -------------------------------------------------------------------------------------------------------
 
-    def tend_async(self) -> None:
-        """See that what there is to do gets done."""
-        if self._needed():
+    def ensure_running_async(self) -> None:
+        """Make sure that jobs are run."""
+        if self._is_needed():
             self._start_task()
 
     @locked
     def _start_task(self) -> None:
-        """Start the task that is needed, unless one runs already, and was woken."""
-        if not self._wake() and not self._ending:
+        """Wake the runner, or start a task if there is none."""
+        if not self._wake() and not self._stopping:
             self._signal = TaskSignal()
-            self._runs = asyncio.get_running_loop().create_task(self._run_async(self._signal), name="leases")
+            self._runner = asyncio.get_running_loop().create_task(self._run_async(self._signal), name="leases")
 
-    async def work_async(self) -> None:
-        """Do all chores there are, many at once."""
-        while (chore := self._desk.chore()) is not None:
-            chores = [chore]
-            while len(chores) < MAX_CONCURRENT_JOBS and (chore := self._desk.chore()) is not None:
-                chores.append(chore)
-            await asyncio.gather(*map(self._attempt_async, chores))
+    async def run_jobs_async(self) -> None:
+        """Run all jobs, many at once."""
+        while (job := self._manager.next_job()) is not None:
+            jobs = [job]
+            while len(jobs) < MAX_CONCURRENT_JOBS and (job := self._manager.next_job()) is not None:
+                jobs.append(job)
+            await asyncio.gather(*map(self._run_job_async, jobs))
 
     async def _run_async(self, signal: Signal) -> None:
         try:
             while True:
                 signal.clear()
-                await self.work_async()
-                if self._leave():
+                await self.run_jobs_async()
+                if self._stop_if_idle():
                     return
-                await self._store.clock.wait_async(signal, self._desk.due())
-        except asyncio.CancelledError:  # the loop ends: this is the last chance to return what is held
-            self._desk.return_all()
-            await self.work_async()
+                await self._store.clock.wait_async(signal, self._manager.next_due())
+        except asyncio.CancelledError:  # the loop ends: the last chance to return shares
+            self._manager.return_all()
+            await self.run_jobs_async()
             raise
 
-    async def _attempt_async(self, chore: Steps) -> None:
+    async def _run_job_async(self, job: LeaseFlow) -> None:
         try:
-            await self._store.drive_async(chore)
+            await self._store.drive_async(job)
         except RateLimitError as error:
-            self._complain(error)
+            self._log_failure(error)
         else:
             self._failing = False
 
-    async def end_async(self) -> None:
-        """Run no more."""
-        runs = self._end()
-        if isinstance(runs, threading.Thread):
-            await asyncio.to_thread(runs.join, CLOSE_TIMEOUT)
-        elif runs is not None and runs.get_loop() is asyncio.get_running_loop():
-            await asyncio.wait([runs], timeout=CLOSE_TIMEOUT)
+    async def stop_async(self) -> None:
+        """Stop the runner and wait until it has ended."""
+        runner = self._request_stop()
+        if isinstance(runner, threading.Thread):
+            await asyncio.to_thread(runner.join, CLOSE_TIMEOUT)
+        elif runner is not None and runner.get_loop() is asyncio.get_running_loop():
+            await asyncio.wait([runner], timeout=CLOSE_TIMEOUT)
 
     # ---- both --------------------------------------------------------------------------------------------------------
 
-    def _needed(self) -> bool:
-        return bool(self._desk.chores) or (self._runs is None and self._timed and self._desk.due() is not None)
+    def _is_needed(self) -> bool:
+        return bool(self._manager.jobs) or (
+            self._runner is None and self._real_time and self._manager.next_due() is not None
+        )
 
     @locked
-    def _end(self) -> threading.Thread | asyncio.Task[None] | None:
-        """Have whoever runs end; tell who that is."""
-        self._ending = True
+    def _request_stop(self) -> threading.Thread | asyncio.Task[None] | None:
+        """Tell the runner to end, and return it."""
+        self._stopping = True
         self._wake()
-        return self._runs
+        return self._runner
 
     def _wake(self) -> bool:
-        """Wake whoever runs; tell whether anybody does. The lock is ours."""
-        runs = self._runs
+        """Wake the runner; returns whether there is one. Requires the lock."""
+        runner = self._runner
         alive = False
-        if isinstance(runs, threading.Thread):
-            alive = runs.is_alive()
-        elif runs is not None:
-            alive = not runs.done() and not runs.get_loop().is_closed()
+        if isinstance(runner, threading.Thread):
+            alive = runner.is_alive()
+        elif runner is not None:
+            alive = not runner.done() and not runner.get_loop().is_closed()
         if alive and self._signal is not None:
             self._signal.set()
         return alive
 
     @locked
-    def _leave(self) -> bool:
-        """Leave if there is nothing to look after."""
-        stay = self._desk.chores or (self._timed and not self._ending and self._desk.due() is not None)
-        if not stay:
-            self._runs = self._signal = None
-        return not stay
+    def _stop_if_idle(self) -> bool:
+        """Let the runner end if there are no jobs and no shares; returns whether it does."""
+        needed = self._manager.jobs or (self._real_time and not self._stopping and self._manager.next_due() is not None)
+        if not needed:
+            self._runner = self._signal = None
+        return not needed
 
-    def _complain(self, error: RateLimitError) -> None:
-        """Say once that the store cannot be asked; the calls that follow will meet the same and say more."""
+    def _log_failure(self, error: RateLimitError) -> None:
+        """Log the first of a series of failures; later calls raise the error themselves."""
         if not self._failing:
             self._failing = True
-            log.warning("leases cannot be renewed or returned: %s", error)
+            log.warning("could not renew or return leases: %s", error)

@@ -1,4 +1,4 @@
-"""Permits that a process holds: the share of a key, and what is known of the key besides. Pure; time is an argument."""
+"""Shares of permits of one key, and what else a process knows of the key. Pure; time is an argument."""
 
 from __future__ import annotations
 
@@ -16,45 +16,56 @@ if TYPE_CHECKING:
     from tidegate.policy import Key
 
 Costs = tuple[int, ...]
-MAX_GROWTH: Final = 8  # a share is at most so many times the last one
-FIRST_SHARE_CALLS: Final = 4  # the first share of a key that was asked twice, in calls
-RENEW_DIVISOR: Final = 8  # a share is renewed when one part in so many is left of it, or of its time
+MAX_GROWTH: Final = 8  # a share is at most this many times as large as the last one
+FIRST_SHARE_CALLS: Final = 4  # size of the first share of a key, in calls
+RENEW_DIVISOR: Final = 8  # a share is renewed when 1/8 of its permits or its time is left
 
 
 class LeasedShare:
-    """Permits charged at `charged` by the store's clock, to be used before `ends` by the steady clock of this process.
+    """Permits charged at `charged` by the store's clock, usable before `ends` by the steady clock of this process.
 
-    What is left is `units` times what a usual call costs (`one`), and `spare` beside: so that a usual call takes one
-    number down, however many limits there are. Above `low` units and before `fresh` nothing needs to be looked at.
+    The permits left are `units` times the cost of a usual call (`one`), plus `spare`: a usual call decrements one
+    integer, however many limits there are. The share is to be renewed at `renew_below` units, or at `renew_at`.
     """
 
     __slots__ = (
-        "charged", "ends", "fresh", "granted", "low", "offset", "one", "received", "since", "spare", "told", "units"
-    )  # fmt: skip
+        "charged",
+        "ends",
+        "granted",
+        "in_use_since",
+        "offset",
+        "one",
+        "received",
+        "renew_at",
+        "renew_below",
+        "spare",
+        "store_views",
+        "units",
+    )
 
-    def __init__(self, one: Costs, granted: Costs, decision: Decision, sent: int, received: int, span: int) -> None:
-        """Hold what was granted by a decision, asked for at `sent`, for `span` microseconds after that."""
+    def __init__(self, one: Costs, granted: Costs, decision: Decision, sent: int, received: int, lifetime: int) -> None:
+        """Keep the permits granted by a decision for `lifetime` microseconds after `sent`, the time of the request."""
         self.one = one
         self.granted = granted
         self.units = min((permits // o for permits, o in zip(granted, one, strict=True) if o), default=0)
         self.spare = tuple(permits - self.units * o for permits, o in zip(granted, one, strict=True))
-        self.told = decision.views
+        self.store_views = decision.views
         self.charged = decision.at
-        self.offset = decision.at - received  # steady time plus this is about the time by the store's clock
-        self.received = self.since = received  # `since`: when it came into use
-        self.ends = sent + span
-        # Renewed while there is time for two more round trips like this one.
-        late = min(max(span // RENEW_DIVISOR, 2 * (received - sent)), span // 2)
-        self.fresh = self.ends - late
-        self.low = self.units * late // span if span > 0 else 0
+        self.offset = decision.at - received  # steady time plus this is about the time of the store's clock
+        self.received = self.in_use_since = received  # `in_use_since` changes when it becomes the current share
+        self.ends = sent + lifetime
+        # Renewed early enough for two round trips as long as this one.
+        margin = min(max(lifetime // RENEW_DIVISOR, 2 * (received - sent)), lifetime // 2)
+        self.renew_at = self.ends - margin
+        self.renew_below = self.units * margin // lifetime if lifetime > 0 else 0
 
     @property
-    def ahead(self) -> bool:
-        """Whether it was taken ahead of any need: nothing of it is used yet."""
+    def unused(self) -> bool:
+        """Whether none of its permits is used."""
         return self.left == self.granted
 
-    def over(self, now: int) -> bool:
-        """Tell whether nothing can be taken from it any more."""
+    def is_over(self, now: int) -> bool:
+        """Return whether it has ended or has no permits left."""
         return now >= self.ends or not (self.units or any(self.spare))
 
     @property
@@ -67,8 +78,8 @@ class LeasedShare:
         """Permits used, for each limit."""
         return tuple(permits - left for permits, left in zip(self.granted, self.left, strict=True))
 
-    def after(self, costs: Costs) -> tuple[int, Costs] | None:
-        """Tell what units and spare permits a call would leave; None if not all of its permits are here."""
+    def remaining_after(self, costs: Costs) -> tuple[int, Costs] | None:
+        """Return the units and spare permits that a call would leave; None if there are not enough permits."""
         units = 0
         for cost, spare, o in zip(costs, self.spare, self.one, strict=True):
             if cost > spare:
@@ -81,8 +92,8 @@ class LeasedShare:
         return self.units - units, tuple(spare + units * o - cost for cost, spare, o in pairs)
 
     def take(self, costs: Costs) -> bool:
-        """Take permits for a call, if all of them are here. Interrupted in between, less is left than there was."""
-        left = self.after(costs)
+        """Take the permits of a call if there are enough. An interrupted call loses permits, never gains any."""
+        left = self.remaining_after(costs)
         if left is None:
             return False
         self.units = left[0]
@@ -90,19 +101,19 @@ class LeasedShare:
         return True
 
     def decision(self, limits: tuple[Limit, ...], now: int, left: tuple[int, Costs] | None = None) -> Decision:
-        """Allow a call that was just taken from here, or that would leave so many units and spare permits."""
+        """Build the Decision that allows a call, with the permits left now, or as given by `left`."""
         units, spares = left or (self.units, self.spare)
         permits = tuple(units * o + spare for o, spare in zip(self.one, spares, strict=True))
         return Decision((True, self.offset + now, limits, LazyViews(self, permits, now), None))
 
 
 class LazyViews(Sequence["View"]):
-    """What each limit says while a share lasts, worked out when somebody asks: permits here and in the store."""
+    """The views of a policy's limits, computed on access: the permits of a share plus those in the store."""
 
     __slots__ = ("left", "now", "share")
 
     def __init__(self, share: LeasedShare, left: Costs | int, now: int) -> None:
-        """Remember what was `left` at `now`: for each limit, or as units of the share."""
+        """Keep the permits `left` at `now`: one integer per limit, or units of the share."""
         self.share = share
         self.left = left
         self.now = now
@@ -112,27 +123,27 @@ class LazyViews(Sequence["View"]):
         if isinstance(left, int):
             left = tuple(left * o + spare for o, spare in zip(share.one, share.spare, strict=True))
         ago = self.now - share.received
-        return [(here + view[0], 0, max(0, view[2] - ago)) for here, view in zip(left, share.told, strict=True)]
+        return [(here + view[0], 0, max(0, view[2] - ago)) for here, view in zip(left, share.store_views, strict=True)]
 
     def __iter__(self) -> Iterator[View]:
-        """Give the views in order."""
+        """Iterate over the views."""
         return iter(self._views())
 
     def __len__(self) -> int:
-        """Count the limits."""
-        return len(self.share.told)
+        """Return the number of limits."""
+        return len(self.share.store_views)
 
     @overload
     def __getitem__(self, index: int) -> View: ...
     @overload
     def __getitem__(self, index: slice) -> Sequence[View]: ...
     def __getitem__(self, index: int | slice) -> View | Sequence[View]:
-        """Give one view, or some."""
+        """Return one view, or a slice."""
         return self._views()[index]
 
 
 class CachedDenial:
-    """A denial by the store, remembered until it may have become wrong by itself, and no longer than a lease."""
+    """A denial by the store, cached until permits may be available again, at most for the length of a lease."""
 
     __slots__ = ("costs", "decision", "received", "until")
 
@@ -143,8 +154,8 @@ class CachedDenial:
         self.received = received
         self.until = until
 
-    def repeated(self, now: int) -> Decision:
-        """Say no again, a little later."""
+    def repeat(self, now: int) -> Decision:
+        """Return the denial as of `now`."""
         ago = now - self.received
         views = [(left, max(1, retry - ago) if retry > 0 else retry, max(0, reset - ago))
                  for left, retry, reset in self.decision.views]  # fmt: skip
@@ -155,89 +166,100 @@ NO_SHARE: Final = LeasedShare((), (), Decision((True, 0, (), ((0, 0, 0),), None)
 
 
 class KeyLease:
-    """All that is held and known of one key: a share in use, a second one, a denial, how much the store had."""
+    """The lease of one key: the current share, the next one, a cached denial, the permits left in the store."""
 
-    __slots__ = ("after", "asking", "denial", "forgotten", "key", "left", "missed", "past", "seen", "share")
+    __slots__ = (
+        "denial",
+        "forgotten",
+        "key",
+        "last_call",
+        "last_share",
+        "missed",
+        "next_share",
+        "pending_until",
+        "share",
+        "store_remaining",
+    )
 
     def __init__(self, key: Key) -> None:
-        """Know nothing."""
+        """Start without shares."""
         self.key = key
         self.share = NO_SHARE
-        self.after = NO_SHARE
-        self.past = NO_SHARE  # the last one that was in use: it shows the demand
-        self.asking = 0  # until then nobody else asks the store for a share: somebody is doing so
-        self.missed: Costs = ()  # what calls asked the store for meanwhile
-        self.forgotten = False  # what is still on its way for this holder is void
+        self.next_share = NO_SHARE
+        self.last_share = NO_SHARE  # the previous current share: shows the demand
+        self.pending_until = 0  # a request for a share is pending; no other call requests one before this time
+        self.missed: Costs = ()  # costs of calls that asked the store while a request was pending
+        self.forgotten = False  # dropped: a share that arrives later is not kept
         self.denial: CachedDenial | None = None
-        self.left: Sequence[int] = ()  # what the store had left when last heard of
-        self.seen: int | None = None  # when last asked about, but for calls that a share answered
+        self.store_remaining: Sequence[int] = ()  # permits left in the store by its last decision
+        self.last_call: int | None = None  # time of the last call that the fast path did not answer
 
     def take(self, costs: Costs, now: int) -> LeasedShare | None:
-        """Find permits for a call, and tell from which share. `advance` comes before."""
-        for share in (self.share, self.after):
+        """Take the permits of a call, after `advance`; returns the share they come from, None if none has enough."""
+        for share in (self.share, self.next_share):
             if now < share.ends and share.take(costs):
                 return share
         return None
 
     def advance(self, now: int) -> list[LeasedShare]:
-        """Let go of shares that have ended or are used up, and give them; the second takes the place of the first."""
-        gone = []
-        if self.after.over(now) and self.after is not NO_SHARE:
-            gone.append(self.after)
-            self.after = NO_SHARE
-        if self.share.over(now) and self.share is not NO_SHARE:
-            gone.append(self.share)
-            self.past, self.share, self.after = self.share, self.after, NO_SHARE
+        """Remove and return shares that have ended or are used up; the next share becomes the current one."""
+        removed = []
+        if self.next_share.is_over(now) and self.next_share is not NO_SHARE:
+            removed.append(self.next_share)
+            self.next_share = NO_SHARE
+        if self.share.is_over(now) and self.share is not NO_SHARE:
+            removed.append(self.share)
+            self.last_share, self.share, self.next_share = self.share, self.next_share, NO_SHARE
             if self.share is not NO_SHARE:
-                self.share.since = now
-        return gone
+                self.share.in_use_since = now
+        return removed
 
     def install(self, share: LeasedShare, now: int) -> list[LeasedShare]:
-        """Hold one more share; give those that are of no more use.
+        """Add a share; returns the shares that it replaces.
 
-        One that was taken ahead waits until the present one is over. One that a call needed, since neither had as much
-        as it asked for, goes first.
+        A share without used permits, requested in advance, becomes the next share. One that a call has already used,
+        since the others had too few permits, becomes the current share.
         """
         self.denial = None
-        gone = self.advance(now)
+        removed = self.advance(now)
         if now >= share.ends:
-            return [*gone, share]
-        if self.after is not NO_SHARE:
-            gone.append(self.after)
+            return [*removed, share]
+        if self.next_share is not NO_SHARE:
+            removed.append(self.next_share)
         if self.share is NO_SHARE:
-            self.share, self.after = share, NO_SHARE
-        elif share.ahead:
-            self.after = share
+            self.share, self.next_share = share, NO_SHARE
+        elif share.unused:
+            self.next_share = share
         else:
-            self.share, self.after = share, self.share
-        return gone
+            self.share, self.next_share = share, self.share
+        return removed
 
-    def strip(self) -> list[LeasedShare]:
-        """Let go of every share."""
-        gone = [share for share in (self.share, self.after) if share is not NO_SHARE]
-        if gone:
-            self.past = self.share
-            self.share = self.after = NO_SHARE
-        return gone
+    def release_shares(self) -> list[LeasedShare]:
+        """Remove and return all shares."""
+        removed = [share for share in (self.share, self.next_share) if share is not NO_SHARE]
+        if removed:
+            self.last_share = self.share
+            self.share = self.next_share = NO_SHARE
+        return removed
 
-    def miss(self, costs: Costs) -> None:
-        """Note what a call asks the store for, while a share is on its way."""
+    def add_missed(self, costs: Costs) -> None:
+        """Add the costs of a call that asks the store while a request for a share is pending."""
         self.missed = tuple(map(add, self.missed, costs)) if self.missed else costs
 
-    def wish(self, costs: Costs, now: int, length: int, spread: int) -> Costs:
-        """Tell what to ask the store for: the call's costs, with as much ahead as demand shows and others can spare."""
-        share = self.past if self.share is NO_SHARE else self.share
+    def plan_request(self, costs: Costs, now: int, length: int, spread: int) -> Costs:
+        """Return the costs to request: those of the call, and in advance what demand suggests and `spread` permits."""
+        share = self.last_share if self.share is NO_SHARE else self.share
         missed, self.missed = self.missed or (0,) * len(costs), ()
         if share is not NO_SHARE and now - share.ends < length:
-            lasted = 4 * max(1, min(now, share.ends) - share.since)
+            lasted = 4 * max(1, min(now, share.ends) - share.in_use_since)
             triples = zip(share.used, share.granted, missed, strict=True)
             ahead = [
                 min((used + more) * length * 5 // lasted, MAX_GROWTH * (granted + more))
                 for used, granted, more in triples
             ]
-        elif self.seen is not None and now - self.seen < length:
+        elif self.last_call is not None and now - self.last_call < length:
             ahead = [FIRST_SHARE_CALLS * (cost + more) for cost, more in zip(costs, missed, strict=True)]
         else:
             return costs
-        triples = zip(costs, ahead, self.left or costs, strict=True)
+        triples = zip(costs, ahead, self.store_remaining or costs, strict=True)
         return tuple(max(cost, min(more, left // spread)) for cost, more, left in triples)

@@ -1,4 +1,4 @@
-"""LeasedStore: decides from shares that it takes from a shared store, at the speed of memory."""
+"""LeasedStore: decides in memory, from shares of permits that it takes from a shared store."""
 
 from __future__ import annotations
 
@@ -23,50 +23,52 @@ if TYPE_CHECKING:
     from tidegate.clock import Clock
     from tidegate.policy import Cost, Key, Policy
     from tidegate.stores.base import Ask
-    from tidegate.stores.lease.manager import Steps
+    from tidegate.stores.lease.manager import LeaseFlow
 
-    Shortcut = Callable[[Key, Cost], Any]
+    TryAcquire = Callable[[Key, Cost], Any]
 
 
 class LeasedStore(Store):
-    """Takes shares of permits from a shared store ahead of their use, and decides from them in this process.
+    """Takes shares of permits from a shared store in advance, and decides from them in this process.
 
-    The shared limit is never exceeded, whatever is delayed, lost or killed: permits are charged before they are used,
-    and as if used when the lease ends (`terms` says how). What a process holds unused, others cannot use meanwhile:
-    `metrics()` tells how many permits that is, and those that a killed process held come back when their window ends.
+    The shared limit is never exceeded, whatever is delayed, lost or killed: the store charges permits before they are
+    used, under limits strict enough for permits used when the lease ends (see `terms`). Other processes cannot use the
+    unused permits of a share: `metrics()` counts them. Those of a killed process come back when their window ends.
 
-    Shares are sized by a key's recent demand, renewed before they run out and returned when they end, by a thread (or
-    a task, under asyncio) that is there while anything is held. With a clock that is not the machine's, nothing happens
-    by itself: calls do those chores. A forked child holds nothing.
+    Shares are sized by the recent demand of a key. A background thread (a task under asyncio) renews them before they
+    run out and returns them when they end. With a clock other than the SystemClock, calls do this work themselves. A
+    forked child starts without shares.
     """
 
     def __init__(
         self, inner: Store, lease: Lease | None = None, *, clock: Clock | None = None, owns: bool = True
     ) -> None:
-        """Take shares from `inner`; close it with this store if it `owns` it. `clock` is the steady clock to go by."""
+        """Take shares from `inner`, and close it with this store if `owns` is true. `clock` is the steady clock."""
         super().__init__(clock or inner.clock)
-        self.waited_on = inner.waited_on
+        self.wait_queues = inner.wait_queues
         self.inner = inner
         self.lease = lease or Lease()
         self._owns = owns
-        self.desk = LeaseManager(self.lease, self.clock.steady, self._lost if isinstance(inner, GuardedStore) else None)
-        self._keeper = BackgroundRenewal(self)
+        self.manager = LeaseManager(
+            self.lease, self.clock.steady, self._store_lost if isinstance(inner, GuardedStore) else None
+        )
+        self._renewal = BackgroundRenewal(self)
         at_fork(child=self._disown)
-        self._at_exit = unless_gone(weakref.WeakMethod(self._give_back))
+        self._at_exit = call_if_alive(weakref.WeakMethod(self._return_all))
         atexit.register(self._at_exit)
 
-    # ---- asking ------------------------------------------------------------------------------------------------------
+    # ---- applying verbs ----------------------------------------------------------------------------------------------
 
-    def shortcut(self, policy: Policy, otherwise: Shortcut) -> Shortcut:
-        """Build a faster `try_acquire` for calls that a share answers; others go to `otherwise`."""
-        book = self.desk.book(policy)
-        if not book.length or not any(policy.one):
-            return otherwise
-        lock, steady = self.desk.lock, self.clock.steady
+    def fast_path(self, policy: Policy, slow_path: TryAcquire) -> TryAcquire:
+        """Build a faster `try_acquire` for calls that a share can answer; other calls go to `slow_path`."""
+        policy_leases = self.manager.find_policy_leases(policy)
+        if not policy_leases.length or not any(policy.one):
+            return slow_path
+        lock, steady = self.manager.lock, self.clock.steady
         token, give, contend = lock.token, lock.give, lock.contend
-        holders, limits, single = book.holders, policy.limits, policy.only is not None
+        key_leases, limits, single = policy_leases.key_leases, policy.limits, policy.only is not None
 
-        def try_acquire(key: Key, cost: Cost = 1) -> Any:  # noqa: ANN401 - a Decision, or whatever `otherwise` gives
+        def try_acquire(key: Key, cost: Cost = 1) -> Any:  # noqa: ANN401 - a Decision, or what `slow_path` returns
             if cost == 1:
                 held = token  # see tidegate.lock
                 try:
@@ -74,139 +76,138 @@ class LeasedStore(Store):
                 except IndexError:
                     contend()
                 try:
-                    share = holders[key].share
+                    share = key_leases[key].share
                     units = share.units
                     now = steady()
-                    if units > share.low and now < share.fresh:
+                    if units > share.renew_below and now < share.renew_at:
                         share.units = units = units - 1
-                        if single:  # Told, written out
-                            remaining, _, reset = share.told[0]
+                        if single:  # LazyViews, inlined
+                            remaining, _, reset = share.store_views[0]
                             reset += share.received - now
                             views: Any = ((units + remaining, 0, reset if reset > 0 else 0),)  # noqa: FURB136 - no call
                         else:
                             views = LazyViews(share, units, now)
                         return Decision((True, share.offset + now, limits, views, None))
                 except (KeyError, TypeError):
-                    pass  # a key without a share, or no key at all
+                    pass  # a key without a lease, or not a valid key
                 finally:
                     give(None)
                 del held
-            return otherwise(key, cost)
+            return slow_path(key, cost)
 
         return try_acquire
 
     def apply(self, verb: str, asks: Sequence[Ask], now: int | None = None, at: int | None = None) -> list[Decision]:
-        """Apply the verb to every key together."""
+        """Apply the verb to all keys together."""
         try:
-            answer: list[Decision] = self.drive(self.desk.asking(verb, asks, now, at))
+            decisions: list[Decision] = self.drive(self.manager.apply_flow(verb, asks, now, at))
         finally:
-            self._keeper.tend()
-        return answer
+            self._renewal.ensure_running()
+        return decisions
 
     async def apply_async(
         self, verb: str, asks: Sequence[Ask], now: int | None = None, at: int | None = None
     ) -> list[Decision]:
         """Apply without blocking the event loop."""
         try:
-            answer: list[Decision] = await self.drive_async(self.desk.asking(verb, asks, now, at))
+            decisions: list[Decision] = await self.drive_async(self.manager.apply_flow(verb, asks, now, at))
         finally:
-            self._keeper.tend_async()
-        return answer
+            self._renewal.ensure_running_async()
+        return decisions
 
-    def drive(self, steps: Steps) -> Any:  # noqa: ANN401 - what the steps return
-        """Ask the inner store for steps, in a thread."""
-        with closing(steps):
-            go: Callable[[Any], Any] = steps.send
+    def drive(self, flow: LeaseFlow) -> Any:  # noqa: ANN401 - the result of the flow
+        """Run a flow with blocking calls of the inner store; returns its result."""
+        with closing(flow):
+            advance: Callable[[Any], Any] = flow.send
             value: object = None
             while True:
                 try:
-                    step = go(value)
+                    request = advance(value)
                 except StopIteration as done:
                     return done.value
                 try:
-                    go, value = steps.send, self._ask(step)
-                except BaseException as error:  # noqa: BLE001 - the steps pass it on, after counting what was lost
-                    go, value = steps.throw, error
+                    advance, value = flow.send, self._send(request)
+                except BaseException as error:  # noqa: BLE001 - the flow counts lost permits and raises it again
+                    advance, value = flow.throw, error
 
-    async def drive_async(self, steps: Steps) -> Any:  # noqa: ANN401 - what the steps return
-        """Ask the inner store for steps, in a task."""
-        with closing(steps):
-            go: Callable[[Any], Any] = steps.send
+    async def drive_async(self, flow: LeaseFlow) -> Any:  # noqa: ANN401 - the result of the flow
+        """Run a flow with async calls of the inner store; returns its result."""
+        with closing(flow):
+            advance: Callable[[Any], Any] = flow.send
             value: object = None
             while True:
                 try:
-                    step = go(value)
+                    request = advance(value)
                 except StopIteration as done:
                     return done.value
                 try:
-                    go, value = steps.send, await self._ask_async(step)
+                    advance, value = flow.send, await self._send_async(request)
                 except BaseException as error:  # noqa: BLE001 - as above
-                    go, value = steps.throw, error
+                    advance, value = flow.throw, error
 
-    # What a guard decides while the store is lost is not the store's to take back, so no share comes from that.
+    # During an outage a GuardedStore decides without the store. Such permits cannot be returned, so they are no share.
 
-    def _ask(self, step: StoreRequest) -> list[Decision]:
-        verb, asks, now, at, share = step
+    def _send(self, request: StoreRequest) -> list[Decision]:
+        verb, asks, now, at, share = request
         if share and isinstance(self.inner, GuardedStore):
-            self._need_the_store()
-            return self.inner.ask_store(verb, asks, now, at)  # within its deadline, but not instead of the store
+            self._require_store()
+            return self.inner.ask_store(verb, asks, now, at)  # within the deadline, but never without the store
         return self.inner.apply(verb, asks, now, at)
 
-    async def _ask_async(self, step: StoreRequest) -> list[Decision]:
-        verb, asks, now, at, share = step
+    async def _send_async(self, request: StoreRequest) -> list[Decision]:
+        verb, asks, now, at, share = request
         if share and isinstance(self.inner, GuardedStore):
-            self._need_the_store()
+            self._require_store()
             return await self.inner.ask_store_async(verb, asks, now, at)
         return await self.inner.apply_async(verb, asks, now, at)
 
-    def _lost(self) -> bool:
-        guard = self.inner
-        return isinstance(guard, GuardedStore) and guard.lost
+    def _store_lost(self) -> bool:
+        return isinstance(self.inner, GuardedStore) and self.inner.lost
 
-    def _need_the_store(self) -> None:
-        if self._lost():
-            raise StoreUnavailable("the store is lost: no share of permits can be taken until it is back")
+    def _require_store(self) -> None:
+        if self._store_lost():
+            raise StoreUnavailable("the store is unavailable: no share of permits can be taken until it is back")
 
-    # ---- ending ------------------------------------------------------------------------------------------------------
+    # ---- metrics and closing -----------------------------------------------------------------------------------------
 
     def metrics(self) -> dict[str, int]:
-        """Count what the inner store counts, and by unit the permits granted to this process and what became of them.
+        """Return the metrics of the inner store, and by unit the permits granted to this process and their outcome.
 
-        `lease_outstanding_…` are held unused: by as much others may be denied too early. `lease_lost_…` could not be
-        returned, or perhaps were never granted, or were dropped with a call that was interrupted; they count as used
-        until their window ends.
+        `lease_outstanding_…` are unused permits of shares: other processes may be denied earlier by as much.
+        `lease_lost_…` could not be returned, or their request had no reply, or their call was interrupted; they count
+        as used until their window ends.
         """
-        return {**self.inner.metrics(), **self.desk.sums()}
+        return {**self.inner.metrics(), **self.manager.metrics()}
 
     def close(self) -> None:
-        """Return what is held, and close the inner store if it is ours."""
+        """Return all shares, and close the inner store if this store owns it."""
         atexit.unregister(self._at_exit)
-        self._keeper.end()
-        self._give_back()
+        self._renewal.stop()
+        self._return_all()
         if self._owns:
             self.inner.close()
 
     async def close_async(self) -> None:
-        """Return what is held, and close the inner store if it is ours, without blocking the event loop."""
+        """Return all shares, and close the inner store if this store owns it, without blocking the event loop."""
         atexit.unregister(self._at_exit)
-        await self._keeper.end_async()
-        self.desk.close()
-        await self._keeper.work_async()
+        await self._renewal.stop_async()
+        self.manager.close()
+        await self._renewal.run_jobs_async()
         if self._owns:
             await self.inner.close_async()
 
-    def _give_back(self) -> None:
-        self.desk.close()
-        self._keeper.work()
+    def _return_all(self) -> None:
+        self.manager.close()
+        self._renewal.run_jobs()
 
     def _disown(self) -> None:
-        """Start afresh in a child process."""
-        self.desk.disown()
-        self._keeper = BackgroundRenewal(self)
+        """Start without shares in a forked child."""
+        self.manager.discard_all()
+        self._renewal = BackgroundRenewal(self)
 
 
-def unless_gone(method: weakref.WeakMethod[Callable[[], None]]) -> Callable[[], None]:
-    """Call a method of an object that nobody needs to keep for that."""
+def call_if_alive(method: weakref.WeakMethod[Callable[[], None]]) -> Callable[[], None]:
+    """Return a function that calls the method if its object still exists."""
 
     def call() -> None:
         found = method()

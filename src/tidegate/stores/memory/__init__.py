@@ -1,1 +1,1 @@
-"""The memory store: states in this process."""
+"""The memory store: keeps states in this process."""

@@ -1,8 +1,8 @@
-"""The short way through the memory store: `try_acquire` with everything a usual call needs at hand.
+"""The fast path of the memory store: a `try_acquire` specialized for the policy of one limiter.
 
-A usual call costs 1 and finds a state of exactly its policy, or none. Every function here is `MemoryStore.apply_one`
-with what such a call does not need left out, built once per limiter; tests drive both and compare. Any other call goes
-to `otherwise`, after the lock is given back. How it is taken, and why `held` is set and unset, says `tidegate.lock`.
+The fast path serves calls that cost 1 and find a state of exactly their policy, or no state. Every function here does
+what `MemoryStore.apply_one` does, without the parts that such calls do not need; tests compare the two. All other calls
+go to `slow_path`, after the lock is released. `tidegate.lock` explains how the lock is taken and why `held` is set.
 """
 
 from __future__ import annotations
@@ -20,52 +20,55 @@ if TYPE_CHECKING:
     from tidegate.stores.memory.table import Entry, Table
 
     TryAcquire = Callable[[Key, Cost], Decision]
-    Retire = Callable[[], None]
+    Disable = Callable[[], None]
 
 
 class StoreAccess(NamedTuple):
-    """What the functions here need of a store: its lock, its clock, and how it keeps a new key."""
+    """The parts of a store that the fast path uses: its lock, its clock, and the function that inserts a new key."""
 
     lock: Lock
     ns: Callable[[], int]
     insert: Callable[[Table, Key, Entry, int, int], bool]
 
 
-def shortcut(
-    policy: Policy, table: Table, otherwise: TryAcquire, guard: StoreAccess, retire: list[Retire]
+def build_fast_path(
+    policy: Policy, table: Table, slow_path: TryAcquire, access: StoreAccess, disablers: list[Disable]
 ) -> TryAcquire:
-    """Choose the short way for a policy, and add to `retire` what ends its use, for whoever still holds it."""
+    """Build the fast path of a policy, and append to `disablers` a function that sends all its calls to `slow_path`."""
     if 0 in policy.one:
-        return otherwise
+        return slow_path
     buckets = all(limit.algorithm == "token_bucket" for limit in policy.limits)
     if policy.only is None:
         build = _several_buckets if buckets else _several
     else:
         logs = policy.limits[0].algorithm == "sliding_log"
         build = _one_bucket if buckets else _one_log if logs else _one_limit
-    return build(policy, table, otherwise, guard, retire)
+    return build(policy, table, slow_path, access, disablers)
 
 
 def _one_bucket(
-    policy: Policy, table: Table, otherwise: TryAcquire, guard: StoreAccess, retire: list[Retire]
+    policy: Policy, table: Table, slow_path: TryAcquire, access: StoreAccess, disablers: list[Disable]
 ) -> TryAcquire:
-    lock, ns, insert = guard
+    lock, ns, insert = access
     token, give, contend = lock.token, lock.give, lock.contend
     entries, limits, one, nothing = table.entries, policy.limits, policy.one, (0,)
     limit = limits[0]
     capacity, rate, scale = limit.capacity, limit.rate, limit.scale
-    first, lasts = capacity - scale, ceil_div(scale, rate)  # what a call leaves in a full bucket, and for how long
+    first, lifetime = (
+        capacity - scale,
+        ceil_div(scale, rate),
+    )  # the level after the first call, and how long that state lasts
 
-    usual: int | None = 1
+    fast_cost: int | None = 1
 
-    def end() -> None:
-        nonlocal usual
-        usual = None  # no cost is usual any more: cheaper than another question at each call
+    def disable() -> None:
+        nonlocal fast_cost
+        fast_cost = None  # matches no cost: cheaper than a further check in each call
 
-    retire.append(end)
+    disablers.append(disable)
 
     def try_acquire(key: Key, cost: Cost = 1) -> Decision:
-        if cost == usual:
+        if cost == fast_cost:
             held = token
             try:
                 del held[0]
@@ -75,7 +78,7 @@ def _one_bucket(
                 now = ns() // 1000
                 owner, level, at = entry = entries[key]
                 if owner is limit and now < table.due:
-                    # This is charge_bucket, written out: the call alone would cost a tenth of the decision.
+                    # charge_bucket, inlined: the function call would cost a tenth of the decision.
                     if now > at:
                         level += (now - at) * rate
                         if level > capacity:  # noqa: PLR1730 - min() would cost a fifth of the decision
@@ -88,37 +91,37 @@ def _one_bucket(
                     return Decision((True, now, limits, (state,), nothing))
             except KeyError:
                 state = (limit, first, now)
-                if key.__class__ is str and now < table.due and insert(table, key, state, now + lasts, now):
+                if key.__class__ is str and now < table.due and insert(table, key, state, now + lifetime, now):
                     return Decision((True, now, limits, (state,), nothing))
             except (ValueError, TypeError):
-                pass  # a state of another shape, or no key at all
+                pass  # a state of another shape, or not a valid key
             finally:
                 give(None)
             del held
-        return otherwise(key, cost)
+        return slow_path(key, cost)
 
     return try_acquire
 
 
 def _one_log(
-    policy: Policy, table: Table, otherwise: TryAcquire, guard: StoreAccess, retire: list[Retire]
+    policy: Policy, table: Table, slow_path: TryAcquire, access: StoreAccess, disablers: list[Disable]
 ) -> TryAcquire:
-    lock, ns, _ = guard
+    lock, ns, _ = access
     token, give, contend = lock.token, lock.give, lock.contend
     entries, limits, one, nothing = table.entries, policy.limits, policy.one, (0,)
     limit = limits[0]
     charge, quota, length = limit.charge, limit.quota, limit.length
 
-    usual: int | None = 1
+    fast_cost: int | None = 1
 
-    def end() -> None:
-        nonlocal usual
-        usual = None  # no cost is usual any more: cheaper than another question at each call
+    def disable() -> None:
+        nonlocal fast_cost
+        fast_cost = None  # matches no cost: cheaper than a further check in each call
 
-    retire.append(end)
+    disablers.append(disable)
 
     def try_acquire(key: Key, cost: Cost = 1) -> Decision:
-        if cost == usual:
+        if cost == fast_cost:
             held = token
             try:
                 del held[0]
@@ -129,7 +132,7 @@ def _one_log(
                 owner, log, head, tail, base = entry = entries[key]
                 if owner is limit and now < table.due:
                     times, sums = log
-                    # This is charge_log, written out, where no entry leaves and none is to be overwritten.
+                    # charge_log, inlined for the case that no entry expires and none is overwritten.
                     if times[head] <= now - length or now < times[tail - 1] or len(times) != tail:
                         state = charge(entry, limit, 1, now)
                     elif (total := sums[tail - 1]) - base < quota:
@@ -143,34 +146,34 @@ def _one_log(
                     entries[key] = state
                     return Decision((True, now, limits, (state,), nothing))
             except (KeyError, ValueError, TypeError):
-                pass  # a new key, a state of another shape, or no key at all
+                pass  # a new key, a state of another shape, or not a valid key
             finally:
                 give(None)
             del held
-        return otherwise(key, cost)
+        return slow_path(key, cost)
 
     return try_acquire
 
 
 def _one_limit(
-    policy: Policy, table: Table, otherwise: TryAcquire, guard: StoreAccess, retire: list[Retire]
+    policy: Policy, table: Table, slow_path: TryAcquire, access: StoreAccess, disablers: list[Disable]
 ) -> TryAcquire:
-    lock, ns, _ = guard
+    lock, ns, _ = access
     token, give, contend = lock.token, lock.give, lock.contend
     entries, limits, one, nothing = table.entries, policy.limits, policy.one, (0,)
     limit = limits[0]
     charge = limit.charge
 
-    usual: int | None = 1
+    fast_cost: int | None = 1
 
-    def end() -> None:
-        nonlocal usual
-        usual = None  # no cost is usual any more: cheaper than another question at each call
+    def disable() -> None:
+        nonlocal fast_cost
+        fast_cost = None  # matches no cost: cheaper than a further check in each call
 
-    retire.append(end)
+    disablers.append(disable)
 
     def try_acquire(key: Key, cost: Cost = 1) -> Decision:
-        if cost == usual:
+        if cost == fast_cost:
             held = token
             try:
                 del held[0]
@@ -186,33 +189,33 @@ def _one_limit(
                     entries[key] = state
                     return Decision((True, now, limits, (state,), nothing))
             except (KeyError, TypeError):
-                pass  # a new key, or no key at all
+                pass  # a new key, or not a valid key
             finally:
                 give(None)
             del held
-        return otherwise(key, cost)
+        return slow_path(key, cost)
 
     return try_acquire
 
 
 def _several(
-    policy: Policy, table: Table, otherwise: TryAcquire, guard: StoreAccess, retire: list[Retire]
+    policy: Policy, table: Table, slow_path: TryAcquire, access: StoreAccess, disablers: list[Disable]
 ) -> TryAcquire:
-    lock, ns, _ = guard
+    lock, ns, _ = access
     token, give, contend = lock.token, lock.give, lock.contend
     entries, limits, one, nothing = table.entries, policy.limits, policy.one, (0,) * len(policy.limits)
     charges = [(limit.charge, limit) for limit in limits]
 
-    usual: int | None = 1
+    fast_cost: int | None = 1
 
-    def end() -> None:
-        nonlocal usual
-        usual = None  # no cost is usual any more: cheaper than another question at each call
+    def disable() -> None:
+        nonlocal fast_cost
+        fast_cost = None  # matches no cost: cheaper than a further check in each call
 
-    retire.append(end)
+    disablers.append(disable)
 
     def try_acquire(key: Key, cost: Cost = 1) -> Decision:
-        if cost == usual:
+        if cost == fast_cost:
             held = token
             try:
                 del held[0]
@@ -232,34 +235,34 @@ def _several(
                     entries[key] = (limits, states)
                     return Decision((True, now, limits, states, nothing))
             except (KeyError, TypeError):
-                pass  # a new key, or no key at all
+                pass  # a new key, or not a valid key
             finally:
                 give(None)
             del held
-        return otherwise(key, cost)
+        return slow_path(key, cost)
 
     return try_acquire
 
 
 def _several_buckets(
-    policy: Policy, table: Table, otherwise: TryAcquire, guard: StoreAccess, retire: list[Retire]
+    policy: Policy, table: Table, slow_path: TryAcquire, access: StoreAccess, disablers: list[Disable]
 ) -> TryAcquire:
-    lock, ns, insert = guard
+    lock, ns, insert = access
     token, give, contend = lock.token, lock.give, lock.contend
     entries, limits, one, nothing = table.entries, policy.limits, policy.one, (0,) * len(policy.limits)
-    numbers = [(limit, limit.capacity, limit.rate, limit.scale) for limit in limits]
-    lasts = max(ceil_div(limit.scale, limit.rate) for limit in limits)
+    parameters = [(limit, limit.capacity, limit.rate, limit.scale) for limit in limits]
+    lifetime = max(ceil_div(limit.scale, limit.rate) for limit in limits)
 
-    usual: int | None = 1
+    fast_cost: int | None = 1
 
-    def end() -> None:
-        nonlocal usual
-        usual = None  # no cost is usual any more: cheaper than another question at each call
+    def disable() -> None:
+        nonlocal fast_cost
+        fast_cost = None  # matches no cost: cheaper than a further check in each call
 
-    retire.append(end)
+    disablers.append(disable)
 
     def try_acquire(key: Key, cost: Cost = 1) -> Decision:
-        if cost == usual:
+        if cost == fast_cost:
             held = token
             try:
                 del held[0]
@@ -270,11 +273,11 @@ def _several_buckets(
                 known, before = entries[key]
                 if known is limits and now < table.due:
                     states = []
-                    # One for each limit, since the entry is of these; strict=True would be a tenth of the decision.
-                    for (limit, capacity, rate, scale), (owner, level, at) in zip(numbers, before):  # noqa: B905 - see above
+                    # Equal lengths: the entry is of these limits. strict=True would cost a tenth of the decision.
+                    for (limit, capacity, rate, scale), (owner, level, at) in zip(parameters, before):  # noqa: B905 - see above
                         if owner is not limit:
                             break
-                        if now > at:  # charge_bucket, written out, as in _one_bucket
+                        if now > at:  # charge_bucket, inlined, as in _one_bucket
                             level += (now - at) * rate  # noqa: PLW2901 - before becomes after
                             if level > capacity:  # noqa: PLR1730 - as in _one_bucket
                                 level = capacity  # noqa: PLW2901 - before becomes after
@@ -287,14 +290,18 @@ def _several_buckets(
                         entries[key] = (limits, states)
                         return Decision((True, now, limits, states, nothing))
             except KeyError:
-                states = [(limit, capacity - scale, now) for limit, capacity, _, scale in numbers]
-                if key.__class__ is str and now < table.due and insert(table, key, (limits, states), now + lasts, now):
+                states = [(limit, capacity - scale, now) for limit, capacity, _, scale in parameters]
+                if (
+                    key.__class__ is str
+                    and now < table.due
+                    and insert(table, key, (limits, states), now + lifetime, now)
+                ):
                     return Decision((True, now, limits, states, nothing))
             except (ValueError, TypeError):
-                pass  # a state of another shape, or no key at all
+                pass  # a state of another shape, or not a valid key
             finally:
                 give(None)
             del held
-        return otherwise(key, cost)
+        return slow_path(key, cost)
 
     return try_acquire

@@ -1,12 +1,12 @@
-"""Bounds the share of a memory store that one group of keys may take.
+"""Limits the share of a memory store that one group of keys may take.
 
-Some keys are cheap to make up: one client may own a network of addresses, or send any header. Without a bound, whoever
-makes up `max_entries` keys fills the store, and every new client elsewhere shares a bucket with all other new ones.
+Some keys are cheap to invent: one client may own a network of addresses, or send any header. Without a limit, a client
+that invents `max_entries` keys fills the store, and all new clients share one bucket.
 
-So a group may have a further key only while it has fewer keys than there is room left (the dynamic threshold of shared
-packet buffers, Choudhury and Hahne 1998). One group that floods gets half of the store, two get a third each, n get
-1/(n+1) each: there is always as much room left for others as the largest group has. Before the store is half full,
-nobody notices anything.
+So a group may add a key only while it has fewer keys than the store has free places (the dynamic threshold of shared
+packet buffers, Choudhury and Hahne 1998). One flooding group gets half of the store, two get a third each, n get
+1/(n+1) each: the free room is always as large as the largest group. The limit has no effect while the store is less
+than half full.
 """
 
 from __future__ import annotations
@@ -22,26 +22,26 @@ if TYPE_CHECKING:
     GroupOf = Callable[[Key], Hashable | None]  # None: the key is in no group
 
 
-SHARED_KEY_PREFIX: Final = (None,)  # how keys begin that several keys share
+SHARED_KEY_PREFIX: Final = (None,)  # the first part of a key that several keys share
 
 
 def shared_key(group: Hashable | None) -> Key:
-    """Give the key that new keys share, those of a group or all; equal to no key, since parts of those are strings."""
+    """Return the key that new keys share, of a group or of all; it equals no real key, whose parts are strings."""
     return (*SHARED_KEY_PREFIX, group)  # type: ignore[return-value]  # see above
 
 
 class GroupShares:
-    """Counts the keys of each group."""
+    """The number of keys of each group."""
 
     __slots__ = ("_counts", "_group_of")
 
     def __init__(self, group_of: GroupOf) -> None:
-        """Tell groups by this function, which gives the same for a key at all times."""
+        """Use this function to find the group of a key; it must always return the same group for a key."""
         self._group_of = group_of
         self._counts: Counter[Hashable] = Counter()
 
     def _group(self, key: Key) -> Hashable | None:
-        """Tell the group of a key; the key that a group's new keys share is in none."""
+        """Return the group of a key; None for a shared key."""
         return None if key[:1] == SHARED_KEY_PREFIX else self._group_of(key)  # type: ignore[comparison-overlap]  # see shared_key
 
     def add(self, key: Key) -> None:
@@ -51,7 +51,7 @@ class GroupShares:
             self._counts[group] += 1
 
     def remove(self, key: Key) -> None:
-        """Count a key no longer."""
+        """Stop counting a key."""
         group = self._group(key)
         if group is None:
             return
@@ -60,8 +60,8 @@ class GroupShares:
         else:
             self._counts[group] -= 1
 
-    def crowded(self, key: Key, room: int) -> Hashable | None:
-        """Tell the group of a new key if it has no room for it, although the store has room for so many; else None."""
+    def find_full_group(self, key: Key, room: int) -> Hashable | None:
+        """Return the group of a new key if that group is full, with `room` free places in the store; else None."""
         group = self._group(key)
         return group if group is not None and self._counts[group] >= room else None
 

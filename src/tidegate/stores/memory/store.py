@@ -1,4 +1,4 @@
-"""Keeps states in this process: the fastest store, and the default."""
+"""MemoryStore: keeps states in this process; the fastest store, and the default."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tidegate.core.decision import VERBS, Decision, States, acquire
 from tidegate.errors import ConfigError
 from tidegate.lock import Lock, locked
 from tidegate.stores.base import Store
-from tidegate.stores.memory.fast_path import StoreAccess, shortcut
+from tidegate.stores.memory.fast_path import StoreAccess, build_fast_path
 from tidegate.stores.memory.group_shares import GroupShares, shared_key
 from tidegate.stores.memory.table import Table, expires, read_entry, write_entry
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from tidegate.core.limit import Limit
     from tidegate.policy import Key, Policy
     from tidegate.stores.base import Ask
-    from tidegate.stores.memory.fast_path import Retire, TryAcquire
+    from tidegate.stores.memory.fast_path import Disable, TryAcquire
     from tidegate.stores.memory.group_shares import GroupOf
     from tidegate.stores.memory.table import Entry
 
@@ -36,15 +36,15 @@ OVERFLOW_KEY: Final = shared_key(None)  # the key that new keys share when the s
 class MemoryStore(Store):
     """Keeps states in a dictionary per policy, for all threads and event loops of this process.
 
-    Bounded: at most `max_entries` keys. A key that has nothing left to remember is dropped by the calls that come
-    after, a few at a time, at the latest a 32nd of its lifetime late; a live one is never dropped. When the store is
-    full of live keys, new keys of a policy share one more bucket (`overflow="share"`) or are denied (`"deny"`), and
-    `metrics()` and a warning say so. Where `group_of` tells the group of a key, no group can fill the store: once it
-    has as many keys as there is room left, only its own new keys share a bucket (see `memory.group_shares`).
+    It keeps at most `max_entries` keys. Later calls drop expired keys, a few at a time, at the latest 1/32 of their
+    lifetime after they expire; live keys are never dropped. When the store is full of live keys, the new keys of a
+    policy share one additional bucket (`overflow="share"`) or are denied (`"deny"`); `metrics()` and a log warning
+    report it. If `group_of` returns the group of a key, no group can fill the store: once a group has as many keys as
+    there are free places, only its own new keys share a bucket (see `memory.group_shares`).
 
     A signal handler may raise at any instruction, and a process may fork while threads decide: `tidegate.lock` and the
-    order of the steps in `Table` see to it that the store stays usable. A decision is kept by one assignment, so it is
-    made or not made; the count of keys, which takes several, is made again where `_counting` was left set.
+    order of the steps in `Table` keep the store usable. A decision is stored by one assignment, so it is made or not
+    made. Changing the number of keys takes several steps; if `_counting` is still set, the keys are counted again.
     """
 
     instant = True
@@ -57,41 +57,41 @@ class MemoryStore(Store):
         clock: Clock | None = None,
         group_of: GroupOf | None = None,
     ) -> None:
-        """Hold at most `max_entries` keys; `group_of` tells the group of a key (None: it is in none)."""
+        """Keep at most `max_entries` keys; `group_of` returns the group of a key, or None."""
         super().__init__(clock)
         if not isinstance(max_entries, int) or max_entries < 1:
-            raise ConfigError(f"must be a whole number from 1, not {max_entries!r}", field="max_entries")
+            raise ConfigError(f"must be an integer from 1, not {max_entries!r}", field="max_entries")
         if overflow not in ("share", "deny"):
             raise ConfigError(f"must be 'share' or 'deny', not {overflow!r}", field="overflow")
         self.max_entries = max_entries
         self.overflow = overflow
         self._tables: dict[str, Table] = {}
-        self._rota: deque[Table] = deque()
+        self._sweep_order: deque[Table] = deque()
         self.lock = Lock()
         self._ns = self.clock.ns
         self._entries = 0
-        self._counting = False  # a change of the number of keys has begun, and not ended
+        self._counting = False  # a change of the number of keys has started and not ended
         self._overflowed = 0
         self._warned = False
-        self._warn = False  # to be logged once the lock is released
-        self._crowded: Hashable | None = None  # a group to be warned of, once until the store is half empty again
-        self._crowd_warned = False
+        self._warn = False  # log a warning once the lock is released
+        self._full_group: Hashable | None = None  # the group to name in the warning
+        self._group_warned = False  # until the store is half empty again
         self._shares: GroupShares | None = None
         if group_of is not None:
-            self.share(group_of)
+            self.limit_groups(group_of)
 
     @locked
-    def share(self, group_of: GroupOf) -> None:
-        """Bound the share of each group of keys from now on, also those that are here."""
+    def limit_groups(self, group_of: GroupOf) -> None:
+        """Limit the share of each group of keys from now on, counting existing keys."""
         self._shares = GroupShares(group_of)
         for table in self._tables.values():
             table.shares = self._shares
         self._recount()
 
-    def shortcut(self, policy: Policy, otherwise: TryAcquire, retire: list[Retire]) -> TryAcquire:
-        """Build a faster `try_acquire` for usual calls; others go to `otherwise`, and all once it is retired."""
-        guard = StoreAccess(self.lock, self._ns, self._insert)
-        return shortcut(policy, self._prepare_table(policy), otherwise, guard, retire)
+    def fast_path(self, policy: Policy, slow_path: TryAcquire, disablers: list[Disable]) -> TryAcquire:
+        """Build a faster `try_acquire` for usual calls; others go to `slow_path`, and all calls once it is disabled."""
+        access = StoreAccess(self.lock, self._ns, self._insert)
+        return build_fast_path(policy, self._prepare_table(policy), slow_path, access, disablers)
 
     def apply_one(
         self, verb: str, policy: Policy, key: Key, costs: tuple[int, ...], now: int | None = None, at: int | None = None
@@ -112,7 +112,7 @@ class MemoryStore(Store):
             entry = table.entries.get(key)
             limits = policy.limits
             if verb == "acquire" and now < table.due:
-                # The usual question about a key known by this policy, or new: what _decide does, without the rest.
+                # The usual call, for a new key or one of this policy: what _decide does, without the rest.
                 if entry is None and self._has_room(key, self.max_entries):
                     before: States = (None,) * len(limits)
                 elif entry is not None and entry[0] is policy.only:
@@ -133,7 +133,7 @@ class MemoryStore(Store):
                 self._warn_full()
 
     def apply(self, verb: str, asks: Sequence[Ask], now: int | None = None, at: int | None = None) -> list[Decision]:
-        """Apply the verb to every key together."""
+        """Apply the verb to all keys together."""
         try:
             return self._apply(verb, asks, now, at)
         finally:
@@ -153,13 +153,13 @@ class MemoryStore(Store):
     def _decide(self, verb: str, asks: Sequence[Ask], now: int, at: int | None) -> list[Decision]:
         slots = [self._slot(verb, policy, key, now, place) for place, (policy, key, _) in enumerate(asks)]
         if None in slots:
-            return [self._full(policy, costs, now) for policy, _, costs in asks]
+            return [self._deny_full(policy, costs, now) for policy, _, costs in asks]
         limits: list[Limit] = []
         states: list[State | None] = []
         costs: list[int] = []
-        places: dict[object, int] = {}  # where in these lists each key stands; asked for twice, it pays both costs
+        places: dict[object, int] = {}  # index of each key in these lists; a key that occurs twice pays both costs
         for (policy, _, cost), slot in zip(asks, slots, strict=True):
-            table, key = slot  # type: ignore[misc]  # None was ruled out
+            table, key = slot  # type: ignore[misc]  # not None, checked above
             place = places.setdefault((slot, id(policy)), len(limits))
             if place < len(limits):
                 end = place + len(cost)
@@ -173,11 +173,11 @@ class MemoryStore(Store):
         allowed, changed, left = VERBS[verb](limits, states, costs, now, at)
         decisions = []
         for (policy, _, _), slot in zip(asks, slots, strict=True):
-            table, key = slot  # type: ignore[misc]  # None was ruled out
+            table, key = slot  # type: ignore[misc]  # not None, checked above
             place = places[slot, id(policy)]
             end = place + len(policy.limits)
             decision = Decision((allowed, now, policy.limits, changed[place:end], left[place:end]))
-            if verb == "peek":  # what a log would be like is overwritten by the next charge, so it is told at once
+            if verb == "peek":  # the next charge may overwrite a log, so the views are computed now
                 decision = Decision((allowed, now, policy.limits, decision.views, None))
             elif verb == "reset":
                 self._forget(table, key)
@@ -190,19 +190,19 @@ class MemoryStore(Store):
         table = self._tables.get(policy.name)
         if table is None:
             table = Table(self._shares)
-            self._rota.append(table)
+            self._sweep_order.append(table)
             self._tables[policy.name] = table
         return table
 
     def _slot(self, verb: str, policy: Policy, key: Key, now: int, before: int) -> tuple[Table, Key] | None:
-        """Find where a key has its entry: its own place, or the shared one when there is no room; None: denied.
+        """Return the table and key of an entry: the key itself, or a shared key if there is no room; None: deny.
 
-        `before` keys may find a place before this one, in the same call.
+        `before` is how many keys of the same call may be inserted before this one.
         """
         table = self._table(policy)
-        self._rota.rotate()  # so that the keys of a policy that nobody asks about go, too
+        self._sweep_order.rotate()  # so that keys of unused policies are dropped, too
         self._sweep(table, now)
-        self._sweep(self._rota[0], now)
+        self._sweep(self._sweep_order[0], now)
         room = self.max_entries - before
         if key in table.entries or self._has_room(key, room) or verb == "reset":
             return table, key
@@ -211,79 +211,81 @@ class MemoryStore(Store):
                 self._sweep(other, now)
         if self._has_room(key, room):
             return table, key
-        crowded = self._shares.crowded(key, room - self._entries) if self._shares is not None else None
+        full_group = self._shares.find_full_group(key, room - self._entries) if self._shares is not None else None
         full = self._entries >= room
         if verb in ("acquire", "hold"):
             self._overflowed += 1
-            self._note_overflow(None if full else crowded)
+            self._note_overflow(None if full else full_group)
         if self.overflow == "deny":
             return None
-        together = shared_key(crowded)
-        return table, OVERFLOW_KEY if crowded is None or (full and together not in table.entries) else together
+        together = shared_key(full_group)
+        return table, OVERFLOW_KEY if full_group is None or (full and together not in table.entries) else together
 
-    def _note_overflow(self, crowded: Hashable | None) -> None:
-        """See that the log is told once: of a group that has no room while others have, or that nobody has."""
-        if crowded is None:
+    def _note_overflow(self, full_group: Hashable | None) -> None:
+        """Schedule one warning: that a group has no room although others have, or that the store is full."""
+        if full_group is None:
             self._warn = self._warn or not self._warned
             self._warned = True
-        elif not self._crowd_warned:
-            self._crowd_warned = self._warn = True
-            self._crowded = crowded
+        elif not self._group_warned:
+            self._group_warned = self._warn = True
+            self._full_group = full_group
 
     def _has_room(self, key: Key, room: int) -> bool:
-        """Tell whether a new key may have an entry of its own, with room for so many in all."""
+        """Return whether a new key may have its own entry, if the store has room for `room` keys in all."""
         free = room - self._entries
-        # While less than half of the room is taken, no group can have more keys than are free.
-        return free > 0 and (self._shares is None or self._entries < free or self._shares.crowded(key, free) is None)
+        # While less than half of the store is used, no group can have more keys than there are free places.
+        return free > 0 and (
+            self._shares is None or self._entries < free or self._shares.find_full_group(key, free) is None
+        )
 
     def _sweep(self, table: Table, now: int) -> None:
         if table.due <= now:
             self._counting = True
             self._entries -= table.sweep(now)
             self._counting = False
-            self._crowd_warned = self._crowd_warned and 2 * self._entries >= self.max_entries
+            self._group_warned = self._group_warned and 2 * self._entries >= self.max_entries
 
     def _warn_full(self) -> None:
-        """Log once that the store is full, after the lock was released: a handler may take its time, or ask us."""
+        """Log that the store or a group is full, without the lock: a log handler may be slow, or call this store."""
         self._warn = False
-        crowded, self._crowded = self._crowded, None
-        whose = "new keys of a policy" if crowded is None else f"{crowded} has used up its share, its new keys"
-        log.warning(
-            "memory store%s: %d live keys; %s are %s until some end (max_entries)",
-            " is full" if crowded is None else "",
-            self._entries,
-            whose,
-            "limited together" if self.overflow == "share" else "denied",
-        )
+        full_group, self._full_group = self._full_group, None
+        count, effect = self._entries, "share one bucket" if self.overflow == "share" else "are denied"
+        if full_group is None:
+            message = "memory store is full: %d live keys (max_entries); new keys of a policy %s until some expire"
+            log.warning(message, count, effect)
+        else:
+            message = "memory store: %d live keys; group %s is over its share of max_entries, its new keys %s until "
+            message += "some expire"
+            log.warning(message, count, full_group, effect)
 
-    def _full(self, policy: Policy, costs: Sequence[int], now: int) -> Decision:
+    def _deny_full(self, policy: Policy, costs: Sequence[int], now: int) -> Decision:
         wait = max(1, min(table.due for table in self._tables.values()) - now)
         pairs = zip(policy.limits, costs, strict=True)
         views = tuple((0, NEVER if cost > limit.burst else wait, wait) for limit, cost in pairs)
         return Decision((False, now, policy.limits, views, None))
 
     def _write(self, table: Table, key: Key, policy: Policy, states: States, now: int) -> None:
-        """Keep the new states, together with live ones of limits that are not in the policy (any more)."""
+        """Store the new states, together with live states of limits that are not in the policy (any more)."""
         old = table.entries.get(key)
         entry = write_entry(old, policy, states, now)
         if entry is None:
             self._forget(table, key)
             return
         if old is None and key is not OVERFLOW_KEY:
-            self._keep(table, key, entry, expires(entry), now)  # whoever decided has seen that there is room
+            self._add(table, key, entry, expires(entry), now)  # _slot has checked that there is room
         else:
             table.entries[key] = entry
 
     def _insert(self, table: Table, key: Key, entry: Entry, ends: int, now: int) -> bool:
-        """Keep the entry of a new key, which ends then, if there is room; tell whether there was."""
+        """Add the entry of a new key, which expires at `ends`, if there is room; returns whether there was."""
         if self._counting:
             self._recount()
         if not self._has_room(key, self.max_entries):
             return False
-        self._keep(table, key, entry, ends, now)
+        self._add(table, key, entry, ends, now)
         return True
 
-    def _keep(self, table: Table, key: Key, entry: Entry, ends: int, now: int) -> None:
+    def _add(self, table: Table, key: Key, entry: Entry, ends: int, now: int) -> None:
         self._counting = True
         table.register(key, ends, now)
         table.entries[key] = entry
@@ -292,7 +294,7 @@ class MemoryStore(Store):
         self._warned = self._warned and self._entries >= self.max_entries
 
     def _recount(self) -> None:
-        """Count the keys after a call was interrupted while it changed their number."""
+        """Count the keys again, after a call was interrupted while it changed their number."""
         self._entries = self._count()
         if self._shares is not None:
             wheels = [tuple(table.wheel.values()) for table in self._tables.values()]
@@ -312,6 +314,6 @@ class MemoryStore(Store):
             self._counting = False
 
     def metrics(self) -> dict[str, int]:
-        """Count keys kept, and calls that found no room for their key."""
+        """Return the number of keys, its limit, and the number of calls whose key found no room."""
         entries = self._count() if self._counting else self._entries
         return {"entries": entries, "max_entries": self.max_entries, "overflowed": self._overflowed}

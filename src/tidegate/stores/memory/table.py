@@ -1,4 +1,4 @@
-"""The keys of one policy in memory: what stands under each, and when it can go."""
+"""The keys of one policy in memory: the states of each, and when it expires."""
 
 from __future__ import annotations
 
@@ -17,49 +17,46 @@ if TYPE_CHECKING:
     from tidegate.policy import Key, Policy
     from tidegate.stores.memory.group_shares import GroupShares
 
-Entry = State  # the bare state of a policy of one limit, else (limits, states): the fewest bytes for the usual case
+Entry = State  # the state itself if the policy has one limit (saves memory), else (limits, states)
 FOREVER: Final = 2**62
-SWEEP_PER_CALL: Final = (
-    32  # how many keys of its policy, and of one other, a call looks after at most, when some are due
-)
-MIN_FORGOTTEN: Final = 64  # so many forgotten keys in the wheel are not worth looking for
-SCRUB_PER_CALL: Final = (
-    8  # how many places in the wheel a call looks at for keys that were forgotten, when there are many
-)
+SWEEP_PER_CALL: Final = 32  # due keys that a call sweeps at most, of its policy and of one other
+MIN_FORGOTTEN: Final = 64  # stale keys in the wheel that are tolerated in addition to the number of live keys
+SCRUB_PER_CALL: Final = 8  # places in the wheel that a call checks for stale keys, when there are too many
 MIN_SWEEP_SHIFT: Final = 16  # keys are swept in steps no finer than 2**16 microseconds, or a 32nd of their lifetime
 
 
 class Table:
-    """The keys of one policy, and when to look whether each can go.
+    """The keys of one policy, and when to check whether each has expired.
 
-    Every key stands in one queue of `wheel`, under an instant soon after its state ends; when that instant comes, the
-    key is dropped, or put under a later one if it was used meanwhile. So a key costs nothing between its first call
-    and then, and nothing ever scans all of them. A key that is forgotten before stays in the wheel, as a ghost; where
-    ghosts outnumber the others, each new one pays for a look at a few places, round and round.
+    Every key is in one queue of `wheel`, under a time soon after its state expires. At that time the key is dropped, or
+    moved to a later time if it was used meanwhile. So calls in between do not update the wheel, and nothing ever scans
+    all keys. A key that is removed earlier stays in the wheel and is recorded in `stale`; when stale keys outnumber the
+    others, each further removal checks a few places of the wheel, in rotation, and takes stale keys out.
 
-    A signal handler may raise between any two steps. So every method first says where to look and then puts something
-    there, takes a key out of the wheel last, and finds each of its steps done or not done: what an interrupted call
-    left is finished by the next.
+    A signal handler may raise between any two steps. So every method updates the index before the data, removes a key
+    from the wheel last, and can be repeated: the next call completes an interrupted one.
     """
 
-    __slots__ = ("due", "dues", "entries", "ghosts", "place", "scrubbed", "shares", "turns", "wheel")
+    __slots__ = ("due", "dues", "entries", "scrub_index", "scrub_left", "scrub_queue", "shares", "stale", "wheel")
 
     def __init__(self, shares: GroupShares | None = None) -> None:
-        """Start empty; `shares` counts the keys in the wheel by group."""
+        """Start empty; `shares` counts the keys of the wheel by group."""
         self.shares = shares
         self.entries: dict[Key, Entry] = {}
         self.wheel: dict[int, deque[Key]] = {}
         self.dues: list[int] = []
         self.due: int = FOREVER
-        self.ghosts: set[Key] = set()  # keys that stand in the wheel but were forgotten
-        self.scrubbed: deque[Key] = deque()  # the queue that is looked through for ghosts, its place, what is left
-        self.place = 0
-        self.turns = 0
+        self.stale: set[Key] = set()  # keys of the wheel that have no entry
+        self.scrub_queue: deque[Key] = (
+            deque()
+        )  # the queue being checked for stale keys, its index in `dues`, keys left to check
+        self.scrub_index = 0
+        self.scrub_left = 0
 
     def register(self, key: Key, ends: int, now: int) -> None:
-        """Look at the key again soon after `ends`."""
-        if key in self.ghosts:
-            self.ghosts.remove(key)
+        """Add the key to the wheel, due soon after `ends`."""
+        if key in self.stale:
+            self.stale.remove(key)
             return
         step = max(MIN_SWEEP_SHIFT, (ends - now).bit_length() - 6)
         due = ((ends >> step) + 1) << step
@@ -74,7 +71,7 @@ class Table:
             self.shares.add(key)
 
     def sweep(self, now: int) -> int:
-        """Drop keys that have ended, looking at a bounded number of those that are due; tell how many went."""
+        """Drop expired keys among a bounded number of due ones; returns how many were dropped."""
         dropped = 0
         for _ in repeat(None, SWEEP_PER_CALL):
             if self.due > now:
@@ -89,7 +86,7 @@ class Table:
             key = keys[-1]
             entry = self.entries.get(key)
             if entry is None:
-                self.ghosts.discard(key)
+                self.stale.discard(key)
             elif (ends := expires(entry)) <= now:
                 del self.entries[key]
                 dropped += 1
@@ -101,46 +98,46 @@ class Table:
         return dropped
 
     def forget(self, key: Key) -> None:
-        """Drop a key before its time."""
+        """Remove a key before it expires."""
         del self.entries[key]
-        self.ghosts.add(key)
-        if len(self.ghosts) > len(self.entries) + MIN_FORGOTTEN:
-            self.scrub()
+        self.stale.add(key)
+        if len(self.stale) > len(self.entries) + MIN_FORGOTTEN:
+            self.remove_stale()
 
-    def scrub(self) -> None:
-        """Take ghosts out of the wheel, looking at a few places."""
+    def remove_stale(self) -> None:
+        """Remove stale keys from a few places of the wheel."""
         for _ in repeat(None, SCRUB_PER_CALL):
-            if not self.turns or not self.scrubbed:
+            if not self.scrub_left or not self.scrub_queue:
                 if not self.dues:
                     break
-                self.place = (self.place + 1) % len(self.dues)
-                self.scrubbed = self.wheel.get(self.dues[self.place]) or deque()
-                self.turns = len(self.scrubbed)
+                self.scrub_index = (self.scrub_index + 1) % len(self.dues)
+                self.scrub_queue = self.wheel.get(self.dues[self.scrub_index]) or deque()
+                self.scrub_left = len(self.scrub_queue)
                 continue
-            self.turns -= 1
-            if self.scrubbed[0] in self.ghosts:
-                self.ghosts.remove(self.scrubbed[0])
-                gone = self.scrubbed.popleft()
+            self.scrub_left -= 1
+            if self.scrub_queue[0] in self.stale:
+                self.stale.remove(self.scrub_queue[0])
+                removed = self.scrub_queue.popleft()
                 if self.shares is not None:
-                    self.shares.remove(gone)
+                    self.shares.remove(removed)
             else:
-                self.scrubbed.rotate(-1)
+                self.scrub_queue.rotate(-1)
 
 
 def states_of(entry: Entry) -> list[State]:
-    """Give the states in an entry."""
+    """Return the states in an entry."""
     return [state for state in entry[1] if state is not None] if entry[0].__class__ is tuple else [entry]
 
 
 def expires(entry: Entry) -> int:
-    """Tell when all states of an entry answer like no state."""
+    """Return when all states of an entry have expired: from then on they are equivalent to no state."""
     if entry[0].__class__ is not tuple:
         return limit_of(entry).rules.expires(entry)
     return max(limit_of(state).rules.expires(state) for state in states_of(entry))
 
 
 def read_entry(entry: Entry | None, policy: Policy) -> Sequence[State | None]:
-    """Give the states of the policy's limits, in its order, known by name and algorithm."""
+    """Return the states of the policy's limits, in its order, matched by name and algorithm."""
     if entry is None:
         return [None] * len(policy.limits)
     if entry[0] is policy.limits:
@@ -150,13 +147,13 @@ def read_entry(entry: Entry | None, policy: Policy) -> Sequence[State | None]:
 
 
 def write_entry(old: Entry | None, policy: Policy, states: States, now: int) -> Entry | None:
-    """Build the entry of new states, keeping live ones of limits that are not in the policy (any more)."""
+    """Build an entry of new states, keeping live states of limits that are not in the policy (any more)."""
     if old is not None and old[0] is not policy.limits and old[0] is not policy.only:
         names = {(limit.name, limit.algorithm) for limit in policy.limits}
         known = [(limit_of(state), state) for state in states_of(old)]
         others = [s for limit, s in known if (limit.name, limit.algorithm) not in names and expires(s) > now]
         if others:
-            return ((), [*states, *others])  # of no policy's limits exactly
+            return ((), [*states, *others])  # does not match the limits of any policy
     if policy.only is not None:
         return states[0]
     return (policy.limits, states) if any(states) else None

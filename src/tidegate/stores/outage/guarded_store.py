@@ -81,7 +81,7 @@ class GuardedStore(Store):
     ) -> None:
         """Guard this store, which is closed with the guard."""
         super().__init__(store.clock)
-        self.waited_on = store.waited_on
+        self.wait_queues = store.wait_queues
         for name, value in (("deadline", deadline), ("local_for", local_for), ("beat", beat)):
             if (
                 isinstance(value, bool)

@@ -307,7 +307,7 @@ class PostgresStore(Store):
     def close(self) -> None:
         """Close the connections, as soon as nothing is to be given back over them."""
         self._closed = True
-        self._background.finally_do(self._hang_up)
+        self._background.when_done(self._hang_up)
 
     async def close_async(self) -> None:
         """Wait for what is to be given back, but not for long, and close the connections."""

@@ -1,5 +1,5 @@
--- What is stored, for people and programs that read SQL. Numbers are as of `updated_at`, the key's last change: nothing
--- here reads a clock. Timestamps are UTC text that sorts, and compares with datetime('now', …).
+-- Views of the stored states, for SQL queries. Numbers are as of `updated_at`, the last change of the key: the views do
+-- not read a clock. Timestamps are UTC strings that sort, and compare with datetime('now', …).
 
 CREATE VIEW tidegate_parts AS
 SELECT state.id AS state, policy, state.key AS key, updated,
@@ -49,7 +49,7 @@ FROM (
     FROM tidegate_parts
 );
 
--- Everything, one row per policy, key and limit.
+-- All columns, one row per policy, key and limit.
 CREATE VIEW tidegate_states AS
 SELECT policy, key, name, algorithm, unit, quota, period, used,
        strftime('%Y-%m-%d %H:%M:%S', opened / 1000000, 'unixepoch') || printf('.%06dZ', opened % 1000000) AS window_start,
@@ -74,7 +74,7 @@ SELECT CASE period WHEN '1m' THEN 'minute' WHEN '1h' THEN 'hour' WHEN '1d' THEN 
        strftime('%Y-%m-%d %H:%M:%S', updated / 1000000, 'unixepoch') || printf('.%06dZ', updated % 1000000) AS last_updated
 FROM tidegate_windows;
 
--- One row per permit in the longest log of each key, oldest first; `id` only numbers the rows of the answer.
+-- One row per permit in the longest log of each key, oldest first; `id` numbers the rows of the result.
 CREATE VIEW task_completions AS
 WITH RECURSIVE longest AS (
     SELECT state, n, max(length) FROM tidegate_parts WHERE algorithm = 'sliding_log' GROUP BY state

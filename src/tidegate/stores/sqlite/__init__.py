@@ -1,11 +1,11 @@
-"""Keeps states in an SQLite file: durable, shared by all processes and threads of one machine, without any server.
+"""Keeps states in an SQLite file: durable, shared by all processes and threads of one machine, without a server.
 
-store.py    SQLiteStore: one write transaction per decision, in which the Python core runs
-rows.py     how states stand in rows
-log.py      a log as rows, for the core: every look-up touches a few of them, however long the log is
-file.py     opening the file, its schema and migrations; what its errors mean and what to do
-worker.py   the async form: a thread of its own, decisions that wait together share a transaction
-*.sql       the schema, step by step
+store.py          SQLiteStore: one write transaction per call, in which the Python core decides
+rows.py           reads and writes states as rows
+log_rows.py       a log as rows, for the core: a search reads a few rows, however long the log is
+database.py       opens the file, migrates its schema, explains its errors
+async_worker.py   the async form: a thread that decides the calls of many tasks in shared transactions
+*.sql             the migrations of the schema
 """
 
 from tidegate.stores.sqlite.store import SQLiteStore, open_sqlite

@@ -1,4 +1,4 @@
-"""The file: opening it, bringing its schema up to date, and what its errors mean."""
+"""Opens the database file, migrates its schema, and explains its errors."""
 
 from __future__ import annotations
 
@@ -15,38 +15,39 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-APPLICATION_ID: Final = 0x74696465  # "tide", in the file's header: what tells our user_version from another program's
-SCHEMA_VERSION: Final = 3  # the newest version this program can read: 1 and 2 are the store's, 3 adds tables of budgets
+APPLICATION_ID: Final = 0x74696465  # "tide", in the file's header: identifies files of tidegate
+SCHEMA_VERSION: Final = 3  # the newest version that can be read: 1 and 2 are the store's, 3 adds tables of budgets
 CACHED_STATEMENTS: Final = 64
-WAL_PAGES: Final = 4000  # written back into the file when the write-ahead log has so many
-WAL_BYTES: Final = 16 * 2**20  # what the write-ahead log is cut down to afterwards, should a reader have held it up
+WAL_PAGES: Final = 4000  # size of the write-ahead log at which it is written back into the file
+WAL_BYTES: Final = 16 * 2**20  # the write-ahead log is truncated to this size afterwards, if a reader delayed it
 
 BUSY_CODES: Final = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 ADVICE: Final = {
-    sqlite3.SQLITE_BUSY: "another connection kept it locked for too long: look for a program with a long transaction "
-    "on it, or allow more time with ?busy_timeout=10s",
-    sqlite3.SQLITE_FULL: "the disk is full: free some space; the next call tries again",
-    sqlite3.SQLITE_READONLY: "it is read-only: make the file, its folder and its disk writable; the next call tries "
-    "again",
-    sqlite3.SQLITE_PERM: "it is not accessible: give this user the right to read and write the file and its folder",
-    sqlite3.SQLITE_CANTOPEN: "it cannot be opened: the folder must exist, and this user must be able to read and write "
-    "the file and its folder; the next call tries again",
-    sqlite3.SQLITE_IOERR: "the disk reports an error: see the system's log for its state; the next call tries again",
-    sqlite3.SQLITE_CORRUPT: "it is damaged: move it away, together with its -wal and -shm, to start afresh, or put a "
-    "backup in its place; the next call tries again",
-    sqlite3.SQLITE_NOTADB: "it is no SQLite database: give another path, or move it away to start afresh",
+    sqlite3.SQLITE_BUSY: "another connection kept the file locked for too long: look for a program with a long "
+    "transaction on it, or allow more time with ?busy_timeout=10s",
+    sqlite3.SQLITE_FULL: "the disk is full: free some space; the next call retries",
+    sqlite3.SQLITE_READONLY: "the file is read-only: make the file, its folder and its disk writable; the next call "
+    "retries",
+    sqlite3.SQLITE_PERM: "permission denied: allow this user to read and write the file and its folder",
+    sqlite3.SQLITE_CANTOPEN: "the file cannot be opened: its folder must exist, and this user must be able to read and "
+    "write the file and its folder; the next call retries",
+    sqlite3.SQLITE_IOERR: "the disk reports an error: see the system log; the next call retries",
+    sqlite3.SQLITE_CORRUPT: "the file is damaged: restore a backup, or move the file away, together with its -wal and "
+    "-shm files, to start with an empty store; the next call retries",
+    sqlite3.SQLITE_NOTADB: "the file is not an SQLite database: use another path, or move the file away to start with "
+    "an empty store",
 }
 ADVICE[sqlite3.SQLITE_LOCKED] = ADVICE[sqlite3.SQLITE_BUSY]
-DEFAULT_ADVICE: Final = "SQLite refused: see its message; the next call tries again"
+DEFAULT_ADVICE: Final = "SQLite reported an error; the next call retries"
 
 
 def error_code(error: sqlite3.Error) -> int:
-    """Give SQLite's primary code of an error; 0 for one that Python's driver raised by itself."""
+    """Return SQLite's primary code of an error; 0 for an error of Python's driver itself."""
     return getattr(error, "sqlite_errorcode", 0) & 0xFF
 
 
 def explain(error: sqlite3.Error, attempt: str, path: Path) -> StoreUnavailable:
-    """Say what was attempted, what went wrong and what to do about it."""
+    """Build an error that says what was attempted, what went wrong and what to do."""
     advice = ADVICE.get(error_code(error), DEFAULT_ADVICE)
     return StoreUnavailable(f"could not {attempt} in {path}; nothing was charged. {error}: {advice}")
 
@@ -65,21 +66,21 @@ class Migration(NamedTuple):
 
 
 def connect(path: Path) -> sqlite3.Connection:
-    """Open the file, and create it (for its owner alone) if it is not there; `prepare` comes next."""
-    with suppress(OSError):  # SQLite says what is wrong
+    """Open the file, and create it if it is missing, readable only for its owner; call `prepare` next."""
+    with suppress(OSError):  # SQLite reports the error below
         make_private_file(path)
     return sqlite3.connect(
         f"{path.as_uri()}?mode=rwc",
         uri=True,
-        timeout=0,  # who waits for a lock, and how, is the store's business
+        timeout=0,  # the store itself waits for locks
         isolation_level=None,
-        check_same_thread=False,  # the store has a lock of its own
+        check_same_thread=False,  # the store has its own lock
         cached_statements=CACHED_STATEMENTS,
     )
 
 
 def prepare(db: sqlite3.Connection, path: Path, synchronous: str, migrations: Sequence[Migration]) -> None:
-    """Set up a new connection, and bring the schema of its file up to date."""
+    """Configure a new connection, and migrate the schema of its file."""
     db.execute(f"PRAGMA synchronous = {synchronous}")
     db.execute(f"PRAGMA wal_autocheckpoint = {WAL_PAGES}")
     db.execute(f"PRAGMA journal_size_limit = {WAL_BYTES}")
@@ -89,10 +90,10 @@ def prepare(db: sqlite3.Connection, path: Path, synchronous: str, migrations: Se
 
 
 def discard(db: sqlite3.Connection) -> None:
-    """End whatever transaction a connection is in, and close it. Nothing is lost by doing so twice."""
-    with suppress(sqlite3.Error):  # it is closed already, or the disk is gone
+    """Roll back any open transaction of a connection, and close it. May be called twice."""
+    with suppress(sqlite3.Error):  # already closed, or the disk is unavailable
         if db.in_transaction:
-            db.execute("ROLLBACK")  # a statement that somebody still refers to would keep it open
+            db.execute("ROLLBACK")  # else a statement that is still referenced keeps the transaction open
     with suppress(sqlite3.Error):
         db.close()
 
@@ -129,16 +130,16 @@ def has_table(db: sqlite3.Connection, name: str) -> bool:
 
 
 def find_version(db: sqlite3.Connection, path: Path) -> int:
-    """Read the version of the file's schema; refuse one that is newer than this program, or not ours."""
+    """Return the schema version of the file; raise StoreUnavailable if it is newer, or of another program."""
     version = int(db.execute("PRAGMA user_version").fetchone()[0])
     if db.execute("PRAGMA application_id").fetchone()[0] != APPLICATION_ID:
         if version or db.execute("SELECT * FROM sqlite_master LIMIT 1").fetchone():
-            raise StoreUnavailable(f"{path} is the database of another program: give a path of its own to the store")
+            raise StoreUnavailable(f"{path} is the database of another program: give the store a separate path")
         return 0
     if version > SCHEMA_VERSION:
         raise StoreUnavailable(
-            f"{path} was written by a newer tidegate (schema {version}, this one knows {SCHEMA_VERSION}): upgrade this "
-            "one, or give another path"
+            f"{path} was written by a newer tidegate (schema {version}, expected at most {SCHEMA_VERSION}): upgrade "
+            "tidegate, or use another path"
         )
     return version
 
@@ -153,7 +154,7 @@ def read_migrations(package: str, table: str | None = None) -> list[Migration]:
 
 
 def statements(script: str) -> Iterator[str]:
-    """Split a script; `executescript` would commit the transaction it stands in."""
+    """Split a script into statements; `executescript` would commit the current transaction."""
     start = 0
     for end in count(1):
         if end > len(script):

@@ -1,8 +1,8 @@
-"""A log kept as rows: what `core.algorithms` needs of Entries, answered by a few rows of the table `entry`.
+"""A log stored as rows of the table `entry`, with the interface of `core.algorithms.LogEntries`.
 
-Entries are known by their `seq`, which has gaps where an entry was given back. Times and sums rise with it, so one
-b-tree serves every look-up: by time and by sum it is bisected, starting near the head, where the answer usually lies.
-The last entry and the oldest live one stand in the state's own row, so that most decisions look nothing up at all.
+An entry is identified by its `seq`, which has gaps where entries were given back. Times and sums increase with it, so
+one b-tree serves every search: searches by time and by sum bisect it, starting near the head, where the result usually
+is. The state's own row holds the last entry and the oldest live one, so most decisions read no entries at all.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
     from tidegate.core.algorithms import Changes, LogEntries
 
-FIRST_READ: Final = 8  # entries read at once where a search begins
-MAX_EXPIRED_ENTRIES: Final = 64  # entries that left stay until there are so many
-MAX_REMOVED_PER_TRANSACTION: Final = 256  # entries removed at most in one transaction, so that none takes long
-MAX_SUM: Final = 2**60  # sums are counted anew beyond this: with them 64 bits suffice for every cost
+FIRST_READ: Final = 8  # entries read at once at the start of a search
+MAX_EXPIRED_ENTRIES: Final = 64  # expired entries are kept until there are this many
+MAX_REMOVED_PER_TRANSACTION: Final = 256  # so that no transaction takes long
+MAX_SUM: Final = 2**60  # sums beyond this are rebased, so that 64 bits suffice for every cost
 
 INSERT_ENTRY: Final = "INSERT OR REPLACE INTO entry (log, seq, time, sum, cost) VALUES (?, ?, ?, ?, ?)"
 SELECT_NEXT: Final = "SELECT seq, time, sum FROM entry WHERE log = ? AND seq >= ? AND seq < ? ORDER BY seq LIMIT ?"
@@ -28,26 +28,26 @@ Row = tuple[int, int, int]  # seq, time, sum
 
 
 class CachedColumn(dict[int, int]):
-    """One column of a log by seq: what is known of it, and anything else as it is asked for."""
+    """One column of a log by seq: cached values, and others read on access."""
 
     __slots__ = ("column", "cursor", "log")
 
     def __init__(self, known: dict[int, int], column: str, cursor: sqlite3.Cursor, log: int) -> None:
-        """Start with what the state's row tells."""
+        """Start with the values of the state's row."""
         super().__init__(known)
         self.column = column
         self.cursor = cursor
         self.log = log
 
     def __missing__(self, seq: int) -> int:
-        """Look an entry up."""
+        """Read the value of an entry."""
         query = f"SELECT {self.column} FROM entry WHERE log = ? AND seq = ?"  # noqa: S608 - one of our two columns
         self[seq] = value = self.cursor.execute(query, (self.log, seq)).fetchone()[0]
         return int(value)
 
 
 class LogRows:
-    """A log as rows, within the transaction that reads and writes it.
+    """A log as rows, within one transaction.
 
     Its numbers, in the state's row: id, first seq present, head, tail, base, time and sum of the last entry, time of
     the entry at head.
@@ -56,7 +56,7 @@ class LogRows:
     __slots__ = ("added", "cursor", "first", "id", "sums", "times")
 
     def __init__(self, cursor: sqlite3.Cursor, numbers: list[int]) -> None:
-        """Know what the state's row tells."""
+        """Read the numbers of the state's row."""
         self.cursor = cursor
         self.id, self.first, head, tail, _, last, total, oldest = numbers
         self.times = CachedColumn({head: oldest, tail - 1: last}, "time", cursor, self.id)
@@ -65,8 +65,10 @@ class LogRows:
 
     @classmethod
     def write(cls, cursor: sqlite3.Cursor, entries: LogEntries, head: int, tail: int, base: int) -> Self:
-        """Make rows of a log that stood in its state's row so far."""
-        cursor.execute("INSERT INTO log (state) VALUES (0)")  # `Rows` names the state's row once that is known
+        """Write a log as rows that was inside its state's row so far."""
+        cursor.execute(
+            "INSERT INTO log (state) VALUES (0)"
+        )  # `StateRows` sets the id of the state's row once it is known
         log = int(cursor.lastrowid or 0)
         before = base
         for seq in range(head, tail):
@@ -76,10 +78,10 @@ class LogRows:
         return cls(cursor, [log, head, head, tail, base, entries.times[tail - 1], before, entries.times[head]])
 
     def save(self, head: int, tail: int, base: int) -> list[int]:
-        """Write what was appended, remove some of what left, and give the numbers for the state's row."""
+        """Write appended entries, remove some expired ones, and return the numbers for the state's row."""
         last, total = self.times[tail - 1], self.sums[tail - 1]
         if self.added == tail - 1:
-            # The entry before it was the last so far, so its sum is known, even if it has left.
+            # The entry before it was the last one so far, so its sum is cached, even if it has expired.
             cost = total - self.sums[tail - 2]
             self.cursor.execute(INSERT_ENTRY, (self.id, self.added, last, total, cost))
         if head - self.first >= MAX_EXPIRED_ENTRIES:
@@ -92,31 +94,31 @@ class LogRows:
         return [self.id, self.first, head, tail, base, last, total, self.times[head]]
 
     def label(self, at: int, task_type: str | None, task_id: str | None, head: int, tail: int) -> None:
-        """Name the entries made at an instant."""
+        """Set the task type and id of the entries made at the time `at`."""
         span = (self.since(at, head, tail), self.since(at + 1, head, tail))
         query = "UPDATE entry SET task_type = ?, task_id = ? WHERE log = ? AND seq >= ? AND seq < ?"
         self.cursor.execute(query, (task_type, task_id, self.id, *span))
 
-    # ---- the members of Entries --------------------------------------------------------------------------------------
+    # ---- the interface of LogEntries ---------------------------------------------------------------------------------
 
     def until(self, instant: int, head: int, tail: int) -> tuple[int, int]:
-        """Give the first entry after `instant` (or `tail`), and the sum before it; the entry at `head` is not after."""
+        """Return the first entry after `instant`, or `tail`, and the sum before it; `head` is not after `instant`."""
         found, before = self._search(lambda row: row[1] > instant, head, tail)
         return found, before
 
     def since(self, instant: int, head: int, tail: int) -> int:
-        """Give the first entry at or after `instant`, or `tail`."""
+        """Return the first entry at or after `instant`, or `tail`."""
         return self._search(lambda row: row[1] >= instant, head, tail)[0]
 
     def reaching(self, total: int, head: int, tail: int) -> int:
-        """Give the first entry whose sum reaches `total`."""
+        """Return the first entry whose sum reaches `total`."""
         return self._search(lambda row: row[2] >= total, head, tail)[0]
 
     def _search(self, reached: Callable[[Row], bool], low: int, high: int) -> tuple[int, int]:
-        """Find the first entry that has reached something, or the end; and the sum of the entry before it, 0 if none.
+        """Return the first entry for which `reached` is true, or the end; and the sum of the entry before, 0 if none.
 
-        Looks at the first few entries, then ahead in growing steps, then bisects: entries before `low` have not reached
-        it, those from `high` on have.
+        Reads the first few entries, then skips ahead in growing steps, then bisects: `reached` is false for entries
+        before `low`, and true from `high` on.
         """
         found, before, step = high, 0, FIRST_READ
         near = self.cursor.execute(SELECT_NEXT, (self.id, low, high, FIRST_READ)).fetchall()
@@ -144,13 +146,13 @@ class LogRows:
         return row[0]
 
     def append(self, tail: int, time: int, total: int) -> None:
-        """Put an entry at `tail`; it is written when the state is."""
+        """Add an entry at `tail`; it is written together with the state."""
         self.added = tail
         self.times[tail] = time
         self.sums[tail] = total
 
     def costs(self, span: range, head: int, base: int) -> Iterator[tuple[int, int]]:
-        """Tell the entries within a span, in its order, and the cost of each."""
+        """Yield the entries of a range, in its order, with the cost of each."""
         del head, base
         rising = span.step > 0
         ends = (span.start, span.stop) if rising else (span.stop + 1, span.start + 1)
@@ -159,10 +161,10 @@ class LogRows:
         yield from self.cursor.connection.execute(query, (self.id, *ends))
 
     def change(self, changes: Changes, head: int, tail: int, base: int) -> tuple[LogRows, int, int, int]:
-        """Change the costs of some entries, and remove those that cost nothing any more.
+        """Change the costs of some entries, and remove entries whose cost becomes 0.
 
-        The sums of the entries on one side follow: those before it, together with the base, or those from it on.
-        Written at once: only `adjust` asks for it, and that is never refused.
+        The sums on one side of each entry are updated: those before it, together with the base, or those from it on.
+        Changes are written at once: only `adjust` makes them, and it is never denied.
         """
         execute = self.cursor.execute
         for seq, difference, cost in changes:
@@ -189,5 +191,5 @@ class LogRows:
         return self, self._found(first), self._found(last) + 1, base
 
     def trim(self, head: int, tail: int, base: int) -> tuple[LogRows, int, int, int]:
-        """Leave the log as it is: `save` removes what left."""
+        """Return the log unchanged: `save` removes expired entries."""
         return self, head, tail, base

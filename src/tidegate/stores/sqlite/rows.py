@@ -1,9 +1,10 @@
-"""How the states of a policy's key stand in one row.
+"""Reads and writes the states of a key as one row.
 
-`limits` tells which limits wrote the states, `numbers` holds the integers of each: those of `core.codec`, with
+The column `limits` describes the limits that wrote the states, `numbers` holds the integers of each state, as
+`core.codec` writes them, except:
 
-    calendar_window                the end of the window behind them, for those who read SQL
-    sliding_log, concurrency       once there are more than a few entries, [[...]]: the numbers of a Log
+    calendar_window                followed by the end of the window, for SQL queries
+    sliding_log, concurrency       with more than MAX_INLINE_ENTRIES entries, [[...]]: the numbers of a LogRows
 """
 
 from __future__ import annotations
@@ -26,13 +27,13 @@ if TYPE_CHECKING:
 
     Limits = tuple[Limit, ...]
 
-MAX_INLINE_ENTRIES: Final = 24  # entries of a log that stand in its state's row
-MIN_SWEEP_SHIFT: Final = 16  # rows are looked at in steps no finer than 2**16 microseconds, or a 32nd of their lifetime
-SWEEP_ROWS: Final = 64  # rows looked at in one sweep
-MAX_SHAPES: Final = 1024  # sets of limits remembered
+MAX_INLINE_ENTRIES: Final = 24  # longer logs get rows of their own
+MIN_SWEEP_SHIFT: Final = 16  # rows are swept in steps of at least 2**16 microseconds, or 1/32 of their lifetime
+SWEEP_ROWS: Final = 64  # rows checked in one sweep
+MAX_SHAPES: Final = 1024  # cached sets of limits
 UNMARKED_NUMBERS: Final = 3  # numbers of a bucket without marks
-PLAIN_WINDOW: Final = 3  # numbers of a window that carries no older ones, at most
-LOG_NUMBERS: Final = 5  # parts of a log's state; no other has as many
+PLAIN_WINDOW: Final = 3  # numbers of a window without older windows, at most
+LOG_NUMBERS: Final = 5  # parts of the state of a log; no other state has as many
 LOG_ALGORITHMS: Final = ("sliding_log", "concurrency")
 
 SELECT_STATE: Final = "SELECT id, limits, numbers FROM state WHERE policy = ? AND key = ?"
@@ -40,59 +41,59 @@ INSERT_STATE: Final = "INSERT INTO state (policy, key, limits, numbers, updated,
 UPDATE_STATE: Final = "UPDATE state SET numbers = ?, updated = ? WHERE id = ?"
 UPDATE_STATE_AND_LIMITS: Final = "UPDATE state SET limits = ?, numbers = ?, updated = ? WHERE id = ?"
 
-# What `json.loads` is made of, without a look for white space around it.
-scan: Callable[[str, int], tuple[Any, int]] = json.JSONDecoder().scan_once  # type: ignore[attr-defined]  # it has one
+# The scanner of `json.loads`, without the search for surrounding white space.
+scan: Callable[[str, int], tuple[Any, int]] = json.JSONDecoder().scan_once  # type: ignore[attr-defined]  # missing in typeshed
 
 
 class KeyRow(NamedTuple):
-    """What was read for a key: the states of the policy's limits, and all that stands there."""
+    """The row of a key: the states of the policy's limits, and all stored states."""
 
     id: int  # 0: no row
     states: Sequence[State | None]
     limits: Limits
     stored: Sequence[State | None]  # one for each of `limits`
-    logs: Sequence[int] = ()  # of the stored states that have rows of their own
+    logs: Sequence[int] = ()  # ids of the stored logs that have rows of their own
 
 
 class RowShape(NamedTuple):
-    """What reading and writing the states of some limits needs, worked out once."""
+    """What is needed to read and write the states of a set of limits, computed once."""
 
     limits: Limits
     text: str
     read: tuple[Callable[[Limit, list[int]], State | None], ...]
-    plain: bool  # no state of them is a log
-    nothing: KeyRow
+    plain: bool  # none of the states is a log
+    no_states: KeyRow
 
 
 class StateRows:
-    """The rows of a file, read and written through one cursor, within the transactions of others."""
+    """The rows of a file, read and written through one cursor; the caller manages transactions."""
 
     def __init__(self, cursor: sqlite3.Cursor) -> None:
         """Use this cursor."""
         self.cursor = cursor
         self.execute = cursor.execute
-        self._shapes: dict[int, RowShape] = {}  # by identity: to hash limits would take longer than to decide
+        self._shapes: dict[int, RowShape] = {}  # by id(): hashing limits would take longer than a decision
 
     def read(self, policy: Policy, key: str | bytes) -> KeyRow:
-        """Read the states of the policy's limits, known by name and algorithm."""
+        """Read the states of the policy's limits, matched by name and algorithm."""
         limits = policy.limits
         shape = self._shapes.get(id(limits)) or self._shape(limits)
         row = self.execute(SELECT_STATE, (storable(policy.name), key)).fetchone()
         if row is None:
-            return shape.nothing
-        place, text, numbers = row
+            return shape.no_states
+        row_id, text, numbers = row
         if text == shape.text:
             states, logs = self._read_states(shape, numbers)
-            return KeyRow(place, states, limits, states, logs)
+            return KeyRow(row_id, states, limits, states, logs)
         mine = {(limit.name, limit.algorithm): limit for limit in limits}
         pairs = ((limit, mine.get((limit.name, limit.algorithm))) for limit in read_limits(text))
         owners = tuple(now if now is not None and now == then else then for then, now in pairs)
         stored, logs = self._read_states(make_shape(owners), numbers)
         known = {(limit.name, limit.algorithm): state for limit, state in zip(owners, stored, strict=True)}
-        return KeyRow(place, [known.get(name) for name in mine], owners, stored, logs)
+        return KeyRow(row_id, [known.get(name) for name in mine], owners, stored, logs)
 
     def _read_states(self, shape: RowShape, text: str) -> tuple[list[State | None], Sequence[int]]:
-        """Read states, and which logs they have."""
+        """Read states, and the ids of their logs."""
         states: list[State | None] = []
         logs: list[int] = []
         try:
@@ -107,15 +108,15 @@ class StateRows:
                 else:
                     states.append(read(limit, numbers))
         except (ValueError, TypeError, LookupError, StopIteration) as error:
-            raise sqlite3.DatabaseError(f"a state cannot be read: {text!r}") from error
+            raise sqlite3.DatabaseError(f"a stored state cannot be read: {text!r}") from error
         return states, logs
 
     def write(
         self, policy: Policy, key: str | bytes, row: KeyRow, states: States, now: int, inline: int | None = None
     ) -> None:
-        """Write the states of the policy's limits, keeping live ones of limits that are not in the policy (any more).
+        """Write the states of the policy's limits, keeping live states of limits that are not in the policy (any more).
 
-        Logs of up to `inline` entries stand in the row.
+        Logs of up to `inline` entries are written into the row.
         """
         limits = policy.limits
         if row.limits is not limits:
@@ -125,23 +126,23 @@ class StateRows:
             numbers = [write_state(state) for state in states]
         else:
             numbers, logs = self._write_logs(states, MAX_INLINE_ENTRIES if inline is None else inline)
-        place = row.id
+        row_id = row.id
         if not any(numbers):
             self.delete(row)
             return
-        if place and limits is row.limits:
-            self.execute(UPDATE_STATE, (str(numbers), now, place))
-        elif place:
-            self.execute(UPDATE_STATE_AND_LIMITS, (self._shape(limits).text, str(numbers), now, place))
+        if row_id and limits is row.limits:
+            self.execute(UPDATE_STATE, (str(numbers), now, row_id))
+        elif row_id:
+            self.execute(UPDATE_STATE_AND_LIMITS, (self._shape(limits).text, str(numbers), now, row_id))
         else:
             due = due_at(max(limit_of(state).rules.expires(state) for state in states if state), now)
             self.execute(INSERT_STATE, (storable(policy.name), key, self._shape(limits).text, str(numbers), now, due))
-            place = self.cursor.lastrowid or 0
+            row_id = self.cursor.lastrowid or 0
         if logs != row.logs:
-            self._keep_logs(place, row.logs, logs)
+            self._update_logs(row_id, row.logs, logs)
 
     def _write_logs(self, states: States, inline: int) -> tuple[list[list[Any]], list[int]]:
-        """Write states of which some are logs; tell which of those have rows of their own."""
+        """Write states of which some are logs; returns their numbers, and the ids of logs with rows of their own."""
         logs: list[int] = []
         numbers = [
             self._write_log(state, logs, inline)
@@ -152,7 +153,7 @@ class StateRows:
         return numbers, logs
 
     def _write_log(self, state: State, logs: list[int], inline: int) -> list[Any]:
-        """Write a log: as numbers, or as rows once there are many."""
+        """Write a log: inside the row, or as rows if it has more than `inline` entries."""
         _, log, head, tail, base = state
         if log.__class__ is not LogRows:
             if tail - head <= inline:
@@ -162,12 +163,12 @@ class StateRows:
         return [log.save(head, tail, base)]
 
     def delete(self, row: KeyRow) -> None:
-        """Forget a key."""
+        """Delete a key."""
         self.execute("DELETE FROM state WHERE id = ?", (row.id,))
-        self._keep_logs(row.id, row.logs, ())
+        self._update_logs(row.id, row.logs, ())
 
     def _merge(self, row: KeyRow, limits: Limits, states: States, now: int) -> tuple[Limits, States]:
-        """Tell under which limits each state is written: one left as it was may be of a limit changed since."""
+        """Return the limits and states to write: an unchanged state may belong to an older version of a limit."""
         names = {(limit.name, limit.algorithm) for limit in limits}
         owners = [limit if state is None else limit_of(state) for limit, state in zip(limits, states, strict=True)]
         all_states = list(states)
@@ -178,19 +179,19 @@ class StateRows:
         same = len(owners) == len(limits) and all(a is b for a, b in zip(owners, limits, strict=True))
         return limits if same else tuple(owners), all_states
 
-    def _keep_logs(self, place: int, before: Sequence[int], after: Sequence[int]) -> None:
-        """Leave the entries of logs that ended to the sweep, and note whose the new ones are."""
+    def _update_logs(self, row_id: int, before: Sequence[int], after: Sequence[int]) -> None:
+        """Mark removed logs for the sweep, and record the row of new ones."""
         for log in before:
             if log not in after:
                 self.execute("UPDATE log SET state = NULL WHERE id = ?", (log,))
         for log in after:
             if log not in before:
-                self.execute("UPDATE log SET state = ? WHERE id = ?", (place, log))
+                self.execute("UPDATE log SET state = ? WHERE id = ?", (row_id, log))
 
     def label(
         self, policy: Policy, key: str | bytes, at: int, task_type: str | None, task_id: str | None, now: int
     ) -> list[Decision]:
-        """Name what was charged to a key's logs at the instant `at`; only entries with rows of their own have names."""
+        """Set the task type and id of entries charged at `at`; only entries with rows of their own can have these."""
         row = self.read(policy, key)
         if row.id:
             self.write(policy, key, row, row.states, now, inline=0)
@@ -200,19 +201,19 @@ class StateRows:
         return []
 
     def sweep(self, now: int) -> None:
-        """Look at some of the rows that are due, drop those that ended, and some entries of logs that did."""
+        """Check some of the due rows and delete those that expired, and some entries of removed logs."""
         query = "SELECT id, limits, numbers FROM state WHERE due <= ? ORDER BY due LIMIT ?"
-        for place, text, numbers in self.execute(query, (now, SWEEP_ROWS)).fetchall():
+        for row_id, text, numbers in self.execute(query, (now, SWEEP_ROWS)).fetchall():
             try:
                 states, _ = self._read_states(make_shape(read_limits(text)), numbers)
                 ends = max(limit_of(state).rules.expires(state) for state in states if state)
-            except (sqlite3.DatabaseError, ValueError):  # nobody can read it, and it should have ended
+            except (sqlite3.DatabaseError, ValueError):  # unreadable, and due to expire
                 ends = now
             if ends > now:
-                self.execute("UPDATE state SET due = ? WHERE id = ?", (due_at(ends, now), place))
+                self.execute("UPDATE state SET due = ? WHERE id = ?", (due_at(ends, now), row_id))
             else:
-                self.execute("DELETE FROM state WHERE id = ?", (place,))
-                self.execute("UPDATE log SET state = NULL WHERE state = ?", (place,))
+                self.execute("DELETE FROM state WHERE id = ?", (row_id,))
+                self.execute("UPDATE log SET state = NULL WHERE state = ?", (row_id,))
         ended = self.execute("SELECT id FROM log WHERE state IS NULL LIMIT 1").fetchone()
         if ended is not None:
             query = "DELETE FROM entry WHERE log = ? AND seq < ? + (SELECT min(seq) FROM entry WHERE log = ?)"
@@ -233,30 +234,30 @@ class StateRows:
 
 
 def make_shape(limits: Limits) -> RowShape:
-    """Work out what reading and writing the states of these limits needs."""
-    nothing = (None,) * len(limits)
+    """Compute what is needed to read and write the states of these limits."""
+    no_states = (None,) * len(limits)
     read = tuple(READERS.get(limit.algorithm, read_other) for limit in limits)
     plain = all(limit.algorithm not in LOG_ALGORITHMS for limit in limits)
-    return RowShape(limits, write_limits(limits), read, plain, KeyRow(0, nothing, limits, nothing))
+    return RowShape(limits, write_limits(limits), read, plain, KeyRow(0, no_states, limits, no_states))
 
 
 def read_bucket(limit: Limit, numbers: list[int]) -> State | None:
-    """Read a bucket; most have no marks."""
+    """Read a bucket; the usual one has no marks."""
     return (limit, numbers[0], numbers[1]) if len(numbers) == UNMARKED_NUMBERS else read_other(limit, numbers)
 
 
 def read_window(limit: Limit, numbers: list[int]) -> State | None:
-    """Read a window, which may have its end noted; few carry more."""
+    """Read a window, which may be followed by its end; others have older windows."""
     return (limit, numbers[0], numbers[1]) if 0 < len(numbers) <= PLAIN_WINDOW else read_other(limit, numbers)
 
 
 def read_other(limit: Limit, numbers: list[int]) -> State | None:
-    """Read any state that stands in its row."""
+    """Read any state that is stored in the row itself."""
     return load(limit, numbers) if numbers else None
 
 
 def write_state(state: State | None) -> list[int]:
-    """Write a state that is no log."""
+    """Write a state that is not a log."""
     if state is None:
         return []
     limit = state[0]
@@ -272,7 +273,7 @@ READERS: Final = {"token_bucket": read_bucket, "fixed_window": read_window, "cal
 
 
 def storable(text: str) -> str | bytes:
-    """Give text as SQLite takes it; what no encoding has (a lone surrogate) as bytes, which are equal to no text."""
+    """Return a string as SQLite stores it; one with a lone surrogate as bytes, which equal no string."""
     if text.isascii():
         return text
     try:
@@ -283,13 +284,13 @@ def storable(text: str) -> str | bytes:
 
 
 def due_at(ends: int, now: int) -> int:
-    """Choose an instant soon after a state ends, from a coarse grid, so that a row seldom moves in the index."""
+    """Return a time soon after a state expires, on a coarse grid, so that a row seldom moves in the index."""
     step = max(MIN_SWEEP_SHIFT, (ends - now).bit_length() - 5)
     return ((ends >> step) + 1) << step
 
 
 def write_limits(limits: Limits) -> str:
-    """Write limits such that they can be built again exactly, and read with SQL."""
+    """Write limits as JSON, from which `read_limits` restores them exactly, readable with SQL."""
     fields = [
         (m.name, m.algorithm, m.quota, m.length, m.unit, m.burst, m.period, m.timezone, m.reset_day, m.reset_hour)
         for m in limits
@@ -299,11 +300,11 @@ def write_limits(limits: Limits) -> str:
 
 @lru_cache(maxsize=MAX_SHAPES)
 def read_limits(text: str) -> Limits:
-    """Build limits again from their text."""
+    """Restore limits from their JSON."""
     try:
         return tuple(
             Limit(quota, period, algorithm, unit, burst, name, timezone, day, hour)
             for name, algorithm, quota, _, unit, burst, period, timezone, day, hour in scan(text, 0)[0]
         )
     except (ValueError, TypeError, StopIteration) as error:
-        raise sqlite3.DatabaseError(f"limits cannot be read: {text!r}") from error
+        raise sqlite3.DatabaseError(f"stored limits cannot be read: {text!r}") from error

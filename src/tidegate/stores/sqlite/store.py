@@ -1,4 +1,4 @@
-"""SQLiteStore: the Python core inside a write transaction."""
+"""SQLiteStore: runs the Python core inside a write transaction."""
 
 from __future__ import annotations
 
@@ -42,23 +42,24 @@ if TYPE_CHECKING:
     from tidegate.core.limit import Limit
     from tidegate.policy import Key, Policy
     from tidegate.stores.base import Ask
-    from tidegate.stores.sqlite.async_worker import Asked
+    from tidegate.stores.sqlite.async_worker import StoreCall
 
-    Work = Callable[[StateRows, Asked, int], list[Decision]]
+    Work = Callable[[StateRows, StoreCall, int], list[Decision]]
 
 P = ParamSpec("P")
 R = TypeVar("R")
 Synchronous = Literal["normal", "full", "extra"]
 
-# Every so many transactions, one sees whether the file was replaced, and the next that writes removes what ended.
+# After this many transactions, one checks whether the file was replaced, and the next write removes expired rows.
 CALLS_BETWEEN_SWEEPS: Final = 16
-# Seconds between tries while others keep the file locked. A single transaction ends soon. Where many processes want the
-# file all the time, they do half as much again in runs of milliseconds as when each wakes the others at every decision.
+# Seconds between attempts while other processes keep the file locked. A single transaction ends soon, so the first
+# pause is short. When many processes use the file constantly, pauses of milliseconds let each run several transactions
+# in a row: 1.5 times as many decisions as when processes alternate after every transaction.
 FIRST_LOCK_PAUSE: Final = 0.00002
 MAX_LOCK_PAUSE: Final = 0.003
-REST: Final = 0.0002  # seconds between tries while another thread of this process uses the connection
-MAX_GATE: Final = 0.05  # seconds to wait for other threads before looking whether one is there
-MAX_FORK: Final = SECOND  # how long no connection is opened since a fork is about to happen
+CONNECTION_POLL_INTERVAL: Final = 0.0002  # seconds between attempts while another thread uses the connection
+QUEUE_CHECK_INTERVAL: Final = 0.05  # seconds to wait for other threads before checking that one holds the queue lock
+MAX_FORK: Final = SECOND  # how long no connection is opened before a fork
 
 
 class InUseError(sqlite3.OperationalError):
@@ -67,25 +68,25 @@ class InUseError(sqlite3.OperationalError):
     sqlite_errorcode = sqlite3.SQLITE_BUSY
 
     def __str__(self) -> str:
-        """Say so."""
-        return "other threads of this process are using it"
+        """Return the message."""
+        return "other threads of this process are using the connection"
 
 
 class SQLiteStore(Store):
     """Keeps states in one SQLite file, for all processes and threads of this machine.
 
     Each call of `apply` is one write transaction (BEGIN IMMEDIATE, in WAL mode), so processes decide one after another
-    and none ever sees half a decision. A process that is killed at any moment loses nothing it was told, and blocks
-    nobody: the operating system takes its lock away.
+    and none sees half a decision. A process that is killed loses no decision that was returned, and does not block
+    other processes: the operating system releases its lock.
 
-    `synchronous` says what a power cut may lose. "normal": the charges of the last moments, since the file was last
-    synchronised (it stays sound); killed processes lose nothing. "full": nothing, at the price of a disk write per
-    decision. `busy_timeout` is how long a call waits while others keep the file locked.
+    `synchronous` controls what a power failure may lose. "normal": the charges since the file was last synchronized
+    (the file stays intact); killed processes lose nothing. "full": nothing, but each decision waits for a disk write.
+    `busy_timeout` is how long a call waits while other processes keep the file locked.
 
-    A process has one connection, which its threads share under a lock; after a fork, each side opens its own. The file
-    is opened by the first call, and again after an error, so the store works again as soon as the disk does. So it is
-    after a call that a signal handler interrupted: `_unsure` is set while a transaction is under way, and whoever finds
-    it set discards the connection.
+    A process has one connection, which its threads share under a lock; after a fork, each process opens its own. The
+    first call opens the file, and the first call after an error opens it again, so the store works as soon as the disk
+    does. The same holds after a call that a signal handler interrupted: `_unfinished` is set during a transaction, and
+    a call that finds it set discards the connection.
     """
 
     def __init__(
@@ -96,31 +97,31 @@ class SQLiteStore(Store):
         busy_timeout: str | float = 5.0,
         clock: Clock | None = None,
     ) -> None:
-        """Use this file; it is opened by the first call."""
+        """Use this file; the first call opens it."""
         super().__init__(clock)
         if synchronous not in get_args(Synchronous):
-            raise ConfigError(f"must be normal, full or extra, not {synchronous!r}", field="synchronous")
+            raise ConfigError(f"must be 'normal', 'full' or 'extra', not {synchronous!r}", field="synchronous")
         self.path = Path(path).absolute()
         self.synchronous = synchronous
-        self._patience = read_timeout(busy_timeout)
-        self.lock = Lock(spins=0, rest=REST)
-        self._gate = threading.Lock()
+        self._busy_timeout = read_timeout(busy_timeout)
+        self.lock = Lock(spins=0, rest=CONNECTION_POLL_INTERVAL)
+        self._queue_lock = threading.Lock()
         self._db: sqlite3.Connection | None = None
         self._rows: StateRows | None = None
-        self._unsure = False
+        self._unfinished = False
         self._inode = (0, 0)
-        self._forking = 0  # until then no connection is opened, in steady time
+        self._forking = 0  # steady time before which no connection is opened
         self._workers: list[AsyncWorker] = []
         self._worker: AsyncWorker | None = None
         self._closed = False
-        self._count = 0
-        self._untended = False
+        self._transactions = 0
+        self._sweep_due = False
         self._waits = 0
         self._failures = 0
         at_fork(before=self._prepare_fork, parent=self._resume, child=self._take_over)
 
     def apply(self, verb: str, asks: Sequence[Ask], now: int | None = None, at: int | None = None) -> list[Decision]:
-        """Apply the verb to every key together, in one transaction."""
+        """Apply the verb to all keys together, in one transaction."""
         return self._transact(((verb, asks, now, at, None),))[0]
 
     def apply_one(
@@ -132,34 +133,34 @@ class SQLiteStore(Store):
     async def apply_async(
         self, verb: str, asks: Sequence[Ask], now: int | None = None, at: int | None = None
     ) -> list[Decision]:
-        """Apply on the store's own thread; calls of many tasks at once share transactions."""
+        """Apply in the thread of the store; concurrent calls of many tasks share transactions."""
         worker = self._worker or self._start_worker()
-        return await worker.ask(QueuedCall((verb, asks, now, at, None)))
+        return await worker.apply(QueuedCall((verb, asks, now, at, None)))
 
     def _start_worker(self) -> AsyncWorker:
-        self._workers.append(AsyncWorker(self._answer, self.wake))
-        self._worker = self._workers[0]  # of several threads that come at once, all use the first
+        self._workers.append(AsyncWorker(self._apply_queued, self.wake))
+        self._worker = self._workers[0]  # if several threads start one at once, all use the first
         return self._worker
 
     def label(self, policy: Policy, key: Key, at: int, task_type: str | None, task_id: str | None) -> None:
-        """Name the tasks charged to a key's logs at the instant `at`, for those who read `task_completions`."""
-        name = text_of(key)
+        """Set type and id of the tasks charged to a key's logs at time `at`, shown by the view `task_completions`."""
+        name = key_text(key)
 
-        def work(rows: StateRows, _: Asked, now: int) -> list[Decision]:
+        def work(rows: StateRows, _: StoreCall, now: int) -> list[Decision]:
             return rows.label(policy, name, at, task_type, task_id, now)
 
         self._transact((("label", ((policy, key, ()),), None, None, None),), work)
 
     def metrics(self) -> dict[str, int]:
-        """Count transactions, how often one found the file locked, and how many failed."""
-        return {"transactions": self._count, "waits": self._waits, "failures": self._failures}
+        """Return the number of transactions, of those that found the file locked, and of those that failed."""
+        return {"transactions": self._transactions, "waits": self._waits, "failures": self._failures}
 
     def close(self) -> None:
-        """Answer what was asked, then close the file."""
+        """Complete pending calls, then close the file."""
         self._closed = True
         if self._worker is not None:
             self._worker.close()
-        self._release()
+        self._close_locked()
 
     async def close_async(self) -> None:
         """Close without blocking the event loop."""
@@ -167,49 +168,49 @@ class SQLiteStore(Store):
 
     # ---- transactions ------------------------------------------------------------------------------------------------
 
-    def _answer(self, questions: list[QueuedCall]) -> None:
-        """Answer all questions in one transaction; an error is the answer to each."""
+    def _apply_queued(self, queued_calls: list[QueuedCall]) -> None:
+        """Apply all calls in one transaction; an error becomes the result of each."""
         try:
-            answers = self._transact([question.asked for question in questions])
-        except Exception as error:  # noqa: BLE001 - raised where the answer is awaited
-            for question in questions:
-                question.answers = error
+            results = self._transact([queued_call.arguments for queued_call in queued_calls])
+        except Exception as error:  # noqa: BLE001 - raised where the result is awaited
+            for queued_call in queued_calls:
+                queued_call.results = error
             return
-        for question, answer in zip(questions, answers, strict=True):
-            question.answers = answer
+        for queued_call, decisions in zip(queued_calls, results, strict=True):
+            queued_call.results = decisions
 
-    def _transact(self, asked: Sequence[Asked], work: Work | None = None) -> list[list[Decision]]:
-        """Answer all of it in one transaction, tried as often as it takes while others keep the file locked."""
+    def _transact(self, calls: Sequence[StoreCall], work: Work | None = None) -> list[list[Decision]]:
+        """Apply all calls in one transaction, retried while other processes keep the file locked."""
         try:
-            return self._exclusively(self._attempt_until_free, asked, work or decide)
+            return self._exclusively(self._retry_while_busy, calls, work or decide)
         except InUseError as error:
-            raise self._failed(error, asked) from None
+            raise self._failed(error, calls) from None
 
     def _exclusively(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """Call a function while no other thread uses the connection.
 
-        `lock` alone decides who does. The gate in front of it lets threads wait in turn and without polling.
+        `lock` alone protects the connection. The queue lock before it lets threads wait in order and without polling.
         """
-        deadline = SystemClock.steady() + self._patience
-        gate = self._gate
-        if not gate.acquire(blocking=False):
-            gate = self._wait_at_gate(deadline)
-        held = gate  # what `_wait_at_gate` looks for in other threads
+        deadline = SystemClock.steady() + self._busy_timeout
+        queue = self._queue_lock
+        if not queue.acquire(blocking=False):
+            queue = self._wait_in_queue(deadline)
+        held = queue  # `threads_holding` searches the frames of other threads for it
         try:
             return self._use_connection(deadline, function, *args, **kwargs)
         finally:
             held.release()
 
-    def _wait_at_gate(self, deadline: int) -> threading.Lock:
-        """Pass the gate. One that a call left shut because it was interrupted is replaced."""
+    def _wait_in_queue(self, deadline: int) -> threading.Lock:
+        """Acquire the queue lock. If an interrupted call left it locked, replace it."""
         while True:
-            gate = self._gate
-            if gate.acquire(timeout=MAX_GATE):
-                return gate
+            queue = self._queue_lock
+            if queue.acquire(timeout=QUEUE_CHECK_INTERVAL):
+                return queue
             if SystemClock.steady() >= deadline:
                 raise InUseError
-            if not threads_holding(gate):
-                self._gate = threading.Lock()
+            if not threads_holding(queue):
+                self._queue_lock = threading.Lock()
 
     def _use_connection(self, deadline: int, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         lock = self.lock
@@ -224,20 +225,20 @@ class SQLiteStore(Store):
         finally:
             lock.give(None)
 
-    def _attempt_until_free(self, asked: Sequence[Asked], work: Work) -> list[list[Decision]]:
+    def _retry_while_busy(self, calls: Sequence[StoreCall], work: Work) -> list[list[Decision]]:
         deadline = None
         attempts = 0
         while True:
             try:
-                return self._attempt(asked, work)
+                return self._attempt(calls, work)
             except sqlite3.Error as error:
                 self._recover(error)
                 if error_code(error) not in BUSY_CODES:
-                    raise self._failed(error, asked) from error
+                    raise self._failed(error, calls) from error
                 steady = SystemClock.steady()
-                deadline = deadline or steady + self._patience
+                deadline = deadline or steady + self._busy_timeout
                 if steady >= deadline:
-                    raise self._failed(error, asked) from error
+                    raise self._failed(error, calls) from error
             except BaseException:
                 self._recover(None)
                 raise
@@ -245,33 +246,33 @@ class SQLiteStore(Store):
             self._waits += attempts == 1
             yield_thread(FIRST_LOCK_PAUSE if attempts == 1 else MAX_LOCK_PAUSE)
 
-    def _attempt(self, asked: Sequence[Asked], work: Work) -> list[list[Decision]]:
-        """Answer in one transaction."""
-        if self._unsure:
+    def _attempt(self, calls: Sequence[StoreCall], work: Work) -> list[list[Decision]]:
+        """Apply all calls in one transaction, once."""
+        if self._unfinished:
             self._close()
-        self._count += 1
-        if self._count % CALLS_BETWEEN_SWEEPS == 1:
-            self._untended = True
+        self._transactions += 1
+        if self._transactions % CALLS_BETWEEN_SWEEPS == 1:
+            self._sweep_due = True
             if self._db is not None and self._replaced():
                 self._close()
-        self._unsure = True
+        self._unfinished = True
         rows = self._rows or self._open()
-        looking = asked[0][0] == "peek" and all(each[0] == "peek" for each in asked)
-        rows.execute("BEGIN" if looking else "BEGIN IMMEDIATE")
+        read_only = calls[0][0] == "peek" and all(call[0] == "peek" for call in calls)
+        rows.execute("BEGIN" if read_only else "BEGIN IMMEDIATE")
         now = self.clock.ns() // 1000
-        answers = [work(rows, each, now) for each in asked]
-        if self._untended and not looking:
-            self._untended = False
-            rows.sweep(min([now, *(each[2] for each in asked if each[2] is not None)]))
+        results = [work(rows, call, now) for call in calls]
+        if self._sweep_due and not read_only:
+            self._sweep_due = False
+            rows.sweep(min([now, *(call[2] for call in calls if call[2] is not None)]))
         rows.execute("COMMIT")
-        self._unsure = False
-        return answers
+        self._unfinished = False
+        return results
 
-    def _failed(self, error: sqlite3.Error, asked: Sequence[Asked]) -> StoreUnavailable:
+    def _failed(self, error: sqlite3.Error, calls: Sequence[StoreCall]) -> StoreUnavailable:
         self._failures += 1
-        verb, asks, *_ = asked[0]
+        verb, asks, *_ = calls[0]
         policy, key, _ = asks[0]
-        others = f" and {len(asked) - 1} more" if len(asked) > 1 else ""
+        others = f" and {len(calls) - 1} more" if len(calls) > 1 else ""
         return explain(error, f"{verb} {key!r} of policy {policy.name!r}{others}", self.path)
 
     # ---- the connection ----------------------------------------------------------------------------------------------
@@ -293,15 +294,15 @@ class SQLiteStore(Store):
         return read_migrations("tidegate.stores.sqlite")
 
     def _close(self) -> None:
-        """Close the connection. Interrupted, it is done again: so it is forgotten last."""
+        """Close the connection. `_db` is cleared last, so that an interrupted close is repeated."""
         self._rows = None
         if self._db is not None:
             discard(self._db)
         self._db = None
-        self._unsure = False
+        self._unfinished = False
 
     def _recover(self, error: sqlite3.Error | None) -> None:
-        """End a failed transaction; after anything but a lock held by others, open the file again next time."""
+        """Roll back a failed transaction; unless the file was only locked, the next call opens it again."""
         if self._rows is not None and self._db is not None and (error is None or error_code(error) in BUSY_CODES):
             try:
                 if self._db.in_transaction:
@@ -309,12 +310,12 @@ class SQLiteStore(Store):
             except sqlite3.Error:
                 pass
             else:
-                self._unsure = False
+                self._unfinished = False
                 return
         self._close()
 
     def _replaced(self) -> bool:
-        """Tell whether the path leads to another file by now, or to none."""
+        """Return whether the path now leads to another file, or to none."""
         try:
             stat = self.path.stat()
         except OSError:
@@ -322,7 +323,7 @@ class SQLiteStore(Store):
         return (stat.st_dev, stat.st_ino) != self._inode
 
     @locked
-    def _release(self) -> None:
+    def _close_locked(self) -> None:
         self._close()
 
     # ---- forks -------------------------------------------------------------------------------------------------------
@@ -346,35 +347,35 @@ class SQLiteStore(Store):
         abandon(self._db)
         self._db = self._rows = self._worker = None
         self._workers.clear()
-        self._gate = threading.Lock()
-        self._unsure = False
+        self._queue_lock = threading.Lock()
+        self._unfinished = False
 
 
-def decide(rows: StateRows, asked: Asked, now: int) -> list[Decision]:
+def decide(rows: StateRows, call: StoreCall, now: int) -> list[Decision]:
     """Read the states of every key, apply the verb to all of them, and write them back."""
-    verb, asks, given, at, _ = asked
+    verb, asks, given, at, _ = call
     if given is not None:
         now = given
     if len(asks) > 1:
         return decide_together(rows, verb, asks, now, at)
     ((policy, key, costs),) = asks
-    name = text_of(key)
+    name = key_text(key)
     row = rows.read(policy, name)
     allowed, changed, left = VERBS[verb](policy.limits, row.states, costs, now, at)
-    decision = tell(row, allowed, now, policy, changed, left)
+    decision = build_decision(row, allowed, now, policy, changed, left)
     if changed is not row.states:
-        keep(rows, verb, policy, name, row, changed, now)
+        write_changes(rows, verb, policy, name, row, changed, now)
     return [decision]
 
 
 def decide_together(rows: StateRows, verb: str, asks: Sequence[Ask], now: int, at: int | None) -> list[Decision]:
-    """Decide on several asks; a key that is asked for twice pays both costs."""
+    """Decide several asks together; a key that occurs twice pays both costs."""
     found: dict[tuple[int, str | bytes], tuple[KeyRow, int]] = {}
     limits: list[Limit] = []
     states: list[State | None] = []
     costs: list[int] = []
     for policy, key, cost in asks:
-        name = text_of(key)
+        name = key_text(key)
         if (id(policy), name) in found:
             place = found[id(policy), name][1]
             for i, more in enumerate(cost, place):
@@ -388,43 +389,52 @@ def decide_together(rows: StateRows, verb: str, asks: Sequence[Ask], now: int, a
     allowed, changed, left = VERBS[verb](limits, states, costs, now, at)
     decisions = []
     for policy, key, _ in asks:
-        row, place = found[id(policy), text_of(key)]
+        row, place = found[id(policy), key_text(key)]
         end = place + len(policy.limits)
-        decisions.append(tell(row, allowed, now, policy, changed[place:end], left[place:end]))
+        decisions.append(build_decision(row, allowed, now, policy, changed[place:end], left[place:end]))
     if changed is not states:
         for policy, key, _ in asks:
-            name = text_of(key)
+            name = key_text(key)
             if (id(policy), name) in found:
                 row, place = found.pop((id(policy), name))
-                keep(rows, verb, policy, name, row, changed[place : place + len(policy.limits)], now)
+                write_changes(rows, verb, policy, name, row, changed[place : place + len(policy.limits)], now)
     return decisions
 
 
-def keep(rows: StateRows, verb: str, policy: Policy, name: str | bytes, row: KeyRow, states: States, now: int) -> None:
-    """Write what a verb has changed."""
+def write_changes(
+    rows: StateRows, verb: str, policy: Policy, name: str | bytes, row: KeyRow, states: States, now: int
+) -> None:
+    """Write the states that a verb has changed."""
     if verb == "reset":
         rows.delete(row)
     elif verb != "peek":
         rows.write(policy, name, row, states, now)
 
 
-def tell(row: KeyRow, allowed: bool, now: int, policy: Policy, states: States, left: Sequence[int]) -> Decision:  # noqa: FBT001 - a Decision's parts, in their order
-    """Build a Decision; what logs say is looked up now, while it is true."""
+def build_decision(
+    row: KeyRow,
+    allowed: bool,  # noqa: FBT001 - the parts of a Decision, in order
+    now: int,
+    policy: Policy,
+    states: States,
+    left: Sequence[int],
+) -> Decision:
+    """Build a Decision; views of logs are computed now, before the next transaction changes them."""
     decision = Decision((allowed, now, policy.limits, states, left))
     return Decision((allowed, now, policy.limits, decision.views, None)) if row.logs else decision
 
 
-def text_of(key: Key) -> str | bytes:
-    """Write a key as one text; most are one already."""
+def key_text(key: Key) -> str | bytes:
+    """Return a key as one string, as SQLite stores it."""
     if key.__class__ is str and key.isascii() and "/" not in key and "%" not in key:
         return key
     return storable(join_key(key))
 
 
 def read_timeout(busy_timeout: str | float) -> int:
-    """Read a timeout as microseconds: text with its unit, or seconds."""
+    """Return a timeout in microseconds, given as a string with a unit or as seconds."""
     if isinstance(busy_timeout, str) and busy_timeout.replace(".", "").isdecimal():
-        raise ConfigError(f"needs a unit: {busy_timeout}s or {busy_timeout}ms", field="busy_timeout")
+        raise ConfigError(f"needs a unit, such as {busy_timeout}s or {busy_timeout}ms", field="busy_timeout")
     try:
         return parse_period(busy_timeout)
     except ConfigError as error:
@@ -436,12 +446,14 @@ def open_sqlite(url: str, clock: Clock | None) -> Store:
     parts = split_url(url, "store")
     path = unquote(parts.path.removeprefix("/"))
     if parts.netloc or not path or parts.fragment or path.endswith("/"):
-        message = f"an SQLite store is named sqlite:///relative.db or sqlite:////absolute.db, not {redact(url)!r}"
+        message = f"expected sqlite:///relative.db or sqlite:////absolute.db, not {redact(url)!r}"
         raise ConfigError(message, field="store")
     if path == ":memory:":
-        raise ConfigError("for a store in memory use memory://", field="store")
+        raise ConfigError("SQLite databases in memory are not supported: use memory://", field="store")
     options: dict[str, str] = dict(parse_qsl(parts.query, keep_blank_values=True))
     unknown = sorted(options.keys() - {"synchronous", "busy_timeout"})
     if unknown:
-        raise ConfigError(f"sqlite:// has no option {unknown[0]!r}: use synchronous or busy_timeout", field="store")
+        raise ConfigError(
+            f"sqlite:// has no option {unknown[0]!r}: expected synchronous or busy_timeout", field="store"
+        )
     return SQLiteStore(path, **options, clock=clock)  # type: ignore[arg-type]  # SQLiteStore checks its options
