@@ -31,9 +31,7 @@ if TYPE_CHECKING:
     StoreCall = tuple[str, Sequence[Ask], int | None, int | None, object]
     Results = list[Decision] | BaseException
 
-MAX_CALLS_PER_TRANSACTION: Final = (
-    64  # calls decided in one transaction at most: others wait for the file meanwhile
-)
+MAX_CALLS_PER_TRANSACTION: Final = 64  # calls decided in one transaction at most: others wait for the file meanwhile
 POLL_INTERVAL: Final = 0.001  # seconds between two looks whether the thread has ended, when closing
 steady: Final = SystemClock.steady
 
@@ -41,7 +39,7 @@ steady: Final = SystemClock.steady
 class QueuedCall:
     """One call of `apply`, and who waits for its answer."""
 
-    __slots__ = ("results", "arguments", "loop", "queued_at", "waiter")
+    __slots__ = ("arguments", "loop", "queued_at", "results", "waiter")
 
     def __init__(self, asked: StoreCall) -> None:
         """Ask; nobody waits."""
