@@ -34,7 +34,7 @@ def test_a_hanging_server_does_not_block_publishers(server, subject):
     """Publishing goes on into a queue; what was queued arrives once the server goes on."""
     with open_bus(server.url) as bus, open_bus(server.url) as other:
         heard = joined(other, subject)
-        with server.frozen_for():
+        with server.frozen():
             for number in range(100):
                 bus.publish(subject, b"%d" % number, Retain(str(number), 1, 60))
             until(lambda: not bus.connected and not other.connected, "noticing that the server hangs")
@@ -59,7 +59,7 @@ def test_lost_connections_are_reestablished(server, subject):
 
 
 def test_a_slow_handler_does_not_block_publishers_and_its_queue_is_bounded(server, subject, monkeypatch):
-    monkeypatch.setattr(network, "QUEUE", 50)
+    monkeypatch.setattr(network, "MAX_QUEUED_MESSAGES", 50)
     go_on, begun, heard = threading.Event(), threading.Event(), []
 
     def slow(event):
@@ -83,7 +83,7 @@ def test_a_slow_handler_does_not_block_publishers_and_its_queue_is_bounded(serve
 
 @pytest.mark.parametrize("scheme", ["nats", "redis"])
 def test_without_a_server_calls_return_immediately_and_the_queue_is_bounded(scheme, monkeypatch, caplog):
-    monkeypatch.setattr(network, "QUEUE", 10)
+    monkeypatch.setattr(network, "MAX_QUEUED_MESSAGES", 10)
     with caplog.at_level(logging.WARNING), open_bus(f"{scheme}://someone:hidden@127.0.0.1:1") as bus:
         for _ in range(50):
             bus.publish("a.b", b"x")

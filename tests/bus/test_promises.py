@@ -44,7 +44,7 @@ class Newest(LocalBus):
 class Fragile(LocalBus):
     def publish(self, subject, payload, retain=None, *, late=False):
         if retain is not None:
-            self._hub.keep(subject, payload, retain)
+            self._hub.retain(subject, payload, retain)
         for subscription in self._hub.subscriptions:
             if subscription.subject == subject:
                 subscription._handler(Event(subject, payload, late))  # noqa: SLF001 - past its guard

@@ -228,7 +228,7 @@ def test_a_message_that_the_server_refuses_is_dropped(nats_server, subject, capl
             until(lambda: late.heard == [b"hello"], "the next message")
         assert late.bus.metrics()["connections"] == 1
         assert late.bus.metrics()["dropped"] == 1
-        assert caplog.text.count("refuses a message") == 1
+        assert caplog.text.count("refused a message") == 1
         late.bus.close()
 
 

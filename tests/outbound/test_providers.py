@@ -51,7 +51,7 @@ def test_two_files_of_one_name_are_refused_with_both_names(tmp_path):
     first, second = write(tmp_path, "fmp.yaml", "a.test"), write(other, "fmp.yaml", "b.test")
     with pytest.raises(ConfigError) as error:
         Providers.load(files=[first], directories=[other])
-    assert str(error.value).startswith(f"{second} and {first}: two providers with the name 'fmp'")
+    assert str(error.value).startswith(f"{second} and {first}: two providers have the name 'fmp'")
 
 
 def test_a_missing_file_or_directory_is_named(tmp_path):

@@ -165,7 +165,7 @@ def test_the_command_once(swarm, hub, capsys, monkeypatch):
     [
         ([], 2, "expected the URL of a bus, such as: tidegate swarm nats://127.0.0.1:4222"),
         (["local://x", "--interval", "0"], 2, "--interval: expected a number of seconds above 0"),
-        (["carrier-pigeon://x"], 2, "no bus for carrier-pigeon://: known are local://, nats://"),
+        (["carrier-pigeon://x"], 2, "unknown scheme carrier-pigeon://: expected one of local://, nats://"),
         (
             ["redis://user:hidden@127.0.0.1:1"],
             3,
@@ -175,7 +175,7 @@ def test_the_command_once(swarm, hub, capsys, monkeypatch):
 )
 def test_the_command_explains_itself(words, code, message, capsys, monkeypatch):
     monkeypatch.delenv("TIDEGATE_BUS", raising=False)
-    monkeypatch.setattr("tidegate.cli.swarm.CONNECTING", 0.05)
+    monkeypatch.setattr("tidegate.cli.swarm.CONNECT_TIMEOUT", 0.05)
     assert cli.main(["swarm", *words]) == code
     assert message in capsys.readouterr().err
 
