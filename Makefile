@@ -29,13 +29,15 @@ test-main: venv ## the suite on one Python only (the oldest found)
 	@$(PY) -m pytest -n auto $(ARGS)
 
 # Fewer random examples than on the main Python, and not the protocols proved in virtual time or against dying servers
-# and processes, nor proxies and the browser: these look for differences between versions, not for new examples. What
+# and processes, nor proxies, the browser, forks and interrupted instructions: these look for differences between versions, not for new examples. What
 # lies between the oldest and the newest gets the engine only.
 LONG   := tests/outage tests/soak tests/stores/lease tests/budget/test_processes.py tests/budget/test_retention.py \
           tests/outbound/test_quota_processes.py tests/outbound/sources/test_kills.py tests/swarm/test_example.py \
           tests/swarm/test_processes.py tests/swarm/test_simulation.py tests/swarm/test_stress.py \
           tests/service/dashboard tests/service/test_proxies.py tests/service/test_real_envoy.py \
-          tests/service/test_schemathesis.py tests/service/test_shared_store.py tests/service/test_workers.py
+          tests/service/test_schemathesis.py tests/service/test_shared_store.py tests/service/test_workers.py \
+          tests/engine/test_interrupts.py tests/engine/test_interrupts_of_servers.py tests/engine/test_fork.py \
+          tests/engine/test_fork_users.py tests/stores/test_cancellation.py tests/service/test_hostile.py
 ENGINE := tests/core tests/engine tests/policy tests/headers tests/conformance tests/docs
 NEWEST := $(lastword $(OTHERS))
 test-others: ## the suite on the other Pythons, with fewer random examples
@@ -43,7 +45,7 @@ test-others: ## the suite on the other Pythons, with fewer random examples
 	    if [ -z "$$(tools/find-python $$version)" ]; then echo "== Python $$version is not here: tests not run on it"; continue; fi; \
 	    tools/make-venv $(VENV)-$$version $$version || exit 1; \
 	    echo "== tests on Python $$version"; \
-	    [ $$version = $(NEWEST) ] && what="$(LONG:%=--ignore=%)" || what="$(ENGINE)"; \
+	    [ $$version = $(NEWEST) ] && what="$(LONG:%=--ignore=%)" || what="$(ENGINE) $(LONG:%=--ignore=%)"; \
 	    $(VENV)-$$version/bin/python -m pytest -n auto --hypothesis-profile=quick $$what $(ARGS) || exit 1; \
 	done
 

@@ -24,7 +24,7 @@ os.umask(umask)
 import httpx
 from tidegate import Limiter
 from tidegate.budget import TaskBudget
-from tidegate.budget.environment import read_environment
+from tidegate.budget.settings.environment import read_environment
 from tidegate.outbound import Providers
 from tidegate.outbound.httpx import RateLimitTransport
 from tidegate.outbound.sources import SourceRunner, read_source

@@ -26,7 +26,7 @@ from tidegate.testing import ManualClock
 @pytest.fixture(autouse=True)
 def impatient_clocks(monkeypatch):
     """Let a ManualClock move by itself soon: a call that was interrupted leaves nobody who would move it."""
-    monkeypatch.setattr("tidegate.clock.GRACE", 0.002)
+    monkeypatch.setattr("tidegate.clock.IDLE_GRACE", 0.002)
 
 
 START = 1_750_000_000

@@ -149,7 +149,7 @@ async def test_blocking_needs_the_admin_token():
 
 
 async def test_they_are_bounded(monkeypatch):
-    monkeypatch.setattr(module, "MOST", 2)
+    monkeypatch.setattr(module, "MAX_REMEMBERED", 2)
     async with Site(policies=RULES) as site:
         for key in "ab":
             await site.desk.block(Subject("api", key), 10)

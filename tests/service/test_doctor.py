@@ -100,7 +100,7 @@ def test_a_bus_that_answers_and_one_that_does_not(look, tmp_path, monkeypatch):
     with NatsServer() as nats:
         found = look(store_of(tmp_path) + RULES + f"swarm: {nats.url}\nbus: {nats.url}\n", everything=True)
         assert [finding.level for finding in found if "the bus" in finding.what] == ["well"]  # once
-    monkeypatch.setattr(doctor, "CONNECTING", 0.1)
+    monkeypatch.setattr(doctor, "BUS_TIMEOUT", 0.1)
     (finding,) = look(store_of(tmp_path) + RULES + f"bus: nats://me:hidden@127.0.0.1:{free_port()}\n")
     assert (finding.level, "does not answer" in finding.what) == ("wrong", True)
     assert "hidden" not in finding.what

@@ -177,7 +177,7 @@ async def test_blocks_are_told(site):
 
 
 async def test_a_panel_that_fails_or_hangs_harms_no_other(site, monkeypatch):
-    monkeypatch.setattr(overview, "PATIENCE", 0.01)
+    monkeypatch.setattr(overview, "PANEL_TIMEOUT", 0.01)
 
     async def hang():
         await asyncio.Event().wait()
