@@ -157,7 +157,7 @@ def test_no_repr_shows_a_password():
     service = load_settings({"store": "redis://user:hunter2@host", "bus": "nats://user:hunter2@host"})
     target = read_target("postgresql://user:hunter2@host/db")
     address = read_url("redis://user:hunter2@host")
-    for shown in (source, source.target, budget, service, target, address):
+    for shown in (source, source.destination, budget, service, target, address):
         assert "hunter2" not in f"{shown!r} {shown}"
 
 

@@ -83,8 +83,8 @@ def test_the_log_names_the_flooding_network_once(make_app, caplog):
     api.flood(networks(2 * MAX_ENTRIES))
     (line,) = [record.getMessage() for record in caplog.records if record.name == "tidegate.stores.memory.store"]
     assert line == (
-        "memory store: 501 live keys; 2001:db8:1::/48 has used up its share, its new keys are limited together "
-        "until some end (max_entries)"
+        "memory store: 501 live keys; group 2001:db8:1::/48 is over its share of max_entries, its new keys share one "
+        "bucket until some expire"
     )
 
 

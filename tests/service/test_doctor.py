@@ -78,7 +78,7 @@ def test_a_store_that_answers_and_one_that_does_not(look):
 
 def test_a_file_that_cannot_be_made_says_why(look, tmp_path):
     (finding,) = look(f"store: sqlite:///{tmp_path / 'missing' / 'limits.db'}\n{RULES}")
-    assert (finding.level, "the folder must exist" in finding.what) == ("wrong", True)
+    assert (finding.level, "its folder must exist" in finding.what) == ("wrong", True)
 
 
 @pytest.mark.parametrize(

@@ -151,8 +151,8 @@ def test_the_words_for_permissions_are_those_of_providers():
         ("providers: missing.yaml", "missing.yaml: cannot be read"),
         ("sources: bad.yaml", "bad.yaml:2: url: has no host"),
         ("budget: missing.yaml", "missing.yaml: cannot be read"),
-        ("bus: mars://here\ndata: data", "bus: no bus for mars://"),
-        ("swarm: mars://here", "bus: no bus for mars://"),
+        ("bus: mars://here\ndata: data", "bus: unknown scheme mars://"),
+        ("swarm: mars://here", "bus: unknown scheme mars://"),
     ],
 )
 def test_what_is_wrong_with_a_part_is_refused_before_anything_runs(tmp_path, capfd, text, message):

@@ -25,7 +25,7 @@ def test_killed_at_random_moments_a_service_never_exceeds_the_quota(tmp_path):
         )
         assert server.most_within(PERIOD) <= LIMIT
         assert set(server.statuses) == {200}
-        assert "may have been under way when a service was killed" in done.stderr
+        assert "may have been in flight when a service was killed" in done.stderr
     db = sqlite3.connect(tmp_path / "data" / "sources.db")
     assert db.execute("SELECT count(*) FROM sources WHERE state <> 'idle'").fetchone() == (0,)
     assert db.execute("SELECT count(*) FROM sources WHERE ok > 0").fetchone() == (6,)  # none was lost

@@ -119,26 +119,26 @@ async def test_keys_near_their_limit_come_first(site):
     await ask(site, "api", "close", 9)
     await ask(site, "login", "out", 3)
     site.clock.advance(20)
-    told = (await look(site))["near_limit"]
+    told = (await look(site))["near"]
     assert [(each["key"], each["used"], each["remaining"], each["reset_after"]) for each in told] == [
         ("out", 2, 0, 40.0),
         ("close", 9, 1, 40.0),
         ("far", 3, 7, 40.0),
     ]
     site.clock.advance(40)
-    assert (await look(site))["near_limit"] == []
+    assert (await look(site))["near"] == []
 
 
 async def test_while_nobody_watches_only_denied_keys_are_noted(site):
     await ask(site, "api", "quiet", 9)
     await ask(site, "login", "out", 3)
-    assert [each["key"] for each in (await look(site))["near_limit"]] == ["out"]
+    assert [each["key"] for each in (await look(site))["near"]] == ["out"]
 
 
 async def test_a_key_that_is_reset_is_forgotten(site):
     await ask(site, "login", "out", 3)
     await site.post("reset", {"policy": "login", "key": "out"})
-    assert (await look(site))["near_limit"] == []
+    assert (await look(site))["near"] == []
 
 
 async def test_notes_are_bounded(site):

@@ -56,10 +56,12 @@ def test_calls_of_threads_share_scripts_and_are_counted_exactly(valkey: ValkeySe
         proxy.faults.delay = 0.002  # so that some gather while others are under way
         store = RedisStore(address_of(valkey, hosts=(("127.0.0.1", proxy.port),)))
         with Limiter("150/1h", store=store) as limiter, ThreadPoolExecutor(16) as pool:
+            limiter.peek("k")  # a server that does not know the script yet is sent it again, which counts
+            before = store.metrics()["calls"]
             decisions = list(pool.map(lambda _: limiter.try_acquire("k"), range(320)))
         assert sum(d.allowed for d in decisions) == 150
         assert sorted(d.remaining for d in decisions if d.allowed) == list(range(150))
-        assert store.metrics()["calls"] == 320
+        assert store.metrics()["calls"] - before == 320
         assert store.metrics()["scripts"] < 160
         store.close()
 
