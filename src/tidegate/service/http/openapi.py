@@ -15,6 +15,7 @@ from tidegate.service.http.check import DENIAL_STATUSES, METHODS, PARAMETERS, RE
 from tidegate.service.http.json_protocol import ASK_FIELDS, MAX_DESCRIPTOR_PAIRS, VERB_FIELDS
 from tidegate.service.http.problems import KINDS, PROBLEM_PREFIX
 from tidegate.service.http.replays import MAX_IDEMPOTENCY_KEY_LENGTH
+from tidegate.waiting import MAX_PRIORITY
 
 NUMBER: Final = {"type": "number"}
 SECONDS: Final = {"type": "number", "minimum": 0}
@@ -47,7 +48,9 @@ PROPERTIES: Final[dict[str, dict[str, Any]]] = {
     "wait": {**NUMBER, "description": "Seconds to wait for a permit, cut to what the service allows. 0 by default."},
     "priority": {
         **NUMBER,
-        "description": "Larger ones are served first, within the service's max_priority. 0 by default.",
+        "minimum": -MAX_PRIORITY,
+        "maximum": MAX_PRIORITY,
+        "description": "Larger ones are served first, within the service's max_priority, here its default. 0 by default.",
     },
     "ttl": {"type": "number", "exclusiveMinimum": 0, "maximum": MAX_TTL, "description": "Seconds to settle. 60."},
     "seconds": {**NUMBER, "exclusiveMinimum": 0, "maximum": LONGEST_BLOCK, "description": "How long. 3600 by default."},
