@@ -50,7 +50,7 @@ PROPERTIES: Final[dict[str, dict[str, Any]]] = {
         **NUMBER,
         "minimum": -MAX_PRIORITY,
         "maximum": MAX_PRIORITY,
-        "description": "Larger ones are served first, within the service's max_priority, here its default. 0 by default.",
+        "description": "Higher priorities are served first, within max_priority (here its default). 0 by default.",
     },
     "ttl": {"type": "number", "exclusiveMinimum": 0, "maximum": MAX_TTL, "description": "Seconds to settle. 60."},
     "seconds": {**NUMBER, "exclusiveMinimum": 0, "maximum": LONGEST_BLOCK, "description": "How long. 3600 by default."},
