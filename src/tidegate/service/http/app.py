@@ -44,6 +44,7 @@ ADMIN_VERBS: Final = ("reset", "block", "unblock", "blocks")  # verbs that need 
 IDEMPOTENT_VERBS: Final = ("acquire", "reserve", "lease", "batch", "commit", "cancel", "release")
 FREE_SHARE_DIVISOR: Final = 8  # one part in eight of max_concurrency is never taken by calls that may wait
 TASK_KEY: Final = "tidegate.task"  # in a scope: the task that answers the request
+CANCELS_KEY: Final = "tidegate.cancels"  # in a scope: the server cancels the task when the client hangs up
 HUNG_UP_KEY: Final = "tidegate.hung_up"  # in a scope: the client has closed the connection
 SECURITY_HEADERS: Final = ((b"x-content-type-options", b"nosniff"), (b"cache-control", b"no-store"))
 
@@ -67,7 +68,6 @@ class App:
         self._door = Authenticator(settings)
         self._clock = desk.store.clock
         self._replays = IdempotentReplies(self._clock)
-        self._awaits_store = not desk.store.instant
         self._verbs = Verbs(desk)
         self._latency = desk.tally.latency
         self._posts = {f"/v1/{name}": (name, verb) for name, verb in self._verbs.all.items()}
@@ -92,10 +92,9 @@ class App:
         if scope["type"] != "http":
             await _lifespan(scope, receive, send)
             return
-        if self._awaits_store:
-            if HUNG_UP_KEY in scope:
-                return
-            scope[TASK_KEY] = asyncio.current_task()  # to be cancelled if the client hangs up: see `http.protocol`
+        if HUNG_UP_KEY in scope:
+            return
+        scope[TASK_KEY] = asyncio.current_task()  # to be cancelled if the client hangs up: see `http.protocol`
         steady = self._clock.steady
         start = steady()
         self.in_flight += 1
@@ -111,7 +110,7 @@ class App:
                     at_once = self._verbs.at_once(body) if verb == "acquire" and key is None else None
                     # What may wait is timed apart: its time is mostly the client's wish.
                     verb = f"{verb} wait" if at_once is None and b'"wait"' in body else verb
-                    reply = at_once or await self._post(post[0], post[1], body, key, receive)
+                    reply = at_once or await self._post(post[0], post[1], body, key, scope, receive)
                 elif (get := self._gets.get(path)) is not None:
                     verb = get[0] or verb
                     reply = await self._get(scope, *get)
@@ -166,14 +165,16 @@ class App:
             raise ProblemError("unsupported-type", "send JSON, with the header 'Content-Type: application/json'")
         return headers
 
-    async def _post(self, name: str, verb: Verb, body: bytes, key: bytes | None, receive: Receive) -> HTTPReply:
+    async def _post(
+        self, name: str, verb: Verb, body: bytes, key: bytes | None, scope: Scope, receive: Receive
+    ) -> HTTPReply:
         asked = loads(body)
         if key is None or name not in IDEMPOTENT_VERBS:
             answer = verb(asked)
         else:
             answer = self._replays.answer(key, (name, body), lambda: self._once(name, verb, body, asked, key))
         if isinstance(asked, dict) and asked.get("wait"):
-            return await self._waiting(answer, receive)
+            return await self._waiting(answer, scope, receive)
         return await answer
 
     async def _once(self, name: str, verb: Verb, body: bytes, asked: object, key: bytes) -> HTTPReply:
@@ -184,7 +185,7 @@ class App:
         reply = await verb(asked, call)
         return replayed(reply) if call.repeated else reply
 
-    async def _waiting(self, answer: Coroutine[Any, Any, HTTPReply], receive: Receive) -> HTTPReply:
+    async def _waiting(self, answer: Coroutine[Any, Any, HTTPReply], scope: Scope, receive: Receive) -> HTTPReply:
         """Answer a call that may wait for a permit; such calls leave room for those that are decided at once."""
         most = self.settings.max_concurrency
         if self.waiting >= most - most // FREE_SHARE_DIVISOR:
@@ -192,7 +193,8 @@ class App:
             raise ProblemError("busy", f"{self.waiting} calls wait already: ask without wait, or later")
         self.waiting += 1
         try:
-            return await unless_gone(answer, receive)
+            # In a task of its own, an answer could be complete, and charged, at the moment the client hangs up.
+            return await (answer if CANCELS_KEY in scope else unless_gone(answer, receive))
         finally:
             self.waiting -= 1
 

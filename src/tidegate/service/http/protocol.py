@@ -25,7 +25,7 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING, Final
 
 from tidegate.errors import ConfigError
-from tidegate.service.http.app import HUNG_UP_KEY, SECURITY_HEADERS, TASK_KEY, App
+from tidegate.service.http.app import CANCELS_KEY, HUNG_UP_KEY, SECURITY_HEADERS, TASK_KEY, App
 from tidegate.service.http.connections import NEVER_TICKS, Connections
 from tidegate.service.http.problems import HTTPReply, ProblemError
 
@@ -204,6 +204,7 @@ class HttpConnection(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
         self._answering = cycle
+        cycle.scope[CANCELS_KEY] = True  # type: ignore[typeddict-unknown-key]  # read by the app
         super()._start_asgi_task(cycle, app)
 
     def on_message_complete(self) -> None:
