@@ -33,6 +33,7 @@ class Connection:
 
     def __init__(self, port: int, journal: Journal, held: dict[str, Effect]) -> None:
         self.held = held  # the charges of reservations, by their id
+        self.opened = 0  # how many connections so far
         self._port = port
         self._journal = journal
         self._reader: asyncio.StreamReader | None = None
@@ -91,6 +92,7 @@ class Connection:
         if self._reader is None or self._writer is None or self._reader.at_eof():
             self.close()
             self._reader, self._writer = await asyncio.open_connection("127.0.0.1", self._port)
+            self.opened += 1
         return self._reader, self._writer
 
     def close(self) -> None:
