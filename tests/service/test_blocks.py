@@ -43,8 +43,8 @@ async def test_a_blocked_key_is_denied_until_the_block_ends():
         assert (await site.post("acquire", BAD)).json()["retry_after"] == 0.001
         site.clock.advance(0.001)
         assert (await site.post("acquire", BAD)).json()["remaining"] == 4  # its limits went on meanwhile
-        assert site.desk.tally.counts["api"].denied == 2
-        assert site.desk.tally.violated["api", "blocked"] == 2
+        assert site.decider.stats.counts["api"].denied == 2
+        assert site.decider.stats.violated["api", "blocked"] == 2
 
 
 @pytest.mark.parametrize("verb", ["acquire", "reserve"])
@@ -52,7 +52,7 @@ async def test_who_waits_is_blocked_too(verb):
     async with Site(policies=RULES) as site:
         await site.post("acquire", {**BAD, "cost": 5})
         waiting = asyncio.create_task(site.post(verb, {**BAD, "wait": 30}))
-        while not site.desk.waiting:
+        while not site.decider.waiting:
             await asyncio.sleep(0)
         await site.post("block", {**BAD, "seconds": 90})
         site.clock.advance(12)
@@ -63,17 +63,17 @@ async def test_who_waits_is_blocked_too(verb):
 
 async def test_the_short_way_knows_blocks_and_comes_back_after_them():
     async with Site(policies=RULES) as site:
-        assert site.desk.quick("api") is not None
+        assert site.decider.fast_path("api") is not None
         await site.post("block", {**BAD, "seconds": 10})
         batch = {"policy": "api", "keys": ["bad", "good"]}
         said = (await site.post("batch", batch)).json()["answers"]
         assert [each["allowed"] for each in said] == [False, True]
         site.clock.advance(10)
-        assert site.desk.quick("api") is not None
+        assert site.decider.fast_path("api") is not None
         await site.post("block", BAD)
-        assert site.desk.quick("api") is None
+        assert site.decider.fast_path("api") is None
         await site.post("unblock", BAD)
-        assert site.desk.quick("api") is not None
+        assert site.decider.fast_path("api") is not None
 
 
 @pytest.mark.parametrize("policy", ["api", "quiet", "other"])
@@ -94,14 +94,14 @@ async def test_descriptors_alone_and_together():
         body = {"domain": "edge", "descriptor": [["ip", "1"]]}
         await site.post("block", body)
         assert (await site.post("acquire", body)).json()["violated"] == ["blocked"]
-        found = [site.desk.rules.describe("edge", pairs) for pairs in ((("ip", "1"),), (("path", "/"),))]
+        found = [site.decider.policies.match_descriptor("edge", pairs) for pairs in ((("ip", "1"),), (("path", "/"),))]
         asks = [(variant.policy, key, 1) for variant, key in found]
-        decisions = await site.desk.together(asks)
+        decisions = await site.decider.decide_all(asks)
         assert [decision.allowed for decision in decisions] == [False, True]
-        assert (await site.desk.usage(Subject(domain="edge", descriptor=(("path", "/"),))))["1m"].used == 0
-        assert not (await site.desk.look(*asks[0][:2])).allowed
+        assert (await site.decider.usage(Subject(domain="edge", descriptor=(("path", "/"),))))["1m"].used == 0
+        assert not (await site.decider.peek_policy(*asks[0][:2])).allowed
         await site.post("unblock", body)
-        assert all(await site.desk.together(asks))
+        assert all(await site.decider.decide_all(asks))
         said = await site.post("block", {"domain": "edge", "descriptor": [["unknown", "1"]]})
         assert said.status_code == 404
 
@@ -117,7 +117,7 @@ async def test_listing_and_changing():
             {"policy": "api", "key": ["a", "b"], "seconds": 50.0},
         ]
         site.clock.advance(20)
-        assert [block.key for block in site.desk.blocked()] == [("a", "b")]
+        assert [block.key for block in site.decider.blocked()] == [("a", "b")]
 
 
 @pytest.mark.parametrize(
@@ -134,7 +134,7 @@ async def test_mistakes(change, status, pointer):
     async with Site(policies=RULES) as site:
         said = await site.post("block", {**BAD, **change})
         assert (said.status_code, said.json().get("pointer")) == (status, pointer)
-        assert site.desk.blocked() == []
+        assert site.decider.blocked() == []
 
 
 async def test_blocking_needs_the_admin_token():
@@ -152,32 +152,32 @@ async def test_they_are_bounded(monkeypatch):
     monkeypatch.setattr(module, "MOST", 2)
     async with Site(policies=RULES) as site:
         for key in "ab":
-            await site.desk.block(Subject("api", key), 10)
+            await site.decider.block(Subject("api", key), 10)
         with pytest.raises(ConfigError, match="2 keys are blocked already"):
-            await site.desk.block(Subject("api", "c"))
+            await site.decider.block(Subject("api", "c"))
         site.clock.advance(10)
-        await site.desk.block(Subject("api", "c"))
+        await site.decider.block(Subject("api", "c"))
 
 
 # ---- with others -----------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(params=["plain", "leased"])
-async def desks(request, tmp_path):
-    """Two desks over one file, each as in a process of its own."""
+async def deciders(request, tmp_path):
+    """Two deciders over one file, each as in a process of its own."""
     clock = ManualClock(start=START)
-    rules = load_settings({"policies": {"api": "1000/1m"}}).rules
+    rules = load_settings({"policies": {"api": "1000/1m"}}).policies
     stores = [open_store(f"sqlite:///{tmp_path / 'limits.db'}", clock=clock) for _ in range(2)]
     if request.param == "leased":
         stores = [LeasedStore(store, Lease(1.0)) for store in stores]
     found = [Decider(rules, store) for store in stores]
     yield clock, *found
-    for desk in found:
-        await desk.close()
+    for decider in found:
+        await decider.close()
 
 
-async def test_all_that_share_a_store_hold_it(desks):
-    clock, here, there = desks
+async def test_all_that_share_a_store_hold_it(deciders):
+    clock, here, there = deciders
     subject = Subject("api", "bad")
     assert await here.acquire(subject)
     assert await there.acquire(subject)
@@ -199,15 +199,15 @@ async def test_all_that_share_a_store_hold_it(desks):
     assert not there.blocks.active
 
 
-async def test_a_longer_one_after_a_shorter_one(desks):
-    clock, here, there = desks
+async def test_a_longer_one_after_a_shorter_one(deciders):
+    clock, here, there = deciders
     await here.block(Subject("api", "short"), 10)
     await there.block(Subject("api", "long"), 100)
     clock.advance(50)
-    for desk in (here, there):
-        await desk.blocks.refresh()
-        assert (await desk.acquire(Subject("api", "short"))).allowed
-        assert (await desk.acquire(Subject("api", "long"))).retry_after == 50.0
+    for decider in (here, there):
+        await decider.blocks.refresh()
+        assert (await decider.acquire(Subject("api", "short"))).allowed
+        assert (await decider.acquire(Subject("api", "long"))).retry_after == 50.0
 
 
 async def test_a_lost_store_keeps_who_is_known_to_be_blocked(tmp_path):

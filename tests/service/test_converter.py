@@ -32,7 +32,7 @@ REMARKS = {
 
 def rules_of(*names):
     text, _ = convert([BAD_SETTINGS / name for name in names])
-    return load_settings(yaml.safe_load(text)).rules
+    return load_settings(yaml.safe_load(text)).policies
 
 
 def limits_of(rules):
@@ -63,7 +63,7 @@ def test_what_cannot_be_carried_over_is_refused(name):
 def test_a_converted_file_is_one_of_ours(name, tmp_path):
     text, _ = convert([BAD_SETTINGS / name])
     (tmp_path / "service.yaml").write_text(text, encoding="utf-8")
-    assert list(load_settings(tmp_path / "service.yaml").rules.domains) == ["shop"]
+    assert list(load_settings(tmp_path / "service.yaml").policies.domains) == ["shop"]
 
 
 def test_nothing_is_lost():
@@ -106,8 +106,8 @@ def test_files_of_one_domain_are_put_together(tmp_path):
 
 async def test_a_limit_replaces_others_of_the_same_request():
     clock = ManualClock(start=1_728_000_000)
-    desk = Decider(rules_of("replaces.yaml"), MemoryStore(clock=clock))
-    async for envoy in run(desk):
+    decider = Decider(rules_of("replaces.yaml"), MemoryStore(clock=clock))
+    async for envoy in run(decider):
         client, partner, staff = (({name: "x"},) for name in ("client", "partner", "staff"))
         for _ in range(4):
             assert await envoy.codes(client, partner, domain="shop") == (CODE_OK, [CODE_OK, CODE_OK])
@@ -176,6 +176,6 @@ def test_a_converted_tree_limits_as_before(tmp_path_factory, tree, descriptor):
     except ConfigError as error:
         assert "is never reached" in str(error)  # noqa: PT017 - the only reason that there may be
         return
-    found = load_settings(yaml.safe_load(text)).rules.describe("shop", descriptor)
+    found = load_settings(yaml.safe_load(text)).policies.match_descriptor("shop", descriptor)
     limit = None if found is None else found[0].policy.limits[0]
     assert (None if limit is None else (limit.quota, limit.period)) == expected(tree, descriptor)

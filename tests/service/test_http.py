@@ -67,7 +67,7 @@ async def test_templates_say_what_the_long_way_says(site):
     write = DecisionWriter().write
     for policy in ("many", "api", "tokens"):
         for cost in (1, 3, 0) if policy == "many" else (1,):
-            decision = await site.desk.acquire(Subject(policy, "x"), cost)
+            decision = await site.decider.acquire(Subject(policy, "x"), cost)
             site.clock.advance(0.123457)
             assert json.loads(write(decision)) == describe(decision)
 
@@ -144,7 +144,7 @@ async def test_what_is_wrong_is_said(site, verb, body, kind, pointer):
         f"/v1/{verb}", content=json.dumps(body), headers={"content-type": "application/json"}
     )
     assert problem(response) == (kind, pointer)
-    assert site.desk.tally.errors[kind] == 1
+    assert site.decider.stats.errors[kind] == 1
 
 
 @pytest.mark.parametrize(
@@ -188,7 +188,7 @@ async def test_waiting_over_http(site):
 async def test_too_many_at_once_are_told_so(site):
     await site.post("acquire", {**K, "cost": 2})
     waiting = [asyncio.create_task(site.post("acquire", {**K, "wait": 20})) for _ in range(2)]
-    while site.desk.waiting < 2:
+    while site.decider.waiting < 2:
         await asyncio.sleep(0)
     busy = await site.post("acquire", {"policy": "many", "key": "k"})
     assert problem(busy)[0] == "busy"
@@ -240,7 +240,7 @@ async def test_who_hangs_up_leaves_the_line(site):
     await site.post("acquire", {**K, "cost": 2})
     waiting = json.dumps({**K, "wait": 30}).encode()
     assert await raw(site.app, [piece(waiting, more=False), {"type": "http.disconnect"}]) is None
-    while site.desk.waiting:
+    while site.decider.waiting:
         await asyncio.sleep(0)
     assert (site.clock.now(), site.app.in_flight) == (START, 0)
     site.clock.advance(60)
@@ -345,7 +345,7 @@ async def test_long_descriptors_are_limited_and_take_no_room():
         other = {"domain": "edge", "descriptor": [["ip", "x" * 100_001]]}
         allowed = [(await site.post("acquire", ask)).json()["allowed"] for ask in (long, long, long, other)]
         assert allowed == [True, True, False, True]
-        kept = site.desk.store._tables.values()  # noqa: SLF001 - nothing else shows how long a kept key is
+        kept = site.decider.store._tables.values()  # noqa: SLF001 - nothing else shows how long a kept key is
         assert all(len(str(key)) < 100 for table in kept for key in table.entries)
 
 
@@ -398,7 +398,7 @@ async def test_a_repeated_question_waits_for_the_first(site):
     both = [site.post("acquire", {**K, "cost": 2, "wait": 30}, headers=headers) for _ in range(2)]
     answers = [response.json() for response in await asyncio.gather(*both)]
     assert answers[0] == answers[1]
-    assert site.desk.tally.count("api").denied == 1
+    assert site.decider.stats.count("api").denied == 1
 
 
 @pytest.mark.parametrize("verb", ["acquire", "reserve"])
@@ -408,10 +408,10 @@ async def test_a_client_that_hangs_up_leaves_the_queue_with_a_key_too(site, verb
     for _ in range(3):
         messages = [piece(json.dumps(ask).encode(), more=False), {"type": "http.disconnect"}]
         assert await raw(site.app, messages, [key], f"/v1/{verb}") is None
-        while site.desk.waiting:
+        while site.decider.waiting:
             await asyncio.sleep(0)
     assert (site.clock.now(), site.app.in_flight, site.app.waiting) == (START, 0, 0)
-    site.desk.max_wait = 90
+    site.decider.max_wait = 90
     headers = {"idempotency-key": "abandoned"}
     first = await site.post(verb, ask, headers=headers)  # waits anew
     assert (site.clock.now(), first.json()["allowed"]) == (START + 60, True)
@@ -518,7 +518,7 @@ async def test_a_page_of_another_site_cannot_ask_without_a_token(method, fields,
         async with Site(policies=POLICIES, **tokens) as site:
             sent = {**fields, **({"x-tidegate-token": DECISION} if "decision_token" in tokens else {})}
             assert (await site.http.request(method, path, headers=sent)).status_code == expected
-            assert site.desk.tally.count("api").allowed == (expected == 200)
+            assert site.decider.stats.count("api").allowed == (expected == 200)
 
 
 async def test_a_page_cannot_send_json_without_being_asked_for_permission(site):
@@ -541,7 +541,7 @@ async def test_a_page_cannot_send_json_without_being_asked_for_permission(site):
 )  # fmt: skip
 async def test_a_query_that_is_wrong_is_refused(site, query):
     assert (await site.http.get(httpx.URL("http://127.0.0.1/v1/check", query=query.encode()))).status_code == 400
-    assert site.desk.tally.counts == {}
+    assert site.decider.stats.counts == {}
 
 
 # ---- metrics ---------------------------------------------------------------------------------------------------------

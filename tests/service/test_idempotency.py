@@ -181,12 +181,12 @@ async def test_many_at_once(pair):
 
 @pytest.mark.parametrize("verb", ["acquire", "reserve"])
 async def test_a_call_that_is_abandoned_while_the_store_decides_is_charged_once(verb, shared_url):
-    rules = load_settings({"policies": {"api": "1000/1h fixed_window"}}).rules
+    rules = load_settings({"policies": {"api": "1000/1h fixed_window"}}).policies
     here, there = (Decider(rules, open_guarded(shared_url)) for _ in range(2))
     subject, rounds = Subject("api", "k"), 60
     try:
-        for desk in (here, there):
-            await desk.usage(subject)  # connected
+        for decider in (here, there):
+            await decider.usage(subject)  # connected
         for turns in range(rounds):
             first, again = (KeyedCall.read(b"%d" % turns, verb, b"{}") for _ in range(2))
             asking = asyncio.create_task(getattr(here, verb)(subject, call=first))
@@ -199,8 +199,8 @@ async def test_a_call_that_is_abandoned_while_the_store_decides_is_charged_once(
                 await asyncio.sleep(0)
         assert (await there.usage(subject))["1h"].used == rounds
     finally:
-        for desk in (here, there):
-            await desk.close()
+        for decider in (here, there):
+            await decider.close()
 
 
 # ---- one process after another, in virtual time ----------------------------------------------------------------------
@@ -254,15 +254,15 @@ async def test_a_block_meanwhile_forgets_the_call(tmp_path):
     ) as site:
         ask, key = {"policy": "api", "key": "k"}, keyed("one")
         await site.post("acquire", ask)
-        site.desk.max_wait = 90
+        site.decider.max_wait = 90
         waiting = asyncio.create_task(site.post("acquire", {**ask, "wait": 80}, **key))
-        while not site.desk.waiting:
+        while not site.decider.waiting:
             await asyncio.sleep(0)
         await site.post("block", {**ask, "seconds": 70})
         clock.advance(60)
         assert (await waiting).json()["violated"] == ["blocked"]
         clock.advance(10)
-        app = App(site.desk, site.settings)  # another process
+        app = App(site.decider, site.settings)  # another process
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://127.0.0.1") as other:
             said = (await other.post("/v1/acquire", json={**ask, "wait": 80}, **key)).json()
         assert (said["allowed"], said["remaining"]) == (True, 0)  # charged now

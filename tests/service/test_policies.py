@@ -14,7 +14,7 @@ PATTERNS = st.text(alphabet="ab:*", min_size=1, max_size=4)
 
 
 def rules(**sections):
-    return load_settings(sections).rules
+    return load_settings(sections).policies
 
 
 def limits(variant):

@@ -225,9 +225,9 @@ def test_workers_are_exact_over_sqlite(tmp_path):
         with ThreadPoolExecutor(8) as pool:
             results = list(pool.map(ask, range(14)))
         assert sum(count for count, _ in results) == 100
-        ids = [receipt for _, receipt in results]
+        ids = [reservation_id for _, reservation_id in results]
         # Whichever process made a reservation, any of them settles it, once.
-        twice = [service.post("cancel", {"id": receipt}).status_code for receipt in ids for _ in range(2)]
+        twice = [service.post("cancel", {"id": reservation_id}).status_code for reservation_id in ids for _ in range(2)]
         assert twice == [200, 409] * 14
         assert service.post("usage", {"policy": "tokens", "key": "k"}).json()["limits"][0]["used"] == 0
         processes = {line.split("process ")[1].split('"')[0] for line in log_lines(service, "process ")}

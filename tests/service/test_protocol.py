@@ -228,7 +228,7 @@ async def test_a_body_that_does_not_come_in_time(request_, dripping):
         assert (wire.statuses(), wire.problems()) == ([408], ["timeout"])
         assert wire.answers()[0][1]["connection"] == "close"
         assert it.site.app.in_flight == 0
-        assert it.site.desk.tally.errors["timeout"] == 1
+        assert it.site.decider.stats.errors["timeout"] == 1
         # The client may read that before the connection is closed, but cannot keep it open.
         assert (wire.state, wire.eof) == ("open", True)
         wire.send(b"more")
@@ -464,7 +464,7 @@ async def test_what_is_not_http_1(sent):
     async with front() as it:
         wire = await it.ask(sent)
         assert (wire.statuses(), wire.problems()) == ([400], ["bad-request"])
-        assert (wire.eof, it.site.desk.tally.errors["bad-request"]) == (True, 1)
+        assert (wire.eof, it.site.decider.stats.errors["bad-request"]) == (True, 1)
         wire.send(GET)
         await it.settle()
         assert wire.statuses() == [400]

@@ -48,16 +48,16 @@ def test_nothing_said_is_safe():
     settings = load_settings()
     assert (str(settings.listen), settings.grpc, settings.store) == ("127.0.0.1:8080", None, "memory://")
     assert not settings.open
-    assert settings.rules.entries == {}
+    assert settings.policies.entries == {}
     assert load_settings({}) == settings
 
 
 def test_the_example_of_the_module_is_read():
     example = module.__doc__.partition("\n\n")[2].partition("\n\n")[0]
     settings = load_settings(yaml.safe_load("\n".join(line[4:] for line in example.splitlines())))
-    assert set(settings.rules.entries) == {"api", "login"}
-    assert settings.rules.entries["login"].rollout == 25
-    assert set(settings.rules.domains) == {"edge"}
+    assert set(settings.policies.entries) == {"api", "login"}
+    assert settings.policies.entries["login"].rollout == 25
+    assert set(settings.policies.domains) == {"edge"}
 
 
 def test_flags_go_before_the_environment_and_that_before_the_file(load):
@@ -73,7 +73,7 @@ def test_policies_by_flag_and_environment(load):
         environment={"TIDEGATE_POLICIES": "api=2/1m, 20/1h; mail = 5/1d"},
         policies=("mail=6/1d",),
     )
-    limits = {name: [str(limit) for limit in entry.policy.limits] for name, entry in settings.rules.entries.items()}
+    limits = {name: [str(limit) for limit in entry.policy.limits] for name, entry in settings.policies.entries.items()}
     assert limits == {"api": ["2/1m", "20/1h"], "other": ["1/1h"], "mail": ["6/1d"]}
 
 
@@ -192,7 +192,7 @@ def test_a_file_of_envoys_service_is_converted(tmp_path):
     path.write_text(ENVOYS, encoding="utf-8")
     text, remarks = convert([path])
     settings = load_settings(yaml.safe_load(text))
-    domain = settings.rules.domains["mongo_cps"]
+    domain = settings.policies.domains["mongo_cps"]
     limits = {variant.policy.name: str(variant.policy.limits[0]) for variant in domain.variants()}
     assert limits == {
         "mongo_cps/database=users": "500/1s fixed_window name=per-second",

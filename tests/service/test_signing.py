@@ -15,7 +15,7 @@ from tidegate import ConfigError, ResourceUnknown
 from tidegate.service.config.settings import load_settings
 from tidegate.service.decisions.decider import Decider, Subject
 from tidegate.service.decisions.reservation_ids import AlreadySettledError
-from tidegate.service.decisions.signing import MARK_KEY, SECRET_POLICY, SECRET_TTL, SigningKeys
+from tidegate.service.decisions.signing import SECRET_KEY, SECRET_POLICY, SECRET_TTL, SigningKeys
 from tidegate.stores import MemoryStore
 from tidegate.stores.outage import GuardedStore
 from tidegate.stores.outage.open import open_guarded
@@ -31,15 +31,15 @@ def text_of(data):
     return base64.urlsafe_b64encode(data).rstrip(b"=").decode()
 
 
-def said_by(receipt):
-    head = receipt.partition(".")[0]
+def said_by(reservation_id):
+    head = reservation_id.partition(".")[0]
     return json.loads(base64.urlsafe_b64decode(head + "=" * (-len(head) % 4)))
 
 
-def guesses(token, receipt):
-    """Sign a changed receipt with every key that a client can work out from what it holds."""
-    said = json.dumps(["0" * 16, *said_by(receipt)[1:]]).encode()
-    tail = base64.urlsafe_b64decode(receipt.partition(".")[2] + "==")
+def guesses(token, reservation_id):
+    """Sign a changed reservation_id with every key that a client can work out from what it holds."""
+    said = json.dumps(["0" * 16, *said_by(reservation_id)[1:]]).encode()
+    tail = base64.urlsafe_b64decode(reservation_id.partition(".")[2] + "==")
     known = {b"", token.encode(), b"reservations", tail}
     for person in (b"", b"reservations", b"reservation id"):
         known |= {blake2b(each, digest_size=size, person=person).digest() for each in set(known) for size in (32, 64)}
@@ -104,7 +104,7 @@ def test_services_on_one_store_settle_each_others_ids_whatever_their_tokens(shar
 
 
 async def test_secrets_are_rotated():
-    rules, store = load_settings(WINDOW).rules, MemoryStore(clock=ManualClock(start=START))
+    rules, store = load_settings(WINDOW).policies, MemoryStore(clock=ManualClock(start=START))
     before, between, after = (Decider(rules, store, secrets=each) for each in ((OLD,), (NEW, OLD), (NEW,)))
     by_old, by_new = await before.reserve(K), await between.reserve(K)
     with pytest.raises(ResourceUnknown):
@@ -113,9 +113,9 @@ async def test_secrets_are_rotated():
         await after.cancel(by_old.id)
     await between.cancel(by_old.id)
     await after.cancel(by_new.id)
-    for desk in (before, between):
+    for decider in (before, between):
         with pytest.raises(AlreadySettledError):
-            await desk.cancel(by_old.id)
+            await decider.cancel(by_old.id)
     assert (await between.usage(K))["1h"].used == 0
 
 
@@ -151,7 +151,7 @@ async def test_the_store_keeps_the_first_secret(shared_url):
         assert len(found) == 1
         ((key,),) = found
         assert len(key) == 32
-        (mark,) = stores[0].apply("peek", ((SECRET_POLICY, MARK_KEY, (1,) * len(SECRET_POLICY.limits)),))
+        (mark,) = stores[0].apply("peek", ((SECRET_POLICY, SECRET_KEY, (1,) * len(SECRET_POLICY.limits)),))
         assert mark.reset_after > SECRET_TTL - 3600
     finally:
         for store in stores:
@@ -187,13 +187,13 @@ async def test_an_emptied_store_gets_the_secret_back():
 
 async def test_ids_that_were_made_while_the_store_was_lost_are_verified_later():
     clock = ManualClock(start=START)
-    rules = load_settings({"policies": {"api": {"limits": "10/1h fixed_window", "on_store_error": "allow"}}}).rules
+    rules = load_settings({"policies": {"api": {"limits": "10/1h fixed_window", "on_store_error": "allow"}}}).policies
     with ValkeyServer() as valkey:
         store = GuardedStore(open_store(valkey.url), deadline=5.0, clock=clock, background=False)
         valkey.kill()
-        desk = Decider(rules, store)
+        decider = Decider(rules, store)
         try:
-            lost = await desk.reserve(K)
+            lost = await decider.reserve(K)
             assert lost.decision.allowed
             assert store.lost
             valkey.start()
@@ -205,14 +205,14 @@ async def test_ids_that_were_made_while_the_store_was_lost_are_verified_later():
 
             until(back, "the return of the store")
             key = (await SigningKeys(store).all())[0]
-            keys = desk._receipts._keys  # noqa: SLF001 - when it asks again is by the machine's clock
+            keys = decider._reservation_ids._keys  # noqa: SLF001 - when it asks again is by the machine's clock
             keys._due = 0  # noqa: SLF001 - as above
             assert (await keys.all())[0] == key
-            await desk.cancel(lost.id)
+            await decider.cancel(lost.id)
             with pytest.raises(AlreadySettledError):
-                await desk.cancel(lost.id)
+                await decider.cancel(lost.id)
         finally:
-            await desk.close()
+            await decider.close()
 
 
 # ---- what a settlement gives back ------------------------------------------------------------------------------------
@@ -225,25 +225,25 @@ LIMITS = ["10/1m fixed_window", "10/minute calendar_window", "10/1m sliding_wind
 async def test_a_window_that_has_gone_gets_nothing_back(limit, shared_url):
     clock = ManualClock(start=START)  # the beginning of a minute
     store = open_store(shared_url.replace("deadline=20s&", "").replace("?deadline=20s", ""), clock=clock)
-    desk = Decider(load_settings({"policies": {"api": limit}}).rules, store)
+    decider = Decider(load_settings({"policies": {"api": limit}}).policies, store)
     try:
-        old = await desk.reserve(K, 10, ttl=600)
+        old = await decider.reserve(K, 10, ttl=600)
         clock.advance(120)
-        assert (await desk.acquire(K, 10)).allowed
-        await desk.cancel(old.id)
-        assert [each.used for each in (await desk.usage(K)).values()] == [10]
-        assert not (await desk.acquire(K)).allowed
+        assert (await decider.acquire(K, 10)).allowed
+        await decider.cancel(old.id)
+        assert [each.used for each in (await decider.usage(K)).values()] == [10]
+        assert not (await decider.acquire(K)).allowed
         # In its own window, a settlement gives back what it took and no more, however often it is repeated.
         clock.advance(120)
-        assert (await desk.acquire(K, 4)).allowed
-        held = await desk.reserve(K, 6, ttl=600)
-        await desk.cancel(held.id)
+        assert (await decider.acquire(K, 4)).allowed
+        held = await decider.reserve(K, 6, ttl=600)
+        await decider.cancel(held.id)
         for _ in range(3):
             with pytest.raises(AlreadySettledError):
-                await desk.cancel(held.id)
-        assert [each.used for each in (await desk.usage(K)).values()] == [4]
+                await decider.cancel(held.id)
+        assert [each.used for each in (await decider.usage(K)).values()] == [4]
     finally:
-        await desk.close()
+        await decider.close()
 
 
 async def test_leases_of_clients_are_signed_as_reservations_are():

@@ -132,8 +132,8 @@ def test_lists_are_read_from_everywhere(tmp_path):
     assert settings.data == tmp_path / "data"
     assert settings.providers == (Path("x.yaml"), Path("y.yaml"))
     assert settings.source_dirs == (Path("c"), Path("d e"))
-    assert (settings.bus, settings.fetches, settings.folder) == ("local://b", True, tmp_path / "data")
-    assert not load_settings().fetches
+    assert (settings.bus, settings.runs_sources, settings.data_folder) == ("local://b", True, tmp_path / "data")
+    assert not load_settings().runs_sources
     assert str(load_settings().folder) == "tidegate-data"
 
 

@@ -49,11 +49,11 @@ SECURITY_HEADERS: Final = ((b"x-content-type-options", b"nosniff"), (b"cache-con
 
 
 class App:
-    """The service's ASGI application over a desk."""
+    """The service's ASGI application over a decider."""
 
-    def __init__(self, desk: Decider, settings: Settings) -> None:
-        """Answer by this desk, within the bounds of the settings."""
-        self.desk = desk
+    def __init__(self, decider: Decider, settings: Settings) -> None:
+        """Answer by this decider, within the bounds of the settings."""
+        self.decider = decider
         self.settings = settings
         self.in_flight = 0
         self.waiting = 0  # requests under way that may wait for a permit
@@ -65,11 +65,11 @@ class App:
         self.panels: dict[str, Panel] = {}  # what other faces show on the dashboard: see dashboard/panels.py
         self.overview = Overview(self)
         self._door = Authenticator(settings)
-        self._clock = desk.store.clock
+        self._clock = decider.store.clock
         self._replays = IdempotentReplies(self._clock)
-        self._awaits_store = not desk.store.instant
-        self._verbs = Verbs(desk)
-        self._latency = desk.tally.latency
+        self._awaits_store = not decider.store.instant
+        self._verbs = Verbs(decider)
+        self._latency = decider.stats.latency
         self._posts = {f"/v1/{name}": (name, verb) for name, verb in self._verbs.all.items()}
         self._gets: dict[str, tuple[str, Get]] = {
             "/v1/check": ("check", self._check),
@@ -147,7 +147,7 @@ class App:
             self.idle.set()
 
     def _refuse(self, problem: ProblemError) -> HTTPReply:
-        self.desk.tally.errors[problem.kind] += 1
+        self.decider.stats.errors[problem.kind] += 1
         return problem.reply()
 
     # ---- questions ---------------------------------------------------------------------------------------------------
@@ -178,7 +178,7 @@ class App:
 
     async def _once(self, name: str, verb: Verb, body: bytes, asked: object, key: bytes) -> HTTPReply:
         """Ask with an idempotency key; a store that is shared remembers it, too."""
-        if self.desk.store.instant:
+        if self.decider.store.instant:
             return await verb(asked)
         call = KeyedCall.read(key, name, body)
         reply = await verb(asked, call)
@@ -217,7 +217,7 @@ class App:
     async def _check(self, scope: Scope, headers: dict[bytes, bytes]) -> HTTPReply:
         self._door.check_site(headers)
         self._check_load()
-        return await check(self.desk, scope["query_string"], headers, self.settings.headers)
+        return await check(self.decider, scope["query_string"], headers, self.settings.headers)
 
     async def _policies(self, _scope: Scope, _headers: dict[bytes, bytes]) -> HTTPReply:
         return await self._verbs.policies()
@@ -248,13 +248,13 @@ class App:
         """Tell whether decisions can be made: store and bus answer, and the service is not stopping."""
         if self.stopping:
             raise ProblemError("stopping")
-        await self.desk.probe()
+        await self.decider.probe()
         for needed in self.checks.values():
             needed()
         return HTTPReply(200, b'{"ok":true}')
 
     async def _metrics(self, _scope: Scope, _headers: dict[bytes, bytes]) -> HTTPReply:
-        return HTTPReply(200, metrics.render(self.desk, self.in_flight, self.reloads), metrics.CONTENT_TYPE)
+        return HTTPReply(200, metrics.render(self.decider, self.in_flight, self.reloads), metrics.CONTENT_TYPE)
 
     async def _openapi(self, _scope: Scope, _headers: dict[bytes, bytes]) -> HTTPReply:
         return HTTPReply(200, document())

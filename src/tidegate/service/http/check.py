@@ -83,7 +83,7 @@ def field_of(name: str, headers: Mapping[bytes, bytes]) -> str:
     return found.decode("latin-1")
 
 
-async def check(desk: Decider, query: bytes, headers: Mapping[bytes, bytes], style: str) -> HTTPReply:
+async def check(decider: Decider, query: bytes, headers: Mapping[bytes, bytes], style: str) -> HTTPReply:
     """Decide, and answer by status and header fields."""
     pairs = read_query(query)
     values = dict(pairs)
@@ -95,7 +95,7 @@ async def check(desk: Decider, query: bytes, headers: Mapping[bytes, bytes], sty
     if deny not in DENIAL_STATUSES:
         raise ProblemError("bad-request", f"deny has to be one of {', '.join(DENIAL_STATUSES)}")
     key = key_of(pairs, headers)
-    decision = await desk.acquire(Subject(values["policy"], key if len(key) > 1 else key[0]), int(cost))
+    decision = await decider.acquire(Subject(values["policy"], key if len(key) > 1 else key[0]), int(cost))
     if decision is None:  # pragma: no cover - a policy always decides
         return HTTPReply(200, b"")
     fields = tuple((name.lower().encode(), value.encode()) for name, value in write(decision, cast("Style", style)))

@@ -80,7 +80,7 @@ class ProblemError(Exception):
 
 
 def problem_of(error: RateLimitError) -> ProblemError:
-    """Translate what the desk raises."""
+    """Translate what the decider raises."""
     if isinstance(error, BadFieldError):
         kind = "bad-field" if error.pointer else "bad-request"
         return ProblemError(kind, error.detail, error.pointer or None)

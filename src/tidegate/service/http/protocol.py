@@ -64,7 +64,7 @@ class HttpConnection(HttpToolsProtocol):
         super().__init__(config, state, {})
         self.logger = log
         self.ticks_left = connections.read_ticks
-        self._problems = app.desk.tally.errors
+        self._problems = app.decider.stats.errors
         self._all = connections
         self._max_request = MAX_HEAD + MAX_OVERHEAD * app.settings.max_body
         self._receiving = False  # a request has begun and is not complete

@@ -34,11 +34,11 @@ DONE: Final = HTTPReply(200, b'{"ok":true}')
 
 
 class Verbs:
-    """All verbs over one desk."""
+    """All verbs over one decider."""
 
-    def __init__(self, desk: Decider) -> None:
-        """Ask this desk."""
-        self.desk = desk
+    def __init__(self, decider: Decider) -> None:
+        """Ask this decider."""
+        self.decider = decider
         self._write = DecisionWriter().write
         self.all: dict[str, Verb] = {
             "acquire": self.acquire,
@@ -67,7 +67,7 @@ class Verbs:
         policy, key = asked.get("policy"), asked.get("key")
         if policy.__class__ is not str or key.__class__ is not str:
             return None
-        quick = self.desk.quick(policy)
+        quick = self.decider.fast_path(policy)
         return None if quick is None else HTTPReply(200, self._write(quick(key)).encode())
 
     async def acquire(self, body: object, call: KeyedCall | None = None) -> HTTPReply:
@@ -76,26 +76,26 @@ class Verbs:
         wait = priority = 0.0
         if "wait" in fields.values or "priority" in fields.values:
             wait, priority = fields.number("wait", 0.0), fields.number("priority", 0.0)
-        decision = await self.desk.acquire(fields.subject(), fields.cost() or 0, wait, priority, call)
+        decision = await self.decider.acquire(fields.subject(), fields.cost() or 0, wait, priority, call)
         return HTTPReply(200, self._write(decision).encode())
 
     async def peek(self, body: object) -> HTTPReply:
         """Give the answer that acquire would give."""
         fields = RequestFields.read(body, VERB_FIELDS["peek"])
-        return HTTPReply(200, self._write(await self.desk.peek(fields.subject(), fields.cost() or 0)).encode())
+        return HTTPReply(200, self._write(await self.decider.peek(fields.subject(), fields.cost() or 0)).encode())
 
     async def reserve(self, body: object, call: KeyedCall | None = None) -> HTTPReply:
         """Charge an estimate."""
         fields = RequestFields.read(body, VERB_FIELDS["reserve"])
         wait, priority, ttl = fields.number("wait", 0.0), fields.number("priority", 0.0), fields.number("ttl", 60.0)
-        held = await self.desk.reserve(fields.subject(), fields.cost() or 0, ttl, wait, priority, call)
+        held = await self.decider.reserve(fields.subject(), fields.cost() or 0, ttl, wait, priority, call)
         return self._described(held.decision, id=held.id)
 
     async def lease(self, body: object, call: KeyedCall | None = None) -> HTTPReply:
         """Take permits ahead."""
         fields = RequestFields.read(body, VERB_FIELDS["lease"])
         most, ttl = fields.whole("most", 1, MOST_LEASED), fields.number("ttl", 1.0)
-        lease = await self.desk.lease(fields.subject(), fields.cost() or 0, most, ttl, call)
+        lease = await self.decider.lease(fields.subject(), fields.cost() or 0, most, ttl, call)
         told = {"permits": lease.permits, "seconds": lease.seconds, "decay": lease.decay}
         return self._described(lease.decision, id=lease.id, **told)
 
@@ -106,52 +106,52 @@ class Verbs:
     async def commit(self, body: object, call: KeyedCall | None = None) -> HTTPReply:
         """Settle an estimate by what it really cost."""
         fields = RequestFields.read(body, VERB_FIELDS["commit"])
-        await self.desk.commit(fields.text("id"), fields.cost(default=None), call)
+        await self.decider.commit(fields.text("id"), fields.cost(default=None), call)
         return DONE
 
     async def cancel(self, body: object, call: KeyedCall | None = None) -> HTTPReply:
         """Give an estimate back."""
-        await self.desk.cancel(RequestFields.read(body, VERB_FIELDS["cancel"]).text("id"), call)
+        await self.decider.cancel(RequestFields.read(body, VERB_FIELDS["cancel"]).text("id"), call)
         return DONE
 
     async def release(self, body: object, call: KeyedCall | None = None) -> HTTPReply:
         """Give slots back."""
         fields = RequestFields.read(body, VERB_FIELDS["release"])
-        await self.desk.release(fields.subject(), fields.cost() or 0, call)
+        await self.decider.release(fields.subject(), fields.cost() or 0, call)
         return DONE
 
     async def usage(self, body: object) -> HTTPReply:
         """Tell how much a key has used."""
-        usage = await self.desk.usage(RequestFields.read(body, VERB_FIELDS["usage"]).subject())
+        usage = await self.decider.usage(RequestFields.read(body, VERB_FIELDS["usage"]).subject())
         return HTTPReply(200, json.dumps(describe_usage(usage)).encode())
 
     async def reset(self, body: object) -> HTTPReply:
         """Forget a key."""
-        await self.desk.reset(RequestFields.read(body, VERB_FIELDS["reset"]).subject())
+        await self.decider.reset(RequestFields.read(body, VERB_FIELDS["reset"]).subject())
         return DONE
 
     async def block(self, body: object) -> HTTPReply:
         """Deny a key for a while."""
         fields = RequestFields.read(body, VERB_FIELDS["block"])
-        lasting = await self.desk.block(fields.subject(), fields.number("seconds", LASTING))
+        lasting = await self.decider.block(fields.subject(), fields.number("seconds", LASTING))
         return HTTPReply(200, json.dumps({"ok": True, "seconds": lasting}).encode())
 
     async def unblock(self, body: object) -> HTTPReply:
         """Deny a key no longer."""
-        await self.desk.unblock(RequestFields.read(body, VERB_FIELDS["unblock"]).subject())
+        await self.decider.unblock(RequestFields.read(body, VERB_FIELDS["unblock"]).subject())
         return DONE
 
     def blocks(self) -> HTTPReply:
         """List the blocks."""
         said = [
             {"policy": policy, "key": key if isinstance(key, str) else list(key), "seconds": seconds}
-            for policy, key, seconds in self.desk.blocked()
+            for policy, key, seconds in self.decider.blocked()
         ]
         return HTTPReply(200, json.dumps({"blocks": said}).encode())
 
     async def policies(self) -> HTTPReply:
         """List the policies."""
-        said = {"policies": self.desk.policies(), "domains": sorted(self.desk.rules.domains)}
+        said = {"policies": self.decider.describe_policies(), "domains": sorted(self.decider.policies.domains)}
         return HTTPReply(200, json.dumps(said).encode())
 
     # ---- many at once ------------------------------------------------------------------------------------------------
@@ -167,7 +167,7 @@ class Verbs:
                 raise fields.error("policy", "is for keys: each of the asks names its own")
             return await self._asks(checked(fields, "asks"), call)
         policy, keys = fields.text("policy"), checked(fields, "keys")
-        quick = self.desk.quick(policy)
+        quick = self.decider.fast_path(policy)
         if quick is None:
             return self._answers(await self._each(policy, keys, call))
         return self._quickly([(quick, key) for key in keys], "keys")
@@ -182,7 +182,7 @@ class Verbs:
                 subjects.append((_subject(policy, key, number), 1))
             except BadFieldError as error:
                 wrong[number] = error
-        answers = await self.desk.batch(subjects, call)
+        answers = await self.decider.batch(subjects, call)
         for place, mistake in wrong.items():
             answers.insert(place, mistake)
         return answers
@@ -206,7 +206,7 @@ class Verbs:
             policy, key = ask.get("policy"), ask.get("key")
             if policy.__class__ is not str or key.__class__ is not str:
                 return None
-            quick = self.desk.quick(policy)
+            quick = self.decider.fast_path(policy)
             if quick is None:
                 return None
             found.append((quick, key))
@@ -221,7 +221,7 @@ class Verbs:
         for number, ask in enumerate(asks):
             fields = RequestFields.read(ask, ASK_FIELDS, f"/asks/{number}")
             read.append((fields.subject(), fields.cost() or 0))
-        return self._answers(await self.desk.batch(read, call))
+        return self._answers(await self.decider.batch(read, call))
 
     def _answers(self, answers: list[Decision | RateLimitError | None]) -> HTTPReply:
         said = [_wrong(each) if isinstance(each, RateLimitError) else self._write(each) for each in answers]
