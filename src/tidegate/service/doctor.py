@@ -249,7 +249,9 @@ def space(settings: Settings) -> Iterator[Finding]:
     """Look whether there is room for what is written."""
     if not settings.runs_sources:
         return
-    folder = next((path for path in (settings.data_folder, *settings.data_folder.absolute().parents) if path.exists()), Path())
+    folder = next(
+        (path for path in (settings.data_folder, *settings.data_folder.absolute().parents) if path.exists()), Path()
+    )
     if not os.access(folder, os.W_OK):
         yield wrong(f"{folder} cannot be written to", "choose another data folder, or change its owner")
     free = shutil.disk_usage(folder).free

@@ -4,7 +4,7 @@
         if client.acquire("api", "user:42"):
             ...
 
-Mutating requests carry an idempotency key: if the connection breaks, the client retries them, and they are charged once.
+Mutating requests carry an idempotency key: if the connection breaks, the client retries them without a second charge.
 With `lease="1s"`, `acquire` takes permits in advance and serves further calls from them without a request. All limits
 still hold (see `decisions.leases`), and unused permits are returned.
 """
@@ -21,16 +21,16 @@ from tidegate.service.client.protocol import (
     MAX_TRIES,
     ServiceDecision,
     ServiceRequest,
-    subject_body,
     acquire_flow,
-    read_batch,
-    post_request,
     batch_request,
+    client_options,
     cost_body,
     get_request,
-    client_options,
+    post_request,
+    read_batch,
     read_response,
     settle_flow,
+    subject_body,
     unreachable_error,
 )
 

@@ -164,7 +164,9 @@ class _EnvoyConverter:
             unit = fields["unit"].text().lower()
             converted["unit"] = unit if unit in UNIT_PERIODS else fields["unit"].text()
             if unit in ENVOY_LENGTHS:
-                self.remark(fields["unit"], f"is a calendar {unit} in tidegate, {ENVOY_LENGTHS[unit]} in Envoy's service")
+                self.remark(
+                    fields["unit"], f"is a calendar {unit} in tidegate, {ENVOY_LENGTHS[unit]} in Envoy's service"
+                )
         if "requests_per_unit" in fields and not converted.get("unlimited"):
             converted["requests_per_unit"] = fields["requests_per_unit"].whole(0, MAX_UINT32)
             if not converted["requests_per_unit"]:
@@ -186,9 +188,7 @@ class _EnvoyConverter:
         if unit in CALENDAR_UNITS:
             raise place.error(f"several {unit}s are not supported: use days")
         if unit not in UNIT_PERIODS or "requests_per_unit" not in converted:
-            raise place.error(
-                "needs unit and requests_per_unit, as in {unit: minute, requests_per_unit: 10}"
-            )
+            raise place.error("needs unit and requests_per_unit, as in {unit: minute, requests_per_unit: 10}")
         if "replaces" in converted:
             raise place.error("cannot be combined with replaces")
         limit = {

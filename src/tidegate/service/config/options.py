@@ -111,7 +111,11 @@ OPTIONS: Final = (
     ),
     ServiceOption("max_wait", read_seconds, "maximum time that a call may wait for a permit (30s)", DURATION, "TIME"),
     ServiceOption(
-        "max_body", read_bytes, "maximum size of a request, in bytes (1048576)", {**INTEGER, "maximum": MAX_BODY_BYTES}, "BYTES"
+        "max_body",
+        read_bytes,
+        "maximum size of a request, in bytes (1048576)",
+        {**INTEGER, "maximum": MAX_BODY_BYTES},
+        "BYTES",
     ),
     ServiceOption(
         "max_concurrency", ConfigValue.whole, "maximum number of concurrent requests per process (4096)", INTEGER, "N"

@@ -247,7 +247,9 @@ class _DomainReader:
         quota = rate_limit["requests_per_unit"].whole()
         algorithm = rate_limit["algorithm"].choice(*ALGORITHMS) if "algorithm" in rate_limit else None
         name = rate_limit["name"].text() if "name" in rate_limit else ""
-        with place.blame(quota=rate_limit["requests_per_unit"], period=rate_limit["unit"], algorithm=rate_limit.get("algorithm")):
+        with place.blame(
+            quota=rate_limit["requests_per_unit"], period=rate_limit["unit"], algorithm=rate_limit.get("algorithm")
+        ):
             return (envoy_limit(quota, unit, algorithm, name),)
 
 
@@ -275,6 +277,8 @@ def read_domains(section: ConfigValue) -> dict[str, DescriptorDomain]:
         if name in found:
             raise fields["domain"].error(f"is defined twice, first in line {lines[name]}")
         lines[name] = fields["domain"].line
-        children = _DomainReader(name).children(fields["descriptors"], escape(name), 1) if "descriptors" in fields else ()
+        children = (
+            _DomainReader(name).children(fields["descriptors"], escape(name), 1) if "descriptors" in fields else ()
+        )
         found[name] = DescriptorDomain(name, DescriptorNode("", None, None, children))
     return found

@@ -67,7 +67,10 @@ def schema() -> dict[str, Any]:
         "properties": {
             "limits": limits,
             "mode": {"enum": list(get_args(Mode))},
-            "rollout": {"type": ["string", "number"], "description": "percentage of keys for which the policy is enforced"},
+            "rollout": {
+                "type": ["string", "number"],
+                "description": "percentage of keys for which the policy is enforced",
+            },
             "on_store_error": ON_STORE_ERROR_SCHEMA,
             "overrides": {"type": "array", "items": override},
         },
@@ -126,9 +129,15 @@ def _descriptor(limits: dict[str, str]) -> dict[str, Any]:
             "rate_limit": rate_limit,
             "limits": limits,
             "shadow_mode": {"type": "boolean"},
-            "share_threshold": {"type": "boolean", "description": "all values that the wildcard matches share one count"},
+            "share_threshold": {
+                "type": "boolean",
+                "description": "all values that the wildcard matches share one count",
+            },
             "on_store_error": ON_STORE_ERROR_SCHEMA,
-            "detailed_metric": {"type": "boolean", "description": "a setting of Envoy's own service; has no effect here"},
+            "detailed_metric": {
+                "type": "boolean",
+                "description": "a setting of Envoy's own service; has no effect here",
+            },
             "descriptors": {"type": "array", "items": {"$ref": "#/$defs/descriptor"}},
         },
     }

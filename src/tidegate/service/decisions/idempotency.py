@@ -1,9 +1,9 @@
 """Idempotency keys in a shared store: a call with a key is charged once, whichever process answers it.
 
-The key is a write-once entry in the store (see `write_once`), written in the same atomic step as the charge: all asks of
-one `apply` are decided together. So either both are written or neither is, and a call that finds the entry knows that it
-was charged before, and when. A denied call writes no entry: its repetition is decided again. The entry stores a digest
-of the request, so that the same key with another request is refused.
+The key is a write-once entry in the store (see `write_once`), written in the same atomic step as the charge: all asks
+of one `apply` are decided together. So either both are written or neither is, and a call that finds the entry knows
+that it was charged before, and when. A denied call writes no entry: its repetition is decided again. The entry stores a
+digest of the request, so that the same key with another request is refused.
 
 If the store is in memory, only `http.replays` remembers keys: there is no other process. The same applies to a Redis
 cluster that keeps the two entries in different slots, and while the store is unavailable.
@@ -21,11 +21,11 @@ from tidegate.core.decision import Decision, LocalDecision
 from tidegate.errors import ConfigError, RateLimitError
 from tidegate.service.decisions.write_once import (
     NUMBER_BYTES,
-    was_written,
-    written_at,
-    write_once_policy,
     digest_number,
     read_numbers,
+    was_written,
+    write_once_policy,
+    written_at,
 )
 
 if TYPE_CHECKING:

@@ -25,7 +25,7 @@ from tidegate.fork import fork_safe
 from tidegate.limiter import seconds
 from tidegate.policy import normal_key
 from tidegate.reservation import AsyncReservation
-from tidegate.service.decisions.write_once import was_written, write_once_policy, read_numbers
+from tidegate.service.decisions.write_once import read_numbers, was_written, write_once_policy
 from tidegate.stores.cancellation import BackgroundTasks
 
 if TYPE_CHECKING:

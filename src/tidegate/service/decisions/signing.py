@@ -2,9 +2,9 @@
 
 Every client holds ids and a decision token, so no key may be derived from either: a client that can sign an id can
 refund permits that were never charged. The keys come from the setting `reservation_secret`; its first secret signs, all
-of them verify, so that secrets can be rotated. Without the setting, the first process that needs a key generates one and
-stores it (as a write-once entry, see `write_once`), so that all processes and services on that store use the same. A
-store in memory is not shared: this process keeps its key.
+of them verify, so that secrets can be rotated. Without the setting, the first process that needs a key generates one
+and stores it (as a write-once entry, see `write_once`), so that all processes and services on that store use the same.
+A store in memory is not shared: this process keeps its key.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from tidegate.core.decision import LocalDecision
 from tidegate.service.decisions.write_once import (
     NUMBER_BYTES,
     NUMBER_LIMIT,
+    read_numbers,
     was_written,
     write_once_policy,
-    read_numbers,
 )
 
 if TYPE_CHECKING:

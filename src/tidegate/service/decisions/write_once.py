@@ -2,8 +2,8 @@
 
 A Store has one method, which decides. An entry is a decision: a window of one permit, which the first caller takes and
 later callers are denied, and further windows whose counts are the numbers of the first caller. A denial reports the
-counts of all windows, so a later caller reads these numbers from its own denial. Writing an entry is therefore atomic in
-every store, and the entry expires with its window. A store needs nothing but `apply` for it.
+counts of all windows, so a later caller reads these numbers from its own denial. Writing an entry is therefore atomic
+in every store, and the entry expires with its window. A store needs nothing but `apply` for it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`/metrics`: what the service counts, in Prometheus's text format. Labels are names from the file, never keys."""
+"""`/metrics`: the counts of the service in Prometheus's text format. Labels are names from the file, never keys."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ MAX_LABELLED_POLICIES: Final = 1000  # policies with labels of their own
 # name: kind, help
 METRICS: Final[dict[str, tuple[str, str]]] = {
     "tidegate_decisions_total": ("counter", "Decisions, by policy and outcome."),
-    "tidegate_denials_total": ("counter", "Times that a limit said no, by policy and limit."),
-    "tidegate_last_denied_timestamp_seconds": ("gauge", "When a policy last said no."),
+    "tidegate_denials_total": ("counter", "Denials, by policy and limit."),
+    "tidegate_last_denied_timestamp_seconds": ("gauge", "Time of the last denial, by policy."),
     "tidegate_waiting": ("gauge", "Calls that wait for a permit."),
-    "tidegate_requests_in_flight": ("gauge", "Requests under way."),
-    "tidegate_problems_total": ("counter", "Answers that were no decision, by kind."),
-    "tidegate_request_seconds": ("histogram", "How long requests took, by verb."),
-    "tidegate_store": ("gauge", "What the store counts, by name."),
-    "tidegate_reloads_total": ("counter", "Times that the file was read again, by outcome."),
+    "tidegate_requests_in_flight": ("gauge", "Active requests."),
+    "tidegate_problems_total": ("counter", "Responses without a decision, by kind of problem."),
+    "tidegate_request_seconds": ("histogram", "Duration of requests, by verb."),
+    "tidegate_store": ("gauge", "Metrics of the store, by name."),
+    "tidegate_reloads_total": ("counter", "Reloads of the file, by outcome."),
 }
 Sample = tuple[str, dict[str, str], float]
 
 
 def render(decider: Decider, in_flight: int, reloads: dict[str, int]) -> bytes:
-    """Write everything."""
+    """Write all metrics."""
     lines: list[str] = []
     samples = dict(_families(decider, in_flight, reloads))
-    for name, (kind, about) in METRICS.items():
-        lines += (f"# HELP {name} {about}", f"# TYPE {name} {kind}")
+    for name, (kind, help_text) in METRICS.items():
+        lines += (f"# HELP {name} {help_text}", f"# TYPE {name} {kind}")
         lines += (_line(*sample) for sample in samples[name])
     return ("\n".join(lines) + "\n").encode()
 
@@ -55,7 +55,10 @@ def _families(decider: Decider, in_flight: int, reloads: dict[str, int]) -> Iter
         ],
     )
     name = "tidegate_last_denied_timestamp_seconds"
-    yield name, [(name, {"policy": p}, at / SECOND) for p, at in list(stats.last_denied.items())[:MAX_LABELLED_POLICIES]]
+    yield (
+        name,
+        [(name, {"policy": p}, at / SECOND) for p, at in list(stats.last_denied.items())[:MAX_LABELLED_POLICIES]],
+    )
     yield "tidegate_waiting", [("tidegate_waiting", {}, decider.waiting)]
     yield "tidegate_requests_in_flight", [("tidegate_requests_in_flight", {}, in_flight)]
     name = "tidegate_problems_total"
