@@ -21,7 +21,7 @@ from tidegate.stores.lease import Lease, LeasedStore
 from tidegate.stores.outage import GuardedStore
 from tidegate.testing import ManualClock
 
-RULES = {
+POLICIES = {
     "api": "5/1m",
     "quiet": {"limits": "5/1m", "mode": "shadow"},
     "other": {"limits": "5/1m", "overrides": [{"key": "vip", "limits": "9/1m"}]},
@@ -31,7 +31,7 @@ BAD = {"policy": "api", "key": "bad"}
 
 
 async def test_a_blocked_key_is_denied_until_the_block_ends():
-    async with Site(policies=RULES) as site:
+    async with Site(policies=POLICIES) as site:
         assert (await site.post("acquire", BAD)).json()["remaining"] == 4
         assert (await site.post("block", {**BAD, "seconds": 90})).json() == {"ok": True, "seconds": 90.0}
         said = (await site.post("acquire", BAD)).json()
@@ -49,7 +49,7 @@ async def test_a_blocked_key_is_denied_until_the_block_ends():
 
 @pytest.mark.parametrize("verb", ["acquire", "reserve"])
 async def test_who_waits_is_blocked_too(verb):
-    async with Site(policies=RULES) as site:
+    async with Site(policies=POLICIES) as site:
         await site.post("acquire", {**BAD, "cost": 5})
         waiting = asyncio.create_task(site.post(verb, {**BAD, "wait": 30}))
         while not site.decider.waiting:
@@ -62,7 +62,7 @@ async def test_who_waits_is_blocked_too(verb):
 
 
 async def test_the_short_way_knows_blocks_and_comes_back_after_them():
-    async with Site(policies=RULES) as site:
+    async with Site(policies=POLICIES) as site:
         assert site.decider.fast_path("api") is not None
         await site.post("block", {**BAD, "seconds": 10})
         batch = {"policy": "api", "keys": ["bad", "good"]}
@@ -78,7 +78,7 @@ async def test_the_short_way_knows_blocks_and_comes_back_after_them():
 
 @pytest.mark.parametrize("policy", ["api", "quiet", "other"])
 async def test_every_verb_and_mode(policy):
-    async with Site(policies=RULES) as site:
+    async with Site(policies=POLICIES) as site:
         ask = {"policy": policy, "key": "vip"}
         await site.post("block", ask)
         for verb in ("acquire", "peek", "reserve"):
@@ -90,7 +90,7 @@ async def test_every_verb_and_mode(policy):
 
 
 async def test_descriptors_alone_and_together():
-    async with Site(policies=RULES, domains=DOMAINS) as site:
+    async with Site(policies=POLICIES, domains=DOMAINS) as site:
         body = {"domain": "edge", "descriptor": [["ip", "1"]]}
         await site.post("block", body)
         assert (await site.post("acquire", body)).json()["violated"] == ["blocked"]
@@ -107,7 +107,7 @@ async def test_descriptors_alone_and_together():
 
 
 async def test_listing_and_changing():
-    async with Site(policies=RULES) as site:
+    async with Site(policies=POLICIES) as site:
         await site.post("block", {"policy": "api", "key": ["a", "b"], "seconds": 50})
         await site.post("block", {**BAD, "seconds": 500})
         await site.post("block", {**BAD, "seconds": 20})  # the later one counts
@@ -131,14 +131,14 @@ async def test_listing_and_changing():
     ],
 )
 async def test_mistakes(change, status, pointer):
-    async with Site(policies=RULES) as site:
+    async with Site(policies=POLICIES) as site:
         said = await site.post("block", {**BAD, **change})
         assert (said.status_code, said.json().get("pointer")) == (status, pointer)
         assert site.decider.blocked() == []
 
 
 async def test_blocking_needs_the_admin_token():
-    async with Site(policies=RULES, decision_token=DECISION, admin_token=ADMIN) as site:
+    async with Site(policies=POLICIES, decision_token=DECISION, admin_token=ADMIN) as site:
         for verb in ("block", "unblock"):
             refused = await site.post(verb, BAD, headers={"authorization": f"Bearer {DECISION}"})
             assert refused.status_code == 403
@@ -149,8 +149,8 @@ async def test_blocking_needs_the_admin_token():
 
 
 async def test_they_are_bounded(monkeypatch):
-    monkeypatch.setattr(module, "MOST", 2)
-    async with Site(policies=RULES) as site:
+    monkeypatch.setattr(module, "MAX_REMEMBERED", 2)
+    async with Site(policies=POLICIES) as site:
         for key in "ab":
             await site.decider.block(Subject("api", key), 10)
         with pytest.raises(ConfigError, match="2 keys are blocked already"):
@@ -166,11 +166,11 @@ async def test_they_are_bounded(monkeypatch):
 async def deciders(request, tmp_path):
     """Two deciders over one file, each as in a process of its own."""
     clock = ManualClock(start=START)
-    rules = load_settings({"policies": {"api": "1000/1m"}}).policies
+    policies = load_settings({"policies": {"api": "1000/1m"}}).policies
     stores = [open_store(f"sqlite:///{tmp_path / 'limits.db'}", clock=clock) for _ in range(2)]
     if request.param == "leased":
         stores = [LeasedStore(store, Lease(1.0)) for store in stores]
-    found = [Decider(rules, store) for store in stores]
+    found = [Decider(policies, store) for store in stores]
     yield clock, *found
     for decider in found:
         await decider.close()
@@ -220,7 +220,7 @@ async def test_a_lost_store_keeps_who_is_known_to_be_blocked(tmp_path):
             assert (await blocks.find("api", "bad")).violated == ("blocked",)
             valkey.kill()
             assert await blocks.find("api", "good") is None
-            blocks._known = {place: known._replace(told=-(10**9)) for place, known in blocks._known.items()}  # noqa: SLF001 - heard of long ago
+            blocks._known = {key: known._replace(checked_at=-(10**9)) for key, known in blocks._known.items()}  # noqa: SLF001 - heard of long ago
             assert (await blocks.find("api", "bad")).violated == ("blocked",)
             with pytest.raises(StoreUnavailable):
                 await blocks.block("api", "worse", 10)

@@ -86,8 +86,8 @@ async def test_acquire_and_batch(decider, policy):
 
 async def test_several_together(decider):
     """A request to Envoy's rate limit service: those that are enforced at once, then each in shadow mode."""
-    rules = {name: decider.policies.entries[name].policy for name in POLICIES}
-    asks = [(rules["api"], "k", 1), (rules["shadow"], "k", 1), (rules["shadow"], "other", 2)]
+    policies = {name: decider.policies.entries[name].policy for name in POLICIES}
+    asks = [(policies["api"], "k", 1), (policies["shadow"], "k", 1), (policies["shadow"], "other", 2)]
     answered = 0
     for number in range(120):
         answered += bool(await cancelled_after(number % 24, decider.decide_all(asks)))

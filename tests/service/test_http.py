@@ -380,15 +380,15 @@ async def test_the_same_key_gets_the_same_answer(site):
 
 
 async def test_large_answers_are_forgotten_first():
-    replays = IdempotentReplies(ManualClock(), largest=1000)
+    replays = IdempotentReplies(ManualClock(), max_bytes=1000)
 
     async def ask():
         return HTTPReply(200, b"x" * 400)
 
     for number in range(10):
-        await replays.answer(b"%d" % number, ("batch", b"asked"), ask)
+        await replays.reply(b"%d" % number, ("batch", b"asked"), ask)
     assert len(replays) == 3
-    again = await replays.answer(b"9", ("batch", b"asked"), ask)
+    again = await replays.reply(b"9", ("batch", b"asked"), ask)
     assert again.headers == ((b"idempotency-replayed", b"true"),)
 
 

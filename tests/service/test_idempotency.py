@@ -13,7 +13,7 @@ from tests.servers.process import until
 from tests.servers.valkey import ValkeyCluster, ValkeyServer
 from tests.service.conftest import STORES, url_of
 from tests.service.harness import START, Site, serving
-from tests.service.test_signing import said_by, services
+from tests.service.test_signing import payload_of, services
 from tidegate.service.config.settings import load_settings
 from tidegate.service.decisions.decider import Decider, Subject
 from tidegate.service.decisions.idempotency import ABANDONED_TASKS, REMEMBER_FOR, KeyedCall
@@ -23,7 +23,7 @@ from tidegate.stores.outage import GuardedStore, open_guarded
 from tidegate.stores.registry import open_store
 from tidegate.testing import ManualClock
 
-RULES = """
+POLICIES = """
 policies:
   api: 20/1h fixed_window
   one: 1/1h fixed_window
@@ -38,7 +38,7 @@ policies:
 def pair(request, tmp_path_factory):
     """Two services on one store, one of them with two processes."""
     folder = tmp_path_factory.mktemp("pair")
-    text = f"store: {url_of(request.param, request, folder)}\n{RULES}"
+    text = f"store: {url_of(request.param, request, folder)}\n{POLICIES}"
     with services(folder, text) as (first,), serving(folder, text, "--workers", "2") as second:
         yield first, second
 
@@ -92,7 +92,7 @@ def test_another_request_with_the_same_key_is_refused(pair):
 def test_a_repeated_reservation_is_the_same_one(pair, policy):
     ask, key = {"policy": policy, "key": secrets.token_hex(8), "cost": 10}, keyed()
     ids = [service.post("reserve", ask, **key).json()["id"] for service in (*pair, pair[1], pair[1])]
-    assert len({json.dumps(said_by(each)) for each in ids}) == 1
+    assert len({json.dumps(payload_of(each)) for each in ids}) == 1
     assert used(pair[0], policy, ask["key"]) == 10
     statuses = [service.post("commit", {"id": each, "cost": 4}).status_code for service, each in zip(cycle(pair), ids)]
     assert statuses == [200, 409, 409, 409]
@@ -181,8 +181,8 @@ async def test_many_at_once(pair):
 
 @pytest.mark.parametrize("verb", ["acquire", "reserve"])
 async def test_a_call_that_is_abandoned_while_the_store_decides_is_charged_once(verb, shared_url):
-    rules = load_settings({"policies": {"api": "1000/1h fixed_window"}}).policies
-    here, there = (Decider(rules, open_guarded(shared_url)) for _ in range(2))
+    policies = load_settings({"policies": {"api": "1000/1h fixed_window"}}).policies
+    here, there = (Decider(policies, open_guarded(shared_url)) for _ in range(2))
     subject, rounds = Subject("api", "k"), 60
     try:
         for decider in (here, there):
@@ -232,7 +232,7 @@ async def test_a_key_is_remembered_for_ten_minutes(sites):
     assert (await there.post("acquire", ask, **key)).json()["remaining"] == 97
     # The same key later is another reservation, which is settled by itself.
     later = (await here.post("reserve", ask, **keyed("two"))).json()["id"]
-    assert (said_by(ids[0]), said_by(ids[0])[0] == said_by(later)[0]) == (said_by(ids[1]), False)
+    assert (payload_of(ids[0]), payload_of(ids[0])[0] == payload_of(later)[0]) == (payload_of(ids[1]), False)
     assert (await there.post("cancel", {"id": later})).status_code == 200
 
 

@@ -133,7 +133,7 @@ def test_commands(service, capsys):
     code, said, _ = command("policies", "--json")
     assert (code, [policy["name"] for policy in json.loads(said)["policies"]]) == (0, ["api", "slow", "tokens"])
     code, _, wrong = command("acquire", "nope", "cli")
-    assert (code, wrong) == (2, "tidegate: there is no policy 'nope': known are api, slow, tokens")
+    assert (code, wrong) == (2, "tidegate: there is no policy 'nope': known names are api, slow, tokens")
     code, said, _ = command("acquire", "tokens", "cli", "parts", "--cost", "tokens=7", "--json")
     assert (code, json.loads(said)["remaining"]) == (0, 93)
     code, _, wrong = command("acquire", "tokens", "cli", "--cost", "seven")

@@ -50,8 +50,8 @@ async def test_what_may_have_been_settled_is_not_settled_again(shared_url):
 async def test_a_flood_of_settlements_lets_nobody_settle_twice(monkeypatch):
     clock = ManualClock(start=START)
     decider = Decider(load_settings({"policies": {"api": "100/1h fixed_window"}}).policies, MemoryStore(clock=clock))
-    monkeypatch.setitem(reservation_ids.SETTLED_BY_STORE, decider.store, SettledIds(most=20))
-    decider._reservation_ids._marks = reservation_ids.SETTLED_BY_STORE[decider.store]  # noqa: SLF001 - fewer than 200,000 will do
+    monkeypatch.setitem(reservation_ids.SETTLED_BY_STORE, decider.store, SettledIds(max_ids=20))
+    decider._reservation_ids._settled = reservation_ids.SETTLED_BY_STORE[decider.store]  # noqa: SLF001 - fewer than 200,000 will do
     victim = await decider.reserve(K, 50)
     await decider.cancel(victim.id)
     for _ in range(40):  # they end later, so that the mark of the first is dropped
@@ -65,11 +65,11 @@ async def test_a_flood_of_settlements_lets_nobody_settle_twice(monkeypatch):
 
 
 def test_marks_end_and_are_bounded():
-    marks = SettledIds(most=3)
-    assert [marks.take(number, end, 0) for number, end in (("a", 30), ("b", 10), ("c", 20), ("a", 30))] == [
+    settled = SettledIds(max_ids=3)
+    assert [settled.add(number, end, 0) for number, end in (("a", 30), ("b", 10), ("c", 20), ("a", 30))] == [
         True, True, True, False,
     ]  # fmt: skip
-    assert marks.take("d", 40, 0)  # b, the first to end, makes room
-    assert not any(marks.take(number, 50, 0) for number in "acd")
-    assert marks.take("e", 50, 31)  # a and c have ended
-    assert len(marks._ends) == len(marks._settled) == 2  # noqa: SLF001 - nothing else tells
+    assert settled.add("d", 40, 0)  # b, the first to end, makes room
+    assert not any(settled.add(number, 50, 0) for number in "acd")
+    assert settled.add("e", 50, 31)  # a and c have ended
+    assert len(settled._ends) == len(settled._settled) == 2  # noqa: SLF001 - nothing else tells

@@ -15,7 +15,7 @@ from tidegate import ConfigError, ResourceUnknown
 from tidegate.service.config.settings import load_settings
 from tidegate.service.decisions.decider import Decider, Subject
 from tidegate.service.decisions.reservation_ids import AlreadySettledError
-from tidegate.service.decisions.signing import SECRET_KEY, SECRET_POLICY, SECRET_TTL, SigningKeys
+from tidegate.service.decisions.signing import ENTRY_KEY, SECRET_POLICY, SECRET_TTL, SigningKeys
 from tidegate.stores import MemoryStore
 from tidegate.stores.outage import GuardedStore
 from tidegate.stores.outage.open import open_guarded
@@ -27,25 +27,25 @@ WINDOW = {"policies": {"api": "10/1h fixed_window"}}
 K = Subject("api", "k")
 
 
-def text_of(data):
+def encode(data):
     return base64.urlsafe_b64encode(data).rstrip(b"=").decode()
 
 
-def said_by(reservation_id):
+def payload_of(reservation_id):
     head = reservation_id.partition(".")[0]
     return json.loads(base64.urlsafe_b64decode(head + "=" * (-len(head) % 4)))
 
 
 def guesses(token, reservation_id):
     """Sign a changed reservation_id with every key that a client can work out from what it holds."""
-    said = json.dumps(["0" * 16, *said_by(reservation_id)[1:]]).encode()
+    said = json.dumps(["0" * 16, *payload_of(reservation_id)[1:]]).encode()
     tail = base64.urlsafe_b64decode(reservation_id.partition(".")[2] + "==")
     known = {b"", token.encode(), b"reservations", tail}
     for person in (b"", b"reservations", b"reservation id"):
         known |= {blake2b(each, digest_size=size, person=person).digest() for each in set(known) for size in (32, 64)}
     for key in known:
         for secret in {key[:64], blake2b(key, digest_size=32).digest()}:
-            yield f"{text_of(said)}.{text_of(blake2b(said, key=secret, digest_size=16).digest())}"
+            yield f"{encode(said)}.{encode(blake2b(said, key=secret, digest_size=16).digest())}"
 
 
 @contextmanager
@@ -104,8 +104,8 @@ def test_services_on_one_store_settle_each_others_ids_whatever_their_tokens(shar
 
 
 async def test_secrets_are_rotated():
-    rules, store = load_settings(WINDOW).policies, MemoryStore(clock=ManualClock(start=START))
-    before, between, after = (Decider(rules, store, secrets=each) for each in ((OLD,), (NEW, OLD), (NEW,)))
+    policies, store = load_settings(WINDOW).policies, MemoryStore(clock=ManualClock(start=START))
+    before, between, after = (Decider(policies, store, secrets=each) for each in ((OLD,), (NEW, OLD), (NEW,)))
     by_old, by_new = await before.reserve(K), await between.reserve(K)
     with pytest.raises(ResourceUnknown):
         await before.cancel(by_new.id)
@@ -137,7 +137,7 @@ def test_the_secret_of_the_settings(tmp_path):
     path.write_text(" \n", encoding="utf-8")
     with pytest.raises(ConfigError, match="expected at least one secret"):
         load_settings({"reservation_secret_file": str(path)})
-    with pytest.raises(ConfigError, match="reservation_secret: is a token too"):
+    with pytest.raises(ConfigError, match="reservation_secret: must differ from the tokens"):
         load_settings({"decision_token": DECISION, "reservation_secret": [NEW, DECISION]})
 
 
@@ -151,8 +151,8 @@ async def test_the_store_keeps_the_first_secret(shared_url):
         assert len(found) == 1
         ((key,),) = found
         assert len(key) == 32
-        (mark,) = stores[0].apply("peek", ((SECRET_POLICY, SECRET_KEY, (1,) * len(SECRET_POLICY.limits)),))
-        assert mark.reset_after > SECRET_TTL - 3600
+        (entry,) = stores[0].apply("peek", ((SECRET_POLICY, ENTRY_KEY, (1,) * len(SECRET_POLICY.limits)),))
+        assert entry.reset_after > SECRET_TTL - 3600
     finally:
         for store in stores:
             await store.close_async()
@@ -187,11 +187,13 @@ async def test_an_emptied_store_gets_the_secret_back():
 
 async def test_ids_that_were_made_while_the_store_was_lost_are_verified_later():
     clock = ManualClock(start=START)
-    rules = load_settings({"policies": {"api": {"limits": "10/1h fixed_window", "on_store_error": "allow"}}}).policies
+    policies = load_settings(
+        {"policies": {"api": {"limits": "10/1h fixed_window", "on_store_error": "allow"}}}
+    ).policies
     with ValkeyServer() as valkey:
         store = GuardedStore(open_store(valkey.url), deadline=5.0, clock=clock, background=False)
         valkey.kill()
-        decider = Decider(rules, store)
+        decider = Decider(policies, store)
         try:
             lost = await decider.reserve(K)
             assert lost.decision.allowed
