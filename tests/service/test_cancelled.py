@@ -1,4 +1,4 @@
-"""A client that hangs up: its task is cancelled at any turn of the loop; what it was charged is what it was told."""
+"""A client disconnects and its task is cancelled at any step of the event loop: only answered calls stay charged."""
 
 import asyncio
 import random
@@ -22,7 +22,7 @@ POLICIES = {
 
 
 class Elsewhere(MemoryStore):
-    """Decides in the middle of some turns of the event loop, as a store over a network does."""
+    """A store that decides after a few iterations of the event loop, like a store over a network."""
 
     instant = False
 
@@ -59,7 +59,7 @@ async def settled(decider, policy, answered, key="k"):
 
 
 async def cancelled_after(turns, call):
-    """Begin a call, cancel it after so many turns; return its answer, or None."""
+    """Start a call and cancel it after so many iterations of the event loop; return its result, or None."""
     task = asyncio.ensure_future(call)
     for _ in range(turns):
         await asyncio.sleep(0)
@@ -70,7 +70,7 @@ async def cancelled_after(turns, call):
 
 
 @pytest.mark.parametrize("policy", ["api", "slots"])
-async def test_acquire_and_batch(decider, policy):
+async def test_cancelled_acquires_and_batches_are_refunded(decider, policy):
     rng, answered = random.Random(1), 0
     asks = [(Subject(policy, "k"), 1 + number % 3) for number in range(10)]
     for number in range(200):
@@ -84,8 +84,8 @@ async def test_acquire_and_batch(decider, policy):
     assert charged == answered > 0
 
 
-async def test_several_together(decider):
-    """A request to Envoy's rate limit service: those that are enforced at once, then each in shadow mode."""
+async def test_cancelled_decide_all_is_refunded(decider):
+    """A request to Envoy's rate limit service: the enforced policies together, then each policy in shadow mode."""
     policies = {name: decider.policies.entries[name].policy for name in POLICIES}
     asks = [(policies["api"], "k", 1), (policies["shadow"], "k", 1), (policies["shadow"], "other", 2)]
     answered = 0
@@ -98,8 +98,8 @@ async def test_several_together(decider):
 
 
 @pytest.mark.parametrize("verb", ["acquire", "reserve"])
-async def test_waiting_while_somebody_is_blocked(decider, verb):
-    """After a wait it is looked whether the key was blocked meanwhile, which takes a question to the store."""
+async def test_cancelled_waits_are_refunded_while_a_block_exists(decider, verb):
+    """After a wait, the decider asks the store whether the key was blocked meanwhile."""
     await decider.block(Subject("api", "somebody else"), 3600)
     answered = 0
     for number in range(120):
@@ -110,7 +110,7 @@ async def test_waiting_while_somebody_is_blocked(decider, verb):
     assert charged == answered > 0
 
 
-async def test_lease(decider):
+async def test_cancelled_leases_are_refunded(decider):
     answered = 0
     for number in range(60):
         lease = await cancelled_after(number % 14, decider.lease(Subject("api", "k"), 1, 5))
@@ -120,8 +120,8 @@ async def test_lease(decider):
 
 
 @pytest.mark.parametrize("verb", ["commit", "cancel"])
-async def test_a_settlement_is_made_once(decider, verb):
-    """A settlement that was cancelled is made, or was not begun and can be made again; never twice."""
+async def test_a_cancelled_settlement_is_applied_once(decider, verb):
+    """A cancelled settlement is applied, or was not begun and can be repeated; it is never applied twice."""
     for turns in range(24):
         await decider.reset(Subject("api", "k"))
         await decider.acquire(Subject("api", "k"), 50)

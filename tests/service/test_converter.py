@@ -1,4 +1,4 @@
-"""Files of Envoy's own rate limit service, converted: a museum of them, and an oracle of how it reads them."""
+"""Conversion of files of Envoy's own rate limit service, compared with an oracle of how that service reads them."""
 
 from pathlib import Path
 
@@ -40,18 +40,18 @@ def limits_of(policies):
     return {variant.policy.name: str(variant.policy.limits[0]) for variant in domain.variants()}
 
 
-# ---- the museum ------------------------------------------------------------------------------------------------------
+# ---- files -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", GOOD)
-def test_what_is_different_is_said_by_file_line_and_field(name):
+def test_remarks_name_file_line_and_field(name):
     path = ENVOY_FILES / name
     _, remarks = convert([path])
     assert remarks == [f"{path}:{remark}" for remark in REMARKS.get(name, [])]
 
 
 @pytest.mark.parametrize("name", sorted(path.name for path in (ENVOY_FILES / "refused").iterdir()))
-def test_what_cannot_be_carried_over_is_refused(name):
+def test_unsupported_settings_are_refused(name):
     path = ENVOY_FILES / "refused" / name
     message = path.read_text(encoding="utf-8").rpartition("# refused: ")[2].strip()
     with pytest.raises(ConfigError) as error:
@@ -60,13 +60,13 @@ def test_what_cannot_be_carried_over_is_refused(name):
 
 
 @pytest.mark.parametrize("name", GOOD)
-def test_a_converted_file_is_one_of_ours(name, tmp_path):
+def test_a_converted_file_is_valid(name, tmp_path):
     text, _ = convert([ENVOY_FILES / name])
     (tmp_path / "service.yaml").write_text(text, encoding="utf-8")
     assert list(load_settings(tmp_path / "service.yaml").policies.domains) == ["shop"]
 
 
-def test_nothing_is_lost():
+def test_all_limits_are_converted():
     assert limits_of(converted_policies("plain.yaml")) == {"shop/api_key": "100/1m fixed_window name=per-minute"}
     assert limits_of(converted_policies("nested.yaml")) == {
         "shop/country/method=POST": "10/1s fixed_window name=per-second",
@@ -94,7 +94,7 @@ def test_nothing_is_lost():
         assert policies.match_descriptor("shop", [pair])[0].policy.limits[0].quota == number
 
 
-def test_files_of_one_domain_are_put_together(tmp_path):
+def test_files_of_one_domain_are_merged(tmp_path):
     first, second = ENVOY_FILES / "plain.yaml", ENVOY_FILES / "another_part.yaml"
     text, remarks = convert([first, second])
     assert remarks == [f"{second}:1: domain: shop is in several files: its descriptors are merged"]
@@ -127,7 +127,7 @@ async def codes(envoy: Envoy, descriptor):
     return (await envoy.codes(descriptor, domain="shop"))[0]
 
 
-def test_the_schema_knows_what_the_reader_knows():
+def test_the_schema_has_replaces():
     descriptor = schema()["$defs"]["descriptor"]["properties"]
     assert "replaces" in descriptor["rate_limit"]["properties"]
 
@@ -173,7 +173,7 @@ def expected(tree, descriptor):
     st.lists(st.tuples(st.sampled_from("kl"), st.sampled_from(("a", "ab", "abc", "b"))), min_size=1, max_size=3),
 )
 @settings(max_examples=60, deadline=None)
-def test_a_converted_tree_limits_as_before(tmp_path_factory, tree, descriptor):
+def test_a_converted_tree_has_the_same_limits(tmp_path_factory, tree, descriptor):
     path = tmp_path_factory.getbasetemp() / "oracle.yaml"
     path.write_text(yaml.safe_dump({"domain": "shop", "descriptors": tree}), encoding="utf-8")
     try:

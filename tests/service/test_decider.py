@@ -66,7 +66,7 @@ async def test_waiting_is_served_when_permits_come_back(decider, clock):
     assert clock.now() == START + 60
 
 
-async def test_a_shadow_never_denies_and_is_counted(decider):
+async def test_shadow_mode_never_denies_and_is_counted(decider):
     decisions = [await decider.acquire(Subject("shadow", "k")) for _ in range(3)]
     assert all(decision.allowed for decision in decisions)
     assert [decision.violated for decision in decisions] == [(), ("1m",), ("1m",)]
@@ -74,7 +74,7 @@ async def test_a_shadow_never_denies_and_is_counted(decider):
     assert (count.allowed, count.shadow, count.denied) == (1, 2, 0)
 
 
-async def test_a_batch_is_decided_one_by_one_and_in_order(decider):
+async def test_a_batch_decides_each_ask_independently_and_in_order(decider):
     asks = [(Subject("api", "a"), 1)] * 3 + [
         (Subject("nope", "a"), 1),
         (Subject("api", "b"), 3),
@@ -86,7 +86,7 @@ async def test_a_batch_is_decided_one_by_one_and_in_order(decider):
     ]  # fmt: skip
 
 
-async def test_the_short_way_decides_the_same(decider):
+async def test_the_fast_path_makes_the_same_decisions(decider):
     fast_path = decider.fast_path("api")
     assert [fast_path("k").allowed for _ in range(3)] == [True, True, False]
     assert decider.stats.count("api").denied == 1
@@ -113,7 +113,7 @@ async def test_a_reservation_is_settled_by_its_id(decider):
 
 
 @pytest.mark.parametrize("again", ["commit", "cancel"])
-async def test_it_is_settled_once(decider, again):
+async def test_a_reservation_is_settled_only_once(decider, again):
     held = await decider.reserve(Subject("tokens", "k"), {"tokens": 60})
     await decider.cancel(held.id)
     with pytest.raises(AlreadySettledError):
@@ -126,7 +126,7 @@ async def test_it_is_settled_once(decider, again):
     assert await used(decider, "tokens") == {"tokens-1m": 0, "1m": 0}
 
 
-async def test_a_wrong_cost_settles_nothing(decider):
+async def test_an_invalid_cost_settles_nothing(decider):
     held = await decider.reserve(Subject("tokens", "k"), {"tokens": 60})
     with pytest.raises(ConfigError, match="no limit of policy 'tokens' counts 'usd'"):
         await decider.commit(held.id, {"usd": 1})
@@ -134,11 +134,11 @@ async def test_a_wrong_cost_settles_nothing(decider):
     assert await used(decider, "tokens") == {"tokens-1m": 1, "1m": 0}
 
 
-async def test_an_id_that_is_not_ours_is_refused(decider, store):
+async def test_a_forged_or_foreign_id_is_refused(decider, store):
     held = await decider.reserve(Subject("tokens", "k"), {"tokens": 60})
     head, _, tail = held.id.partition(".")
-    said = base64.urlsafe_b64decode(head + "==")
-    forged = base64.urlsafe_b64encode(said.replace(b"60", b"99")).decode().rstrip("=")
+    result = base64.urlsafe_b64decode(head + "==")
+    forged = base64.urlsafe_b64encode(result.replace(b"60", b"99")).decode().rstrip("=")
     for wrong in ("", ".", "x", "é.é", f"{forged}.{tail}", f"{head}.{tail[:-3]}AAA", "a" * 20_000):
         with pytest.raises(ResourceUnknown, match="reservation"):
             await decider.cancel(wrong)
@@ -151,7 +151,7 @@ async def test_an_id_that_is_not_ours_is_refused(decider, store):
         await decider.cancel(held.id)
 
 
-async def test_settled_late_the_estimate_stands(decider, clock):
+async def test_an_estimate_stays_charged_after_its_ttl(decider, clock):
     held = await decider.reserve(Subject("tokens", "k"), {"tokens": 60}, ttl=10)
     clock.advance(11)
     await decider.commit(held.id, {"tokens": 5})
@@ -174,7 +174,7 @@ async def test_slots_are_released(decider):
 # ---- other rules -----------------------------------------------------------------------------------------------------
 
 
-async def test_new_rules_keep_what_was_consumed_and_who_waits(decider, clock):
+async def test_new_policies_keep_consumed_permits_and_waiting_calls(decider, clock):
     subject = Subject("api", "k")
     await decider.acquire(subject, 2)
     waiting = asyncio.create_task(decider.acquire(subject, wait=30))
@@ -187,7 +187,7 @@ async def test_new_rules_keep_what_was_consumed_and_who_waits(decider, clock):
     assert decider.describe_policies()[0]["limits"] == ["3/1m fixed_window"]
 
 
-async def test_who_waits_for_a_policy_that_goes_is_told(decider):
+async def test_removing_a_policy_raises_closed_in_its_waiting_calls(decider):
     subject = Subject("api", "k")
     await decider.acquire(subject, 2)
     waiting = asyncio.create_task(decider.acquire(subject, wait=30))
@@ -201,7 +201,7 @@ async def test_who_waits_for_a_policy_that_goes_is_told(decider):
 
 
 @pytest.mark.parametrize("key", ["", "k" * 1025, ("k",) * 33, "\ud800", 5, None, ()])
-async def test_a_key_is_a_text_of_some_length(decider, key):
+async def test_invalid_keys_are_refused(decider, key):
     if key == "":
         assert (await decider.acquire(Subject("api", key))).allowed  # an empty text is a text
         return
@@ -212,7 +212,7 @@ async def test_a_key_is_a_text_of_some_length(decider, key):
 # ---- leases ----------------------------------------------------------------------------------------------------------
 
 
-async def test_leases_are_returned_when_the_desk_closes(tmp_path):
+async def test_leases_are_returned_when_the_decider_closes(tmp_path):
     settings = {"store": f"sqlite:///{tmp_path / 'limits.db'}?deadline=10s", "policies": {"api": "100/1h fixed_window"}}
     leased = load_settings({**settings, "lease": True})
     decider = Decider(leased.policies, open_shared(leased))
@@ -234,5 +234,5 @@ async def test_leases_are_returned_when_the_desk_closes(tmp_path):
     await decider.close()
 
 
-def test_memory_needs_no_lease():
+def test_a_store_in_memory_is_not_leased():
     assert isinstance(open_shared(load_settings({"lease": True})), MemoryStore)

@@ -1,4 +1,4 @@
-"""Which policy decides on a key: overrides, roll-outs and descriptors, against the plainest oracles."""
+"""Which policy is selected for a key: overrides, roll-outs and descriptors, compared with simple oracles."""
 
 from fnmatch import fnmatchcase
 
@@ -21,7 +21,7 @@ def limits(variant):
     return [str(limit) for limit in variant.policy.limits]
 
 
-def test_exact_keys_go_before_patterns_and_these_in_order():
+def test_exact_overrides_go_first_then_patterns_in_order():
     policies = make_policies(
         policies={
             "api": {
@@ -65,7 +65,7 @@ def test_overrides_match_as_globs_do(patterns, key):
     assert limits(policies.choose("api", key)) == [f"{expected}/1m"]
 
 
-def test_a_rollout_enforces_for_its_share_and_grows_without_changing_sides():
+def test_a_rollout_enforces_its_percentage_and_keeps_selected_keys():
     keys = [f"user:{number}" for number in range(2000)]
     enforced = {}
     for percent in (0, 10, 50, 100):
@@ -76,7 +76,7 @@ def test_a_rollout_enforces_for_its_share_and_grows_without_changing_sides():
     assert enforced[10] < enforced[50] < enforced[100] == set(keys)
 
 
-def test_an_unknown_policy_names_those_that_are_known():
+def test_the_error_for_an_unknown_policy_lists_known_policies():
     with pytest.raises(ResourceUnknown, match="there is no policy 'b': known names are a"):
         make_policies(policies={"a": "1/1m"}).choose("b", "x")
     with pytest.raises(ResourceUnknown, match="none is configured"):
@@ -116,7 +116,7 @@ TREE = [
         ([], None, None),
     ],
 )
-def test_descriptors_lead_down_the_tree(descriptor, limit, key):
+def test_descriptors_match_nodes_of_the_tree(descriptor, limit, key):
     found = make_policies(domains=[{"domain": "e", "descriptors": TREE}]).match_descriptor("e", descriptor)
     if limit is None:
         assert found is None
@@ -126,7 +126,7 @@ def test_descriptors_lead_down_the_tree(descriptor, limit, key):
     assert variant.policy.mode == ("shadow" if ("user", "bob") in descriptor else "enforce")
 
 
-def test_every_variant_has_a_slot_of_its_own():
+def test_every_variant_has_a_unique_slot():
     policies = make_policies(
         policies={"a": {"limits": "1/1m", "overrides": [{"key": "x*", "limits": "2/1m"}]}, "b": "1/1m"},
         domains=[

@@ -1,4 +1,4 @@
-"""Receipts: each is settled once, whatever fails and however many there are."""
+"""Reservation ids: each is settled only once, whatever fails and however many there are."""
 
 import pytest
 
@@ -28,7 +28,7 @@ async def test_a_full_store_settles_each_reservation_once():
     await decider.close()
 
 
-async def test_what_may_have_been_settled_is_not_settled_again(shared_url):
+async def test_a_failed_settlement_is_not_repeated(shared_url):
     store = open_guarded(shared_url)
     decider = Decider(load_settings({"policies": {"api": "100/1h fixed_window"}}).policies, store)
     reservation_id = await decider._reservation_ids.read((await decider.reserve(K, 5)).id)  # noqa: SLF001 - a failure in between is not made otherwise
@@ -36,7 +36,7 @@ async def test_what_may_have_been_settled_is_not_settled_again(shared_url):
 
     async def settle():
         settled.append(reservation_id)
-        raise StoreUnavailable("the store was told, and its answer was lost")
+        raise StoreUnavailable("the store applied it, and its response was lost")
 
     with pytest.raises(StoreUnavailable):
         await decider._reservation_ids.settle(reservation_id, settle)  # noqa: SLF001 - as above
@@ -47,14 +47,14 @@ async def test_what_may_have_been_settled_is_not_settled_again(shared_url):
     await decider.close()
 
 
-async def test_a_flood_of_settlements_lets_nobody_settle_twice(monkeypatch):
+async def test_no_id_is_settled_twice_when_settled_ids_are_dropped(monkeypatch):
     clock = ManualClock(start=START)
     decider = Decider(load_settings({"policies": {"api": "100/1h fixed_window"}}).policies, MemoryStore(clock=clock))
     monkeypatch.setitem(reservation_ids.SETTLED_BY_STORE, decider.store, SettledIds(max_ids=20))
     decider._reservation_ids._settled = reservation_ids.SETTLED_BY_STORE[decider.store]  # noqa: SLF001 - fewer than 200,000 will do
     victim = await decider.reserve(K, 50)
     await decider.cancel(victim.id)
-    for _ in range(40):  # they end later, so that the mark of the first is dropped
+    for _ in range(40):  # they expire later, so that the first id is dropped
         clock.advance(0.01)
         await decider.cancel((await decider.reserve(K, 1, ttl=600)).id)
     assert (await decider.acquire(K, 100)).allowed
@@ -64,7 +64,7 @@ async def test_a_flood_of_settlements_lets_nobody_settle_twice(monkeypatch):
     await decider.close()
 
 
-def test_marks_end_and_are_bounded():
+def test_settled_ids_expire_and_are_bounded():
     settled = SettledIds(max_ids=3)
     assert [settled.add(number, end, 0) for number, end in (("a", 30), ("b", 10), ("c", 20), ("a", 30))] == [
         True, True, True, False,

@@ -1,4 +1,4 @@
-"""Who can make a reservation id: nobody but the service, whatever token a client holds."""
+"""Reservation ids cannot be forged, whatever token a client has."""
 
 import base64
 import json
@@ -37,20 +37,20 @@ def payload_of(reservation_id):
 
 
 def guesses(token, reservation_id):
-    """Sign a changed reservation_id with every key that a client can work out from what it holds."""
-    said = json.dumps(["0" * 16, *payload_of(reservation_id)[1:]]).encode()
+    """Sign a changed id with every key that a client can derive from what it has."""
+    result = json.dumps(["0" * 16, *payload_of(reservation_id)[1:]]).encode()
     tail = base64.urlsafe_b64decode(reservation_id.partition(".")[2] + "==")
     known = {b"", token.encode(), b"reservations", tail}
     for person in (b"", b"reservations", b"reservation id"):
         known |= {blake2b(each, digest_size=size, person=person).digest() for each in set(known) for size in (32, 64)}
     for key in known:
         for secret in {key[:64], blake2b(key, digest_size=32).digest()}:
-            yield f"{encode(said)}.{encode(blake2b(said, key=secret, digest_size=16).digest())}"
+            yield f"{encode(result)}.{encode(blake2b(result, key=secret, digest_size=16).digest())}"
 
 
 @contextmanager
 def services(folder, *texts, flags=()):
-    """Start services that know nothing of each other but the store."""
+    """Start services that share nothing but the store."""
     with ExitStack() as stack:
         found = []
         for number, text in enumerate(texts):
@@ -61,7 +61,7 @@ def services(folder, *texts, flags=()):
 
 
 @pytest.mark.parametrize("store", ["memory://", "sqlite"])
-def test_a_client_cannot_invent_a_reservation(store, tmp_path):
+def test_a_client_cannot_forge_a_reservation_id(store, tmp_path):
     store = f"sqlite:///{tmp_path / 'limits.db'}?deadline=10s" if store == "sqlite" else store
     text = f"store: {store}\ndecision_token: {DECISION}\npolicies: {{api: 10/1h fixed_window}}\n"
     client = {"headers": {"Authorization": f"Bearer {DECISION}"}}
@@ -80,7 +80,7 @@ def test_a_client_cannot_invent_a_reservation(store, tmp_path):
         assert service.post("usage", ask, **client).json()["limits"][0]["used"] == 0
 
 
-def test_services_on_one_store_settle_each_others_ids_whatever_their_tokens(shared_url, tmp_path):
+def test_services_on_one_store_settle_each_others_ids(shared_url, tmp_path):
     tokens = [DECISION, "another-token-of-a-team", None]
     texts = [
         f"store: {shared_url}\n{f'decision_token: {token}' if token else ''}\npolicies: {{api: 10/1h fixed_window}}\n"
@@ -119,7 +119,7 @@ async def test_secrets_are_rotated():
     assert (await between.usage(K))["1h"].used == 0
 
 
-def test_the_secret_of_the_settings(tmp_path):
+def test_secrets_from_the_settings(tmp_path):
     path = tmp_path / "secrets"
     path.write_text(f"{NEW}\n{OLD}\n", encoding="utf-8")
     for given in (
@@ -158,7 +158,7 @@ async def test_the_store_keeps_the_first_secret(shared_url):
             await store.close_async()
 
 
-async def test_a_secret_in_memory_is_of_that_store():
+async def test_each_store_in_memory_has_its_own_secret():
     one, other = MemoryStore(), MemoryStore()
     assert await SigningKeys(one).all() == await SigningKeys(one).all()
     assert await SigningKeys(one).all() != await SigningKeys(other).all()
@@ -185,7 +185,7 @@ async def test_an_emptied_store_gets_the_secret_back():
             await store.close_async()
 
 
-async def test_ids_that_were_made_while_the_store_was_lost_are_verified_later():
+async def test_ids_signed_while_the_store_was_unavailable_are_valid_later():
     clock = ManualClock(start=START)
     policies = load_settings(
         {"policies": {"api": {"limits": "10/1h fixed_window", "on_store_error": "allow"}}}
@@ -224,7 +224,7 @@ LIMITS = ["10/1m fixed_window", "10/minute calendar_window", "10/1m sliding_wind
 
 
 @pytest.mark.parametrize("limit", LIMITS)
-async def test_a_window_that_has_gone_gets_nothing_back(limit, shared_url):
+async def test_an_expired_window_gets_no_refund(limit, shared_url):
     clock = ManualClock(start=START)  # the beginning of a minute
     store = open_store(shared_url.replace("deadline=20s&", "").replace("?deadline=20s", ""), clock=clock)
     decider = Decider(load_settings({"policies": {"api": limit}}).policies, store)
@@ -248,7 +248,7 @@ async def test_a_window_that_has_gone_gets_nothing_back(limit, shared_url):
         await decider.close()
 
 
-async def test_leases_of_clients_are_signed_as_reservations_are():
+async def test_lease_ids_are_signed():
     async with Site(policies={"api": "100/1h fixed_window"}) as site:
         lease = (await site.post("lease", {"policy": "api", "key": "k", "most": 20})).json()
         assert lease["permits"] == 20
