@@ -174,15 +174,15 @@ def test_reloading(tmp_path):
         config = tmp_path / "service.yaml"
         config.write_text("policies: {api: many}\n", encoding="utf-8")
         service.process.send_signal(signal.SIGHUP)
-        until(lambda: service.logged("refused, the former rules stay in force"), "the refusal of a bad file")
+        until(lambda: service.logged("reload refused, the previous policies stay in effect"), "the refusal of a bad file")
         assert service.logged("service.yaml:1: policies.api: expected a limit")
         assert service.post("acquire", ask).json()["allowed"] is False
         config.write_text("", encoding="utf-8")
         service.process.send_signal(signal.SIGHUP)
-        until(lambda: service.logged("has neither policies nor domains"), "the refusal of an empty file")
+        until(lambda: service.logged("needs policies or domains"), "the refusal of an empty file")
         config.write_text("policies: {api: 4/1h fixed_window, new: 1/1h}\n", encoding="utf-8")
         service.process.send_signal(signal.SIGHUP)
-        until(lambda: service.logged("new rules are in force"), "the new rules")
+        until(lambda: service.logged("new policies are in effect"), "the new policies")
         answers = [service.post("acquire", ask).json()["allowed"] for _ in range(2)]
         assert answers == [True, False]  # one more than before, not four
         assert service.post("acquire", {"policy": "slow", "key": "k"}).status_code == 404
@@ -194,7 +194,7 @@ def test_reloading(tmp_path):
 def test_a_changed_file_is_noticed(tmp_path):
     with serving(tmp_path, "reload_every: 20ms\n" + RULES) as service:
         (tmp_path / "service.yaml").write_text("policies: {other: 1/1h}\n", encoding="utf-8")
-        until(lambda: service.post("peek", {"policy": "other", "key": "k"}).status_code == 200, "the new rules")
+        until(lambda: service.post("peek", {"policy": "other", "key": "k"}).status_code == 200, "the new policies")
 
 
 def test_stopping_finishes_what_is_under_way(tmp_path):
