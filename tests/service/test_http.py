@@ -147,6 +147,15 @@ async def test_invalid_requests_name_the_problem_and_the_field(site, verb, body,
     assert site.decider.stats.errors[kind] == 1
 
 
+async def test_unknown_names_get_a_suggestion(site):
+    detail = (await site.post("acquire", {**K, "costs": 1})).json()["detail"]
+    assert detail == "unknown field: did you mean 'cost'?"
+    detail = (await site.post("cancel", {"colour": 1})).json()["detail"]
+    assert detail == "unknown field: expected one of id"
+    detail = (await site.http.get("/v1/check?polcy=api&key=k")).json()["detail"]
+    assert detail == "unknown parameter 'polcy': did you mean 'policy'?"
+
+
 @pytest.mark.parametrize(
     "body", ["", "{", "[NaN]", '{"a":Infinity}', "\xff", "[" * 100_000, "[" * 2000, '"' + "a" * 3000]
 )

@@ -174,7 +174,9 @@ def test_reloading(tmp_path):
         config = tmp_path / "service.yaml"
         config.write_text("policies: {api: many}\n", encoding="utf-8")
         service.process.send_signal(signal.SIGHUP)
-        until(lambda: service.logged("reload refused, the previous policies stay in effect"), "the refusal of a bad file")
+        until(
+            lambda: service.logged("reload refused, the previous policies stay in effect"), "the refusal of a bad file"
+        )
         assert service.logged("service.yaml:1: policies.api: expected a limit")
         assert service.post("acquire", ask).json()["allowed"] is False
         config.write_text("", encoding="utf-8")

@@ -19,6 +19,7 @@ from urllib.parse import parse_qsl
 from tidegate.headers import PROBLEM_TYPE, Style, problem, write
 from tidegate.inbound.client.address import address_key, parse_address
 from tidegate.service.decisions.decider import Subject
+from tidegate.service.http.json_protocol import MAX_SHOWN_NAME, suggest
 from tidegate.service.http.problems import HTTPReply, ProblemError
 
 if TYPE_CHECKING:
@@ -48,7 +49,9 @@ def read_query(query: bytes) -> list[tuple[str, str]]:
     seen = set()
     for name, _ in pairs:
         if name not in PARAMETERS:
-            raise ProblemError("bad-request", f"unknown parameter {name[:50]!r}: known are {', '.join(PARAMETERS)}")
+            raise ProblemError(
+                "bad-request", f"unknown parameter {name[:MAX_SHOWN_NAME]!r}: {suggest(name, PARAMETERS)}"
+            )
         if name in seen and name not in REPEATABLE_PARAMETERS:
             raise ProblemError("bad-request", f"duplicate parameter {name!r}")
         seen.add(name)

@@ -7,6 +7,7 @@ template, and each response only fills in its numbers.
 from __future__ import annotations
 
 import json
+from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from tidegate.core.algorithms import NEVER
@@ -16,7 +17,7 @@ from tidegate.errors import ConfigError
 from tidegate.service.decisions.decider import Subject
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from tidegate.core import Limit
     from tidegate.limiter import Usage
@@ -33,6 +34,7 @@ MIDDLE: Final = ',"retry_after":0.0,"reset_after":'
 TAIL: Final = ',"violated":[],"shadow":false,"local":false,"limits":['
 MAX_TEMPLATES: Final = 4096  # sets of limits whose templates are kept
 MAX_DESCRIPTOR_PAIRS: Final = 32  # pairs of a descriptor
+MAX_SHOWN_NAME: Final = 50  # characters of an unknown name that are compared or shown
 
 
 # ---- responses -------------------------------------------------------------------------------------------------------
@@ -177,8 +179,7 @@ class RequestFields(NamedTuple):
             raise BadFieldError(pointer, f"expected an object, not {type_name(value)}")
         for name in value:
             if name not in known:
-                message = f"unknown field: expected one of {', '.join(known)}"
-                raise BadFieldError(f"{pointer}/{escape_pointer(name)}", message)
+                raise BadFieldError(f"{pointer}/{escape_pointer(name)}", f"unknown field: {suggest(name, known)}")
         return cls(value, pointer)
 
     def error(self, name: str, message: str) -> BadFieldError:
@@ -287,6 +288,12 @@ def type_name(value: object) -> str:
         (dict, "an object"),
     )
     return next((name for each, name in names if isinstance(value, each)), "null")
+
+
+def suggest(name: str, known: Sequence[str]) -> str:
+    """Return advice for an unknown name: the closest known name, or all of them."""
+    close = get_close_matches(name[:MAX_SHOWN_NAME], known, n=1)
+    return f"did you mean {close[0]!r}?" if close else f"expected one of {', '.join(known)}"
 
 
 def escape_pointer(name: str) -> str:
