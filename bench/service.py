@@ -87,7 +87,7 @@ async def _in_process(rounds: int) -> dict[str, float]:
     from tidegate.stores import MemoryStore  # noqa: PLC0415 - as above
 
     settings = load_settings({"policies": {"api": "1000000000/1m"}})
-    app = App(Decider(settings.rules, MemoryStore()), settings)
+    app = App(Decider(settings.policies, MemoryStore()), settings)
     asks = json.dumps({"asks": [{"policy": "api", "key": f"user:{number}"} for number in range(BATCH)]})
     cases = {
         "single": ("acquire", SINGLE, 1),

@@ -96,10 +96,10 @@ async def test_tasks_as_well(stores, clock):
 
 async def test_a_settlement_of_the_service_is_made_once(stores, clock):
     shared, guarded = stores
-    desk = Decider(load_settings({"policies": {"api": "10/1h fixed_window"}}).rules, guarded)
+    decider = Decider(load_settings({"policies": {"api": "10/1h fixed_window"}}).policies, guarded)
     subject = Subject("api", "k")
-    await desk.acquire(subject, 4)
-    held = await desk.reserve(subject, 6)
+    await decider.acquire(subject, 4)
+    held = await decider.reserve(subject, 6)
     marked = shared.apply
 
     def apply(verb, asks, now=None, at=None):
@@ -107,11 +107,11 @@ async def test_a_settlement_of_the_service_is_made_once(stores, clock):
         return marked(verb, asks, now, at)
 
     shared.apply = apply
-    await desk.cancel(held.id)
+    await decider.cancel(held.id)
     shared.apply = marked
     await asyncio.to_thread(come_back, shared, guarded, clock)
-    assert (await desk.usage(subject))["1h"].used == 4
-    await desk.close()
+    assert (await decider.usage(subject))["1h"].used == 4
+    await decider.close()
 
 
 def test_leftovers_of_a_lease_as_well(clock):

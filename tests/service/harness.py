@@ -34,13 +34,13 @@ class Site:
     def __init__(self, store=None, **settings: Any) -> None:
         self.clock = ManualClock(start=START)
         self.settings = load_settings(settings)
-        self.desk = Decider(
-            self.settings.rules,
+        self.decider = Decider(
+            self.settings.policies,
             store or MemoryStore(clock=self.clock),
             max_wait=self.settings.max_wait,
             max_priority=self.settings.max_priority,
         )
-        self.app = App(self.desk, self.settings)
+        self.app = App(self.decider, self.settings)
         transport = httpx.ASGITransport(self.app, raise_app_exceptions=True)
         self.http = httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:8080")
 
@@ -52,7 +52,7 @@ class Site:
 
     async def __aexit__(self, *_: object) -> None:
         await self.http.aclose()
-        await self.desk.close()
+        await self.decider.close()
 
 
 class Running:

@@ -1,4 +1,4 @@
-"""Clients that hang up while they wait for a permit: they leave the queue, and nobody has to wait for them."""
+"""Clients that disconnect while they wait for a permit leave the wait queue and do not delay other calls."""
 
 import asyncio
 import json
@@ -30,15 +30,15 @@ def waiting(service):
 
 def request(verb, key, body):
     """Write a request that waits, as any HTTP client would."""
-    said = json.dumps({**body, "wait": 25}).encode()
+    result = json.dumps({**body, "wait": 25}).encode()
     named = f"Idempotency-Key: {key}\r\n" if key else ""
     head = f"POST /v1/{verb} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n{named}"
-    return f"{head}Content-Length: {len(said)}\r\n\r\n".encode() + said
+    return f"{head}Content-Length: {len(result)}\r\n\r\n".encode() + result
 
 
 @pytest.mark.parametrize("keyed", [True, False])
 @pytest.mark.parametrize("verb", ["acquire", "reserve"])
-def test_a_flood_of_abandoned_waits_refuses_nobody(service, verb, keyed):
+def test_many_abandoned_waits_do_not_make_the_service_busy(service, verb, keyed):
     ask = {"policy": "slow", "key": f"{verb} {keyed}"}
     service.post("acquire", ask)
     for number in range(0, 160, 40):  # more in all than may be under way
@@ -51,7 +51,7 @@ def test_a_flood_of_abandoned_waits_refuses_nobody(service, verb, keyed):
     assert service.post("acquire", {"policy": "api", "key": "k"}).json()["allowed"]
 
 
-async def test_cancelled_waits_of_our_client_delay_nobody(service):
+async def test_cancelled_waits_do_not_delay_other_calls(service):
     async with AsyncClient(service.url) as client:
         while await client.acquire("steady", "k"):
             pass

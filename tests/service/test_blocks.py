@@ -1,4 +1,4 @@
-"""Blocking keys: over HTTP, with every verb, in every mode, in all that share a store; and how it ends."""
+"""Blocked keys: over HTTP, with every verb and mode, in all processes that share a store, and how a block ends."""
 
 import asyncio
 import json
@@ -21,7 +21,7 @@ from tidegate.stores.lease import Lease, LeasedStore
 from tidegate.stores.outage import GuardedStore
 from tidegate.testing import ManualClock
 
-RULES = {
+POLICIES = {
     "api": "5/1m",
     "quiet": {"limits": "5/1m", "mode": "shadow"},
     "other": {"limits": "5/1m", "overrides": [{"key": "vip", "limits": "9/1m"}]},
@@ -31,83 +31,83 @@ BAD = {"policy": "api", "key": "bad"}
 
 
 async def test_a_blocked_key_is_denied_until_the_block_ends():
-    async with Site(policies=RULES) as site:
+    async with Site(policies=POLICIES) as site:
         assert (await site.post("acquire", BAD)).json()["remaining"] == 4
         assert (await site.post("block", {**BAD, "seconds": 90})).json() == {"ok": True, "seconds": 90.0}
-        said = (await site.post("acquire", BAD)).json()
-        assert (said["allowed"], said["violated"], said["retry_after"]) == (False, ["blocked"], 90.0)
-        assert said["limits"][0]["name"] == "blocked"
+        result = (await site.post("acquire", BAD)).json()
+        assert (result["allowed"], result["violated"], result["retry_after"]) == (False, ["blocked"], 90.0)
+        assert result["limits"][0]["name"] == "blocked"
         assert (await site.post("acquire", {**BAD, "key": "good"})).json()["allowed"]
         assert (await site.post("acquire", {**BAD, "policy": "other"})).json()["allowed"]
         site.clock.advance(89.999)
         assert (await site.post("acquire", BAD)).json()["retry_after"] == 0.001
         site.clock.advance(0.001)
         assert (await site.post("acquire", BAD)).json()["remaining"] == 4  # its limits went on meanwhile
-        assert site.desk.tally.counts["api"].denied == 2
-        assert site.desk.tally.violated["api", "blocked"] == 2
+        assert site.decider.stats.counts["api"].denied == 2
+        assert site.decider.stats.violated["api", "blocked"] == 2
 
 
 @pytest.mark.parametrize("verb", ["acquire", "reserve"])
-async def test_who_waits_is_blocked_too(verb):
-    async with Site(policies=RULES) as site:
+async def test_a_waiting_call_is_blocked_too(verb):
+    async with Site(policies=POLICIES) as site:
         await site.post("acquire", {**BAD, "cost": 5})
         waiting = asyncio.create_task(site.post(verb, {**BAD, "wait": 30}))
-        while not site.desk.waiting:
+        while not site.decider.waiting:
             await asyncio.sleep(0)
         await site.post("block", {**BAD, "seconds": 90})
         site.clock.advance(12)
-        said = (await waiting).json()
-        assert (said["allowed"], said["violated"]) == (False, ["blocked"])
+        result = (await waiting).json()
+        assert (result["allowed"], result["violated"]) == (False, ["blocked"])
         assert (await site.post("usage", BAD)).json()["limits"][0]["used"] == 4
 
 
-async def test_the_short_way_knows_blocks_and_comes_back_after_them():
-    async with Site(policies=RULES) as site:
-        assert site.desk.quick("api") is not None
+async def test_the_fast_path_is_off_while_a_block_exists():
+    async with Site(policies=POLICIES) as site:
+        assert site.decider.fast_path("api") is not None
         await site.post("block", {**BAD, "seconds": 10})
         batch = {"policy": "api", "keys": ["bad", "good"]}
-        said = (await site.post("batch", batch)).json()["answers"]
-        assert [each["allowed"] for each in said] == [False, True]
+        result = (await site.post("batch", batch)).json()["answers"]
+        assert [each["allowed"] for each in result] == [False, True]
         site.clock.advance(10)
-        assert site.desk.quick("api") is not None
+        assert site.decider.fast_path("api") is not None
         await site.post("block", BAD)
-        assert site.desk.quick("api") is None
+        assert site.decider.fast_path("api") is None
         await site.post("unblock", BAD)
-        assert site.desk.quick("api") is not None
+        assert site.decider.fast_path("api") is not None
 
 
 @pytest.mark.parametrize("policy", ["api", "quiet", "other"])
-async def test_every_verb_and_mode(policy):
-    async with Site(policies=RULES) as site:
+async def test_blocks_apply_to_every_verb_and_mode(policy):
+    async with Site(policies=POLICIES) as site:
         ask = {"policy": policy, "key": "vip"}
         await site.post("block", ask)
         for verb in ("acquire", "peek", "reserve"):
-            said = (await site.post(verb, ask)).json()
-            assert (said["allowed"], said["violated"], said["retry_after"]) == (False, ["blocked"], 3600.0)
+            result = (await site.post(verb, ask)).json()
+            assert (result["allowed"], result["violated"], result["retry_after"]) == (False, ["blocked"], 3600.0)
         assert (await site.post("acquire", {**ask, "wait": 20})).json()["allowed"] is False  # at once
         assert (await site.http.get("/v1/check", params=ask)).status_code == 429
         assert (await site.post("usage", ask)).json()["limits"][0]["used"] == 0
 
 
-async def test_descriptors_alone_and_together():
-    async with Site(policies=RULES, domains=DOMAINS) as site:
+async def test_blocks_of_descriptors():
+    async with Site(policies=POLICIES, domains=DOMAINS) as site:
         body = {"domain": "edge", "descriptor": [["ip", "1"]]}
         await site.post("block", body)
         assert (await site.post("acquire", body)).json()["violated"] == ["blocked"]
-        found = [site.desk.rules.describe("edge", pairs) for pairs in ((("ip", "1"),), (("path", "/"),))]
+        found = [site.decider.policies.match_descriptor("edge", pairs) for pairs in ((("ip", "1"),), (("path", "/"),))]
         asks = [(variant.policy, key, 1) for variant, key in found]
-        decisions = await site.desk.together(asks)
+        decisions = await site.decider.decide_all(asks)
         assert [decision.allowed for decision in decisions] == [False, True]
-        assert (await site.desk.usage(Subject(domain="edge", descriptor=(("path", "/"),))))["1m"].used == 0
-        assert not (await site.desk.look(*asks[0][:2])).allowed
+        assert (await site.decider.usage(Subject(domain="edge", descriptor=(("path", "/"),))))["1m"].used == 0
+        assert not (await site.decider.peek_policy(*asks[0][:2])).allowed
         await site.post("unblock", body)
-        assert all(await site.desk.together(asks))
-        said = await site.post("block", {"domain": "edge", "descriptor": [["unknown", "1"]]})
-        assert said.status_code == 404
+        assert all(await site.decider.decide_all(asks))
+        result = await site.post("block", {"domain": "edge", "descriptor": [["unknown", "1"]]})
+        assert result.status_code == 404
 
 
-async def test_listing_and_changing():
-    async with Site(policies=RULES) as site:
+async def test_blocks_are_listed_and_replaced():
+    async with Site(policies=POLICIES) as site:
         await site.post("block", {"policy": "api", "key": ["a", "b"], "seconds": 50})
         await site.post("block", {**BAD, "seconds": 500})
         await site.post("block", {**BAD, "seconds": 20})  # the later one counts
@@ -117,7 +117,7 @@ async def test_listing_and_changing():
             {"policy": "api", "key": ["a", "b"], "seconds": 50.0},
         ]
         site.clock.advance(20)
-        assert [block.key for block in site.desk.blocked()] == [("a", "b")]
+        assert [block.key for block in site.decider.blocked()] == [("a", "b")]
 
 
 @pytest.mark.parametrize(
@@ -130,15 +130,15 @@ async def test_listing_and_changing():
         ({"cost": 1}, 422, "/cost"),
     ],
 )
-async def test_mistakes(change, status, pointer):
-    async with Site(policies=RULES) as site:
-        said = await site.post("block", {**BAD, **change})
-        assert (said.status_code, said.json().get("pointer")) == (status, pointer)
-        assert site.desk.blocked() == []
+async def test_invalid_blocks_are_refused(change, status, pointer):
+    async with Site(policies=POLICIES) as site:
+        result = await site.post("block", {**BAD, **change})
+        assert (result.status_code, result.json().get("pointer")) == (status, pointer)
+        assert site.decider.blocked() == []
 
 
 async def test_blocking_needs_the_admin_token():
-    async with Site(policies=RULES, decision_token=DECISION, admin_token=ADMIN) as site:
+    async with Site(policies=POLICIES, decision_token=DECISION, admin_token=ADMIN) as site:
         for verb in ("block", "unblock"):
             refused = await site.post(verb, BAD, headers={"authorization": f"Bearer {DECISION}"})
             assert refused.status_code == 403
@@ -148,44 +148,44 @@ async def test_blocking_needs_the_admin_token():
             assert found.status_code == status
 
 
-async def test_they_are_bounded(monkeypatch):
+async def test_the_number_of_blocks_is_bounded(monkeypatch):
     monkeypatch.setattr(module, "MAX_REMEMBERED", 2)
-    async with Site(policies=RULES) as site:
+    async with Site(policies=POLICIES) as site:
         for key in "ab":
-            await site.desk.block(Subject("api", key), 10)
+            await site.decider.block(Subject("api", key), 10)
         with pytest.raises(ConfigError, match="2 keys are blocked already"):
-            await site.desk.block(Subject("api", "c"))
+            await site.decider.block(Subject("api", "c"))
         site.clock.advance(10)
-        await site.desk.block(Subject("api", "c"))
+        await site.decider.block(Subject("api", "c"))
 
 
 # ---- with others -----------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(params=["plain", "leased"])
-async def desks(request, tmp_path):
-    """Two desks over one file, each as in a process of its own."""
+async def deciders(request, tmp_path):
+    """Two deciders over one file, each as in a process of its own."""
     clock = ManualClock(start=START)
-    rules = load_settings({"policies": {"api": "1000/1m"}}).rules
+    policies = load_settings({"policies": {"api": "1000/1m"}}).policies
     stores = [open_store(f"sqlite:///{tmp_path / 'limits.db'}", clock=clock) for _ in range(2)]
     if request.param == "leased":
         stores = [LeasedStore(store, Lease(1.0)) for store in stores]
-    found = [Decider(rules, store) for store in stores]
+    found = [Decider(policies, store) for store in stores]
     yield clock, *found
-    for desk in found:
-        await desk.close()
+    for decider in found:
+        await decider.close()
 
 
-async def test_all_that_share_a_store_hold_it(desks):
-    clock, here, there = desks
+async def test_a_block_applies_in_all_processes_on_the_store(deciders):
+    clock, here, there = deciders
     subject = Subject("api", "bad")
     assert await here.acquire(subject)
     assert await there.acquire(subject)
     await here.block(subject, 90)
     assert not await here.acquire(subject)
     await there.blocks.refresh()
-    for said in (await there.acquire(subject), (await there.batch([(subject, 1)]))[0]):
-        assert (said.allowed, said.violated, said.retry_after) == (False, ("blocked",), 90.0)
+    for result in (await there.acquire(subject), (await there.batch([(subject, 1)]))[0]):
+        assert (result.allowed, result.violated, result.retry_after) == (False, ("blocked",), 90.0)
     assert await there.acquire(Subject("api", "good"))
     assert [block.key for block in there.blocked()] == ["bad"]  # met here
     clock.advance(30)
@@ -199,18 +199,18 @@ async def test_all_that_share_a_store_hold_it(desks):
     assert not there.blocks.active
 
 
-async def test_a_longer_one_after_a_shorter_one(desks):
-    clock, here, there = desks
+async def test_a_long_block_outlives_a_short_one(deciders):
+    clock, here, there = deciders
     await here.block(Subject("api", "short"), 10)
     await there.block(Subject("api", "long"), 100)
     clock.advance(50)
-    for desk in (here, there):
-        await desk.blocks.refresh()
-        assert (await desk.acquire(Subject("api", "short"))).allowed
-        assert (await desk.acquire(Subject("api", "long"))).retry_after == 50.0
+    for decider in (here, there):
+        await decider.blocks.refresh()
+        assert (await decider.acquire(Subject("api", "short"))).allowed
+        assert (await decider.acquire(Subject("api", "long"))).retry_after == 50.0
 
 
-async def test_a_lost_store_keeps_who_is_known_to_be_blocked(tmp_path):
+async def test_known_blocks_apply_while_the_store_is_unavailable(tmp_path):
     clock = ManualClock(start=START)
     with ValkeyServer() as valkey:
         store = GuardedStore(open_store(valkey.url), deadline=5.0, clock=clock, background=False)
@@ -220,7 +220,7 @@ async def test_a_lost_store_keeps_who_is_known_to_be_blocked(tmp_path):
             assert (await blocks.find("api", "bad")).violated == ("blocked",)
             valkey.kill()
             assert await blocks.find("api", "good") is None
-            blocks._known = {place: known._replace(told=-(10**9)) for place, known in blocks._known.items()}  # noqa: SLF001 - heard of long ago
+            blocks._known = {key: known._replace(checked_at=-(10**9)) for key, known in blocks._known.items()}  # noqa: SLF001 - heard of long ago
             assert (await blocks.find("api", "bad")).violated == ("blocked",)
             with pytest.raises(StoreUnavailable):
                 await blocks.block("api", "worse", 10)
@@ -228,7 +228,7 @@ async def test_a_lost_store_keeps_who_is_known_to_be_blocked(tmp_path):
             await store.close_async()
 
 
-def test_no_policy_of_a_file_has_this_name():
+def test_the_name_of_the_block_policy_is_reserved():
     with pytest.raises(ConfigError, match=r"does not begin with 'tidegate\.'"):
         load_settings({"policies": {module.BLOCK_POLICY.name: "1/1s"}})
     assert isinstance(module.BLOCK_POLICY, Policy)
@@ -237,13 +237,13 @@ def test_no_policy_of_a_file_has_this_name():
 # ---- whole processes -------------------------------------------------------------------------------------------------
 
 
-def test_the_command_and_every_process(tmp_path, capsys):
+def test_the_block_command_affects_every_process(tmp_path, capsys):
     text = f"store: sqlite:///{tmp_path / 'limits.db'}?deadline=10s\npolicies: {{api: 1000/1h}}\n"
 
     def command(*words):
         code = main([*words, "--url", service.url])
-        said = capsys.readouterr()
-        return code, said.out.strip(), said.err.strip()
+        result = capsys.readouterr()
+        return code, result.out.strip(), result.err.strip()
 
     with serving(tmp_path, text, "--workers", "2") as service:
         assert command("block", "api", "bad", "--for", "10m") == (0, "api: bad is blocked for 10 min", "")
@@ -261,7 +261,7 @@ def test_the_command_and_every_process(tmp_path, capsys):
         assert command("block", "api")[0] == 2
 
 
-def test_the_list_and_the_client(tmp_path, capsys):
+def test_the_block_command_and_the_client_list_blocks(tmp_path, capsys):
     with serving(tmp_path, "policies: {api: 10/1h}\n") as service, Client(service.url) as client:
         assert main(["block", "--url", service.url]) == 0
         assert capsys.readouterr().out == "no key is blocked\n"

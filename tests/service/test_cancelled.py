@@ -1,4 +1,4 @@
-"""A client that hangs up: its task is cancelled at any turn of the loop; what it was charged is what it was told."""
+"""A client disconnects and its task is cancelled at any step of the event loop: only answered calls stay charged."""
 
 import asyncio
 import random
@@ -22,7 +22,7 @@ POLICIES = {
 
 
 class Elsewhere(MemoryStore):
-    """Decides in the middle of some turns of the event loop, as a store over a network does."""
+    """A store that decides after a few iterations of the event loop, like a store over a network."""
 
     instant = False
 
@@ -36,30 +36,30 @@ class Elsewhere(MemoryStore):
 
 
 @pytest.fixture
-async def desk():
-    desk = Decider(
-        load_settings({"policies": POLICIES}).rules, GuardedStore(Elsewhere(), deadline=10), secrets=("s" * 16,)
+async def decider():
+    decider = Decider(
+        load_settings({"policies": POLICIES}).policies, GuardedStore(Elsewhere(), deadline=10), secrets=("s" * 16,)
     )
-    await desk.probe()
-    yield desk
-    await desk.close()
+    await decider.probe()
+    yield decider
+    await decider.close()
 
 
-async def used(desk, policy, key="k"):
-    return sum(each.used for each in (await desk.usage(Subject(policy, key))).values())
+async def used(decider, policy, key="k"):
+    return sum(each.used for each in (await decider.usage(Subject(policy, key))).values())
 
 
-async def settled(desk, policy, answered, key="k"):
+async def settled(decider, policy, answered, key="k"):
     """Wait until what was charged is what was answered; return both."""
     for _ in range(2000):
-        charged = await used(desk, policy, key)
+        charged = await used(decider, policy, key)
         if charged == answered:
             break
     return charged, answered
 
 
 async def cancelled_after(turns, call):
-    """Begin a call, cancel it after so many turns; return its answer, or None."""
+    """Start a call and cancel it after so many iterations of the event loop; return its result, or None."""
     task = asyncio.ensure_future(call)
     for _ in range(turns):
         await asyncio.sleep(0)
@@ -70,74 +70,74 @@ async def cancelled_after(turns, call):
 
 
 @pytest.mark.parametrize("policy", ["api", "slots"])
-async def test_acquire_and_batch(desk, policy):
+async def test_cancelled_acquires_and_batches_are_refunded(decider, policy):
     rng, answered = random.Random(1), 0
     asks = [(Subject(policy, "k"), 1 + number % 3) for number in range(10)]
     for number in range(200):
         if number % 2:
-            decision = await cancelled_after(rng.randrange(14), desk.acquire(Subject(policy, "k"), 2))
+            decision = await cancelled_after(rng.randrange(14), decider.acquire(Subject(policy, "k"), 2))
             answered += 2 * bool(decision)
         else:
-            decisions = await cancelled_after(rng.randrange(20), desk.batch(asks))
+            decisions = await cancelled_after(rng.randrange(20), decider.batch(asks))
             answered += sum(cost for (_, cost), decision in zip(asks, decisions or [], strict=False) if decision)
-    charged, answered = await settled(desk, policy, answered)
+    charged, answered = await settled(decider, policy, answered)
     assert charged == answered > 0
 
 
-async def test_several_together(desk):
-    """A request to Envoy's rate limit service: those that are enforced at once, then each in shadow mode."""
-    rules = {name: desk.rules.entries[name].policy for name in POLICIES}
-    asks = [(rules["api"], "k", 1), (rules["shadow"], "k", 1), (rules["shadow"], "other", 2)]
+async def test_cancelled_decide_all_is_refunded(decider):
+    """A request to Envoy's rate limit service: the enforced policies together, then each policy in shadow mode."""
+    policies = {name: decider.policies.entries[name].policy for name in POLICIES}
+    asks = [(policies["api"], "k", 1), (policies["shadow"], "k", 1), (policies["shadow"], "other", 2)]
     answered = 0
     for number in range(120):
-        answered += bool(await cancelled_after(number % 24, desk.together(asks)))
-    assert await settled(desk, "api", answered) == (answered, answered)
-    assert await settled(desk, "shadow", answered) == (answered, answered)
-    assert await settled(desk, "shadow", 2 * answered, "other") == (2 * answered, 2 * answered)
+        answered += bool(await cancelled_after(number % 24, decider.decide_all(asks)))
+    assert await settled(decider, "api", answered) == (answered, answered)
+    assert await settled(decider, "shadow", answered) == (answered, answered)
+    assert await settled(decider, "shadow", 2 * answered, "other") == (2 * answered, 2 * answered)
     assert answered > 0
 
 
 @pytest.mark.parametrize("verb", ["acquire", "reserve"])
-async def test_waiting_while_somebody_is_blocked(desk, verb):
-    """After a wait it is looked whether the key was blocked meanwhile, which takes a question to the store."""
-    await desk.block(Subject("api", "somebody else"), 3600)
+async def test_cancelled_waits_are_refunded_while_a_block_exists(decider, verb):
+    """After a wait, the decider asks the store whether the key was blocked meanwhile."""
+    await decider.block(Subject("api", "somebody else"), 3600)
     answered = 0
     for number in range(120):
-        desk.blocks._free.clear()  # noqa: SLF001 - so that the store is asked
-        answer = await cancelled_after(number % 30, getattr(desk, verb)(Subject("api", "k"), wait=5))
+        decider.blocks._free.clear()  # noqa: SLF001 - so that the store is asked
+        answer = await cancelled_after(number % 30, getattr(decider, verb)(Subject("api", "k"), wait=5))
         answered += bool(answer)
-    charged, answered = await settled(desk, "api", answered)
+    charged, answered = await settled(decider, "api", answered)
     assert charged == answered > 0
 
 
-async def test_lease(desk):
+async def test_cancelled_leases_are_refunded(decider):
     answered = 0
     for number in range(60):
-        lease = await cancelled_after(number % 14, desk.lease(Subject("api", "k"), 1, 5))
+        lease = await cancelled_after(number % 14, decider.lease(Subject("api", "k"), 1, 5))
         answered += lease.permits if lease else 0
-    charged, answered = await settled(desk, "api", answered)
+    charged, answered = await settled(decider, "api", answered)
     assert charged == answered > 0
 
 
 @pytest.mark.parametrize("verb", ["commit", "cancel"])
-async def test_a_settlement_is_made_once(desk, verb):
-    """A settlement that was cancelled is made, or was not begun and can be made again; never twice."""
+async def test_a_cancelled_settlement_is_applied_once(decider, verb):
+    """A cancelled settlement is applied, or was not begun and can be repeated; it is never applied twice."""
     for turns in range(24):
-        await desk.reset(Subject("api", "k"))
-        await desk.acquire(Subject("api", "k"), 50)
-        held = await desk.reserve(Subject("api", "k"), 10)
-        settle = partial(desk.commit, actual=4) if verb == "commit" else desk.cancel
+        await decider.reset(Subject("api", "k"))
+        await decider.acquire(Subject("api", "k"), 50)
+        held = await decider.reserve(Subject("api", "k"), 10)
+        settle = partial(decider.commit, actual=4) if verb == "commit" else decider.cancel
         await cancelled_after(turns, settle(held.id))
         with suppress(AlreadySettledError):
             await settle(held.id)
         expected = 54 if verb == "commit" else 50
-        assert await settled(desk, "api", expected) == (expected, expected)
+        assert await settled(decider, "api", expected) == (expected, expected)
         with pytest.raises(AlreadySettledError):
             await settle(held.id)
 
 
-async def test_ten_cancelled_calls_hold_no_slots(desk):
+async def test_ten_cancelled_calls_hold_no_slots(decider):
     for number in range(10):
-        await cancelled_after(3 + number % 3, desk.acquire(Subject("one", "k")))
-    assert await settled(desk, "one", 0) == (0, 0)
-    assert await desk.acquire(Subject("one", "k"))
+        await cancelled_after(3 + number % 3, decider.acquire(Subject("one", "k")))
+    assert await settled(decider, "one", 0) == (0, 0)
+    assert await decider.acquire(Subject("one", "k"))

@@ -1,4 +1,4 @@
-"""Files of Envoy's own rate limit service, converted: a museum of them, and an oracle of how it reads them."""
+"""Conversion of files of Envoy's own rate limit service, compared with an oracle of how that service reads them."""
 
 from pathlib import Path
 
@@ -18,41 +18,41 @@ from tidegate.service.envoy.messages import CODE_OK, CODE_OVER_LIMIT
 from tidegate.stores import MemoryStore
 from tidegate.testing import ManualClock
 
-BAD_SETTINGS = Path(__file__).parent / "envoy_files"
-GOOD = sorted(path.name for path in BAD_SETTINGS.glob("*.yaml"))
+ENVOY_FILES = Path(__file__).parent / "envoy_files"
+GOOD = sorted(path.name for path in ENVOY_FILES.glob("*.yaml"))
 REMARKS = {
     "modes.yaml": [
-        "5: descriptors[0].detailed_metric: left out: metrics here have one label for each limit, and never values",
-        "10: descriptors[1].value_to_metric: left out: metrics here have one label for each limit, and never values",
-        "11: descriptors[1].rate_limit.unit: a month of the calendar here, 30 days in Envoy's service",
-        "12: descriptors[2]: has no limit, which Envoy takes as a name for metrics: kept as unlimited",
+        "5: descriptors[0].detailed_metric: ignored: metrics of tidegate have one label per limit, and never values",
+        "10: descriptors[1].value_to_metric: ignored: metrics of tidegate have one label per limit, and never values",
+        "11: descriptors[1].rate_limit.unit: is a calendar month in tidegate, 30 days in Envoy's service",
+        "12: descriptors[2]: has no limit, which Envoy only uses to name metrics: converted to unlimited",
     ],
 }
 
 
-def rules_of(*names):
-    text, _ = convert([BAD_SETTINGS / name for name in names])
-    return load_settings(yaml.safe_load(text)).rules
+def converted_policies(*names):
+    text, _ = convert([ENVOY_FILES / name for name in names])
+    return load_settings(yaml.safe_load(text)).policies
 
 
-def limits_of(rules):
-    domain = rules.domains["shop"]
+def limits_of(policies):
+    domain = policies.domains["shop"]
     return {variant.policy.name: str(variant.policy.limits[0]) for variant in domain.variants()}
 
 
-# ---- the museum ------------------------------------------------------------------------------------------------------
+# ---- files -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", GOOD)
-def test_what_is_different_is_said_by_file_line_and_field(name):
-    path = BAD_SETTINGS / name
+def test_remarks_name_file_line_and_field(name):
+    path = ENVOY_FILES / name
     _, remarks = convert([path])
     assert remarks == [f"{path}:{remark}" for remark in REMARKS.get(name, [])]
 
 
-@pytest.mark.parametrize("name", sorted(path.name for path in (BAD_SETTINGS / "refused").iterdir()))
-def test_what_cannot_be_carried_over_is_refused(name):
-    path = BAD_SETTINGS / "refused" / name
+@pytest.mark.parametrize("name", sorted(path.name for path in (ENVOY_FILES / "refused").iterdir()))
+def test_unsupported_settings_are_refused(name):
+    path = ENVOY_FILES / "refused" / name
     message = path.read_text(encoding="utf-8").rpartition("# refused: ")[2].strip()
     with pytest.raises(ConfigError) as error:
         convert([path])
@@ -60,45 +60,50 @@ def test_what_cannot_be_carried_over_is_refused(name):
 
 
 @pytest.mark.parametrize("name", GOOD)
-def test_a_converted_file_is_one_of_ours(name, tmp_path):
-    text, _ = convert([BAD_SETTINGS / name])
+def test_a_converted_file_is_valid(name, tmp_path):
+    text, _ = convert([ENVOY_FILES / name])
     (tmp_path / "service.yaml").write_text(text, encoding="utf-8")
-    assert list(load_settings(tmp_path / "service.yaml").rules.domains) == ["shop"]
+    assert list(load_settings(tmp_path / "service.yaml").policies.domains) == ["shop"]
 
 
-def test_nothing_is_lost():
-    assert limits_of(rules_of("plain.yaml")) == {"shop/api_key": "100/1m fixed_window name=per-minute"}
-    assert limits_of(rules_of("nested.yaml")) == {
+def test_all_limits_are_converted():
+    assert limits_of(converted_policies("plain.yaml")) == {"shop/api_key": "100/1m fixed_window name=per-minute"}
+    assert limits_of(converted_policies("nested.yaml")) == {
         "shop/country/method=POST": "10/1s fixed_window name=per-second",
         "shop/country/method": "50/1s fixed_window name=per-second",
         "shop/country=aq": "3/1d fixed_window name=per-day",
     }
-    assert limits_of(rules_of("several_units.yaml")) == {
+    assert limits_of(converted_policies("several_units.yaml")) == {
         "shop/user": "10/5m fixed_window",
         "shop/team": "10/1h fixed_window name=teams",
         "shop/guest": "10/3d fixed_window name=guests",
     }
-    rules = rules_of("wildcards.yaml")
+    policies = converted_policies("wildcards.yaml")
     for path, quota in (("/admin/users/7", 5), ("/admin/x", 20), ("/admi", 600), ("/health", None)):
-        found = rules.describe("shop", [("path", path)])
+        found = policies.match_descriptor("shop", [("path", path)])
         assert (None if found is None else found[0].policy.limits[0].quota) == quota
-    keys = {rules.describe("shop", [("path", path)])[1] for path in ("/admin/x", "/admin/y")}
+    keys = {policies.match_descriptor("shop", [("path", path)])[1] for path in ("/admin/x", "/admin/y")}
     assert keys == {("shop", "path", "/admin/*")}  # one threshold for both
-    modes = {variant.policy.name: variant.policy.mode for variant in rules_of("modes.yaml").domains["shop"].variants()}
+    modes = {
+        variant.policy.name: variant.policy.mode
+        for variant in converted_policies("modes.yaml").domains["shop"].variants()
+    }
     assert modes == {"shop/user": "shadow", "shop/team": "enforce"}
-    rules = rules_of("numbers_and_flags.yaml")
+    policies = converted_policies("numbers_and_flags.yaml")
     for number, pair in enumerate((("status", "404"), ("cached", "true"), ("version", "1.0"), ("off", "no")), start=1):
-        assert rules.describe("shop", [pair])[0].policy.limits[0].quota == number
+        assert policies.match_descriptor("shop", [pair])[0].policy.limits[0].quota == number
 
 
-def test_files_of_one_domain_are_put_together(tmp_path):
-    first, second = BAD_SETTINGS / "plain.yaml", BAD_SETTINGS / "another_part.yaml"
+def test_files_of_one_domain_are_merged(tmp_path):
+    first, second = ENVOY_FILES / "plain.yaml", ENVOY_FILES / "another_part.yaml"
     text, remarks = convert([first, second])
-    assert remarks == [f"{second}:1: domain: shop is in several files: its descriptors are put together"]
+    assert remarks == [f"{second}:1: domain: shop is in several files: its descriptors are merged"]
     assert [each["key"] for each in yaml.safe_load(text)["domains"][0]["descriptors"]] == ["api_key", "basket"]
     with pytest.raises(ConfigError) as error:
         convert([first, second, second])
-    assert str(error.value) == f"{second}:3: descriptors[0]: a second descriptor for basket, the first is in {second}:3"
+    assert (
+        str(error.value) == f"{second}:3: descriptors[0]: duplicate descriptor for basket, first defined in {second}:3"
+    )
     other = tmp_path / "other.yaml"
     other.write_text("domain: other\n", encoding="utf-8")
     assert [each["domain"] for each in yaml.safe_load(convert([other, first])[0])["domains"]] == ["other", "shop"]
@@ -106,8 +111,8 @@ def test_files_of_one_domain_are_put_together(tmp_path):
 
 async def test_a_limit_replaces_others_of_the_same_request():
     clock = ManualClock(start=1_728_000_000)
-    desk = Decider(rules_of("replaces.yaml"), MemoryStore(clock=clock))
-    async for envoy in run(desk):
+    decider = Decider(converted_policies("replaces.yaml"), MemoryStore(clock=clock))
+    async for envoy in run(decider):
         client, partner, staff = (({name: "x"},) for name in ("client", "partner", "staff"))
         for _ in range(4):
             assert await envoy.codes(client, partner, domain="shop") == (CODE_OK, [CODE_OK, CODE_OK])
@@ -122,7 +127,7 @@ async def codes(envoy: Envoy, descriptor):
     return (await envoy.codes(descriptor, domain="shop"))[0]
 
 
-def test_the_schema_knows_what_the_reader_knows():
+def test_the_schema_has_replaces():
     descriptor = schema()["$defs"]["descriptor"]["properties"]
     assert "replaces" in descriptor["rate_limit"]["properties"]
 
@@ -168,7 +173,7 @@ def expected(tree, descriptor):
     st.lists(st.tuples(st.sampled_from("kl"), st.sampled_from(("a", "ab", "abc", "b"))), min_size=1, max_size=3),
 )
 @settings(max_examples=60, deadline=None)
-def test_a_converted_tree_limits_as_before(tmp_path_factory, tree, descriptor):
+def test_a_converted_tree_has_the_same_limits(tmp_path_factory, tree, descriptor):
     path = tmp_path_factory.getbasetemp() / "oracle.yaml"
     path.write_text(yaml.safe_dump({"domain": "shop", "descriptors": tree}), encoding="utf-8")
     try:
@@ -176,6 +181,6 @@ def test_a_converted_tree_limits_as_before(tmp_path_factory, tree, descriptor):
     except ConfigError as error:
         assert "is never reached" in str(error)  # noqa: PT017 - the only reason that there may be
         return
-    found = load_settings(yaml.safe_load(text)).rules.describe("shop", descriptor)
+    found = load_settings(yaml.safe_load(text)).policies.match_descriptor("shop", descriptor)
     limit = None if found is None else found[0].policy.limits[0]
     assert (None if limit is None else (limit.quota, limit.period)) == expected(tree, descriptor)

@@ -1,4 +1,4 @@
-"""The desk: every verb, in virtual time."""
+"""The decider: every verb, in virtual time."""
 
 import asyncio
 import base64
@@ -35,202 +35,204 @@ def store(clock):
 
 
 @pytest.fixture
-def desk(store):
-    return Decider(load_settings({"policies": POLICIES}).rules, store, secrets=(SECRET,))
+def decider(store):
+    return Decider(load_settings({"policies": POLICIES}).policies, store, secrets=(SECRET,))
 
 
-async def used(desk, policy, key="k"):
-    return {name: each.used for name, each in (await desk.usage(Subject(policy, key))).items()}
+async def used(decider, policy, key="k"):
+    return {name: each.used for name, each in (await decider.usage(Subject(policy, key))).items()}
 
 
-async def test_acquire_peek_usage_reset(desk):
+async def test_acquire_peek_usage_reset(decider):
     subject = Subject("api", "k")
-    assert [(await desk.acquire(subject)).allowed for _ in range(3)] == [True, True, False]
-    assert not (await desk.peek(subject)).allowed
-    assert await used(desk, "api") == {"1m": 2}
-    await desk.reset(subject)
-    assert (await desk.peek(subject)).remaining == 1
-    assert await used(desk, "api") == {"1m": 0}
-    count = desk.tally.count("api")
+    assert [(await decider.acquire(subject)).allowed for _ in range(3)] == [True, True, False]
+    assert not (await decider.peek(subject)).allowed
+    assert await used(decider, "api") == {"1m": 2}
+    await decider.reset(subject)
+    assert (await decider.peek(subject)).remaining == 1
+    assert await used(decider, "api") == {"1m": 0}
+    count = decider.stats.count("api")
     assert (count.allowed, count.denied) == (2, 1)
-    assert [(each.policy, each.key, each.violated) for each in desk.tally.recent] == [("api", "k", ("1m",))]
+    assert [(each.policy, each.key, each.violated) for each in decider.stats.recent] == [("api", "k", ("1m",))]
 
 
-async def test_waiting_is_served_when_permits_come_back(desk, clock):
+async def test_waiting_is_served_when_permits_come_back(decider, clock):
     subject = Subject("api", "k")
-    await desk.acquire(subject, 2)
-    decision = await desk.acquire(subject, wait=61)
+    await decider.acquire(subject, 2)
+    decision = await decider.acquire(subject, wait=61)
     assert not decision.allowed  # a wait is cut to max_wait
-    desk.max_wait = 100
-    assert (await desk.acquire(subject, wait=61)).allowed
+    decider.max_wait = 100
+    assert (await decider.acquire(subject, wait=61)).allowed
     assert clock.now() == START + 60
 
 
-async def test_a_shadow_never_denies_and_is_counted(desk):
-    decisions = [await desk.acquire(Subject("shadow", "k")) for _ in range(3)]
+async def test_shadow_mode_never_denies_and_is_counted(decider):
+    decisions = [await decider.acquire(Subject("shadow", "k")) for _ in range(3)]
     assert all(decision.allowed for decision in decisions)
     assert [decision.violated for decision in decisions] == [(), ("1m",), ("1m",)]
-    count = desk.tally.count("shadow")
+    count = decider.stats.count("shadow")
     assert (count.allowed, count.shadow, count.denied) == (1, 2, 0)
 
 
-async def test_a_batch_is_decided_one_by_one_and_in_order(desk):
+async def test_a_batch_decides_each_ask_independently_and_in_order(decider):
     asks = [(Subject("api", "a"), 1)] * 3 + [
         (Subject("nope", "a"), 1),
         (Subject("api", "b"), 3),
         (Subject("api", "b"), 2),
     ]
-    answers = await desk.batch(asks)
+    answers = await decider.batch(asks)
     assert [getattr(answer, "allowed", type(answer)) for answer in answers] == [
         True, True, False, ResourceUnknown, False, True,
     ]  # fmt: skip
 
 
-async def test_the_short_way_decides_the_same(desk):
-    quick = desk.quick("api")
-    assert [quick("k").allowed for _ in range(3)] == [True, True, False]
-    assert desk.tally.count("api").denied == 1
-    assert not (await desk.peek(Subject("api", "k"))).allowed
+async def test_the_fast_path_makes_the_same_decisions(decider):
+    fast_path = decider.fast_path("api")
+    assert [fast_path("k").allowed for _ in range(3)] == [True, True, False]
+    assert decider.stats.count("api").denied == 1
+    assert not (await decider.peek(Subject("api", "k"))).allowed
     with pytest.raises(ConfigError):
-        quick(["a", 5])
-    assert quick(["a", "b"]).allowed
-    assert quick(("a", "b")).remaining == 0
+        fast_path(["a", 5])
+    assert fast_path(["a", "b"]).allowed
+    assert fast_path(("a", "b")).remaining == 0
 
 
 # ---- reservations ----------------------------------------------------------------------------------------------------
 
 
-async def test_a_reservation_is_settled_by_its_id(desk):
+async def test_a_reservation_is_settled_by_its_id(decider):
     subject = Subject("tokens", "k")
-    held = await desk.reserve(subject, {"tokens": 60, "requests": 1})
-    assert await used(desk, "tokens") == {"tokens-1m": 60, "1m": 1}
-    assert not (await desk.reserve(subject, {"tokens": 50})).decision.allowed
-    await desk.commit(held.id, {"tokens": 25})
-    assert await used(desk, "tokens") == {"tokens-1m": 25, "1m": 1}
-    held = await desk.reserve(subject, {"tokens": 75, "requests": 1})
-    await desk.cancel(held.id)
-    assert await used(desk, "tokens") == {"tokens-1m": 25, "1m": 1}
+    held = await decider.reserve(subject, {"tokens": 60, "requests": 1})
+    assert await used(decider, "tokens") == {"tokens-1m": 60, "1m": 1}
+    assert not (await decider.reserve(subject, {"tokens": 50})).decision.allowed
+    await decider.commit(held.id, {"tokens": 25})
+    assert await used(decider, "tokens") == {"tokens-1m": 25, "1m": 1}
+    held = await decider.reserve(subject, {"tokens": 75, "requests": 1})
+    await decider.cancel(held.id)
+    assert await used(decider, "tokens") == {"tokens-1m": 25, "1m": 1}
 
 
 @pytest.mark.parametrize("again", ["commit", "cancel"])
-async def test_it_is_settled_once(desk, again):
-    held = await desk.reserve(Subject("tokens", "k"), {"tokens": 60})
-    await desk.cancel(held.id)
+async def test_a_reservation_is_settled_only_once(decider, again):
+    held = await decider.reserve(Subject("tokens", "k"), {"tokens": 60})
+    await decider.cancel(held.id)
     with pytest.raises(AlreadySettledError):
-        await getattr(desk, again)(held.id)
+        await getattr(decider, again)(held.id)
     head, _, tail = held.id.partition(".")
-    # The same bytes, written in another way, are the same receipt.
+    # The same bytes, written in another way, are the same reservation_id.
     for same in (f"{head}=.{tail}", f"{head}.{tail}==", f"{head[:4]}\n{head[4:]}.{tail}"):
         with pytest.raises((AlreadySettledError, ResourceUnknown)):
-            await desk.cancel(same)
-    assert await used(desk, "tokens") == {"tokens-1m": 0, "1m": 0}
+            await decider.cancel(same)
+    assert await used(decider, "tokens") == {"tokens-1m": 0, "1m": 0}
 
 
-async def test_a_wrong_cost_settles_nothing(desk):
-    held = await desk.reserve(Subject("tokens", "k"), {"tokens": 60})
+async def test_an_invalid_cost_settles_nothing(decider):
+    held = await decider.reserve(Subject("tokens", "k"), {"tokens": 60})
     with pytest.raises(ConfigError, match="no limit of policy 'tokens' counts 'usd'"):
-        await desk.commit(held.id, {"usd": 1})
-    await desk.commit(held.id, {"tokens": 1})
-    assert await used(desk, "tokens") == {"tokens-1m": 1, "1m": 0}
+        await decider.commit(held.id, {"usd": 1})
+    await decider.commit(held.id, {"tokens": 1})
+    assert await used(decider, "tokens") == {"tokens-1m": 1, "1m": 0}
 
 
-async def test_an_id_that_is_not_ours_is_refused(desk, store):
-    held = await desk.reserve(Subject("tokens", "k"), {"tokens": 60})
+async def test_a_forged_or_foreign_id_is_refused(decider, store):
+    held = await decider.reserve(Subject("tokens", "k"), {"tokens": 60})
     head, _, tail = held.id.partition(".")
-    said = base64.urlsafe_b64decode(head + "==")
-    forged = base64.urlsafe_b64encode(said.replace(b"60", b"99")).decode().rstrip("=")
+    result = base64.urlsafe_b64decode(head + "==")
+    forged = base64.urlsafe_b64encode(result.replace(b"60", b"99")).decode().rstrip("=")
     for wrong in ("", ".", "x", "é.é", f"{forged}.{tail}", f"{head}.{tail[:-3]}AAA", "a" * 20_000):
         with pytest.raises(ResourceUnknown, match="reservation"):
-            await desk.cancel(wrong)
-    other = Decider(desk.rules, store, secrets=("another-secret-0123",))
+            await decider.cancel(wrong)
+    other = Decider(decider.policies, store, secrets=("another-secret-0123",))
     with pytest.raises(ResourceUnknown):
         await other.cancel(held.id)
-    same = Decider(desk.rules, store, secrets=(SECRET,))  # another process, or this one after a restart
+    same = Decider(decider.policies, store, secrets=(SECRET,))  # another process, or this one after a restart
     await same.cancel(held.id)
     with pytest.raises(AlreadySettledError):
-        await desk.cancel(held.id)
+        await decider.cancel(held.id)
 
 
-async def test_settled_late_the_estimate_stands(desk, clock):
-    held = await desk.reserve(Subject("tokens", "k"), {"tokens": 60}, ttl=10)
+async def test_an_estimate_stays_charged_after_its_ttl(decider, clock):
+    held = await decider.reserve(Subject("tokens", "k"), {"tokens": 60}, ttl=10)
     clock.advance(11)
-    await desk.commit(held.id, {"tokens": 5})
-    assert await used(desk, "tokens") == {"tokens-1m": 60, "1m": 0}
-    held = await desk.reserve(Subject("tokens", "k"), {"tokens": 1}, ttl=10)
+    await decider.commit(held.id, {"tokens": 5})
+    assert await used(decider, "tokens") == {"tokens-1m": 60, "1m": 0}
+    held = await decider.reserve(Subject("tokens", "k"), {"tokens": 1}, ttl=10)
     clock.advance(20.1)
-    with pytest.raises(ResourceUnknown, match="ended long ago"):
-        await desk.commit(held.id)
+    with pytest.raises(ResourceUnknown, match="has expired"):
+        await decider.commit(held.id)
 
 
-async def test_slots_are_released(desk):
+async def test_slots_are_released(decider):
     subject = Subject("slots", "k")
-    assert [(await desk.acquire(subject)).allowed for _ in range(3)] == [True, True, False]
-    await desk.release(subject)
-    assert (await desk.acquire(subject)).allowed
+    assert [(await decider.acquire(subject)).allowed for _ in range(3)] == [True, True, False]
+    await decider.release(subject)
+    assert (await decider.acquire(subject)).allowed
     with pytest.raises(ConfigError, match="no concurrency limit"):
-        await desk.release(Subject("api", "k"))
+        await decider.release(Subject("api", "k"))
 
 
 # ---- other rules -----------------------------------------------------------------------------------------------------
 
 
-async def test_new_rules_keep_what_was_consumed_and_who_waits(desk, clock):
+async def test_new_policies_keep_consumed_permits_and_waiting_calls(decider, clock):
     subject = Subject("api", "k")
-    await desk.acquire(subject, 2)
-    waiting = asyncio.create_task(desk.acquire(subject, wait=30))
-    while not desk.waiting:
+    await decider.acquire(subject, 2)
+    waiting = asyncio.create_task(decider.acquire(subject, wait=30))
+    while not decider.waiting:
         await asyncio.sleep(0)
-    desk.adopt(load_settings({"policies": {"api": "3/1m fixed_window"}}).rules)
+    decider.update_policies(load_settings({"policies": {"api": "3/1m fixed_window"}}).policies)
     assert (await waiting).allowed
     assert clock.now() == START
-    assert not (await desk.acquire(subject)).allowed
-    assert desk.policies()[0]["limits"] == ["3/1m fixed_window"]
+    assert not (await decider.acquire(subject)).allowed
+    assert decider.describe_policies()[0]["limits"] == ["3/1m fixed_window"]
 
 
-async def test_who_waits_for_a_policy_that_goes_is_told(desk):
+async def test_removing_a_policy_raises_closed_in_its_waiting_calls(decider):
     subject = Subject("api", "k")
-    await desk.acquire(subject, 2)
-    waiting = asyncio.create_task(desk.acquire(subject, wait=30))
-    while not desk.waiting:
+    await decider.acquire(subject, 2)
+    waiting = asyncio.create_task(decider.acquire(subject, wait=30))
+    while not decider.waiting:
         await asyncio.sleep(0)
-    desk.adopt(load_settings({"policies": {"other": "1/1m"}}).rules)
+    decider.update_policies(load_settings({"policies": {"other": "1/1m"}}).policies)
     with pytest.raises(Closed):
         await waiting
     with pytest.raises(ResourceUnknown):
-        await desk.acquire(subject)
+        await decider.acquire(subject)
 
 
 @pytest.mark.parametrize("key", ["", "k" * 1025, ("k",) * 33, "\ud800", 5, None, ()])
-async def test_a_key_is_a_text_of_some_length(desk, key):
+async def test_invalid_keys_are_refused(decider, key):
     if key == "":
-        assert (await desk.acquire(Subject("api", key))).allowed  # an empty text is a text
+        assert (await decider.acquire(Subject("api", key))).allowed  # an empty text is a text
         return
     with pytest.raises(ConfigError):
-        await desk.acquire(Subject("api", key))
+        await decider.acquire(Subject("api", key))
 
 
 # ---- leases ----------------------------------------------------------------------------------------------------------
 
 
-async def test_leases_are_returned_when_the_desk_closes(tmp_path):
+async def test_leases_are_returned_when_the_decider_closes(tmp_path):
     settings = {"store": f"sqlite:///{tmp_path / 'limits.db'}?deadline=10s", "policies": {"api": "100/1h fixed_window"}}
     leased = load_settings({**settings, "lease": True})
-    desk = Decider(leased.rules, open_shared(leased))
-    assert isinstance(desk.store, LeasedStore)
+    decider = Decider(leased.policies, open_shared(leased))
+    assert isinstance(decider.store, LeasedStore)
     for _ in range(30):
-        assert (await desk.acquire(Subject("api", "k"))).allowed
-    assert desk.store.metrics()["lease_granted_requests"] > 0
-    answers = await desk.batch([(Subject("api", "k"), 1)] * 40 + [(Subject("nope", "k"), 1), (Subject("api", "k"), 40)])
+        assert (await decider.acquire(Subject("api", "k"))).allowed
+    assert decider.store.metrics()["lease_granted_requests"] > 0
+    answers = await decider.batch(
+        [(Subject("api", "k"), 1)] * 40 + [(Subject("nope", "k"), 1), (Subject("api", "k"), 40)]
+    )
     assert [bool(answer) for answer in answers[:40]] == [True] * 40
     assert isinstance(answers[40], ResourceUnknown)
     assert not answers[41].allowed
-    assert desk.tally.count("api").allowed == 70
-    await desk.close()
+    assert decider.stats.count("api").allowed == 70
+    await decider.close()
     plain = load_settings(settings)
-    desk = Decider(plain.rules, open_shared(plain))
-    assert await used(desk, "api") == {"1h": 70}
-    await desk.close()
+    decider = Decider(plain.policies, open_shared(plain))
+    assert await used(decider, "api") == {"1h": 70}
+    await decider.close()
 
 
-def test_memory_needs_no_lease():
+def test_a_store_in_memory_is_not_leased():
     assert isinstance(open_shared(load_settings({"lease": True})), MemoryStore)

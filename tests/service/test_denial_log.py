@@ -15,31 +15,31 @@ from tidegate.testing import ManualClock
 
 @pytest.mark.parametrize("verb", ["acquire", "reserve"])
 async def test_only_what_was_allowed_is_said_to_be(verb, caplog):
-    rules = load_settings({"policies": {"quiet": {"limits": "1/1m", "mode": "shadow"}}}).rules
-    desk = Decider(rules, MemoryStore(clock=ManualClock(start=START)), on_denial=(DecisionLog("tidegate.service"),))
-    ask, good, bad = getattr(desk, verb), Subject("quiet", "good"), Subject("quiet", "bad")
-    await desk.block(bad, 90)
+    rules = load_settings({"policies": {"quiet": {"limits": "1/1m", "mode": "shadow"}}}).policies
+    decider = Decider(rules, MemoryStore(clock=ManualClock(start=START)), on_denial=(DecisionLog("tidegate.service"),))
+    ask, good, bad = getattr(decider, verb), Subject("quiet", "good"), Subject("quiet", "bad")
+    await decider.block(bad, 90)
     for subject in (good, good, bad):
         await ask(subject)
     assert [record.getMessage() for record in caplog.records] == [
         "rate limit exceeded (shadow: allowed all the same): quiet: good, retry in 60 s",
         "rate limit exceeded: quiet: bad, retry in 90 s",
     ]
-    await desk.close()
+    await decider.close()
 
 
 async def test_beyond_ten_a_second_they_are_counted(caplog):
     clock = ManualClock(start=START)
     denials = DecisionLog("tidegate.service")
-    rules = load_settings({"policies": {"busy": {"limits": "1/1m"}}}).rules
-    desk = Decider(rules, MemoryStore(clock=clock), on_denial=(denials,))
+    rules = load_settings({"policies": {"busy": {"limits": "1/1m"}}}).policies
+    decider = Decider(rules, MemoryStore(clock=clock), on_denial=(denials,))
     counting = asyncio.create_task(count_denials(denials, clock))
     for number in range(301):
-        await desk.acquire(Subject("busy", f"client {number % 3}"), 2)
+        await decider.acquire(Subject("busy", f"client {number % 3}"), 2)
     assert len(caplog.records) == 10
     clock.advance(1)
     while len(caplog.records) == 10:
         await asyncio.sleep(0)
     assert caplog.records[-1].getMessage() == "rate limit exceeded: busy: 291 more denials within one second"
     counting.cancel()
-    await desk.close()
+    await decider.close()

@@ -45,6 +45,6 @@ def test_every_verb_and_its_fields_are_described(verb):
 
 def test_the_example_is_good():
     settings = load_settings(ROOT / "examples/service/service.yaml")
-    assert set(settings.rules.entries) == {"api", "login", "search", "openai", "exports"}
+    assert set(settings.policies.entries) == {"api", "login", "search", "openai", "exports"}
     descriptor = [("path", "/login"), ("remote_address", "203.0.113.9")]
-    assert settings.rules.describe("edge", descriptor)[0].policy.limits[0].quota == 5
+    assert settings.policies.match_descriptor("edge", descriptor)[0].policy.limits[0].quota == 5

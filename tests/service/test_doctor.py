@@ -211,7 +211,7 @@ def test_the_command(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("words", "part"),
     [
-        (["--workers", "2"], "2 processes share no memory"),
+        (["--workers", "2"], "2 processes cannot share a store in memory"),
         (["--listen", "0.0.0.0:1"], "is reachable from other machines"),
         (["gone.yaml"], "gone.yaml: cannot be read"),
     ],

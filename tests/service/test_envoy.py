@@ -39,8 +39,8 @@ DOMAINS = [
 class Envoy:
     """Asks as Envoy does."""
 
-    def __init__(self, desk, channel):
-        self.desk = desk
+    def __init__(self, decider, channel):
+        self.decider = decider
         self._call = channel.unary_unary(
             f"/{SERVICE}/{METHOD}",
             request_serializer=MESSAGES["RateLimitRequest"].SerializeToString,
@@ -67,14 +67,14 @@ class Envoy:
         return answer.overall_code, [status.code for status in answer.statuses]
 
 
-async def run(desk):
-    """Serve a desk over gRPC."""
+async def run(decider):
+    """Serve a decider over gRPC."""
     settings = load_settings({"grpc": f"127.0.0.1:{free_port()}"})
-    server = await serve(desk, settings)
+    server = await serve(decider, settings)
     async with grpc.aio.insecure_channel(str(settings.grpc)) as channel:
-        yield Envoy(desk, channel)
+        yield Envoy(decider, channel)
     await server.stop(None)
-    await desk.close()
+    await decider.close()
 
 
 @pytest.fixture
@@ -84,8 +84,8 @@ def clock():
 
 @pytest.fixture
 async def envoy(clock):
-    desk = Decider(load_settings({"domains": DOMAINS}).rules, MemoryStore(clock=clock))
-    async for each in run(desk):
+    decider = Decider(load_settings({"domains": DOMAINS}).policies, MemoryStore(clock=clock))
+    async for each in run(decider):
         yield each
 
 
@@ -133,7 +133,7 @@ async def test_over_if_one_is_over_and_then_none_is_charged(envoy):
         assert await envoy.codes(login, ip) == (CODE_OVER_LIMIT, [CODE_OVER_LIMIT, CODE_OK])
     assert await envoy.codes(ip) == (CODE_OK, [CODE_OK])
     assert await envoy.codes(ip) == (CODE_OVER_LIMIT, [CODE_OVER_LIMIT])
-    counts = {name: (count.allowed, count.denied) for name, count in envoy.desk.tally.counts.items()}
+    counts = {name: (count.allowed, count.denied) for name, count in envoy.decider.stats.counts.items()}
     assert counts == {"edge/path=%2Flogin": (2, 5), "edge/ip": (3, 1)}
 
 
@@ -151,7 +151,7 @@ async def test_nested_descriptors_with_several_limits(envoy, clock):
 async def test_shadow_mode_lets_pass_and_tells(envoy):
     for _ in range(3):
         assert await envoy.codes(({"path": "/new"},)) == (CODE_OK, [CODE_OK])
-    count = envoy.desk.tally.count("edge/path=%2Fnew")
+    count = envoy.decider.stats.count("edge/path=%2Fnew")
     assert (count.allowed, count.shadow, count.denied) == (1, 2, 0)
 
 
@@ -219,24 +219,24 @@ async def test_a_message_that_cannot_be_read_is_refused_in_plain_words(envoy, se
         await envoy.send(sent)
     assert error.value.code() == grpc.StatusCode.INVALID_ARGUMENT
     assert error.value.details() == "the message cannot be read: it is no request of Envoy's rate limit service v3"
-    assert envoy.desk.tally.errors == {"bad-field": 1}
+    assert envoy.decider.stats.errors == {"bad-field": 1}
 
 
 async def test_what_was_not_foreseen_tells_nothing_of_the_inside(envoy, monkeypatch, caplog):
-    monkeypatch.setattr(envoy.desk.store, "apply_async", None)  # a fault that nobody has thought of
+    monkeypatch.setattr(envoy.decider.store, "apply_async", None)  # a fault that nobody has thought of
     with pytest.raises(grpc.aio.AioRpcError) as error:
         await envoy.ask(({"ip": "1"},))
     assert (error.value.code(), error.value.details()) == (grpc.StatusCode.INTERNAL, "see the log of the service")
     assert "TypeError" in caplog.text
-    assert envoy.desk.tally.errors == {"internal": 1}
+    assert envoy.decider.stats.errors == {"internal": 1}
 
 
 async def test_domains_that_nobody_configured_leave_nothing_behind(envoy):
     for number in range(50):
         answer = await envoy.codes(({"ip": "1"}, {"limit": (1, 2)}), domain=f"invented {number}")
         assert answer == (CODE_OK, [CODE_OK])
-    assert envoy.desk.tally.counts == {}
-    assert envoy.desk.store._tables == {}  # noqa: SLF001 - nothing else shows what a store keeps of a policy
+    assert envoy.decider.stats.counts == {}
+    assert envoy.decider.store._tables == {}  # noqa: SLF001 - nothing else shows what a store keeps of a policy
 
 
 async def test_a_lost_store_is_unavailable_so_that_envoys_failure_mode_decides():
@@ -244,10 +244,10 @@ async def test_a_lost_store_is_unavailable_so_that_envoys_failure_mode_decides()
         store = open_guarded(f"{valkey.url}?deadline=200ms")
         domains = [{"domain": "edge", "descriptors": [*DOMAINS[0]["descriptors"],
                     {"key": "open", "on_store_error": "allow", "limits": "1/1h"}]}]  # fmt: skip
-        desk = Decider(load_settings({"domains": domains}).rules, store)
-        async for envoy in run(desk):
+        decider = Decider(load_settings({"domains": domains}).policies, store)
+        async for envoy in run(decider):
             assert await envoy.codes(({"path": "/login"},), ({"ip": "1"},)) == (CODE_OK, [CODE_OK, CODE_OK])
-            await desk.probe()
+            await decider.probe()
             valkey.kill()
             for _ in range(2):
                 with pytest.raises(grpc.aio.AioRpcError) as error:
@@ -255,4 +255,4 @@ async def test_a_lost_store_is_unavailable_so_that_envoys_failure_mode_decides()
                 assert error.value.code() == grpc.StatusCode.UNAVAILABLE
             assert await envoy.codes(({"open": "x"},)) == (CODE_OK, [CODE_OK])
             with pytest.raises(StoreUnavailable):
-                await desk.probe()
+                await decider.probe()

@@ -1,4 +1,4 @@
-"""Whatever is sent, the answer is one that the OpenAPI description knows, and it is a decision or a problem."""
+"""Every request gets a response that matches the OpenAPI description: a decision or a problem."""
 
 import asyncio
 import json
@@ -57,7 +57,7 @@ def bodies(verb):
 
 
 def fits(value, schema):
-    """Tell whether a value is as a schema says: the part of JSON Schema that our description uses."""
+    """Return whether a value matches a schema; supports the part of JSON Schema that our description uses."""
     if "$ref" in schema:
         return fits(value, SCHEMAS[schema["$ref"].rpartition("/")[2]])
     kinds = schema.get("type", [])
@@ -114,7 +114,7 @@ async def answer(verb, body):
 
 
 @pytest.mark.parametrize("verb", VERB_FIELDS)
-def test_every_answer_is_a_described_one(verb):
+def test_every_response_matches_the_openapi_description(verb):
     described = API["paths"][f"/v1/{verb}"]["post"]
     asked = described["requestBody"]["content"]["application/json"]["schema"]
 
@@ -137,7 +137,7 @@ def test_every_answer_is_a_described_one(verb):
 
 @given(st.binary(max_size=60) | st.text(max_size=60).map(str.encode))
 @settings(max_examples=60)
-def test_every_query_gets_an_answer(query):
+def test_every_query_gets_a_response(query):
     async def ask():
         async with Site(policies=POLICIES) as site:
             sent = []
@@ -153,7 +153,7 @@ def test_every_query_gets_an_answer(query):
     assert asyncio.run(ask()) == 400
 
 
-def test_the_description_names_every_path_and_reference():
+def test_the_openapi_description_has_every_path_and_reference():
     async def paths():
         async with Site(policies=POLICIES) as site:
             return {*site.app._posts, *site.app._gets}  # noqa: SLF001 - there is no other list of them

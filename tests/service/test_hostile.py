@@ -1,4 +1,4 @@
-"""Hostile clients against a whole process: connections that ask nothing, halves of requests, sizes, a stop between."""
+"""Hostile clients against a real process: silent connections, incomplete and large requests, a stop in between."""
 
 import json
 import os
@@ -41,7 +41,7 @@ def connect(service, data=b"", port=None):
 
 
 def is_closed(caller):
-    """Tell whether the server has closed."""
+    """Return whether the server has closed the connection."""
     caller.setblocking(False)
     try:
         while caller.recv(65536):
@@ -76,8 +76,8 @@ def limits_of(pid):
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_many_silent_connections_do_not_keep_health_checks_out(tmp_path, workers):
-    """More connections than descriptors, of clients that never say anything."""
+def test_many_silent_connections_do_not_block_health_checks(tmp_path, workers):
+    """More connections than descriptors, of clients that never send anything."""
     have_descriptors(SILENT * workers)
     with ExitStack() as stack:
         store = f"store: sqlite:///{tmp_path / 'limits.db'}\nmax_connections: 2000\nread_timeout: 60s\n"
@@ -100,7 +100,7 @@ def test_many_silent_connections_do_not_keep_health_checks_out(tmp_path, workers
         assert service.stop() == 0
 
 
-def test_silent_connections_of_envoy_are_closed_too(tmp_path):
+def test_silent_grpc_connections_are_closed_too(tmp_path):
     have_descriptors(SILENT)
     script = ["sh", "-c", f'ulimit -n {FEW} && exec "$@"', "sh"]
     text = "read_timeout: 1s\nidle_timeout: 1s\n" + RULES
@@ -141,7 +141,7 @@ def test_clients_that_stop_sending_are_disconnected(impatient, sent):
 
 
 @pytest.mark.parametrize("sent", [GET[:-2] + b"x: y\r\n" * 1000, post(b" " * 30_000), b"\r\n" * 5000])
-def test_clients_that_drip_are_disconnected(impatient, sent):
+def test_clients_that_send_byte_by_byte_are_disconnected(impatient, sent):
     position = 0
     with connect(impatient) as caller:
 
@@ -159,17 +159,17 @@ def test_clients_that_drip_are_disconnected(impatient, sent):
         assert position < len(sent)
         caller.setblocking(True)
         try:
-            said = read_all(caller)
+            result = read_all(caller)
         except ConnectionError:
-            said = b""
-        assert said == b"" if not sent.startswith(b"POST") else said[:12] in (b"", b"HTTP/1.1 408")
+            result = b""
+        assert result == b"" if not sent.startswith(b"POST") else result[:12] in (b"", b"HTTP/1.1 408")
 
 
-def test_a_half_body_is_answered(impatient):
+def test_an_incomplete_body_gets_408(impatient):
     with connect(impatient, ASK[:-5]) as caller:
-        said = read_all(caller)
-    assert said.startswith(b"HTTP/1.1 408 Request Timeout\r\n")
-    assert b"urn:tidegate:problem:timeout" in said
+        result = read_all(caller)
+    assert result.startswith(b"HTTP/1.1 408 Request Timeout\r\n")
+    assert b"urn:tidegate:problem:timeout" in result
     assert impatient.get("/metrics").text.count('tidegate_problems_total{kind="timeout"}') == 1
 
 
@@ -178,14 +178,14 @@ def test_idle_connections_are_closed(impatient):
         assert read_all(caller).endswith(b'{"ok":true}')  # ends because the server closes the connection
 
 
-def test_http_2_is_not_spoken(impatient):
+def test_http_2_is_refused(impatient):
     with connect(impatient, b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\x00\x00\x00\x04\x00\x00\x00\x00\x00") as caller:
         assert read_all(caller).startswith(b"HTTP/1.1 400 Bad Request\r\n")
     with httpx.Client(http1=True, http2=True, trust_env=False) as http:
         assert http.get(f"{impatient.url}/healthz").http_version == "HTTP/1.1"
 
 
-def test_who_sends_too_much_can_read_that_it_is_too_much(impatient):
+def test_a_client_that_sends_too_much_can_read_the_response(impatient):
     """Clients that send everything before they read: a server that just closes resets their connection."""
     large = b" " * 8_000_000
     for close in (True, False):
@@ -207,13 +207,13 @@ def test_who_sends_too_much_can_read_that_it_is_too_much(impatient):
         assert read_all(caller).startswith(b"HTTP/1.1 431 ")
 
 
-def test_date_and_no_name_of_the_server(impatient):
+def test_responses_have_a_date_and_no_server_name(impatient):
     fields = impatient.get("/healthz").headers
     assert fields["date"].endswith(" GMT")
     assert "server" not in fields
 
 
-def test_a_stop_refuses_half_a_request_and_finishes_a_whole_one(tmp_path):
+def test_a_stop_refuses_incomplete_requests(tmp_path):
     with serving(tmp_path, "read_timeout: 60s\n" + RULES, "--stop-within", "200ms") as service, ExitStack() as stack:
         service.post("acquire", {"policy": "slow", "key": "k"})
         half_head = stack.enter_context(connect(service, GET[:9]))
@@ -225,16 +225,16 @@ def test_a_stop_refuses_half_a_request_and_finishes_a_whole_one(tmp_path):
         until(lambda: "tidegate_requests_in_flight 4" in service.get("/metrics").text, "three requests, and this one")
         service.process.send_signal(signal.SIGTERM)
         for caller in (half_body, half_chunk, waiting):
-            said = read_all(caller)
-            assert said.startswith(b"HTTP/1.1 503 Service Unavailable\r\n")
-            assert b"urn:tidegate:problem:stopping" in said
+            result = read_all(caller)
+            assert result.startswith(b"HTTP/1.1 503 Service Unavailable\r\n")
+            assert b"urn:tidegate:problem:stopping" in result
         assert read_all(half_head) == b""
         assert read_all(idle).endswith(b'{"ok":true}')
         assert service.process.wait(30) == 0
         assert not service.logged("Traceback")
 
 
-def test_a_body_that_comes_while_stopping_is_answered(tmp_path):
+def test_a_body_that_completes_while_stopping_is_answered(tmp_path):
     with serving(tmp_path, "read_timeout: 60s\n" + RULES, "--stop-within", "20s") as service:
         with connect(service, ASK[:-5]) as half:
             until(lambda: "tidegate_requests_in_flight 2" in service.get("/metrics").text, "half a request")
@@ -245,7 +245,7 @@ def test_a_body_that_comes_while_stopping_is_answered(tmp_path):
         assert service.process.wait(30) == 0
 
 
-def test_replaced_processes_take_the_connections_that_wait(tmp_path):
+def test_no_connection_is_refused_while_a_process_is_replaced(tmp_path):
     """The listening socket outlives each process: no connection is refused while one is replaced."""
     text = f"store: sqlite:///{tmp_path / 'limits.db'}?deadline=10s\n" + RULES
     with serving(tmp_path, text, "--workers", "2") as service:

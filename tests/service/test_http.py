@@ -1,4 +1,4 @@
-"""The HTTP face: verbs, tokens, bounds, idempotency, checks for proxies. The app is asked in process."""
+"""The HTTP interface: verbs, tokens, bounds, idempotency, checks for proxies. The app runs in this process."""
 
 import asyncio
 import json
@@ -25,12 +25,12 @@ async def site():
 
 def problem(response):
     assert response.headers["content-type"] == "application/problem+json"
-    said = response.json()
-    assert said["status"] == response.status_code
-    return said["type"].removeprefix("urn:tidegate:problem:"), said.get("pointer")
+    result = response.json()
+    assert result["status"] == response.status_code
+    return result["type"].removeprefix("urn:tidegate:problem:"), result.get("pointer")
 
 
-async def test_a_whole_answer(site):
+async def test_a_complete_acquire_response(site):
     assert (await site.post("acquire", {**K, "cost": 2})).json() == {
         "allowed": True,
         "remaining": 0,
@@ -52,31 +52,31 @@ async def test_a_whole_answer(site):
         ],
     }
     site.clock.advance(20)
-    said = (await site.post("acquire", K)).json()
-    assert (said["allowed"], said["retry_after"], said["violated"]) == (False, 40.0, ["1m"])
-    assert said["limits"][0]["allowed"] is False
-    said = (await site.post("acquire", {**K, "cost": 3})).json()
-    assert said["retry_after"] is None
+    result = (await site.post("acquire", K)).json()
+    assert (result["allowed"], result["retry_after"], result["violated"]) == (False, 40.0, ["1m"])
+    assert result["limits"][0]["allowed"] is False
+    result = (await site.post("acquire", {**K, "cost": 3})).json()
+    assert result["retry_after"] is None
 
 
-async def test_templates_say_what_the_long_way_says(site):
-    """The answer of several limits and of one, allowed, is word for word what `describe` would say."""
+async def test_templates_write_the_same_json_as_describe(site):
+    """An allowed response of one or several limits has the same JSON as `describe`."""
     from tidegate.service.decisions.decider import Subject  # noqa: PLC0415 - only here
     from tidegate.service.http.json_protocol import DecisionWriter, describe  # noqa: PLC0415 - only here
 
     write = DecisionWriter().write
     for policy in ("many", "api", "tokens"):
         for cost in (1, 3, 0) if policy == "many" else (1,):
-            decision = await site.desk.acquire(Subject(policy, "x"), cost)
+            decision = await site.decider.acquire(Subject(policy, "x"), cost)
             site.clock.advance(0.123457)
             assert json.loads(write(decision)) == describe(decision)
 
 
 async def test_reserve_commit_cancel_release(site):
-    said = (await site.post("reserve", {"policy": "tokens", "key": "k", "cost": 60, "ttl": 5})).json()
-    assert (said["allowed"], said["remaining"]) == (True, 40)
-    assert (await site.post("commit", {"id": said["id"], "cost": 10})).json() == {"ok": True}
-    assert problem(await site.post("cancel", {"id": said["id"]})) == ("already-settled", None)
+    result = (await site.post("reserve", {"policy": "tokens", "key": "k", "cost": 60, "ttl": 5})).json()
+    assert (result["allowed"], result["remaining"]) == (True, 40)
+    assert (await site.post("commit", {"id": result["id"], "cost": 10})).json() == {"ok": True}
+    assert problem(await site.post("cancel", {"id": result["id"]})) == ("already-settled", None)
     assert problem(await site.post("cancel", {"id": "x"})) == ("unknown-reservation", None)
     usage = (await site.post("usage", {"policy": "tokens", "key": "k"})).json()["limits"]
     assert [(each["name"], each["used"], each["unit"]) for each in usage] == [("tokens-1m", 10, "tokens")]
@@ -88,22 +88,22 @@ async def test_reserve_commit_cancel_release(site):
     assert (await site.post("acquire", slot)).json()["allowed"]
 
 
-async def test_batches(site):
-    said = (await site.post("batch", {"policy": "api", "keys": ["a", "a", ["a", "b"], "a", 5]})).json()["answers"]
-    assert [answer.get("allowed") for answer in said] == [True, True, True, False, None]
-    assert said[4]["error"]["pointer"] == "/keys/4"
+async def test_batches_report_errors_per_ask_and_invalid_batches_charge_nothing(site):
+    result = (await site.post("batch", {"policy": "api", "keys": ["a", "a", ["a", "b"], "a", 5]})).json()["answers"]
+    assert [answer.get("allowed") for answer in result] == [True, True, True, False, None]
+    assert result[4]["error"]["pointer"] == "/keys/4"
     asks = [{**K, "cost": 2}, K, {"policy": "nope", "key": "k"}]
-    said = (await site.post("batch", {"asks": asks})).json()["answers"]
-    assert [answer.get("allowed") for answer in said] == [True, False, None]
-    assert said[2]["error"]["status"] == 404
-    # What cannot be understood charges nothing, not even what stands in front of it.
+    result = (await site.post("batch", {"asks": asks})).json()["answers"]
+    assert [answer.get("allowed") for answer in result] == [True, False, None]
+    assert result[2]["error"]["status"] == 404
+    # An invalid batch charges nothing, not even the valid asks before the invalid one.
     wrong = await site.post("batch", {"asks": [{"policy": "many", "key": "k"}, {"policy": "many"}]})
     assert problem(wrong) == ("bad-field", "/asks/1/key")
     usage = (await site.post("usage", {"policy": "many", "key": "k"})).json()["limits"]
     assert usage[0]["used"] == 0
 
 
-async def test_a_thousand_and_no_more():
+async def test_a_batch_has_at_most_a_thousand_keys():
     async with Site(policies=POLICIES) as large:
         keys = [str(number) for number in range(1000)]
         assert len((await large.post("batch", {"policy": "api", "keys": keys})).json()["answers"]) == 1000
@@ -139,25 +139,34 @@ async def test_a_thousand_and_no_more():
         ("batch", {"policy": "api", "asks": [K]}, "bad-field", "/policy"),
     ],
 )
-async def test_what_is_wrong_is_said(site, verb, body, kind, pointer):
+async def test_invalid_requests_name_the_problem_and_the_field(site, verb, body, kind, pointer):
     response = await site.http.post(
         f"/v1/{verb}", content=json.dumps(body), headers={"content-type": "application/json"}
     )
     assert problem(response) == (kind, pointer)
-    assert site.desk.tally.errors[kind] == 1
+    assert site.decider.stats.errors[kind] == 1
+
+
+async def test_unknown_names_get_a_suggestion(site):
+    detail = (await site.post("acquire", {**K, "costs": 1})).json()["detail"]
+    assert detail == "unknown field: did you mean 'cost'?"
+    detail = (await site.post("cancel", {"colour": 1})).json()["detail"]
+    assert detail == "unknown field: expected one of id"
+    detail = (await site.http.get("/v1/check?polcy=api&key=k")).json()["detail"]
+    assert detail == "unknown parameter 'polcy': did you mean 'policy'?"
 
 
 @pytest.mark.parametrize(
     "body", ["", "{", "[NaN]", '{"a":Infinity}', "\xff", "[" * 100_000, "[" * 2000, '"' + "a" * 3000]
 )
-async def test_what_is_not_json_is_refused(site, body):
+async def test_a_body_that_is_not_json_is_refused(site, body):
     response = await site.http.post(
         "/v1/acquire", content=body.encode("latin-1"), headers={"content-type": "application/json"}
     )
     assert problem(response)[0] in ("bad-request", "too-large")
 
 
-async def test_paths_methods_and_types(site):
+async def test_paths_methods_and_content_types(site):
     assert problem(await site.http.get("/v2/acquire"))[0] == "not-found"
     assert problem(await site.http.get("/v1/acquire"))[0] == "method-not-allowed"
     assert problem(await site.http.post("/healthz"))[0] == "method-not-allowed"
@@ -174,21 +183,21 @@ async def test_paths_methods_and_types(site):
 
 async def test_waiting_over_http(site):
     await site.post("acquire", {**K, "cost": 2})
-    said = (await site.post("acquire", {**K, "wait": 30})).json()
-    assert not said["allowed"]
+    result = (await site.post("acquire", {**K, "wait": 30})).json()
+    assert not result["allowed"]
     assert site.clock.now() == START + 30
-    said = (await site.post("acquire", {**K, "wait": 30})).json()
-    assert said["allowed"]
+    result = (await site.post("acquire", {**K, "wait": 30})).json()
+    assert result["allowed"]
     assert site.clock.now() == START + 60
 
 
 # ---- bounds ----------------------------------------------------------------------------------------------------------
 
 
-async def test_too_many_at_once_are_told_so(site):
+async def test_too_many_concurrent_requests_get_busy(site):
     await site.post("acquire", {**K, "cost": 2})
     waiting = [asyncio.create_task(site.post("acquire", {**K, "wait": 20})) for _ in range(2)]
-    while site.desk.waiting < 2:
+    while site.decider.waiting < 2:
         await asyncio.sleep(0)
     busy = await site.post("acquire", {"policy": "many", "key": "k"})
     assert problem(busy)[0] == "busy"
@@ -200,7 +209,7 @@ async def test_too_many_at_once_are_told_so(site):
 
 
 async def raw(app, messages, headers=(), path="/v1/acquire"):
-    """Send ASGI messages by hand; what is answered."""
+    """Send ASGI messages by hand; return the response."""
     sent = []
 
     async def receive():
@@ -221,33 +230,33 @@ def piece(body, *, more):
     return {"type": "http.request", "body": body, "more_body": more}
 
 
-async def test_a_body_in_pieces(site):
+async def test_a_body_in_several_messages(site):
     text = json.dumps(K).encode()
-    status, said = await raw(site.app, [piece(text[:5], more=True), piece(text[5:], more=False)])
-    assert (status, said["remaining"]) == (200, 1)
-    # A body that is as long as it was said to be is all there, whatever the server still has to say of it.
-    status, said = await raw(site.app, [piece(text, more=True)], [(b"content-length", b"%d" % len(text))])
-    assert (status, said["remaining"]) == (200, 0)
-    status, said = await raw(site.app, [piece(b" " * 1500, more=True), piece(b" " * 1500, more=True)])
-    assert (status, said["type"]) == (413, "urn:tidegate:problem:too-large")
+    status, result = await raw(site.app, [piece(text[:5], more=True), piece(text[5:], more=False)])
+    assert (status, result["remaining"]) == (200, 1)
+    # A body of the announced length is complete, even if the server says that there is more.
+    status, result = await raw(site.app, [piece(text, more=True)], [(b"content-length", b"%d" % len(text))])
+    assert (status, result["remaining"]) == (200, 0)
+    status, result = await raw(site.app, [piece(b" " * 1500, more=True), piece(b" " * 1500, more=True)])
+    assert (status, result["type"]) == (413, "urn:tidegate:problem:too-large")
     status, _ = await raw(site.app, [], [(b"content-length", b"99999")])
     assert status == 413
     assert await raw(site.app, [piece(b"{", more=True), {"type": "http.disconnect"}]) is None
     assert site.app.in_flight == 0
 
 
-async def test_who_hangs_up_leaves_the_line(site):
+async def test_a_client_that_disconnects_leaves_the_wait_queue(site):
     await site.post("acquire", {**K, "cost": 2})
     waiting = json.dumps({**K, "wait": 30}).encode()
     assert await raw(site.app, [piece(waiting, more=False), {"type": "http.disconnect"}]) is None
-    while site.desk.waiting:
+    while site.decider.waiting:
         await asyncio.sleep(0)
     assert (site.clock.now(), site.app.in_flight) == (START, 0)
     site.clock.advance(60)
     assert (await site.post("peek", {**K, "cost": 2})).json()["allowed"]  # nothing was taken
 
 
-async def test_stopping_answers_nobody_new(site):
+async def test_a_stopping_service_refuses_new_requests(site):
     site.app.stop()
     assert site.app.idle.is_set()
     assert problem(await site.post("acquire", K))[0] == "stopping"
@@ -256,13 +265,13 @@ async def test_stopping_answers_nobody_new(site):
 
 
 class Broken(Store):
-    """A store that fails as nobody foresaw."""
+    """A store that fails with an unexpected exception."""
 
     def apply(self, verb, asks, now=None, at=None):
         raise RuntimeError("inside")
 
 
-async def test_what_was_not_foreseen_tells_nothing_of_the_inside(caplog):
+async def test_an_unexpected_exception_is_logged_and_not_sent(caplog):
     async with Site(store=Broken(), policies=POLICIES) as site:
         response = await site.post("acquire", K)
         assert problem(response)[0] == "internal"
@@ -300,7 +309,7 @@ async def test_tokens(tokens, sent, decides, administers, field):
         assert (await site.http.get("/healthz")).status_code == 200
 
 
-# What docs/service.md lists for the decision token. Whoever adds a path says here, and there, who may ask for it.
+# The paths that docs/service.md lists for the decision token. A new path has to be added here and there.
 WITHOUT_TOKEN = {"/healthz", "/readyz", "/openapi.json"}
 WITH_DECISION = {
     *("/v1/acquire", "/v1/peek", "/v1/reserve", "/v1/lease", "/v1/commit", "/v1/cancel", "/v1/release", "/v1/batch"),
@@ -309,7 +318,7 @@ WITH_DECISION = {
 WITH_ADMIN = {"/v1/reset", "/v1/block", "/v1/unblock", "/v1/blocks"}
 
 
-async def test_a_decision_token_opens_what_is_listed_and_nothing_else():
+async def test_a_decision_token_allows_only_the_listed_paths():
     async with Site(policies=POLICIES, decision_token=DECISION, admin_token=ADMIN) as site:
         described = (await site.http.get("/openapi.json")).json()["paths"]
         assert set(described) == WITHOUT_TOKEN | WITH_DECISION | WITH_ADMIN
@@ -331,7 +340,7 @@ async def test_a_decision_token_opens_what_is_listed_and_nothing_else():
      ("evil.example", 403), ("127.0.0.1.evil.example:8080", 403), ("", 403)],
 )  # fmt: skip
 @pytest.mark.parametrize("tokens", [{}, {"admin_token": ADMIN}])
-async def test_a_page_with_a_name_of_its_own_does_not_get_in(tokens, host, status):
+async def test_a_foreign_host_name_is_refused(tokens, host, status):
     async with Site(policies=POLICIES, **tokens) as site:
         assert (await site.post("peek", K, headers={"host": host})).status_code == status
 
@@ -339,24 +348,24 @@ async def test_a_page_with_a_name_of_its_own_does_not_get_in(tokens, host, statu
 DOMAINS = [{"domain": "edge", "descriptors": [{"key": "ip", "limits": "2/1h"}]}]
 
 
-async def test_long_descriptors_are_limited_and_take_no_room():
+async def test_long_descriptors_are_limited_and_stored_as_digests():
     async with Site(domains=DOMAINS) as site:
         long = {"domain": "edge", "descriptor": [["ip", "x" * 100_000]]}
         other = {"domain": "edge", "descriptor": [["ip", "x" * 100_001]]}
         allowed = [(await site.post("acquire", ask)).json()["allowed"] for ask in (long, long, long, other)]
         assert allowed == [True, True, False, True]
-        kept = site.desk.store._tables.values()  # noqa: SLF001 - nothing else shows how long a kept key is
+        kept = site.decider.store._tables.values()  # noqa: SLF001 - nothing else shows how long a kept key is
         assert all(len(str(key)) < 100 for table in kept for key in table.entries)
 
 
-async def test_a_descriptor_with_half_a_character_is_refused():
+async def test_a_descriptor_with_a_lone_surrogate_is_refused():
     async with Site(domains=DOMAINS) as site:
         body = rb'{"domain":"edge","descriptor":[["ip","\ud800"]]}'
         reply = await site.http.post("/v1/acquire", content=body, headers={"content-type": "application/json"})
         assert (reply.status_code, "surrogate" in reply.json()["detail"]) == (422, True)
 
 
-async def test_a_lease_says_what_is_wrong_with_its_cost():
+async def test_a_lease_with_an_invalid_cost_is_refused():
     async with Site(policies={"two": ["5/1h unit=tokens", "5/1h unit=widgets"]}) as site:
         asked = {"policy": "two", "key": "k", "most": 10}
         assert (await site.post("lease", asked)).status_code == (await site.post("acquire", asked)).status_code == 422
@@ -365,7 +374,7 @@ async def test_a_lease_says_what_is_wrong_with_its_cost():
 # ---- idempotency -----------------------------------------------------------------------------------------------------
 
 
-async def test_the_same_key_gets_the_same_answer(site):
+async def test_the_same_idempotency_key_gets_the_same_response(site):
     headers = {"idempotency-key": "one"}
     first = await site.post("acquire", K, headers=headers)
     again = await site.post("acquire", K, headers=headers)
@@ -379,39 +388,39 @@ async def test_the_same_key_gets_the_same_answer(site):
     assert "idempotency-replayed" not in later.headers
 
 
-async def test_large_answers_are_forgotten_first():
-    replays = IdempotentReplies(ManualClock(), largest=1000)
+async def test_the_size_of_remembered_responses_is_bounded():
+    replays = IdempotentReplies(ManualClock(), max_bytes=1000)
 
     async def ask():
         return HTTPReply(200, b"x" * 400)
 
     for number in range(10):
-        await replays.answer(b"%d" % number, ("batch", b"asked"), ask)
+        await replays.reply(b"%d" % number, ("batch", b"asked"), ask)
     assert len(replays) == 3
-    again = await replays.answer(b"9", ("batch", b"asked"), ask)
+    again = await replays.reply(b"9", ("batch", b"asked"), ask)
     assert again.headers == ((b"idempotency-replayed", b"true"),)
 
 
-async def test_a_repeated_question_waits_for_the_first(site):
+async def test_a_repeated_request_waits_for_the_first(site):
     await site.post("acquire", {**K, "cost": 1})
     headers = {"idempotency-key": "two"}
     both = [site.post("acquire", {**K, "cost": 2, "wait": 30}, headers=headers) for _ in range(2)]
     answers = [response.json() for response in await asyncio.gather(*both)]
     assert answers[0] == answers[1]
-    assert site.desk.tally.count("api").denied == 1
+    assert site.decider.stats.count("api").denied == 1
 
 
 @pytest.mark.parametrize("verb", ["acquire", "reserve"])
-async def test_a_client_that_hangs_up_leaves_the_queue_with_a_key_too(site, verb):
+async def test_a_client_with_a_key_that_disconnects_leaves_the_wait_queue(site, verb):
     await site.post("acquire", {**K, "cost": 2})
     ask, key = {**K, "wait": 90}, (b"idempotency-key", b"abandoned")
     for _ in range(3):
         messages = [piece(json.dumps(ask).encode(), more=False), {"type": "http.disconnect"}]
         assert await raw(site.app, messages, [key], f"/v1/{verb}") is None
-        while site.desk.waiting:
+        while site.decider.waiting:
             await asyncio.sleep(0)
     assert (site.clock.now(), site.app.in_flight, site.app.waiting) == (START, 0, 0)
-    site.desk.max_wait = 90
+    site.decider.max_wait = 90
     headers = {"idempotency-key": "abandoned"}
     first = await site.post(verb, ask, headers=headers)  # waits anew
     assert (site.clock.now(), first.json()["allowed"]) == (START + 60, True)
@@ -420,7 +429,7 @@ async def test_a_client_that_hangs_up_leaves_the_queue_with_a_key_too(site, verb
     assert (await site.post("usage", K)).json()["limits"][0]["used"] == 1
 
 
-async def test_who_asked_again_goes_on_waiting_when_the_first_hangs_up(site):
+async def test_a_repeated_request_keeps_waiting_when_the_first_client_disconnects(site):
     await site.post("acquire", {**K, "cost": 2})
     gone = asyncio.Event()
     body = json.dumps({**K, "wait": 20}).encode()
@@ -450,7 +459,7 @@ async def test_who_asked_again_goes_on_waiting_when_the_first_hangs_up(site):
     assert (await second)["allowed"] is False  # at its own deadline
 
 
-async def test_calls_that_wait_leave_room_for_others():
+async def test_waiting_calls_leave_capacity_for_other_calls():
     async with Site(policies=POLICIES, max_concurrency=8) as site:
         await site.post("acquire", {**K, "cost": 2})
         asking = [asyncio.create_task(site.post("acquire", {**K, "wait": 20})) for _ in range(8)]
@@ -461,7 +470,7 @@ async def test_calls_that_wait_leave_room_for_others():
         assert (statuses.count(200), statuses.count(503)) == (7, 1)
 
 
-async def test_a_mistake_is_not_remembered(site):
+async def test_an_error_is_not_remembered_for_its_key(site):
     headers = {"idempotency-key": "three"}
     wrong = {"policy": "nope", "key": "k"}
     assert [(await site.post("acquire", wrong, headers=headers)).status_code for _ in range(2)] == [404, 404]
@@ -472,7 +481,7 @@ async def test_a_mistake_is_not_remembered(site):
 # ---- checks for proxies ----------------------------------------------------------------------------------------------
 
 
-async def test_check_answers_by_status_and_header_fields(site):
+async def test_check_returns_a_status_and_header_fields(site):
     path = "/v1/check?policy=api&key=203.0.113.9"
     answers = [await site.http.get(path) for _ in range(3)]
     assert [answer.status_code for answer in answers] == [200, 200, 429]
@@ -488,7 +497,7 @@ async def test_check_reads_the_key_from_a_header_field(site):
     path = "/v1/check?policy=api&key=v1&key_header=X-Api-Key"
     for key, statuses in (("a", [200, 200, 429]), ("b", [200])):
         assert [(await site.http.get(path, headers={"x-api-key": key})).status_code for _ in statuses] == statuses
-    assert problem(await site.http.get(path))[0] == "bad-request"  # nobody shares a key because he sends none
+    assert problem(await site.http.get(path))[0] == "bad-request"  # clients must not share an empty key
     usage = (await site.post("usage", {"policy": "api", "key": ["v1", "a"]})).json()["limits"]
     assert usage[0]["used"] == 2
     forwarded = {"x-forwarded-for": "6.6.6.6, 203.0.113.1"}
@@ -512,17 +521,17 @@ async def test_check_reads_the_key_from_a_header_field(site):
     ],
 )
 @pytest.mark.parametrize("method", ["GET", "HEAD", "POST", "OPTIONS"])
-async def test_a_page_of_another_site_cannot_ask_without_a_token(method, fields, status):
+async def test_check_refuses_pages_of_other_sites_without_a_token(method, fields, status):
     path = "/v1/check?policy=api&key=k"
     for tokens, expected in (({}, status), ({"admin_token": ADMIN}, status), ({"decision_token": DECISION}, 200)):
         async with Site(policies=POLICIES, **tokens) as site:
             sent = {**fields, **({"x-tidegate-token": DECISION} if "decision_token" in tokens else {})}
             assert (await site.http.request(method, path, headers=sent)).status_code == expected
-            assert site.desk.tally.count("api").allowed == (expected == 200)
+            assert site.decider.stats.count("api").allowed == (expected == 200)
 
 
-async def test_a_page_cannot_send_json_without_being_asked_for_permission(site):
-    """What a browser sends without asking first is refused by its type; the question it would ask is refused, too."""
+async def test_a_page_cannot_send_json_without_a_preflight(site):
+    """A request without a preflight is refused by its content type, and the preflight is refused, too."""
     for kind in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data"):
         reply = await site.http.post("/v1/acquire", content=json.dumps(K), headers={"content-type": kind})
         assert problem(reply)[0] == "unsupported-type"
@@ -539,15 +548,15 @@ async def test_a_page_cannot_send_json_without_being_asked_for_permission(site):
      "policy=api&key=a&deny=403&deny=429", "policy=api&key=a&cost=1&cost=0",
      "%ff", "policy=api&key=a&&", "policy=api;key=a", "policy=api&key=%ff", "policy=api&key=a%fe"],
 )  # fmt: skip
-async def test_a_query_that_is_wrong_is_refused(site, query):
+async def test_an_invalid_query_is_refused(site, query):
     assert (await site.http.get(httpx.URL("http://127.0.0.1/v1/check", query=query.encode()))).status_code == 400
-    assert site.desk.tally.counts == {}
+    assert site.decider.stats.counts == {}
 
 
 # ---- metrics ---------------------------------------------------------------------------------------------------------
 
 
-async def test_metrics_are_of_the_format_and_bounded(site):
+async def test_metrics_are_valid_and_contain_no_keys(site):
     from prometheus_client.parser import text_string_to_metric_families  # noqa: PLC0415 - only here
 
     for number in range(5):

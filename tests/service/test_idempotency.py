@@ -13,7 +13,7 @@ from tests.servers.process import until
 from tests.servers.valkey import ValkeyCluster, ValkeyServer
 from tests.service.conftest import STORES, url_of
 from tests.service.harness import START, Site, serving
-from tests.service.test_signing import said_by, services
+from tests.service.test_signing import payload_of, services
 from tidegate.service.config.settings import load_settings
 from tidegate.service.decisions.decider import Decider, Subject
 from tidegate.service.decisions.idempotency import ABANDONED_TASKS, REMEMBER_FOR, KeyedCall
@@ -23,7 +23,7 @@ from tidegate.stores.outage import GuardedStore, open_guarded
 from tidegate.stores.registry import open_store
 from tidegate.testing import ManualClock
 
-RULES = """
+POLICIES = """
 policies:
   api: 20/1h fixed_window
   one: 1/1h fixed_window
@@ -38,7 +38,7 @@ policies:
 def pair(request, tmp_path_factory):
     """Two services on one store, one of them with two processes."""
     folder = tmp_path_factory.mktemp("pair")
-    text = f"store: {url_of(request.param, request, folder)}\n{RULES}"
+    text = f"store: {url_of(request.param, request, folder)}\n{POLICIES}"
     with services(folder, text) as (first,), serving(folder, text, "--workers", "2") as second:
         yield first, second
 
@@ -70,13 +70,13 @@ def test_a_repeated_acquire_is_allowed_when_nothing_is_left(pair):
     assert not pair[1].post("acquire", ask, **keyed()).json()["allowed"]
 
 
-def test_a_denial_is_charged_nothing_and_decided_anew(pair):
+def test_a_denied_call_is_decided_again(pair):
     ask, key = {"policy": "slots", "key": secrets.token_hex(8)}, keyed()
     pair[0].post("acquire", {**ask, "cost": 3})
     assert not pair[0].post("acquire", ask, **key).json()["allowed"]
     pair[0].post("release", ask)
-    said = pair[1].post("acquire", ask, **key)
-    assert (said.json()["allowed"], "idempotency-replayed" in said.headers) == (True, False)
+    result = pair[1].post("acquire", ask, **key)
+    assert (result.json()["allowed"], "idempotency-replayed" in result.headers) == (True, False)
 
 
 def test_another_request_with_the_same_key_is_refused(pair):
@@ -92,7 +92,7 @@ def test_another_request_with_the_same_key_is_refused(pair):
 def test_a_repeated_reservation_is_the_same_one(pair, policy):
     ask, key = {"policy": policy, "key": secrets.token_hex(8), "cost": 10}, keyed()
     ids = [service.post("reserve", ask, **key).json()["id"] for service in (*pair, pair[1], pair[1])]
-    assert len({json.dumps(said_by(each)) for each in ids}) == 1
+    assert len({json.dumps(payload_of(each)) for each in ids}) == 1
     assert used(pair[0], policy, ask["key"]) == 10
     statuses = [service.post("commit", {"id": each, "cost": 4}).status_code for service, each in zip(cycle(pair), ids)]
     assert statuses == [200, 409, 409, 409]
@@ -140,7 +140,7 @@ def test_a_repeated_lease_takes_no_further_permits(pair):
     assert used(pair[1], "api", ask["key"]) == 4
 
 
-def test_in_shadow_mode_what_fits_is_charged_once(pair):
+def test_shadow_mode_charges_a_key_once(pair):
     ask = {"policy": "shadow", "key": secrets.token_hex(8)}
     key, other = keyed(), keyed()
     assert {service.post("acquire", ask, **key).json()["shadow"] for service in (*pair, *pair)} == {False}
@@ -148,7 +148,7 @@ def test_in_shadow_mode_what_fits_is_charged_once(pair):
     assert used(pair[0], "shadow", ask["key"]) == 1
 
 
-async def test_waits_with_one_key_end_with_one_charge(pair):
+async def test_waiting_calls_with_one_key_are_charged_once(pair):
     ask, key = {"policy": "slots", "key": secrets.token_hex(8)}, keyed()
     pair[0].post("acquire", {**ask, "cost": 3})
     async with httpx.AsyncClient(timeout=60, trust_env=False) as http:
@@ -162,11 +162,11 @@ async def test_waits_with_one_key_end_with_one_charge(pair):
 
 
 def waits(service):
-    """Tell whether a call waits in the process that answers."""
+    """Return whether a call waits in the process that answers."""
     return "tidegate_waiting 1" in service.get("/metrics").text
 
 
-async def test_many_at_once(pair):
+async def test_concurrent_calls_with_repeated_keys_are_charged_once(pair):
     name, keys = secrets.token_hex(8), [secrets.token_hex(8) for _ in range(12)]
     async with httpx.AsyncClient(timeout=60, trust_env=False) as http:
         asking = [
@@ -181,12 +181,12 @@ async def test_many_at_once(pair):
 
 @pytest.mark.parametrize("verb", ["acquire", "reserve"])
 async def test_a_call_that_is_abandoned_while_the_store_decides_is_charged_once(verb, shared_url):
-    rules = load_settings({"policies": {"api": "1000/1h fixed_window"}}).rules
-    here, there = (Decider(rules, open_guarded(shared_url)) for _ in range(2))
+    policies = load_settings({"policies": {"api": "1000/1h fixed_window"}}).policies
+    here, there = (Decider(policies, open_guarded(shared_url)) for _ in range(2))
     subject, rounds = Subject("api", "k"), 60
     try:
-        for desk in (here, there):
-            await desk.usage(subject)  # connected
+        for decider in (here, there):
+            await decider.usage(subject)  # connected
         for turns in range(rounds):
             first, again = (KeyedCall.read(b"%d" % turns, verb, b"{}") for _ in range(2))
             asking = asyncio.create_task(getattr(here, verb)(subject, call=first))
@@ -199,8 +199,8 @@ async def test_a_call_that_is_abandoned_while_the_store_decides_is_charged_once(
                 await asyncio.sleep(0)
         assert (await there.usage(subject))["1h"].used == rounds
     finally:
-        for desk in (here, there):
-            await desk.close()
+        for decider in (here, there):
+            await decider.close()
 
 
 # ---- one process after another, in virtual time ----------------------------------------------------------------------
@@ -232,11 +232,11 @@ async def test_a_key_is_remembered_for_ten_minutes(sites):
     assert (await there.post("acquire", ask, **key)).json()["remaining"] == 97
     # The same key later is another reservation, which is settled by itself.
     later = (await here.post("reserve", ask, **keyed("two"))).json()["id"]
-    assert (said_by(ids[0]), said_by(ids[0])[0] == said_by(later)[0]) == (said_by(ids[1]), False)
+    assert (payload_of(ids[0]), payload_of(ids[0])[0] == payload_of(later)[0]) == (payload_of(ids[1]), False)
     assert (await there.post("cancel", {"id": later})).status_code == 200
 
 
-async def test_calls_with_a_key_and_from_a_share_are_charged_alike(sites):
+async def test_calls_with_a_key_and_calls_from_a_lease_are_both_charged(sites):
     here, there = sites
     ask = {"policy": "api", "key": "k"}
     for number in range(30):
@@ -247,31 +247,31 @@ async def test_calls_with_a_key_and_from_a_share_are_charged_alike(sites):
     assert (await there.post("usage", ask)).json()["limits"][0]["used"] == 60
 
 
-async def test_a_block_meanwhile_forgets_the_call(tmp_path):
+async def test_a_call_that_is_blocked_while_waiting_is_forgotten(tmp_path):
     clock = ManualClock(start=START)
     async with Site(
         store=open_store(f"sqlite:///{tmp_path / 'l.db'}", clock=clock), policies={"api": "1/1m fixed_window"}
     ) as site:
         ask, key = {"policy": "api", "key": "k"}, keyed("one")
         await site.post("acquire", ask)
-        site.desk.max_wait = 90
+        site.decider.max_wait = 90
         waiting = asyncio.create_task(site.post("acquire", {**ask, "wait": 80}, **key))
-        while not site.desk.waiting:
+        while not site.decider.waiting:
             await asyncio.sleep(0)
         await site.post("block", {**ask, "seconds": 70})
         clock.advance(60)
         assert (await waiting).json()["violated"] == ["blocked"]
         clock.advance(10)
-        app = App(site.desk, site.settings)  # another process
+        app = App(site.decider, site.settings)  # another process
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://127.0.0.1") as other:
-            said = (await other.post("/v1/acquire", json={**ask, "wait": 80}, **key)).json()
-        assert (said["allowed"], said["remaining"]) == (True, 0)  # charged now
+            result = (await other.post("/v1/acquire", json={**ask, "wait": 80}, **key)).json()
+        assert (result["allowed"], result["remaining"]) == (True, 0)  # charged now
 
 
 # ---- where the store cannot remember ---------------------------------------------------------------------------------
 
 
-async def test_while_the_store_is_lost_the_policy_decides():
+async def test_the_policy_decides_while_the_store_is_unavailable():
     policies = {"deny": "2/1h", "allow": {"limits": "2/1h", "on_store_error": "allow"}}
     with ValkeyServer() as valkey:
         store = GuardedStore(open_store(valkey.url), deadline=5.0, clock=ManualClock(), background=False)
@@ -281,11 +281,11 @@ async def test_while_the_store_is_lost_the_policy_decides():
             valkey.kill()
             for _ in range(2):
                 assert (await site.post("acquire", asks["deny"][0], **asks["deny"][1])).status_code == 503
-                said = (await site.post("acquire", asks["allow"][0], **asks["allow"][1])).json()
-                assert (said["allowed"], said["local"]) == (True, True)
+                result = (await site.post("acquire", asks["allow"][0], **asks["allow"][1])).json()
+                assert (result["allowed"], result["local"]) == (True, True)
 
 
-async def test_a_cluster_that_keeps_keys_apart_leaves_it_to_each_process():
+async def test_a_cluster_without_hash_tag_leaves_keys_to_each_process():
     with ValkeyCluster() as cluster:
         for options, charged in (("", 2), ("?hash_tag=all", 1)):
             store = open_guarded(f"{cluster.url}{options or '?'}&deadline=20s")

@@ -1,4 +1,4 @@
-"""Clients that take permits ahead: never more than the limits allow, by an oracle in virtual time and in processes."""
+"""Client leases never exceed the limits, checked by an oracle in virtual time and with real processes."""
 
 import asyncio
 import threading
@@ -13,38 +13,38 @@ from tests.service.harness import Site, serving
 from tidegate import ConfigError, Limit, RateLimitError, ResourceUnknown, StoreUnavailable
 from tidegate.core.bounds import SECOND
 from tidegate.service.client.client import AsyncClient, Client
-from tidegate.service.client.lease_cache import LeaseCache, read_lasting
-from tidegate.service.client.protocol import MAX_TRIES, acquiring, read, settling
+from tidegate.service.client.lease_cache import LeaseCache, read_lease_duration
+from tidegate.service.client.protocol import MAX_TRIES, acquire_flow, read_response, settle_flow
 from tidegate.testing import ManualClock
 
 
 class Leasing:
-    """A client in virtual time: its shelf, and the questions that it asked."""
+    """A client in virtual time: its lease cache, and a count of its requests."""
 
-    def __init__(self, site, lasting=1.0):
+    def __init__(self, site, duration=1.0):
         self.site = site
-        self.shelf = None if lasting is None else LeaseCache(lasting, site.clock.steady)
-        self.asked = Counter()
+        self.lease_cache = None if duration is None else LeaseCache(duration, site.clock.steady)
+        self.requests = Counter()
 
     async def acquire(self, key="k", cost=1, policy="api", wait=0.0):
-        return await self._drive(acquiring(self.shelf, policy, key, cost, wait, 0.0))
+        return await self._drive(acquire_flow(self.lease_cache, policy, key, cost, wait, 0.0))
 
     async def close(self):
-        if self.shelf is not None:
-            await self._drive(settling(self.shelf, self.shelf.all()))
+        if self.lease_cache is not None:
+            await self._drive(settle_flow(self.lease_cache, self.lease_cache.pop_all()))
 
-    async def _drive(self, steps):
+    async def _drive(self, flow):
         try:
-            question = next(steps)
+            request = next(flow)
             while True:
-                method, path, body, headers, _ = question
-                self.asked[path.rpartition("/")[2]] += 1
+                method, path, body, headers, _ = request
+                self.requests[path.rpartition("/")[2]] += 1
                 try:
-                    said = read(await self.site.http.request(method, path, json=body, headers=headers))
+                    response = read_response(await self.site.http.request(method, path, json=body, headers=headers))
                 except RateLimitError as error:
-                    question = steps.throw(error)
+                    request = flow.throw(error)
                 else:
-                    question = steps.send(said)
+                    request = flow.send(response)
         except StopIteration as done:
             return done.value
 
@@ -53,7 +53,7 @@ class Leasing:
 
 
 def exceeded(limit: Limit, uses: list[tuple[int, int]]) -> str | None:
-    """Say where uses (instant, cost) are more than a limit allows; by brute force."""
+    """Return where uses (instant, cost) exceed a limit, by brute force; None if they do not."""
     if limit.algorithm == "token_bucket":
         for first, (start, _) in enumerate(uses):
             total = 0
@@ -76,7 +76,7 @@ def exceeded(limit: Limit, uses: list[tuple[int, int]]) -> str | None:
 LIMITS = ("40/1s", "80/2s burst=24", "48/1s fixed_window", "60/1m calendar_window")
 STEPS = st.lists(
     st.tuples(
-        st.integers(0, 2),  # who: the last takes nothing ahead
+        st.integers(0, 2),  # which client: the last one has no leases
         st.sampled_from([1, 1, 2, 5, 12, 50]),  # how many calls in a row
         st.integers(1, 2),  # of which cost
         st.sampled_from([0, 0, 1, 10, 50, 100, 200, 400, 990]),  # thousandths of the period that pass before
@@ -84,23 +84,23 @@ STEPS = st.lists(
     ),
     max_size=20,
 )
-# Taken ahead, refilled, taken by another, and then used: what decay is for. And given back too generously: `owed`.
+# LATE needs `decay`: leased, refilled, taken by another client, and then used. BACK needs `to_commit`.
 LATE = [(0, 5, 1, 0, "ask"), (0, 3, 1, 0, "ask"), (2, 50, 1, 200, "ask"), (0, 12, 1, 0, "ask")]
 BACK = [(0, 5, 1, 0, "ask"), (0, 2, 1, 150, "ask"), (0, 1, 1, 0, "close"), (2, 50, 1, 0, "ask")]
 
 
 @pytest.mark.parametrize("text", LIMITS)
 @settings(max_examples=30, deadline=None)
-@example(steps=LATE, lasting=1.0)
-@example(steps=BACK, lasting=1.0)
-@given(steps=STEPS, lasting=st.sampled_from([0.05, 0.3, 1.0, 5.0]))
-def test_no_limit_is_ever_exceeded(text, steps, lasting):
+@example(steps=LATE, duration=1.0)
+@example(steps=BACK, duration=1.0)
+@given(steps=STEPS, duration=st.sampled_from([0.05, 0.3, 1.0, 5.0]))
+def test_no_limit_is_ever_exceeded(text, steps, duration):
     limit = Limit.parse(text)
 
     async def play():
         uses = []
         async with Site(policies={"api": text}) as site:
-            clients = [Leasing(site, lasting), Leasing(site, lasting), Leasing(site, None)]
+            clients = [Leasing(site, duration), Leasing(site, duration), Leasing(site, None)]
             for who, calls, cost, passing, what in steps:
                 site.clock.advance(passing * limit.length / 1000 / SECOND)
                 if what == "close":
@@ -115,7 +115,7 @@ def test_no_limit_is_ever_exceeded(text, steps, lasting):
     assert asyncio.run(play()) is None
 
 
-def test_the_oracle_can_tell():
+def test_the_oracle_finds_violations():
     bucket = Limit.parse("10/1s")
     assert exceeded(bucket, [(0, 10), (100_000, 1)]) is None
     assert exceeded(bucket, [(0, 10), (99_000, 1)]) == "11 within 0.099 s"
@@ -127,7 +127,7 @@ def test_the_oracle_can_tell():
 # ---- what is asked ---------------------------------------------------------------------------------------------------
 
 
-async def test_few_questions_for_many_calls():
+async def test_many_calls_need_few_requests():
     async with Site(policies={"api": "100000/1h"}) as site:
         client = Leasing(site)
         answers = []
@@ -135,26 +135,26 @@ async def test_few_questions_for_many_calls():
             answers.append(await client.acquire())
             site.clock.advance(0.001)
         assert all(answers)
-        assert sum(client.asked.values()) < 30
+        assert sum(client.requests.values()) < 30
         assert answers[0].remaining == 99_999
         await client.close()
         assert (await site.post("usage", {"policy": "api", "key": "k"})).json()["limits"][0]["used"] <= 2100
 
 
 @pytest.mark.parametrize("text", ["40/1h fixed_window", "40/month"])
-async def test_what_is_left_is_given_back_to_the_permit(text):
+async def test_unused_permits_are_returned_exactly(text):
     async with Site(policies={"api": text}) as site:
         client, other = Leasing(site, 60.0), Leasing(site, None)
         for _ in range(7):
             assert await client.acquire()
-        assert client.asked["lease"] < 7
+        assert client.requests["lease"] < 7
         await client.close()
         assert (await site.post("usage", {"policy": "api", "key": "k"})).json()["limits"][0]["used"] == 7
         assert await other.acquire(cost=33)
         assert not await client.acquire()
 
 
-async def test_an_end_is_noticed_in_passing():
+async def test_an_expired_lease_is_settled_by_a_later_call():
     async with Site(policies={"api": "40/1h fixed_window"}) as site:
         client = Leasing(site, 1.0)
         assert await client.acquire("one")
@@ -163,13 +163,13 @@ async def test_an_end_is_noticed_in_passing():
         assert (await site.post("usage", {"policy": "api", "key": "one"})).json()["limits"][0]["used"] == 1
 
 
-async def test_the_last_permits_are_shared_out_and_then_denied():
+async def test_all_permits_are_used_before_a_denial():
     async with Site(policies={"api": "9/1h fixed_window"}) as site:
         first, second = Leasing(site, 60.0), Leasing(site, 60.0)
         got = [bool(await client.acquire()) for _ in range(6) for client in (first, second)]
         assert sum(got) == 9
-        said = await first.acquire()
-        assert (said.allowed, said.violated, said.retry_after) == (False, ("1h",), 3600.0)
+        result = await first.acquire()
+        assert (result.allowed, result.violated, result.retry_after) == (False, ("1h",), 3600.0)
 
 
 @pytest.mark.parametrize(
@@ -182,30 +182,30 @@ async def test_the_last_permits_are_shared_out_and_then_denied():
         "10/1m, 100/1h sliding_log",
     ],
 )
-async def test_where_no_terms_are_safe_every_call_is_asked_for(policy):
+async def test_policies_without_safe_terms_send_a_request_per_call(policy):
     async with Site(policies={"api": policy}) as site:
         client = Leasing(site)
         answers = [await client.acquire() for _ in range(11)]
         assert [bool(answer) for answer in answers] == [True] * 10 + [isinstance(policy, dict)]
-        assert client.asked == {"lease": 1, "acquire": 10}  # once told, it is not tried again for a while
+        assert client.requests == {"lease": 1, "acquire": 10}  # then no lease is tried for a while
         site.clock.advance(60)
         await client.acquire()
-        assert client.asked["lease"] == 2
+        assert client.requests["lease"] == 2
 
 
-async def test_costs_by_unit_and_waits_are_asked_for():
+async def test_costs_by_unit_and_waits_send_requests():
     async with Site(policies={"api": "10/1m, 100/1m unit=tokens name=tpm"}) as site:
         client = Leasing(site)
         assert await client.acquire(cost={"requests": 1, "tokens": 60})
-        assert client.asked == {"acquire": 1}
+        assert client.requests == {"acquire": 1}
         assert await client.acquire(wait=5.0)
-        assert client.asked == {"acquire": 2}
+        assert client.requests == {"acquire": 2}
         assert await client.acquire()
-        assert await client.acquire(wait=5.0)  # served from the share
-        assert client.asked == {"acquire": 2, "lease": 1}
+        assert await client.acquire(wait=5.0)  # served from the lease
+        assert client.requests == {"acquire": 2, "lease": 1}
 
 
-async def test_a_block_holds_for_whoever_asks():
+async def test_a_blocked_key_gets_no_lease():
     async with Site(policies={"api": "10/1h"}) as site:
         await site.post("block", {"policy": "api", "key": "k"})
         client = Leasing(site)
@@ -214,46 +214,46 @@ async def test_a_block_holds_for_whoever_asks():
         assert await client.acquire()
 
 
-async def test_more_than_can_ever_fit_and_what_is_unknown():
+async def test_a_cost_above_the_limit_and_an_unknown_policy():
     async with Site(policies={"api": "10/1h"}) as site:
         client = Leasing(site)
-        said = await client.acquire(cost=11)
-        assert (said.allowed, said.retry_after) == (False, None)
+        result = await client.acquire(cost=11)
+        assert (result.allowed, result.retry_after) == (False, None)
         with pytest.raises(RateLimitError, match="there is no policy 'nope'"):
             await client.acquire(policy="nope")
 
 
-async def test_a_share_that_cannot_be_settled_stays_charged():
+async def test_a_lease_that_cannot_be_settled_stays_charged():
     async with Site(policies={"api": "10/1h fixed_window"}) as site:
         client = Leasing(site)
         assert await client.acquire()
-        for share in next(iter(client.shelf._shares.values())):  # noqa: SLF001 - as if the service had forgotten it
+        for share in next(iter(client.lease_cache._leases.values())):  # noqa: SLF001 - as if the service had forgotten it
             share.id = "unknown"
         await client.close()
         assert (await site.post("usage", {"policy": "api", "key": "k"})).json()["limits"][0]["used"] > 1
 
 
-def test_a_service_that_is_gone_is_not_asked_for_the_rest():
-    shelf = LeaseCache(1.0, ManualClock().steady)
-    steps = settling(shelf, [("a", 0), ("b", 1)])
-    assert next(steps).body == {"id": "a"}
+def test_settling_stops_when_the_service_is_unreachable():
+    lease_cache = LeaseCache(1.0, ManualClock().steady)
+    flow = settle_flow(lease_cache, [("a", 0), ("b", 1)])
+    assert next(flow).body == {"id": "a"}
     with pytest.raises(StopIteration):
-        steps.throw(StoreUnavailable("gone"))
+        flow.throw(StoreUnavailable("gone"))
 
 
-def test_giving_back_has_one_deadline():
+def test_settling_has_one_deadline():
     clock = ManualClock()
-    steps = settling(LeaseCache(1.0, clock.steady), [(str(number), 1) for number in range(9)])
-    question, asked = next(steps), []
+    flow = settle_flow(LeaseCache(1.0, clock.steady), [(str(number), 1) for number in range(9)])
+    request, asked = next(flow), []
     with pytest.raises(StopIteration):  # noqa: PT012 - one of them is the last
         while True:
-            asked.append((question.body["id"], question.timeout * MAX_TRIES))
+            asked.append((request.body["id"], request.timeout * MAX_TRIES))
             clock.advance(2)  # so slow is the service
-            question = steps.send({}) if len(asked) % 2 else steps.throw(ResourceUnknown("gone"))
+            request = flow.send({}) if len(asked) % 2 else flow.throw(ResourceUnknown("gone"))
     assert asked == [("0", 5.0), ("1", 3.0), ("2", 1.0)]
 
 
-async def test_who_is_cancelled_leaves_the_key_to_others():
+async def test_a_cancelled_call_lets_other_calls_request_a_lease():
     heard = asyncio.Event()
 
     async def say_nothing(reader, writer):
@@ -267,44 +267,44 @@ async def test_who_is_cancelled_leaves_the_key_to_others():
         client = AsyncClient(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", lease="1s")
         asking = asyncio.create_task(client.acquire("api", "k"))
         await heard.wait()
-        assert not client._shelf.begin(("api", "k"))  # noqa: SLF001 - what the next call asks
+        assert not client._lease_cache.begin_lease(("api", "k"))  # noqa: SLF001 - what the next call asks
         asking.cancel()
         with pytest.raises(asyncio.CancelledError) as caught:
             await asking
-        assert client._shelf.begin(("api", "k"))  # noqa: SLF001 - as above
+        assert client._lease_cache.begin_lease(("api", "k"))  # noqa: SLF001 - as above
         assert caught.tb is not None  # while the frames of the cancelled call are still there
         await client.close()
 
 
 @pytest.mark.parametrize("field", [{"most": 0}, {"most": "many"}, {"most": 10**9}, {"ttl": "1s"}])
-async def test_mistakes_on_the_wire(field):
+async def test_invalid_lease_fields_are_refused(field):
     async with Site(policies={"api": "10/1h"}) as site:
-        said = await site.post("lease", {"policy": "api", "key": "k", **field})
-        assert (said.status_code, said.json()["pointer"]) == (422, f"/{next(iter(field))}")
+        result = await site.post("lease", {"policy": "api", "key": "k", **field})
+        assert (result.status_code, result.json()["pointer"]) == (422, f"/{next(iter(field))}")
 
 
-async def test_what_is_not_limited():
+async def test_a_lease_of_an_unlimited_subject():
     async with Site(domains=[{"domain": "e", "descriptors": [{"key": "ip", "limits": "3/1m"}]}]) as site:
         body = {"domain": "e", "descriptor": [["x", "1"]], "most": 5, "ttl": 2}
-        said = (await site.post("lease", body)).json()
-        assert (said["allowed"], said["permits"], said["seconds"], said["id"]) == (True, 5, 2.0, None)
+        result = (await site.post("lease", body)).json()
+        assert (result["allowed"], result["permits"], result["seconds"], result["id"]) == (True, 5, 2.0, None)
 
 
 @pytest.mark.parametrize("lease", ["soon", "0s", "2m", -1, 0])
-def test_a_lease_is_a_short_time(lease):
-    with pytest.raises(ConfigError, match="lease: expected a time up to 60s"):
+def test_invalid_lease_durations_are_refused(lease):
+    with pytest.raises(ConfigError, match="lease: expected a duration of up to 60s"):
         Client(lease=lease)
 
 
-def test_times_are_read():
-    assert [read_lasting(text) for text in ("1s", "250ms", 2, 0.5)] == [1.0, 0.25, 2.0, 0.5]
+def test_lease_durations_are_read():
+    assert [read_lease_duration(text) for text in ("1s", "250ms", 2, 0.5)] == [1.0, 0.25, 2.0, 0.5]
 
 
 # ---- a real service --------------------------------------------------------------------------------------------------
 
 
 def test_threads_of_several_clients(tmp_path):
-    """Each use lies between two readings of the clock; those certainly within a time must fit into it."""
+    """Each use lies between two readings of the clock; the uses that are certainly within an interval must fit it."""
     with serving(tmp_path, "policies: {api: 200/1s burst=50, once: 100/1h fixed_window}\n") as service:
         uses, counted, lock = [], Counter(), threading.Lock()
 
@@ -338,7 +338,7 @@ def test_threads_of_several_clients(tmp_path):
                 assert within <= 50 + 200 * max(0.0, end - start) + 1
 
 
-async def test_tasks(tmp_path):
+async def test_tasks_of_one_client(tmp_path):
     with serving(tmp_path, "policies: {api: 100/1h fixed_window}\n") as service:
         async with AsyncClient(service.url, lease="30s") as client:
             answers = await asyncio.gather(*(client.acquire("api", "k") for _ in range(60)))

@@ -1,4 +1,4 @@
-"""Which policy decides on a key: overrides, roll-outs and descriptors, against the plainest oracles."""
+"""Which policy is selected for a key: overrides, roll-outs and descriptors, compared with simple oracles."""
 
 from fnmatch import fnmatchcase
 
@@ -13,16 +13,16 @@ WORDS = st.text(alphabet="ab:", min_size=1, max_size=4)
 PATTERNS = st.text(alphabet="ab:*", min_size=1, max_size=4)
 
 
-def rules(**sections):
-    return load_settings(sections).rules
+def make_policies(**sections):
+    return load_settings(sections).policies
 
 
 def limits(variant):
     return [str(limit) for limit in variant.policy.limits]
 
 
-def test_exact_keys_go_before_patterns_and_these_in_order():
-    book = rules(
+def test_exact_overrides_go_first_then_patterns_in_order():
+    policies = make_policies(
         policies={
             "api": {
                 "limits": "1/1m",
@@ -36,7 +36,7 @@ def test_exact_keys_go_before_patterns_and_these_in_order():
         }
     )
     found = {
-        key: limits(book.choose("api", key))[0]
+        key: limits(policies.choose("api", key))[0]
         for key in ("x", "partner:b", "partner:a", ("eu", "x"), "eu/x", "partner:vip", "me:vip", ("eu", "x", "y"))
     }
     assert found == {
@@ -55,32 +55,32 @@ def test_exact_keys_go_before_patterns_and_these_in_order():
 def test_overrides_match_as_globs_do(patterns, key):
     entries = [{"key": pattern, "limits": f"{number + 2}/1m"} for number, pattern in enumerate(patterns)]
     try:
-        book = rules(policies={"api": {"limits": "1/1m", "overrides": entries}})
+        policies = make_policies(policies={"api": {"limits": "1/1m", "overrides": entries}})
     except ValueError as error:
         assert "is never reached" in str(error)  # noqa: PT017 - the only reason there is
         return
     exact = [number for number, pattern in enumerate(patterns) if pattern == key]
     wild = [number for number, pattern in enumerate(patterns) if fnmatchcase(key, pattern)]
     expected = ([*exact, *wild] or [-1])[0] + 2
-    assert limits(book.choose("api", key)) == [f"{expected}/1m"]
+    assert limits(policies.choose("api", key)) == [f"{expected}/1m"]
 
 
-def test_a_rollout_enforces_for_its_share_and_grows_without_changing_sides():
+def test_a_rollout_enforces_its_percentage_and_keeps_selected_keys():
     keys = [f"user:{number}" for number in range(2000)]
     enforced = {}
     for percent in (0, 10, 50, 100):
-        book = rules(policies={"api": {"limits": "1/1m", "rollout": percent}})
-        enforced[percent] = {key for key in keys if book.choose("api", key).policy.mode == "enforce"}
+        policies = make_policies(policies={"api": {"limits": "1/1m", "rollout": percent}})
+        enforced[percent] = {key for key in keys if policies.choose("api", key).policy.mode == "enforce"}
         assert abs(len(enforced[percent]) / 20 - percent) < 5
     assert enforced[0] == set()
     assert enforced[10] < enforced[50] < enforced[100] == set(keys)
 
 
-def test_an_unknown_policy_names_those_that_are_known():
-    with pytest.raises(ResourceUnknown, match="there is no policy 'b': known are a"):
-        rules(policies={"a": "1/1m"}).choose("b", "x")
+def test_the_error_for_an_unknown_policy_lists_known_policies():
+    with pytest.raises(ResourceUnknown, match="there is no policy 'b': known names are a"):
+        make_policies(policies={"a": "1/1m"}).choose("b", "x")
     with pytest.raises(ResourceUnknown, match="none is configured"):
-        rules().choose("b", "x")
+        make_policies().choose("b", "x")
 
 
 # ---- descriptors -----------------------------------------------------------------------------------------------------
@@ -116,8 +116,8 @@ TREE = [
         ([], None, None),
     ],
 )
-def test_descriptors_lead_down_the_tree(descriptor, limit, key):
-    found = rules(domains=[{"domain": "e", "descriptors": TREE}]).describe("e", descriptor)
+def test_descriptors_match_nodes_of_the_tree(descriptor, limit, key):
+    found = make_policies(domains=[{"domain": "e", "descriptors": TREE}]).match_descriptor("e", descriptor)
     if limit is None:
         assert found is None
         return
@@ -126,8 +126,8 @@ def test_descriptors_lead_down_the_tree(descriptor, limit, key):
     assert variant.policy.mode == ("shadow" if ("user", "bob") in descriptor else "enforce")
 
 
-def test_every_variant_has_a_slot_of_its_own():
-    book = rules(
+def test_every_variant_has_a_unique_slot():
+    policies = make_policies(
         policies={"a": {"limits": "1/1m", "overrides": [{"key": "x*", "limits": "2/1m"}]}, "b": "1/1m"},
         domains=[
             {"domain": "a", "descriptors": TREE[:-1]},
@@ -137,4 +137,4 @@ def test_every_variant_has_a_slot_of_its_own():
             },
         ],
     )
-    assert len(list(book.variants())) == len(book.slots) == 6 + 6 + 2
+    assert len(list(policies.variants())) == len(policies.slots) == 6 + 6 + 2

@@ -133,7 +133,7 @@ def test_commands(service, capsys):
     code, said, _ = command("policies", "--json")
     assert (code, [policy["name"] for policy in json.loads(said)["policies"]]) == (0, ["api", "slow", "tokens"])
     code, _, wrong = command("acquire", "nope", "cli")
-    assert (code, wrong) == (2, "tidegate: there is no policy 'nope': known are api, slow, tokens")
+    assert (code, wrong) == (2, "tidegate: there is no policy 'nope': known names are api, slow, tokens")
     code, said, _ = command("acquire", "tokens", "cli", "parts", "--cost", "tokens=7", "--json")
     assert (code, json.loads(said)["remaining"]) == (0, 93)
     code, _, wrong = command("acquire", "tokens", "cli", "--cost", "seven")
@@ -174,15 +174,17 @@ def test_reloading(tmp_path):
         config = tmp_path / "service.yaml"
         config.write_text("policies: {api: many}\n", encoding="utf-8")
         service.process.send_signal(signal.SIGHUP)
-        until(lambda: service.logged("refused, the former rules stay in force"), "the refusal of a bad file")
+        until(
+            lambda: service.logged("reload refused, the previous policies stay in effect"), "the refusal of a bad file"
+        )
         assert service.logged("service.yaml:1: policies.api: expected a limit")
         assert service.post("acquire", ask).json()["allowed"] is False
         config.write_text("", encoding="utf-8")
         service.process.send_signal(signal.SIGHUP)
-        until(lambda: service.logged("has neither policies nor domains"), "the refusal of an empty file")
+        until(lambda: service.logged("needs policies or domains"), "the refusal of an empty file")
         config.write_text("policies: {api: 4/1h fixed_window, new: 1/1h}\n", encoding="utf-8")
         service.process.send_signal(signal.SIGHUP)
-        until(lambda: service.logged("new rules are in force"), "the new rules")
+        until(lambda: service.logged("new policies are in effect"), "the new policies")
         answers = [service.post("acquire", ask).json()["allowed"] for _ in range(2)]
         assert answers == [True, False]  # one more than before, not four
         assert service.post("acquire", {"policy": "slow", "key": "k"}).status_code == 404
@@ -194,7 +196,7 @@ def test_reloading(tmp_path):
 def test_a_changed_file_is_noticed(tmp_path):
     with serving(tmp_path, "reload_every: 20ms\n" + RULES) as service:
         (tmp_path / "service.yaml").write_text("policies: {other: 1/1h}\n", encoding="utf-8")
-        until(lambda: service.post("peek", {"policy": "other", "key": "k"}).status_code == 200, "the new rules")
+        until(lambda: service.post("peek", {"policy": "other", "key": "k"}).status_code == 200, "the new policies")
 
 
 def test_stopping_finishes_what_is_under_way(tmp_path):
@@ -225,9 +227,9 @@ def test_workers_are_exact_over_sqlite(tmp_path):
         with ThreadPoolExecutor(8) as pool:
             results = list(pool.map(ask, range(14)))
         assert sum(count for count, _ in results) == 100
-        ids = [receipt for _, receipt in results]
+        ids = [reservation_id for _, reservation_id in results]
         # Whichever process made a reservation, any of them settles it, once.
-        twice = [service.post("cancel", {"id": receipt}).status_code for receipt in ids for _ in range(2)]
+        twice = [service.post("cancel", {"id": reservation_id}).status_code for reservation_id in ids for _ in range(2)]
         assert twice == [200, 409] * 14
         assert service.post("usage", {"policy": "tokens", "key": "k"}).json()["limits"][0]["used"] == 0
         processes = {line.split("process ")[1].split('"')[0] for line in log_lines(service, "process ")}

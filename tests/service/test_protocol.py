@@ -1,4 +1,4 @@
-"""One HTTP/1 connection and hostile clients: what is sent and when is in the hands of the test."""
+"""One HTTP/1 connection and hostile clients: the test controls what is sent, and when."""
 
 import asyncio
 import inspect
@@ -27,14 +27,14 @@ OK, HEALTHY = 200, b'{"ok":true}'
 HIGH_WATER = 64 * 1024
 
 
-class Wire(asyncio.Transport):
-    """What a client sees of its connection: all that was written, and whether it was closed."""
+class ClientTransport(asyncio.Transport):
+    """The connection as the client sees it: the bytes that were written, and whether it was closed."""
 
     def __init__(self, protocol):
         super().__init__()
         self.protocol = protocol
         self.written = bytearray()
-        self.unsent = None  # None: the client takes everything at once
+        self.unsent = None  # None: the client reads everything at once
         self.state = "open"
         self.eof = self.paused = False
         self._inbox = b""
@@ -93,15 +93,15 @@ class Wire(asyncio.Transport):
             self.protocol.data_received(data)
 
     def take(self, count):
-        """Take so many bytes of what was written."""
+        """Read so many of the written bytes."""
         self.unsent = max(0, self.unsent - count)
         if self.unsent < HIGH_WATER // 4:
             self.protocol.resume_writing()
         if self.state == "closing" and not self.unsent:
             self._lose(None)
 
-    def answers(self):
-        """Give the answers so far: status, header fields, body."""
+    def responses(self):
+        """Return the responses so far: status, header fields, body."""
         found, data = [], bytes(self.written)
         while data:
             head, _, data = data.partition(b"\r\n\r\n")
@@ -113,36 +113,36 @@ class Wire(asyncio.Transport):
         return found
 
     def statuses(self):
-        return [status for status, _, _ in self.answers()]
+        return [status for status, _, _ in self.responses()]
 
     def problems(self):
-        """Give the kinds of the problems among the answers."""
+        """Return the kinds of the problems among the responses."""
         found = []
-        for status, fields, body in self.answers():
+        for status, fields, body in self.responses():
             if fields.get("content-type") == "application/problem+json":
                 assert json.loads(body)["status"] == status
                 found.append(json.loads(body)["type"].removeprefix("urn:tidegate:problem:"))
         return found
 
 
-class Front:
-    """A server without a socket: the test makes its connections."""
+class SocketlessServer:
+    """A server without a socket: the test creates its connections."""
 
     def __init__(self, site, max_connections):
         self.site = site
-        self.all = Connections(max_connections, READ, IDLE)
-        self.server = HttpServer(site.app, self.all, site.clock)
+        self.connections = Connections(max_connections, READ, IDLE)
+        self.server = HttpServer(site.app, self.connections, site.clock)
 
     def connect(self, data=b""):
-        wire = Wire(self.server.connect())
-        wire.send(data)
-        return wire
+        client = ClientTransport(self.server.connect())
+        client.send(data)
+        return client
 
     async def ask(self, data):
-        """Send on a new connection, and let the app answer."""
-        wire = self.connect(data)
+        """Send on a new connection, and run the app until it has responded."""
+        client = self.connect(data)
         await self.settle()
-        return wire
+        return client
 
     async def settle(self, turns=30):
         for _ in range(turns):
@@ -150,20 +150,20 @@ class Front:
 
     async def ticks(self, count):
         for _ in range(count):
-            self.all.tick()
+            self.connections.tick()
         await self.settle()
 
 
 @asynccontextmanager
-async def front(max_connections=100, **settings):
+async def running(max_connections=100, **settings):
     async with Site(**{"policies": POLICIES, "max_body": 4096, **settings}) as site:
-        it = Front(site, max_connections)
+        it = SocketlessServer(site, max_connections)
         try:
             yield it
         finally:
             await it.server.stop(0)
             await it.settle()
-        assert (site.app.in_flight, len(it.all)) == (0, 0)
+        assert (site.app.in_flight, len(it.connections)) == (0, 0)
 
 
 def post(body, *fields, path="/v1/acquire"):
@@ -174,7 +174,7 @@ def post(body, *fields, path="/v1/acquire"):
     return "\r\n".join((*lines, "", "")).encode() + body
 
 
-def question(key="k", **more):
+def acquire_body(key="k", **more):
     return json.dumps({"policy": "api", "key": key, **more}).encode()
 
 
@@ -195,100 +195,102 @@ CHUNKED = "Transfer-Encoding: chunked"
     ids=["silent", "empty lines", "one byte", "half a line", "half a field", "half a head"],
 )
 async def test_a_client_that_sends_no_request_is_disconnected(sent):
-    async with front() as it:
-        wire = await it.ask(sent)
+    async with running() as it:
+        client = await it.ask(sent)
         await it.ticks(READ)
-        assert wire.state == "open"
+        assert client.state == "open"
         await it.ticks(1)
-        assert (wire.state, wire.written) == ("closed", b"")
+        assert (client.state, client.written) == ("closed", b"")
 
 
 @pytest.mark.parametrize("sent", [b"\r\n" * 500, GET[:-2] + b"x: y\r\n" * 100], ids=["empty lines", "a head"])
-async def test_dripping_does_not_help(sent):
-    async with front() as it:
-        wire = it.connect()
+async def test_a_client_that_sends_byte_by_byte_is_disconnected(sent):
+    async with running() as it:
+        client = it.connect()
         await it.ticks(READ // 2)
-        wire.send(sent[:1])
+        client.send(sent[:1])
         for byte in sent[1 : 2 * READ]:
             await it.ticks(1)
-            wire.send(bytes((byte,)))
-        assert (wire.state, wire.written) == ("closed", b"")
+            client.send(bytes((byte,)))
+        assert (client.state, client.written) == ("closed", b"")
 
 
-@pytest.mark.parametrize("request_", [post(question()), post(chunked(question()), CHUNKED)], ids=["length", "chunked"])
+@pytest.mark.parametrize(
+    "request_", [post(acquire_body()), post(chunked(acquire_body()), CHUNKED)], ids=["length", "chunked"]
+)
 @pytest.mark.parametrize("dripping", [False, True])
-async def test_a_body_that_does_not_come_in_time(request_, dripping):
-    async with front() as it:
-        wire = it.connect(request_[:-20])
+async def test_an_incomplete_body_times_out(request_, dripping):
+    async with running() as it:
+        client = it.connect(request_[:-20])
         for number in range(READ + 1):
-            assert wire.written == b""
+            assert client.written == b""
             await it.ticks(1)
             if dripping and number % 10 == 0:
-                wire.send(request_[-20 + number // 10 :][:1])
-        assert (wire.statuses(), wire.problems()) == ([408], ["timeout"])
-        assert wire.answers()[0][1]["connection"] == "close"
+                client.send(request_[-20 + number // 10 :][:1])
+        assert (client.statuses(), client.problems()) == ([408], ["timeout"])
+        assert client.responses()[0][1]["connection"] == "close"
         assert it.site.app.in_flight == 0
-        assert it.site.desk.tally.errors["timeout"] == 1
+        assert it.site.decider.stats.errors["timeout"] == 1
         # The client may read that before the connection is closed, but cannot keep it open.
-        assert (wire.state, wire.eof) == ("open", True)
-        wire.send(b"more")
+        assert (client.state, client.eof) == ("open", True)
+        client.send(b"more")
         await it.ticks(READ + 1)
-        assert wire.state == "closed"
+        assert client.state == "closed"
 
 
-async def test_a_body_that_nobody_waits_for():
-    async with front() as it:
-        wire = await it.ask(GET[:-2] + b"Content-Length: 10\r\n\r\n1")
-        assert wire.statuses() == [OK]
+async def test_an_incomplete_body_of_an_answered_request():
+    async with running() as it:
+        client = await it.ask(GET[:-2] + b"Content-Length: 10\r\n\r\n1")
+        assert client.statuses() == [OK]
         await it.ticks(READ)
-        assert wire.state == "open"
+        assert client.state == "open"
         await it.ticks(1)
-        assert (wire.state, wire.statuses()) == ("closed", [OK])
+        assert (client.state, client.statuses()) == ("closed", [OK])
 
 
 async def test_idle_connections_are_closed():
-    async with front() as it:
-        wire = await it.ask(GET)
+    async with running() as it:
+        client = await it.ask(GET)
         await it.ticks(IDLE)
-        wire.send(GET)
+        client.send(GET)
         await it.settle()
         await it.ticks(IDLE)
-        assert (wire.state, wire.statuses()) == ("open", [OK, OK])
-        wire.send(b"\r\n")  # is no request
+        assert (client.state, client.statuses()) == ("open", [OK, OK])
+        client.send(b"\r\n")  # is no request
         await it.ticks(1)
-        assert wire.state == "closed"
+        assert client.state == "closed"
 
 
-async def test_the_next_request_has_its_own_time():
-    async with front() as it:
-        wire = await it.ask(GET)
+async def test_each_request_has_its_own_timeout():
+    async with running() as it:
+        client = await it.ask(GET)
         await it.ticks(IDLE)
-        wire.send(GET[:10])
+        client.send(GET[:10])
         await it.ticks(READ)
-        wire.send(GET[10:])
+        client.send(GET[10:])
         await it.settle()
-        assert (wire.state, wire.statuses()) == ("open", [OK, OK])
+        assert (client.state, client.statuses()) == ("open", [OK, OK])
 
 
-async def test_an_answer_may_take_its_time():
-    async with front() as it:
+async def test_a_waiting_request_does_not_time_out():
+    async with running() as it:
         await it.ask(post(json.dumps({"policy": "slow", "key": "k"}).encode()))
-        wire = await it.ask(post(json.dumps({"policy": "slow", "key": "k", "wait": 30}).encode()))
-        wire.send(GET[:10])  # a second request, not read to its end before the first is answered
+        client = await it.ask(post(json.dumps({"policy": "slow", "key": "k", "wait": 30}).encode()))
+        client.send(GET[:10])  # a second request, not read to its end before the first is answered
         await it.ticks(10 * IDLE)
-        assert (wire.state, wire.written) == ("open", b"")
+        assert (client.state, client.written) == ("open", b"")
         it.site.clock.advance(30)
         await it.settle()
-        assert wire.statuses() == [OK]
+        assert client.statuses() == [OK]
         await it.ticks(READ)
-        wire.send(GET[10:])
+        client.send(GET[10:])
         await it.settle()
-        assert wire.statuses() == [OK, OK]
+        assert client.statuses() == [OK, OK]
 
 
-async def test_half_a_request_behind_another():
-    async with front() as it:
-        late = await it.ask(GET + post(question())[:-5])
+async def test_an_incomplete_pipelined_request():
+    async with running() as it:
+        late = await it.ask(GET + post(acquire_body())[:-5])
         assert late.statuses() == [OK]
         await it.ask(post(json.dumps({"policy": "slow", "key": "k"}).encode()))
         waiting = post(json.dumps({"policy": "slow", "key": "k", "wait": 30}).encode())
@@ -303,141 +305,141 @@ async def test_half_a_request_behind_another():
         assert patient.statuses() == [OK] * 3
 
 
-async def test_a_client_that_takes_no_answers_is_disconnected():
-    async with front(max_body=2**20) as it:
-        wire = it.connect()
-        wire.unsent = 0
+async def test_a_client_that_reads_no_responses_is_disconnected():
+    async with running(max_body=2**20) as it:
+        client = it.connect()
+        client.unsent = 0
         asks = json.dumps({"policy": "api", "keys": [str(number) for number in range(900)]}).encode()
         for _ in range(3):
-            wire.send(post(asks, path="/v1/batch"))
+            client.send(post(asks, path="/v1/batch"))
             await it.settle()
-        assert wire.unsent > HIGH_WATER
+        assert client.unsent > HIGH_WATER
         for _ in range(4):  # slow
             await it.ticks(READ)
-            wire.take(MIN_SENT)
-        assert wire.state == "open"
+            client.take(MIN_SENT)
+        assert client.state == "open"
         await it.ticks(2 * READ + 2)
-        assert wire.state == "closed"
+        assert client.state == "closed"
 
 
-async def test_a_client_that_does_not_take_its_last_answer():
-    async with front() as it:
-        wire = it.connect()
-        wire.unsent = 0
-        wire.send(GET[:-2] + b"Connection: close\r\n\r\n")
+async def test_a_client_that_does_not_read_its_last_response():
+    async with running() as it:
+        client = it.connect()
+        client.unsent = 0
+        client.send(GET[:-2] + b"Connection: close\r\n\r\n")
         await it.settle()
-        assert (wire.state, wire.statuses()) == ("closing", [OK])
+        assert (client.state, client.statuses()) == ("closing", [OK])
         await it.ticks(2 * READ + 2)
-        assert wire.state == "closed"
+        assert client.state == "closed"
 
 
 # ---- requests in every form ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 50, 1000])
-async def test_requests_in_pieces_of_any_size(size):
-    sent = GET + post(question()) + post(chunked(question()), CHUNKED) + GET
-    async with front() as it:
-        wire = it.connect()
+async def test_requests_in_chunks_of_any_size(size):
+    sent = GET + post(acquire_body()) + post(chunked(acquire_body()), CHUNKED) + GET
+    async with running() as it:
+        client = it.connect()
         for start in range(0, len(sent), size):
-            wire.send(sent[start : start + size])
+            client.send(sent[start : start + size])
             await it.settle(3)
         await it.settle()
-        assert wire.statuses() == [OK] * 4
-        remaining = [json.loads(body)["remaining"] for _, _, body in wire.answers()[1:3]]
+        assert client.statuses() == [OK] * 4
+        remaining = [json.loads(body)["remaining"] for _, _, body in client.responses()[1:3]]
         assert remaining == [99_999, 99_998]
-        assert wire.state == "open"
+        assert client.state == "open"
 
 
-async def test_pipelined_requests_are_answered_in_order_and_not_all_at_once():
-    async with front() as it:
+async def test_pipelined_requests_are_answered_in_order_and_bounded():
+    async with running() as it:
         count = 3000
-        wire = it.connect(b"".join(post(question(), "Idempotency-Key: 1") for _ in range(5)) + GET * count)
+        client = it.connect(b"".join(post(acquire_body(), "Idempotency-Key: 1") for _ in range(5)) + GET * count)
         most = 0
-        while wire.written.count(b"HTTP/1.1 ") < count + 5:
-            most = max(most, len(wire.protocol.pipeline))
+        while client.written.count(b"HTTP/1.1 ") < count + 5:
+            most = max(most, len(client.protocol.pipeline))
             await it.settle()
-        assert set(wire.statuses()) == {OK}
-        bodies = [body for _, _, body in wire.answers()]
+        assert set(client.statuses()) == {OK}
+        bodies = [body for _, _, body in client.responses()]
         assert bodies[5:] == [HEALTHY] * count
         assert all(b"remaining" in body for body in bodies[:5])
         assert most <= 2 * PARSE_BYTES // len(GET)
         await it.ticks(IDLE)
-        assert wire.state == "open"
+        assert client.state == "open"
 
 
-async def test_requests_behind_one_that_waits():
-    async with front() as it:
+async def test_requests_after_one_that_waits():
+    async with running() as it:
         await it.ask(post(json.dumps({"policy": "slow", "key": "k"}).encode()))
         waiting = post(json.dumps({"policy": "slow", "key": "k", "wait": 30}).encode())
-        wire = await it.ask(waiting + GET + post(question()))
+        client = await it.ask(waiting + GET + post(acquire_body()))
         for _ in range(100):
-            wire.send(GET)
+            client.send(GET)
             await it.settle(2)
-        assert wire.paused  # what comes behind them stays in the system's buffers
-        assert wire.written == b""
+        assert client.paused  # what comes behind them stays in the system's buffers
+        assert client.written == b""
         it.site.clock.advance(30)
         await it.settle(400)
-        assert wire.statuses() == [OK] * 103
+        assert client.statuses() == [OK] * 103
 
 
 async def test_http_1_0_and_close():
-    async with front() as it:
+    async with running() as it:
         for request in (GET.replace(b"1.1", b"1.0"), GET[:-2] + b"Connection: close\r\n\r\n"):
-            wire = await it.ask(request + GET)
-            assert (wire.statuses(), wire.state) == ([OK], "closed")
-            assert wire.answers()[0][1]["connection"] == "close"
-        wire = await it.ask(b"HEAD /healthz HTTP/1.0\r\nHost: localhost\r\n\r\n")
-        assert wire.written.endswith(b"\r\n\r\n")
-        assert b"content-length: 11" in wire.written
+            client = await it.ask(request + GET)
+            assert (client.statuses(), client.state) == ([OK], "closed")
+            assert client.responses()[0][1]["connection"] == "close"
+        client = await it.ask(b"HEAD /healthz HTTP/1.0\r\nHost: localhost\r\n\r\n")
+        assert client.written.endswith(b"\r\n\r\n")
+        assert b"content-length: 11" in client.written
 
 
-async def test_a_client_that_asks_whether_to_send_the_body():
-    async with front() as it:
-        head, body = post(question(), "Expect: 100-continue").split(b"\r\n\r\n")
-        wire = await it.ask(head + b"\r\n\r\n")
-        assert wire.written == b"HTTP/1.1 100 Continue\r\n\r\n"
-        wire.send(body)
+async def test_expect_100_continue():
+    async with running() as it:
+        head, body = post(acquire_body(), "Expect: 100-continue").split(b"\r\n\r\n")
+        client = await it.ask(head + b"\r\n\r\n")
+        assert client.written == b"HTTP/1.1 100 Continue\r\n\r\n"
+        client.send(body)
         await it.settle()
-        assert b'"allowed":true' in wire.written
+        assert b'"allowed":true' in client.written
         # One that is refused is not asked for its body. Whether it comes nevertheless is unknown: nothing may follow.
-        wire = await it.ask(post(b"", "Expect: 100-continue", "Content-Length: 5000"))
-        assert (wire.problems(), wire.eof) == (["too-large"], True)
-        assert wire.answers()[0][1]["connection"] == "close"
-        wire.send(GET)
+        client = await it.ask(post(b"", "Expect: 100-continue", "Content-Length: 5000"))
+        assert (client.problems(), client.eof) == (["too-large"], True)
+        assert client.responses()[0][1]["connection"] == "close"
+        client.send(GET)
         await it.settle()
-        assert wire.statuses() == [413]
+        assert client.statuses() == [413]
 
 
 @pytest.mark.parametrize("size", [1, 50, 5000])
 @pytest.mark.parametrize("body", ["none", "length", "chunked"])
-async def test_other_protocols_are_not_offered(body, size):
+async def test_upgrade_requests_are_answered_in_http_1(body, size):
     """As curl --http2 and Java's client ask on each connection."""
     upgrade = ("Connection: Upgrade, HTTP2-Settings", "Upgrade: h2c", "HTTP2-Settings: AAMAAABkAAQAoAAAAAIAAAAA")
     request = {
         "none": GET[:-2] + "\r\n".join((*upgrade, "", "")).encode() + b"\r\n",
-        "length": post(question(), *upgrade),
-        "chunked": post(chunked(question()), CHUNKED, *upgrade),
+        "length": post(acquire_body(), *upgrade),
+        "chunked": post(chunked(acquire_body()), CHUNKED, *upgrade),
     }[body]
-    async with front() as it:
-        wire = it.connect()
+    async with running() as it:
+        client = it.connect()
         sent = request + GET + request + request + GET
         for start in range(0, len(sent), size):
-            wire.send(sent[start : start + size])
+            client.send(sent[start : start + size])
             await it.settle(3)
         await it.settle()
-        assert wire.statuses() == [OK] * 5
+        assert client.statuses() == [OK] * 5
         preface = await it.ask(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")
         assert preface.problems() == ["bad-request"]
         websocket = await it.ask(GET[:-2] + b"Connection: Upgrade\r\nUpgrade: websocket\r\n\r\n")
         assert websocket.statuses() == [OK]
 
 
-async def test_trailer_fields_are_no_header_fields():
-    async with front(decision_token=DECISION, admin_token=ADMIN) as it:
+async def test_trailer_fields_are_dropped():
+    async with running(decision_token=DECISION, admin_token=ADMIN) as it:
         trailer = f"X-Tidegate-Token: {DECISION}\r\n".encode()
-        wire = await it.ask(post(chunked(question(), trailer=trailer), CHUNKED, "Trailer: X-Tidegate-Token"))
-        assert wire.problems() == ["unauthorized"]
+        client = await it.ask(post(chunked(acquire_body(), trailer=trailer), CHUNKED, "Trailer: X-Tidegate-Token"))
+        assert client.problems() == ["unauthorized"]
 
 
 # ---- what is refused -------------------------------------------------------------------------------------------------
@@ -453,50 +455,50 @@ async def test_trailer_fields_are_no_header_fields():
         b"GET / HTTP/1.1\r\nno colon\r\n\r\n",
         b"GET / HTTP/1.1\r\na: b\x00c\r\n\r\n",
         b"CONNECT example.com:443 HTTP/1.1\r\nHost: example.com\r\n\r\n",
-        post(question(), CHUNKED, "Content-Length: 5"),  # request smuggling
-        post(question(), "Content-Length: 5", "Content-Length: 6"),
-        post(question(), "Content-Length: -1"),
-        post(question(), "Content-Length: 1_0"),
-        post(question(), "Transfer-Encoding: chunked, identity"),
+        post(acquire_body(), CHUNKED, "Content-Length: 5"),  # request smuggling
+        post(acquire_body(), "Content-Length: 5", "Content-Length: 6"),
+        post(acquire_body(), "Content-Length: -1"),
+        post(acquire_body(), "Content-Length: 1_0"),
+        post(acquire_body(), "Transfer-Encoding: chunked, identity"),
     ],
 )
-async def test_what_is_not_http_1(sent):
-    async with front() as it:
-        wire = await it.ask(sent)
-        assert (wire.statuses(), wire.problems()) == ([400], ["bad-request"])
-        assert (wire.eof, it.site.desk.tally.errors["bad-request"]) == (True, 1)
-        wire.send(GET)
+async def test_input_that_is_not_http_1_is_refused(sent):
+    async with running() as it:
+        client = await it.ask(sent)
+        assert (client.statuses(), client.problems()) == ([400], ["bad-request"])
+        assert (client.eof, it.site.decider.stats.errors["bad-request"]) == (True, 1)
+        client.send(GET)
         await it.settle()
-        assert wire.statuses() == [400]
+        assert client.statuses() == [400]
 
 
-async def test_a_refusal_comes_after_the_answers_before_it():
-    async with front() as it:
+async def test_a_refusal_follows_the_earlier_responses():
+    async with running() as it:
         await it.ask(post(json.dumps({"policy": "slow", "key": "k"}).encode()))
         waiting = post(json.dumps({"policy": "slow", "key": "k", "wait": 30}).encode())
         bad_chunk = post(b"zzz\r\n", CHUNKED)
         for bad in (b"\x00garbage", GET + b"\x00garbage", bad_chunk, GET + bad_chunk, GET * 2 + bad_chunk):
-            wire = await it.ask(waiting + bad)
+            client = await it.ask(waiting + bad)
             await it.ticks(READ + 1)
-            assert (wire.written, wire.state) == (b"", "open")
+            assert (client.written, client.state) == (b"", "open")
             it.site.clock.advance(30)
             await it.settle(100)
-            assert wire.statuses() == [OK] * (1 + bad.count(GET)) + [400]
-            assert wire.eof
+            assert client.statuses() == [OK] * (1 + bad.count(GET)) + [400]
+            assert client.eof
 
 
-async def test_a_bad_chunk():
-    async with front() as it:
-        wire = await it.ask(post(chunked(question())[:24], CHUNKED))
-        wire.send(b"zz\r\n\r\n")
+async def test_an_invalid_chunk_is_refused():
+    async with running() as it:
+        client = await it.ask(post(chunked(acquire_body())[:24], CHUNKED))
+        client.send(b"zz\r\n\r\n")
         await it.settle()
-        assert (wire.problems(), it.site.app.in_flight) == (["bad-request"], 0)
+        assert (client.problems(), it.site.app.in_flight) == (["bad-request"], 0)
         # ... of a request that is answered already: a second answer would be taken for that of the next request
-        wire = await it.ask(GET[:-2] + b"Transfer-Encoding: chunked\r\n\r\n")
-        assert wire.statuses() == [OK]
-        wire.send(b"zz\r\n")
+        client = await it.ask(GET[:-2] + b"Transfer-Encoding: chunked\r\n\r\n")
+        assert client.statuses() == [OK]
+        client.send(b"zz\r\n")
         await it.settle()
-        assert (wire.statuses(), wire.state) == ([OK], "closed")
+        assert (client.statuses(), client.state) == ([OK], "closed")
 
 
 @pytest.mark.parametrize("size", [PARSE_BYTES, 100_000])
@@ -510,87 +512,87 @@ async def test_a_bad_chunk():
     ],
     ids=["line", "value", "name", "fields"],
 )
-async def test_a_head_that_is_too_large(head, size):
-    async with front() as it:
-        wire = await it.ask(GET)
+async def test_a_head_that_is_too_large_is_refused(head, size):
+    async with running() as it:
+        client = await it.ask(GET)
         for start in range(0, len(head), size):
-            wire.send(head[start : start + size])
+            client.send(head[start : start + size])
             await it.settle(3)
-        assert (wire.statuses(), wire.problems()) == ([OK, 431], ["head-too-large"])
-        assert (wire.state, wire.eof) == ("open", True)  # it may still be sending
+        assert (client.statuses(), client.problems()) == ([OK, 431], ["head-too-large"])
+        assert (client.state, client.eof) == ("open", True)  # it may still be sending
 
 
-async def test_a_head_that_is_just_large():
-    async with front() as it:
-        wire = await it.ask(GET + GET[:-2] + b"x: " + b"y" * (MAX_HEAD - 2 * PARSE_BYTES) + b"\r\n\r\n" + GET)
-        assert wire.statuses() == [OK] * 3
+async def test_a_large_head_is_accepted():
+    async with running() as it:
+        client = await it.ask(GET + GET[:-2] + b"x: " + b"y" * (MAX_HEAD - 2 * PARSE_BYTES) + b"\r\n\r\n" + GET)
+        assert client.statuses() == [OK] * 3
 
 
 @pytest.mark.parametrize("fields", [(), ("Connection: close",)], ids=["keep-alive", "close"])
-async def test_a_body_that_is_too_large(fields):
-    async with front() as it:
+async def test_a_body_that_is_too_large_is_refused(fields):
+    async with running() as it:
         large = b" " * 6000
         for request in (post(large, *fields), post(chunked(large, 5000), CHUNKED, *fields)):
-            wire = it.connect()
+            client = it.connect()
             for start in range(0, len(request), 100):
-                wire.send(request[start : start + 100])
+                client.send(request[start : start + 100])
                 await it.settle(5)
-            assert (wire.statuses(), wire.problems()) == ([413], ["too-large"])
-            assert wire.state == "open"  # until the client has read that
-            wire.send(GET)
+            assert (client.statuses(), client.problems()) == ([413], ["too-large"])
+            assert client.state == "open"  # until the client has read that
+            client.send(GET)
             await it.settle()
-            assert wire.statuses() == ([413] if fields else [413, OK])
+            assert client.statuses() == ([413] if fields else [413, OK])
 
 
-async def test_framing_is_bounded_too():
-    async with front() as it:
+async def test_the_framing_of_a_body_is_bounded():
+    async with running() as it:
         head = post(b"", CHUNKED)
-        wire = await it.ask(head + b"1\r\n \r\n" * 4096)  # 1 byte in 6
-        assert wire.written == b""
-        wire.send(b"0\r\n")
+        client = await it.ask(head + b"1\r\n \r\n" * 4096)  # 1 byte in 6
+        assert client.written == b""
+        client.send(b"0\r\n")
         for _ in range(MAX_HEAD // 1000 + 20):
-            wire.send(b"trailer: " + b"x" * 1000 + b"\r\n")
+            client.send(b"trailer: " + b"x" * 1000 + b"\r\n")
             await it.settle(3)
-        assert wire.problems() == ["too-large"]
+        assert client.problems() == ["too-large"]
 
 
 # ---- how many --------------------------------------------------------------------------------------------------------
 
 
-async def test_who_waited_longest_makes_room():
-    async with front(max_connections=20) as it:
+async def test_the_connection_that_waited_longest_is_closed():
+    async with running(max_connections=20) as it:
         silent = [it.connect() for _ in range(18)]
         served = await it.ask(GET)  # idle since now
         half = it.connect(GET[:5])
         new = await it.ask(GET)
-        assert [wire.state for wire in silent] == ["closed"] + ["open"] * 17
+        assert [client.state for client in silent] == ["closed"] + ["open"] * 17
         for _ in range(17):
             await it.ask(GET)
-        assert {wire.state for wire in silent} == {"closed"}
+        assert {client.state for client in silent} == {"closed"}
         assert (half.state, served.state, new.statuses()) == ("open", "open", [OK])
         await it.ask(GET)  # `half` has waited longer than `served`: it began before that was answered
-        assert (half.state, served.state, len(it.all)) == ("open", "closed", 20)
+        assert (half.state, served.state, len(it.connections)) == ("open", "closed", 20)
 
 
 async def test_requests_leave_connections_for_health_metrics_and_admin():
     bound = connections_for_requests(20)
     tokens = {"decision_token": DECISION, "admin_token": ADMIN}
-    async with front(max_connections=20, max_concurrency=bound, **tokens) as it:
+    async with running(max_connections=20, max_concurrency=bound, **tokens) as it:
         decision, admin = f"X-Tidegate-Token: {DECISION}", f"X-Tidegate-Token: {ADMIN}"
         slow = json.dumps({"policy": "slow", "key": "k"}).encode()
         await it.ask(post(slow, decision))
         waiting = post(json.dumps({"policy": "slow", "key": "k", "wait": 30}).encode(), decision)
         callers = [await it.ask(waiting) for _ in range(bound + 3)]
         may_wait = bound - bound // FREE_SHARE_DIVISOR
-        assert [wire.problems() for wire in callers] == [[]] * may_wait + [["busy"]] * (bound + 3 - may_wait)
+        assert [client.problems() for client in callers] == [[]] * may_wait + [["busy"]] * (bound + 3 - may_wait)
         silent = [it.connect() for _ in range(50)]
         assert (await it.ask(GET)).statuses() == [OK]
         assert (await it.ask(GET.replace(b"healthz", b"readyz"))).statuses() == [OK]
         metrics = GET.replace(b"healthz", b"metrics")[:-2] + decision.encode() + b"\r\n\r\n"
         assert (await it.ask(metrics)).statuses() == [OK]
-        assert (await it.ask(post(question(), decision))).statuses() == [OK]  # calls that wait leave room for it
-        assert len(it.all) == 20
-        assert sum(wire.state == "open" for wire in silent) < 6
+        assert (await it.ask(post(acquire_body(), decision))).statuses() == [OK]  # calls that wait leave room for it
+        assert len(it.connections) == 20
+        assert sum(client.state == "open" for client in silent) < 6
         assert (await it.ask(post(slow, admin, path="/v1/reset"))).statuses() == [OK]
         await it.settle(100)
         assert callers[0].statuses() == [OK]  # after the reset, the first caller has its permit
@@ -598,16 +600,16 @@ async def test_requests_leave_connections_for_health_metrics_and_admin():
         await it.settle(100)
 
 
-async def test_nobody_is_disconnected_while_being_answered():
-    async with front(max_connections=16, policies=POLICIES) as it:
+async def test_connections_with_active_requests_are_not_closed():
+    async with running(max_connections=16, policies=POLICIES) as it:
         await it.ask(post(json.dumps({"policy": "slow", "key": "k"}).encode()))
         waiting = post(json.dumps({"policy": "slow", "key": "k", "wait": 30}).encode())
         callers = [await it.ask(waiting) for _ in range(16)]
         late = await it.ask(waiting)
-        assert (late.state, {wire.state for wire in callers}) == ("closed", {"open"})
+        assert (late.state, {client.state for client in callers}) == ("closed", {"open"})
         it.site.clock.advance(30)
         await it.settle(100)
-        assert [wire.statuses() for wire in callers] == [[OK]] * 16
+        assert [client.statuses() for client in callers] == [[OK]] * 16
 
 
 def test_connections_fit_below_the_limit_of_open_files():
@@ -620,7 +622,7 @@ def test_connections_fit_below_the_limit_of_open_files():
     assert [connections_for_requests(count) for count in (16, 100, 896, 8192)] == [12, 75, 864, 8160]
 
 
-def test_ticks_are_short_and_times_are_kept():
+def test_ticks_are_short_enough_for_the_timeouts():
     for read, idle in ((5, 75), (0.05, 75), (3600, 7200), (75, 0.4)):
         bounds = Connections(10, read, idle)
         assert 0 < bounds.tick_seconds <= 1
@@ -630,7 +632,7 @@ def test_ticks_are_short_and_times_are_kept():
         assert bounds.idle_ticks < NEVER_TICKS
 
 
-def test_one_connection_that_fails_keeps_no_other_open(caplog):
+def test_a_failing_connection_does_not_keep_others_open(caplog):
     class Late:
         ticks_left = 0
         ended = False
@@ -655,49 +657,49 @@ def test_one_connection_that_fails_keeps_no_other_open(caplog):
 # ---- the end ---------------------------------------------------------------------------------------------------------
 
 
-async def test_stopping():
-    async with front() as it:
+async def test_stopping_finishes_active_requests():
+    async with running() as it:
         await it.ask(post(json.dumps({"policy": "slow", "key": "k"}).encode()))
         silent, half_head, idle = it.connect(), it.connect(GET[:9]), await it.ask(GET)
-        half_body = await it.ask(post(question())[:-5])
+        half_body = await it.ask(post(acquire_body())[:-5])
         caller = await it.ask(post(json.dumps({"policy": "slow", "key": "k", "wait": 30}).encode()) + GET)
-        behind = await it.ask(GET + post(question())[:-5])
+        behind = await it.ask(GET + post(acquire_body())[:-5])
         stopping = asyncio.create_task(it.server.stop(20))
         await it.settle()
-        assert {wire.state for wire in (silent, half_head, idle)} == {"closed"}
+        assert {client.state for client in (silent, half_head, idle)} == {"closed"}
         assert half_body.problems() == ["stopping"]
         assert behind.statuses() == [OK, 503]
         assert caller.state == "open"
         it.site.clock.advance(30)
         await it.settle(100)
         assert (caller.statuses(), caller.state) == ([OK, OK], "closed")
-        for wire in (half_body, behind):
-            assert wire.eof
-            wire.close()  # the clients have read their answers
+        for client in (half_body, behind):
+            assert client.eof
+            client.close()  # the clients have read their answers
         await stopping
-        assert len(it.all) == 0
+        assert len(it.connections) == 0
 
 
-async def test_a_client_that_leaves_while_answers_are_due():
-    async with front() as it:
+async def test_a_client_that_disconnects_before_its_responses():
+    async with running() as it:
         await it.ask(post(json.dumps({"policy": "slow", "key": "k"}).encode()))
         waiting = post(json.dumps({"policy": "slow", "key": "k", "wait": 30}).encode())
-        for behind in (b"", GET * 5, GET * 5000, post(question())[:-5], b"\x00"):
-            wire = await it.ask(waiting + behind)
-            wire.abort()
+        for behind in (b"", GET * 5, GET * 5000, post(acquire_body())[:-5], b"\x00"):
+            client = await it.ask(waiting + behind)
+            client.abort()
             it.site.clock.advance(30)
             await it.settle(100)
-            assert (it.site.app.in_flight, wire.written) == (0, b"")
+            assert (it.site.app.in_flight, client.written) == (0, b"")
 
 
 # ---- what is taken from uvicorn --------------------------------------------------------------------------------------
 
 
-async def test_what_is_used_of_uvicorn_is_there():
+async def test_the_uvicorn_attributes_in_use_exist():
     """None of this is documented: a version in which it has moved must not be allowed by pyproject.toml."""
-    async with front() as it:
-        wire = await it.ask(post(question()))
-        connection = wire.protocol
+    async with running() as it:
+        client = await it.ask(post(acquire_body()))
+        connection = client.protocol
         for name in ("pipeline", "cycle", "flow", "parser", "scope", "headers", "server_state", "expect_100_continue"):
             assert hasattr(connection, name), name
         assert connection.scope["headers"] is not connection.headers

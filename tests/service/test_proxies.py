@@ -164,7 +164,7 @@ def test_mistakes_are_not_taken_for_a_service_that_is_down(kind, app, guarded):
 
 
 def test_the_service_of_the_examples():
-    rules = load_settings(EXAMPLES / "service.yaml").rules
+    rules = load_settings(EXAMPLES / "service.yaml").policies
     assert rules.choose("api", "203.0.113.9").policy.limits[0].quota == 60
     address = ("masked_remote_address", "203.0.113.9/32")
     assert rules.describe("edge", [address])[0].policy.limits[0].quota == 60

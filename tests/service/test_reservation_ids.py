@@ -1,4 +1,4 @@
-"""Receipts: each is settled once, whatever fails and however many there are."""
+"""Reservation ids: each is settled only once, whatever fails and however many there are."""
 
 import pytest
 
@@ -17,59 +17,59 @@ K = Subject("api", "k")
 
 async def test_a_full_store_settles_each_reservation_once():
     store = MemoryStore(max_entries=20, clock=ManualClock(start=START))
-    desk = Decider(load_settings({"policies": {"api": "100/1h fixed_window"}}).rules, store)
-    held = [await desk.reserve(K) for _ in range(40)]
+    decider = Decider(load_settings({"policies": {"api": "100/1h fixed_window"}}).policies, store)
+    held = [await decider.reserve(K) for _ in range(40)]
     for each in held:
-        await desk.cancel(each.id)
+        await decider.cancel(each.id)
     for each in held:
         with pytest.raises(AlreadySettledError):
-            await desk.cancel(each.id)
-    assert (await desk.usage(K))["1h"].used == 0
-    await desk.close()
+            await decider.cancel(each.id)
+    assert (await decider.usage(K))["1h"].used == 0
+    await decider.close()
 
 
-async def test_what_may_have_been_settled_is_not_settled_again(shared_url):
+async def test_a_failed_settlement_is_not_repeated(shared_url):
     store = open_guarded(shared_url)
-    desk = Decider(load_settings({"policies": {"api": "100/1h fixed_window"}}).rules, store)
-    receipt = await desk._receipts.read((await desk.reserve(K, 5)).id)  # noqa: SLF001 - a failure in between is not made otherwise
+    decider = Decider(load_settings({"policies": {"api": "100/1h fixed_window"}}).policies, store)
+    reservation_id = await decider._reservation_ids.read((await decider.reserve(K, 5)).id)  # noqa: SLF001 - a failure in between is not made otherwise
     settled = []
 
     async def settle():
-        settled.append(receipt)
-        raise StoreUnavailable("the store was told, and its answer was lost")
+        settled.append(reservation_id)
+        raise StoreUnavailable("the store applied it, and its response was lost")
 
     with pytest.raises(StoreUnavailable):
-        await desk._receipts.settle(receipt, settle)  # noqa: SLF001 - as above
+        await decider._reservation_ids.settle(reservation_id, settle)  # noqa: SLF001 - as above
     for _ in range(2):
         with pytest.raises(AlreadySettledError):
-            await desk._receipts.settle(receipt, settle)  # noqa: SLF001 - as above
-    assert settled == [receipt]
-    await desk.close()
+            await decider._reservation_ids.settle(reservation_id, settle)  # noqa: SLF001 - as above
+    assert settled == [reservation_id]
+    await decider.close()
 
 
-async def test_a_flood_of_settlements_lets_nobody_settle_twice(monkeypatch):
+async def test_no_id_is_settled_twice_when_settled_ids_are_dropped(monkeypatch):
     clock = ManualClock(start=START)
-    desk = Decider(load_settings({"policies": {"api": "100/1h fixed_window"}}).rules, MemoryStore(clock=clock))
-    monkeypatch.setitem(reservation_ids.SETTLED_BY_STORE, desk.store, SettledIds(most=20))
-    desk._receipts._marks = reservation_ids.SETTLED_BY_STORE[desk.store]  # noqa: SLF001 - fewer than 200,000 will do
-    victim = await desk.reserve(K, 50)
-    await desk.cancel(victim.id)
-    for _ in range(40):  # they end later, so that the mark of the first is dropped
+    decider = Decider(load_settings({"policies": {"api": "100/1h fixed_window"}}).policies, MemoryStore(clock=clock))
+    monkeypatch.setitem(reservation_ids.SETTLED_BY_STORE, decider.store, SettledIds(max_ids=20))
+    decider._reservation_ids._settled = reservation_ids.SETTLED_BY_STORE[decider.store]  # noqa: SLF001 - fewer than 200,000 will do
+    victim = await decider.reserve(K, 50)
+    await decider.cancel(victim.id)
+    for _ in range(40):  # they expire later, so that the first id is dropped
         clock.advance(0.01)
-        await desk.cancel((await desk.reserve(K, 1, ttl=600)).id)
-    assert (await desk.acquire(K, 100)).allowed
+        await decider.cancel((await decider.reserve(K, 1, ttl=600)).id)
+    assert (await decider.acquire(K, 100)).allowed
     with pytest.raises(AlreadySettledError):
-        await desk.cancel(victim.id)
-    assert (await desk.usage(K))["1h"].used == 100
-    await desk.close()
+        await decider.cancel(victim.id)
+    assert (await decider.usage(K))["1h"].used == 100
+    await decider.close()
 
 
-def test_marks_end_and_are_bounded():
-    marks = SettledIds(most=3)
-    assert [marks.take(number, end, 0) for number, end in (("a", 30), ("b", 10), ("c", 20), ("a", 30))] == [
+def test_settled_ids_expire_and_are_bounded():
+    settled = SettledIds(max_ids=3)
+    assert [settled.add(number, end, 0) for number, end in (("a", 30), ("b", 10), ("c", 20), ("a", 30))] == [
         True, True, True, False,
     ]  # fmt: skip
-    assert marks.take("d", 40, 0)  # b, the first to end, makes room
-    assert not any(marks.take(number, 50, 0) for number in "acd")
-    assert marks.take("e", 50, 31)  # a and c have ended
-    assert len(marks._ends) == len(marks._settled) == 2  # noqa: SLF001 - nothing else tells
+    assert settled.add("d", 40, 0)  # b, the first to end, makes room
+    assert not any(settled.add(number, 50, 0) for number in "acd")
+    assert settled.add("e", 50, 31)  # a and c have ended
+    assert len(settled._ends) == len(settled._settled) == 2  # noqa: SLF001 - nothing else tells

@@ -1,4 +1,4 @@
-"""The service's file: what it means, flags and environment above it, and a museum of mistakes."""
+"""The settings: the file, options and environment, and a collection of bad files."""
 
 import json
 from pathlib import Path
@@ -16,7 +16,7 @@ from tidegate.service.config.settings import OPTIONS, load_settings
 BAD_SETTINGS = sorted((Path(__file__).parent / "bad_settings").glob("*.yaml"))
 TOKEN = "a-token-of-some-length"  # noqa: S105 - of a test
 
-NEEDS = "which needs a decision_token, or open: true, for a trusted network"
+ADVICE = "set decision_token, or open: true if the network is trusted"
 
 
 @pytest.fixture
@@ -30,8 +30,8 @@ def load(tmp_path):
 
 
 @pytest.mark.parametrize("path", BAD_SETTINGS, ids=lambda path: path.stem)
-def test_museum(path):
-    """The first line of each file says how it is refused."""
+def test_bad_files_are_refused(path):
+    """The first line of each file is the expected error message."""
     expected = path.read_text(encoding="utf-8").splitlines()[0].removeprefix("# ")
     with pytest.raises(ConfigError) as error:
         load_settings(path)
@@ -40,40 +40,40 @@ def test_museum(path):
     assert error.value.line is not None
 
 
-def test_the_museum_is_open():
+def test_there_are_enough_bad_files():
     assert len(BAD_SETTINGS) > 45
 
 
-def test_nothing_said_is_safe():
+def test_the_defaults_are_safe():
     settings = load_settings()
     assert (str(settings.listen), settings.grpc, settings.store) == ("127.0.0.1:8080", None, "memory://")
     assert not settings.open
-    assert settings.rules.entries == {}
+    assert settings.policies.entries == {}
     assert load_settings({}) == settings
 
 
-def test_the_example_of_the_module_is_read():
+def test_the_example_in_the_docstring_is_valid():
     example = module.__doc__.partition("\n\n")[2].partition("\n\n")[0]
     settings = load_settings(yaml.safe_load("\n".join(line[4:] for line in example.splitlines())))
-    assert set(settings.rules.entries) == {"api", "login"}
-    assert settings.rules.entries["login"].rollout == 25
-    assert set(settings.rules.domains) == {"edge"}
+    assert set(settings.policies.entries) == {"api", "login"}
+    assert settings.policies.entries["login"].rollout == 25
+    assert set(settings.policies.domains) == {"edge"}
 
 
-def test_flags_go_before_the_environment_and_that_before_the_file(load):
+def test_options_override_the_environment_which_overrides_the_file(load):
     text = "listen: 127.0.0.1:1\nmax_wait: 1s\nworkers: 1\n"
     environment = {"TIDEGATE_LISTEN": "127.0.0.1:2", "TIDEGATE_MAX_WAIT": "2s"}
     settings = load(text, environment=environment, flags={"listen": "127.0.0.1:3"})
     assert (settings.listen.port, settings.max_wait, settings.workers) == (3, 2.0, 1)
 
 
-def test_policies_by_flag_and_environment(load):
+def test_policies_from_options_and_environment(load):
     settings = load(
         "policies: {api: 1/1m, other: 1/1h}\n",
         environment={"TIDEGATE_POLICIES": "api=2/1m, 20/1h; mail = 5/1d"},
         policies=("mail=6/1d",),
     )
-    limits = {name: [str(limit) for limit in entry.policy.limits] for name, entry in settings.rules.entries.items()}
+    limits = {name: [str(limit) for limit in entry.policy.limits] for name, entry in settings.policies.entries.items()}
     assert limits == {"api": ["2/1m", "20/1h"], "other": ["1/1h"], "mail": ["6/1d"]}
 
 
@@ -92,45 +92,45 @@ def test_policies_by_flag_and_environment(load):
         ),
         (
             {"flags": {"listen": "0.0.0.0:80"}},
-            f"--listen: 0.0.0.0:80 is reachable from other machines, {NEEDS}",
+            f"--listen: 0.0.0.0:80 is reachable from other machines: {ADVICE}",
         ),
     ],
 )
-def test_mistakes_outside_the_file_say_where(given, message):
+def test_errors_name_the_option_or_variable(given, message):
     with pytest.raises(ConfigError) as error:
         load_settings(**given)
     assert str(error.value) == message
 
 
-def test_a_token_is_never_repeated():
+def test_a_token_is_never_shown():
     with pytest.raises(ConfigError) as error:
         load_settings({"decision_token": "hush hush"})
     assert "hush" not in str(error.value)
     assert TOKEN not in repr(load_settings({"decision_token": TOKEN}))
 
 
-def test_tokens_by_file_and_environment(tmp_path, load):
+def test_tokens_from_files_and_environment(tmp_path, load):
     (tmp_path / "token").write_text(f"{TOKEN}\n", encoding="utf-8")
     assert load("admin_token_file: token\n").admin_token == TOKEN  # beside the file that names it
     assert load_settings(environment={"TIDEGATE_DECISION_TOKEN": TOKEN}).decision_token == TOKEN
     assert load_settings(flags={"decision_token_file": str(tmp_path / "token")}).decision_token == TOKEN
-    with pytest.raises(ConfigError, match="stands beside decision_token"):
+    with pytest.raises(ConfigError, match="cannot be combined with decision_token"):
         load(f"decision_token: {TOKEN}\ndecision_token_file: token\n")
 
 
 @pytest.mark.parametrize("given", [{"decision_token": TOKEN}, {"open": True}])
-def test_beyond_loopback_with_a_token_or_when_told_so(given):
+def test_other_addresses_need_a_token_or_open(given):
     assert not load_settings({"listen": "0.0.0.0:8080", **given}).listen.loopback
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:1", "127.8.8.8:1", "[::1]:1", "localhost:1", "8080"])
-def test_loopback_needs_nothing(address):
+def test_loopback_needs_no_token(address):
     settings = load_settings({"listen": address})
     assert settings.listen.loopback
     assert load_settings({"listen": str(settings.listen)}) == settings
 
 
-def test_every_setting_has_a_flag_a_variable_and_a_place_in_the_schema(capsys):
+def test_every_setting_has_an_option_and_a_schema(capsys):
     import argparse  # noqa: PLC0415 - only here
 
     parser = argparse.ArgumentParser()
@@ -146,13 +146,13 @@ def test_every_setting_has_a_flag_a_variable_and_a_place_in_the_schema(capsys):
 
 
 def known_to(part, whole):
-    """All names of settings below a part of the schema."""
+    """Return the names of all settings in a part of the schema."""
     if "$ref" in part:
         return known_to(whole["$defs"][part["$ref"].rpartition("/")[2]], {**whole, "$defs": whole["$defs"]})
     return set(part.get("properties", {}))
 
 
-def test_the_schema_knows_the_same_names_as_the_reader():
+def test_the_schema_has_the_same_names_as_the_reader():
     from tidegate.service.config import policy_file  # noqa: PLC0415 - the lists that it reads by
 
     whole = schema()
@@ -187,12 +187,12 @@ descriptors:
 """
 
 
-def test_a_file_of_envoys_service_is_converted(tmp_path):
+def test_an_envoy_file_is_converted(tmp_path):
     path = tmp_path / "envoy.yaml"
     path.write_text(ENVOYS, encoding="utf-8")
     text, remarks = convert([path])
     settings = load_settings(yaml.safe_load(text))
-    domain = settings.rules.domains["mongo_cps"]
+    domain = settings.policies.domains["mongo_cps"]
     limits = {variant.policy.name: str(variant.policy.limits[0]) for variant in domain.variants()}
     assert limits == {
         "mongo_cps/database=users": "500/1s fixed_window name=per-second",
@@ -201,17 +201,17 @@ def test_a_file_of_envoys_service_is_converted(tmp_path):
     }
     assert domain.match([("user", "bob"), ("plan", "paid")]) is None
     assert len(remarks) == 1
-    assert remarks[0].startswith(f"{path}:9: descriptors[1].detailed_metric: left out")
+    assert remarks[0].startswith(f"{path}:9: descriptors[1].detailed_metric: ignored")
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("{key: a, rate_limit: {unit: second, requests_per_unit: 0}}", "0 blocks everything"),
-        ("{key: a, quota_mode: true, rate_limit: {unit: second, requests_per_unit: 1}}", "has no counterpart"),
+        ("{key: a, rate_limit: {unit: second, requests_per_unit: 0}}", "0 would block everything"),
+        ("{key: a, quota_mode: true, rate_limit: {unit: second, requests_per_unit: 1}}", "is not supported"),
     ],
 )
-def test_what_would_limit_others_is_refused(tmp_path, text, message):
+def test_unsupported_envoy_settings_are_refused(tmp_path, text, message):
     path = tmp_path / "envoy.yaml"
     path.write_text(f"domain: a\ndescriptors:\n  - {text}\n", encoding="utf-8")
     with pytest.raises(ConfigError, match=message) as error:

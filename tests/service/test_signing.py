@@ -1,4 +1,4 @@
-"""Who can make a reservation id: nobody but the service, whatever token a client holds."""
+"""Reservation ids cannot be forged, whatever token a client has."""
 
 import base64
 import json
@@ -15,7 +15,7 @@ from tidegate import ConfigError, ResourceUnknown
 from tidegate.service.config.settings import load_settings
 from tidegate.service.decisions.decider import Decider, Subject
 from tidegate.service.decisions.reservation_ids import AlreadySettledError
-from tidegate.service.decisions.signing import MARK_KEY, SECRET_POLICY, SECRET_TTL, SigningKeys
+from tidegate.service.decisions.signing import ENTRY_KEY, SECRET_POLICY, SECRET_TTL, SigningKeys
 from tidegate.stores import MemoryStore
 from tidegate.stores.outage import GuardedStore
 from tidegate.stores.outage.open import open_guarded
@@ -27,30 +27,30 @@ WINDOW = {"policies": {"api": "10/1h fixed_window"}}
 K = Subject("api", "k")
 
 
-def text_of(data):
+def encode(data):
     return base64.urlsafe_b64encode(data).rstrip(b"=").decode()
 
 
-def said_by(receipt):
-    head = receipt.partition(".")[0]
+def payload_of(reservation_id):
+    head = reservation_id.partition(".")[0]
     return json.loads(base64.urlsafe_b64decode(head + "=" * (-len(head) % 4)))
 
 
-def guesses(token, receipt):
-    """Sign a changed receipt with every key that a client can work out from what it holds."""
-    said = json.dumps(["0" * 16, *said_by(receipt)[1:]]).encode()
-    tail = base64.urlsafe_b64decode(receipt.partition(".")[2] + "==")
+def guesses(token, reservation_id):
+    """Sign a changed id with every key that a client can derive from what it has."""
+    result = json.dumps(["0" * 16, *payload_of(reservation_id)[1:]]).encode()
+    tail = base64.urlsafe_b64decode(reservation_id.partition(".")[2] + "==")
     known = {b"", token.encode(), b"reservations", tail}
     for person in (b"", b"reservations", b"reservation id"):
         known |= {blake2b(each, digest_size=size, person=person).digest() for each in set(known) for size in (32, 64)}
     for key in known:
         for secret in {key[:64], blake2b(key, digest_size=32).digest()}:
-            yield f"{text_of(said)}.{text_of(blake2b(said, key=secret, digest_size=16).digest())}"
+            yield f"{encode(result)}.{encode(blake2b(result, key=secret, digest_size=16).digest())}"
 
 
 @contextmanager
 def services(folder, *texts, flags=()):
-    """Start services that know nothing of each other but the store."""
+    """Start services that share nothing but the store."""
     with ExitStack() as stack:
         found = []
         for number, text in enumerate(texts):
@@ -61,7 +61,7 @@ def services(folder, *texts, flags=()):
 
 
 @pytest.mark.parametrize("store", ["memory://", "sqlite"])
-def test_a_client_cannot_invent_a_reservation(store, tmp_path):
+def test_a_client_cannot_forge_a_reservation_id(store, tmp_path):
     store = f"sqlite:///{tmp_path / 'limits.db'}?deadline=10s" if store == "sqlite" else store
     text = f"store: {store}\ndecision_token: {DECISION}\npolicies: {{api: 10/1h fixed_window}}\n"
     client = {"headers": {"Authorization": f"Bearer {DECISION}"}}
@@ -80,7 +80,7 @@ def test_a_client_cannot_invent_a_reservation(store, tmp_path):
         assert service.post("usage", ask, **client).json()["limits"][0]["used"] == 0
 
 
-def test_services_on_one_store_settle_each_others_ids_whatever_their_tokens(shared_url, tmp_path):
+def test_services_on_one_store_settle_each_others_ids(shared_url, tmp_path):
     tokens = [DECISION, "another-token-of-a-team", None]
     texts = [
         f"store: {shared_url}\n{f'decision_token: {token}' if token else ''}\npolicies: {{api: 10/1h fixed_window}}\n"
@@ -104,8 +104,8 @@ def test_services_on_one_store_settle_each_others_ids_whatever_their_tokens(shar
 
 
 async def test_secrets_are_rotated():
-    rules, store = load_settings(WINDOW).rules, MemoryStore(clock=ManualClock(start=START))
-    before, between, after = (Decider(rules, store, secrets=each) for each in ((OLD,), (NEW, OLD), (NEW,)))
+    policies, store = load_settings(WINDOW).policies, MemoryStore(clock=ManualClock(start=START))
+    before, between, after = (Decider(policies, store, secrets=each) for each in ((OLD,), (NEW, OLD), (NEW,)))
     by_old, by_new = await before.reserve(K), await between.reserve(K)
     with pytest.raises(ResourceUnknown):
         await before.cancel(by_new.id)
@@ -113,13 +113,13 @@ async def test_secrets_are_rotated():
         await after.cancel(by_old.id)
     await between.cancel(by_old.id)
     await after.cancel(by_new.id)
-    for desk in (before, between):
+    for decider in (before, between):
         with pytest.raises(AlreadySettledError):
-            await desk.cancel(by_old.id)
+            await decider.cancel(by_old.id)
     assert (await between.usage(K))["1h"].used == 0
 
 
-def test_the_secret_of_the_settings(tmp_path):
+def test_secrets_from_the_settings(tmp_path):
     path = tmp_path / "secrets"
     path.write_text(f"{NEW}\n{OLD}\n", encoding="utf-8")
     for given in (
@@ -137,7 +137,7 @@ def test_the_secret_of_the_settings(tmp_path):
     path.write_text(" \n", encoding="utf-8")
     with pytest.raises(ConfigError, match="expected at least one secret"):
         load_settings({"reservation_secret_file": str(path)})
-    with pytest.raises(ConfigError, match="reservation_secret: is a token too"):
+    with pytest.raises(ConfigError, match="reservation_secret: must differ from the tokens"):
         load_settings({"decision_token": DECISION, "reservation_secret": [NEW, DECISION]})
 
 
@@ -151,14 +151,14 @@ async def test_the_store_keeps_the_first_secret(shared_url):
         assert len(found) == 1
         ((key,),) = found
         assert len(key) == 32
-        (mark,) = stores[0].apply("peek", ((SECRET_POLICY, MARK_KEY, (1,) * len(SECRET_POLICY.limits)),))
-        assert mark.reset_after > SECRET_TTL - 3600
+        (entry,) = stores[0].apply("peek", ((SECRET_POLICY, ENTRY_KEY, (1,) * len(SECRET_POLICY.limits)),))
+        assert entry.reset_after > SECRET_TTL - 3600
     finally:
         for store in stores:
             await store.close_async()
 
 
-async def test_a_secret_in_memory_is_of_that_store():
+async def test_each_store_in_memory_has_its_own_secret():
     one, other = MemoryStore(), MemoryStore()
     assert await SigningKeys(one).all() == await SigningKeys(one).all()
     assert await SigningKeys(one).all() != await SigningKeys(other).all()
@@ -185,15 +185,17 @@ async def test_an_emptied_store_gets_the_secret_back():
             await store.close_async()
 
 
-async def test_ids_that_were_made_while_the_store_was_lost_are_verified_later():
+async def test_ids_signed_while_the_store_was_unavailable_are_valid_later():
     clock = ManualClock(start=START)
-    rules = load_settings({"policies": {"api": {"limits": "10/1h fixed_window", "on_store_error": "allow"}}}).rules
+    policies = load_settings(
+        {"policies": {"api": {"limits": "10/1h fixed_window", "on_store_error": "allow"}}}
+    ).policies
     with ValkeyServer() as valkey:
         store = GuardedStore(open_store(valkey.url), deadline=5.0, clock=clock, background=False)
         valkey.kill()
-        desk = Decider(rules, store)
+        decider = Decider(policies, store)
         try:
-            lost = await desk.reserve(K)
+            lost = await decider.reserve(K)
             assert lost.decision.allowed
             assert store.lost
             valkey.start()
@@ -205,14 +207,14 @@ async def test_ids_that_were_made_while_the_store_was_lost_are_verified_later():
 
             until(back, "the return of the store")
             key = (await SigningKeys(store).all())[0]
-            keys = desk._receipts._keys  # noqa: SLF001 - when it asks again is by the machine's clock
+            keys = decider._reservation_ids._keys  # noqa: SLF001 - when it asks again is by the machine's clock
             keys._due = 0  # noqa: SLF001 - as above
             assert (await keys.all())[0] == key
-            await desk.cancel(lost.id)
+            await decider.cancel(lost.id)
             with pytest.raises(AlreadySettledError):
-                await desk.cancel(lost.id)
+                await decider.cancel(lost.id)
         finally:
-            await desk.close()
+            await decider.close()
 
 
 # ---- what a settlement gives back ------------------------------------------------------------------------------------
@@ -222,31 +224,31 @@ LIMITS = ["10/1m fixed_window", "10/minute calendar_window", "10/1m sliding_wind
 
 
 @pytest.mark.parametrize("limit", LIMITS)
-async def test_a_window_that_has_gone_gets_nothing_back(limit, shared_url):
+async def test_an_expired_window_gets_no_refund(limit, shared_url):
     clock = ManualClock(start=START)  # the beginning of a minute
     store = open_store(shared_url.replace("deadline=20s&", "").replace("?deadline=20s", ""), clock=clock)
-    desk = Decider(load_settings({"policies": {"api": limit}}).rules, store)
+    decider = Decider(load_settings({"policies": {"api": limit}}).policies, store)
     try:
-        old = await desk.reserve(K, 10, ttl=600)
+        old = await decider.reserve(K, 10, ttl=600)
         clock.advance(120)
-        assert (await desk.acquire(K, 10)).allowed
-        await desk.cancel(old.id)
-        assert [each.used for each in (await desk.usage(K)).values()] == [10]
-        assert not (await desk.acquire(K)).allowed
+        assert (await decider.acquire(K, 10)).allowed
+        await decider.cancel(old.id)
+        assert [each.used for each in (await decider.usage(K)).values()] == [10]
+        assert not (await decider.acquire(K)).allowed
         # In its own window, a settlement gives back what it took and no more, however often it is repeated.
         clock.advance(120)
-        assert (await desk.acquire(K, 4)).allowed
-        held = await desk.reserve(K, 6, ttl=600)
-        await desk.cancel(held.id)
+        assert (await decider.acquire(K, 4)).allowed
+        held = await decider.reserve(K, 6, ttl=600)
+        await decider.cancel(held.id)
         for _ in range(3):
             with pytest.raises(AlreadySettledError):
-                await desk.cancel(held.id)
-        assert [each.used for each in (await desk.usage(K)).values()] == [4]
+                await decider.cancel(held.id)
+        assert [each.used for each in (await decider.usage(K)).values()] == [4]
     finally:
-        await desk.close()
+        await decider.close()
 
 
-async def test_leases_of_clients_are_signed_as_reservations_are():
+async def test_lease_ids_are_signed():
     async with Site(policies={"api": "100/1h fixed_window"}) as site:
         lease = (await site.post("lease", {"policy": "api", "key": "k", "most": 20})).json()
         assert lease["permits"] == 20

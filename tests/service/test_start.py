@@ -132,9 +132,9 @@ def test_lists_are_read_from_everywhere(tmp_path):
     assert settings.data == tmp_path / "data"
     assert settings.providers == (Path("x.yaml"), Path("y.yaml"))
     assert settings.source_dirs == (Path("c"), Path("d e"))
-    assert (settings.bus, settings.fetches, settings.folder) == ("local://b", True, tmp_path / "data")
-    assert not load_settings().fetches
-    assert str(load_settings().folder) == "tidegate-data"
+    assert (settings.bus, settings.runs_sources, settings.data_folder) == ("local://b", True, tmp_path / "data")
+    assert not load_settings().runs_sources
+    assert str(load_settings().data_folder) == "tidegate-data"
 
 
 def test_the_words_for_permissions_are_those_of_providers():

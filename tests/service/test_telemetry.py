@@ -59,7 +59,7 @@ async def test_the_service_tells_what_it_counts(told):
             await site.post("acquire", {"policy": "api", "key": "k"})
             await site.post("acquire", {"policy": "quiet", "key": "k"})
         await site.post("acquire", {"policy": "nope", "key": "k"})
-        assert site.desk.quick("api") is not None  # nothing is added to a decision
+        assert site.decider.fast_path("api") is not None  # nothing is added to a decision
         found = told.read()
         assert found["tidegate.decisions", ("allowed", "api")] == 2
         assert found["tidegate.decisions", ("api", "denied")] == 1
@@ -69,7 +69,7 @@ async def test_the_service_tells_what_it_counts(told):
         assert found["tidegate.waiting", ()] == 0
         assert found["tidegate.requests.in_flight", ()] == 0
         names = {name for metric, names in found for name in names if metric == "tidegate.store"}
-        assert names == set(site.desk.store.metrics())
+        assert names == set(site.decider.store.metrics())
         await site.post("acquire", {"policy": "api", "key": "another"})
         assert told.read()["tidegate.decisions", ("allowed", "api")] == 3
     assert told.read() == {}  # a service that is closed tells nothing

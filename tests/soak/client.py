@@ -39,7 +39,7 @@ class Recorder:
 
     def watch(self, client: AsyncClient) -> AsyncClient:
         """Record what this client sends."""
-        client._connections().event_hooks = {"request": [self._sent], "response": [self._answered]}  # noqa: SLF001 - the client shows nobody its repetitions
+        client._http_client().event_hooks = {"request": [self._sent], "response": [self._answered]}  # noqa: SLF001 - the client shows nobody its repetitions
         return client
 
     async def _sent(self, request: httpx.Request) -> None:

@@ -73,7 +73,7 @@ def run(args: argparse.Namespace, output: Output) -> int:
     else:
         requested = read_settings(args)
         serve(requested, lambda settings, components: write_started(settings, components, output))
-        if requested.fetches:
+        if requested.runs_sources:
             output.write_line("stopped; sources that were not fetched are queued for the next start")
     return 0
 
@@ -96,7 +96,7 @@ def write_started(settings: Settings, components: Components | None, output: Out
         write_sources(runner, output)
     url = f"http://{settings.listen}"
     grpc = "" if settings.grpc is None else f", for Envoy on {settings.grpc}"
-    count = len(settings.rules.entries)
+    count = len(settings.policies.entries)
     output.write_line(f"listening on {url}{grpc}: {count} policies, store {redact(settings.store)}", "bold")
     status = {"ready": True, "http": url, "grpc": str(settings.grpc) if settings.grpc else None}
     if runner is not None:

@@ -47,21 +47,21 @@ def run(args: argparse.Namespace, output: Output) -> int:
         output.write_line(f"{file}: valid", "green")
         for line in describe(settings):
             output.write_line(f"  {line}")
-        output.write_json({"file": file, "good": True, "policies": sorted(settings.rules.entries),
-                  "domains": sorted(settings.rules.domains)})  # fmt: skip
+        output.write_json({"file": file, "good": True, "policies": sorted(settings.policies.entries),
+                  "domains": sorted(settings.policies.domains)})  # fmt: skip
     return 0
 
 
 def describe(settings: Settings) -> list[str]:
     """Describe the policies and domains of a file."""
     lines = []
-    for name, entry in settings.rules.entries.items():
+    for name, entry in settings.policies.entries.items():
         limits = ", ".join(map(str, entry.policy.limits))
         share = "" if entry.rollout >= 100 else f", enforced for {entry.rollout:g} % of keys"  # noqa: PLR2004 - percent
         mode = ", shadow" if entry.policy.mode == "shadow" else share
         more = f", {len(entry.overrides)} overrides" if entry.overrides else ""
         lines.append(f"policy {name}: {limits}{mode}{more}")
-    domains = settings.rules.domains.values()
+    domains = settings.policies.domains.values()
     return [*lines, *(f"domain {domain.name}: {sum(1 for _ in domain.variants())} limits" for domain in domains)]
 
 

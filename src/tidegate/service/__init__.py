@@ -1,14 +1,14 @@
-"""The engine over the network: HTTP, Envoy's rate limit service, checks for proxies.
+"""The rate limiter as a network service: HTTP, Envoy's rate limit service, checks for proxies.
 
 settings = load_settings("service.yaml")
 run(settings)                                # until SIGTERM or Ctrl-C; `tidegate start` does the same
 
-settings -> rulebook      what the file says (options, values, reading); which policy decides on a key (domains)
-desk                      every verb, over one store: seats, receipts of reservations, leases, blocks; tally counts
-http, envoy, dashboard    how questions arrive; a page that shows everything
-server, workers, parts    processes, and what runs beside the decisions: sources, a budget, a swarm
-client                    the other end: questions words and reads, shelf keeps what was taken ahead
-doctor, telemetry, demo   looks at a deployment; OpenTelemetry; demonstration traffic
+config                    settings, policy files, reload; converts files of Envoy's rate limit service
+decisions                 every verb over one store: policies, limiters, reservation ids, leases, blocks, counts
+http, envoy, dashboard    the protocols, and the page that shows the state of the service
+runtime                   processes, and what runs beside the decisions: sources, a budget, a swarm, telemetry, a demo
+client                    calls a running service, with leases on the client side
+doctor                    checks a deployment
 """
 
 from tidegate.service.config.settings import Settings, load_settings

@@ -108,7 +108,7 @@ def needed_extras(settings: Settings) -> Iterator[str]:
         scheme = (url or "").partition(":")[0].partition("+")[0]
         if scheme in SCHEMES:
             yield SCHEMES[scheme]
-    if settings.fetches:
+    if settings.runs_sources:
         yield "sources"
     if settings.telemetry:
         yield "otel"
@@ -224,8 +224,8 @@ def looked_at(settings: Settings) -> Iterator[tuple[Path, bool]]:
         yield path, holds(path, "api_key")
     for path in (*settings.sources, *yaml_of(settings.source_dirs)):
         yield path, holds(path, "headers")
-    if settings.fetches and settings.folder.exists():
-        yield settings.folder, True
+    if settings.runs_sources and settings.data_folder.exists():
+        yield settings.data_folder, True
     if settings.store.startswith("sqlite:///"):
         path = Path(settings.store.removeprefix("sqlite:///").partition("?")[0])
         if path.exists():
@@ -247,14 +247,16 @@ def holds(path: Path, field: str) -> bool:
 
 def space(settings: Settings) -> Iterator[Finding]:
     """Look whether there is room for what is written."""
-    if not settings.fetches:
+    if not settings.runs_sources:
         return
-    folder = next((path for path in (settings.folder, *settings.folder.absolute().parents) if path.exists()), Path())
+    folder = next(
+        (path for path in (settings.data_folder, *settings.data_folder.absolute().parents) if path.exists()), Path()
+    )
     if not os.access(folder, os.W_OK):
         yield wrong(f"{folder} cannot be written to", "choose another data folder, or change its owner")
     free = shutil.disk_usage(folder).free
     if free < MIN_FREE_BYTES:
-        yield wrong(f"only {free // 2**20} MB are free for {settings.folder}", "make room, or move data")
+        yield wrong(f"only {free // 2**20} MB are free for {settings.data_folder}", "make room, or move data")
 
 
 # ---- the network -----------------------------------------------------------------------------------------------------
@@ -304,8 +306,8 @@ def taken(name: str, address: ListenAddress) -> Iterator[Finding]:
 
 def rules(settings: Settings) -> Iterator[Finding]:
     """Look whether there is anything to decide by, and what a lost store would mean."""
-    entries, domains = settings.rules.entries, settings.rules.domains
-    if not entries and not domains and not settings.fetches:
+    entries, domains = settings.policies.entries, settings.policies.domains
+    if not entries and not domains and not settings.runs_sources:
         yield wrong(
             "no policy is configured: there is nothing to decide by", "add policies to the file, or --policy api=100/1m"
         )

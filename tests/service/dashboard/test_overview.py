@@ -68,7 +68,7 @@ async def test_the_history_is_bounded(site):
 async def test_who_waits_is_told_by_policy(site):
     await ask(site, "login", "a", 2)
     waiting = asyncio.create_task(site.post("acquire", {"policy": "login", "key": "a", "wait": 30}))
-    while not site.desk.waiting:
+    while not site.decider.waiting:
         await asyncio.sleep(0)
     site.app.overview.history.tick -= 1  # time stands still while somebody waits for it
     told = await look(site)
@@ -143,7 +143,7 @@ async def test_a_key_that_is_reset_is_forgotten(site):
 
 async def test_notes_are_bounded(site):
     notes = near_limit.NearLimitKeys()
-    decision = await site.desk.store.apply_async("peek", ((site.desk.rules.entries["api"].policy, "k", (1,)),))
+    decision = await site.decider.store.apply_async("peek", ((site.decider.policies.entries["api"].policy, "k", (1,)),))
     for number in range(near_limit.MAX_KEYS * 3):
         notes.note("api", f"k{number}", decision[0])
         assert len(notes.seen) <= near_limit.MAX_KEYS
@@ -257,7 +257,7 @@ async def test_files_come_with_what_keeps_them_safe(site):
         assert (await site.http.post(path)).status_code == 405
 
 
-@pytest.mark.parametrize("path", ["/dashboard/", "/dashboard/../desk.py", "/dashboard/none.js", "/index.html"])
+@pytest.mark.parametrize("path", ["/dashboard/", "/dashboard/../decider.py", "/dashboard/none.js", "/index.html"])
 async def test_nothing_else_is_served(site, path):
     async with httpx.AsyncClient(transport=httpx.ASGITransport(site.app), base_url="http://localhost") as client:
         answer = await client.get(httpx.URL("http://localhost", raw_path=path.encode()))

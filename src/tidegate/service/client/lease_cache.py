@@ -1,11 +1,11 @@
-"""Where a client keeps the permits that it has taken ahead: `Client(url, lease="1s")`.
+"""The leases that a client holds: `Client(url, lease="1s")`.
 
-`leases` says on which terms permits are given. A share is what one answer gave. Of its n permits, taken at a, at time s
-at most n - decay * (s - a) may still be used; those that were used before are void first, so who keeps to the pace of a
-limit loses none. When a share is settled, what is given back must not undo that: permits used late need more than their
-own number to stand (`owed`).
+`decisions.leases` defines the terms. Of the n permits of a lease that was taken at a, at most n - decay * (s - a) may
+still be used at time s. Permits that were used before s become void first, so a client that stays at the rate of the
+limit loses none. Settling a lease must not undo that: for permits that were used late, more than their number has to
+stay charged (`to_commit`).
 
-Time is counted from before the question was sent: the service has decided later than that, never earlier.
+Time is counted from before the request was sent: the service decides later than that, never earlier.
 """
 
 from __future__ import annotations
@@ -26,169 +26,178 @@ if TYPE_CHECKING:
 
     from tidegate.policy import Key
 
-    Place = tuple[str, Key]
+    PolicyKey = tuple[str, Key]  # a policy's name and a key
 
-FIRST_SHARE: Final = 4  # permits that are wanted of a key that nothing is known of
-RETRY_LEASE_AFTER: Final = 60 * SECOND  # how long a key is not tried again that knows no leases
+FIRST_PERMITS: Final = 4  # permits to request for a key that is used for the first time
+RETRY_LEASE_AFTER: Final = 60 * SECOND  # how long a key without leases is not tried again
 MAX_KEYS: Final = 10_000  # keys that are remembered
-MAX_SETTLED_PER_CALL: Final = 4  # shares of others that are settled in passing
-ROUNDING_GUARD: Final = 1 + 1e-9  # rounding must not keep a permit alive
+MAX_SETTLED_PER_CALL: Final = 4  # expired leases of other keys that one call settles
+ROUNDING_GUARD: Final = 1 + 1e-9  # rounding must not keep a void permit usable
 
 
-class ClientShare:
-    """What one answer gave."""
+class ClientLease:
+    """The permits that one response granted."""
 
-    __slots__ = ("_late", "began", "decay", "ends", "id", "permits", "said", "used")
+    __slots__ = ("_late", "decay", "ends_at", "id", "permits", "response", "started_at", "used")
 
-    def __init__(self, said: dict[str, Any], began: int) -> None:
-        """Take it, as of the instant before it was asked for."""
-        self.said = said
-        self.id: str | None = said["id"]
-        self.permits = int(said["permits"])
-        self.decay = float(said["decay"])
-        self.began = began
-        self.ends = began + int(said["seconds"] * SECOND)
+    def __init__(self, response: dict[str, Any], started_at: int) -> None:
+        """Read a response; `started_at` is the instant before the request was sent."""
+        self.response = response
+        self.id: str | None = response["id"]
+        self.permits = int(response["permits"])
+        self.decay = float(response["decay"])
+        self.started_at = started_at
+        self.ends_at = started_at + int(response["seconds"] * SECOND)
         self.used = 0
-        self._late = 0.0  # how many permits more than the used ones have to stand
+        self._late = 0.0  # permits that have to stay charged in addition to the used ones
 
-    def left(self, now: int) -> int:
-        """Tell how many may be used now."""
-        if now >= self.ends:
+    def usable(self, now: int) -> int:
+        """Return how many permits may be used now."""
+        if now >= self.ends_at:
             return 0
         return max(0, min(self.permits - self.used, self.permits - ceil(self._void(now))))
 
     def _void(self, now: int) -> float:
-        return self.decay * max(0, now - self.began) / SECOND * ROUNDING_GUARD
+        return self.decay * max(0, now - self.started_at) / SECOND * ROUNDING_GUARD
 
     def use(self, cost: int, now: int) -> None:
-        """Use some."""
+        """Use permits."""
         self._late = max(self._late, self._void(now) - self.used)
         self.used += cost
 
     @property
-    def owed(self) -> int:
-        """How many of the permits have to stay charged."""
+    def to_commit(self) -> int:
+        """The number of permits that have to stay charged."""
         return min(self.permits, ceil(self.used + self._late)) if self.used else 0
 
 
 class LeaseCache:
-    """The shares of one client, by policy and key. Safe to use from threads."""
+    """The leases of one client, by policy and key. Thread-safe."""
 
-    def __init__(self, lasting: float, steady: Callable[[], int]) -> None:
-        """Take permits ahead for so many seconds; `steady` tells the time in microseconds."""
-        self.lasting = lasting
+    def __init__(self, duration: float, steady: Callable[[], int]) -> None:
+        """Hold leases of `duration` seconds; `steady` returns the time in microseconds."""
+        self.duration = duration
         self._steady = steady
         self._lock = fork_safe(threading.Lock())
-        self._shares: OrderedDict[Place, list[ClientShare]] = OrderedDict()
-        self._wanted: OrderedDict[Place, int] = OrderedDict()
-        self._plain: OrderedDict[Place, int] = OrderedDict()  # until when a key is asked for call by call
-        self._asking: set[Place] = set()  # keys that permits are being taken for
+        self._leases: OrderedDict[PolicyKey, list[ClientLease]] = OrderedDict()
+        self._next_permits: OrderedDict[PolicyKey, int] = OrderedDict()  # how many to request next
+        self._no_lease_until: OrderedDict[PolicyKey, int] = OrderedDict()  # keys for which each call sends a request
+        self._requesting: set[PolicyKey] = set()  # keys for which a lease is being requested
 
-    def forget(self) -> None:
-        """Forget everything, in a child process: the permits are its parent's."""
-        self._shares.clear()
-        self._asking.clear()
+    def clear(self) -> None:
+        """Drop all leases, in a forked process: they belong to its parent."""
+        self._leases.clear()
+        self._requesting.clear()
 
     def now(self) -> int:
-        """Tell the time."""
+        """Return the time in microseconds."""
         return self._steady()
 
-    def may_ask(self, place: Place) -> bool:
-        """Tell whether a key may know leases."""
+    def may_lease(self, policy_key: PolicyKey) -> bool:
+        """Return whether permits of a key may be leased, as far as this client knows."""
         with self._lock:
-            until = self._plain.get(place)
+            until = self._no_lease_until.get(policy_key)
             if until is not None and until <= self._steady():
-                del self._plain[place]
+                del self._no_lease_until[policy_key]
             return until is None or until <= self._steady()
 
-    def take(self, place: Place, cost: int) -> dict[str, Any] | None:
-        """Use permits of a share, and word the answer; None: there are not enough."""
+    def take(self, policy_key: PolicyKey, cost: int) -> dict[str, Any] | None:
+        """Use permits of a lease, and return the response to the call; None if there are not enough."""
         with self._lock:
-            for share in self._shares.get(place, ()):
+            for lease in self._leases.get(policy_key, ()):
                 now = self._steady()
-                if share.left(now) >= cost:
-                    share.use(cost, now)
-                    return answered(share)
+                if lease.usable(now) >= cost:
+                    lease.use(cost, now)
+                    return local_response(lease)
         return None
 
-    def begin(self, place: Place) -> bool:
-        """Begin to take permits ahead, unless somebody does: many at once would take all there are, and idle."""
+    def begin_lease(self, policy_key: PolicyKey) -> bool:
+        """Begin to request a lease; False if another call does. Concurrent requests would lease more than is used."""
         with self._lock:
-            if place in self._asking:
+            if policy_key in self._requesting:
                 return False
-            self._asking.add(place)
+            self._requesting.add(policy_key)
             return True
 
-    def end(self, place: Place) -> None:
-        """Let others take permits ahead again."""
+    def end_lease(self, policy_key: PolicyKey) -> None:
+        """Allow other calls to request a lease again."""
         with self._lock:
-            self._asking.discard(place)
+            self._requesting.discard(policy_key)
 
-    def put(self, place: Place, cost: int, began: int, said: dict[str, Any]) -> dict[str, Any]:
-        """Keep what the service gave, use what the call needs of it, and word the answer."""
+    def add(self, policy_key: PolicyKey, cost: int, started_at: int, response: dict[str, Any]) -> dict[str, Any]:
+        """Add the lease of a response, use the permits of the call itself, and return the response to the call."""
         with self._lock:
-            if not said["permits"]:
-                if said["allowed"] and not said["seconds"]:
-                    remember(self._plain, place, self._steady() + RETRY_LEASE_AFTER)
-                return said
-            share = ClientShare(said, began)
-            share.use(cost, began)  # the service itself has decided on this call, at the instant of the charge
-            self._shares.setdefault(place, []).append(share)
-            self._shares.move_to_end(place)
-            return answered(share)
+            if not response["permits"]:
+                if response["allowed"] and not response["seconds"]:
+                    remember(self._no_lease_until, policy_key, self._steady() + RETRY_LEASE_AFTER)
+                return response
+            lease = ClientLease(response, started_at)
+            lease.use(cost, started_at)  # the service decided on this call itself, at the instant of the charge
+            self._leases.setdefault(policy_key, []).append(lease)
+            self._leases.move_to_end(policy_key)
+            return local_response(lease)
 
-    def want(self, place: Place, cost: int) -> int:
-        """Tell how many permits to ask for: more if the last ones were used up early, fewer if they were not."""
+    def permits_to_request(self, policy_key: PolicyKey, cost: int) -> int:
+        """Return how many permits to request: more if the last ones were used up early, fewer if they were not."""
         with self._lock:
-            return min(MAX_LEASE_PERMITS, max(cost, self._wanted.get(place, FIRST_SHARE)))
+            return min(MAX_LEASE_PERMITS, max(cost, self._next_permits.get(policy_key, FIRST_PERMITS)))
 
-    def spent(self, place: Place) -> list[tuple[str, int]]:
-        """Take down the shares of a key, and some of others that are over: their ids, and how much of each was used."""
+    def pop_finished(self, policy_key: PolicyKey) -> list[tuple[str, int]]:
+        """Remove the leases of a key, and some expired ones of other keys; return (id, permits to commit) of each."""
         with self._lock:
             now = self._steady()
-            down = self._down(place, now)
-            over = [other for other, shares in self._shares.items() if all(share.ends <= now for share in shares)]
-            crowd = list(self._shares)[: max(0, len(self._shares) - MAX_KEYS)]
-            for other in (*over[:MAX_SETTLED_PER_CALL], *crowd):
-                down += self._down(other, now)
-            return down
+            finished = self._pop(policy_key, now)
+            expired = [other for other, leases in self._leases.items() if all(each.ends_at <= now for each in leases)]
+            excess = list(self._leases)[: max(0, len(self._leases) - MAX_KEYS)]
+            for other in (*expired[:MAX_SETTLED_PER_CALL], *excess):
+                finished += self._pop(other, now)
+            return finished
 
-    def _down(self, place: Place, now: int) -> list[tuple[str, int]]:
-        shares = self._shares.pop(place, [])
-        if shares:
-            used = sum(share.used for share in shares)
-            early = all(share.ends > now for share in shares)
-            remember(self._wanted, place, max(1, 2 * used if early else used))
-        return [(share.id, share.owed) for share in shares if share.id is not None and share.owed < share.permits]
+    def _pop(self, policy_key: PolicyKey, now: int) -> list[tuple[str, int]]:
+        leases = self._leases.pop(policy_key, [])
+        if leases:
+            used = sum(lease.used for lease in leases)
+            early = all(lease.ends_at > now for lease in leases)
+            remember(self._next_permits, policy_key, max(1, 2 * used if early else used))
+        return [
+            (lease.id, lease.to_commit) for lease in leases if lease.id is not None and lease.to_commit < lease.permits
+        ]
 
-    def all(self) -> list[tuple[str, int]]:
-        """Take everything down."""
+    def pop_all(self) -> list[tuple[str, int]]:
+        """Remove all leases; return (id, permits to commit) of each."""
         with self._lock:
-            return [each for place in list(self._shares) for each in self._down(place, self._steady())]
+            return [each for policy_key in list(self._leases) for each in self._pop(policy_key, self._steady())]
 
 
-def answered(share: ClientShare) -> dict[str, Any]:
-    """Word the answer to a call that was served from a share."""
-    left = share.permits - share.used
-    remaining = share.said["remaining"]
-    limits = [{**limit, "remaining": limit["remaining"] + left} for limit in share.said["limits"]]
-    return {**share.said, "remaining": None if remaining is None else remaining + left, "limits": limits, "id": None}
+def local_response(lease: ClientLease) -> dict[str, Any]:
+    """Build the response to a call that was served from a lease."""
+    left = lease.permits - lease.used
+    remaining = lease.response["remaining"]
+    limits = [{**limit, "remaining": limit["remaining"] + left} for limit in lease.response["limits"]]
+    return {
+        **lease.response,
+        "remaining": None if remaining is None else remaining + left,
+        "limits": limits,
+        "id": None,
+    }
 
 
-def remember(places: OrderedDict[Place, int], place: Place, value: int) -> None:
-    """Note something of a key; the ones noted first go when there are too many."""
-    places[place] = value
-    places.move_to_end(place)
-    while len(places) > MAX_KEYS:
-        places.popitem(last=False)
+def remember(values: OrderedDict[PolicyKey, int], policy_key: PolicyKey, value: int) -> None:
+    """Store a value for a key; if there are too many keys, drop the oldest."""
+    values[policy_key] = value
+    values.move_to_end(policy_key)
+    while len(values) > MAX_KEYS:
+        values.popitem(last=False)
 
 
-def read_lasting(lease: str | float) -> float:
-    """Read how long permits are taken ahead for."""
+def read_lease_duration(lease: str | float) -> float:
+    """Read the duration of leases, in seconds."""
     try:
         found = parse_period(lease) / SECOND
     except ConfigError:
         found = 0.0
     if not 0 < found <= MAX_LEASE_SECONDS:
-        raise ConfigError(f"expected a time up to {MAX_LEASE_SECONDS:g}s such as '1s', not {lease!r}", field="lease")
+        raise ConfigError(
+            f"expected a duration of up to {MAX_LEASE_SECONDS:g}s such as '1s', not {lease!r}", field="lease"
+        )
     return found

@@ -1,6 +1,6 @@
-"""How a question to a service is worded, how its answer is read, and which questions an acquire takes.
+"""The part of the client that Client and AsyncClient share: builds requests, reads responses, and runs an acquire.
 
-What Client and AsyncClient share: they only ask, one in threads, the other in tasks.
+The clients only send the requests, one from threads, the other from tasks.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
     from tidegate.policy import Cost, Key
     from tidegate.service.client.lease_cache import LeaseCache
 
-ANSWER_MARGIN: Final = 5.0  # seconds that an answer may take beyond the wait that was asked for
-MAX_TRIES: Final = 2  # of a question that is not charged twice
+RESPONSE_MARGIN: Final = 5.0  # seconds that a response may take in addition to the requested wait
+MAX_TRIES: Final = 2  # of a request with an idempotency key
 RETRIED_VERBS: Final = ("acquire", "reserve", "lease", "batch", "commit", "cancel", "release")
-OMITTED_WHEN_ZERO: Final = ("wait", "priority")  # what is 0 unless it is said
+OMITTED_WHEN_ZERO: Final = ("wait", "priority")  # fields whose default is 0
 ERROR_BY_STATUS: Final[dict[int, type[RateLimitError]]] = {
     400: ConfigError,
     401: ConfigError,
@@ -41,7 +41,7 @@ ERROR_BY_STATUS: Final[dict[int, type[RateLimitError]]] = {
 
 @dataclass(frozen=True)
 class ServiceDecision:
-    """A decision of the service; true when allowed. `raw` is what it said, word for word."""
+    """A decision of the service; true if the call is allowed. `raw` is the JSON object of the response."""
 
     allowed: bool
     remaining: int | None
@@ -54,15 +54,15 @@ class ServiceDecision:
     id: str | None = None  # of a reservation
 
     @classmethod
-    def read(cls, said: dict[str, Any]) -> ServiceDecision:
-        """Read what the service said."""
+    def read(cls, data: dict[str, Any]) -> ServiceDecision:
+        """Read a decision from the JSON object of a response."""
         names = ("allowed", "remaining", "retry_after", "reset_after", "shadow", "local")
         return cls(
-            **{name: said[name] for name in names}, violated=tuple(said["violated"]), raw=said, id=said.get("id")
+            **{name: data[name] for name in names}, violated=tuple(data["violated"]), raw=data, id=data.get("id")
         )
 
     def __bool__(self) -> bool:
-        """Tell whether the call may proceed."""
+        """Return whether the call is allowed."""
         return self.allowed
 
 
@@ -76,45 +76,46 @@ class ServiceRequest(NamedTuple):
     timeout: float
 
 
-def ask(verb: str, body: dict[str, Any], wait: float = 0.0) -> ServiceRequest:
-    """Word a question."""
+def post_request(verb: str, body: dict[str, Any], wait: float = 0.0) -> ServiceRequest:
+    """Build the request for a verb."""
     headers = {"idempotency-key": secrets.token_hex(12)} if verb in RETRIED_VERBS else {}
-    return ServiceRequest("POST", f"/v1/{verb}", body, headers, max(0.0, wait) + ANSWER_MARGIN)
+    return ServiceRequest("POST", f"/v1/{verb}", body, headers, max(0.0, wait) + RESPONSE_MARGIN)
 
 
-def look(name: str) -> ServiceRequest:
-    """Word a question about nobody in particular."""
-    return ServiceRequest("GET", f"/v1/{name}", None, {}, ANSWER_MARGIN)
+def get_request(name: str) -> ServiceRequest:
+    """Build a request that only reads."""
+    return ServiceRequest("GET", f"/v1/{name}", None, {}, RESPONSE_MARGIN)
 
 
-def about(policy: str, key: Key, **more: object) -> dict[str, Any]:
-    """Word whom a question is about; what the service takes to be 0 anyway is left out."""
-    said = {name: value for name, value in more.items() if value or name not in OMITTED_WHEN_ZERO}
-    return {"policy": policy, "key": written(key), **said}
+def subject_body(policy: str, key: Key, **more: object) -> dict[str, Any]:
+    """Build a request body with its subject; fields that are 0 by default are omitted."""
+    fields = {name: value for name, value in more.items() if value or name not in OMITTED_WHEN_ZERO}
+    return {"policy": policy, "key": json_key(key), **fields}
 
 
-def written(key: Key) -> str | list[str]:
-    """Check a key, and write it as JSON has it."""
+def json_key(key: Key) -> str | list[str]:
+    """Check a key, and return it as a JSON value."""
     found = normal_key(key)
     return found if isinstance(found, str) else list(found)
 
 
-def read(response: httpx.Response) -> Any:  # noqa: ANN401 - whatever JSON says
-    """Read an answer, or raise what it stands for."""
+def read_response(response: httpx.Response) -> Any:  # noqa: ANN401 - any JSON value
+    """Return the JSON value of a response, or raise the error that it describes."""
     try:
-        said = response.json()
+        data = response.json()
     except ValueError:
-        raise StoreUnavailable(f"no answer of a tidegate service: status {response.status_code}") from None
-    if response.status_code == 200:  # noqa: PLR2004 - the only good one
-        return said
-    detail = said.get("detail") if isinstance(said, dict) else None
+        message = f"not a tidegate service: it responded with status {response.status_code} and a body that is not JSON"
+        raise StoreUnavailable(message) from None
+    if response.status_code == 200:  # noqa: PLR2004 - the only status of a success
+        return data
+    detail = data.get("detail") if isinstance(data, dict) else None
     raise ERROR_BY_STATUS.get(response.status_code, StoreUnavailable)(str(detail or f"status {response.status_code}"))
 
 
-def answers(said: dict[str, Any]) -> list[ServiceDecision | RateLimitError]:
-    """Read the answers of a batch; what was wrong with one is its answer."""
+def read_batch(data: dict[str, Any]) -> list[ServiceDecision | RateLimitError]:
+    """Read the results of a batch; an invalid ask has its error as its result."""
     found: list[ServiceDecision | RateLimitError] = []
-    for each in said["answers"]:
+    for each in data["answers"]:
         if "error" in each:
             found.append(ERROR_BY_STATUS.get(each["error"]["status"], StoreUnavailable)(each["error"]["detail"]))
         else:
@@ -122,73 +123,79 @@ def answers(said: dict[str, Any]) -> list[ServiceDecision | RateLimitError]:
     return found
 
 
-def batch(asks: Sequence[tuple[str, Key] | tuple[str, Key, Cost]]) -> ServiceRequest:
-    """Word a batch: as keys of one policy where that says it all, which is much cheaper."""
+def batch_request(asks: Sequence[tuple[str, Key] | tuple[str, Key, Cost]]) -> ServiceRequest:
+    """Build a batch request: with `keys` of one policy if possible, which is much faster."""
     policies = {each[0] for each in asks}
-    costs = [each[2:] for each in asks]  # nothing, or the cost
+    costs = [each[2:] for each in asks]  # empty, or the cost
     if len(policies) == 1 and not any(costs):
-        return ask("batch", {"policy": policies.pop(), "keys": [written(each[1]) for each in asks]})
+        return post_request("batch", {"policy": policies.pop(), "keys": [json_key(each[1]) for each in asks]})
     bodies = [
-        about(each[0], each[1]) | ({"cost": cost[0]} if cost else {}) for each, cost in zip(asks, costs, strict=True)
+        subject_body(each[0], each[1]) | ({"cost": cost[0]} if cost else {})
+        for each, cost in zip(asks, costs, strict=True)
     ]
-    return ask("batch", {"asks": bodies})
+    return post_request("batch", {"asks": bodies})
 
 
-def acquiring(
-    shelf: LeaseCache | None, policy: str, key: Key, cost: Cost, wait: float, priority: float
+def acquire_flow(
+    lease_cache: LeaseCache | None, policy: str, key: Key, cost: Cost, wait: float, priority: float
 ) -> Generator[ServiceRequest, Any, ServiceDecision]:
-    """Go through an acquire: yields questions, is sent what was answered."""
-    place = (policy, normal_key(key))
-    plain = ask("acquire", costing(policy, key, cost, wait=wait, priority=priority), wait)
-    if shelf is None or not isinstance(cost, int) or cost < 1 or not shelf.may_ask(place):
-        return ServiceDecision.read((yield plain))
-    found = shelf.take(place, cost)
-    if found is None and not wait and shelf.begin(place):
+    """Run an acquire: yields requests, and is sent the JSON value of each response."""
+    policy_key = (policy, normal_key(key))
+    plain_request = post_request("acquire", cost_body(policy, key, cost, wait=wait, priority=priority), wait)
+    if lease_cache is None or not isinstance(cost, int) or cost < 1 or not lease_cache.may_lease(policy_key):
+        return ServiceDecision.read((yield plain_request))
+    found = lease_cache.take(policy_key, cost)
+    if found is None and not wait and lease_cache.begin_lease(policy_key):
         try:
-            yield from settling(shelf, shelf.spent(place))
-            began = shelf.now()
-            said = yield ask("lease", costing(policy, key, cost, most=shelf.want(place, cost), ttl=shelf.lasting))
-            found = shelf.put(place, cost, began, said)
+            yield from settle_flow(lease_cache, lease_cache.pop_finished(policy_key))
+            started_at = lease_cache.now()
+            most = lease_cache.permits_to_request(policy_key, cost)
+            body = cost_body(policy, key, cost, most=most, ttl=lease_cache.duration)
+            response = yield post_request("lease", body)
+            found = lease_cache.add(policy_key, cost, started_at, response)
         finally:
-            shelf.end(place)
-    elif found is None:  # who waits, or comes while permits are being taken ahead, asks for its own
-        said = yield plain
-        found = said if said["allowed"] else shelf.take(place, cost) or said
+            lease_cache.end_lease(policy_key)
+    elif found is None:  # a call that waits, or arrives while another takes a lease, sends its own request
+        response = yield plain_request
+        found = response if response["allowed"] else lease_cache.take(policy_key, cost) or response
     return ServiceDecision.read(found)
 
 
-def settling(shelf: LeaseCache, shares: Sequence[tuple[str, int]]) -> Generator[ServiceRequest, Any, None]:
-    """Give back what was taken ahead and not used, within MARGIN seconds in all.
+def settle_flow(lease_cache: LeaseCache, leases: Sequence[tuple[str, int]]) -> Generator[ServiceRequest, Any, None]:
+    """Return unused permits of leases, within RESPONSE_MARGIN seconds in all.
 
-    Where that fails, it stays charged, which harms nobody else.
+    If that fails, they stay charged, so no limit is exceeded.
     """
-    end = shelf.now() + round(ANSWER_MARGIN * SECOND)
-    for number, used in shares:
-        left = (end - shelf.now()) / SECOND
+    end = lease_cache.now() + round(RESPONSE_MARGIN * SECOND)
+    for lease_id, used in leases:
+        left = (end - lease_cache.now()) / SECOND
         if left <= 0:
             return
-        question = ask("commit", {"id": number, "cost": used}) if used else ask("cancel", {"id": number})
+        if used:
+            request = post_request("commit", {"id": lease_id, "cost": used})
+        else:
+            request = post_request("cancel", {"id": lease_id})
         try:
-            yield question._replace(timeout=left / MAX_TRIES)
+            yield request._replace(timeout=left / MAX_TRIES)
         except StoreUnavailable:
-            return  # so it would be with the others
+            return  # the others would fail, too
         except RateLimitError:
             continue
 
 
-def unreachable(url: str, error: httpx.TransportError) -> StoreUnavailable:
-    """Say that there is no service."""
+def unreachable_error(url: str, error: httpx.TransportError) -> StoreUnavailable:
+    """Build the error for a service that cannot be reached."""
     why = str(error) or type(error).__name__
-    return StoreUnavailable(f"no service answers on {redact(url)} ({why}): start one with 'tidegate start'")
+    return StoreUnavailable(f"cannot reach a service at {redact(url)} ({why}): start one with 'tidegate start'")
 
 
-def options(url: str, token: str | None) -> dict[str, Any]:
-    """Give what httpx is told."""
+def client_options(url: str, token: str | None) -> dict[str, Any]:
+    """Return the arguments for the httpx client."""
     headers = {} if token is None else {"authorization": f"Bearer {token}"}
     return {"base_url": url, "headers": headers, "trust_env": False}
 
 
-def costing(policy: str, key: Key, cost: Cost, **more: float) -> dict[str, Any]:
-    """Word whom a question is about and what it costs."""
+def cost_body(policy: str, key: Key, cost: Cost, **more: float) -> dict[str, Any]:
+    """Build a request body with its subject and cost; a cost of 1 is omitted."""
     amount = cost if isinstance(cost, int) else dict(cost)
-    return about(policy, key, **more) | ({} if amount == 1 else {"cost": amount})
+    return subject_body(policy, key, **more) | ({} if amount == 1 else {"cost": amount})

@@ -1,4 +1,4 @@
-"""Reads policies and descriptors from the service's YAML; every mistake is refused with file, line and field."""
+"""Reads policies and descriptors from the service's YAML file; errors name file, line and field."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from tidegate.core.algorithms import ALGORITHMS
 from tidegate.errors import ConfigError
 from tidegate.policy import Policy
 from tidegate.policy.model import Mode, OnStoreError
-from tidegate.service.decisions.descriptors import UNIT_PERIODS, DescriptorDomain, DescriptorNode, limit_of
-from tidegate.service.decisions.policies import FULL_ROLLOUT, ConfiguredPolicy, KeyOverride, parts_of
+from tidegate.service.decisions.descriptors import UNIT_PERIODS, DescriptorDomain, DescriptorNode, envoy_limit
+from tidegate.service.decisions.policies import FULL_ROLLOUT, ConfiguredPolicy, KeyOverride, key_parts
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -31,20 +31,20 @@ DESCRIPTOR_FIELDS: Final = (
 )
 RATE_LIMIT_FIELDS: Final = ("unit", "requests_per_unit", "algorithm", "name", "unlimited", "replaces")
 MAX_DEPTH: Final = 16  # levels of descriptors
-RESERVED_PREFIX: Final = "tidegate."  # names of policies that the service itself counts by
+RESERVED_PREFIX: Final = "tidegate."  # names of policies that the service uses internally
 
 
 # ---- policies --------------------------------------------------------------------------------------------------------
 
 
-def read_entries(section: ConfigValue) -> dict[str, ConfiguredPolicy]:
+def read_policies(section: ConfigValue) -> dict[str, ConfiguredPolicy]:
     """Read the policies, by name."""
-    return {name: read_entry(name, setting) for name, setting in section.entries().items()}
+    return {name: read_policy(name, setting) for name, setting in section.entries().items()}
 
 
-def read_entry(name: str, setting: ConfigValue) -> ConfiguredPolicy:
-    """Read one policy: a mapping, or just its limits."""
-    if not name or name.startswith(RESERVED_PREFIX) or len(name) > 200 or not name.isprintable():  # noqa: PLR2004 - as told
+def read_policy(name: str, setting: ConfigValue) -> ConfiguredPolicy:
+    """Read one policy: a mapping, or only its limits."""
+    if not name or name.startswith(RESERVED_PREFIX) or len(name) > 200 or not name.isprintable():  # noqa: PLR2004 - as the message says
         message = f"expected a name of 1 to 200 printable characters that does not begin with {RESERVED_PREFIX!r}"
         raise setting.error(message)
     if not setting.is_mapping or "quota" in setting.entries():
@@ -55,16 +55,16 @@ def read_entry(name: str, setting: ConfigValue) -> ConfiguredPolicy:
     policy = _policy(name, setting, read_limits(fields["limits"]), fields)
     rollout = read_percent(fields["rollout"]) if "rollout" in fields else FULL_ROLLOUT
     if policy.mode == "shadow" and rollout < FULL_ROLLOUT:
-        raise fields["rollout"].error("stands beside mode shadow, which enforces nothing: leave one of them out")
+        raise fields["rollout"].error("cannot be combined with mode: shadow, which enforces nothing")
     overrides = _overrides(fields["overrides"], policy) if "overrides" in fields else ()
     return ConfiguredPolicy(policy, rollout, overrides)
 
 
 def _policy(name: str, place: ConfigValue, limits: tuple[Limit, ...], fields: Fields) -> Policy:
     mode = cast("Mode", fields["mode"].choice(*get_args(Mode)) if "mode" in fields else "enforce")
-    lost = cast("OnStoreError", _choice(fields, "on_store_error", get_args(OnStoreError), "deny"))
+    on_store_error = cast("OnStoreError", _choice(fields, "on_store_error", get_args(OnStoreError), "deny"))
     with place.blame(**fields):
-        return Policy(name, limits, mode, lost)
+        return Policy(name, limits, mode, on_store_error)
 
 
 def _choice(fields: Fields, name: str, choices: Iterable[str], default: str) -> str:
@@ -72,7 +72,7 @@ def _choice(fields: Fields, name: str, choices: Iterable[str], default: str) -> 
 
 
 def read_percent(setting: ConfigValue) -> float:
-    """Read a percentage, from 0 to 100, with or without its sign."""
+    """Read a percentage, from 0 to 100, with or without a percent sign."""
     try:
         value = float(scalar(setting).removesuffix("%"))
     except ValueError:  # a ConfigError is one
@@ -83,7 +83,7 @@ def read_percent(setting: ConfigValue) -> float:
 
 
 def read_limits(setting: ConfigValue) -> tuple[Limit, ...]:
-    """Read a limit as text or mapping, or a list of them."""
+    """Read a limit as a string or mapping, or a list of limits."""
     if not setting.is_mapping and not setting.is_list:
         limits = tuple(_limit(setting, text) for text in setting.text().split(","))
     else:
@@ -94,7 +94,7 @@ def read_limits(setting: ConfigValue) -> tuple[Limit, ...]:
     seen: set[str] = set()
     for limit in limits:
         if limit.name in seen:
-            raise setting.error(f"two limits are called {limit.name!r}: give one of them a name, as in '60/1m name=a'")
+            raise setting.error(f"two limits are named {limit.name!r}: rename one of them, as in '60/1m name=a'")
         seen.add(limit.name)
     return limits
 
@@ -107,17 +107,17 @@ def _limit(setting: ConfigValue, text: str | None) -> Limit:
     for needed in ("quota", "period"):
         if needed not in fields:
             raise setting.error(f"needs a {needed}, as in {{quota: 60, period: 1m}}")
-    words = {name: fields[name].text() for name in ("unit", "name", "timezone") if name in fields}
-    numbers = {name: fields[name].whole(0) for name in ("burst", "reset_day", "reset_hour") if name in fields}
-    quota, period = fields["quota"].whole(), _text(fields["period"])
+    strings = {name: fields[name].text() for name in ("unit", "name", "timezone") if name in fields}
+    integers = {name: fields[name].whole(0) for name in ("burst", "reset_day", "reset_hour") if name in fields}
+    quota, period = fields["quota"].whole(), _read_period(fields["period"])
     calendar = period in ("month", "year")
     algorithm = _choice(fields, "algorithm", ALGORITHMS, "calendar_window" if calendar else "token_bucket")
     with setting.blame(**fields):
-        return Limit(quota, period, algorithm, **words, **numbers)  # type: ignore[arg-type]  # by name
+        return Limit(quota, period, algorithm, **strings, **integers)  # type: ignore[arg-type]  # by name
 
 
-def _text(setting: ConfigValue) -> str | float:
-    """Read a period: text such as 1m, or a number of seconds."""
+def _read_period(setting: ConfigValue) -> str | float:
+    """Read a period: a string such as 1m, or a number of seconds."""
     try:
         return setting.number()
     except ConfigError:
@@ -137,9 +137,9 @@ def _overrides(setting: ConfigValue, policy: Policy) -> tuple[KeyOverride, ...]:
         if not parts:
             raise fields["key"].error("expected a key such as 'partner:*', not an empty list")
         if key in lines:
-            raise fields["key"].error(f"comes twice, first in line {lines[key]}")
-        if found and (shadowing := _covering(found, key)) is not None:
-            message = f"is never reached: {shadowing!r} in line {lines[shadowing]} matches all of its keys"
+            raise fields["key"].error(f"is defined twice, first in line {lines[key]}")
+        if found and (earlier := _find_covering(found, key)) is not None:
+            message = f"is never reached: {earlier!r} in line {lines[earlier]} matches all of its keys"
             raise fields["key"].error(message)
         lines[key] = fields["key"].line
         limits = read_limits(fields["limits"])
@@ -149,9 +149,9 @@ def _overrides(setting: ConfigValue, policy: Policy) -> tuple[KeyOverride, ...]:
     return tuple(found)
 
 
-def _covering(before: list[KeyOverride], key: Key) -> Key | None:
-    """Find an earlier pattern that matches whatever this pattern matches; exact keys are looked up first, so never."""
-    if not any("*" in part for part in parts_of(key)):
+def _find_covering(before: list[KeyOverride], key: Key) -> Key | None:
+    """Return an earlier pattern that matches all keys of this pattern; none covers an exact key, which goes first."""
+    if not any("*" in part for part in key_parts(key)):
         return None
     return next((each.key for each in before if not each.exact and each.matches(key)), None)
 
@@ -160,8 +160,8 @@ def _covering(before: list[KeyOverride], key: Key) -> Key | None:
 
 
 @dataclass
-class _Tree:
-    """Reads one domain."""
+class _DomainReader:
+    """Reads the descriptors of one domain."""
 
     domain: str
 
@@ -176,95 +176,97 @@ class _Tree:
             place = (node.key, node.value)
             if place in lines:
                 what = node.key if node.value is None else f"{node.key} {node.value}"
-                raise entry.error(f"a second descriptor for {what}, the first is in line {lines[place]}")
+                raise entry.error(f"duplicate descriptor for {what}, first defined in line {lines[place]}")
             lines[place] = entry.line
             found.append(node)
         return tuple(found)
 
     def node(self, entry: ConfigValue, path: str, depth: int) -> DescriptorNode:
-        """Read a descriptor and those below it."""
+        """Read a descriptor and its children."""
         fields = entry.fields(*DESCRIPTOR_FIELDS)
         if "key" not in fields:
             raise entry.error("needs a key such as remote_address")
         key = fields["key"].text()
         value = scalar(fields["value"]) if "value" in fields and not fields["value"].is_nothing else None
         if value is not None and "*" in value[:-1]:
-            raise fields["value"].error(f"a star may only stand at the end, not as in {value}")
+            raise fields["value"].error(f"a star is only allowed at the end, not as in {value}")
         shared = "share_threshold" in fields and fields["share_threshold"].flag()
         if shared and (value is None or not value.endswith("*")):
-            raise fields["share_threshold"].error("is for a value that ends with *")
-        name = f"{path}/{escaped(key)}" if value is None else f"{path}/{escaped(key)}={escaped(value)}"
+            raise fields["share_threshold"].error("is only allowed with a value that ends with *")
+        name = f"{path}/{escape(key)}" if value is None else f"{path}/{escape(key)}={escape(value)}"
         limits = self.limits(fields)
-        below = fields["descriptors"] if "descriptors" in fields and not fields["descriptors"].is_nothing else None
-        if limits is None and below is None and "rate_limit" not in fields:
-            raise entry.error("has neither a rate_limit nor descriptors: it would limit nothing")
+        nested = fields["descriptors"] if "descriptors" in fields and not fields["descriptors"].is_nothing else None
+        if limits is None and nested is None and "rate_limit" not in fields:
+            raise entry.error("needs a rate_limit, limits or descriptors: otherwise it limits nothing")
         policy = None
         if limits is not None:
             shadow = "shadow_mode" in fields and fields["shadow_mode"].flag()
-            lost = cast("OnStoreError", _choice(fields, "on_store_error", get_args(OnStoreError), "deny"))
+            on_store_error = cast("OnStoreError", _choice(fields, "on_store_error", get_args(OnStoreError), "deny"))
             with entry.blame(**fields):
-                policy = Policy(name, limits, "shadow" if shadow else "enforce", lost)
-        children = self.children(below, name, depth + 1) if below is not None else ()
+                policy = Policy(name, limits, "shadow" if shadow else "enforce", on_store_error)
+        children = self.children(nested, name, depth + 1) if nested is not None else ()
         return DescriptorNode(key, value, policy, children, shared, *self.names(fields))
 
     def names(self, fields: Fields) -> tuple[str, tuple[str, ...]]:
-        """Read the name of a rate_limit, and of those that do not count where it does."""
+        """Read the name of a rate_limit, and the names of those that it replaces."""
         if "rate_limit" not in fields:
             return "", ()
-        words = fields["rate_limit"].entries()
-        name = words["name"].text() if "name" in words else ""
+        rate_limit = fields["rate_limit"].entries()
+        name = rate_limit["name"].text() if "name" in rate_limit else ""
         found = []
-        for entry in words["replaces"].items() if "replaces" in words else ():
+        for entry in rate_limit["replaces"].items() if "replaces" in rate_limit else ():
             other = entry.fields("name").get("name")
             if other is None:
                 raise entry.error("needs a name, as in {name: other}: the name of another rate_limit")
             if other.text() == name:
-                raise other.error("is the name of this rate_limit itself: it can only replace others")
+                raise other.error("is the name of this rate_limit: it can only replace others")
             found.append(other.text())
         return name, tuple(found)
 
     def limits(self, fields: Fields) -> tuple[Limit, ...] | None:
-        """Read the limit of a descriptor: in Envoy's words, or `limits` in ours."""
+        """Read the limit of a descriptor: `rate_limit` as in Envoy's files, or `limits` as in a policy."""
         if "limits" in fields:
             if "rate_limit" in fields:
-                raise fields["limits"].error("stands beside rate_limit: leave one of them out")
+                raise fields["limits"].error("cannot be combined with rate_limit")
             return read_limits(fields["limits"])
         if "rate_limit" not in fields:
             return None
         place = fields["rate_limit"]
-        words = place.fields(*RATE_LIMIT_FIELDS)
-        if "unlimited" in words and words["unlimited"].flag():
+        rate_limit = place.fields(*RATE_LIMIT_FIELDS)
+        if "unlimited" in rate_limit and rate_limit["unlimited"].flag():
             for other in ("unit", "requests_per_unit"):
-                if other in words:
-                    raise words[other].error("stands beside unlimited: leave one of them out")
+                if other in rate_limit:
+                    raise rate_limit[other].error("cannot be combined with unlimited")
             return None
         for needed in ("unit", "requests_per_unit"):
-            if needed not in words:
+            if needed not in rate_limit:
                 raise place.error(f"needs a {needed}, as in {{unit: minute, requests_per_unit: 10}}")
-        unit = words["unit"].text().lower()
+        unit = rate_limit["unit"].text().lower()
         if unit not in UNIT_PERIODS:
-            raise words["unit"].error(f"expected {', '.join(UNIT_PERIODS)}, not {words['unit']}")
-        quota = words["requests_per_unit"].whole()
-        algorithm = words["algorithm"].choice(*ALGORITHMS) if "algorithm" in words else None
-        name = words["name"].text() if "name" in words else ""
-        with place.blame(quota=words["requests_per_unit"], period=words["unit"], algorithm=words.get("algorithm")):
-            return (limit_of(quota, unit, algorithm, name),)
+            raise rate_limit["unit"].error(f"expected one of {', '.join(UNIT_PERIODS)}, not {rate_limit['unit']}")
+        quota = rate_limit["requests_per_unit"].whole()
+        algorithm = rate_limit["algorithm"].choice(*ALGORITHMS) if "algorithm" in rate_limit else None
+        name = rate_limit["name"].text() if "name" in rate_limit else ""
+        with place.blame(
+            quota=rate_limit["requests_per_unit"], period=rate_limit["unit"], algorithm=rate_limit.get("algorithm")
+        ):
+            return (envoy_limit(quota, unit, algorithm, name),)
 
 
-def escaped(text: str) -> str:
-    """Write a part of a policy's name such that no two descriptors get the same."""
+def escape(text: str) -> str:
+    """Escape a part of a policy's name, so that no two descriptors have the same name."""
     return text.replace("%", "%25").replace("/", "%2F").replace("=", "%3D")
 
 
 def scalar(setting: ConfigValue) -> str:
-    """Read a text that may look like a number or a flag."""
+    """Read a string that may look like a number or a boolean."""
     if isinstance(setting.raw, (bool, int, float)):
         return str(setting.raw)
     return setting.text()
 
 
 def read_domains(section: ConfigValue) -> dict[str, DescriptorDomain]:
-    """Read a list of domains, each written as a file of Envoy's rate limit service."""
+    """Read a list of domains, each in the format of Envoy's rate limit service."""
     found: dict[str, DescriptorDomain] = {}
     lines: dict[str, int | None] = {}
     for entry in section.one_or_many():
@@ -273,8 +275,10 @@ def read_domains(section: ConfigValue) -> dict[str, DescriptorDomain]:
             raise entry.error("needs a domain, the name that Envoy sends")
         name = fields["domain"].text()
         if name in found:
-            raise fields["domain"].error(f"comes twice, first in line {lines[name]}")
+            raise fields["domain"].error(f"is defined twice, first in line {lines[name]}")
         lines[name] = fields["domain"].line
-        children = _Tree(name).children(fields["descriptors"], escaped(name), 1) if "descriptors" in fields else ()
+        children = (
+            _DomainReader(name).children(fields["descriptors"], escape(name), 1) if "descriptors" in fields else ()
+        )
         found[name] = DescriptorDomain(name, DescriptorNode("", None, None, children))
     return found

@@ -1,4 +1,4 @@
-"""The file is read again when it changes, or when told to: the new rules come into force all at once, or not at all."""
+"""Reloads the file when it changes, or at SIGHUP: either all new policies take effect, or none."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ NO_POLICIES: Final = ServicePolicies()
 
 
 class Reloader:
-    """Looks after the file of a running service."""
+    """Reloads the file of a running service."""
 
     def __init__(
         self, settings: Settings, app: App, clock: Clock, environment: Mapping[str, str] | None = None
@@ -37,23 +37,23 @@ class Reloader:
         self._clock = clock
         self._environment = os.environ if environment is None else environment
         self._signal: TaskSignal | None = None
-        self._seen = self._look()
+        self._last_stat = self._stat()
 
-    def _look(self) -> tuple[int, int, int] | None:
+    def _stat(self) -> tuple[int, int, int] | None:
         try:
             stat = self.settings.file.stat() if self.settings.file is not None else None
         except OSError:
             return None
         return None if stat is None else (stat.st_mtime_ns, stat.st_size, stat.st_ino)
 
-    def ask(self) -> None:
+    def request_reload(self) -> None:
         """Read the file now, whether it has changed or not (SIGHUP)."""
-        self._seen = (0, 0, 0)
+        self._last_stat = (0, 0, 0)
         if self._signal is not None:
             self._signal.set()
 
     async def run(self) -> None:
-        """Look again and again, until cancelled."""
+        """Check the file every `reload_every` seconds, until cancelled."""
         if self.settings.file is None:
             return
         self._signal = TaskSignal()
@@ -65,36 +65,36 @@ class Reloader:
             )
 
     def check(self) -> bool:
-        """Read the file if it has changed; tell whether new rules came into force."""
-        seen = self._look()
-        if seen == self._seen:
+        """Read the file if it has changed; return whether new policies took effect."""
+        stat = self._stat()
+        if stat == self._last_stat:
             return False
-        self._seen = seen
+        self._last_stat = stat
         try:
             settings = load_settings(
                 self.settings.file,
                 flags=self.settings.flags,
-                policies=self.settings.policies,
+                policies=self.settings.policy_flags,
                 environment=self._environment,
             )
-            if self._look() != seen:
-                self._seen = None  # somebody is writing it: look again
+            if self._stat() != stat:
+                self._last_stat = None  # the file is being written: check again
                 return False
-            if settings.rules == NO_POLICIES != self.settings.rules:
-                raise ConfigError(f"{self.settings.file}: has neither policies nor domains")  # noqa: TRY301 - as any other mistake in it
+            if settings.policies == NO_POLICIES != self.settings.policies:
+                raise ConfigError(f"{self.settings.file}: needs policies or domains")  # noqa: TRY301 - as any other mistake in it
         except ConfigError as error:
             self._app.reloads["refused"] += 1
             self._app.refused = str(error)
-            log.error("refused, the former rules stay in force: %s", error)  # noqa: TRY400 - it says where, not a traceback
+            log.error("reload refused, the previous policies stay in effect: %s", error)  # noqa: TRY400 - it says where, not a traceback
             return False
         self._app.refused = None
-        waiting = settings.restart_needed(self.settings)
-        if waiting:
-            log.warning("changed, but only read at the start of the service: %s", ", ".join(waiting))
-        if settings.rules == self.settings.rules:
+        changed = settings.restart_needed(self.settings)
+        if changed:
+            log.warning("changed settings that need a restart of the service: %s", ", ".join(changed))
+        if settings.policies == self.settings.policies:
             return False
-        self._app.desk.adopt(settings.rules)
+        self._app.decider.update_policies(settings.policies)
         self._app.reloads["adopted"] += 1
-        self.settings = replace(self.settings, rules=settings.rules)
-        log.info("new rules are in force: %s", self.settings.file)
+        self.settings = replace(self.settings, policies=settings.policies)
+        log.info("new policies are in effect: %s", self.settings.file)
         return True

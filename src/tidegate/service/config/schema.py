@@ -1,4 +1,4 @@
-"""The JSON schema of a service's file, for editors: names, kinds and help of all settings.
+"""The JSON schema of the service's file, for editors: names, types and descriptions of all settings.
 
 # yaml-language-server: $schema=service.schema.json      (written by: tidegate validate --schema)
 """
@@ -40,12 +40,12 @@ REPLACES_SCHEMA: Final = {
 }
 ON_STORE_ERROR_SCHEMA: Final = {
     "enum": list(get_args(OnStoreError)),
-    "description": "what a call gets while the store is lost",
+    "description": "the decision while the store is unavailable",
 }
 
 
 def schema() -> dict[str, Any]:
-    """Make the schema."""
+    """Build the schema."""
     settings = {option.name: {**option.schema, "description": option.help} for option in OPTIONS}
     limits = {"$ref": "#/$defs/limits"}
     override = {
@@ -55,7 +55,7 @@ def schema() -> dict[str, Any]:
         "properties": {
             "key": {
                 "anyOf": [STRING, {"type": "array", "minItems": 1, "items": STRING}],
-                "description": "* is anything",
+                "description": "* matches any characters",
             },
             "limits": limits,
         },
@@ -67,7 +67,10 @@ def schema() -> dict[str, Any]:
         "properties": {
             "limits": limits,
             "mode": {"enum": list(get_args(Mode))},
-            "rollout": {"type": ["string", "number"], "description": "percentage of keys that it is enforced for"},
+            "rollout": {
+                "type": ["string", "number"],
+                "description": "percentage of keys for which the policy is enforced",
+            },
             "on_store_error": ON_STORE_ERROR_SCHEMA,
             "overrides": {"type": "array", "items": override},
         },
@@ -122,13 +125,19 @@ def _descriptor(limits: dict[str, str]) -> dict[str, Any]:
         "required": ["key"],
         "properties": {
             "key": STRING,
-            "value": {"type": ["string", "number", "boolean"], "description": "a * at the end stands for anything"},
+            "value": {"type": ["string", "number", "boolean"], "description": "a * at the end matches any characters"},
             "rate_limit": rate_limit,
             "limits": limits,
             "shadow_mode": {"type": "boolean"},
-            "share_threshold": {"type": "boolean", "description": "count all values of a wildcard together"},
+            "share_threshold": {
+                "type": "boolean",
+                "description": "all values that the wildcard matches share one count",
+            },
             "on_store_error": ON_STORE_ERROR_SCHEMA,
-            "detailed_metric": {"type": "boolean", "description": "of Envoy's own service; has no effect here"},
+            "detailed_metric": {
+                "type": "boolean",
+                "description": "a setting of Envoy's own service; has no effect here",
+            },
             "descriptors": {"type": "array", "items": {"$ref": "#/$defs/descriptor"}},
         },
     }

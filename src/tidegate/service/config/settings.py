@@ -1,19 +1,19 @@
-"""The settings of the service: one YAML file, and every setting also by flag and environment.
+"""The settings of the service, from one YAML file, environment variables and command-line options.
 
     store: sqlite:///limits.db
     listen: 127.0.0.1:8080
     policies:
-      api: 100/1m                                    # just limits, or all that can be said:
+      api: 100/1m                                    # only limits, or a mapping:
       login:
         limits: [5/1m, 20/1h sliding_log]
         rollout: 25%                                 # enforced for a quarter of the keys, shadow for the others
         overrides: [{key: "partner:*", limits: 50/1m}]
-    domains:                                         # as Envoy's rate limit service has them
+    domains:                                         # as in a file of Envoy's rate limit service
       - domain: edge
         descriptors: [{key: remote_address, rate_limit: {unit: minute, requests_per_unit: 60}}]
 
-What a flag says goes before the environment (`TIDEGATE_` and the name in capitals), and that before the file.
-`options` has the whole list.
+An option overrides the environment variable (`TIDEGATE_` and the name in capitals), which overrides the file.
+`options` has the full list.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, Final
 from tidegate.errors import ConfigError
 from tidegate.policy.config_value import ConfigValue, load, parse
 from tidegate.service.config.options import OPTIONS, STRING, ServiceOption
-from tidegate.service.config.policy_file import read_domains, read_entries, read_entry
+from tidegate.service.config.policy_file import read_domains, read_policies, read_policy
 from tidegate.service.config.values import DEFAULT_LISTEN, ListenAddress, read_path
 from tidegate.service.decisions.policies import ConfiguredPolicy, ServicePolicies
 from tidegate.waiting import MAX_PRIORITY
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 ENVIRONMENT_PREFIX: Final = "TIDEGATE_"
 LIST_SEPARATOR: Final = ";"  # between several values in one variable
-Flag = str | Sequence[str]  # what a command line says of a setting: several texts of one that is a list
+Flag = str | Sequence[str]  # the value of a command-line option: several strings if the setting is a list
 DATA_FOLDER: Final = Path("tidegate-data")
 OPTIONS_BY_NAME: Final = {option.name: option for option in OPTIONS}
 SECTIONS: Final = ("policies", "domains")
@@ -54,7 +54,7 @@ class Settings:
     open: bool = False
     decision_token: str | None = field(default=None, repr=False)
     admin_token: str | None = field(default=None, repr=False)
-    reservation_secret: tuple[str, ...] = field(default=(), repr=False)  # the first signs, all verify
+    reservation_secret: tuple[str, ...] = field(default=(), repr=False)  # the first one signs, all verify
     lease: Lease | None = None
     workers: int = 1
     headers: str = "x"
@@ -78,28 +78,28 @@ class Settings:
     budget: bool | Path = False
     swarm: str | None = field(default=None, repr=False)
     telemetry: bool = False
-    demo: bool = False  # make demonstration traffic; only by the command `start --demo`
-    rules: ServicePolicies = field(default_factory=ServicePolicies)
+    demo: bool = False  # generate demonstration traffic; only set by `start --demo`
+    policies: ServicePolicies = field(default_factory=ServicePolicies)
     file: Path | None = None
     flags: Mapping[str, Flag] = field(default_factory=dict, repr=False, compare=False)
-    policies: tuple[str, ...] = field(default=(), repr=False, compare=False)
+    policy_flags: tuple[str, ...] = field(default=(), repr=False, compare=False)  # NAME=LIMITS
     secrets: tuple[Path, ...] = field(default=(), repr=False, compare=False)  # files that hold tokens or secrets
 
     @property
-    def fetches(self) -> bool:
-        """Whether sources are run: one of them, a provider or their folder is named."""
+    def runs_sources(self) -> bool:
+        """Whether the service runs sources: a source, a provider or the data folder is configured."""
         named = (self.providers, self.provider_dirs, self.sources, self.source_dirs, self.data)
         return any(each for each in named)
 
     @property
-    def folder(self) -> Path:
-        """Where sources keep what they need."""
+    def data_folder(self) -> Path:
+        """The folder in which sources keep their data."""
         return DATA_FOLDER if self.data is None else self.data
 
     def restart_needed(self, other: Settings) -> tuple[str, ...]:
-        """Name the settings that differ and are only read at the start."""
-        kept = ("demo", "rules", "file", "flags", "policies", "secrets")
-        names = [each.name for each in fields(self) if each.name not in kept]
+        """Return the names of the settings that differ and only take effect after a restart."""
+        skipped = ("demo", "policies", "file", "flags", "policy_flags", "secrets")
+        names = [each.name for each in fields(self) if each.name not in skipped]
         return tuple(name for name in names if getattr(self, name) != getattr(other, name))
 
 
@@ -110,78 +110,82 @@ def load_settings(
     policies: tuple[str, ...] = (),
     environment: Mapping[str, str] | None = None,
 ) -> Settings:
-    """Read the settings: of a file or mapping, of `environment`, of `flags` by name, and `policies` as NAME=LIMITS."""
+    """Read the settings from a file or mapping, `environment`, `flags` by name, and `policies` as NAME=LIMITS.
+
+    Raises ConfigError, with file, line and field, if a setting is invalid.
+    """
     environment = environment or {}
     flags = flags or {}
-    whole = ConfigValue({}) if source is None else load(source)
-    written = {} if whole.is_nothing else whole.fields(*OPTIONS_BY_NAME, *SECTIONS)
-    chosen = {name: written[name] for name in OPTIONS_BY_NAME if name in written and not written[name].is_nothing}
-    chosen |= _given(environment, lambda option: f"{ENVIRONMENT_PREFIX}{option.name.upper()}", ())
-    chosen |= _given(flags, lambda option: option.name, ("--",))
+    document = ConfigValue({}) if source is None else load(source)
+    in_file = {} if document.is_nothing else document.fields(*OPTIONS_BY_NAME, *SECTIONS)
+    chosen = {name: in_file[name] for name in OPTIONS_BY_NAME if name in in_file and not in_file[name].is_nothing}
+    chosen |= _read_strings(environment, lambda option: f"{ENVIRONMENT_PREFIX}{option.name.upper()}", flags=False)
+    chosen |= _read_strings(flags, lambda option: option.name, flags=True)
     values: dict[str, Any] = {}
     for name, setting in chosen.items():
         target = name.removesuffix("_file")
         value = OPTIONS_BY_NAME[name].read(setting)
         if name != target and target in chosen:
-            raise setting.error(f"stands beside {target}: leave one of them out")
+            raise setting.error(f"cannot be combined with {target}")
         values[target] = value
-    entries, domains = _rules(written, policies, environment)
+    entries, domains = _read_policies(in_file, policies, environment)
     settings = Settings(
         **values,
-        rules=ServicePolicies(entries, domains),
+        policies=ServicePolicies(entries, domains),
         file=None if source is None or isinstance(source, Mapping) else Path(source),
         flags=flags,
-        policies=policies,
+        policy_flags=policies,
         secrets=tuple(read_path(chosen[name]) for name in chosen if name.endswith(SECRET_FILES)),
     )
-    _check(settings, {**{option.name: whole for option in OPTIONS}, **chosen})
+    _check(settings, {**{option.name: document for option in OPTIONS}, **chosen})
     return settings
 
 
-def _rules(
-    written: Mapping[str, ConfigValue], policies: tuple[str, ...], environment: Mapping[str, str]
+def _read_policies(
+    in_file: Mapping[str, ConfigValue], policies: tuple[str, ...], environment: Mapping[str, str]
 ) -> tuple[dict[str, ConfiguredPolicy], dict[str, DescriptorDomain]]:
     entries: dict[str, ConfiguredPolicy] = {}
-    if "policies" in written and not written["policies"].is_nothing:
-        entries = read_entries(written["policies"])
-    several = [
+    if "policies" in in_file and not in_file["policies"].is_nothing:
+        entries = read_policies(in_file["policies"])
+    in_environment = [
         text for text in environment.get(f"{ENVIRONMENT_PREFIX}POLICIES", "").split(LIST_SEPARATOR) if text.strip()
     ]
     for place, text in (
-        *((f"{ENVIRONMENT_PREFIX}POLICIES", text) for text in several),
+        *((f"{ENVIRONMENT_PREFIX}POLICIES", text) for text in in_environment),
         *(("--policy", text) for text in policies),
     ):
         name, equals, limits = text.partition("=")
         setting = ConfigValue(limits.strip(), field=place)
         if not equals:
             raise setting.error(f"expected NAME=LIMITS such as 'api=100/1m, 1000/1h', not {text}")
-        entries[name.strip()] = read_entry(name.strip(), setting)
+        entries[name.strip()] = read_policy(name.strip(), setting)
     domains: dict[str, DescriptorDomain] = {}
-    if "domains" in written and not written["domains"].is_nothing:
-        domains = read_domains(written["domains"])
+    if "domains" in in_file and not in_file["domains"].is_nothing:
+        domains = read_domains(in_file["domains"])
     for domain in domains.values():
         for variant in domain.variants():
-            if variant.policy.name in entries:  # they would be counted together
-                raise written["domains"].error(f"the descriptor {variant.policy.name!r} has the name of a policy")
+            if variant.policy.name in entries:  # they would share their counts
+                message = f"the descriptor {variant.policy.name!r} has the name of a policy: rename the policy"
+                raise in_file["domains"].error(message)
     return entries, domains
 
 
-def _given(
-    values: Mapping[str, Flag], name_of: Callable[[ServiceOption], str], prefix: tuple[str, ...]
+def _read_strings(
+    values: Mapping[str, Flag], name_of: Callable[[ServiceOption], str], *, flags: bool
 ) -> dict[str, ConfigValue]:
-    """Read what the environment or flags say, with their names as the place."""
+    """Read environment variables or command-line options; errors name the variable or option."""
     found = {}
     for option in OPTIONS:
         name = name_of(option)
         text = values.get(name)
         if not text:
             continue
-        place = option.flag if prefix else name
+        place = option.flag if flags else name
         if option.many:
             texts = text.split(LIST_SEPARATOR) if isinstance(text, str) else text
             found[option.name] = ConfigValue([each.strip() for each in texts if each.strip()], field=place)
             continue
-        # A text is a text, even if YAML would take it for something else.
+        # A string stays a string, even if YAML would read it as another type.
         plain = option.schema is STRING or option.secret
         setting = ConfigValue(text) if plain or not isinstance(text, str) else parse(text)
         found[option.name] = replace(setting, file=None, line=None, field=place)
@@ -189,29 +193,30 @@ def _given(
 
 
 def _check(settings: Settings, places: Mapping[str, ConfigValue]) -> None:
-    """Refuse what is unsafe or cannot work together."""
+    """Refuse unsafe settings, and settings that do not work together."""
     for name in ("listen", "grpc"):
         address: ListenAddress | None = getattr(settings, name)
         if address is None or address.loopback or settings.open:
             continue
         if name == "listen" and settings.decision_token is not None:
             continue
-        wish = "a decision_token, or open: true" if name == "listen" else "open: true (Envoy sends no token)"
-        message = f"{address} is reachable from other machines, which needs {wish}, for a trusted network"
+        trusted = "open: true if the network is trusted"
+        advice = f"set decision_token, or {trusted}" if name == "listen" else f"set {trusted} (Envoy sends no token)"
+        message = f"{address} is reachable from other machines: {advice}"
         raise ConfigError(message, file=places[name].file, line=places[name].line, field=places[name].field or name)
     if settings.workers > 1 and settings.store.startswith("memory:"):
         place = places["workers"]
-        message = f"{settings.workers} processes share no memory: use a store such as sqlite:///limits.db"
+        message = f"{settings.workers} processes cannot share a store in memory: use one such as sqlite:///limits.db"
         raise ConfigError(message, file=place.file, line=place.line, field=place.field or "workers")
     if settings.decision_token is not None and settings.decision_token == settings.admin_token:
         given = ("admin_token", "admin_token_file")
         place = next(places[name] for name in given if places[name].field)
-        raise place.error("is the decision token too: they have to differ")
+        raise place.error("must differ from the decision token")
     tokens = {settings.decision_token, settings.admin_token}
     if tokens.intersection(settings.reservation_secret):
         given = ("reservation_secret", "reservation_secret_file")
         place = next(places[name] for name in given if places[name].field)
-        raise place.error("is a token too: clients know that, and could sign ids")
+        raise place.error("must differ from the tokens: clients know them, and could sign ids")
 
 
 __all__ = ["DATA_FOLDER", "OPTIONS", "SECTIONS", "ListenAddress", "Settings", "load_settings"]

@@ -1,4 +1,4 @@
-"""How single values of the settings are read: addresses, times, tokens, files."""
+"""Reads the values of single settings: addresses, durations, tokens, files."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ MAX_FETCHERS: Final = 10_000
 MIN_TOKEN_LENGTH: Final = 16
 MIN_CONNECTIONS: Final = 16
 LOCAL_NAMES: Final = ("localhost",)
-PERMISSIONS: Final = ("warn", "refuse", "ignore")  # those of Providers
+PERMISSIONS: Final = ("warn", "refuse", "ignore")  # as Providers accepts them
 
 
 class ListenAddress(NamedTuple):
-    """Where to listen."""
+    """An address to listen on."""
 
     host: str
     port: int
@@ -40,7 +40,7 @@ class ListenAddress(NamedTuple):
             return False
 
     def __str__(self) -> str:
-        """Write it as people do."""
+        """Write host and port, with an IPv6 address in brackets."""
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
@@ -48,19 +48,19 @@ DEFAULT_LISTEN: Final = ListenAddress("127.0.0.1", 8080)
 
 
 def read_address(setting: ConfigValue) -> ListenAddress:
-    """Read where to listen: host and port, or a port of this machine."""
+    """Read an address to listen on: host and port, or a port on loopback."""
     text = setting.text() if not isinstance(setting.raw, int) else str(setting.raw)
     host, colon, port = text.rpartition(":")
     if not port.isdecimal() or len(port) > len(str(MAX_PORT)) or int(port) > MAX_PORT or (colon and not host):
         raise setting.error(f"expected an address such as 127.0.0.1:8080, not {setting}")
     host = host or "127.0.0.1"
     if ":" in host and not (host.startswith("[") and host.endswith("]")):
-        raise setting.error(f"an IPv6 address stands in brackets, as in [::1]:8080, not {setting}")
+        raise setting.error(f"expected an IPv6 address in brackets, as in [::1]:8080, not {setting}")
     return ListenAddress(host.strip("[]"), int(port))
 
 
 def read_seconds(setting: ConfigValue) -> float:
-    """Read a time."""
+    """Read a duration, in seconds."""
     try:
         return setting.number()
     except ConfigError:
@@ -68,11 +68,11 @@ def read_seconds(setting: ConfigValue) -> float:
     try:
         return parse_period(text) / SECOND
     except ConfigError:
-        raise setting.error(f"expected a time such as 30s or 250ms, not {setting}") from None
+        raise setting.error(f"expected a duration such as 30s or 250ms, not {setting}") from None
 
 
 def read_lease(setting: ConfigValue) -> Lease | None:
-    """Read whether permits are taken ahead, and for how long."""
+    """Read whether the service leases permits from the store, and for how long."""
     try:
         return Lease() if setting.flag() else None
     except ConfigError:
@@ -83,17 +83,17 @@ def read_lease(setting: ConfigValue) -> Lease | None:
 
 
 def read_token(setting: ConfigValue) -> str:
-    """Read a token that is worth its name."""
+    """Read a token; refuse a short one."""
     token = setting.text().strip()
     if len(token) < MIN_TOKEN_LENGTH or not token.isascii() or not token.isprintable() or " " in token:
-        # The value itself is not repeated: messages end in logs.
-        raise setting.error(f"a token has at least {MIN_TOKEN_LENGTH} printable ASCII characters and no spaces")
+        # The message does not contain the value: messages are logged.
+        raise setting.error(f"expected at least {MIN_TOKEN_LENGTH} printable ASCII characters without spaces")
     return token
 
 
 def read_token_file(setting: ConfigValue) -> str:
-    """Read the token that a file holds."""
-    return read_token(ConfigValue(read_text(setting), *place_of(setting)))
+    """Read the token in a file."""
+    return read_token(ConfigValue(read_text(setting), *location_of(setting)))
 
 
 def read_text(setting: ConfigValue) -> str:
@@ -106,40 +106,40 @@ def read_text(setting: ConfigValue) -> str:
 
 
 def read_secrets(setting: ConfigValue) -> tuple[str, ...]:
-    """Read one secret or several: a list, or a text in which white space separates them."""
-    found = [ConfigValue(word, *place_of(each)) for each in setting.one_or_many() for word in each.text().split()]
+    """Read one or more secrets: a list, or a string in which white space separates them."""
+    found = [ConfigValue(word, *location_of(each)) for each in setting.one_or_many() for word in each.text().split()]
     if not found:
         raise setting.error("expected at least one secret")
     return tuple(read_token(secret) for secret in found)
 
 
 def read_secrets_file(setting: ConfigValue) -> tuple[str, ...]:
-    """Read the secrets that a file holds, one on each line."""
-    return read_secrets(ConfigValue(read_text(setting), *place_of(setting)))
+    """Read the secrets in a file, one on each line."""
+    return read_secrets(ConfigValue(read_text(setting), *location_of(setting)))
 
 
-def place_of(setting: ConfigValue) -> tuple[str | None, int | None, str | None]:
-    """Give the place of a setting, for an error about a part of it."""
+def location_of(setting: ConfigValue) -> tuple[str | None, int | None, str | None]:
+    """Return file, line and field of a setting, for an error about a part of it."""
     return setting.file, setting.line, setting.field
 
 
 def read_style(setting: ConfigValue) -> str:
-    """Read which header fields are meant."""
+    """Read the style of header fields."""
     return setting.choice(*STYLES)
 
 
 def read_workers(setting: ConfigValue) -> int:
-    """Read a number of processes."""
+    """Read the number of processes."""
     return setting.whole(1, MAX_WORKERS)
 
 
 def read_bytes(setting: ConfigValue) -> int:
-    """Read the size of a request."""
+    """Read the maximum size of a request, in bytes."""
     return setting.whole(1024, MAX_BODY_BYTES)
 
 
 def read_connections(setting: ConfigValue) -> int:
-    """Read a number of connections."""
+    """Read the maximum number of connections."""
     return setting.whole(MIN_CONNECTIONS)
 
 
@@ -149,28 +149,28 @@ def read_priority(setting: ConfigValue) -> int:
 
 
 def read_path(setting: ConfigValue) -> Path:
-    """Read a path; in a file, a relative one lies beside that file."""
+    """Read a path; in a file, a relative path is relative to that file."""
     path = Path(setting.text())
     return path if setting.file is None or path.is_absolute() else Path(setting.file).parent / path
 
 
 def read_paths(setting: ConfigValue) -> tuple[Path, ...]:
-    """Read several paths, or one."""
+    """Read one or more paths."""
     return tuple(read_path(each) for each in setting.one_or_many())
 
 
 def read_fetchers(setting: ConfigValue) -> int:
-    """Read a number of requests under way."""
+    """Read the maximum number of concurrent fetches."""
     return setting.whole(1, MAX_FETCHERS)
 
 
 def read_permissions(setting: ConfigValue) -> str:
-    """Read what happens to a file that others may read."""
+    """Read how to treat files that other users can read."""
     return setting.choice(*PERMISSIONS)
 
 
 def read_url(setting: ConfigValue) -> str:
-    """Read a URL as far as that it is one."""
+    """Read a URL; only its form is checked."""
     text = setting.text()
     if "://" not in text:
         raise setting.error(f"expected a URL such as nats://127.0.0.1:4222, not {setting}")
@@ -178,7 +178,7 @@ def read_url(setting: ConfigValue) -> str:
 
 
 def read_budget(setting: ConfigValue) -> bool | Path:
-    """Read which budget is shown: that of the environment, or that of a file."""
+    """Read which budget to show: true for the one of the environment, or the path of a file."""
     try:
         return setting.flag()
     except ConfigError:

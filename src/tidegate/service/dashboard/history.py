@@ -43,10 +43,10 @@ class PolicyHistory:
 class DecisionHistory:
     """All policies, and how long decisions took. `tick` is the second of the steady clock that is written next."""
 
-    def __init__(self, desk: Decider) -> None:
+    def __init__(self, decider: Decider) -> None:
         """Begin now."""
-        self._desk = desk
-        self._clock = desk.store.clock
+        self._decider = decider
+        self._clock = decider.store.clock
         self.tick = self._clock.steady() // SECOND
         self.tracks: dict[str, PolicyHistory] = {}
         self.median: deque[int | None] = deque(maxlen=HISTORY_SECONDS)  # microseconds; None: there was no request
@@ -61,8 +61,8 @@ class DecisionHistory:
             return
         self.tick = tick
         slots = min(passed, HISTORY_SECONDS)
-        waiting = self._desk.waiting_by_policy()
-        for name, count in self._desk.tally.counts.items():
+        waiting = self._decider.waiting_by_policy()
+        for name, count in self._decider.stats.counts.items():
             track = self.tracks.get(name)
             if track is None:
                 if len(self.tracks) >= MAX_POLICIES:
@@ -74,7 +74,7 @@ class DecisionHistory:
     def _time(self, slots: int) -> None:
         counts = [0] * len(self._counts)
         for verb in DECIDING_VERBS:
-            latency = self._desk.tally.latency.get(verb)
+            latency = self._decider.stats.latency.get(verb)
             if latency is not None:
                 counts = [a + b for a, b in zip(counts, latency.counts, strict=True)]
         new = [after - before for after, before in zip(counts, self._counts, strict=True)]

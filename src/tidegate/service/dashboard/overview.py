@@ -43,9 +43,9 @@ class Overview:
     def __init__(self, app: App) -> None:
         """Begin a history."""
         self._app = app
-        self._desk = app.desk
-        self._clock = app.desk.store.clock
-        self.history = DecisionHistory(app.desk)
+        self._decider = app.decider
+        self._clock = app.decider.store.clock
+        self.history = DecisionHistory(app.decider)
         self._since = self._clock.ns() // 1_000_000
         self._timer: asyncio.TimerHandle | None = None
         self._fresh: tuple[int, dict[str, Any]] | None = None  # the second that it was put together in
@@ -67,7 +67,7 @@ class Overview:
         """Answer a request."""
         since = read_since(query)
         self.history.sample()
-        self._desk.tally.near.left = MAX_NOTES_PER_SECOND
+        self._decider.stats.near.left = MAX_NOTES_PER_SECOND
         told = await self._told()
         return json.dumps({**told, **self._seconds(since)}, separators=(",", ":")).encode()
 
@@ -101,7 +101,7 @@ class Overview:
         return told
 
     async def _look(self) -> dict[str, Any]:
-        app, desk, now = self._app, self._desk, self._clock.ns() // 1000
+        app, decider, now = self._app, self._decider, self._clock.ns() // 1000
         return {
             "at": now // MILLISECOND,
             "process": {
@@ -110,13 +110,13 @@ class Overview:
                 "since": self._since,
                 "version": version("tidegate"),
             },
-            "waiting": desk.waiting,
+            "waiting": decider.waiting,
             "in_flight": app.in_flight,
             "policies": self._policies(),
-            "near": [near._asdict() for near in desk.tally.near.nearest(now, MAX_NEAR_LIMIT)],
-            "blocks": [block._asdict() for block in desk.blocked()[:MAX_BLOCKS]],
-            "denials": [describe(denial) for denial in list(desk.tally.recent)[: -MAX_DENIALS - 1 : -1]],
-            "problems": dict(desk.tally.errors),
+            "near": [near._asdict() for near in decider.stats.near.nearest(now, MAX_NEAR_LIMIT)],
+            "blocks": [block._asdict() for block in decider.blocked()[:MAX_BLOCKS]],
+            "denials": [describe(denial) for denial in list(decider.stats.recent)[: -MAX_DENIALS - 1 : -1]],
+            "problems": dict(decider.stats.errors),
             "store": self._store(),
             "rules": {"refused": app.refused, **app.reloads},
             "panels": {name: await show(name, panel) for name, panel in app.panels.items()},
@@ -124,24 +124,24 @@ class Overview:
 
     def _policies(self) -> list[dict[str, Any]]:
         """Describe policies of the file first, then those of descriptors that anybody has asked for."""
-        tally, waiting = self._desk.tally, self._desk.waiting_by_policy()
+        stats, waiting = self._decider.stats, self._decider.waiting_by_policy()
         described = {
             name: (entry.policy, entry.rollout, len(entry.overrides))
-            for name, entry in self._desk.rules.entries.items()
+            for name, entry in self._decider.policies.entries.items()
         }
-        for variant in self._desk.rules.variants():
-            if variant.policy.name in tally.counts:
+        for variant in self._decider.policies.variants():
+            if variant.policy.name in stats.counts:
                 described.setdefault(variant.policy.name, (variant.policy, 100.0, 0))
         found = []
         for name, (policy, rollout, overrides) in list(described.items())[:MAX_POLICIES]:
-            count = tally.counts.get(name)
+            count = stats.counts.get(name)
             found.append({
                 "name": name,
                 "limits": [str(limit) for limit in policy.limits],
                 "mode": policy.mode,
                 "rollout": rollout,
                 "overrides": overrides,
-                "searchable": name in self._desk.rules.entries,
+                "searchable": name in self._decider.policies.entries,
                 "admitted": 0 if count is None else count.allowed + count.shadow,
                 "denied": 0 if count is None else count.denied,
                 "shadow": 0 if count is None else count.shadow,
@@ -150,9 +150,9 @@ class Overview:
         return found
 
     def _store(self) -> dict[str, Any]:
-        counts = self._desk.store.metrics()
+        counts = self._decider.store.metrics()
         kind = self._app.settings.store.partition(":")[0]
-        leased = self._app.settings.lease is not None and not self._desk.store.instant
+        leased = self._app.settings.lease is not None and not self._decider.store.instant
         return {"kind": kind, "lost": bool(counts.get("store_lost")), "leased": leased, "counts": counts}
 
 

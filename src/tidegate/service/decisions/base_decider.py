@@ -1,7 +1,7 @@
-"""How the service decides: who is asked about, by which policy, and what is counted of the answer.
+"""Decides on calls: finds the policy and key of a subject, asks the store, and counts the decision.
 
-The part of the desk (see `desk`) that takes permits or looks at them. Each policy that the rulebook can name has an
-AsyncLimiter on the one store. Nothing here limits anybody: the limiters do.
+`BaseDecider` holds the verbs that take or check permits; `decider` adds reservations, leases and administration. Each
+policy that the configuration can select has one AsyncLimiter on the shared store. The limiters do all limiting.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from tidegate.observe import Observer, Record
 from tidegate.policy import Policy
 from tidegate.reservation import charged_at
 from tidegate.service.decisions.blocks import BLOCKED_LIMITS, Blocks
-from tidegate.service.decisions.idempotency import KeyedStore, forget, was_repeated
+from tidegate.service.decisions.idempotency import KeyedStore, forget_call, was_repeated
 from tidegate.service.decisions.policy_limiters import (
     ASK_STORE,
     MAX_KEY_LENGTH,
     PolicyLimiter,
     Subject,
+    bound_key,
     check_key,
-    lost,
-    short_key,
-    tell,
+    is_store_lost,
+    notify_observers,
 )
 from tidegate.service.decisions.stats import Stats
 from tidegate.stores.cancellation import BackgroundTasks
@@ -41,11 +41,11 @@ if TYPE_CHECKING:
 
 
 class BaseDecider:
-    """Decides by one rulebook over one store; see the module."""
+    """Decides by one set of policies over one store; see the module."""
 
     def __init__(
         self,
-        rules: ServicePolicies,
+        policies: ServicePolicies,
         store: Store,
         *,
         max_wait: float = 30.0,
@@ -53,53 +53,53 @@ class BaseDecider:
         observers: Sequence[Observer] = (),
         on_denial: Sequence[Observer] = (),
     ) -> None:
-        """Decide by the rules.
+        """Decide by these policies.
 
-        `observers` are called for every decision, which adds their cost; `on_denial` only for those that say no.
+        `observers` are called for every decision, which adds their cost; `on_denial` only for denials.
         """
-        self.rules = rules
+        self.policies = policies
         self.store = store
-        self.tally = Stats()
+        self.stats = Stats()
         self.max_wait = max_wait
         self.max_priority = max_priority
         self._observers = tuple(observers)
         self._on_denial = (*self._observers, *on_denial)
-        self._seats: dict[str, PolicyLimiter] = {}
-        self._quick: dict[str, Callable[[Key], Decision]] = {}  # by policy, until the rules change
+        self._policy_limiters: dict[str, PolicyLimiter] = {}  # by slot
+        self._fast_paths: dict[str, Callable[[Key], Decision]] = {}  # by policy, until the policies change
         self.blocks = Blocks(store)
-        self._abandoned = BackgroundTasks()
+        self._background = BackgroundTasks()
         self.closed = False
 
-    # ---- rules -------------------------------------------------------------------------------------------------------
+    # ---- policies ----------------------------------------------------------------------------------------------------
 
-    def adopt(self, rules: ServicePolicies) -> None:
-        """Decide by other rules from now on, all at once; what was consumed stays consumed, who waits keeps waiting."""
-        self.rules = rules
-        self._quick.clear()
-        for slot, seat in list(self._seats.items()):
-            variant = rules.slots.get(slot)
+    def update_policies(self, policies: ServicePolicies) -> None:
+        """Replace all policies at once. Consumed permits stay consumed, and waiting calls keep waiting."""
+        self.policies = policies
+        self._fast_paths.clear()
+        for slot, policy_limiter in list(self._policy_limiters.items()):
+            variant = policies.slots.get(slot)
             if variant is None:
-                del self._seats[slot]
-                seat.limiter._close()  # noqa: SLF001 - its store is ours: nothing is left to await
-            elif variant.policy != seat.policy:
-                seat.take(variant.policy, self.store)
+                del self._policy_limiters[slot]
+                policy_limiter.limiter._close()  # noqa: SLF001 - its store is ours: nothing is left to await
+            elif variant.policy != policy_limiter.policy:
+                policy_limiter.update(variant.policy, self.store)
 
     def find(self, subject: Subject) -> tuple[PolicyLimiter, Key] | None:
-        """Find who decides on somebody, and as which key; None: nobody, it is not limited."""
+        """Return the limiter and the key for a subject; None if the subject is not limited."""
         if subject.domain:
-            found = self.rules.describe(subject.domain, subject.descriptor)
-            return None if found is None else (self.seat(found[0]), short_key(found[1]))
+            found = self.policies.match_descriptor(subject.domain, subject.descriptor)
+            return None if found is None else (self._limiter_for(found[0]), bound_key(found[1]))
         key = subject.key
         if key.__class__ is not str or len(key) > MAX_KEY_LENGTH or not key.isascii():
             key = check_key(key)
-        return self.seat(self.rules.choose(subject.policy, key)), key
+        return self._limiter_for(self.policies.choose(subject.policy, key)), key
 
-    def seat(self, variant: PolicyVariant) -> PolicyLimiter:
-        """Give a variant its seat."""
-        found = self._seats.get(variant[0])
+    def _limiter_for(self, variant: PolicyVariant) -> PolicyLimiter:
+        """Return the limiter of a variant; create it on first use."""
+        found = self._policy_limiters.get(variant[0])
         if found is None:
-            count = self.tally.count(variant.policy.name)
-            found = self._seats[variant.slot] = PolicyLimiter(
+            count = self.stats.count(variant.policy.name)
+            found = self._policy_limiters[variant.slot] = PolicyLimiter(
                 variant.slot, variant.policy, self.store, count, self.max_priority
             )
         return found
@@ -114,159 +114,180 @@ class BaseDecider:
         priority: float = 0.0,
         call: KeyedCall | None = None,
     ) -> Decision | None:
-        """Take permits, waiting up to `wait` seconds; None: not limited. A `call` is charged once."""
+        """Take permits, waiting up to `wait` seconds; None if the subject is not limited. A `call` is charged once."""
         if priority:
             check_priority(priority, self.max_priority)
         found = self.find(subject)
         if found is None:
             return None
-        seat, key = found
-        if self.blocks.active and (no := await self._blocked(seat, key, cost)) is not None:
-            return no
+        policy_limiter, key = found
+        if self.blocks.active and (denial := await self._deny_if_blocked(policy_limiter, key, cost)) is not None:
+            return denial
         if wait or call is not None:
-            return await self._charged(seat, key, cost, self._wait(wait) if wait else None, priority, call)
-        decision = seat.now(key, cost) if seat.now is not None else await seat.limiter.try_acquire(key, cost)
-        return self._seen(seat, key, cost, decision)
+            bounded = self._bound_wait(wait) if wait else None
+            return await self._charge(policy_limiter, key, cost, bounded, priority, call)
+        acquire_now = policy_limiter.acquire_now
+        if acquire_now is not None:
+            decision = acquire_now(key, cost)
+        else:
+            decision = await policy_limiter.limiter.try_acquire(key, cost)
+        return self._record(policy_limiter, key, cost, decision)
 
-    async def _charged(
-        self, seat: PolicyLimiter, key: Key, cost: Cost, wait: float | None, priority: float, call: KeyedCall | None
-    ) -> Decision:
-        """Take permits for a call that may wait, or may have been made before."""
-        via = self._via(call)
-        decision = await seat.charge("acquire", key, cost, wait, priority, via)
-        if wait and decision.allowed:
-            no = await self._blocked_meanwhile(seat, key, cost, decision, call)
-            if no is not None:
-                if charged_at(decision, seat.policy) is not None and not was_repeated(call):
-                    await seat.limiter.refund(key, cost)
-                    await forget(via)
-                return no
-        return decision if was_repeated(call) else self._seen(seat, key, cost, decision)
-
-    async def _blocked_meanwhile(
+    async def _charge(
         self,
-        seat: PolicyLimiter,
+        policy_limiter: PolicyLimiter,
+        key: Key,
+        cost: Cost,
+        wait: float | None,
+        priority: float,
+        call: KeyedCall | None,
+    ) -> Decision:
+        """Take permits for a call that may wait or may be a repetition."""
+        keyed_store = self._keyed_store(call)
+        decision = await policy_limiter.charge("acquire", key, cost, wait, priority, keyed_store)
+        if wait and decision.allowed:
+            denial = await self._deny_if_blocked_meanwhile(policy_limiter, key, cost, decision, call)
+            if denial is not None:
+                if charged_at(decision, policy_limiter.policy) is not None and not was_repeated(call):
+                    await policy_limiter.limiter.refund(key, cost)
+                    await forget_call(keyed_store)
+                return denial
+        return decision if was_repeated(call) else self._record(policy_limiter, key, cost, decision)
+
+    async def _deny_if_blocked_meanwhile(
+        self,
+        policy_limiter: PolicyLimiter,
         key: Key,
         cost: Cost,
         decision: Decision,
         call: KeyedCall | None,
         verb: str = "acquire",
     ) -> Decision | None:
-        """Return the denial of a key that was blocked while a call of it waited; give back if the caller leaves now."""
+        """Return a denial if the key was blocked while the call waited; refund the call if it is cancelled here."""
         if not self.blocks.active:
             return None
         try:
-            return await self._blocked(seat, key, cost, verb)
+            return await self._deny_if_blocked(policy_limiter, key, cost, verb)
         except asyncio.CancelledError:
             if not was_repeated(call):
-                self._abandon(seat.policy, key, cost, decision, verb)
-                self._abandoned.start(forget(self._via(call)))
+                self._refund_abandoned(policy_limiter.policy, key, cost, decision, verb)
+                self._background.start(forget_call(self._keyed_store(call)))
             raise
 
-    def _abandon(self, policy: Policy, key: Key, cost: Cost, decision: Decision | None, verb: str = "acquire") -> None:
-        """Give back, in the background, what a decision has charged whose caller is gone."""
+    def _refund_abandoned(
+        self, policy: Policy, key: Key, cost: Cost, decision: Decision | None, verb: str = "acquire"
+    ) -> None:
+        """Refund, in the background, what a decision charged if its caller was cancelled."""
         if decision is None or charged_at(decision, policy) is None:
             return
         policy = policy if decision[2] is policy.limits else Policy(policy.name, decision[2], policy.mode)
-        self._abandoned.give_back(self.store, verb, ((policy, key, policy.costs(cost)),), (decision,))
+        self._background.give_back(self.store, verb, ((policy, key, policy.costs(cost)),), (decision,))
 
-    def _via(self, call: KeyedCall | None) -> KeyedStore | None:
+    def _keyed_store(self, call: KeyedCall | None) -> KeyedStore | None:
         return None if call is None else KeyedStore(self.store, call)
 
-    async def _blocked(self, seat: PolicyLimiter, key: Key, cost: Cost, verb: str = "acquire") -> Decision | None:
-        """Give the denial of a key that is blocked, whatever its limits, its policy's mode and its patience."""
-        decision = await self.blocks.find(seat.policy.name, key)
-        return None if decision is None else self._seen(seat, key, cost, decision, verb)
+    async def _deny_if_blocked(
+        self, policy_limiter: PolicyLimiter, key: Key, cost: Cost, verb: str = "acquire"
+    ) -> Decision | None:
+        """Return a denial if the key is blocked, whatever its limits, its policy's mode and its wait."""
+        decision = await self.blocks.find(policy_limiter.policy.name, key)
+        return None if decision is None else self._record(policy_limiter, key, cost, decision, verb)
 
-    def _wait(self, wait: float) -> float:
+    def _bound_wait(self, wait: float) -> float:
         return min(self.max_wait, max(0.0, seconds("wait", wait)))
 
-    def _seen(self, seat: PolicyLimiter, key: Key, cost: Cost, decision: Decision, verb: str = "acquire") -> Decision:
-        """Count a decision, and tell whoever observes; raise where the store could not be asked and that is a no."""
+    def _record(
+        self, policy_limiter: PolicyLimiter, key: Key, cost: Cost, decision: Decision, verb: str = "acquire"
+    ) -> Decision:
+        """Count a decision and notify observers; raise if the store was unavailable and the policy denies then."""
+        policy, stats = policy_limiter.policy, self.stats
         if decision[0]:
-            seat.count.allowed += 1
-            if self.tally.near.left:
-                self.tally.near.note(seat.policy.name, key, decision)
+            policy_limiter.count.allowed += 1
+            if stats.near.left:
+                stats.near.note(policy.name, key, decision)
             if self._observers:
-                tell(self._observers, Record(verb, seat.policy, key, seat.policy.costs(cost), decision))
+                notify_observers(self._observers, Record(verb, policy, key, policy.costs(cost), decision))
             return decision
-        if lost(decision, seat.policy):
-            seat.count.local += 1
+        if is_store_lost(decision, policy):
+            policy_limiter.count.local += 1
             raise StoreUnavailable(
-                f"the store of policy {seat.policy.name!r} cannot be asked, and the policy says deny"
+                f"the store of policy {policy.name!r} is unavailable, and its on_store_error is deny"
             )
         if decision.allowed:
-            seat.count.shadow += 1
+            policy_limiter.count.shadow += 1
         else:
-            seat.count.denied += 1
-        self.tally.deny(seat.policy.name, key, decision)
-        tell(self._on_denial, Record(verb, seat.policy, key, seat.policy.costs(cost), decision))
+            policy_limiter.count.denied += 1
+        stats.record_denial(policy.name, key, decision)
+        notify_observers(self._on_denial, Record(verb, policy, key, policy.costs(cost), decision))
         return decision
 
     async def peek(self, subject: Subject, cost: Cost = 1) -> Decision | None:
-        """Give the answer that `acquire` would give, and change nothing."""
+        """Return the decision that `acquire` would return, without changing anything."""
         found = self.find(subject)
         if found is None:
             return None
-        seat, key = found
-        if self.blocks.active and (no := await self.blocks.find(seat.policy.name, key)) is not None:
-            return no
-        decision = await seat.limiter.peek(key, cost)
-        if not decision[0] and lost(decision, seat.policy):
-            raise StoreUnavailable(f"the store of policy {seat.policy.name!r} cannot be asked")
+        policy_limiter, key = found
+        policy = policy_limiter.policy
+        if self.blocks.active and (denial := await self.blocks.find(policy.name, key)) is not None:
+            return denial
+        decision = await policy_limiter.limiter.peek(key, cost)
+        if not decision[0] and is_store_lost(decision, policy):
+            raise StoreUnavailable(f"the store of policy {policy.name!r} is unavailable")
         return decision
 
     async def batch(
         self, asks: Iterable[tuple[Subject, Cost]], call: KeyedCall | None = None
     ) -> list[Decision | RateLimitError | None]:
-        """Decide on up to a thousand, each by itself; what is wrong with one is the answer to that one."""
+        """Decide on up to a thousand asks, each independently; an invalid ask gets its error as its result."""
         if self.store.instant:
-            return [await self._one(subject, cost) for subject, cost in asks]
+            return [await self._acquire_or_error(subject, cost) for subject, cost in asks]
         if call is not None:
-            return await self._keyed(list(asks), call)
-        questions = list(asks)
-        await self._abandoned.watch()
-        answers = [self._from_share(subject, cost) for subject, cost in questions]
-        missing = [number for number, answer in enumerate(answers) if answer is ASK_STORE]
-        tasks = [asyncio.ensure_future(self._one(*questions[number])) for number in missing]
+            return await self._batch_with_key(list(asks), call)
+        listed = list(asks)
+        await self._background.watch()
+        results = [self._acquire_from_lease(subject, cost) for subject, cost in listed]
+        missing = [number for number, result in enumerate(results) if result is ASK_STORE]
+        tasks = [asyncio.ensure_future(self._acquire_or_error(*listed[number])) for number in missing]
         try:
-            asked = await asyncio.gather(*tasks)
-        except asyncio.CancelledError:  # nobody gets an answer, not even those who were decided on
+            decided = await asyncio.gather(*tasks)
+        except asyncio.CancelledError:  # the caller gets no result, so the decided asks are refunded too
             for number, task in zip(missing, tasks, strict=True):
-                answers[number] = None if task.cancelled() else task.result()
-            self._abandon_all(questions, answers)
+                results[number] = None if task.cancelled() else task.result()
+            self._refund_all_abandoned(listed, results)
             raise
-        for number, answer in zip(missing, asked, strict=True):
-            answers[number] = answer
-        return answers  # type: ignore[return-value]  # nothing is left to be asked
+        for number, result in zip(missing, decided, strict=True):
+            results[number] = result
+        return results  # type: ignore[return-value]  # no ASK_STORE is left
 
-    def _abandon_all(self, questions: list[tuple[Subject, Cost]], answers: list[Any]) -> None:
-        for (subject, cost), answer in zip(questions, answers, strict=True):
-            found = self.find(subject) if isinstance(answer, Decision) else None
+    def _refund_all_abandoned(self, asks: list[tuple[Subject, Cost]], results: list[Any]) -> None:
+        for (subject, cost), result in zip(asks, results, strict=True):
+            found = self.find(subject) if isinstance(result, Decision) else None
             if found is not None:
-                self._abandon(found[0].policy, found[1], cost, answer)
+                self._refund_abandoned(found[0].policy, found[1], cost, result)
 
-    def _from_share(self, subject: Subject, cost: Cost) -> object:
-        """Decide from a share that is leased already, without a task of its own; ASK: the store has to be asked."""
+    def _acquire_from_lease(self, subject: Subject, cost: Cost) -> object:
+        """Decide from a lease that this process already holds, without a task; ASK_STORE if it cannot."""
         try:
             found = self.find(subject) if cost == 1 and cost.__class__ is int else None
             if found is None or (self.blocks.active and self.blocks.known(found[0].policy.name, found[1]) is not True):
                 return ASK_STORE
-            shortcut = found[0].limiter._shortcut  # noqa: SLF001 - what `try_acquire` itself looks at first
+            shortcut = found[0].limiter._shortcut  # noqa: SLF001 - what `try_acquire` itself tries first
             decision = None if shortcut is None else shortcut(found[1], 1)
-            return ASK_STORE if decision is None else self._seen(*found, 1, decision)
+            return ASK_STORE if decision is None else self._record(*found, 1, decision)
         except RateLimitError as error:
             return error
 
-    async def _keyed(self, asks: list[tuple[Subject, Cost]], call: KeyedCall) -> list[Decision | RateLimitError | None]:
-        """Decide on the calls of one request with an idempotency key: each is charged once."""
+    async def _batch_with_key(
+        self, asks: list[tuple[Subject, Cost]], call: KeyedCall
+    ) -> list[Decision | RateLimitError | None]:
+        """Decide on the asks of one request with an idempotency key: each is charged once."""
         parts = [call.part(number) for number in range(len(asks))]
-        asking = (self._one(subject, cost, part) for (subject, cost), part in zip(asks, parts, strict=True))
-        answers = await asyncio.gather(*asking)
+        calls = (self._acquire_or_error(subject, cost, part) for (subject, cost), part in zip(asks, parts, strict=True))
+        results = await asyncio.gather(*calls)
         call.repeated = all(part.repeated for part in parts)
-        return answers
+        return results
 
-    async def _one(
+    async def _acquire_or_error(
         self, subject: Subject, cost: Cost, call: KeyedCall | None = None
     ) -> Decision | RateLimitError | None:
         try:
@@ -274,92 +295,102 @@ class BaseDecider:
         except RateLimitError as error:
             return error
 
-    def quick(self, policy: str) -> Callable[[Key], Decision] | None:
-        """Give the short way for calls of cost 1 to a policy, if there is one: in memory, and the same for all keys."""
-        found = self._quick.get(policy)
-        return self._shorten(policy) if found is None else found
+    def fast_path(self, policy: str) -> Callable[[Key], Decision] | None:
+        """Return a synchronous function that takes one permit of a policy, if the policy and the store allow that.
 
-    def _shorten(self, policy: str) -> Callable[[Key], Decision] | None:
-        entry = self.rules.entries.get(policy)
-        if entry is None or entry.plain is None or self._observers or self.blocks.active:
+        That needs a store in memory, and a policy that has neither overrides nor a roll-out.
+        """
+        found = self._fast_paths.get(policy)
+        return self._build_fast_path(policy) if found is None else found
+
+    def _build_fast_path(self, policy: str) -> Callable[[Key], Decision] | None:
+        entry = self.policies.entries.get(policy)
+        if entry is None or entry.only_variant is None or self._observers or self.blocks.active:
             return None
-        seat = self.seat(entry.plain)
-        now, count, seen, near = seat.now, seat.count, self._seen, self.tally.near
-        if now is None:
+        policy_limiter = self._limiter_for(entry.only_variant)
+        acquire_now, count, record, near = (
+            policy_limiter.acquire_now,
+            policy_limiter.count,
+            self._record,
+            self.stats.near,
+        )
+        if acquire_now is None:
             return None
 
         def decide(key: Key) -> Decision:
             if key.__class__ is not str or len(key) > MAX_KEY_LENGTH or not key.isascii():
                 key = check_key(key)
-            decision = now(key, 1)
+            decision = acquire_now(key, 1)
             if decision[0]:
                 count.allowed += 1
                 if near.left:
                     near.note(policy, key, decision)
                 return decision
-            return seen(seat, key, 1, decision)
+            return record(policy_limiter, key, 1, decision)
 
-        self._quick[policy] = decide
+        self._fast_paths[policy] = decide
         return decide
 
-    async def together(self, asks: Sequence[tuple[Policy, Key, int]]) -> list[Decision]:
-        """Decide on several, all or nothing, for Envoy: a request that one limit refuses is charged to none.
+    # ---- several policies at once, for Envoy -------------------------------------------------------------------------
 
-        Those in shadow mode are decided apart, after the others: they refuse nobody.
+    async def decide_all(self, asks: Sequence[tuple[Policy, Key, int]]) -> list[Decision]:
+        """Decide on several policies, all or nothing: if one limit denies, nothing is charged.
+
+        Policies in shadow mode are decided one by one, after the others: they never deny.
         """
-        if self.blocks.active and (no := await self._one_blocked(asks)) is not None:
-            return no
-        answers: list[Decision | None] = [None] * len(asks)
+        if self.blocks.active and (denials := await self._deny_if_one_is_blocked(asks)) is not None:
+            return denials
+        found: list[Decision | None] = [None] * len(asks)
         enforced = [number for number, (policy, _, _) in enumerate(asks) if policy.mode == "enforce"]
         for group in (enforced, *([number] for number in range(len(asks)) if number not in enforced)):
             if not group:
                 continue
-            questions = [(asks[n][0], asks[n][1], asks[n][0].costs(asks[n][2])) for n in group]
+            store_asks = [(asks[n][0], asks[n][1], asks[n][0].costs(asks[n][2])) for n in group]
             try:
-                decisions = await self.store.apply_async("acquire", questions)
+                decisions = await self.store.apply_async("acquire", store_asks)
             except asyncio.CancelledError:
-                for asked, answer in zip(asks, answers, strict=True):
-                    self._abandon(*asked, answer)
+                for ask, earlier in zip(asks, found, strict=True):
+                    self._refund_abandoned(*ask, earlier)
                 raise
             for number, decision in zip(group, decisions, strict=True):
-                answers[number] = self._counted(*asks[number], decision)
-        return [answer for answer in answers if answer is not None]
+                found[number] = self._record_in_group(*asks[number], decision)
+        return [decision for decision in found if decision is not None]
 
-    async def _one_blocked(self, asks: Sequence[tuple[Policy, Key, int]]) -> list[Decision] | None:
-        """Deny a request of which one key is blocked: that one says no, the others are only looked at."""
-        found = [await self.blocks.find(policy.name, key) for policy, key, _ in asks]
-        if not any(no is not None for no in found):
+    async def _deny_if_one_is_blocked(self, asks: Sequence[tuple[Policy, Key, int]]) -> list[Decision] | None:
+        """Deny a request if one of its keys is blocked; the other keys are only peeked at."""
+        denials = [await self.blocks.find(policy.name, key) for policy, key, _ in asks]
+        if not any(denial is not None for denial in denials):
             return None
         return [
-            await self.look(policy, key) if no is None else self._counted(policy, key, cost, no)
-            for (policy, key, cost), no in zip(asks, found, strict=True)
+            await self.peek_policy(policy, key) if denial is None else self._record_in_group(policy, key, cost, denial)
+            for (policy, key, cost), denial in zip(asks, denials, strict=True)
         ]
 
-    async def look(self, policy: Policy, key: Key) -> Decision:
-        """Tell whether one more call would be allowed, for Envoy."""
-        if self.blocks.active and (no := await self.blocks.find(policy.name, key)) is not None:
-            return no
+    async def peek_policy(self, policy: Policy, key: Key) -> Decision:
+        """Return whether one more call would be allowed, without charging it."""
+        if self.blocks.active and (denial := await self.blocks.find(policy.name, key)) is not None:
+            return denial
         decision = (await self.store.apply_async("peek", ((policy, key, policy.costs(1)),)))[0]
-        if lost(decision, policy):
-            raise StoreUnavailable(f"the store of policy {policy.name!r} cannot be asked")
+        if is_store_lost(decision, policy):
+            raise StoreUnavailable(f"the store of policy {policy.name!r} is unavailable")
         return ShadowDecision(decision) if policy.mode == "shadow" else decision
 
-    def _counted(self, policy: Policy, key: Key, cost: int, decision: Decision) -> Decision:
-        """Count one of several decisions; the ones that only share a refusal are not counted as denied."""
-        if lost(decision, policy):
-            raise StoreUnavailable(f"the store of policy {policy.name!r} cannot be asked")
-        count = self.tally.count(policy.name)
+    def _record_in_group(self, policy: Policy, key: Key, cost: int, decision: Decision) -> Decision:
+        """Count one decision of a group; a decision that only shares another's denial is not counted as denied."""
+        if is_store_lost(decision, policy):
+            raise StoreUnavailable(f"the store of policy {policy.name!r} is unavailable")
+        count = self.stats.count(policy.name)
         if decision[0]:
             count.allowed += 1
-            if self.tally.near.left:
-                self.tally.near.note(policy.name, key, decision)
+            if self.stats.near.left:
+                self.stats.near.note(policy.name, key, decision)
             return decision
-        if policy.mode == "shadow" and decision[2] is not BLOCKED_LIMITS:  # a block is one in any mode
+        if policy.mode == "shadow" and decision[2] is not BLOCKED_LIMITS:  # a block denies in any mode
             decision = ShadowDecision(decision)
             count.shadow += 1
         elif decision.retry:
             count.denied += 1
         if decision.retry:
-            self.tally.deny(policy.name, key, decision)
-            tell(self._on_denial, Record("acquire", policy, key, policy.costs(cost), decision))
+            self.stats.record_denial(policy.name, key, decision)
+            notify_observers(self._on_denial, Record("acquire", policy, key, policy.costs(cost), decision))
         return decision

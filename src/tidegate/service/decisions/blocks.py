@@ -1,11 +1,11 @@
-"""Keys that are denied whatever their limits say, until a given time.
+"""Blocks keys: a blocked key is denied until a given time, whatever its limits.
 
-A block is counted by the store like everything else: a bucket of its own that refills by a permit each millisecond and
-is put into debt by as many milliseconds as the block lasts. So it ends by itself, outlives the process if the store
-does, and holds in every process that shares the store. Asking for it with every call would double their price; another
-bucket, in debt while any block lasts, tells whether there is anything to ask for. Each process looks at that once a
-second (`refresh`), and remembers for a second what it was told of a key: so a block made elsewhere takes hold within
-two seconds, one made here at once.
+The store holds a block as a bucket of its own, which refills by one permit each millisecond and is put into debt by as
+many milliseconds as the block lasts. So a block ends by itself, outlives the process if the store does, and applies in
+every process that shares the store. Reading that bucket for every call would double the cost of a call. Therefore a
+second bucket, in debt while any block lasts, shows whether there are blocks at all. Each process reads it once a second
+(`refresh`), and caches for a second whether a key is blocked. A block made in another process takes effect within two
+seconds, a block made in this process at once.
 """
 
 from __future__ import annotations
@@ -25,28 +25,28 @@ if TYPE_CHECKING:
     from tidegate.policy import Key
     from tidegate.stores import Store
 
-    Place = tuple[str, Key]
+    BlockKey = tuple[str, Key]  # a policy's name and a key
 
 MILLISECOND: Final = SECOND // 1000
-# A lost store blocks nobody new: whom this process knows to be blocked stays so.
+# While the store is unavailable, no new block is found; keys that this process knows to be blocked stay blocked.
 BLOCK_POLICY: Final = Policy("tidegate.blocked", (Limit(1000, "1s", burst=1, name="blocked"),), on_store_error="allow")
-ANY_BLOCK_KEY: Final[Place] = ("any", ())  # the bucket that tells whether there are blocks: no key is without parts
-BLOCKED_LIMITS: Final = (Limit(1, "1s", "fixed_window", name="blocked"),)  # what a denial names
+ANY_BLOCK_KEY: Final[BlockKey] = ("any", ())  # the bucket that shows whether there are blocks: no key has zero parts
+BLOCKED_LIMITS: Final = (Limit(1, "1s", "fixed_window", name="blocked"),)  # the limit that a denial names
 MAX_BLOCK_SECONDS: Final = 31 * 86_400  # seconds
 DEFAULT_BLOCK_SECONDS: Final = 3600.0
-MAX_REMEMBERED: Final = 10_000  # blocks, and keys that were found free, that one process remembers
-FRESH_FOR: Final = SECOND
+MAX_REMEMBERED: Final = 10_000  # blocked keys, and unblocked keys, that one process caches
+CACHE_TTL: Final = SECOND
 
 
 class KnownBlock(NamedTuple):
-    """A block that this process knows of: when it ends, and when the store said so, both in steady time."""
+    """A cached block: when it ends, and when the store was last asked about it, both in steady time."""
 
     until: int
-    told: int
+    checked_at: int
 
 
 class Block(NamedTuple):
-    """A block, as it is listed."""
+    """A block, as `list` returns it."""
 
     policy: str
     key: Key
@@ -54,58 +54,58 @@ class Block(NamedTuple):
 
 
 class Blocks:
-    """The blocks of one desk."""
+    """The blocks of one Decider."""
 
     def __init__(self, store: Store) -> None:
-        """Keep them in the store; a lease has nothing to do with them."""
+        """Keep the blocks in this store, bypassing leases."""
         self._store = store.inner if isinstance(store, LeasedStore) else store
         self._clock = self._store.clock
-        self._alone = self._store.instant  # memory: nobody else can have made one
-        self._known: dict[Place, KnownBlock] = {}
-        self._free: dict[Place, int] = {}  # until when a key need not be asked for again
-        self._elsewhere = 0  # until when there may be blocks that others made
-        self._last = 0  # when the last block ends
+        self._unshared = self._store.instant  # in memory: no other process can have made a block
+        self._known: dict[BlockKey, KnownBlock] = {}
+        self._free: dict[BlockKey, int] = {}  # until when a key is known not to be blocked
+        self._shared_until = 0  # until when there may be blocks that other processes made
+        self._latest_end = 0  # when the last block ends
 
     @property
     def active(self) -> bool:
-        """Whether anybody may be blocked."""
-        return self._last > 0 and self._last > self._clock.steady()
+        """Whether any key may be blocked."""
+        return self._latest_end > 0 and self._latest_end > self._clock.steady()
 
-    # ---- asking ------------------------------------------------------------------------------------------------------
+    # ---- checking ----------------------------------------------------------------------------------------------------
 
     def known(self, policy: str, key: Key) -> Decision | bool:
-        """Tell what is known of a key: a denial, True: it is free; False: the store has to be asked."""
-        place, now = (policy, key), self._clock.steady()
-        found = self._known.get(place)
+        """Check the cache: returns a denial, True if the key is not blocked, False if the store has to be asked."""
+        block_key, now = (policy, key), self._clock.steady()
+        found = self._known.get(block_key)
         if found is not None:
             if found.until <= now:
-                del self._known[place]
-            elif self._alone or now - found.told < FRESH_FOR:
+                del self._known[block_key]
+            elif self._unshared or now - found.checked_at < CACHE_TTL:
                 return self._denial(found.until - now)
             else:
                 return False
-        return self._alone or self._elsewhere <= now or self._free.get(place, 0) > now
+        return self._unshared or self._shared_until <= now or self._free.get(block_key, 0) > now
 
     async def find(self, policy: str, key: Key) -> Decision | None:
-        """Give the denial of a key that is blocked."""
-        said = self.known(policy, key)
-        if not isinstance(said, bool):
-            return said
-        return None if said else await self._ask((policy, key))
+        """Return a denial if the key is blocked."""
+        cached = self.known(policy, key)
+        if not isinstance(cached, bool):
+            return cached
+        return None if cached else await self._peek((policy, key))
 
-    async def _ask(self, place: Place) -> Decision | None:
-        decision = await self._apply("peek", place, 1)
+    async def _peek(self, block_key: BlockKey) -> Decision | None:
+        decision = await self._apply("peek", block_key, 1)
         now = self._clock.steady()
         if isinstance(decision, LocalDecision):
-            known = self._known.get(place)
+            known = self._known.get(block_key)
             return None if known is None or known.until <= now else self._denial(known.until - now)
         if decision.allowed:
-            self._known.pop(place, None)
+            self._known.pop(block_key, None)
             if len(self._free) >= MAX_REMEMBERED:
                 self._free.clear()
-            self._free[place] = now + FRESH_FOR
+            self._free[block_key] = now + CACHE_TTL
             return None
-        self._remember(place, decision.retry)
+        self._remember(block_key, decision.retry)
         return self._denial(decision.retry)
 
     def _denial(self, left: int) -> Decision:
@@ -113,85 +113,85 @@ class Blocks:
 
     # ---- changing ----------------------------------------------------------------------------------------------------
 
-    async def block(self, policy: str, key: Key, lasting: float = DEFAULT_BLOCK_SECONDS) -> float:
-        """Deny a key for so many seconds from now, whatever it was before; give the seconds."""
-        lasting = check_lasting(lasting)
-        self._tidy()
+    async def block(self, policy: str, key: Key, duration: float = DEFAULT_BLOCK_SECONDS) -> float:
+        """Block a key for `duration` seconds from now, replacing an earlier block; return the duration as stored."""
+        duration = check_duration(duration)
+        self._prune()
         if len(self._known) >= MAX_REMEMBERED:
             raise ConfigError(
                 f"{MAX_REMEMBERED} keys are blocked already: lower a policy's limits instead", field="key"
             )
-        millis = max(1, round(lasting * 1000))
-        if not self._alone:
-            left = (await self._told("peek", ANY_BLOCK_KEY, 1)).retry // MILLISECOND
-            await self._told("reset", (policy, key), 0)
-            await self._told("adjust", (policy, key), millis)
-            if millis > left:  # two at once may add up: then everybody looks for a while longer
-                await self._told("adjust", ANY_BLOCK_KEY, millis - left)
-            self._elsewhere = max(self._elsewhere, self._clock.steady() + millis * MILLISECOND)
+        millis = max(1, round(duration * 1000))
+        if not self._unshared:
+            left = (await self._apply_or_raise("peek", ANY_BLOCK_KEY, 1)).retry // MILLISECOND
+            await self._apply_or_raise("reset", (policy, key), 0)
+            await self._apply_or_raise("adjust", (policy, key), millis)
+            if millis > left:  # two at once may add up: then all processes look for blocks longer than necessary
+                await self._apply_or_raise("adjust", ANY_BLOCK_KEY, millis - left)
+            self._shared_until = max(self._shared_until, self._clock.steady() + millis * MILLISECOND)
         self._remember((policy, key), millis * MILLISECOND)
-        self._tidy()
+        self._prune()
         return millis / 1000
 
     async def unblock(self, policy: str, key: Key) -> None:
-        """Deny a key no longer."""
-        if not self._alone:
-            await self._told("reset", (policy, key), 0)
+        """Remove the block of a key."""
+        if not self._unshared:
+            await self._apply_or_raise("reset", (policy, key), 0)
         self._known.pop((policy, key), None)
-        self._tidy()
+        self._prune()
 
     def list(self) -> list[Block]:
-        """List the blocks that were made here or that somebody met here, the one that ends first at the beginning."""
-        self._tidy()
+        """List the blocks that this process made or found, by the time at which they end."""
+        self._prune()
         now = self._clock.steady()
         found = sorted(self._known.items(), key=lambda pair: pair[1].until)
-        return [Block(*place, (known.until - now) / SECOND) for place, known in found]
+        return [Block(*block_key, (known.until - now) / SECOND) for block_key, known in found]
 
-    def _remember(self, place: Place, micros: int) -> None:
+    def _remember(self, block_key: BlockKey, micros: int) -> None:
         now = self._clock.steady()
-        self._free.pop(place, None)
-        if place in self._known or len(self._known) < MAX_REMEMBERED:
-            self._known[place] = KnownBlock(now + micros, now)
+        self._free.pop(block_key, None)
+        if block_key in self._known or len(self._known) < MAX_REMEMBERED:
+            self._known[block_key] = KnownBlock(now + micros, now)
 
-    def _tidy(self) -> None:
+    def _prune(self) -> None:
         now = self._clock.steady()
-        self._known = {place: known for place, known in self._known.items() if known.until > now}
-        self._last = max((self._elsewhere, *(known.until for known in self._known.values())))
+        self._known = {block_key: known for block_key, known in self._known.items() if known.until > now}
+        self._latest_end = max((self._shared_until, *(known.until for known in self._known.values())))
 
-    # ---- with others -------------------------------------------------------------------------------------------------
+    # ---- sharing -----------------------------------------------------------------------------------------------------
 
     async def refresh(self) -> None:
-        """Look whether anybody has made blocks."""
-        if self._alone:
+        """Check whether other processes have made blocks."""
+        if self._unshared:
             return
         decision = await self._apply("peek", ANY_BLOCK_KEY, 1)
         if not isinstance(decision, LocalDecision):
-            self._elsewhere = 0 if decision.allowed else self._clock.steady() + decision.retry
-            self._tidy()
+            self._shared_until = 0 if decision.allowed else self._clock.steady() + decision.retry
+            self._prune()
 
     async def watch(self) -> None:
-        """Look again and again, until cancelled."""
+        """Call `refresh` once a second, until cancelled."""
         signal = TaskSignal()
-        while not self._alone:
+        while not self._unshared:
             await self.refresh()
-            await self._clock.wait_async(signal, self._clock.steady() + FRESH_FOR)
+            await self._clock.wait_async(signal, self._clock.steady() + CACHE_TTL)
 
-    async def _apply(self, verb: str, place: Place, cost: int) -> Decision:
-        policy, key = place
+    async def _apply(self, verb: str, block_key: BlockKey, cost: int) -> Decision:
+        policy, key = block_key
         parts = (policy, key) if isinstance(key, str) else (policy, *key)
         return (await self._store.apply_async(verb, ((BLOCK_POLICY, normal_key(parts), (cost,)),)))[0]
 
-    async def _told(self, verb: str, place: Place, cost: int) -> Decision:
-        """Ask the store, which has to be there."""
-        decision = await self._apply(verb, place, cost)
+    async def _apply_or_raise(self, verb: str, block_key: BlockKey, cost: int) -> Decision:
+        """Apply a verb; raise if the store is unavailable."""
+        decision = await self._apply(verb, block_key, cost)
         if isinstance(decision, LocalDecision):
-            raise StoreUnavailable("the store cannot be told of a block now")
+            raise StoreUnavailable("the store is unavailable: the block was not changed")
         return decision
 
 
-def check_lasting(lasting: object) -> float:
-    """Take how long a block lasts."""
-    found = seconds("seconds", lasting)
+def check_duration(duration: object) -> float:
+    """Check how long a block lasts."""
+    found = seconds("seconds", duration)
     if not 0 < found <= MAX_BLOCK_SECONDS:
-        raise ConfigError(f"must be above 0 and at most {MAX_BLOCK_SECONDS} seconds, not {lasting!r}", field="seconds")
+        raise ConfigError(f"must be above 0 and at most {MAX_BLOCK_SECONDS} seconds, not {duration!r}", field="seconds")
     return found

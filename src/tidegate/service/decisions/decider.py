@@ -1,8 +1,8 @@
-"""The desk: every verb of the service, whatever carries it. HTTP, gRPC and proxies' checks ask here, and only here.
+"""Implements every verb of the service, independent of the protocol: HTTP, gRPC and proxy checks all call `Decider`.
 
-A desk has one store and, for each policy that its rulebook can name, an AsyncLimiter on it. It counts nothing that
-limits anybody: the limiters do. Its verbs take plain values and give Decisions; mistakes are raised (`ConfigError`,
-`ResourceUnknown`), and so is a store that is lost where the policy says `deny` (`StoreUnavailable`).
+A Decider has one store and, for each policy that the configuration can select, one AsyncLimiter on it. Its verbs take
+plain values and return Decisions. Errors are raised: `ConfigError` and `ResourceUnknown` for invalid requests, and
+`StoreUnavailable` if the store is unavailable and the policy's `on_store_error` is `deny`.
 """
 
 from __future__ import annotations
@@ -15,9 +15,16 @@ from tidegate.errors import ConfigError, ResourceUnknown, StoreUnavailable
 from tidegate.limiter import check_priority
 from tidegate.service.decisions.base_decider import BaseDecider
 from tidegate.service.decisions.blocks import DEFAULT_BLOCK_SECONDS, Block
-from tidegate.service.decisions.idempotency import forget, was_repeated
-from tidegate.service.decisions.leases import BURST_DIVISOR, SETTLE_GRACE, GrantedLease, may_lease, terms, was_charged
-from tidegate.service.decisions.leases import MAX_LEASE_SECONDS as LONGEST_LEASE
+from tidegate.service.decisions.idempotency import forget_call, was_repeated
+from tidegate.service.decisions.leases import (
+    BURST_DIVISOR,
+    MAX_LEASE_SECONDS,
+    SETTLE_GRACE,
+    GrantedLease,
+    can_lease,
+    lease_terms,
+    was_charged,
+)
 from tidegate.service.decisions.policy_limiters import (
     MAX_BATCH,
     MAX_KEY_LENGTH,
@@ -46,11 +53,11 @@ if TYPE_CHECKING:
 
 
 class Decider(BaseDecider):
-    """Answers for one rulebook over one store; see the module."""
+    """Implements the verbs for one set of policies over one store; see the module."""
 
     def __init__(
         self,
-        rules: ServicePolicies,
+        policies: ServicePolicies,
         store: Store,
         *,
         secrets: Sequence[str] = (),
@@ -59,16 +66,16 @@ class Decider(BaseDecider):
         observers: Sequence[Observer] = (),
         on_denial: Sequence[Observer] = (),
     ) -> None:
-        """Decide by the rules. `secrets` sign reservation ids (see `signing`); by default, the store keeps one.
+        """Decide by these policies. `secrets` sign reservation ids (see `signing`); by default, the store keeps one.
 
-        `observers` are called for every decision, which adds their cost; `on_denial` only for those that say no.
+        `observers` are called for every decision, which adds their cost; `on_denial` only for denials.
         """
         super().__init__(
-            rules, store, max_wait=max_wait, max_priority=max_priority, observers=observers, on_denial=on_denial
+            policies, store, max_wait=max_wait, max_priority=max_priority, observers=observers, on_denial=on_denial
         )
-        self._receipts = ReservationIds(store, SigningKeys(store, secrets), self._abandoned)
+        self._reservation_ids = ReservationIds(store, SigningKeys(store, secrets), self._background)
 
-    # ---- reserving ---------------------------------------------------------------------------------------------------
+    # ---- reservations and leases -------------------------------------------------------------------------------------
 
     async def reserve(
         self,
@@ -79,168 +86,174 @@ class Decider(BaseDecider):
         priority: float = 0.0,
         call: KeyedCall | None = None,
     ) -> ReserveResult:
-        """Charge an estimate now, to be settled within `ttl` seconds by the id that is given.
+        """Charge an estimate; the returned id settles it within `ttl` seconds.
 
-        A `call` is charged once, and gets the same reservation each time: its id may be written anew, but is settled
-        once in all.
+        A `call` is charged once and gets the same reservation each time. Its id may be written differently, but can be
+        settled only once.
         """
-        ttl = self._receipts.check_ttl(ttl)
+        ttl = self._reservation_ids.check_ttl(ttl)
         check_priority(priority, self.max_priority)
         found = self.find(subject)
         if found is None:
             return ReserveResult(None, None)
-        seat, key = found
-        if self.blocks.active and (no := await self._blocked(seat, key, cost, "hold")) is not None:
-            return ReserveResult(no, None)
-        via = self._via(call)
-        decision = await seat.charge("hold", key, cost, self._wait(wait), priority, via)
+        policy_limiter, key = found
+        if self.blocks.active:
+            denial = await self._deny_if_blocked(policy_limiter, key, cost, "hold")
+            if denial is not None:
+                return ReserveResult(denial, None)
+        keyed_store = self._keyed_store(call)
+        decision = await policy_limiter.charge("hold", key, cost, self._bound_wait(wait), priority, keyed_store)
         if not decision.allowed:
-            return ReserveResult(self._seen(seat, key, cost, decision, "hold"), None)
-        held = seat.held(key, cost, ttl, decision)
-        no = await self._blocked_meanwhile(seat, key, cost, decision, call, "hold") if wait else None
-        if no is not None:
+            return ReserveResult(self._record(policy_limiter, key, cost, decision, "hold"), None)
+        reservation = policy_limiter.make_reservation(key, cost, ttl, decision)
+        denial = None
+        if wait:
+            denial = await self._deny_if_blocked_meanwhile(policy_limiter, key, cost, decision, call, "hold")
+        if denial is not None:
             if not was_repeated(call):
-                await held.cancel()
-                await forget(via)
-            return ReserveResult(no, None)
+                await reservation.cancel()
+                await forget_call(keyed_store)
+            return ReserveResult(denial, None)
         if not was_repeated(call):
-            self._seen(seat, key, cost, decision, "hold")
+            self._record(policy_limiter, key, cost, decision, "hold")
         number = "" if call is None else call.number_at(decision.at)
-        return ReserveResult(decision, await self._write_id(seat, held, ttl, number))
+        return ReserveResult(decision, await self._write_id(policy_limiter, reservation, ttl, number))
 
     async def lease(
         self,
         subject: Subject,
         cost: Cost = 1,
-        most: int = 1,
-        lasting: float = 1.0,
+        max_permits: int = 1,
+        duration: float = 1.0,
         call: KeyedCall | None = None,
     ) -> GrantedLease:
-        """Take permits ahead: for a call of this cost, and for further ones up to `most`, for `lasting` seconds.
+        """Take permits in advance: for a call of this cost and for later ones, up to `max_permits`, for some seconds.
 
-        Where `leases` knows no safe terms, it is an acquire. A `call` that was charged before gets no further permits:
-        those that were taken ahead with it stay charged.
+        Where `leases` has no safe terms, this is an acquire. A `call` that was charged before gets no further permits:
+        the permits that it leased the first time stay charged.
         """
-        lasting = min(LONGEST_LEASE, self._receipts.check_ttl(lasting))
+        duration = min(MAX_LEASE_SECONDS, self._reservation_ids.check_ttl(duration))
         found = self.find(subject)
         if found is None:
-            return GrantedLease(None, None, most, lasting, 0.0)
-        seat, key = found
-        if self.blocks.active or not may_lease(seat.policy, cost):
-            answer = await self.acquire(subject, cost, call=call)
-            return GrantedLease(answer, None, 0, 0.0, 0.0)
-        seat.policy.costs(cost)  # says what is wrong with it
+            return GrantedLease(None, None, max_permits, duration, 0.0)
+        policy_limiter, key = found
+        policy = policy_limiter.policy
+        if self.blocks.active or not can_lease(policy, cost):
+            return GrantedLease(await self.acquire(subject, cost, call=call), None, 0, 0.0, 0.0)
+        policy.costs(cost)  # raises if the cost is invalid
         needed = cost if isinstance(cost, int) else 1
-        # A part of what there can be: others want some, too.
-        bursts = (
-            limit.burst // BURST_DIVISOR for limit, one in zip(seat.policy.limits, seat.policy.one, strict=True) if one
-        )
-        decision, permits = await self._take(seat, key, needed, max(needed, min((most, *bursts))), self._via(call))
+        # Only a part of each burst: other clients need permits, too.
+        bursts = (limit.burst // BURST_DIVISOR for limit, one in zip(policy.limits, policy.one, strict=True) if one)
+        wanted = max(needed, min((max_permits, *bursts)))
+        decision, permits = await self._charge_up_to(policy_limiter, key, needed, wanted, self._keyed_store(call))
         if was_repeated(call):
-            return GrantedLease(decision, None, 0, lasting, 0.0)
-        self._seen(seat, key, cost, decision, "hold")
+            return GrantedLease(decision, None, 0, duration, 0.0)
+        self._record(policy_limiter, key, cost, decision, "hold")
         if not decision.allowed:
-            return GrantedLease(decision, None, 0, lasting, 0.0)
+            return GrantedLease(decision, None, 0, duration, 0.0)
         if not was_charged(decision):
             return GrantedLease(decision, None, 0, 0.0, 0.0)
-        held = seat.held(key, permits, lasting + SETTLE_GRACE, decision)
-        receipt = await self._write_id(seat, held, lasting + SETTLE_GRACE)
-        return GrantedLease(decision, receipt, permits, *terms(seat.policy, decision, lasting))
+        reservation = policy_limiter.make_reservation(key, permits, duration + SETTLE_GRACE, decision)
+        lease_id = await self._write_id(policy_limiter, reservation, duration + SETTLE_GRACE)
+        return GrantedLease(decision, lease_id, permits, *lease_terms(policy, decision, duration))
 
-    async def _write_id(self, seat: PolicyLimiter, reservation: AsyncReservation, ttl: float, number: str = "") -> str:
-        """Write the id of a reservation; give the reservation back if the caller leaves meanwhile."""
+    async def _write_id(
+        self, policy_limiter: PolicyLimiter, reservation: AsyncReservation, ttl: float, number: str = ""
+    ) -> str:
+        """Write the id of a reservation; cancel the reservation if the caller is cancelled meanwhile."""
         try:
-            return await self._receipts.write(seat.slot, reservation, ttl, number)
+            return await self._reservation_ids.write(policy_limiter.slot, reservation, ttl, number)
         except asyncio.CancelledError:
             if not number:  # a call with an idempotency key stays charged for its repetition
-                self._abandoned.start(reservation.cancel())
+                self._background.start(reservation.cancel())
             raise
 
-    async def _take(
-        self, seat: PolicyLimiter, key: Key, needed: int, most: int, via: KeyedStore | None
+    async def _charge_up_to(
+        self, policy_limiter: PolicyLimiter, key: Key, needed: int, wanted: int, keyed_store: KeyedStore | None
     ) -> tuple[Decision, int]:
-        """Charge as much as there is from `needed` to `most`; tell how much."""
+        """Charge as many permits as there are, from `needed` to `wanted`; return the decision and the number."""
         while True:
-            decision = await seat.charge("hold", key, most, 0.0, via=via)
-            if decision.allowed or most == needed:
-                return decision, most
-            most = max(needed, min(most // 2, decision.remaining))
+            decision = await policy_limiter.charge("hold", key, wanted, 0.0, keyed_store=keyed_store)
+            if decision.allowed or wanted == needed:
+                return decision, wanted
+            wanted = max(needed, min(wanted // 2, decision.remaining))
 
-    async def commit(self, receipt: str, actual: Cost | None = None, call: KeyedCall | None = None) -> None:
-        """Charge what it really cost instead of the estimate (None: as estimated)."""
-        await self._settle(receipt, lambda held: held.commit(actual), actual, call)
+    async def commit(self, reservation_id: str, actual: Cost | None = None, call: KeyedCall | None = None) -> None:
+        """Replace the estimate by the actual cost (None: the estimate was right)."""
+        await self._settle(reservation_id, lambda reservation: reservation.commit(actual), actual, call)
 
-    async def cancel(self, receipt: str, call: KeyedCall | None = None) -> None:
-        """Give an estimate back."""
-        await self._settle(receipt, lambda held: held.cancel(), None, call)
+    async def cancel(self, reservation_id: str, call: KeyedCall | None = None) -> None:
+        """Refund the estimate."""
+        await self._settle(reservation_id, lambda reservation: reservation.cancel(), None, call)
 
     async def _settle(
-        self, receipt: str, settle: Callable[[Any], Any], actual: Cost | None, call: KeyedCall | None
+        self, reservation_id: str, settle: Callable[[Any], Any], actual: Cost | None, call: KeyedCall | None
     ) -> None:
-        said = await self._receipts.read(receipt)
-        variant = self.rules.slots.get(said.slot)
+        content = await self._reservation_ids.read(reservation_id)
+        variant = self.policies.slots.get(content.slot)
         if variant is None:
-            raise ResourceUnknown(f"the policy of this reservation is gone: {said.slot!r}")
+            raise ResourceUnknown(f"the policy of this reservation no longer exists: {content.slot!r}")
         if actual is not None:
-            variant.policy.costs(actual)  # refused before anything is marked as settled
-        held = said.again(self.seat(variant).limiter, variant.policy)
-        settled = await self._receipts.settle(said, lambda: settle(held), 0 if call is None else call.number)
+            variant.policy.costs(actual)  # an invalid cost is refused before the id is marked as settled
+        reservation = content.restore(self._limiter_for(variant).limiter, variant.policy)
+        number = 0 if call is None else call.number
+        settled = await self._reservation_ids.settle(content, lambda: settle(reservation), number)
         if call is not None:
             call.repeated = not settled
 
     async def release(self, subject: Subject, cost: Cost = 1, call: KeyedCall | None = None) -> None:
-        """Give slots of concurrency limits back."""
+        """Release slots of concurrency limits."""
         found = self.find(subject)
         if found is None:
             return
-        via = self._via(call)
-        if via is not None and not await via.take():
+        keyed_store = self._keyed_store(call)
+        if keyed_store is not None and not await keyed_store.write_entry():
             return
         try:
             await found[0].limiter.release(found[1], cost)
         except ConfigError:
-            await forget(via)
+            await forget_call(keyed_store)
             raise
 
-    # ---- looking and operating ---------------------------------------------------------------------------------------
+    # ---- usage and administration ------------------------------------------------------------------------------------
 
     async def usage(self, subject: Subject) -> dict[str, Usage]:
-        """Tell how much of each limit a key has used."""
+        """Return how much of each limit a key has used."""
         found = self.find(subject)
         return {} if found is None else await found[0].limiter.usage(found[1])
 
     async def reset(self, subject: Subject) -> None:
-        """Forget everything about a key."""
+        """Delete the state of a key."""
         found = self.find(subject)
         if found is not None:
             await found[0].limiter.reset(found[1])
-            self.tally.near.forget(found[0].policy.name, found[1])
+            self.stats.near.forget(found[0].policy.name, found[1])
 
-    async def block(self, subject: Subject, lasting: float = DEFAULT_BLOCK_SECONDS) -> float:
-        """Deny a key for so many seconds, whatever its limits say; give the seconds."""
-        name, key = self._limited(subject)
-        lasting = await self.blocks.block(name, key, lasting)
-        self._quick.clear()
-        return lasting
+    async def block(self, subject: Subject, duration: float = DEFAULT_BLOCK_SECONDS) -> float:
+        """Deny a key for `duration` seconds, whatever its limits; return the duration as stored."""
+        name, key = self._limited_key(subject)
+        duration = await self.blocks.block(name, key, duration)
+        self._fast_paths.clear()
+        return duration
 
     async def unblock(self, subject: Subject) -> None:
-        """Let a key be decided by its limits again."""
-        await self.blocks.unblock(*self._limited(subject))
+        """Remove the block of a key."""
+        await self.blocks.unblock(*self._limited_key(subject))
 
     def blocked(self) -> list[Block]:
         """List the blocks that this process knows of."""
         return self.blocks.list()
 
-    def _limited(self, subject: Subject) -> tuple[str, Key]:
+    def _limited_key(self, subject: Subject) -> tuple[str, Key]:
         found = self.find(subject)
         if found is None:
-            raise ResourceUnknown("no limit applies to this descriptor, so there is nobody to block")
+            raise ResourceUnknown("no limit applies to this descriptor, so it cannot be blocked")
         return found[0].policy.name, found[1]
 
-    def policies(self) -> list[dict[str, object]]:
-        """Describe every policy of the rulebook."""
+    def describe_policies(self) -> list[dict[str, object]]:
+        """Describe every configured policy."""
         described: list[dict[str, object]] = []
-        for name, entry in self.rules.entries.items():
+        for name, entry in self.policies.entries.items():
             policy = entry.policy
             described.append({
                 "name": name,
@@ -257,30 +270,31 @@ class Decider(BaseDecider):
         return described
 
     async def probe(self) -> None:
-        """Ask the store something that changes nothing; raise if it cannot be asked."""
+        """Check that the store answers, without changing anything; raise if it does not."""
         decision = (await self.store.apply_async("peek", ((PROBE_POLICY, "ready", (1,)),)))[0]
         if isinstance(decision, LocalDecision):
-            raise StoreUnavailable("the store cannot be asked: see the log of the service, and the store's own")
+            raise StoreUnavailable("the store is unavailable: see the logs of the service and of the store")
 
     @property
     def waiting(self) -> int:
-        """How many calls wait for a permit."""
-        return sum(seat.limiter.waiting for seat in self._seats.values())
+        """The number of calls that wait for a permit."""
+        return sum(policy_limiter.limiter.waiting for policy_limiter in self._policy_limiters.values())
 
     def waiting_by_policy(self) -> dict[str, int]:
-        """Tell how many calls wait for a permit of each policy that anybody has asked for."""
+        """Return how many calls wait for a permit, for each policy that has been used."""
         found: dict[str, int] = {}
-        for seat in self._seats.values():
-            found[seat.policy.name] = found.get(seat.policy.name, 0) + seat.limiter.waiting
+        for policy_limiter in self._policy_limiters.values():
+            name = policy_limiter.policy.name
+            found[name] = found.get(name, 0) + policy_limiter.limiter.waiting
         return found
 
     async def close(self) -> None:
-        """Wake who waits, return leases and let the store go."""
+        """Wake all waiting calls, return leases and close the store."""
         self.closed = True
-        self._quick.clear()
-        for seat in self._seats.values():
-            await seat.limiter.close()
-        await self._abandoned.finish()
+        self._fast_paths.clear()
+        for policy_limiter in self._policy_limiters.values():
+            await policy_limiter.limiter.close()
+        await self._background.finish()
         await self.store.close_async()
 
 

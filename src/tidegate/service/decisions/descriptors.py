@@ -1,9 +1,9 @@
-"""Descriptors, as Envoy's rate limit service has them: a domain is a tree of keys and values, some with a limit.
+"""Descriptors of Envoy's rate limit service: a domain is a tree of keys and values, some of them with a limit.
 
-A descriptor of a request is a list of (key, value). Each pair leads one level down: to the node of exactly that value,
-else to one whose value ends with `*`, else to the node of the key alone. The limit is that of the node where the last
-pair arrives; a descriptor that leads nowhere, or to a node without a limit, is not limited. Each combination of values
-is counted apart, except at a node that shares its threshold.
+A descriptor of a request is a list of (key, value) pairs. Each pair selects a child of the current node: the child with
+exactly that value, else a child whose value ends with `*`, else the child for the key alone. The node of the last pair
+has the limit. A descriptor that matches no node, or a node without a limit, is not limited. Each combination of values
+is counted separately, except at a node with `share_threshold`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from tidegate.policy import Key
 
-# Envoy's units of time, by number and name; the period each is in ours, and the algorithm where that is none of ours.
+# Envoy's units of time, in the order of its enum, and the period that each is here.
 ENVOY_UNITS: Final = ("unknown", "second", "minute", "hour", "day", "month", "year", "week")
 UNIT_PERIODS: Final = {
     "second": "1s",
@@ -37,22 +37,22 @@ CALENDAR_UNITS: Final = ("month", "year")  # have no fixed length
 
 @dataclass(frozen=True)
 class DescriptorNode:
-    """One key, with or without a value, of a tree of descriptors."""
+    """A node of a tree of descriptors: a key, with or without a value."""
 
     key: str
     value: str | None = None
     policy: Policy | None = None
     children: tuple[DescriptorNode, ...] = ()
-    shared: bool = False  # all values that the wildcard matches are counted together
-    name: str = ""  # of its limit, if the file gives one
-    replaces: tuple[str, ...] = ()  # names of limits that do not count where this one does, in the same request
+    shared: bool = False  # all values that the wildcard matches share one count
+    name: str = ""  # the name of its limit, if the file has one
+    replaces: tuple[str, ...] = ()  # names of limits that are skipped if this one applies to the same request
     exact: dict[tuple[str, str], DescriptorNode] = field(init=False, repr=False, compare=False, default_factory=dict)
     wild: tuple[DescriptorNode, ...] = field(init=False, repr=False, compare=False, default=())
     any: dict[str, DescriptorNode] = field(init=False, repr=False, compare=False, default_factory=dict)
     variant: PolicyVariant | None = field(init=False, repr=False, compare=False, default=None)
 
     def __post_init__(self) -> None:
-        """Sort the children by how they are found, the longest wildcard first."""
+        """Index the children by how they match, the longest wildcard first."""
         wild = []
         for child in self.children:
             if child.value is None:
@@ -66,8 +66,8 @@ class DescriptorNode:
         if self.policy is not None:
             object.__setattr__(self, "variant", PolicyVariant(f"domain {self.policy.name}", self.policy))
 
-    def step(self, key: str, value: str) -> DescriptorNode | None:
-        """Go one level down."""
+    def child_for(self, key: str, value: str) -> DescriptorNode | None:
+        """Return the child that matches a pair."""
         found = self.exact.get((key, value))
         if found is not None:
             return found
@@ -85,11 +85,11 @@ class DescriptorDomain:
     root: DescriptorNode
 
     def find(self, descriptor: Sequence[tuple[str, str]]) -> tuple[DescriptorNode, Key] | None:
-        """Find the node that a descriptor leads to, and the key that is counted there."""
+        """Return the node that a descriptor matches, and the key that it is counted by."""
         node = self.root
         key: list[str] = [self.name]
         for name, value in descriptor:
-            child = node.step(name, value)
+            child = node.child_for(name, value)
             if child is None:
                 return None
             node = child
@@ -97,14 +97,14 @@ class DescriptorDomain:
         return node, tuple(key)
 
     def match(self, descriptor: Sequence[tuple[str, str]]) -> tuple[PolicyVariant, Key] | None:
-        """Find what a descriptor is decided by; None: it is not limited."""
+        """Return the policy variant and the key for a descriptor; None if it is not limited."""
         found = self.find(descriptor)
         if found is None or found[0].variant is None:
             return None
         return found[0].variant, found[1]
 
     def variants(self) -> Iterator[PolicyVariant]:
-        """Go through every limited node."""
+        """Iterate over the variants of all nodes with a limit."""
         stack = [self.root]
         while stack:
             node = stack.pop()
@@ -113,16 +113,16 @@ class DescriptorDomain:
                 yield node.variant
 
 
-def limit_of(quota: int, unit: str, algorithm: str | None = None, name: str = "") -> Limit:
-    """Make a limit of Envoy's words."""
+def envoy_limit(quota: int, unit: str, algorithm: str | None = None, name: str = "") -> Limit:
+    """Build a limit from Envoy's unit and requests_per_unit."""
     chosen = "calendar_window" if unit in CALENDAR_UNITS else algorithm or DEFAULT_ALGORITHM
     return Limit(quota, UNIT_PERIODS[unit], chosen, name=name or f"per-{unit}")
 
 
-def by_request(domain: str, found: DescriptorNode | None, quota: int, unit: str) -> Policy:
-    """Make the policy of a limit that a request brings along, in place of the configured one."""
+def request_policy(domain: str, found: DescriptorNode | None, quota: int, unit: str) -> Policy:
+    """Build the policy for a limit that the request itself carries; it replaces the configured limit."""
     configured = found.policy if found is not None else None
     name = f"{domain}/by request" if configured is None else configured.name
     mode = "enforce" if configured is None else configured.mode
     on_store_error = "deny" if configured is None else configured.on_store_error
-    return Policy(name, (limit_of(quota, unit),), mode, on_store_error)
+    return Policy(name, (envoy_limit(quota, unit),), mode, on_store_error)

@@ -1,12 +1,12 @@
 """Idempotency keys in a shared store: a call with a key is charged once, whichever process answers it.
 
-The key is a mark in the store (see `marks`), made in the same atomic step as the charge: all asks of one `apply` are
-decided together. So either both are made or neither is, and a call that finds the mark knows that it was charged
-before, and when. A denied call makes no mark: repeated, it is decided anew. The mark remembers a digest of the request,
-so that the same key with another request is refused.
+The key is a write-once entry in the store (see `write_once`), written in the same atomic step as the charge: all asks
+of one `apply` are decided together. So either both are written or neither is, and a call that finds the entry knows
+that it was charged before, and when. A denied call writes no entry: its repetition is decided again. The entry stores a
+digest of the request, so that the same key with another request is refused.
 
-Where the store is in memory, `http.replays` alone remembers keys: nobody else can be asked. The same goes for a Redis
-cluster that keeps the two entries in different slots, and for the time while a store is lost.
+If the store is in memory, only `http.replays` remembers keys: there is no other process. The same applies to a Redis
+cluster that keeps the two entries in different slots, and while the store is unavailable.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from tidegate.core.decision import Decision, LocalDecision
 from tidegate.errors import ConfigError, RateLimitError
 from tidegate.service.decisions.write_once import (
     NUMBER_BYTES,
-    is_repeated,
-    made_at,
-    mark_policy,
-    number_from,
-    numbers_of,
+    digest_number,
+    read_numbers,
+    was_written,
+    write_once_policy,
+    written_at,
 )
 
 if TYPE_CHECKING:
@@ -37,9 +37,9 @@ if TYPE_CHECKING:
 log = logging.getLogger("tidegate.service")
 
 REMEMBER_FOR: Final = 600 * SECOND  # how long a key is remembered
-CALL_POLICY: Final = mark_policy("tidegate.call", REMEMBER_FOR / SECOND)
+CALL_POLICY: Final = write_once_policy("tidegate.call", REMEMBER_FOR / SECOND)
 CHARGING_VERBS: Final = ("acquire", "hold")
-ABANDONED_TASKS: Final[set[asyncio.Task[list[Decision]]]] = set()  # an event loop keeps no task by itself
+ABANDONED_TASKS: Final[set[asyncio.Task[list[Decision]]]] = set()  # an event loop holds only weak references to tasks
 MISMATCH_ADVICE: Final = "use a new idempotency key for a new request"
 
 
@@ -48,91 +48,91 @@ class IdempotencyMismatchError(RateLimitError):
 
 
 class KeyedCall:
-    """One request with an idempotency key. `repeated` tells whether it was found to have been charged before."""
+    """A request with an idempotency key. `repeated` is set if the store shows that it was charged before."""
 
     __slots__ = ("name", "repeated", "request")
 
     def __init__(self, key: bytes, request: int) -> None:
-        """Name it by a digest of its key; `request` is a digest of what is asked."""
+        """Name the call by a digest of its key; `request` is a digest of the request."""
         self.name = blake2b(key, digest_size=16).hexdigest()
         self.request = request
         self.repeated = False
 
     @classmethod
     def read(cls, key: bytes, verb: str, body: bytes) -> KeyedCall:
-        """Read a request."""
-        return cls(key, number_from(verb.encode(), body))
+        """Build the call of a request."""
+        return cls(key, digest_number(verb.encode(), body))
 
     def part(self, number: int) -> KeyedCall:
-        """Give one of several calls that are made by one request."""
+        """Return one of the calls of a batch."""
         return KeyedCall(f"{self.name} {number}".encode(), self.request)
 
     @property
     def number(self) -> int:
-        """Tell this request from others, as a number that a mark can remember."""
-        return number_from(self.name.encode(), self.request.to_bytes(NUMBER_BYTES, "big"))
+        """A number that identifies this request, small enough for a write-once entry."""
+        return digest_number(self.name.encode(), self.request.to_bytes(NUMBER_BYTES, "big"))
 
     def number_at(self, instant: int) -> str:
-        """Give the number of what the call got when it was charged at this instant: the same for each repetition."""
+        """Return the number of a reservation that was charged at this instant: the same for each repetition."""
         return blake2b(f"{self.name} {instant}".encode(), digest_size=8).hexdigest()
 
 
 class KeyedStore:
-    """Asks a shared store for one keyed call; has the `apply_async` of that store."""
+    """A shared store as one keyed call sees it; has the `apply_async` of that store."""
 
     def __init__(self, store: Store, call: KeyedCall) -> None:
-        """Ask this store."""
+        """Wrap this store."""
         self._store = store
         self._call = call
 
     async def apply_async(
         self, verb: str, asks: Sequence[Ask], now: int | None = None, at: int | None = None
     ) -> list[Decision]:
-        """Apply the verb to one key, unless that was done before: then tell how the key is now.
+        """Apply the verb, unless the call was charged before: then return the current state of the limits.
 
-        A repeated call is allowed at the instant at which it was charged.
+        A repeated call is allowed, at the instant at which it was charged.
         """
         if verb not in CHARGING_VERBS:
             return await self._store.apply_async(verb, asks, now, at)
         try:
-            mark, *decisions = await finished(self._store.apply_async(verb, (self._mark, *asks), now, at))
-        except ConfigError as error:  # a cluster keeps them apart
-            log.debug("an idempotency key is remembered by this process alone: %s", error)
+            entry, *decisions = await complete(self._store.apply_async(verb, (self._entry, *asks), now, at))
+        except ConfigError as error:  # a cluster keeps the two entries on different nodes
+            log.debug("only this process remembers an idempotency key: %s", error)
             return await self._store.apply_async(verb, asks, now, at)
-        if not self._found(mark):
+        if not self._was_charged(entry):
             return decisions
-        return [_allowed(decision, made_at(mark)) for decision in decisions]
+        return [_allowed(decision, written_at(entry)) for decision in decisions]
 
-    async def take(self) -> bool:
-        """Make the mark by itself, for a call that charges nothing; False: it was made before."""
-        (mark,) = await self._store.apply_async("acquire", (self._mark,))
-        return not self._found(mark)
+    async def write_entry(self) -> bool:
+        """Write the entry alone, for a call that charges nothing; False if it was written before."""
+        (entry,) = await self._store.apply_async("acquire", (self._entry,))
+        return not self._was_charged(entry)
 
     async def forget(self) -> None:
-        """Take the mark back: what the call was charged was given back, or it was never made."""
-        await self._store.apply_async("reset", (self._mark,))
+        """Delete the entry: the call was refunded, or it failed."""
+        await self._store.apply_async("reset", (self._entry,))
 
     @property
-    def _mark(self) -> Ask:
+    def _entry(self) -> Ask:
         return CALL_POLICY, self._call.name, (1, self._call.request)
 
-    def _found(self, mark: Decision) -> bool:
-        """Tell whether the mark was made before; refuse another request with the same key."""
-        if isinstance(mark, LocalDecision) or not is_repeated(mark):
+    def _was_charged(self, entry: Decision) -> bool:
+        """Return whether the entry was written before; refuse another request with the same key."""
+        if isinstance(entry, LocalDecision) or not was_written(entry):
             return False
-        if numbers_of(mark) != (self._call.request,):
+        if read_numbers(entry) != (self._call.request,):
             raise IdempotencyMismatchError(MISMATCH_ADVICE)
         self._call.repeated = True
         return True
 
 
-async def finished(asking: Coroutine[Any, Any, list[Decision]]) -> list[Decision]:
-    """Ask a store such that the question is finished even if the caller is cancelled.
+async def complete(operation: Coroutine[Any, Any, list[Decision]]) -> list[Decision]:
+    """Complete an operation on a store even if the caller is cancelled.
 
-    A store gives back what a cancelled call took. A repetition that comes in between finds the mark, and would be
-    allowed for a charge that is given back. So the charge of a keyed call stays, for the repetition.
+    A store refunds a cancelled call. A repetition that arrives before the refund finds the entry and would be allowed
+    for a charge that is then refunded. So the charge of a keyed call stays, for the repetition.
     """
-    task = asyncio.ensure_future(asking)
+    task = asyncio.ensure_future(operation)
     try:
         return await asyncio.shield(task)
     except asyncio.CancelledError:
@@ -144,21 +144,21 @@ async def finished(asking: Coroutine[Any, Any, list[Decision]]) -> list[Decision
 def _forget_abandoned(task: asyncio.Task[list[Decision]]) -> None:
     ABANDONED_TASKS.discard(task)
     if not task.cancelled():
-        task.exception()  # looked at, so that nobody is told that it never was
+        task.exception()  # retrieved, so that asyncio does not log that it never was
 
 
 def was_repeated(call: KeyedCall | None) -> bool:
-    """Tell whether a call was charged before."""
+    """Return whether a call was charged before."""
     return call is not None and call.repeated
 
 
-async def forget(via: KeyedStore | None) -> None:
-    """Forget a call that was charged nothing in the end."""
-    if via is not None:
-        await via.forget()
+async def forget_call(keyed_store: KeyedStore | None) -> None:
+    """Delete the entry of a call that was not charged in the end."""
+    if keyed_store is not None:
+        await keyed_store.forget()
 
 
 def _allowed(decision: Decision, at: int) -> Decision:
-    """Turn the denial that a repeated call shares with its mark into how its limits are now."""
+    """Turn the denial that a repeated call shares with its entry into an allowed decision with the current numbers."""
     views = tuple((remaining, 0, reset) for remaining, _, reset in decision.views)
     return Decision((True, at, decision[2], views, None))

@@ -1,18 +1,18 @@
-"""Permits that a client takes ahead and uses for a while without asking: by which terms no limit is ever exceeded.
+"""Client leases: permits that a client takes in advance and uses for a while without a request, within all limits.
 
-A permit is charged when it is taken and used later. What that may do wrong depends on the algorithm:
+A permit is charged when it is leased and used later. What has to be prevented depends on the algorithm:
 
-token_bucket       The charge is refilled while the permit is not used yet, so that others take it a second time. So
-                   permits taken ahead decay: after t seconds, `decay` * t of them are void, at the pace of the refill.
-                   Of n taken at a, at most n - rate * (s - a) are used from s on; all taken from a to e are at most
-                   burst + rate * (e - a), so from s to e at most burst + rate * (e - s) are used, whoever took them.
-fixed_window,      A permit used after its window would count in none. So a lease ends with the window.
+token_bucket       The bucket refills while a permit is unused, so another client could take the permit again. So leased
+                   permits decay at the rate of the refill: after t seconds, `decay` * t of them are void.
+                   Of n leased at a, at most n - rate * (s - a) are used from s on. All leased from a to e are at most
+                   burst + rate * (e - a), so all clients use at most burst + rate * (e - s) from s to e.
+fixed_window,      A permit used after its window would count in no window. So a lease ends with the window.
 calendar_window
-sliding_log,       A charge leaves before the permit's own time is over, and nobody could be told if the client died. So
-sliding_window,    there is no lease: each call is asked for, and `seconds` is 0. The same goes for slots, policies in
-concurrency        shadow mode, costs by unit, and a store that is lost.
+sliding_log,       A charge expires before the permit's own time is over, and a client that dies cannot be told. So
+sliding_window,    there are no leases: each call needs a request, and `seconds` is 0. The same applies to slots,
+concurrency        policies in shadow mode, costs by unit, and an unavailable store.
 
-What was not used is given back by `commit` with what was.
+The client settles a lease by `commit`, with the number of permits that have to stay charged.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ if TYPE_CHECKING:
 
 MAX_LEASE_SECONDS: Final = 60.0  # seconds
 MAX_LEASE_PERMITS: Final = 100_000  # permits
-BURST_DIVISOR: Final = 4  # of a burst, at most a fourth is taken at once
+BURST_DIVISOR: Final = 4  # a lease takes at most a quarter of a burst
 SETTLE_GRACE: Final = 60.0  # seconds after its end within which a lease can be settled
 WINDOW_ALGORITHMS: Final = ("fixed_window", "calendar_window")
 LEASABLE_ALGORITHMS: Final = ("token_bucket", *WINDOW_ALGORITHMS)
 
 
 class GrantedLease(NamedTuple):
-    """What a client was given: `permits` for so many `seconds`, of which `decay` a second become void; its `id`."""
+    """A lease: `permits` that may be used for `seconds`, of which `decay` per second become void; `id` settles it."""
 
     decision: Decision | None
     id: str | None
@@ -44,8 +44,8 @@ class GrantedLease(NamedTuple):
     decay: float
 
 
-def may_lease(policy: Policy, cost: Cost) -> bool:
-    """Tell whether permits of a policy can be taken ahead at all."""
+def can_lease(policy: Policy, cost: Cost) -> bool:
+    """Return whether permits of a policy can be leased at all."""
     plain = cost.__class__ is int and cost
     return (
         bool(plain)
@@ -54,9 +54,9 @@ def may_lease(policy: Policy, cost: Cost) -> bool:
     )
 
 
-def terms(policy: Policy, decision: Decision, lasting: float) -> tuple[float, float]:
-    """Give the seconds that permits may be used for, and how many a second become void."""
-    seconds, decay = lasting, 0.0
+def lease_terms(policy: Policy, decision: Decision, duration: float) -> tuple[float, float]:
+    """Return for how many seconds the permits may be used, and how many per second become void."""
+    seconds, decay = duration, 0.0
     for limit, one, (_, _, reset) in zip(policy.limits, policy.one, decision.views, strict=True):
         if limit.algorithm in WINDOW_ALGORITHMS:
             seconds = min(seconds, reset / SECOND)
@@ -66,5 +66,5 @@ def terms(policy: Policy, decision: Decision, lasting: float) -> tuple[float, fl
 
 
 def was_charged(decision: Decision) -> bool:
-    """Tell whether the store has charged for it: not if it was lost, nor where it denied."""
+    """Return whether the store has charged the call: not if it denied the call or was unavailable."""
     return bool(decision[0]) and not isinstance(decision, LocalDecision)

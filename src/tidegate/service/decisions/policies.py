@@ -1,7 +1,7 @@
-"""WHO is limited by WHAT in the service: policies, their overrides and roll-outs, and descriptors. Immutable, pure.
+"""The configured policies of the service, with overrides, roll-outs and descriptors. Immutable, without side effects.
 
-A Rulebook answers one question: by which Policy is this key decided? Every policy that may be the answer is a Variant
-with a `slot`, a name that stays the same when the file is read again, so that whoever waits keeps waiting.
+`ServicePolicies` selects the Policy for a key. Every policy that it can select is a `PolicyVariant` with a `slot`, a
+name that stays the same when the file is reloaded, so that waiting calls keep waiting.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     from tidegate.service.decisions.descriptors import DescriptorDomain
 
 FULL_ROLLOUT: Final = 100.0  # percent
-ROLLOUT_STEPS: Final = 10_000  # a roll-out is exact to a hundredth of a percent
-MAX_NAMES_LISTED: Final = 10  # names that an error lists
+ROLLOUT_STEPS: Final = 10_000  # a roll-out is exact to 0.01 percent
+MAX_NAMES_LISTED: Final = 10  # names that an error message lists
 
 
 class PolicyVariant(NamedTuple):
-    """One policy that keys may be decided by."""
+    """A policy that can be selected for a key."""
 
     slot: str
     policy: Policy
@@ -36,7 +36,7 @@ class PolicyVariant(NamedTuple):
 
 @dataclass(frozen=True)
 class KeyOverride:
-    """Other limits for keys like this one; `*` stands for anything within a part."""
+    """Other limits for the keys that match; `*` matches any characters within a part."""
 
     key: Key
     limits: tuple[Limit, ...]
@@ -44,16 +44,16 @@ class KeyOverride:
     @cached_property
     def patterns(self) -> tuple[re.Pattern[str], ...]:
         """The parts of the key as patterns."""
-        return tuple(re.compile(glob(part), re.DOTALL) for part in parts_of(self.key))
+        return tuple(re.compile(glob(part), re.DOTALL) for part in key_parts(self.key))
 
     @property
     def exact(self) -> bool:
-        """Whether it is for one key only."""
-        return not any("*" in part for part in parts_of(self.key))
+        """Whether it matches one key only."""
+        return not any("*" in part for part in key_parts(self.key))
 
     def matches(self, key: Key) -> bool:
-        """Tell whether it is for this key."""
-        parts = parts_of(key)
+        """Return whether it applies to this key."""
+        parts = key_parts(key)
         if len(parts) != len(self.patterns):
             return False
         return all(pattern.fullmatch(part) for pattern, part in zip(self.patterns, parts, strict=True))
@@ -61,21 +61,21 @@ class KeyOverride:
 
 @dataclass(frozen=True)
 class ConfiguredPolicy:
-    """A policy of the file, and what it says of some of its keys.
+    """A policy of the file, with its overrides.
 
-    `rollout` is the share of keys, in percent, that the policy is enforced for; for the others it is in shadow mode.
-    The same keys are among them each time, and stay so while the share grows.
+    `rollout` is the percentage of keys for which the policy is enforced; for the others it is in shadow mode. The
+    selection is deterministic, and a key stays enforced when the percentage grows.
     """
 
     policy: Policy
     rollout: float = FULL_ROLLOUT
     overrides: tuple[KeyOverride, ...] = ()
-    plain: PolicyVariant | None = field(init=False, repr=False, compare=False, default=None)
+    only_variant: PolicyVariant | None = field(init=False, repr=False, compare=False, default=None)
     variants: tuple[tuple[PolicyVariant, PolicyVariant], ...] = field(init=False, repr=False, compare=False, default=())
     exact: dict[Key, int] = field(init=False, repr=False, compare=False, default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Make every variant once: as it is and in shadow mode, of the policy itself and of each override."""
+        """Build all variants: of the policy and of each override, in the configured mode and in shadow mode."""
         name = self.policy.name
         pairs = []
         for key, limits in ((None, self.policy.limits), *((each.key, each.limits) for each in self.overrides)):
@@ -87,17 +87,21 @@ class ConfiguredPolicy:
             if each.exact:
                 self.exact.setdefault(normal_key(each.key), number)
         if not self.overrides and self.rollout >= FULL_ROLLOUT:
-            object.__setattr__(self, "plain", pairs[0][0])
+            object.__setattr__(self, "only_variant", pairs[0][0])
 
     def choose(self, key: Key) -> PolicyVariant:
-        """Find what a key is decided by: an override for exactly it, else the first that matches, else the policy."""
-        if self.plain is not None:
-            return self.plain
+        """Return the variant for a key: an exact override, else the first matching override, else the policy."""
+        if self.only_variant is not None:
+            return self.only_variant
         number = self.exact.get(key, 0)
         if not number:
             number = next((n for n, each in enumerate(self.overrides, start=1) if each.matches(key)), 0)
         enforced, shadow = self.variants[number]
-        return enforced if self.rollout >= FULL_ROLLOUT or share_of(self.policy.name, key) < self.rollout else shadow
+        return (
+            enforced
+            if self.rollout >= FULL_ROLLOUT or rollout_percent(self.policy.name, key) < self.rollout
+            else shadow
+        )
 
 
 @dataclass(frozen=True)
@@ -108,21 +112,21 @@ class ServicePolicies:
     domains: dict[str, DescriptorDomain] = field(default_factory=dict)
 
     def choose(self, name: str, key: Key) -> PolicyVariant:
-        """Find what a key of a policy is decided by."""
+        """Return the variant for a key of a policy."""
         entry = self.entries.get(name)
         if entry is None:
-            raise ResourceUnknown(f"there is no policy {name!r}: {known(self.entries)}")
-        return entry.plain or entry.choose(key)
+            raise ResourceUnknown(f"there is no policy {name!r}: {describe_names(self.entries)}")
+        return entry.only_variant or entry.choose(key)
 
-    def describe(self, domain: str, descriptor: Sequence[tuple[str, str]]) -> tuple[PolicyVariant, Key] | None:
-        """Find what a descriptor is decided by, and as which key; None: it is not limited."""
+    def match_descriptor(self, domain: str, descriptor: Sequence[tuple[str, str]]) -> tuple[PolicyVariant, Key] | None:
+        """Return the variant and the key for a descriptor; None if it is not limited."""
         found = self.domains.get(domain)
         if found is None:
-            raise ResourceUnknown(f"there is no domain {domain!r}: {known(self.domains)}")
+            raise ResourceUnknown(f"there is no domain {domain!r}: {describe_names(self.domains)}")
         return found.match(descriptor)
 
     def variants(self) -> Iterator[PolicyVariant]:
-        """Go through every policy that may be an answer."""
+        """Iterate over every policy that can be selected."""
         for entry in self.entries.values():
             for pair in entry.variants:
                 yield from pair
@@ -135,18 +139,18 @@ class ServicePolicies:
         return {variant.slot: variant for variant in self.variants()}
 
 
-def parts_of(key: Key) -> tuple[str, ...]:
-    """Give a key as its parts."""
+def key_parts(key: Key) -> tuple[str, ...]:
+    """Return the parts of a key."""
     return (key,) if isinstance(key, str) else key
 
 
 def glob(text: str) -> str:
-    """Write a text with stars as a regular expression."""
+    """Translate a pattern with stars to a regular expression."""
     return ".*".join(map(re.escape, text.split("*")))
 
 
-def share_of(name: str, key: Key) -> float:
-    """Place a key of a policy somewhere from 0 to below 100, for ever the same."""
+def rollout_percent(name: str, key: Key) -> float:
+    """Map a key of a policy to a fixed number from 0 to below 100."""
     return (
         crc32(f"{name}\n{join_key(key)}".encode("utf-8", "surrogatepass"))
         % ROLLOUT_STEPS
@@ -155,11 +159,11 @@ def share_of(name: str, key: Key) -> float:
     )
 
 
-def known(names: dict[str, object] | dict[str, ConfiguredPolicy] | dict[str, DescriptorDomain]) -> str:
-    """List what there is."""
+def describe_names(names: dict[str, object] | dict[str, ConfiguredPolicy] | dict[str, DescriptorDomain]) -> str:
+    """List the configured names, for an error message."""
     if not names:
         return "none is configured"
     shown = ", ".join(sorted(names)[:MAX_NAMES_LISTED])
-    return f"known are {shown}" + (
+    return f"known names are {shown}" + (
         f" and {len(names) - MAX_NAMES_LISTED} more" if len(names) > MAX_NAMES_LISTED else ""
     )

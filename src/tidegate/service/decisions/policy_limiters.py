@@ -1,4 +1,4 @@
-"""Who is asked about, and who answers: subjects, keys, and a seat for each policy at work."""
+"""Subjects, keys, and one limiter for each policy in use."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 MAX_BATCH: Final = 1000  # decisions in a batch
 MAX_KEY_LENGTH: Final = 1024  # characters of all parts of a key
 MAX_KEY_PARTS: Final = 32
-ASK_STORE: Final = object()
+ASK_STORE: Final = object()  # marks an ask that only the store can decide
 PROBE_POLICY: Final = Policy("tidegate.ready", (Limit(1, "1s"),))
 
 
 class Subject(NamedTuple):
-    """Who is asked about: a key of a policy, or a descriptor of a domain."""
+    """What a request is about: a key of a policy, or a descriptor of a domain."""
 
     policy: str = ""
     key: Key = ""
@@ -38,39 +38,48 @@ class Subject(NamedTuple):
 
 
 class ReserveResult(NamedTuple):
-    """What `reserve` gives: the decision, and, where it allows, the id to settle by."""
+    """The result of `reserve`: the decision and, if it allows the call, the id that settles the reservation."""
 
     decision: Decision | None
     id: str | None
 
 
 class PolicyLimiter:
-    """A variant at work: its limiter and its counts."""
+    """The limiter of one policy variant, and its counts."""
 
-    __slots__ = ("count", "limiter", "now", "policy", "slot")
+    __slots__ = ("acquire_now", "count", "limiter", "policy", "slot")
 
     def __init__(self, slot: str, policy: Policy, store: Store, count: DecisionCount, max_priority: float) -> None:
-        """Open a limiter for the policy."""
+        """Create a limiter for the policy."""
         self.slot = slot
         self.limiter = AsyncLimiter(policy, store=store, max_priority=max_priority)
         self.count = count
-        self.take(policy, store)
+        self.update(policy, store)
 
-    def take(self, policy: Policy, store: Store) -> None:
-        """Decide by this policy from now on."""
+    def update(self, policy: Policy, store: Store) -> None:
+        """Replace the policy."""
         self.policy = policy
         if self.limiter.policy is not policy:
             self.limiter.update(policy)
-        # A store that answers at once needs no coroutine: the same question, a third cheaper.
-        self.now: Callable[[Key, Cost], Decision] | None = None
+        # A store in memory needs no coroutine: a synchronous call costs a third less.
+        self.acquire_now: Callable[[Key, Cost], Decision] | None = None
         if store.instant:
-            self.now = Limiter(policy, store=store).try_acquire
+            self.acquire_now = Limiter(policy, store=store).try_acquire
 
     async def charge(
-        self, verb: str, key: Key, cost: Cost, wait: float | None, priority: float = 0.0, via: KeyedStore | None = None
+        self,
+        verb: str,
+        key: Key,
+        cost: Cost,
+        wait: float | None,
+        priority: float = 0.0,
+        keyed_store: KeyedStore | None = None,
     ) -> Decision:
-        """Charge a cost, waiting for it; without a wait, decide at once, whoever else waits. `via` asks the store."""
-        limiter, apply = self.limiter, None if via is None else via.apply_async
+        """Charge a cost, waiting up to `wait` seconds; None decides at once, regardless of the wait queue.
+
+        A `keyed_store` replaces the store of the limiter.
+        """
+        limiter, apply = self.limiter, None if keyed_store is None else keyed_store.apply_async
         if wait is None:
             return await limiter._ask(limiter._question(verb, normal_key(key), cost), apply)  # noqa: SLF001 - as try_acquire
         try:
@@ -78,46 +87,46 @@ class PolicyLimiter:
         except Denied as denied:
             return denied.decision
 
-    def held(self, key: Key, cost: Cost, ttl: float, decision: Decision) -> AsyncReservation:
-        """Make the reservation of a cost that was charged."""
+    def make_reservation(self, key: Key, cost: Cost, ttl: float, decision: Decision) -> AsyncReservation:
+        """Build the reservation of a cost that was charged."""
         limiter = self.limiter
         policy = limiter._policy_of(decision)  # noqa: SLF001 - as reserve
         costs = policy.costs(cost)
         return AsyncReservation(limiter._settle, limiter.clock, policy, normal_key(key), costs, decision, ttl)  # noqa: SLF001 - as reserve
 
 
-def tell(observers: Sequence[Observer], record: Record) -> None:
-    """Tell everybody who observes."""
+def notify_observers(observers: Sequence[Observer], record: Record) -> None:
+    """Call every observer."""
     for observer in observers:
         observer(record)
 
 
-def lost(decision: Decision, policy: Policy) -> bool:
-    """Tell whether a no only means that the store could not be asked."""
+def is_store_lost(decision: Decision, policy: Policy) -> bool:
+    """Return whether a denial only means that the store was unavailable."""
     return decision.__class__ is LocalDecision and not decision[0] and policy.on_store_error == "deny"
 
 
 def check_key(key: object) -> Key:
-    """Refuse a key that is none, or longer than anybody needs."""
+    """Refuse an invalid key, and a key that is too long."""
     found = normal_key(key)
     parts = (found,) if isinstance(found, str) else found
     if sum(map(len, parts)) > MAX_KEY_LENGTH or len(parts) > MAX_KEY_PARTS:
         raise ConfigError(f"is longer than {MAX_KEY_LENGTH} characters or {MAX_KEY_PARTS} parts", field="key")
-    if not all(part.isascii() or whole_text(part) for part in parts):
-        raise ConfigError("has half of a character (a lone surrogate)", field="key")
+    if not all(part.isascii() or is_encodable(part) for part in parts):
+        raise ConfigError("contains a lone surrogate, which cannot be encoded as UTF-8", field="key")
     return found
 
 
-def short_key(key: Key) -> Key:
-    """Bound the key of a descriptor: what clients may make as long as they like is limited too, by its digest."""
+def bound_key(key: Key) -> Key:
+    """Bound the length of a descriptor's key: a long key, which a client may choose, is replaced by its digest."""
     parts = (key,) if isinstance(key, str) else key
     if sum(map(len, parts)) <= MAX_KEY_LENGTH:
         return key if all(part.isascii() for part in parts) else check_key(key)
     return blake2b(join_key(key).encode(errors="surrogatepass"), digest_size=16).hexdigest()
 
 
-def whole_text(text: str) -> bool:
-    """Tell whether a text can be written as UTF-8."""
+def is_encodable(text: str) -> bool:
+    """Return whether a string can be encoded as UTF-8."""
     try:
         text.encode()
     except UnicodeEncodeError:

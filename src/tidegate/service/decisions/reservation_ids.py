@@ -1,9 +1,8 @@
-"""Reservations by id, without keeping any: the id is a signed receipt that says what was charged, where and when.
+"""Reservation ids: signed strings that contain what was charged, where and when, so that no reservation is stored.
 
-So a restart loses no reservation, and any process on the same store can settle it: `signing` says by which keys an id
-is signed. Each id is settled once: whoever makes its mark in the store settles it (see `marks`), and every later caller
-is told that it is settled already. A store in memory, whose entries are few and which is not shared, is spared that:
-`Marks` remembers what was settled.
+A restart loses no reservation, and any process on the same store can settle it. `signing` finds the keys that sign ids.
+Each id is settled once: the first caller writes a write-once entry for it (see `write_once`), and later callers get
+AlreadySettledError. A store in memory is not shared and has few entries, so `SettledIds` remembers its settled ids.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from tidegate.fork import fork_safe
 from tidegate.limiter import seconds
 from tidegate.policy import normal_key
 from tidegate.reservation import AsyncReservation
-from tidegate.service.decisions.write_once import is_repeated, mark_policy, numbers_of
+from tidegate.service.decisions.write_once import read_numbers, was_written, write_once_policy
 from tidegate.stores.cancellation import BackgroundTasks
 
 if TYPE_CHECKING:
@@ -40,18 +39,18 @@ if TYPE_CHECKING:
 SETTLED_POLICY: Final = "tidegate.settled"
 SIGNATURE_BYTES: Final = 16  # bytes of a signature
 MAX_TTL: Final = 86_400
-MAX_ID_LENGTH: Final = 16_384  # characters of a receipt
-MAX_SETTLED: Final = 200_000  # settled reservations that are remembered beside a store in memory
-UNKNOWN_ID: Final = "no such reservation: its id is not one of ours, or it was made under another secret"
-SETTLED_ALREADY: Final = "this reservation is settled already"
+MAX_ID_LENGTH: Final = 16_384  # characters of an id
+MAX_SETTLED: Final = 200_000  # settled ids that are remembered for a store in memory
+UNKNOWN_ID: Final = "unknown reservation: the id is invalid, or was signed with another secret"
+SETTLED_ALREADY: Final = "this reservation is already settled"
 
 
 class AlreadySettledError(RateLimitError):
-    """Somebody has committed or cancelled this reservation before."""
+    """This reservation was committed or cancelled before."""
 
 
 class ReservationId(NamedTuple):
-    """What a receipt says."""
+    """The content of a reservation id."""
 
     number: str
     slot: str
@@ -63,11 +62,11 @@ class ReservationId(NamedTuple):
 
     @property
     def end(self) -> int:
-        """Until when it can be read, in microseconds since 1970."""
+        """When the id expires, in microseconds since 1970."""
         return self.at + round(2 * self.ttl * SECOND)
 
-    def again(self, limiter: AsyncLimiter, policy: Policy) -> AsyncReservation:
-        """Make the reservation again; limits that came or went meanwhile are not corrected."""
+    def restore(self, limiter: AsyncLimiter, policy: Policy) -> AsyncReservation:
+        """Build the reservation; limits that were added or removed since are not corrected."""
         costs = tuple(self.costs.get(limit.name, 0) for limit in policy.limits)
         decision = Decision((self.charged, self.at, policy.limits, (), None))
         left = self.ttl - max(0, limiter.clock.ns() // 1000 - self.at) / SECOND
@@ -76,26 +75,26 @@ class ReservationId(NamedTuple):
 
 
 class SettledIds:
-    """Remembers which receipts were settled, for as long as these can be read.
+    """Remembers the ids that were settled, until they expire.
 
-    Bounded: with too many, the marks that end first are dropped, and every receipt that ends no later than they did
-    counts as settled from then on. So a dropped mark never lets anybody settle twice.
+    Bounded: if there are too many, the ids that expire first are dropped. From then on, every id that expires no later
+    than they did counts as settled. So no id can be settled twice.
     """
 
-    def __init__(self, most: int = MAX_SETTLED) -> None:
+    def __init__(self, max_ids: int = MAX_SETTLED) -> None:
         """Remember at most so many."""
-        self._most = most
+        self._max_ids = max_ids
         self._lock = fork_safe(threading.Lock())
         self._settled: set[str] = set()
-        self._ends: list[tuple[int, str]] = []  # a heap: when a receipt can no longer be read
-        self._dropped = 0  # the latest end of a dropped mark
+        self._ends: list[tuple[int, str]] = []  # a heap, by the time at which an id expires
+        self._dropped = 0  # the latest expiry of a dropped id
 
-    def take(self, number: str, end: int, now: int) -> bool:
-        """Mark a receipt that can be read until `end` as settled; False: it is already."""
+    def add(self, number: str, end: int, now: int) -> bool:
+        """Remember an id that expires at `end` as settled; False if it is already."""
         with self._lock:
             if number in self._settled or end <= self._dropped:
                 return False
-            while self._ends and (self._ends[0][0] < now or len(self._ends) >= self._most):
+            while self._ends and (self._ends[0][0] < now or len(self._ends) >= self._max_ids):
                 ended, first = heapq.heappop(self._ends)
                 self._settled.discard(first)
                 self._dropped = max(self._dropped, ended)
@@ -104,91 +103,92 @@ class SettledIds:
             return True
 
 
-SETTLED_BY_STORE: Final[WeakKeyDictionary[Store, SettledIds]] = (
-    WeakKeyDictionary()
-)  # whoever settles over a store has to know
+# By store: all that settle reservations of one store in memory share one set.
+SETTLED_BY_STORE: Final[WeakKeyDictionary[Store, SettledIds]] = WeakKeyDictionary()
 
 
 class ReservationIds:
-    """Writes, reads and settles receipts."""
+    """Writes, reads and settles reservation ids."""
 
     def __init__(self, store: Store, keys: SigningKeys, background: BackgroundTasks | None = None) -> None:
         """Sign and verify with these keys; complete settlements of cancelled tasks in the `background`."""
         self._store = store
         self._background = background or BackgroundTasks()
         self._keys = keys
-        self._marks = SETTLED_BY_STORE.setdefault(store, SettledIds()) if store.instant else None
+        self._settled = SETTLED_BY_STORE.setdefault(store, SettledIds()) if store.instant else None
 
     @staticmethod
     def check_ttl(ttl: object) -> float:
-        """Take a time to settle within."""
+        """Check the time within which a reservation has to be settled."""
         found = seconds("ttl", ttl)
         if not 0 < found <= MAX_TTL:
             raise ConfigError(f"must be above 0 and at most {MAX_TTL} seconds, not {ttl!r}", field="ttl")
         return found
 
-    async def write(self, slot: str, held: AsyncReservation, ttl: float, number: str = "") -> str:
-        """Write the receipt of a reservation. Receipts of the same number are settled once in all."""
-        costs = {limit.name: cost for limit, cost in zip(held.policy.limits, held.costs, strict=True)}
-        charged = any(at is not None for at in held.ats)  # not where the store was lost and the policy says allow
+    async def write(self, slot: str, reservation: AsyncReservation, ttl: float, number: str = "") -> str:
+        """Write the id of a reservation. Of all ids with the same number, only one can be settled."""
+        costs = {limit.name: cost for limit, cost in zip(reservation.policy.limits, reservation.costs, strict=True)}
+        charged = any(at is not None for at in reservation.ats)  # False: store unavailable, and on_store_error is allow
         number = number or secrets.token_hex(8)
-        said = json.dumps([number, slot, held.key, costs, held.decision.at, charged, ttl]).encode()
-        return f"{_text(said)}.{_text(_sign(said, (await self._keys.all())[0]))}"
+        fields = [number, slot, reservation.key, costs, reservation.decision.at, charged, ttl]
+        payload = json.dumps(fields).encode()
+        return f"{_encode(payload)}.{_encode(_sign(payload, (await self._keys.all())[0]))}"
 
-    async def read(self, receipt: str) -> ReservationId:
-        """Verify a receipt and read it."""
-        if not isinstance(receipt, str) or len(receipt) > MAX_ID_LENGTH:
+    async def read(self, reservation_id: str) -> ReservationId:
+        """Verify an id and read its content."""
+        if not isinstance(reservation_id, str) or len(reservation_id) > MAX_ID_LENGTH:
             raise ResourceUnknown(UNKNOWN_ID)
         try:
-            head, _, tail = receipt.partition(".")
-            said, signature = urlsafe_b64decode(_padded(head)), urlsafe_b64decode(_padded(tail))
+            head, _, tail = reservation_id.partition(".")
+            payload, signature = urlsafe_b64decode(_padded(head)), urlsafe_b64decode(_padded(tail))
         except (ValueError, binascii.Error):
             raise ResourceUnknown(UNKNOWN_ID) from None
-        if not any(hmac.compare_digest(signature, _sign(said, key)) for key in await self._keys.all()):
+        if not any(hmac.compare_digest(signature, _sign(payload, key)) for key in await self._keys.all()):
             raise ResourceUnknown(UNKNOWN_ID)
-        found = ReservationId(*json.loads(said))
-        if self._store.clock.ns() // 1000 > found.end:
-            raise ResourceUnknown("this reservation ended long ago: the estimate stands")
-        return found
+        content = ReservationId(*json.loads(payload))
+        if self._store.clock.ns() // 1000 > content.end:
+            raise ResourceUnknown("this reservation has expired: its estimate stays charged")
+        return content
 
-    async def settle(self, receipt: ReservationId, settle: Callable[[], Awaitable[None]], asker: int = 0) -> bool:
-        """Settle once; False: the same asker has done so before. A settlement that was begun is always completed."""
-        if self._marks is not None:
-            return await self._settle(receipt, settle, asker)
-        return await self._background.complete(self._settle(receipt, settle, asker))
+    async def settle(self, content: ReservationId, settle: Callable[[], Awaitable[None]], caller: int = 0) -> bool:
+        """Settle once; False if the same `caller` did so before. A settlement that has begun is always completed."""
+        if self._settled is not None:
+            return await self._settle(content, settle, caller)
+        return await self._background.complete(self._settle(content, settle, caller))
 
-    async def _settle(self, receipt: ReservationId, settle: Callable[[], Awaitable[None]], asker: int) -> bool:
-        """Mark the receipt as settled, then settle.
+    async def _settle(self, content: ReservationId, settle: Callable[[], Awaitable[None]], caller: int) -> bool:
+        """Mark the id as settled, then settle.
 
-        The mark stays, even if settling fails: the store may have been told all the same. Then the estimate stands.
+        The id stays marked even if settling fails, because the store may have applied it. Then the estimate stays
+        charged.
         """
-        if await self._mark(receipt, asker):
+        if await self._mark_settled(content, caller):
             await settle()
             return True
         return False
 
-    async def _mark(self, receipt: ReservationId, asker: int) -> bool:
-        """Mark a receipt by its number: there are several ways to write the same bytes."""
-        if self._marks is not None:
-            if not self._marks.take(receipt.number, receipt.end, self._store.clock.ns() // 1000):
+    async def _mark_settled(self, content: ReservationId, caller: int) -> bool:
+        """Mark an id by its number, because base64 has several spellings of the same bytes."""
+        if self._settled is not None:
+            if not self._settled.add(content.number, content.end, self._store.clock.ns() // 1000):
                 raise AlreadySettledError(SETTLED_ALREADY)
             return True
-        policy = mark_policy(SETTLED_POLICY, 2 * receipt.ttl + 1)  # lasts longer than the receipt can be read
-        mark = (await self._store.apply_async("acquire", ((policy, receipt.number, (1, asker)),)))[0]
-        if isinstance(mark, LocalDecision):
-            raise StoreUnavailable("the store cannot be asked whether this reservation is settled already")
-        if not is_repeated(mark):
+        policy = write_once_policy(SETTLED_POLICY, 2 * content.ttl + 1)  # outlives the id
+        entry = (await self._store.apply_async("acquire", ((policy, content.number, (1, caller)),)))[0]
+        if isinstance(entry, LocalDecision):
+            raise StoreUnavailable("the store is unavailable: whether this reservation is settled is unknown")
+        if not was_written(entry):
             return True
-        if asker and numbers_of(mark) == (asker,):
+        if caller and read_numbers(entry) == (caller,):
             return False
         raise AlreadySettledError(SETTLED_ALREADY)
 
 
-def _sign(said: bytes, key: bytes) -> bytes:
-    return blake2b(said, key=key, digest_size=SIGNATURE_BYTES).digest()
+def _sign(payload: bytes, key: bytes) -> bytes:
+    return blake2b(payload, key=key, digest_size=SIGNATURE_BYTES).digest()
 
 
-def _text(data: bytes) -> str:
+def _encode(data: bytes) -> str:
     return urlsafe_b64encode(data).rstrip(b"=").decode()
 
 

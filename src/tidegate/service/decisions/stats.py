@@ -1,4 +1,4 @@
-"""What the service has decided, in plain numbers: for /metrics, the dashboard and logs. Nothing here limits anybody."""
+"""Counts of decisions, denials and latencies, for /metrics, the dashboard and logs."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from tidegate.core.decision import Decision
     from tidegate.policy import Key
 
-MAX_POLICIES: Final = 10_000  # policies that are counted one by one: requests of Envoy may bring some along
-MAX_RECENT_DENIALS: Final = 200  # denials that are remembered one by one
+MAX_POLICIES: Final = 10_000  # policies with counts of their own: requests from Envoy may carry policies
+MAX_RECENT_DENIALS: Final = 200
 LATENCY_BUCKETS: Final = (
     25,
     50,
@@ -35,7 +35,7 @@ LATENCY_BUCKETS: Final = (
 
 
 class RecentDenial(NamedTuple):
-    """One denial, as the dashboard shows it."""
+    """A denial, as the dashboard shows it."""
 
     at: int
     policy: str
@@ -46,22 +46,22 @@ class RecentDenial(NamedTuple):
 
 
 class DecisionCount:
-    """Decisions of one slot: the hot path adds to these and does no more."""
+    """The decisions of one policy, by outcome; the hot path only increments these."""
 
     __slots__ = ("allowed", "denied", "local", "shadow")
 
     def __init__(self) -> None:
-        """Start at nothing."""
+        """Start at zero."""
         self.allowed = self.denied = self.shadow = self.local = 0
 
 
 class LatencyHistogram:
-    """How long requests took: a histogram in microseconds."""
+    """A histogram of request times, in microseconds."""
 
     __slots__ = ("counts", "total")
 
     def __init__(self) -> None:
-        """Start at nothing."""
+        """Start at zero."""
         self.counts = [0] * (len(LATENCY_BUCKETS) + 1)
         self.total = 0
 
@@ -72,32 +72,32 @@ class LatencyHistogram:
 
 
 class Stats:
-    """All counts of a desk. Policies and limits come from the file, so labels are bounded by it."""
+    """All counts of a Decider. Labels are names of policies and limits, so the file bounds their number."""
 
     def __init__(self) -> None:
-        """Start at nothing."""
+        """Start at zero."""
         self._names = LabelNames(MAX_POLICIES)
         self.counts: dict[str, DecisionCount] = {}  # by the policy's name
         self.violated: Counter[tuple[str, str]] = Counter()  # by policy and limit
-        self.last: dict[str, int] = {}  # when a policy last said no
+        self.last_denied: dict[str, int] = {}  # when a policy last denied a call
         self.recent: deque[RecentDenial] = deque(maxlen=MAX_RECENT_DENIALS)
         self.near = NearLimitKeys()
         self.latency: dict[str, LatencyHistogram] = {}  # by verb
-        self.errors: Counter[str] = Counter()  # answers that were no decision, by problem
+        self.errors: Counter[str] = Counter()  # responses without a decision, by problem
 
     def count(self, policy: str) -> DecisionCount:
-        """Give the counts of a policy."""
+        """Return the counts of a policy."""
         found = self.counts.get(policy)
         if found is None:
             found = self.counts.setdefault(self._names.label(policy), DecisionCount())
         return found
 
-    def deny(self, policy: str, key: Key, decision: Decision) -> None:
-        """Remember that a policy said no (in shadow mode: would have)."""
+    def record_denial(self, policy: str, key: Key, decision: Decision) -> None:
+        """Record that a policy denied a call (in shadow mode: would have denied it)."""
         names = decision.violated
         policy = self._names.label(policy)
         for name in names:
             self.violated[policy, name] += 1
-        self.last[policy] = decision.at
+        self.last_denied[policy] = decision.at
         self.recent.append(RecentDenial(decision.at, policy, key, names, decision.retry, decision.allowed))
         self.near.note(policy, key, decision)

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 from tidegate.core.bounds import SECOND
 from tidegate.errors import ConfigError, RateLimitError, StoreUnavailable
 from tidegate.headers import PROBLEM_TYPE, Style, problem, write
-from tidegate.service.decisions.descriptors import ENVOY_UNITS, UNIT_PERIODS, by_request
-from tidegate.service.decisions.policy_limiters import short_key
+from tidegate.service.decisions.descriptors import ENVOY_UNITS, UNIT_PERIODS, request_policy
+from tidegate.service.decisions.policy_limiters import bound_key
 from tidegate.service.envoy.messages import CODE_OK, CODE_OVER_LIMIT, METHOD, SERVICE, classes, read_request
 
 try:
@@ -54,11 +54,11 @@ class DescriptorAsk(NamedTuple):
 
 
 class RateLimitService:
-    """Answers ShouldRateLimit from a desk."""
+    """Answers ShouldRateLimit from a decider."""
 
-    def __init__(self, desk: Decider, style: str = "x") -> None:
-        """Answer by this desk, with header fields of this style."""
-        self.desk = desk
+    def __init__(self, decider: Decider, style: str = "x") -> None:
+        """Answer by this decider, with header fields of this style."""
+        self.decider = decider
         self._style = cast("Style", style)
         self._messages = classes()
 
@@ -80,7 +80,7 @@ class RateLimitService:
         except Exception:
             log.exception("a request of Envoy failed")
             kind, code, detail = "internal", grpc.StatusCode.INTERNAL, "see the log of the service"
-        self.desk.tally.errors[kind] += 1
+        self.decider.stats.errors[kind] += 1
         return await context.abort(code, detail)
 
     async def _answer(self, request: Any) -> Any:  # noqa: ANN401 - made at run time
@@ -88,7 +88,7 @@ class RateLimitService:
             raise ConfigError("must not be empty", field="domain")
         if not 1 <= len(request.descriptors) <= MAX_DESCRIPTORS:
             raise ConfigError(f"must be 1 to {MAX_DESCRIPTORS}, not {len(request.descriptors)}", field="descriptors")
-        domain = self.desk.rules.domains.get(request.domain)
+        domain = self.decider.policies.domains.get(request.domain)
         if domain is None:  # not limited, whatever limits the request brings: what is kept of it would have no bound
             return self._response([None] * len(request.descriptors))
         found = [domain.find(pairs_of(each)) for each in request.descriptors]
@@ -116,26 +116,26 @@ class RateLimitService:
             unit = descriptor.limit.unit
             if not 1 <= unit < len(ENVOY_UNITS):
                 raise ConfigError(f"unknown unit {unit}", field="limit.unit")
-            policy = by_request(request.domain, node, descriptor.limit.requests_per_unit, ENVOY_UNITS[unit])
+            policy = request_policy(request.domain, node, descriptor.limit.requests_per_unit, ENVOY_UNITS[unit])
         pairs = pairs_of(descriptor)
         key: Key = found[1] if found is not None else (request.domain, *(part for pair in pairs for part in pair))
-        return DescriptorAsk(policy, short_key(key), max(1, cost), look)
+        return DescriptorAsk(policy, bound_key(key), max(1, cost), look)
 
     async def _decide(self, asked: list[DescriptorAsk]) -> list[Decision | None]:
         """Decide on those that are limited, all or nothing; look at those that only look."""
         answers: list[Decision | None] = [None] * len(asked)
         for number, each in enumerate(asked):
             if each.policy is not None and each.look:
-                answers[number] = await self.desk.look(each.policy, each.key)
+                answers[number] = await self.decider.peek_policy(each.policy, each.key)
         if any(answer is not None and not answer.allowed for answer in answers):
             looks = [n for n, each in enumerate(asked) if each.policy is not None and not each.look]
             for number in looks:  # the request is refused already: charge nothing
                 policy = asked[number].policy
-                answers[number] = None if policy is None else await self.desk.look(policy, asked[number].key)
+                answers[number] = None if policy is None else await self.decider.peek_policy(policy, asked[number].key)
             return answers
         charged = [(n, each.policy, each.key, each.cost) for n, each in enumerate(asked) if not each.look]
         limited = [(n, policy, key, cost) for n, policy, key, cost in charged if policy is not None]
-        decisions = await self.desk.together([(policy, key, cost) for _, policy, key, cost in limited])
+        decisions = await self.decider.decide_all([(policy, key, cost) for _, policy, key, cost in limited])
         for (number, *_), decision in zip(limited, decisions, strict=True):
             answers[number] = decision
         return answers
@@ -192,7 +192,7 @@ def unit_of(limit: Limit) -> int:
     return UNIT_OF.get(str(limit.period), 0)
 
 
-async def serve(desk: Decider, settings: Settings) -> Any:  # noqa: ANN401 - gRPC has no types
+async def serve(decider: Decider, settings: Settings) -> Any:  # noqa: ANN401 - gRPC has no types
     """Start a gRPC server; gives it, to be stopped."""
     if settings.grpc is None:
         raise ConfigError("needs an address such as 127.0.0.1:8081", field="grpc")
@@ -205,7 +205,7 @@ async def serve(desk: Decider, settings: Settings) -> Any:  # noqa: ANN401 - gRP
         ("grpc.max_allowed_incoming_connections", settings.max_connections),
     )
     server = grpc.aio.server(options=options, maximum_concurrent_rpcs=settings.max_concurrency)
-    server.add_generic_rpc_handlers((RateLimitService(desk, settings.headers).handler(),))
+    server.add_generic_rpc_handlers((RateLimitService(decider, settings.headers).handler(),))
     try:
         bound = server.add_insecure_port(str(settings.grpc))
     except RuntimeError:

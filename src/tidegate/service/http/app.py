@@ -1,7 +1,6 @@
-"""The ASGI application: paths, bounds on what a request may be, and answers.
+"""The ASGI application: routes requests, bounds their size, time and number, and sends responses.
 
-Requests are bounded in size, time and number. Whatever goes wrong is answered as problem details; what was not
-foreseen as a 500 that says nothing of the inside, with the traceback in the log.
+Errors are sent as problem details. An unexpected exception is sent as a 500 without details; its traceback is logged.
 """
 
 from __future__ import annotations
@@ -21,8 +20,8 @@ from tidegate.service.http.body import read_body
 from tidegate.service.http.check import METHODS, check
 from tidegate.service.http.json_protocol import loads
 from tidegate.service.http.openapi import document
-from tidegate.service.http.problems import KINDS, HTTPReply, ProblemError, problem_of
-from tidegate.service.http.replays import IdempotentReplies, replayed
+from tidegate.service.http.problems import KINDS, HTTPReply, ProblemError, problem_from
+from tidegate.service.http.replays import IdempotentReplies, mark_replayed
 from tidegate.service.http.verbs import Verbs
 
 if TYPE_CHECKING:
@@ -42,34 +41,34 @@ log = logging.getLogger("tidegate.service")
 
 ADMIN_VERBS: Final = ("reset", "block", "unblock", "blocks")  # verbs that need the admin token
 IDEMPOTENT_VERBS: Final = ("acquire", "reserve", "lease", "batch", "commit", "cancel", "release")
-FREE_SHARE_DIVISOR: Final = 8  # one part in eight of max_concurrency is never taken by calls that may wait
-TASK_KEY: Final = "tidegate.task"  # in a scope: the task that answers the request
-CANCELS_KEY: Final = "tidegate.cancels"  # in a scope: the server cancels the task when the client hangs up
-HUNG_UP_KEY: Final = "tidegate.hung_up"  # in a scope: the client has closed the connection
+FREE_SHARE_DIVISOR: Final = 8  # an eighth of max_concurrency is reserved for calls that do not wait
+TASK_KEY: Final = "tidegate.task"  # in a scope: the task that handles the request
+CANCELS_KEY: Final = "tidegate.cancels"  # in a scope: the server cancels the task when the client disconnects
+DISCONNECTED_KEY: Final = "tidegate.disconnected"  # in a scope: the client has closed the connection
 SECURITY_HEADERS: Final = ((b"x-content-type-options", b"nosniff"), (b"cache-control", b"no-store"))
 
 
 class App:
-    """The service's ASGI application over a desk."""
+    """The ASGI application of the service, over a Decider."""
 
-    def __init__(self, desk: Decider, settings: Settings) -> None:
-        """Answer by this desk, within the bounds of the settings."""
-        self.desk = desk
+    def __init__(self, decider: Decider, settings: Settings) -> None:
+        """Serve this decider, within the bounds of the settings."""
+        self.decider = decider
         self.settings = settings
         self.in_flight = 0
-        self.waiting = 0  # requests under way that may wait for a permit
+        self.waiting = 0  # active requests that may wait for a permit
         self.stopping = False
-        self.idle = asyncio.Event()  # set when the last request of a stopping service is answered
+        self.idle = asyncio.Event()  # set when a stopping service has no active request left
         self.reloads = {"adopted": 0, "refused": 0}
-        self.refused: str | None = None  # why the file as it stands now is not in force
-        self.checks: dict[str, Callable[[], None]] = {}  # what else has to be there for the service to be ready
-        self.panels: dict[str, Panel] = {}  # what other faces show on the dashboard: see dashboard/panels.py
+        self.refused: str | None = None  # why the current file was refused
+        self.checks: dict[str, Callable[[], None]] = {}  # further checks of /readyz; each raises if it fails
+        self.panels: dict[str, Panel] = {}  # panels of other components on the dashboard: see dashboard/panels.py
         self.overview = Overview(self)
-        self._door = Authenticator(settings)
-        self._clock = desk.store.clock
+        self._authenticator = Authenticator(settings)
+        self._clock = decider.store.clock
         self._replays = IdempotentReplies(self._clock)
-        self._verbs = Verbs(desk)
-        self._latency = desk.tally.latency
+        self._verbs = Verbs(decider)
+        self._latency = decider.stats.latency
         self._posts = {f"/v1/{name}": (name, verb) for name, verb in self._verbs.all.items()}
         self._gets: dict[str, tuple[str, Get]] = {
             "/v1/check": ("check", self._check),
@@ -81,20 +80,20 @@ class App:
             "/openapi.json": ("", self._openapi),
             "/v1/overview": ("overview", self._overview),
         }
-        self._files = read_files(token=not self._door.open)
+        self._files = read_files(token=not self._authenticator.open)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: C901, PLR0912 - a coroutine for each branch would cost every request
-        """Answer one request.
+        """Handle one request.
 
-        The usual question, a cost of 1 to a store in memory, is answered at once: coroutines between it and its answer
-        would cost as much as the decision.
+        An acquire with a cost of 1 on a store in memory takes a synchronous fast path: further coroutines would cost as
+        much as the decision itself.
         """
         if scope["type"] != "http":
             await _lifespan(scope, receive, send)
             return
-        if HUNG_UP_KEY in scope:
+        if DISCONNECTED_KEY in scope:
             return
-        scope[TASK_KEY] = asyncio.current_task()  # to be cancelled if the client hangs up: see `http.protocol`
+        scope[TASK_KEY] = asyncio.current_task()  # cancelled if the client disconnects: see `http.protocol`
         steady = self._clock.steady
         start = steady()
         self.in_flight += 1
@@ -104,13 +103,13 @@ class App:
                 path = scope["path"]
                 if (post := self._posts.get(path)) is not None:
                     verb = post[0]
-                    headers = self._admit(scope, verb)
+                    headers = self._check_head(scope, verb)
                     body = await read_body(headers, receive, self.settings.max_body)
                     key = headers.get(b"idempotency-key")
-                    at_once = self._verbs.at_once(body) if verb == "acquire" and key is None else None
-                    # What may wait is timed apart: its time is mostly the client's wish.
-                    verb = f"{verb} wait" if at_once is None and b'"wait"' in body else verb
-                    reply = at_once or await self._post(post[0], post[1], body, key, scope, receive)
+                    fast = self._verbs.fast_acquire(body) if verb == "acquire" and key is None else None
+                    # Calls that may wait have their own histogram: the client chooses most of their time.
+                    verb = f"{verb} wait" if fast is None and b'"wait"' in body else verb
+                    reply = fast or await self._post(post[0], post[1], body, key, scope, receive)
                 elif (get := self._gets.get(path)) is not None:
                     verb = get[0] or verb
                     reply = await self._get(scope, *get)
@@ -119,12 +118,12 @@ class App:
             except ProblemError as problem:
                 reply = self._refuse(problem)
             except RateLimitError as error:
-                reply = self._refuse(problem_of(error))
+                reply = self._refuse(problem_from(error))
             except ConnectionAbortedError:
-                return  # nobody is there to be answered
+                return  # the client has disconnected
             except asyncio.CancelledError:
-                if HUNG_UP_KEY in scope:
-                    return  # what was charged is given back by the store
+                if DISCONNECTED_KEY in scope:
+                    return  # the store refunds what was charged
                 raise
             except Exception:
                 log.exception("a request to %s failed", scope["path"][:100])
@@ -140,24 +139,24 @@ class App:
             latency.add(steady() - start)
 
     def stop(self) -> None:
-        """Answer no further questions."""
+        """Refuse new requests."""
         self.stopping = True
         if not self.in_flight:
             self.idle.set()
 
     def _refuse(self, problem: ProblemError) -> HTTPReply:
-        self.desk.tally.errors[problem.kind] += 1
+        self.decider.stats.errors[problem.kind] += 1
         return problem.reply()
 
-    # ---- questions ---------------------------------------------------------------------------------------------------
+    # ---- verbs -------------------------------------------------------------------------------------------------------
 
-    def _admit(self, scope: Scope, name: str) -> dict[bytes, bytes]:
-        """Let a question in, or refuse it, before its body is read."""
+    def _check_head(self, scope: Scope, name: str) -> dict[bytes, bytes]:
+        """Check the head of a request before its body is read; return the header fields."""
         if scope["method"] != "POST":
-            raise ProblemError("method-not-allowed", f"send a POST, not a {scope['method'][:20]}", allow="POST")
+            raise ProblemError("method-not-allowed", f"expected POST, not {scope['method'][:20]}", allow="POST")
         headers = dict(scope["headers"])
-        self._door.check(headers, admin=name in ADMIN_VERBS)
-        # The admin has to get in when there are too many requests.
+        self._authenticator.check(headers, admin=name in ADMIN_VERBS)
+        # Admin requests are accepted even if there are too many requests.
         if self.stopping or (self.in_flight > self.settings.max_concurrency and name not in ADMIN_VERBS):
             self._check_load()
         kind = headers.get(b"content-type", b"")
@@ -168,33 +167,33 @@ class App:
     async def _post(
         self, name: str, verb: Verb, body: bytes, key: bytes | None, scope: Scope, receive: Receive
     ) -> HTTPReply:
-        asked = loads(body)
+        data = loads(body)
         if key is None or name not in IDEMPOTENT_VERBS:
-            answer = verb(asked)
+            reply = verb(data)
         else:
-            answer = self._replays.answer(key, (name, body), lambda: self._once(name, verb, body, asked, key))
-        if isinstance(asked, dict) and asked.get("wait"):
-            return await self._waiting(answer, scope, receive)
-        return await answer
+            reply = self._replays.reply(key, (name, body), lambda: self._run_keyed(name, verb, body, data, key))
+        if isinstance(data, dict) and data.get("wait"):
+            return await self._run_waiting(reply, scope, receive)
+        return await reply
 
-    async def _once(self, name: str, verb: Verb, body: bytes, asked: object, key: bytes) -> HTTPReply:
-        """Ask with an idempotency key; a store that is shared remembers it, too."""
-        if self.desk.store.instant:
-            return await verb(asked)
+    async def _run_keyed(self, name: str, verb: Verb, body: bytes, data: object, key: bytes) -> HTTPReply:
+        """Run a verb with an idempotency key; a shared store remembers the key, too."""
+        if self.decider.store.instant:
+            return await verb(data)
         call = KeyedCall.read(key, name, body)
-        reply = await verb(asked, call)
-        return replayed(reply) if call.repeated else reply
+        reply = await verb(data, call)
+        return mark_replayed(reply) if call.repeated else reply
 
-    async def _waiting(self, answer: Coroutine[Any, Any, HTTPReply], scope: Scope, receive: Receive) -> HTTPReply:
-        """Answer a call that may wait for a permit; such calls leave room for those that are decided at once."""
+    async def _run_waiting(self, reply: Coroutine[Any, Any, HTTPReply], scope: Scope, receive: Receive) -> HTTPReply:
+        """Run a call that may wait for a permit; a part of max_concurrency is reserved for calls that do not wait."""
         most = self.settings.max_concurrency
         if self.waiting >= most - most // FREE_SHARE_DIVISOR:
-            answer.close()
-            raise ProblemError("busy", f"{self.waiting} calls wait already: ask without wait, or later")
+            reply.close()
+            raise ProblemError("busy", f"{self.waiting} calls are already waiting: retry without wait, or later")
         self.waiting += 1
         try:
-            # In a task of its own, an answer could be complete, and charged, at the moment the client hangs up.
-            return await (answer if CANCELS_KEY in scope else unless_gone(answer, receive))
+            # In a task of its own, a reply could be complete, and charged, at the moment the client disconnects.
+            return await (reply if CANCELS_KEY in scope else run_until_disconnect(reply, receive))
         finally:
             self.waiting -= 1
 
@@ -202,24 +201,24 @@ class App:
         if self.stopping:
             raise ProblemError("stopping")
         if self.in_flight > self.settings.max_concurrency:
-            raise ProblemError("busy", f"more than {self.settings.max_concurrency} requests are under way")
+            raise ProblemError("busy", f"more than {self.settings.max_concurrency} requests are active: retry later")
 
     async def _get(self, scope: Scope, name: str, get: Get) -> HTTPReply:
         methods = METHODS if name == "check" else ("GET", "HEAD")
         if scope["method"] not in methods:
-            detail = f"send a GET, not a {scope['method'][:20]}"
+            detail = f"expected GET, not {scope['method'][:20]}"
             raise ProblemError("method-not-allowed", detail, allow=", ".join(methods))
         headers = dict(scope["headers"])
         if name:
-            # The overview tells of keys: where there is any token, it is not for everybody who can connect.
+            # The overview contains keys: if there is any token, the overview needs one.
             admin = name in ADMIN_VERBS or (name == "overview" and self.settings.decision_token is None)
-            self._door.check(headers, admin=admin)
+            self._authenticator.check(headers, admin=admin)
         return await get(scope, headers)
 
     async def _check(self, scope: Scope, headers: dict[bytes, bytes]) -> HTTPReply:
-        self._door.check_site(headers)
+        self._authenticator.check_site(headers)
         self._check_load()
-        return await check(self.desk, scope["query_string"], headers, self.settings.headers)
+        return await check(self.decider, scope["query_string"], headers, self.settings.headers)
 
     async def _policies(self, _scope: Scope, _headers: dict[bytes, bytes]) -> HTTPReply:
         return await self._verbs.policies()
@@ -230,9 +229,9 @@ class App:
     # ---- the dashboard -----------------------------------------------------------------------------------------------
 
     async def _page(self, scope: Scope, path: str) -> HTTPReply:
-        """Give a file of the page, which has no data in it and therefore needs no token."""
+        """Serve a file of the dashboard, which contains no data and therefore needs no token."""
         if path not in self._files:
-            raise ProblemError("not-found", f"there is no {path[:100]!r}: see /openapi.json")
+            raise ProblemError("not-found", f"unknown path {path[:100]!r}: see /openapi.json")
         return await self._get(scope, "", self._file)
 
     async def _file(self, scope: Scope, _headers: dict[bytes, bytes]) -> HTTPReply:
@@ -241,48 +240,48 @@ class App:
     async def _overview(self, scope: Scope, _headers: dict[bytes, bytes]) -> HTTPReply:
         return HTTPReply(200, await self.overview.write(scope["query_string"]))
 
-    # ---- operating ---------------------------------------------------------------------------------------------------
+    # ---- operations --------------------------------------------------------------------------------------------------
 
     async def _healthz(self, _scope: Scope, _headers: dict[bytes, bytes]) -> HTTPReply:
         return HTTPReply(200, b'{"ok":true}')
 
     async def _readyz(self, _scope: Scope, _headers: dict[bytes, bytes]) -> HTTPReply:
-        """Tell whether decisions can be made: store and bus answer, and the service is not stopping."""
+        """Check that the service can decide: the store and the bus answer, and the service is not stopping."""
         if self.stopping:
             raise ProblemError("stopping")
-        await self.desk.probe()
-        for needed in self.checks.values():
-            needed()
+        await self.decider.probe()
+        for check_ready in self.checks.values():
+            check_ready()
         return HTTPReply(200, b'{"ok":true}')
 
     async def _metrics(self, _scope: Scope, _headers: dict[bytes, bytes]) -> HTTPReply:
-        return HTTPReply(200, metrics.render(self.desk, self.in_flight, self.reloads), metrics.CONTENT_TYPE)
+        return HTTPReply(200, metrics.render(self.decider, self.in_flight, self.reloads), metrics.CONTENT_TYPE)
 
     async def _openapi(self, _scope: Scope, _headers: dict[bytes, bytes]) -> HTTPReply:
         return HTTPReply(200, document())
 
 
-async def unless_gone(answer: Coroutine[Any, Any, HTTPReply], receive: Receive) -> HTTPReply:
-    """Wait for an answer while there is somebody to be answered: who hangs up leaves the line."""
-    answering = asyncio.create_task(answer)
-    # Not cancelled at the end: a server need not allow that, and ends it with the request at the latest.
-    listening = asyncio.create_task(_hung_up(receive))
+async def run_until_disconnect(reply: Coroutine[Any, Any, HTTPReply], receive: Receive) -> HTTPReply:
+    """Run a call, but cancel it if the client disconnects, so that it leaves the wait queue."""
+    running = asyncio.create_task(reply)
+    # Not cancelled at the end: a server need not support that, and ends it with the request at the latest.
+    listening = asyncio.create_task(_wait_for_disconnect(receive))
     try:
-        await asyncio.wait((answering, listening), return_when=asyncio.FIRST_COMPLETED)
-        if answering.done():
-            return answering.result()
+        await asyncio.wait((running, listening), return_when=asyncio.FIRST_COMPLETED)
+        if running.done():
+            return running.result()
         raise ConnectionAbortedError
     finally:
-        answering.cancel()
+        running.cancel()
 
 
-async def _hung_up(receive: Receive) -> None:
+async def _wait_for_disconnect(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass  # the end of the body
 
 
 async def respond(send: Send, reply: HTTPReply, *, head: bool = False) -> None:
-    """Send an answer."""
+    """Send a response."""
     status, body, kind, more = reply
     headers = [(b"content-type", kind), (b"content-length", b"%d" % len(body)), *SECURITY_HEADERS, *more]
     await send({"type": "http.response.start", "status": status, "headers": headers})
@@ -290,7 +289,7 @@ async def respond(send: Send, reply: HTTPReply, *, head: bool = False) -> None:
 
 
 async def _lifespan(scope: Scope, receive: Receive, send: Send) -> None:
-    """Start and stop with the server, where one asks for it; refuse what is neither that nor HTTP."""
+    """Handle the lifespan protocol; refuse every other protocol but HTTP."""
     if scope["type"] != "lifespan":
         if scope["type"] == "websocket":
             await send({"type": "websocket.close", "code": 1000})

@@ -1,4 +1,4 @@
-"""Who may come in: tokens, host names. Decision and admin tokens are apart; both are compared in constant time."""
+"""Authenticates requests by token and host name. Decision and admin tokens are compared in constant time."""
 
 from __future__ import annotations
 
@@ -12,38 +12,39 @@ if TYPE_CHECKING:
     from tidegate.service.config.settings import Settings
 
 BEARER_PREFIX: Final = b"bearer "
-SAME_SITE: Final = (b"same-origin", b"none")  # a page of ours, or what a person has typed
+SAME_SITE: Final = (b"same-origin", b"none")  # the dashboard, or a URL that a user has typed
 CROSS_SITE: Final = (
-    "without a decision token, no page of another site may ask; a proxy that passes its client's header fields on "
-    "has to leave out Origin and Sec-Fetch-Site, or to send the token"
+    "requests from pages of other sites are refused if no decision token is set; a proxy that forwards the header "
+    "fields of its client must remove Origin and Sec-Fetch-Site, or a decision token must be set"
 )
 
 
 class Authenticator:
-    """Decides who may ask what.
+    """Checks whether a request is allowed.
 
-    With no token at all, everybody who can connect may do everything, and with only an admin token everybody may
-    decide; the settings allow that on loopback only, or when told so. There, a page in a browser of this machine must
-    not get in by a host name of its own that leads to us (DNS rebinding): the Host has to be one of the machine itself.
+    Without any token, every client that can connect may do everything; with only an admin token, every client may
+    request decisions. The settings allow that on loopback, or with `open: true`. On loopback, a page in a browser of
+    this machine must not get access by a host name of its own that resolves to this machine (DNS rebinding): the Host
+    has to be a name of this machine.
     """
 
     def __init__(self, settings: Settings) -> None:
-        """Take the tokens."""
-        self._decision = _hashable(settings.decision_token)
-        self._admin = _hashable(settings.admin_token)
+        """Use the tokens of the settings."""
+        self._decision = _encode(settings.decision_token)
+        self._admin = _encode(settings.admin_token)
         self.open = self._decision is None and self._admin is None
-        self._last: bytes | None = None  # the host name that was let in last: mostly it is the next one, too
+        self._last_host: bytes | None = None  # the host name that was accepted last: usually the next one, too
         self._local = self._decision is None and settings.listen.loopback
 
     def check(self, headers: dict[bytes, bytes], *, admin: bool) -> None:
-        """Let in, or refuse."""
+        """Raise unless the request is allowed."""
         if self.open or (self._decision is None and not admin):
-            if self._local and (host := headers.get(b"host", b"")) != self._last:
+            if self._local and (host := headers.get(b"host", b"")) != self._last_host:
                 check_host(host)
-                self._last = host
+                self._last_host = host
             return
-        token = token_of(headers)
-        # All comparisons are made, whatever the first of them says.
+        token = find_token(headers)
+        # Both comparisons are always made, so that the time does not depend on the first.
         is_admin = self._admin is not None and hmac.compare_digest(token, self._admin)
         is_decision = self._decision is not None and hmac.compare_digest(token, self._decision)
         if is_admin or (is_decision and not admin):
@@ -55,17 +56,17 @@ class Authenticator:
         raise ProblemError("unauthorized", "send the token as 'Authorization: Bearer …' or as 'X-Tidegate-Token: …'")
 
     def check_site(self, headers: dict[bytes, bytes]) -> None:
-        """Refuse a page of another site where no token is needed: its reader's browser is on this machine, too.
+        """Refuse a request from a page of another site if no token is needed: the browser may run on this machine.
 
-        A page can send a simple request (GET, HEAD, or a POST that is not JSON) anywhere without asking. Browsers say
-        which site it comes from in `Sec-Fetch-Site`, or else in `Origin`; neither can be set by the page.
+        A page can send a simple request (GET, HEAD, or a POST that is not JSON) to any server without a preflight.
+        Browsers send the site of the page in `Sec-Fetch-Site` or in `Origin`; the page can set neither.
         """
         if self._decision is None and is_cross_site(headers):
             raise ProblemError("forbidden", CROSS_SITE)
 
 
 def is_cross_site(headers: dict[bytes, bytes]) -> bool:
-    """Tell whether a browser sends a request for a page of another site."""
+    """Return whether a browser sends the request for a page of another site."""
     site = headers.get(b"sec-fetch-site")
     if site is not None:
         return site not in SAME_SITE
@@ -74,18 +75,18 @@ def is_cross_site(headers: dict[bytes, bytes]) -> bool:
 
 
 def check_host(host: bytes) -> None:
-    """Refuse a name that is not this machine's own."""
+    """Refuse a Host that is not a name of this machine."""
     name = host.lower().decode("latin-1")
     if not name.endswith("]"):
         before, colon, port = name.rpartition(":")
         name = before if colon and port.isdigit() else name
     if not ListenAddress(name.strip("[]"), 0).loopback:
-        message = "without a decision token, only this machine may ask: by the name localhost or a loopback address"
+        message = "the Host must be localhost or a loopback address, because no decision token is set"
         raise ProblemError("forbidden", message)
 
 
-def token_of(headers: dict[bytes, bytes]) -> bytes:
-    """Find the token: a proxy passes its client's Authorization on, so ours has a field of its own, too."""
+def find_token(headers: dict[bytes, bytes]) -> bytes:
+    """Return the token; X-Tidegate-Token goes first, because a proxy may forward its client's Authorization."""
     own = headers.get(b"x-tidegate-token")
     if own is not None:
         return own
@@ -93,5 +94,5 @@ def token_of(headers: dict[bytes, bytes]) -> bytes:
     return value[len(BEARER_PREFIX) :].strip() if value[: len(BEARER_PREFIX)].lower() == BEARER_PREFIX else b""
 
 
-def _hashable(token: str | None) -> bytes | None:
+def _encode(token: str | None) -> bytes | None:
     return None if token is None else token.encode()

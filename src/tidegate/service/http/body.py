@@ -1,4 +1,4 @@
-"""Reading the body of a request, bounded in size. The connection bounds the time: see protocol.py."""
+"""Reads the body of a request, bounded in size. The connection bounds the time: see protocol.py."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ if TYPE_CHECKING:
 
     Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 
-MAX_DIGITS: Final = 20  # of a content-length
+MAX_DIGITS: Final = 20  # digits of a Content-Length
 
 
 async def read_body(headers: dict[bytes, bytes], receive: Receive, max_body: int) -> bytes:
-    """Read all of it, or refuse what is larger than `max_body`."""
+    """Read the whole body; refuse one that is larger than `max_body`."""
     length = headers.get(b"content-length", b"0")
     if len(length) > MAX_DIGITS or not length.isdigit() or int(length) > max_body:
         raise _too_large(max_body)
     message = await receive()
     body: bytes = message.get("body", b"")
-    # A server may end a body by an empty piece; one that is as long as it was said to be is all there.
+    # A server may end a body with an empty chunk; a body of the announced length is complete without it.
     if message["type"] == "http.request" and (not message.get("more_body") or b"%d" % len(body) == length):
         if len(body) > max_body:
             raise _too_large(max_body)
         return body
-    return await _read_pieces(message, receive, max_body)
+    return await _read_chunks(message, receive, max_body)
 
 
-async def _read_pieces(message: MutableMapping[str, Any], receive: Receive, max_body: int) -> bytes:
-    """Read a body that comes in pieces."""
+async def _read_chunks(message: MutableMapping[str, Any], receive: Receive, max_body: int) -> bytes:
+    """Read a body that arrives in several messages."""
     body = bytearray()
     while True:
         if message["type"] == "http.disconnect":
@@ -44,4 +44,4 @@ async def _read_pieces(message: MutableMapping[str, Any], receive: Receive, max_
 
 
 def _too_large(max_body: int) -> ProblemError:
-    return ProblemError("too-large", f"a request may have {max_body} bytes")
+    return ProblemError("too-large", f"the body of a request must not exceed {max_body} bytes")

@@ -1,13 +1,13 @@
-"""Bounds on the open connections of one process: how many there are, and how long a client may keep one waiting.
+"""Bounds the open connections of one process: their number, and how long a client may keep one waiting.
 
-Time is counted in ticks of one timer, not read from a clock for each request. A connection has a number of ticks left;
-each tick takes one away, and a connection that has none left is expired. An event loop that was blocked for a while
-thus expires nobody whose bytes are still unread.
+Time is counted in ticks of one timer, not read from a clock for each request. A connection has a number of ticks left.
+Each tick subtracts one, and a connection without ticks expires. So if the event loop was blocked for a while, clients
+whose bytes are still unread do not expire.
 
-A connection is *waiting* while no request on it is being answered: the client is silent, is still sending the head of
-a request, or is idle between two requests. If there are too many connections, the one that has waited longest is
-closed. So connections that ask nothing never keep out those that do. Requests that are being answered can only fill
-`for_requests` of the connections; the rest is left for health checks, metrics and the admin's requests.
+A connection is *waiting* while no request on it is being handled: the client is silent, is still sending the head of a
+request, or is idle between two requests. If there are too many connections, the one that has waited longest is closed.
+So connections without requests never block those with requests. Active requests can only fill
+`connections_for_requests` of the connections; the rest is reserved for health checks, metrics and admin requests.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tidegate.service.config.values import MIN_CONNECTIONS
 log = logging.getLogger("tidegate.service")
 
 NEVER_TICKS: Final = 2**62  # ticks
-MIN_TICKS: Final = 4  # at least, in the shortest of the times
+MIN_TICKS: Final = 4  # in the shorter of the two timeouts
 MAX_TICK: Final = 1.0  # seconds
 RESERVED_CONNECTIONS: Final = 32  # for health, metrics and admin
 BACKLOG: Final = 1024  # connections that the system holds until they are accepted
@@ -31,25 +31,25 @@ REPORT_TICKS: Final = 30  # between two log lines about closed connections
 
 
 class BoundedConnection(Protocol):
-    """What is asked of a connection."""
+    """The interface of a connection."""
 
     ticks_left: int
 
     def expire(self) -> None:
-        """End it, or give it more ticks: its client took too long."""
+        """Close it or add ticks: its client took too long."""
 
     def drop(self) -> None:
         """Close it at once."""
 
     def shutdown(self) -> None:
-        """Close it when what is under way is answered."""
+        """Close it after the active requests."""
 
 
 class Connections:
     """The open connections of one process."""
 
     def __init__(self, max_connections: int, read_timeout: float, idle_timeout: float) -> None:
-        """Allow this many, and these times in seconds."""
+        """Allow so many connections, and these timeouts in seconds."""
         self.max_connections = max_connections
         self.read_timeout = read_timeout
         self.tick_seconds = min(MAX_TICK, read_timeout / MIN_TICKS, idle_timeout / MIN_TICKS)
@@ -63,11 +63,11 @@ class Connections:
         self._since_report = REPORT_TICKS
 
     def __len__(self) -> int:
-        """Count those that are open."""
+        """Return the number of open connections."""
         return len(self._open)
 
     def add(self, connection: BoundedConnection) -> None:
-        """Take a new connection; if there are too many, close the one that has waited longest: maybe this one."""
+        """Add a new connection; if there are too many, close the one that has waited longest, which may be this one."""
         self._open.add(connection)
         self.none_open.clear()
         self._waiting[connection] = None
@@ -78,23 +78,23 @@ class Connections:
             oldest.drop()
 
     def remove(self, connection: BoundedConnection) -> None:
-        """Forget a connection; one that is forgotten already is fine."""
+        """Remove a connection, if it is there."""
         self._waiting.pop(connection, None)
         self._open.discard(connection)
         if not self._open:
             self.none_open.set()
 
-    def begin_answer(self, connection: BoundedConnection) -> None:
-        """Note that a request on this connection is being answered."""
+    def begin_request(self, connection: BoundedConnection) -> None:
+        """Record that a request on this connection is being handled."""
         self._waiting.pop(connection, None)
 
     def begin_wait(self, connection: BoundedConnection) -> None:
-        """Note that this connection waits for its client."""
+        """Record that this connection waits for its client."""
         if connection in self._open:
             self._waiting.setdefault(connection)
 
     def tick(self) -> None:
-        """Take one tick from each connection and expire those that have none left."""
+        """Subtract one tick from each connection, and expire those that have none left."""
         late = []
         for connection in self._open:
             connection.ticks_left -= 1
@@ -104,12 +104,12 @@ class Connections:
             try:
                 connection.expire()
             except Exception:
-                log.exception("a connection cannot be ended: it is not counted any more")
+                log.exception("cannot close a connection: it is no longer counted")
                 self.remove(connection)
         self._report()
 
     def _report(self) -> None:
-        """Tell the log now and then that connections were closed to make room."""
+        """Log, at most every REPORT_TICKS, that connections were closed because there were too many."""
         self._since_report += 1
         if self._made_room and self._since_report > REPORT_TICKS:
             log.warning(
@@ -120,14 +120,14 @@ class Connections:
             self._made_room = self._since_report = 0
 
     def snapshot(self) -> list[BoundedConnection]:
-        """List those that are open now."""
+        """Return a list of the open connections."""
         return list(self._open)
 
 
 def fit_connections(max_connections: int, descriptors: int | None, addresses: int = 1) -> int:
-    """Lower a number of connections such that they fit below the limit of descriptors (None: there is none).
+    """Lower a number of connections to fit the limit of file descriptors (None: no limit).
 
-    Each of the addresses that the process listens on may have so many.
+    Each address that the process listens on may have that many connections.
     """
     if descriptors is None:
         return max_connections
@@ -135,5 +135,5 @@ def fit_connections(max_connections: int, descriptors: int | None, addresses: in
 
 
 def connections_for_requests(max_connections: int) -> int:
-    """Tell how many connections requests may fill: some are reserved for health checks, metrics and admin requests."""
+    """Return how many connections requests may fill: some are reserved for health checks, metrics and the admin."""
     return max_connections - min(RESERVED_CONNECTIONS, max_connections // 4)

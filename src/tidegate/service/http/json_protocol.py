@@ -1,12 +1,13 @@
-"""Decisions as JSON, and JSON as questions. docs/wire.md describes it for users.
+"""Writes decisions as JSON, and reads requests from JSON. docs/wire.md describes the format for users.
 
-Writing an answer costs more than deciding, so what never changes about a policy's answers is written once, as a
-template, and an answer fills in its numbers.
+Writing a response costs more than the decision. So the constant parts of a policy's responses are written once, as a
+template, and each response only fills in its numbers.
 """
 
 from __future__ import annotations
 
 import json
+from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from tidegate.core.algorithms import NEVER
@@ -16,7 +17,7 @@ from tidegate.errors import ConfigError
 from tidegate.service.decisions.decider import Subject
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from tidegate.core import Limit
     from tidegate.limiter import Usage
@@ -33,53 +34,55 @@ MIDDLE: Final = ',"retry_after":0.0,"reset_after":'
 TAIL: Final = ',"violated":[],"shadow":false,"local":false,"limits":['
 MAX_TEMPLATES: Final = 4096  # sets of limits whose templates are kept
 MAX_DESCRIPTOR_PAIRS: Final = 32  # pairs of a descriptor
+MAX_SHOWN_NAME: Final = 50  # characters of an unknown name that are compared or shown
 
 
-# ---- answers ---------------------------------------------------------------------------------------------------------
+# ---- responses -------------------------------------------------------------------------------------------------------
 
 
 class DecisionWriter:
-    """Writes decisions. One for each app."""
+    """Writes decisions as JSON. Each app has one."""
 
     def __init__(self) -> None:
-        """Know no limits yet."""
-        self._known: dict[int, tuple[tuple[Limit, ...], Write]] = {}
+        """Start without templates."""
+        self._templates: dict[int, tuple[tuple[Limit, ...], Write]] = {}
 
     def write(self, decision: Decision | None) -> str:
-        """Write a decision as JSON; None: not limited."""
+        """Write a decision as JSON; None means not limited."""
         if decision.__class__ is not Decision or not decision[0]:
-            return UNLIMITED if decision is None else denied_text(decision)
+            return UNLIMITED if decision is None else write_without_template(decision)
         limits = decision[2]
-        found = self._known.get(id(limits))
+        found = self._templates.get(id(limits))
         if found is None or found[0] is not limits:
-            found = self._learn(limits)
+            found = self._add_template(limits)
         return found[1](decision)
 
-    def _learn(self, limits: tuple[Limit, ...]) -> tuple[tuple[Limit, ...], Write]:
-        if len(self._known) >= MAX_TEMPLATES:
-            self._known.clear()
-        found = self._known[id(limits)] = (limits, _one(limits[0]) if len(limits) == 1 else _several(limits))
+    def _add_template(self, limits: tuple[Limit, ...]) -> tuple[tuple[Limit, ...], Write]:
+        if len(self._templates) >= MAX_TEMPLATES:
+            self._templates.clear()
+        write = _single_limit_writer(limits[0]) if len(limits) == 1 else _multi_limit_writer(limits)
+        found = self._templates[id(limits)] = (limits, write)
         return found
 
 
-def _one(limit: Limit) -> Write:
-    """Build what writes that a single limit allowed a call."""
+def _single_limit_writer(limit: Limit) -> Write:
+    """Build the function that writes an allowed decision of one limit."""
     head, middle, end = HEAD, MIDDLE, "}]}"
-    name, view = f"{TAIL}{_name(limit)}", limit.rules.view
+    name, view = f"{TAIL}{_limit_prefix(limit)}", limit.rules.view
 
     def write(decision: Decision) -> str:
-        _, at, _, told, costs = decision
-        remaining, _, reset = told[0] if costs is None else view(told[0], limit, costs[0], at)  # type: ignore[misc]  # as Decision.views
+        _, at, _, states, costs = decision
+        remaining, _, reset = states[0] if costs is None else view(states[0], limit, costs[0], at)  # type: ignore[misc]  # as Decision.views
         left, after = str(remaining), repr(reset / SECOND)
         return f"{head}{left}{middle}{after}{name}{left}{middle}{after}{end}"
 
     return write
 
 
-def _several(limits: tuple[Limit, ...]) -> Write:
-    """Build what writes that several limits allowed a call."""
+def _multi_limit_writer(limits: tuple[Limit, ...]) -> Write:
+    """Build the function that writes an allowed decision of several limits."""
     head, middle, tail = HEAD, MIDDLE, TAIL
-    names = [_name(limit) for limit in limits]
+    names = [_limit_prefix(limit) for limit in limits]
 
     def write(decision: Decision) -> str:
         views = decision.views
@@ -93,18 +96,18 @@ def _several(limits: tuple[Limit, ...]) -> Write:
     return write
 
 
-def _name(limit: Limit) -> str:
+def _limit_prefix(limit: Limit) -> str:
     name, unit = json.dumps(limit.name), json.dumps(limit.unit)
     return f'{{"name":{name},"quota":{limit.quota},"unit":{unit},"allowed":true,"remaining":'
 
 
-def denied_text(decision: Decision) -> str:
-    """Write any decision, a denial for one."""
+def write_without_template(decision: Decision) -> str:
+    """Write any decision as JSON."""
     return json.dumps(describe(decision), separators=(",", ":"))
 
 
 def describe(decision: Decision) -> dict[str, object]:
-    """Word a decision for a program."""
+    """Return a decision as a JSON object."""
     return {
         "allowed": decision.allowed,
         "remaining": decision.remaining,
@@ -129,11 +132,11 @@ def describe(decision: Decision) -> dict[str, object]:
 
 
 def describe_usage(usage: Mapping[str, Usage]) -> dict[str, object]:
-    """Word what a key has used, limit by limit."""
+    """Return the usage of a key as a JSON object."""
     return {"limits": [{"name": name, **each._asdict()} for name, each in usage.items()]}
 
 
-# ---- questions -------------------------------------------------------------------------------------------------------
+# ---- requests --------------------------------------------------------------------------------------------------------
 
 SUBJECT_FIELDS: Final = ("policy", "key", "domain", "descriptor")
 VERB_FIELDS: Final[dict[str, tuple[str, ...]]] = {
@@ -154,37 +157,37 @@ ASK_FIELDS: Final = (*SUBJECT_FIELDS, "cost")
 
 
 class BadFieldError(ConfigError):
-    """A field of a request that cannot be used; `pointer` says which, as RFC 6901 does."""
+    """An invalid field of a request; `pointer` is its JSON pointer (RFC 6901)."""
 
     def __init__(self, pointer: str, message: str) -> None:
-        """Say which field and why."""
+        """Set the field and the reason."""
         super().__init__(message, field=pointer.replace("/", ".").strip(".") or None)
         self.pointer = pointer
         self.detail = message
 
 
 class RequestFields(NamedTuple):
-    """A JSON object of a request, read field by field."""
+    """The fields of a JSON object in a request."""
 
     values: dict[str, Any]
     pointer: str = ""
 
     @classmethod
     def read(cls, value: object, known: tuple[str, ...], pointer: str = "") -> RequestFields:
-        """Take an object with some of the known fields and no others."""
+        """Check that a value is an object with only known fields."""
         if not isinstance(value, dict):
-            raise BadFieldError(pointer, f"expected an object, not {kind(value)}")
+            raise BadFieldError(pointer, f"expected an object, not {type_name(value)}")
         for name in value:
             if name not in known:
-                raise BadFieldError(f"{pointer}/{escaped(name)}", f"unknown field: known are {', '.join(known)}")
+                raise BadFieldError(f"{pointer}/{escape_pointer(name)}", f"unknown field: {suggest(name, known)}")
         return cls(value, pointer)
 
     def error(self, name: str, message: str) -> BadFieldError:
-        """Word an error about a field."""
+        """Build an error about a field."""
         return BadFieldError(f"{self.pointer}/{name}", message)
 
     def subject(self) -> Subject:
-        """Read who is asked about."""
+        """Read the subject of the request."""
         values = self.values
         policy = values.get("policy")
         if policy.__class__ is str and "domain" not in values and "descriptor" not in values:
@@ -193,100 +196,106 @@ class RequestFields(NamedTuple):
                 return Subject(policy, key)
             if isinstance(key, list) and key and all(part.__class__ is str for part in key):
                 return Subject(policy, tuple(key) if len(key) > 1 else key[0])
-            raise self.error("key", "expected a text, or a list of texts, that names whoever is limited")
+            raise self.error("key", "expected a string, or a non-empty list of strings")
         if "domain" not in values:
             if "policy" in values or "key" in values:
-                raise self.error("policy", "expected the name of a policy")
-            raise self.error("policy", "needs a policy and a key, or a domain and a descriptor")
+                raise self.error("policy", f"expected the name of a policy, not {type_name(policy)}")
+            raise self.error("policy", "missing: expected policy and key, or domain and descriptor")
         for other in ("policy", "key"):
             if other in values:
-                raise self.error(other, "stands beside domain: leave one of them out")
+                raise self.error(other, "cannot be combined with domain")
         domain = values["domain"]
         if domain.__class__ is not str or not domain:
-            raise self.error("domain", "expected the name of a domain")
+            raise self.error("domain", "expected the name of a domain, as a non-empty string")
         return Subject(domain=domain, descriptor=self._descriptor())
 
     def _descriptor(self) -> tuple[tuple[str, str], ...]:
         pairs = self.values.get("descriptor")
-        texts = isinstance(pairs, list) and all(
+        valid = isinstance(pairs, list) and all(
             isinstance(pair, list) and len(pair) == 2 and all(part.__class__ is str for part in pair)  # noqa: PLR2004 - a key and a value
             for pair in pairs
         )
-        if not texts or not pairs or len(pairs) > MAX_DESCRIPTOR_PAIRS:
+        if not valid or not pairs or len(pairs) > MAX_DESCRIPTOR_PAIRS:
             raise self.error("descriptor", f'expected 1 to {MAX_DESCRIPTOR_PAIRS} pairs such as [["path", "/login"]]')
         return tuple((key, value) for key, value in pairs)
 
     def cost(self, default: int | None = 1) -> Cost | None:
-        """Read a cost: a whole number, or one for each unit."""
+        """Read a cost: an integer, or one for each unit."""
         cost = self.values.get("cost", default)
         if (cost.__class__ is int and 0 <= cost <= MAX_INTEGER) or (cost is None and default is None):
             return cost
-        asked = cost if isinstance(cost, dict) else {"": cost}
-        amounts = {unit: amount for unit, value in asked.items() if (amount := whole(value)) is not None}
-        if len(amounts) < len(asked):
-            message = f'expected a whole number from 0 to {MAX_INTEGER}, or one for each unit such as {{"tokens": 100}}'
+        values = cost if isinstance(cost, dict) else {"": cost}
+        amounts = {unit: amount for unit, value in values.items() if (amount := read_integer(value)) is not None}
+        if len(amounts) < len(values):
+            message = f'expected an integer from 0 to {MAX_INTEGER}, or one for each unit such as {{"tokens": 100}}'
             raise self.error("cost", message)
         return amounts if isinstance(cost, dict) else amounts[""]
 
     def number(self, name: str, default: float) -> float:
-        """Read a number of seconds, or the like."""
+        """Read a number."""
         value = self.values.get(name, default)
         if value.__class__ is int or value.__class__ is float:
             return float(min(max(value, -1e15), 1e15))
-        raise self.error(name, "expected a number")
+        raise self.error(name, f"expected a number, not {type_name(value)}")
 
-    def whole(self, name: str, default: int, most: int) -> int:
-        """Read a whole number from 1."""
+    def integer(self, name: str, default: int, maximum: int) -> int:
+        """Read an integer from 1."""
         value = self.values.get(name, default)
-        if value.__class__ is int and 1 <= value <= most:
+        if value.__class__ is int and 1 <= value <= maximum:
             return int(value)
-        raise self.error(name, f"expected a whole number from 1 to {most}")
+        raise self.error(name, f"expected an integer from 1 to {maximum}")
 
-    def text(self, name: str) -> str:
-        """Read a text that has to be there."""
+    def string(self, name: str) -> str:
+        """Read a required string."""
         value = self.values.get(name)
         if value.__class__ is str and value:
             return value
-        raise self.error(name, "expected a text")
+        raise self.error(name, "expected a non-empty string")
 
 
-def whole(value: object) -> int | None:
-    """Read a whole number; 3.0 is one: JSON has one kind of number, and some languages write all of them like that."""
+def read_integer(value: object) -> int | None:
+    """Read an integer; accept 3.0: JSON has only one number type, and some languages write all numbers with a point."""
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_INTEGER else None
 
 
-def loads(body: bytes) -> Any:  # noqa: ANN401 - whatever was sent
-    """Read JSON, strictly: no NaN, no duplicate meaning by encoding, nothing too deep."""
+def loads(body: bytes) -> Any:  # noqa: ANN401 - any JSON value
+    """Parse JSON strictly: UTF-8 only, no NaN, no excessive nesting."""
     try:
         return DECODER.decode(body.decode("utf-8"))
     except RecursionError:
-        raise BadFieldError("", "is nested too deeply") from None
+        raise BadFieldError("", "the JSON is nested too deeply") from None
     except ValueError as error:
-        raise BadFieldError("", f"is not JSON: {error}") from None
+        raise BadFieldError("", f"the body is not valid JSON: {error}") from None
 
 
 def _refuse(name: str) -> float:
-    raise ValueError(f"{name} is no number of JSON")
+    raise ValueError(f"{name} is not allowed in JSON")
 
 
 DECODER: Final = json.JSONDecoder(parse_constant=_refuse)
 
 
-def kind(value: object) -> str:
-    """Name the kind of a JSON value."""
-    kinds: tuple[tuple[type, str], ...] = (
-        (bool, "a flag"),
-        (int, "a number"),
+def type_name(value: object) -> str:
+    """Return the name of the JSON type of a value."""
+    names: tuple[tuple[type, str], ...] = (
+        (bool, "a boolean"),
+        (int, "an integer"),
         (float, "a number"),
-        (str, "a text"),
+        (str, "a string"),
         (list, "a list"),
         (dict, "an object"),
     )
-    return next((name for each, name in kinds if isinstance(value, each)), "nothing")
+    return next((name for each, name in names if isinstance(value, each)), "null")
 
 
-def escaped(name: str) -> str:
-    """Write a name as part of a JSON pointer, not longer than anybody needs."""
+def suggest(name: str, known: Sequence[str]) -> str:
+    """Return advice for an unknown name: the closest known name, or all of them."""
+    close = get_close_matches(name[:MAX_SHOWN_NAME], known, n=1)
+    return f"did you mean {close[0]!r}?" if close else f"expected one of {', '.join(known)}"
+
+
+def escape_pointer(name: str) -> str:
+    """Escape a name as part of a JSON pointer; a long name is truncated."""
     return name[:100].replace("~", "~0").replace("/", "~1")

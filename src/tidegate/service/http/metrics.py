@@ -1,4 +1,4 @@
-"""`/metrics`: what the service counts, in Prometheus's text format. Labels are names from the file, never keys."""
+"""`/metrics`: the counts of the service in Prometheus's text format. Labels are names from the file, never keys."""
 
 from __future__ import annotations
 
@@ -18,32 +18,32 @@ MAX_LABELLED_POLICIES: Final = 1000  # policies with labels of their own
 # name: kind, help
 METRICS: Final[dict[str, tuple[str, str]]] = {
     "tidegate_decisions_total": ("counter", "Decisions, by policy and outcome."),
-    "tidegate_denials_total": ("counter", "Times that a limit said no, by policy and limit."),
-    "tidegate_last_denied_timestamp_seconds": ("gauge", "When a policy last said no."),
+    "tidegate_denials_total": ("counter", "Denials, by policy and limit."),
+    "tidegate_last_denied_timestamp_seconds": ("gauge", "Time of the last denial, by policy."),
     "tidegate_waiting": ("gauge", "Calls that wait for a permit."),
-    "tidegate_requests_in_flight": ("gauge", "Requests under way."),
-    "tidegate_problems_total": ("counter", "Answers that were no decision, by kind."),
-    "tidegate_request_seconds": ("histogram", "How long requests took, by verb."),
-    "tidegate_store": ("gauge", "What the store counts, by name."),
-    "tidegate_reloads_total": ("counter", "Times that the file was read again, by outcome."),
+    "tidegate_requests_in_flight": ("gauge", "Active requests."),
+    "tidegate_problems_total": ("counter", "Responses without a decision, by kind of problem."),
+    "tidegate_request_seconds": ("histogram", "Duration of requests, by verb."),
+    "tidegate_store": ("gauge", "Metrics of the store, by name."),
+    "tidegate_reloads_total": ("counter", "Reloads of the file, by outcome."),
 }
 Sample = tuple[str, dict[str, str], float]
 
 
-def render(desk: Decider, in_flight: int, reloads: dict[str, int]) -> bytes:
-    """Write everything."""
+def render(decider: Decider, in_flight: int, reloads: dict[str, int]) -> bytes:
+    """Write all metrics."""
     lines: list[str] = []
-    samples = dict(_families(desk, in_flight, reloads))
-    for name, (kind, about) in METRICS.items():
-        lines += (f"# HELP {name} {about}", f"# TYPE {name} {kind}")
+    samples = dict(_families(decider, in_flight, reloads))
+    for name, (kind, help_text) in METRICS.items():
+        lines += (f"# HELP {name} {help_text}", f"# TYPE {name} {kind}")
         lines += (_line(*sample) for sample in samples[name])
     return ("\n".join(lines) + "\n").encode()
 
 
-def _families(desk: Decider, in_flight: int, reloads: dict[str, int]) -> Iterator[tuple[str, Iterable[Sample]]]:
-    tally = desk.tally
+def _families(decider: Decider, in_flight: int, reloads: dict[str, int]) -> Iterator[tuple[str, Iterable[Sample]]]:
+    stats = decider.stats
     name = "tidegate_decisions_total"
-    counts = list(tally.counts.items())[:MAX_LABELLED_POLICIES]
+    counts = list(stats.counts.items())[:MAX_LABELLED_POLICIES]
     outcomes = ("allowed", "denied", "shadow", "local")
     yield name, [(name, {"policy": p, "outcome": o}, getattr(count, o)) for p, count in counts for o in outcomes]
     name = "tidegate_denials_total"
@@ -51,24 +51,27 @@ def _families(desk: Decider, in_flight: int, reloads: dict[str, int]) -> Iterato
         name,
         [
             (name, {"policy": p, "limit": i}, n)
-            for (p, i), n in list(tally.violated.items())[: 10 * MAX_LABELLED_POLICIES]
+            for (p, i), n in list(stats.violated.items())[: 10 * MAX_LABELLED_POLICIES]
         ],
     )
     name = "tidegate_last_denied_timestamp_seconds"
-    yield name, [(name, {"policy": p}, at / SECOND) for p, at in list(tally.last.items())[:MAX_LABELLED_POLICIES]]
-    yield "tidegate_waiting", [("tidegate_waiting", {}, desk.waiting)]
+    yield (
+        name,
+        [(name, {"policy": p}, at / SECOND) for p, at in list(stats.last_denied.items())[:MAX_LABELLED_POLICIES]],
+    )
+    yield "tidegate_waiting", [("tidegate_waiting", {}, decider.waiting)]
     yield "tidegate_requests_in_flight", [("tidegate_requests_in_flight", {}, in_flight)]
     name = "tidegate_problems_total"
-    yield name, [(name, {"kind": kind}, n) for kind, n in tally.errors.items()]
-    yield "tidegate_request_seconds", list(_latencies(desk))
-    yield "tidegate_store", [("tidegate_store", {"name": n}, value) for n, value in desk.store.metrics().items()]
+    yield name, [(name, {"kind": kind}, n) for kind, n in stats.errors.items()]
+    yield "tidegate_request_seconds", list(_latencies(decider))
+    yield "tidegate_store", [("tidegate_store", {"name": n}, value) for n, value in decider.store.metrics().items()]
     name = "tidegate_reloads_total"
     yield name, [(name, {"outcome": outcome}, n) for outcome, n in reloads.items()]
 
 
-def _latencies(desk: Decider) -> Iterator[Sample]:
+def _latencies(decider: Decider) -> Iterator[Sample]:
     name = "tidegate_request_seconds"
-    for verb, latency in desk.tally.latency.items():
+    for verb, latency in decider.stats.latency.items():
         sums = list(accumulate(latency.counts))
         for edge, count in zip((*(str(edge / SECOND) for edge in LATENCY_BUCKETS), "+Inf"), sums, strict=True):
             yield f"{name}_bucket", {"verb": verb, "le": edge}, count

@@ -1,4 +1,4 @@
-"""What is answered when there is no decision: problem details (RFC 9457)."""
+"""Responses without a decision, as problem details (RFC 9457)."""
 
 from __future__ import annotations
 
@@ -15,32 +15,32 @@ PROBLEM_PREFIX: Final = "urn:tidegate:problem:"
 JSON_CONTENT_TYPE: Final = b"application/json"
 PROBLEM_CONTENT_TYPE: Final = PROBLEM_TYPE.encode()
 
-# kind: status, title. Clients may go by the type (PREFIX and the kind) or by the status.
+# kind: status, title. Clients may use the type (PROBLEM_PREFIX and the kind) or the status.
 KINDS: Final[dict[str, tuple[int, str]]] = {
-    "bad-request": (400, "The request cannot be understood"),
-    "unauthorized": (401, "A token is needed"),
-    "forbidden": (403, "This token, or this host name, is not allowed that"),
-    "not-found": (404, "There is nothing here"),
-    "unknown-policy": (404, "No such policy or domain"),
-    "unknown-reservation": (404, "No such reservation"),
-    "method-not-allowed": (405, "This method is not for this path"),
+    "bad-request": (400, "The request is invalid"),
+    "unauthorized": (401, "A valid token is required"),
+    "forbidden": (403, "The token or the origin of the request does not allow this"),
+    "not-found": (404, "Unknown path"),
+    "unknown-policy": (404, "Unknown policy or domain"),
+    "unknown-reservation": (404, "Unknown reservation"),
+    "method-not-allowed": (405, "The path does not support this method"),
     "timeout": (408, "The request was not received in time"),
-    "already-settled": (409, "The reservation is settled already"),
+    "already-settled": (409, "The reservation is already settled"),
     "too-large": (413, "The request is too large"),
-    "unsupported-type": (415, "The request has to be application/json"),
-    "bad-field": (422, "A field of the request cannot be used"),
-    "idempotency-mismatch": (422, "This idempotency key belongs to another request"),
+    "unsupported-type": (415, "The request must be application/json"),
+    "bad-field": (422, "A field of the request is invalid"),
+    "idempotency-mismatch": (422, "The idempotency key was used for another request"),
     "head-too-large": (431, "The header fields are too large"),
     "internal": (500, "The service failed"),
-    "busy": (503, "Too many requests are under way"),
+    "busy": (503, "Too many active requests"),
     "stopping": (503, "The service is stopping"),
-    "store-unavailable": (503, "The store cannot be asked"),
-    "bus-unavailable": (503, "The bus cannot be reached"),
+    "store-unavailable": (503, "The store is unavailable"),
+    "bus-unavailable": (503, "The bus is unavailable"),
 }
 
 
 class HTTPReply(NamedTuple):
-    """An answer: status, body, its type, and further header fields."""
+    """A response: status, body, content type, and further header fields."""
 
     status: int
     body: bytes
@@ -49,17 +49,17 @@ class HTTPReply(NamedTuple):
 
 
 class ProblemError(Exception):
-    """An answer that is no decision."""
+    """A response without a decision."""
 
     def __init__(self, kind: str, detail: str = "", pointer: str | None = None, *, allow: str = "") -> None:
-        """Say which kind, and what exactly; of a method that is not allowed, which are."""
+        """Set the kind and the detail; `allow` lists the methods for a 405."""
         super().__init__(detail or KINDS[kind][1])
         self.kind = kind
         self.pointer = pointer
         self.allow = allow
 
     def reply(self) -> HTTPReply:
-        """Word the answer."""
+        """Build the response."""
         status, title = KINDS[self.kind]
         body: dict[str, object] = {
             "type": PROBLEM_PREFIX + self.kind,
@@ -70,17 +70,17 @@ class ProblemError(Exception):
         if self.pointer is not None:
             body["pointer"] = self.pointer
         headers: tuple[tuple[bytes, bytes], ...] = ()
-        if status == 401:  # noqa: PLR2004 - RFC 9110 wants it there
+        if status == 401:  # noqa: PLR2004 - RFC 9110 requires it
             headers = ((b"www-authenticate", b'Bearer realm="tidegate"'),)
-        elif status == 503:  # noqa: PLR2004 - when to come again
+        elif status == 503:  # noqa: PLR2004 - when to retry
             headers = ((b"retry-after", b"1"),)
-        elif self.allow:  # RFC 9110 wants it on a 405
+        elif self.allow:  # RFC 9110 requires it on a 405
             headers = ((b"allow", self.allow.encode()),)
         return HTTPReply(status, json.dumps(body).encode(), PROBLEM_CONTENT_TYPE, headers)
 
 
-def problem_of(error: RateLimitError) -> ProblemError:
-    """Translate what the desk raises."""
+def problem_from(error: RateLimitError) -> ProblemError:
+    """Translate an error of the decider."""
     if isinstance(error, BadFieldError):
         kind = "bad-field" if error.pointer else "bad-request"
         return ProblemError(kind, error.detail, error.pointer or None)
@@ -90,11 +90,11 @@ def problem_of(error: RateLimitError) -> ProblemError:
     if isinstance(error, ConfigError):
         pointer = f"/{error.field.replace('.', '/')}" if error.field else None
         return ProblemError("bad-field", str(error), pointer)
-    kind = next((kind for each, kind in BY_ERROR if isinstance(error, each)), "internal")
+    kind = next((kind for each, kind in KIND_BY_ERROR if isinstance(error, each)), "internal")
     return ProblemError(kind, str(error))
 
 
-BY_ERROR: Final = (
+KIND_BY_ERROR: Final = (
     (AlreadySettledError, "already-settled"),
     (IdempotencyMismatchError, "idempotency-mismatch"),
     (StoreUnavailable, "store-unavailable"),

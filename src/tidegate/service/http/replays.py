@@ -1,7 +1,7 @@
-"""Idempotency keys: the same question with the same key gets the same answer, and is decided once.
+"""Idempotency keys in one process: the same request with the same key is decided once and gets the same response.
 
-Bounded and forgetful: the oldest of too many or too large answers go first, and each after its time. They belong to
-this process; that other processes on the same store charge nothing twice is up to `service.idempotency`.
+The number, size and age of the remembered responses are bounded; the oldest are dropped first. Other processes on the
+same store use `decisions.idempotency` to charge a request only once.
 """
 
 from __future__ import annotations
@@ -19,85 +19,83 @@ if TYPE_CHECKING:
 
     from tidegate.clock import Clock
 
-MAX_ANSWERS: Final = 10_000
-MAX_BYTES: Final = 64 * 2**20  # bytes of all answers
+MAX_REPLIES: Final = 10_000
+MAX_BYTES: Final = 64 * 2**20  # bytes of all responses
 MAX_IDEMPOTENCY_KEY_LENGTH: Final = 255  # characters of a key
 REPLAYED_HEADER: Final = (b"idempotency-replayed", b"true")
 
 
 class _RememberedReply(NamedTuple):
-    question: bytes  # its digest
-    answer: asyncio.Future[HTTPReply]
-    ends: int
+    request: bytes  # its digest
+    reply: asyncio.Future[HTTPReply]
+    ends_at: int
 
 
 class IdempotentReplies:
-    """Remembers answers by idempotency key."""
+    """Remembers responses by idempotency key."""
 
-    def __init__(self, clock: Clock, most: int = MAX_ANSWERS, largest: int = MAX_BYTES) -> None:
-        """Remember at most so many, and answers of so many bytes."""
+    def __init__(self, clock: Clock, max_replies: int = MAX_REPLIES, max_bytes: int = MAX_BYTES) -> None:
+        """Remember at most so many responses, of at most so many bytes in all."""
         self._clock = clock
-        self._most = most
-        self._largest = largest
+        self._max_replies = max_replies
+        self._max_bytes = max_bytes
         self._bytes = 0
-        self._kept: OrderedDict[bytes, _RememberedReply] = OrderedDict()
+        self._entries: OrderedDict[bytes, _RememberedReply] = OrderedDict()
 
     def __len__(self) -> int:
-        """Count what is remembered."""
-        return len(self._kept)
+        """Return the number of remembered responses."""
+        return len(self._entries)
 
-    async def answer(
-        self, key: bytes, question: tuple[str, bytes], ask: Callable[[], Awaitable[HTTPReply]]
-    ) -> HTTPReply:
-        """Give the remembered answer, wait for the one that is under way, or ask.
+    async def reply(self, key: bytes, request: tuple[str, bytes], run: Callable[[], Awaitable[HTTPReply]]) -> HTTPReply:
+        """Return the remembered response, wait for the one in progress, or run the request.
 
-        Cancelled while it asks, it leaves nothing behind: the next one with this key asks again.
+        If it is cancelled while it runs the request, nothing is remembered: the next request with this key runs again.
         """
         if not key or len(key) > MAX_IDEMPOTENCY_KEY_LENGTH:
-            raise ProblemError("bad-request", f"an idempotency key has 1 to {MAX_IDEMPOTENCY_KEY_LENGTH} characters")
+            raise ProblemError("bad-request", f"Idempotency-Key: expected 1 to {MAX_IDEMPOTENCY_KEY_LENGTH} characters")
         now = self._clock.steady()
-        while self._kept and (next(iter(self._kept.values())).ends <= now or self._full):
-            self._forget(next(iter(self._kept)))
-        digest = blake2b(question[1], person=question[0].encode()).digest()
-        while (kept := self._kept.get(key)) is not None:
-            if kept.question != digest:
+        while self._entries and (next(iter(self._entries.values())).ends_at <= now or self._full):
+            self._forget(next(iter(self._entries)))
+        digest = blake2b(request[1], person=request[0].encode()).digest()
+        while (entry := self._entries.get(key)) is not None:
+            if entry.request != digest:
                 raise IdempotencyMismatchError(MISMATCH_ADVICE)
-            await asyncio.wait((kept.answer,))
-            if not kept.answer.cancelled():
-                return replayed(kept.answer.result())
-            # Whoever asked has hung up before there was an answer: one of those who asked again takes its place.
-        return await self._first(key, digest, ask, now)
+            await asyncio.wait((entry.reply,))
+            if not entry.reply.cancelled():
+                return mark_replayed(entry.reply.result())
+            # The first client disconnected before there was a response: one of the repeated requests runs instead.
+        return await self._run(key, digest, run, now)
 
     @property
     def _full(self) -> bool:
-        return len(self._kept) >= self._most or self._bytes > self._largest
+        return len(self._entries) >= self._max_replies or self._bytes > self._max_bytes
 
     def _forget(self, key: bytes) -> None:
-        kept = self._kept.pop(key, None)
-        if kept is not None and kept.answer.done() and not kept.answer.cancelled() and not kept.answer.exception():
-            self._bytes -= len(kept.answer.result().body)
+        entry = self._entries.pop(key, None)
+        if entry is not None and entry.reply.done() and not entry.reply.cancelled() and not entry.reply.exception():
+            self._bytes -= len(entry.reply.result().body)
 
-    async def _first(self, key: bytes, digest: bytes, ask: Callable[[], Awaitable[HTTPReply]], now: int) -> HTTPReply:
+    async def _run(self, key: bytes, digest: bytes, run: Callable[[], Awaitable[HTTPReply]], now: int) -> HTTPReply:
         future: asyncio.Future[HTTPReply] = asyncio.get_running_loop().create_future()
-        mine = self._kept[key] = _RememberedReply(digest, future, now + REMEMBER_FOR)
+        entry = self._entries[key] = _RememberedReply(digest, future, now + REMEMBER_FOR)
         try:
-            reply = await ask()
+            reply = await run()
         except BaseException as error:
-            # Nothing was decided, as far as we know: the next one with this key asks again.
-            if self._kept.get(key) is mine:
+            # As far as this process knows, nothing was decided: the next request with this key runs again.
+            if self._entries.get(key) is entry:
                 self._forget(key)
             if isinstance(error, Exception):
                 future.set_exception(error)
-                future.exception()  # nobody has to be waiting
+                future.exception()  # retrieved, in case no other request waits for it
             else:
                 future.cancel()
             raise
         future.set_result(reply)
-        if self._kept.get(key) is mine:
+        if self._entries.get(key) is entry:
             self._bytes += len(reply.body)
         return reply
 
 
-def replayed(reply: HTTPReply) -> HTTPReply:
-    """Mark an answer as one that was given before."""
+def mark_replayed(reply: HTTPReply) -> HTTPReply:
+    """Mark a response as a replay of an earlier one."""
     return reply if REPLAYED_HEADER in reply.headers else reply._replace(headers=(*reply.headers, REPLAYED_HEADER))

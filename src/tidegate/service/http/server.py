@@ -1,4 +1,4 @@
-"""The HTTP server of one process: listens, bounds its connections by one timer, and ends them.
+"""The HTTP server of one process: listens, and bounds its connections with one timer.
 
 uvicorn's own Server is not used: it takes over the signals of the process and polls while it stops.
 """
@@ -30,7 +30,7 @@ class HttpServer:
     """Serves an app over HTTP/1 on a listening socket."""
 
     def __init__(self, app: App, connections: Connections, clock: Clock) -> None:
-        """Serve this app; the clock dates the answers."""
+        """Serve this app; the clock provides the Date of responses."""
         self.connections = connections
         self._app = app
         self._clock = clock
@@ -52,23 +52,23 @@ class HttpServer:
         self._timer: asyncio.TimerHandle | None = None
 
     async def start(self, listener: socket.socket) -> None:
-        """Take connections from now on."""
+        """Accept connections."""
         self._tick()
         loop = asyncio.get_running_loop()
         self._server = await loop.create_server(self.connect, sock=listener, backlog=BACKLOG)
 
     def connect(self) -> HttpConnection:
-        """Make the protocol of a new connection."""
+        """Create the protocol of a new connection."""
         return HttpConnection(self._config, self._state, self._app, self.connections)
 
     def _tick(self) -> None:
-        """Do what is due; the next tick comes even if one connection fails."""
+        """Update the Date, and expire connections; the next tick is scheduled even if one connection fails."""
         self._timer = asyncio.get_running_loop().call_later(self.connections.tick_seconds, self._tick)
         self._state.default_headers = [(b"date", formatdate(self._clock.ns() // NANOS, usegmt=True).encode())]
         self.connections.tick()
 
     async def stop(self, within: float) -> None:
-        """Take no further connections, answer the requests that are complete, and close, within so many seconds."""
+        """Refuse new connections, finish the complete requests, and close, within so many seconds."""
         if self._server is not None:
             self._server.close()
         for connection in self.connections.snapshot():
@@ -77,7 +77,7 @@ class HttpServer:
             await asyncio.wait_for(self.connections.none_open.wait(), within)
         for connection in self.connections.snapshot():
             connection.drop()
-        if self._state.tasks:  # the app is told that nobody waits for its answers
+        if self._state.tasks:  # the app has been notified that the clients are gone
             await asyncio.wait(self._state.tasks, timeout=within)
         if self._timer is not None:
             self._timer.cancel()

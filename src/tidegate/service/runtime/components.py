@@ -46,7 +46,7 @@ class Components:
     async def __aenter__(self) -> Self:
         """Open all of them, or none."""
         try:
-            if self.settings.fetches:
+            if self.settings.runs_sources:
                 await self._open_sources()
             if self.settings.budget:
                 self._open_budget()
@@ -91,11 +91,11 @@ class Components:
         settings = self.settings
         permissions = cast("Permissions", settings.permissions)
         providers = Providers.load(settings.providers, settings.provider_dirs, permissions=permissions)
-        found = find_sources(settings.sources, settings.source_dirs, settings.folder)
+        found = find_sources(settings.sources, settings.source_dirs, settings.data_folder)
         # What is counted for a provider has to outlive the process: memory is for decisions only.
         store = None if settings.store.startswith("memory:") else settings.store
         options: dict[str, Any] = {"store": store, "workers": settings.fetchers, "bus": settings.bus}
-        self.sources = SourceRunner(providers, found, data=settings.folder, **options)
+        self.sources = SourceRunner(providers, found, data=settings.data_folder, **options)
         await self._stack.enter_async_context(self.sources)
         await self._stack.enter_async_context(ControlServer(self.sources))
         if self.sources.gate.bus is not None:

@@ -55,7 +55,7 @@ class DemoTraffic:
         async with AsyncExitStack() as stack, asyncio.TaskGroup() as group:
             asking = AsyncClient(f"http://{settings.listen}", token=settings.decision_token)
             client = await stack.enter_async_context(asking)
-            for name, entry in settings.rules.entries.items():
+            for name, entry in settings.policies.entries.items():
                 for caller, pace in CALLERS.items():
                     group.create_task(self._calling(client, name, entry.policy, caller, pace))
             if parts.sources is not None:

@@ -58,8 +58,8 @@ class ServiceProcess:
         self.settings = settings
         self.store = open_shared(settings, clock)
         self.denials = DecisionLog("tidegate.service")
-        self.desk = Decider(
-            settings.rules,
+        self.decider = Decider(
+            settings.policies,
             self.store,
             secrets=settings.reservation_secret,
             max_wait=settings.max_wait,
@@ -67,7 +67,7 @@ class ServiceProcess:
             on_denial=(self.denials,),
         )
         for_requests = connections_for_requests(self._connections.max_connections)
-        self.app = App(self.desk, replace(settings, max_concurrency=min(settings.max_concurrency, for_requests)))
+        self.app = App(self.decider, replace(settings, max_concurrency=min(settings.max_concurrency, for_requests)))
         self.parts = Components(settings, self.app)
         self.telemetry = open_telemetry(self.app) if settings.telemetry else None
         self.reloader = Reloader(settings, self.app, self.store.clock)
@@ -88,19 +88,19 @@ class ServiceProcess:
             if self.telemetry is not None:
                 await asyncio.to_thread(self.telemetry.flush)
             self.app.overview.close()
-            await self._close_desk()
+            await self._close_decider()
 
     async def _serve(self, ready: Ready | None) -> None:
         http = http_server(self.app, self._connections, self.store.clock)
         counting = count_denials(self.denials, self.store.clock)
-        watching = asyncio.gather(self.reloader.run(), self.desk.blocks.watch(), counting)
+        watching = asyncio.gather(self.reloader.run(), self.decider.blocks.watch(), counting)
         envoy = None
         try:
             if self.settings.grpc is not None:
                 from tidegate.service.envoy import service as envoy_service  # noqa: PLC0415 - needs grpcio
 
                 fitting = replace(self.settings, max_connections=self._connections.max_connections)
-                envoy = await envoy_service.serve(self.desk, fitting)
+                envoy = await envoy_service.serve(self.decider, fitting)
             await http.start(self._listener)
             self.parts.start()
             if ready is not None:
@@ -123,15 +123,15 @@ class ServiceProcess:
         try:
             await asyncio.wait_for(self.app.idle.wait(), self.settings.stop_within)
         except TimeoutError:
-            await self._close_desk()  # whoever still waits is told so
+            await self._close_decider()  # whoever still waits is told so
         watching.cancel()
         await http.stop(LAST_ANSWERS_TIMEOUT)
         with contextlib.suppress(asyncio.CancelledError):
             await asyncio.gather(watching, return_exceptions=True)
 
-    async def _close_desk(self) -> None:
-        if not self.desk.closed:
-            await self.desk.close()
+    async def _close_decider(self) -> None:
+        if not self.decider.closed:
+            await self.decider.close()
 
 
 def open_telemetry(app: App) -> Telemetry:
@@ -210,7 +210,7 @@ async def serve(settings: Settings, listener: socket.socket, ready: Ready | None
     for number in handled:
         loop.add_signal_handler(number, service.stop)
     if hasattr(signal, "SIGHUP"):
-        loop.add_signal_handler(signal.SIGHUP, service.reloader.ask)
+        loop.add_signal_handler(signal.SIGHUP, service.reloader.request_reload)
     log.info("serving on http://%s, process %d", settings.listen, os.getpid())
     await service.run(ready)
     log.info("stopped")

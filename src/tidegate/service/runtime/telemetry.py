@@ -52,7 +52,7 @@ class Telemetry:
     def _reading(self, read: Callable[[App], Iterator[Observation]]) -> Callback:
         def told(_options: CallbackOptions) -> Iterable[Observation]:
             app = self._app()
-            return () if app is None or app.desk.closed else list(read(app))
+            return () if app is None or app.decider.closed else list(read(app))
 
         return told
 
@@ -66,26 +66,26 @@ class Telemetry:
 
 def decisions(app: App) -> Iterator[Observation]:
     """Tell how often each policy said what."""
-    for policy, count in list(app.desk.tally.counts.items())[:MAX_POLICIES]:
+    for policy, count in list(app.decider.stats.counts.items())[:MAX_POLICIES]:
         for outcome in OUTCOMES:
             yield Observation(getattr(count, outcome), {POLICY: policy, OUTCOME: outcome})
 
 
 def denials(app: App) -> Iterator[Observation]:
     """Tell how often each limit said no."""
-    for (policy, limit), count in list(app.desk.tally.violated.items())[: 10 * MAX_POLICIES]:
+    for (policy, limit), count in list(app.decider.stats.violated.items())[: 10 * MAX_POLICIES]:
         yield Observation(count, {POLICY: policy, LIMIT: limit})
 
 
 def problems(app: App) -> Iterator[Observation]:
     """Tell how often there was no decision."""
-    for kind, count in list(app.desk.tally.errors.items()):
+    for kind, count in list(app.decider.stats.errors.items()):
         yield Observation(count, {"tidegate.problem": kind})
 
 
 def waiting(app: App) -> Iterator[Observation]:
     """Tell how many wait."""
-    yield Observation(app.desk.waiting)
+    yield Observation(app.decider.waiting)
 
 
 def in_flight(app: App) -> Iterator[Observation]:
@@ -95,5 +95,5 @@ def in_flight(app: App) -> Iterator[Observation]:
 
 def counted(app: App) -> Iterator[Observation]:
     """Tell what the store counts."""
-    for name, value in app.desk.store.metrics().items():
+    for name, value in app.decider.store.metrics().items():
         yield Observation(value, {"tidegate.name": name})

@@ -200,7 +200,7 @@ def pause_after(pause: int, lived: int) -> int:
 
 def given(settings: Settings) -> dict[str, Any]:
     """Word settings such that another process reads the same."""
-    return {"source": settings.file, "flags": dict(settings.flags), "policies": settings.policies}
+    return {"source": settings.file, "flags": dict(settings.flags), "policies": settings.policy_flags}
 
 
 def work(words: dict[str, Any], listener: socket.socket, told: Any, first: bool) -> None:  # noqa: ANN401, FBT001 - a connection, and as `args`
