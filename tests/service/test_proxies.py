@@ -167,5 +167,5 @@ def test_the_service_of_the_examples():
     rules = load_settings(EXAMPLES / "service.yaml").policies
     assert rules.choose("api", "203.0.113.9").policy.limits[0].quota == 60
     address = ("masked_remote_address", "203.0.113.9/32")
-    assert rules.describe("edge", [address])[0].policy.limits[0].quota == 60
-    assert rules.describe("edge", [("path", "/login"), address])[0].policy.limits[0].quota == 5
+    assert rules.match_descriptor("edge", [address])[0].policy.limits[0].quota == 60
+    assert rules.match_descriptor("edge", [("path", "/login"), address])[0].policy.limits[0].quota == 5
