@@ -100,8 +100,8 @@ def test_it_returns_by_itself_and_says_both_once(guard, link, clock, caplog):
     lost, back = caplog.records
     assert lost.levelno == logging.ERROR
     assert "could not ask: the link is cut; mend it" in lost.message
-    assert "calls under 'api' are denied" in lost.message
-    assert back.message == "store is back after 3.000 s, in which 11 calls were decided without it"
+    assert "calls to policy 'api' are denied" in lost.message
+    assert back.message == "store available again after 3.000 s; 11 calls were decided without it"
     counts = guard.metrics()
     assert (counts["store_lost"], counts["losses"], counts["returns"], counts["probes"]) == (0, 1, 1, 1)
 
@@ -158,7 +158,7 @@ def test_corrections_reach_the_store_when_it_is_back(guard, link, clock):
 
 def test_reset_says_that_it_was_not_done(guard, link):
     lose(guard, link)
-    with pytest.raises(StoreUnavailable, match="could not reset 'k': the store is lost"):
+    with pytest.raises(StoreUnavailable, match="could not reset 'k': the store is unavailable"):
         guard.apply_one("reset", DENY, "k", (0,))
 
 
@@ -185,9 +185,9 @@ def test_waiting_goes_on_while_the_store_is_lost(link, clock):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"deadline": 0}, "deadline: must be seconds, from 0.001"),
-        ({"local_for": "1h"}, "local_for: must be seconds"),
-        ({"beat": True}, "beat: must be seconds"),
+        ({"deadline": 0}, "deadline: must be a number of seconds from 0.001"),
+        ({"local_for": "1h"}, "local_for: must be a number of seconds"),
+        ({"beat": True}, "beat: must be a number of seconds"),
     ],
 )
 def test_wrong_options_are_refused(link, options, message):
@@ -202,7 +202,7 @@ def test_a_url_carries_the_guards_options(tmp_path):
     assert isinstance(guard.store, SQLiteStore)
     assert guard.store._patience == 70_000  # noqa: SLF001 - the store was told
     assert not isinstance(open_guarded("memory://"), GuardedStore)
-    with pytest.raises(ConfigError, match="deadline: cannot use this URL of a store"):
+    with pytest.raises(ConfigError, match="deadline: cannot use this store URL"):
         open_guarded(f"sqlite:///{tmp_path}/x.db?deadline=soon")
     guard.close()
 
@@ -394,4 +394,4 @@ class Plain(Store):
 def test_the_error_of_a_socket_does_not_reach_the_caller(caplog):
     guard = GuardedStore(Plain(), background=False)
     assert not ask(guard)
-    assert "store lost: by peer" in caplog.text
+    assert "store unavailable: by peer" in caplog.text

@@ -255,7 +255,7 @@ def test_a_reservation_made_alone_is_settled_alone():
 
 def test_keys_beyond_those_that_can_be_remembered_are_denied(monkeypatch):
     assert MAX_KEYS >= 10_000
-    monkeypatch.setattr("tidegate.stores.outage.fallback.MOST_KEYS", 3)
+    monkeypatch.setattr("tidegate.stores.outage.fallback.MAX_KEYS", 3)
     world = steady(Limit(600, "1m"))
     one = world.processes[0]
     cut(world, [one])

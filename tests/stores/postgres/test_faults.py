@@ -155,10 +155,10 @@ def test_a_closed_store_says_so(open_store, sql):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (("tide:", "nobody:"), "authentication failed.*; check user and password"),
-        (("{password}", "wrong"), "authentication failed.*; check user and password"),
+        (("tide:", "nobody:"), "authentication failed.*; check the user and password"),
+        (("{password}", "wrong"), "authentication failed.*; check the user and password"),
         (("/postgres", "/missing"), '"missing" does not exist; create the database'),
-        (("{port}", "1"), "Connection refused.*; start the server, or check host and port"),
+        (("{port}", "1"), "Connection refused.*; start the server, or check the host and port"),
         (("127.0.0.1", "no-such-host.invalid"), "translate host name.*; check the host"),
     ],
     ids=["user", "password", "database", "port", "host"],

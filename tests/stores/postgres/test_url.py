@@ -14,16 +14,16 @@ SECRET = "s3cret-w0rd"  # noqa: S105 - of nobody
 @pytest.mark.parametrize(
     ("url", "message"),
     [
-        ("postgresql://u:{}@h/d?shema=x", "no option 'shema': use schema, timeout"),
-        ("postgresql://u:{}@h/d?timeout=soon", "timeout: must be a number, not 'soon'"),
-        ("postgresql://u:{}@h/d?timeout=0", "timeout: must be seconds, more than 0"),
-        ("postgresql://u:{}@h/d?timeout=nan", "timeout: must be seconds, more than 0"),
-        ("postgresql://u:{}@h/d?pool_size=0", "pool_size: must be a whole number from 1"),
-        ("postgresql://u:{}@h/d?pool_size=many", "pool_size: must be a number, not 'many'"),
+        ("postgresql://u:{}@h/d?shema=x", "there is no option 'shema'; did you mean 'schema'"),
+        ("postgresql://u:{}@h/d?timeout=soon", "timeout: must be a number of seconds, not 'soon'"),
+        ("postgresql://u:{}@h/d?timeout=0", "timeout: must be a number of seconds above 0"),
+        ("postgresql://u:{}@h/d?timeout=nan", "timeout: must be a number of seconds above 0"),
+        ("postgresql://u:{}@h/d?pool_size=0", "pool_size: must be an integer from 1"),
+        ("postgresql://u:{}@h/d?pool_size=many", "pool_size: must be an integer, not 'many'"),
         ("postgresql://u:{}@h/d?unlogged=maybe", "unlogged: must be true or false"),
         ("postgresql://u:{}@h/d?synchronous_commit=no", "synchronous_commit: must be one of on, off"),
-        ("postgresql://u:{}@h/d?schema=A-B", "schema: a schema is named by small letters"),
-        ("postgresql://u:{}%zz@h/d", "cannot read the URL: write postgresql://user:password@host"),
+        ("postgresql://u:{}@h/d?schema=A-B", "schema: must consist of lower-case letters"),
+        ("postgresql://u:{}%zz@h/d", "cannot parse the PostgreSQL URL: write postgresql://user:password@host"),
     ],
 )
 def test_a_wrong_url_is_refused_without_its_password(url, message):

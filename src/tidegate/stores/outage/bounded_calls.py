@@ -168,4 +168,4 @@ class DeadlineTasks:
 
 def late(seconds: float) -> StoreUnavailable:
     """Say that a call took too long."""
-    return StoreUnavailable(f"the store did not answer within {seconds} s: check it, or allow more with deadline=")
+    return StoreUnavailable(f"the store did not answer within {seconds} s: check the store, or raise deadline=")

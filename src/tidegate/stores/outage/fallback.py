@@ -56,7 +56,7 @@ class Fallback:
         """
         if verb == "reset":
             names = ", ".join(repr(key) for _, key, _ in asks)
-            raise StoreUnavailable(f"could not reset {names}: the store is lost; try again when it is back")
+            raise StoreUnavailable(f"could not reset {names}: the store is unavailable; try again when it is back")
         with self.lock:
             steady = self._steady.steady()
             wait = max(MIN_RETRY, self._breaker.due - steady)

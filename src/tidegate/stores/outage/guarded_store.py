@@ -88,7 +88,9 @@ class GuardedStore(Store):
                 or not isinstance(value, (int, float))
                 or not MIN_SECONDS <= value <= MAX_SECONDS
             ):
-                raise ConfigError(f"must be seconds, from {MIN_SECONDS} to {MAX_SECONDS}, not {value!r}", field=name)
+                raise ConfigError(
+                    f"must be a number of seconds from {MIN_SECONDS} to {MAX_SECONDS}, not {value!r}", field=name
+                )
         self.store = store
         self.deadline = deadline
         self._beat = round(beat * SECOND)
@@ -351,21 +353,28 @@ class GuardedStore(Store):
                 self._told = self._alone.allowed + self._alone.denied
                 self._failed = asks[0] if asks else None
         if lost:
-            said = str(error) or type(error).__name__
-            log.error("store lost: %s; meanwhile, %s; looking for it in the background", said, self._meanwhile())
+            reason = str(error) or type(error).__name__
+            log.error(
+                "store unavailable: %s; until it is back, %s; probing it in the background",
+                reason,
+                self._describe_modes(),
+            )
             self._start_thread()
 
-    def _meanwhile(self) -> str:
-        words = {"deny": "are denied", "allow": "are allowed, unlimited"}
-        told = []
+    def _describe_modes(self) -> str:
+        """Describe, for the log, how calls are decided during the outage."""
+        outcomes = {"deny": "are denied", "allow": "are allowed without limit"}
+        described = []
         for name, mode in sorted(self._alone.modes.items()):
             if mode == "local" and name in self._shares:
                 latest = self._reckoning.latest(self._steady.steady())
                 part = 100 * self._shares[name].peers.held(latest)[0] / WHOLE_LIMIT
-                told.append(f"calls under {name!r} are decided by this process's share, {part:.3g} % of the limit")
+                described.append(
+                    f"calls to policy {name!r} are decided by this process's share, {part:.3g} % of the limit"
+                )
             else:
-                told.append(f"calls under {name!r} {words.get(mode, 'are denied')}")
-        return ", ".join(told) or "calls get what their policies say"
+                described.append(f"calls to policy {name!r} {outcomes.get(mode, 'are denied')}")
+        return ", ".join(described) or "calls are decided by on_store_error of their policies"
 
     def tend(self) -> int | None:
         """Do what is due besides deciding: look for a lost store, settle with one that is back, meet the peers.
@@ -398,10 +407,10 @@ class GuardedStore(Store):
         with self._lock:
             now = self._steady.steady()
             self._breaker.probed(now, answered=answered)
-            lasted = (now - self._breaker.since) / SECOND
+            duration = (now - self._breaker.since) / SECOND
             decided = self._alone.allowed + self._alone.denied - self._told
         if answered:
-            log.warning("store is back after %.3f s, in which %d calls were decided without it", lasted, decided)
+            log.warning("store available again after %.3f s; %d calls were decided without it", duration, decided)
 
     def _meet(self) -> int | None:
         """Settle with the store, then look for the peers: whoever posts must have nothing left to settle."""
@@ -486,7 +495,7 @@ def _tend(me: weakref.ref[GuardedStore], wake: Signal, clock: Clock) -> None:
         except Closed:
             return
         except Exception:
-            log.exception("looking after the store failed; trying again in a second")
+            log.exception("store maintenance failed; retrying in 1 s")
             due = clock.steady() + SECOND
         del guard
         clock.wait(wake, due)

@@ -55,4 +55,4 @@ def _seconds(name: str, text: str) -> float:
     try:
         return parse_period(float(text) if text.replace(".", "").isdecimal() else text) / SECOND
     except ConfigError as error:
-        raise ConfigError(f"cannot use this URL of a store: {error}", field=name) from None
+        raise ConfigError(f"cannot use this store URL: {error}", field=name) from None

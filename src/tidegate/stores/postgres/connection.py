@@ -20,14 +20,14 @@ FAILED_STATUSES: Final = (pq.ExecStatus.FATAL_ERROR, pq.ExecStatus.BAD_RESPONSE)
 
 # What to do, by the server's code for what is wrong (or the beginning of it)...
 ADVICE: Final = {
-    "25006": "this server only reads: name the primary, or several hosts with target_session_attrs=read-write",
-    "28": "check user and password in the store's URL",
-    "3D000": "create the database, or name another in the store's URL",
+    "25006": "this server is read-only: use the primary, or several hosts with target_session_attrs=read-write",
+    "28": "check the user and password in the store's URL",
+    "3D000": "create the database, or use another one in the store's URL",
     "42501": "let the owner of the database grant CREATE on it, or create the schema as docs/stores-postgres.md shows",
-    "53100": "the server's disk is full: make room there",
+    "53100": "the server's disk is full: free some space",
     "53300": "raise the server's max_connections or lower pool_size in the store's URL",
-    "57014": "the server is overloaded or somebody holds the key: raise timeout in the store's URL if that is normal",
-    "57P": "the server is stopping or starting: it is asked again with the next call",
+    "57014": "the server is overloaded or the key is locked: raise timeout in the store's URL if that is normal",
+    "57P": "the server is stopping or starting: the next call connects again",
 }
 # ... and by its words where it gives no code: while connecting.
 ADVICE_BY_TEXT: Final = {
@@ -37,7 +37,7 @@ ADVICE_BY_TEXT: Final = {
     "too many clients": ADVICE["53300"],
     "starting up": ADVICE["57P"],
     "shutting down": ADVICE["57P"],
-    "Connection refused": "start the server, or check host and port in the store's URL",
+    "Connection refused": "start the server, or check the host and port in the store's URL",
     "translate host name": "check the host in the store's URL",
     "read-only": ADVICE["25006"],
 }

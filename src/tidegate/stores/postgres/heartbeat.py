@@ -12,7 +12,7 @@ from tidegate.stores.postgres.io_flow import SYSTEM_CLOCK, RunBlocking, Steps, d
 if TYPE_CHECKING:
     from tidegate.stores.postgres.connection import ConnectionTarget
 
-CHECK: Final = "show a sign of life"
+CHECK: Final = "answer a heartbeat"
 CONNECTING: Final = 5  # times its silence: what a server is given to accept a connection for that
 
 

@@ -138,11 +138,13 @@ class Pool(Generic[T]):
             self._pass_on(turn.connection)
             raise Closed("the store is closed")
         if not came and turn.taken:
-            raise StoreUnavailable("PostgreSQL did not answer in time: check it, or raise timeout in the store's URL")
+            raise StoreUnavailable(
+                "PostgreSQL did not answer in time: check the server, or raise timeout in the store's URL"
+            )
         if not came:
             message = (
-                f"none of the {self.size} connections to PostgreSQL came back in time: check whether the server hangs, "
-                "or raise timeout or pool_size in the store's URL"
+                f"none of the {self.size} connections to PostgreSQL became free in time: "
+                "check whether the server hangs, or raise timeout or pool_size in the store's URL"
             )
             raise StoreUnavailable(message)
         return turn.connection

@@ -49,8 +49,8 @@ class Schema(NamedTuple):
     def _same(self, version: bytes | None, core: bytes | None) -> bool:
         if int(version or 0) > len(self.steps):
             message = (
-                f"the schema {self.name!r} in PostgreSQL is of version {int(version or 0)}, from a newer tidegate; "
-                f"this one knows {len(self.steps)}: upgrade it, or use another schema in the store's URL"
+                f"the schema {self.name!r} in PostgreSQL has version {int(version or 0)}, from a newer tidegate; "
+                f"this tidegate supports version {len(self.steps)}: upgrade it, or set another schema in the URL"
             )
             raise StoreUnavailable(message)
         return int(version or 0) == len(self.steps) and core == self.digest.encode()
@@ -96,7 +96,7 @@ class Schema(NamedTuple):
 def read_schema(name: str = "tidegate", *, unlogged: bool = False) -> Schema:
     """Read the SQL beside this module, for a schema of this name."""
     if not SCHEMA_NAME.fullmatch(name) or name.startswith("pg_"):
-        raise ConfigError(f"a schema is named by small letters, digits and _, not {name!r}", field="schema")
+        raise ConfigError(f"must consist of lower-case letters, digits and _, not {name!r}", field="schema")
     here = files(__package__)
     tables, core = ((here / file).read_text(encoding="utf-8") for file in ("schema.sql", "core.sql"))
     if unlogged:

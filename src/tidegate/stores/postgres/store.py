@@ -13,7 +13,7 @@ from tidegate.errors import Closed, ConfigError, RateLimitError, StoreUnavailabl
 from tidegate.policy.key import join_key
 from tidegate.stores.base import Store, merge
 from tidegate.stores.cancellation import CHARGING, DROPPABLE, BackgroundTasks, corrections
-from tidegate.urls import server_url
+from tidegate.urls import server_url, unknown_option
 
 try:
     from psycopg import pq
@@ -80,9 +80,9 @@ class PostgresStore(Store):
         times = (("timeout", timeout), ("connect_timeout", connect_timeout), ("silence", silence or timeout))
         for name, seconds in times:
             if not 0 < seconds < SCHEMA_TIMEOUT // SECOND:
-                raise ConfigError(f"must be seconds, more than 0 and less than 60, not {seconds!r}", field=name)
+                raise ConfigError(f"must be a number of seconds above 0 and below 60, not {seconds!r}", field=name)
         if not isinstance(pool_size, int) or pool_size < 1:
-            raise ConfigError(f"must be a whole number from 1, not {pool_size!r}", field="pool_size")
+            raise ConfigError(f"must be an integer from 1, not {pool_size!r}", field="pool_size")
         if synchronous_commit not in (None, *SYNCHRONOUS_COMMIT_VALUES):
             message = f"must be one of {', '.join(SYNCHRONOUS_COMMIT_VALUES)}, not {synchronous_commit!r}"
             raise ConfigError(message, field="synchronous_commit")
@@ -140,7 +140,7 @@ class PostgresStore(Store):
         try:
             decisions = await run.finish_anyway()
         except RateLimitError as error:
-            log.debug("a cancelled call got no answer: %s", error)
+            log.debug("a cancelled call failed: %s", error)
             return
         if verb in CHARGING:
             for back, at in corrections(verb, asks, decisions, SYSTEM_CLOCK.steady() - began):
@@ -189,7 +189,9 @@ class PostgresStore(Store):
             described = (describe(limit, missing or instant) for limit, missing in zip(limits, numbers, strict=True))
             call = self._worded(verb, asks, now, at, around)
             call.limits = ",".join(described)
-        raise StoreUnavailable(f"PostgreSQL {self.target.name} could not {verb}: its clock jumps; check its clock")
+        raise StoreUnavailable(
+            f"PostgreSQL {self.target.name} could not {verb}: the clock of the server jumps; check it"
+        )
 
     def _calling(self, call: StoreCall, new_signal: Callable[[], Signal]) -> Steps[None]:
         """Put a call to the server, together with those that wait meanwhile; or let somebody else take it along.
@@ -203,7 +205,7 @@ class PostgresStore(Store):
         turns = self._pool.companions(MAX_CALLS_PER_STATEMENT - 1)
         calls = [call, *(turn.what for turn in turns)]
         error: Exception = StoreUnavailable(
-            f"PostgreSQL {self.target.name} was not asked: the call that went was ended"
+            f"PostgreSQL {self.target.name} gave no answer: the call that carried this one was cancelled"
         )
         try:
             result = yield from connection.calling(call.verb, self._parameters(calls), until)
@@ -343,7 +345,8 @@ def open_postgres(url: str, clock: Clock | None) -> Store:
             if name in options:
                 options[name] = read(str(options[name]))
     except ValueError:
-        raise ConfigError(f"must be a number, not {options[name]!r}", field=name) from None
+        expected = "an integer" if name == "pool_size" else "a number of seconds"
+        raise ConfigError(f"must be {expected}, not {options[name]!r}", field=name) from None
     if "unlogged" in options:
         if options["unlogged"] not in ("true", "false"):
             raise ConfigError(f"must be true or false, not {options['unlogged']!r}", field="unlogged")
@@ -357,13 +360,13 @@ def read_target(url: str) -> ConnectionTarget:
     known = {option.keyword.decode() for option in pq.Conninfo.get_defaults()}
     for name, _ in parse_qsl(server_url(url, "store").query, keep_blank_values=True):
         if name not in known:
-            message = f"postgresql:// has no option {name!r}: use {', '.join(OPTIONS)}, or one of libpq's"
+            message = f"postgresql://: {unknown_option(name, OPTIONS, sorted(known))}"
             raise ConfigError(message, field="store")
     try:
         found = {option.keyword: option.val for option in pq.Conninfo.parse(url.encode())}
     except Exception:  # noqa: BLE001 - whatever it says may hold the password
         message = (
-            "PostgreSQL cannot read the URL: write postgresql://user:password@host:port/database, "
+            "cannot parse the PostgreSQL URL: write postgresql://user:password@host:port/database, "
             "with special characters as %xx"
         )
         raise ConfigError(message, field="store") from None

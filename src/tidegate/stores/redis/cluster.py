@@ -79,5 +79,5 @@ class SlotMap:
 def nobody(script: Script) -> StoreUnavailable:
     """Explain that a slot has no server."""
     return StoreUnavailable(
-        f"no server of the cluster keeps slot {script.slot}: see CLUSTER INFO on any of its servers"
+        f"no server of the cluster serves slot {script.slot}: run CLUSTER INFO on any of its servers"
     )

@@ -63,9 +63,9 @@ ERRORS: Final[dict[str, type[ResponseError]]] = {
     "NOSCRIPT": NoScriptError,
     "READONLY": ReadOnlyError,
 }
-ADVICE: Final = (  # the first words that the message begins with or contains tell what to do
-    ("NOAUTH", "give the user and password in the URL: redis://user:password@host"),
-    ("Authentication required", "give the user and password in the URL: redis://user:password@host"),
+ADVICE: Final = (  # the first entry whose text is part of the message applies
+    ("NOAUTH", "add the user and password to the URL: redis://user:password@host"),
+    ("Authentication required", "add the user and password to the URL: redis://user:password@host"),
     ("WRONGPASS", "check the user and password in the URL"),
     ("invalid username-password", "check the user and password in the URL"),
     ("AUTH", "check the user and password in the URL"),
@@ -77,34 +77,34 @@ ADVICE: Final = (  # the first words that the message begins with or contains te
     ("READONLY", "this is a replica: name the primary, or use redis+sentinel:// or redis+cluster://"),
     ("read only replica", "this is a replica: name the primary, or use redis+sentinel:// or redis+cluster://"),
     ("MOVED", "this server is part of a cluster: use redis+cluster://"),
-    ("CLUSTERDOWN", "the cluster has lost a part; it answers again when a replica has taken over"),
+    ("CLUSTERDOWN", "a part of the cluster is down; calls succeed again after a replica has taken over"),
     ("CROSSSLOT", "this server is part of a cluster: use redis+cluster://"),
-    ("OOM", "the server is out of memory: raise maxmemory, or give the limiter a server of its own"),
-    ("MISCONF", "the server cannot write its files: look into its log"),
-    ("LOADING", "the server is reading its files; it answers when it has"),
-    ("BUSY", "another script keeps the server busy: find it with SLOWLOG, end it with SCRIPT KILL"),
-    ("WRONGTYPE", "another program uses these keys: give this one a prefix of its own (?prefix=)"),
-    ("unknown command", "scripts are needed: Redis 6.2 or later, or any Valkey, with EVALSHA allowed"),
+    ("OOM", "the server is out of memory: raise maxmemory, or use a separate server for rate limits"),
+    ("MISCONF", "the server cannot write its files: check its log"),
+    ("LOADING", "the server is loading its data; calls succeed when it has finished"),
+    ("BUSY", "another script keeps the server busy: find it with SLOWLOG and stop it with SCRIPT KILL"),
+    ("WRONGTYPE", "another program uses these keys: set another prefix (?prefix=)"),
+    ("unknown command", "the store needs scripts: use Redis 6.2 or later, or Valkey, and allow EVALSHA"),
     ("MASTERDOWN", "the sentinels have not elected a primary yet"),
     ("No master found", "check the service name and the sentinels in the URL"),
-    ("max number of clients", "raise maxclients, or let fewer processes connect"),
+    ("max number of clients", "raise maxclients, or connect fewer processes"),
     ("certificate", "check ssl_ca_certs in the URL"),
-    ("imeout", "the server hangs or is overloaded; more time is given by ?timeout= (seconds)"),
-    ("timed out", "the server hangs or is overloaded; more time is given by ?timeout= (seconds)"),
+    ("imeout", "the server hangs or is overloaded: check it, or raise ?timeout= (seconds)"),
+    ("timed out", "the server hangs or is overloaded: check it, or raise ?timeout= (seconds)"),
 )
 
 
 def explain(address: RedisAddress, error: BaseException) -> StoreUnavailable:
-    """Say in one line what was attempted, what the driver says, and what to do."""
-    said = " ".join(str(error).split()) or type(error).__name__
+    """Return an error that names the server, the driver's message and what to do."""
+    reason = " ".join(str(error).split()) or type(error).__name__
     if isinstance(error, TimeoutError) and not error.args:
-        said = f"no answer within {address.timeout} s (timeout)"
+        reason = f"no answer within {address.timeout} s (timeout)"
     secrets = (address.password, address.driver.get("sentinel_password"))
     for secret in filter(None, secrets):
-        said = said.replace(secret, "***")
-    said = said.rstrip(".")
-    advice = next((what for sign, what in ADVICE if sign in said), "check that the server runs and can be reached")
-    return StoreUnavailable(f"asked Redis at {address} to decide and got no answer: {said}: {advice}")
+        reason = reason.replace(secret, "***")
+    reason = reason.rstrip(".")
+    advice = next((text for part, text in ADVICE if part in reason), "check that the server runs and is reachable")
+    return StoreUnavailable(f"Redis at {address} gave no decision: {reason}: {advice}")
 
 
 def settings(address: RedisAddress) -> dict[str, Any]:

@@ -150,7 +150,11 @@ class Script:
                         self.wire.learn(at)
                     again.append(group)
                 else:
-                    group.settle(StoreUnavailable(f"the server's clock is too far off or runs wild: it said {at} us"))
+                    group.settle(
+                        StoreUnavailable(
+                            f"the server's clock jumps or is far off: it shows {at} us since 1970; check its clock"
+                        )
+                    )
                 continue
             decisions = []
             for policy, _, _ in group.asks:
@@ -255,8 +259,8 @@ class ScriptProtocol:
         slots = {self._slot(self.plan(policy).key(key)) for policy, key, _ in group.asks}
         if len(slots) > 1:
             message = (
-                "a cluster decides together only what it keeps together, and these keys are apart: open the store with "
-                "?hash_tag=policy (all keys of a policy in one slot) or ?hash_tag=all (everything in one slot)"
+                "the keys of one call are in different slots of the cluster: open the store with ?hash_tag=policy "
+                "(all keys of a policy in one slot) or ?hash_tag=all (all keys in one slot)"
             )
             raise ConfigError(message)
         return slots.pop()

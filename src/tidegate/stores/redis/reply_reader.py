@@ -57,7 +57,7 @@ class ReplyReader(asyncio.Protocol):
             elif kind == ERROR:
                 reply = driver.read_error(data[place + 1 : end])
             elif kind != STATUS:
-                reply = ConnectionError(f"the server answered {data[place:end]!r}, which is no answer to a script")
+                reply = ConnectionError(f"unexpected reply to a script: {data[place:end]!r}")
             self._take(reply)
             place = following
         self._rest = data[place:]
