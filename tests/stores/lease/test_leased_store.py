@@ -379,7 +379,7 @@ def test_what_a_guard_decides_without_the_store_is_no_share(shared, answer, serv
         assert limiter.try_acquire("k")
     assert [bool(limiter.try_acquire("k")) for _ in range(100)] == [served] * 100
     shared.fails = ""
-    guard.tend()
+    guard.maintain()
     assert limiter.try_acquire("k")
     limiter.store.close()
     assert Limiter(limiter.policy, store=shared).usage("k")["1h"].used == used + 1

@@ -161,7 +161,7 @@ class LeasedStore(Store):
 
     def _lost(self) -> bool:
         guard = self.inner
-        return isinstance(guard, GuardedStore) and guard.lost
+        return isinstance(guard, GuardedStore) and guard.unavailable
 
     def _need_the_store(self) -> None:
         if self._lost():
