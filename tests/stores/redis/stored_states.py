@@ -24,7 +24,7 @@ def stored_states(
     store: RedisStore, get: Callable[[bytes], bytes | None], policy: Policy, key: Key
 ) -> dict[int, list[int]]:
     """Give the states of a key as `codec.dump` would, by the id of their limit."""
-    name = store.wire.plan(policy).key(key)
+    name = store.protocol.encode_policy(policy).key(key)
     value = get(name) or b""
     numbers = [int(number) for number in unpack(f"<{len(value) // 8}d", value)]
     states, place = {}, 0

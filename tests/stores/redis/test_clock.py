@@ -58,7 +58,7 @@ def test_calendar_windows_are_found_however_wrong_our_clock_is(
     )
     for years in (-20, -1, 0, 1, 20):
         store = RedisStore(address_of(valkey))
-        monkeypatch.setattr(store.wire, "_clock", OffClock(years * 366 * 86_400))
+        monkeypatch.setattr(store.protocol, "_clock", OffClock(years * 366 * 86_400))
         first, second = (store.apply_one("acquire", policy, "k", (1, 1)) for _ in range(2))
         assert first.allowed
         assert second.remaining in (3, 4)  # a minute may have ended between

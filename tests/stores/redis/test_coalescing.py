@@ -152,11 +152,11 @@ def test_a_store_closed_by_a_thread_lets_go_of_other_loops(server: ValkeyServer)
 async def test_a_call_cancelled_between_its_answer_and_its_reading_leaves_no_charge(server: ValkeyServer) -> None:
     store = RedisStore(address_of(server))
     policy = Policy("p", (Limit(100, "1h", "sliding_log"), Limit(100, "1h", "concurrency", name="slots")))
-    line, met = store._line(), 0  # noqa: SLF001 - no other way to meet that moment
+    pipeline, met = store._pipeline(), 0  # noqa: SLF001 - no other way to meet that moment
     while met < 20:
-        group = line.ask("acquire", ((policy, "k", (1, 1)),), None, None)
-        task = asyncio.ensure_future(group.answered())
-        while not group.future.done():
+        pending_call = pipeline.ask("acquire", ((policy, "k", (1, 1)),), None, None)
+        task = asyncio.ensure_future(pending_call.wait())
+        while not pending_call.future.done():
             await asyncio.sleep(0)
         if task.done():
             await store.apply_async("reset", ((policy, "k", (0, 0)),))
@@ -165,7 +165,7 @@ async def test_a_call_cancelled_between_its_answer_and_its_reading_leaves_no_cha
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-    await line.drain()
+    await pipeline.drain()
     assert [view[0] for view in (await store.apply_async("peek", ((policy, "k", (0, 0)),)))[0].views] == [100, 100]
     assert store.metrics()["given_back"] >= met
     await store.close_async()

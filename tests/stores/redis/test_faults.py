@@ -133,12 +133,12 @@ def test_a_hung_server_costs_the_deadline_and_no_more(both: Callable[..., Both],
         assert "timeout" in said
         seconds, said = timed(asker.ask)  # on one that has to be made
         assert seconds < DEADLINE + 0.2
-    until(lambda: answered(asker), "an answer after the server woke up", 5)
+    until(lambda: is_answered(asker), "an answer after the server woke up", 5)
     # What was asked while it hung was done when it woke up, at most once each: never fewer than were admitted.
     assert 10 - asker.ask("peek", 0).remaining in (1, 2, 3)
 
 
-def answered(asker: Both) -> bool:
+def is_answered(asker: Both) -> bool:
     with suppress(StoreUnavailable):
         asker.ask("peek", 0)
         return True
@@ -161,7 +161,7 @@ def test_a_connection_that_was_reset(both: Callable[..., Both], valkey: ValkeySe
         asker = both(proxy.port, 5)
         before = asker.ask().remaining
         proxy.reset()
-        until(lambda: answered(asker), "an answer after the reset", 5)
+        until(lambda: is_answered(asker), "an answer after the reset", 5)
         assert (
             asker.ask().remaining == before - 1
         )  # noticed before anything was sent: nothing was lost or charged twice
@@ -223,7 +223,7 @@ def test_a_server_out_of_memory(both: Callable[..., Both], server: ValkeyServer)
 
 def test_keys_of_another_program(both: Callable[..., Both], server: ValkeyServer) -> None:
     asker = both(server.port, 5)
-    name = asker.store.wire.plan(POLICY).key("k").decode()
+    name = asker.store.protocol.encode_policy(POLICY).key("k").decode()
     server.ask("LPUSH", name, "x")
     _, said = timed(asker.ask)
     assert "prefix" in said

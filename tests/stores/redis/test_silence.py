@@ -15,7 +15,7 @@ from tests.servers.tcp_proxy import TcpProxy
 from tests.stores.redis.conftest import address_of
 from tidegate import AsyncLimiter, Limit, Policy, StoreUnavailable
 from tidegate.stores.redis import RedisStore
-from tidegate.stores.redis.protocol import MAX_LIMITS_PER_CALL, MAX_UNDER_WAY
+from tidegate.stores.redis.protocol import MAX_IN_FLIGHT, MAX_LIMITS_PER_CALL
 
 if TYPE_CHECKING:
     from tests.servers.valkey import ValkeyServer
@@ -107,8 +107,8 @@ async def test_few_scripts_are_under_way_and_none_is_dear(server: ValkeyServer) 
         for _ in range(20):
             await asyncio.sleep(0)
         sent = {name: count - before[name] for name, count in store.metrics().items()}
-        assert sent["scripts"] <= MAX_UNDER_WAY
-        assert sent["calls"] <= 26 * MAX_UNDER_WAY  # 256 units, at 10 for a call to two logs
+        assert sent["scripts"] <= MAX_IN_FLIGHT
+        assert sent["calls"] <= 26 * MAX_IN_FLIGHT  # 256 units, at 10 for a call to two logs
     assert all(decision.allowed for [decision] in await asyncio.gather(*calls))
     await store.close_async()
 
@@ -124,7 +124,7 @@ async def test_what_was_not_sent_is_not_charged_when_the_server_is_lost(server: 
         assert all(isinstance(answer, StoreUnavailable) for answer in answers)
     store = RedisStore(address_of(server, prefix=store.address.prefix))
     [left] = await store.apply_async("peek", ((LOGS, "k", (0, 0)),))
-    assert 10**6 - left.remaining <= 26 * MAX_UNDER_WAY
+    assert 10**6 - left.remaining <= 26 * MAX_IN_FLIGHT
     await store.close_async()
 
 
@@ -140,7 +140,7 @@ async def test_what_was_not_sent_goes_over_a_new_connection(valkey: ValkeyServer
         proxy.reset()
         answers = await asyncio.gather(*calls, return_exceptions=True)
         lost = sum(isinstance(answer, StoreUnavailable) for answer in answers)
-        assert 0 < lost <= 10 * MAX_UNDER_WAY
+        assert 0 < lost <= 10 * MAX_IN_FLIGHT
         await store.close_async()
 
 
@@ -167,10 +167,10 @@ async def test_what_could_not_be_given_back_is_when_the_server_is_there_again(se
     policy = Policy("again", (Limit(10**5, "1h", "fixed_window"),))
     store = RedisStore(address_of(server, timeout=0.2, connect_timeout=5, batch=1))
     await store.apply_async("peek", ((policy, "k", (0,)),))
-    line = store._line()  # noqa: SLF001 - to meet the moment at which answers are there, and nothing is given back yet
-    groups = [line.ask("acquire", ((policy, "k", (1,)),), None, None) for _ in range(40)]
-    tasks = [asyncio.ensure_future(group.answered()) for group in groups]
-    while not all(group.future.done() for group in groups[:30]):
+    pipeline = store._pipeline()  # noqa: SLF001 - to meet the moment at which answers are there, and nothing is given back yet
+    pending_calls = [pipeline.ask("acquire", ((policy, "k", (1,)),), None, None) for _ in range(40)]
+    tasks = [asyncio.ensure_future(pending_call.wait()) for pending_call in pending_calls]
+    while not all(pending_call.future.done() for pending_call in pending_calls[:30]):
         await asyncio.sleep(0)
     with server.frozen():
         for task in tasks:
