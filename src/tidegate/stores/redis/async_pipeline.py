@@ -344,7 +344,7 @@ class ServerPipeline(AsyncPipeline):
 
     def _restart_timeout(self) -> None:
         """Restart the timeout for the next reply."""
-        self._timeout_timer.start(self.address.timeout + self._in_flight[0].patience)
+        self._timeout_timer.start(self.address.timeout + self._in_flight[0].extra_timeout)
 
     async def _connect(self) -> None:
         """Connect, send what waits, and close the connection when cancelled or when the loop ends."""

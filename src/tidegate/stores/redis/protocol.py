@@ -109,7 +109,7 @@ class Script:
         self._encoded: tuple[list[bytes], list[bytes]] | None = None
 
     @property
-    def patience(self) -> float:
+    def extra_timeout(self) -> float:
         """How many seconds more than the timeout the server may take, because the script is expensive."""
         return self.cost * COST_UNIT_TIMEOUT
 

@@ -181,7 +181,7 @@ class ServerConnection:
                 connection.send_packed_command([b"".join([each.pack() for each in ahead])], check_health=False)
                 sent += len(ahead)
             try:
-                with driver.extended_timeout(connection, self._address.timeout, script.patience):
+                with driver.extended_timeout(connection, self._address.timeout, script.extra_timeout):
                     if script.asking:
                         connection.read_response()
                     replies.append(connection.read_response())
