@@ -1,4 +1,4 @@
-"""core.lua returns and stores the same as the Python core, on Valkey and Redis; the comparison finds inserted faults."""
+"""core.lua returns and stores the same as the Python core, on Valkey and Redis; the tests find inserted faults."""
 
 from __future__ import annotations
 

@@ -184,7 +184,7 @@ def test_a_flushed_server_of_a_cluster_is_counted(cluster: ValkeyCluster) -> Non
 
 
 def test_an_unknown_service_name(sentinel_setup: tuple[ValkeyServer, ValkeyServer, SentinelServer]) -> None:
-    store = open_store(f"redis+sentinel://127.0.0.1:{trio[2].port}/other?timeout=1&connect_timeout=1")
+    store = open_store(f"redis+sentinel://127.0.0.1:{sentinel_setup[2].port}/other?timeout=1&connect_timeout=1")
     with pytest.raises(StoreUnavailable, match="check the service name"):
         store.apply("acquire", ((POLICY, "k", (1,)),))
     store.close()

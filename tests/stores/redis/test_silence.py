@@ -1,4 +1,4 @@
-"""Timeouts measure the server's silence, not waiting for other calls, nor the time for which this process was blocked."""
+"""Timeouts measure the server's silence, not waiting for other calls or a blocked process."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ class PacedProxy(TcpProxy):
 
     pause = 0.0
 
-    def _pass(self, source: socket.socket, sink: socket.socket, answers: bool) -> None:
+    def _forward(self, source: socket.socket, sink: socket.socket, answers: bool) -> None:
         if not answers:
-            super()._pass(source, sink, answers)
+            super()._forward(source, sink, answers)
             return
         waiting = b""
         with suppress(OSError):
