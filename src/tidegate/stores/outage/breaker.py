@@ -12,7 +12,7 @@ class CircuitBreaker:
     """Open from the first failure until a probe succeeds, so that an outage costs one deadline, not one per call.
 
     The first probe is due at once: most outages are a dropped connection and short. A store that fails again soon after
-    an outage is record_probe with exponential back-off.
+    an outage is probed with exponential back-off.
     """
 
     def __init__(self) -> None:

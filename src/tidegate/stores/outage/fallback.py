@@ -29,9 +29,7 @@ if TYPE_CHECKING:
     from tidegate.stores.outage.local_share import LocalShare, SharePolicy
     from tidegate.stores.outage.server_clock import ServerClock
 
-MAX_PENDING_CORRECTIONS: Final = (
-    10_000  # corrections kept until the store is back; further ones are dropped_corrections and counted
-)
+MAX_PENDING_CORRECTIONS: Final = 10_000  # kept until the store is back; further corrections are dropped and counted
 MIN_RETRY: Final = 1000  # microseconds after which a call that was denied during a change of state may retry
 
 

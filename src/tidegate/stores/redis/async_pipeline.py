@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
     Wake = Callable[[Sequence[Ask]], None]
 
-LISTEN_TURNS: Final = 2  # iterations of the loop after which a closed connection is noticed
+CHECK_ITERATIONS: Final = 2  # iterations of the loop after which a closed connection is noticed
 MAX_POSTPONED: Final = 10_000  # refunds that wait for the next connection; further ones are dropped
 IDLE_SECONDS: Final = 0.01  # seconds of silence after which a connection is checked before it is used
 
@@ -272,9 +272,8 @@ class ServerPipeline(AsyncPipeline):
         super().__init__(address, protocol, counts, watch, wake)
         self._transport: asyncio.Transport | None = None
         self._opening = False  # a connection is being opened or checked: calls wait
-        self._connection_task: asyncio.Task[None] | None = (
-            None  # closes the connection, at the latest when the loop ends
-        )
+        # Closes the connection, at the latest when the loop ends.
+        self._connection_task: asyncio.Task[None] | None = None
         self._batches: deque[deque[Script]] = deque()  # not sent yet, one batch per iteration of the loop
         self._in_flight: deque[Script] = deque()  # sent, in the order of their replies
         self._timeout_timer = DeadlineTimer(self.loop, self._timed_out)
@@ -295,7 +294,7 @@ class ServerPipeline(AsyncPipeline):
             self._open()
         elif not self._in_flight and self.loop.time() - self._last_data_at > IDLE_SECONDS:
             self._opening = True
-            self.loop.call_soon(self._check_connection, LISTEN_TURNS)
+            self.loop.call_soon(self._check_connection, CHECK_ITERATIONS)
         else:
             self._send_batches()
 
@@ -303,10 +302,10 @@ class ServerPipeline(AsyncPipeline):
         self._opening = True
         self._start(self._connect())
 
-    def _check_connection(self, turns: int) -> None:
+    def _check_connection(self, iterations: int) -> None:
         """Check whether the server closed the connection while the loop was busy; then send what waits."""
-        if turns:
-            self.loop.call_soon(self._check_connection, turns - 1)
+        if iterations:
+            self.loop.call_soon(self._check_connection, iterations - 1)
         elif self._transport is None:
             self._open()
         else:

@@ -92,7 +92,7 @@ class PendingCall(ABC):
 class Script:
     """One round trip. `full` means that the source is sent, for a server that does not know the script.
 
-    `price` is its cost in the server, in units of ALGORITHM_COSTS.
+    `cost` is its cost in the server, in units of ALGORITHM_COSTS.
     """
 
     __slots__ = ("_encoded", "asking", "calls", "cost", "full", "protocol", "redirected", "slot")
@@ -353,7 +353,7 @@ class EncodedPolicy:
         self._recent, self._since, self._until = b"", 0, 0
         self._short: dict[tuple[int, tuple[int, ...]], bytes] = {}
         if all(limit.calendar is None for limit in policy.limits):
-            self.encoded = b"".join(write_limit(limit, ()) for limit in policy.limits)
+            self.encoded = b"".join(encode_limit(limit, ()) for limit in policy.limits)
 
     def encode_short(self, number: int, costs: tuple[int, ...]) -> bytes:
         """Encode a call of the short form with these costs."""
@@ -376,7 +376,7 @@ class EncodedPolicy:
         """Encode the policy with the calendar windows around `now` and around the missing instants."""
         if not missing_windows and self._since <= now < self._until:
             return self._recent
-        encoded = b"".join(write_limit(limit, (now, *missing_windows)) for limit in self.policy.limits)
+        encoded = b"".join(encode_limit(limit, (now, *missing_windows)) for limit in self.policy.limits)
         if not missing_windows:
             around = [limit.calendar.window(now) for limit in self.policy.limits if limit.calendar]
             self._recent = encoded
@@ -384,7 +384,7 @@ class EncodedPolicy:
         return encoded
 
 
-def write_limit(limit: Limit, instants: tuple[int, ...]) -> bytes:
+def encode_limit(limit: Limit, instants: tuple[int, ...]) -> bytes:
     """Encode a limit, with the calendar windows before, at and after some instants."""
     windows: list[int] = []
     if limit.calendar is not None:
