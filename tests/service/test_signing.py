@@ -195,13 +195,13 @@ async def test_ids_that_were_made_while_the_store_was_lost_are_verified_later():
         try:
             lost = await desk.reserve(K)
             assert lost.decision.allowed
-            assert store.lost
+            assert store.unavailable
             valkey.start()
 
             def back():
                 clock.advance(1)
-                store.tend()
-                return not store.lost
+                store.maintain()
+                return not store.unavailable
 
             until(back, "the return of the store")
             key = (await SigningKeys(store).all())[0]
