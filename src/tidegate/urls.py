@@ -9,6 +9,7 @@ the parser of the standard library says, since that may quote a password.
 from __future__ import annotations
 
 import re
+from difflib import get_close_matches
 from ipaddress import IPv6Address
 from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
@@ -16,6 +17,7 @@ from urllib.parse import urlsplit
 from tidegate.errors import ConfigError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from urllib.parse import SplitResult
 
 HIDDEN_TEXT: Final = "…"
@@ -126,3 +128,13 @@ def _check_address(url: object, host: str, field: str) -> None:
 
 def _malformed(url: object, field: str, advice: str) -> ConfigError:
     return ConfigError(f"malformed URL {redact(url)!r}: {advice}", field=field)
+
+
+def unknown_option(name: str, known: Sequence[str], driver: Sequence[str] = ()) -> str:
+    """Return the message for an option that does not exist, with the option that was probably meant.
+
+    `driver` are options that the driver of a store accepts; the message suggests them but does not list them.
+    """
+    close = get_close_matches(name, (*known, *driver), n=1)
+    advice = f"did you mean {close[0]!r}?" if close else f"the options are {', '.join(known)}"
+    return f"there is no option {name!r}; {advice}"

@@ -219,7 +219,7 @@ def test_a_message_that_the_server_refuses_is_dropped(nats_server, subject, capl
     with NatsServer() as server:
         server.kill()
         (server.folder / "small.conf").write_text("max_payload: 1000\n")
-        server.words = lambda: [*NatsServer.words(server), "-c", str(server.folder / "small.conf")]  # type: ignore[method-assign]  # this one only
+        server.command = lambda: [*NatsServer.command(server), "-c", str(server.folder / "small.conf")]  # type: ignore[method-assign]  # this one only
         server.start()
         with caplog.at_level(logging.WARNING):
             late = Joined(server.url, subject)

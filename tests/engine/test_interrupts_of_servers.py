@@ -55,7 +55,7 @@ class Redis:
 
     @staticmethod
     def disconnect(store):
-        store._threads._link.drop()  # noqa: SLF001 - as after a failure
+        store._sync_pipeline._connections.drop()  # noqa: SLF001 - as after a failure
 
 
 @pytest.fixture(scope="module")
@@ -231,14 +231,14 @@ def test_a_handler_that_asks_the_store_it_interrupted_is_told_so(redis):
     store = redis.store()
     limiter = Limiter(RULE, store=store)
     limiter.try_acquire("k")
-    exchange = store._threads._link.exchange  # noqa: SLF001 - where a signal handler may strike
+    exchange = store._sync_pipeline._connections.exchange  # noqa: SLF001 - where a signal handler may strike
 
     def striking(scripts):
-        store._threads._link.exchange = exchange  # noqa: SLF001 - once
+        store._sync_pipeline._connections.exchange = exchange  # noqa: SLF001 - once
         limiter.try_acquire("k")
         return exchange(scripts)
 
-    store._threads._link.exchange = striking  # noqa: SLF001 - as above
+    store._sync_pipeline._connections.exchange = striking  # noqa: SLF001 - as above
     with pytest.raises(RuntimeError, match="interrupted in the same thread"):
         limiter.try_acquire("k")
     assert limiter.try_acquire("k")

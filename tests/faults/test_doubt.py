@@ -47,8 +47,8 @@ def come_back(shared, guarded, clock):
     shared.lost = False
     for _ in range(5):
         clock.advance(5)
-        guarded.tend()
-    assert not guarded.lost
+        guarded.maintain()
+    assert not guarded.unavailable
     assert guarded.metrics()["corrections_waiting"] == 0
 
 

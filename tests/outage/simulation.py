@@ -1,8 +1,8 @@
-"""Several processes over one store, in virtual time: each may lose it, find it, crash, start or leave, by itself.
+"""Simulates several processes with one store in virtual time: each may disconnect, reconnect, crash, start or leave.
 
-The server is a MemoryStore. Every process has its own `Link` to it, which loses questions, loses answers after the
-server has acted, or lets a question arrive long after its caller gave up. Whatever is admitted is written down with the
-instant of its use; an oracle then asks whether one limit, seeing all of it, would have allowed each call.
+The server is a MemoryStore. Every process has its own `Link` to it, which loses requests, loses answers after the
+server has acted, or delivers a request long after its caller gave up. Every admitted call is recorded with its instant;
+an oracle then checks whether one limit that saw all of them would have allowed each call.
 """
 
 from __future__ import annotations
@@ -25,50 +25,50 @@ START = 1_728_000_000
 
 
 class Link(Store):
-    """The way of one process to the server. `state` is up, or what is lost on it.
+    """The connection of one process to the server. `state` is "up", or what is lost.
 
-    lost: questions; deaf: answers; slow: answers, while questions arrive some time later; stubborn: corrections.
+    lost: requests; deaf: answers; slow: answers, while requests arrive some time later; stubborn: corrections.
     """
 
-    def __init__(self, server, world=None):
+    def __init__(self, server, simulation=None):
         super().__init__(server.clock)
         self.server = server
-        self.world = world
+        self.simulation = simulation
         self.state = "up"
         self.reached = 0
 
     def apply(self, verb, asks, now=None, at=None):
         if self.state == "lost" or (self.state == "stubborn" and verb == "adjust"):
-            raise StoreUnavailable("could not ask: the link is cut; mend it")
+            raise StoreUnavailable("could not ask: the link is down")
         if self.state == "slow":
-            self.world.late.append((verb, asks, at))
-            raise StoreUnavailable("no answer: the link is slow; mend it")
+            self.simulation.late.append((verb, asks, at))
+            raise StoreUnavailable("no answer: the link is slow")
         self.reached += 1
         decisions = self.server.apply(verb, asks, now, at)
         if self.state == "deaf":
-            raise StoreUnavailable("the answer got lost; mend the link")
+            raise StoreUnavailable("the answer was lost")
         return decisions
 
 
 class Process:
-    """A guard and its link, tended by the world instead of a thread."""
+    """A GuardedStore and its link, maintained by the simulation instead of a thread."""
 
-    def __init__(self, world, number):
-        self.link = Link(world.server, world)
-        self.guard = GuardedStore(
+    def __init__(self, simulation, number):
+        self.link = Link(simulation.server, simulation)
+        self.guarded = GuardedStore(
             self.link,
             beat=1.0,
-            local_for=world.local_for,
+            local_for=simulation.local_for,
             bounded=True,
-            clock=world.clock,
+            clock=simulation.clock,
             number=number,
             background=False,
         )
         self.due = 0
 
 
-class World:
-    """Processes that share a policy, and what they admitted."""
+class Simulation:
+    """Processes that share a policy, and the calls that they admitted."""
 
     def __init__(self, policy: Policy, seed: int, processes: int = 3, local_for: float = 100.0):
         self.clock = ManualClock(START)
@@ -78,7 +78,7 @@ class World:
         self.local_for = local_for
         self.numbers = count(1)
         self.late = []
-        self.gone = []  # crashed: kept, so that nothing tidies up after them
+        self.ended = []  # crashed: kept alive, so that no finalizer cleans up
         self.processes = []
         self.used: list[tuple[int, int]] = []
         self.by_share = 0
@@ -91,15 +91,15 @@ class World:
         self.processes.append(process)
         return process
 
-    def tend(self) -> None:
+    def maintain(self) -> None:
         now = self.clock.steady()
         for process in self.processes:
             if now >= process.due:
-                process.due = process.guard.tend() or 0
+                process.due = process.guarded.maintain() or 0
 
     def call(self, process, key="k", cost=1):
         before = process.link.reached
-        decision = process.guard.apply_one("acquire", self.policy, key, (cost,))
+        decision = process.guarded.apply_one("acquire", self.policy, key, (cost,))
         if decision.allowed:
             self.used.append((self.clock.steady(), cost))
             self.by_share += process.link.reached == before
@@ -113,10 +113,10 @@ class World:
         self.late.clear()
 
     def step(self, busy: float) -> None:
-        """Let a little time pass and something happen."""
+        """Advance the time a little and make some calls."""
         draw = self.random
         self.clock.advance(draw.choice((0.001, 0.05, 0.1, 0.25, 0.4)))
-        self.tend()
+        self.maintain()
         if self.late and draw.random() < 0.05:
             self.deliver()
         for process in self.processes:
@@ -124,37 +124,37 @@ class World:
                 for _ in range(draw.choice((1, 1, 2, 10))):
                     self.call(process, cost=draw.choice((1, 1, 1, 2, 3)))
 
-    def trouble(self) -> None:
-        """Let something go wrong, or right."""
+    def change_faults(self) -> None:
+        """Start or end a random fault."""
         draw = self.random
-        what = draw.random()
-        if what < 0.55:
+        number = draw.random()
+        if number < 0.55:
             draw.choice(self.processes).link.state = draw.choice(("up", "lost", "deaf", "slow"))
-        elif what < 0.75:
+        elif number < 0.75:
             state = draw.choice(("up", "up", "lost", "deaf", "slow"))
             for process in self.processes:
                 process.link.state = state
-        elif what < 0.85:
+        elif number < 0.85:
             for process in self.processes:
                 process.link.state = "up"
-        elif what < 0.9 and len(self.processes) > 1:
-            self.gone.append(self.processes.pop(draw.randrange(len(self.processes))))
-        elif what < 0.95 and len(self.processes) > 1:
+        elif number < 0.9 and len(self.processes) > 1:
+            self.ended.append(self.processes.pop(draw.randrange(len(self.processes))))
+        elif number < 0.95 and len(self.processes) > 1:
             process = self.processes.pop(draw.randrange(len(self.processes)))
-            process.guard.close()
-            self.gone.append(process)
+            process.guarded.close()
+            self.ended.append(process)
         elif len(self.processes) < 6:
             self.join()
 
-    def run(self, steps: int, busy: float, trouble: float) -> None:
+    def run(self, steps: int, busy: float, fault_rate: float) -> None:
         for _ in range(steps):
             self.step(busy)
-            if self.random.random() < trouble:
-                self.trouble()
+            if self.random.random() < fault_rate:
+                self.change_faults()
 
 
 def excess(limit: Limit, used: list[tuple[int, int]]) -> int:
-    """Count the permits that the limit would not have granted, had it seen every call when it was used."""
+    """Count the permits that one limit would not have granted if it had seen every call."""
     if limit.algorithm == "fixed_window":
         return windows_excess(limit, used)
     state, over = None, 0
@@ -168,7 +168,7 @@ def excess(limit: Limit, used: list[tuple[int, int]]) -> int:
 
 
 def windows_excess(limit: Limit, used: list[tuple[int, int]]) -> int:
-    """Count what exceeds what windows that open at any instant can hold: (n + 1) quotas in any n periods."""
+    """Count what exceeds (n + 1) quotas in any n periods, the bound of windows that open at any instant."""
     times = [at for at, _ in used]
     sums = [0, *accumulate(cost for _, cost in used)]
     worst = 0

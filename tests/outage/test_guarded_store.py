@@ -1,6 +1,6 @@
-"""The guard itself, in virtual time: one failure ends the asking, a probe begins it again, each policy gets its answer.
+"""GuardedStore in virtual time: one failure starts an outage, a probe ends it, and each policy decides meanwhile.
 
-Over-admission counted: 0, except under `allow`, where it is what was chosen.
+Over-admission: 0, except under `allow`, which was chosen for that.
 """
 
 import asyncio
@@ -34,45 +34,45 @@ def link(clock):
 
 
 @pytest.fixture
-def guard(link, clock):
+def guarded(link, clock):
     return GuardedStore(link, bounded=True, clock=clock, background=False, number=1)
 
 
-def ask(guard, policy=DENY, key="k", cost=1, verb="acquire"):
-    return guard.apply_one(verb, policy, key, (cost,))
+def ask(guarded, policy=DENY, key="k", cost=1, verb="acquire"):
+    return guarded.apply_one(verb, policy, key, (cost,))
 
 
-def lose(guard, link, state="lost"):
-    ask(guard)  # the first answer of all
+def start_outage(guarded, link, state="lost"):
+    ask(guarded)  # the very first call
     link.state = state
-    assert isinstance(ask(guard), LocalDecision)
+    assert isinstance(ask(guarded), LocalDecision)
 
 
-def test_a_lost_store_is_asked_once_and_not_again_until_a_probe(guard, link):
-    lose(guard, link, "deaf")
+def test_during_an_outage_only_probes_reach_the_store(guarded, link):
+    start_outage(guarded, link, "deaf")
     before = link.reached
-    answers = [ask(guard) for _ in range(1000)]
+    answers = [ask(guarded) for _ in range(1000)]
     assert link.reached == before
     assert all(isinstance(answer, LocalDecision) and not answer for answer in answers)
-    assert guard.metrics()["denied_without_store"] == 1001
+    assert guarded.metrics()["denied_without_store"] == 1001
 
 
-def test_the_first_question_of_all_is_put_three_times(guard, link):
+def test_the_very_first_call_is_tried_three_times(guarded, link):
     link.state = "deaf"
-    assert not ask(guard)
+    assert not ask(guarded)
     assert link.reached == 3
 
 
-def test_deny_says_when_to_ask_again(guard, link, clock):
-    lose(guard, link)
-    guard.tend()  # a probe, in vain: the next one is due in 50 ms
-    answer = ask(guard)
+def test_deny_returns_the_time_until_the_next_probe(guarded, link, clock):
+    start_outage(guarded, link)
+    guarded.maintain()  # a probe that fails: the next one is due in 50 ms
+    answer = ask(guarded)
     assert (answer.allowed, answer.retry_after, answer.violated) == (False, 0.05, ("1h",))
-    assert ask(guard, cost=11).retry_after is None  # never, store or no store
+    assert ask(guarded, cost=11).retry_after is None  # never, with or without the store
 
 
 class HangingProbe(Link):
-    """A link on which a question hangs for a while, if told what happens meanwhile."""
+    """A link that calls `meanwhile`, if it is set, before the next call is answered."""
 
     meanwhile = None
 
@@ -83,187 +83,187 @@ class HangingProbe(Link):
         return super().apply(verb, asks, now, at)
 
 
-def test_while_a_probe_hangs_calls_are_told_to_wait_as_long_as_the_pause_after_it(clock):
-    """Found in a soak test: they were told 1 ms, and so polled a thousand times a second."""
+def test_while_a_probe_hangs_retry_after_is_the_pause_after_it(clock):
+    """Found in a soak test: retry_after was 1 ms, so callers polled a thousand times a second."""
     link = HangingProbe(MemoryStore(clock=clock))
-    guard = GuardedStore(link, bounded=True, clock=clock, background=False, number=1)
-    lose(guard, link)
-    told = []
+    guarded = GuardedStore(link, bounded=True, clock=clock, background=False, number=1)
+    start_outage(guarded, link)
+    seen = []
 
     def wait_and_ask():
         for _ in range(5):
             clock.advance(0.2)
-            told.append(ask(guard).retry_after)
+            seen.append(ask(guarded).retry_after)
 
     for pause in (0.05, 0.1, 0.2):
         link.meanwhile = wait_and_ask
-        due = guard.tend()
-        assert told == [pause] * 5
-        told.clear()
-        assert ask(guard).retry_after == pause
+        due = guarded.maintain()
+        assert seen == [pause] * 5
+        seen.clear()
+        assert ask(guarded).retry_after == pause
         clock.advance((due - clock.steady()) / 1e6)
     link.state = "up"
-    guard.tend()
-    assert ask(guard)
+    guarded.maintain()
+    assert ask(guarded)
 
 
-def test_a_waiter_polls_no_more_often_than_the_pause_while_a_probe_hangs(clock):
+def test_a_waiting_call_polls_no_more_often_than_the_pause_while_a_probe_hangs(clock):
     link = HangingProbe(MemoryStore(clock=clock))
-    guard = GuardedStore(link, bounded=True, clock=clock, background=False, number=1)
-    limiter = Limiter(DENY, store=guard, clock=clock)
-    lose(guard, link)
-    denied = guard.metrics()["denied_without_store"]
+    guarded = GuardedStore(link, bounded=True, clock=clock, background=False, number=1)
+    limiter = Limiter(DENY, store=guarded, clock=clock)
+    start_outage(guarded, link)
+    denied = guarded.metrics()["denied_without_store"]
 
     def wait():
         with pytest.raises(Denied):
             limiter.acquire("k", timeout=1)
 
     link.meanwhile = wait
-    guard.tend()
-    assert guard.metrics()["denied_without_store"] - denied <= 22  # every 50 ms, for a second
+    guarded.maintain()
+    assert guarded.metrics()["denied_without_store"] - denied <= 22  # every 50 ms, for a second
 
 
-def test_allow_allows_and_the_answer_shows_who_gave_it(guard, link):
-    lose(guard, link)
-    answers = [ask(guard, ALLOW) for _ in range(25)]
+def test_allow_returns_local_decisions(guarded, link):
+    start_outage(guarded, link)
+    answers = [ask(guarded, ALLOW) for _ in range(25)]
     assert all(answers)
     assert {type(answer) for answer in answers} == {LocalDecision}
-    assert guard.metrics()["allowed_without_store"] == 25  # 15 more than the limit: what `allow` means
+    assert guarded.metrics()["allowed_without_store"] == 25  # 15 more than the limit: what `allow` means
 
 
-def test_pauses_between_probes_double_up_to_two_seconds(guard, link, clock):
-    lose(guard, link)
+def test_pauses_between_probes_double_up_to_two_seconds(guarded, link, clock):
+    start_outage(guarded, link)
     pauses = []
     for _ in range(9):
-        due = guard.tend()
+        due = guarded.maintain()
         pauses.append((due - clock.steady()) // 1000)
         clock.advance((due - clock.steady()) / 1e6)
     assert pauses == [50, 100, 200, 400, 800, 1600, 2000, 2000, 2000]
 
 
-def test_it_returns_by_itself_and_says_both_once(guard, link, clock, caplog):
-    lose(guard, link)
+def test_start_and_end_of_an_outage_are_logged_once(guarded, link, clock, caplog):
+    start_outage(guarded, link)
     for _ in range(10):
-        ask(guard)
+        ask(guarded)
     clock.advance(3)
     link.state = "up"
-    guard.tend()
-    assert type(ask(guard)) is not LocalDecision
-    lost, back = caplog.records
-    assert lost.levelno == logging.ERROR
-    assert "could not ask: the link is cut; mend it" in lost.message
-    assert "calls under 'api' are denied" in lost.message
-    assert back.message == "store is back after 3.000 s, in which 11 calls were decided without it"
-    counts = guard.metrics()
+    guarded.maintain()
+    assert type(ask(guarded)) is not LocalDecision
+    started, ended = caplog.records
+    assert started.levelno == logging.ERROR
+    assert "could not ask: the link is down" in started.message
+    assert "calls to policy 'api' are denied" in started.message
+    assert ended.message == "store available again after 3.000 s; 11 calls were decided without it"
+    counts = guarded.metrics()
     assert (counts["store_lost"], counts["losses"], counts["returns"], counts["probes"]) == (0, 1, 1, 1)
 
 
-def test_a_store_that_is_lost_again_at_once_is_looked_for_more_rarely(guard, link, clock):
-    lose(guard, link)
+def test_a_store_that_fails_again_at_once_is_probed_less_often(guarded, link, clock):
+    start_outage(guarded, link)
     asked = 0
-    for _ in range(1000):  # it answers probes and nothing else, for ten seconds
+    for _ in range(1000):  # it answers only probes, for ten seconds
         link.state = "up"
-        guard.tend()
+        guarded.maintain()
         link.state = "deaf"
         before = link.reached
-        ask(guard)
+        ask(guarded)
         asked += link.reached - before
         clock.advance(0.01)
     assert asked <= 12
 
 
-def test_the_late_failure_of_an_old_call_does_not_lose_a_store_that_is_back(guard, link):
-    losses = guard.metrics()["losses"]
-    lose(guard, link)
+def test_a_late_failure_from_before_the_recovery_starts_no_outage(guarded, link):
+    losses = guarded.metrics()["losses"]
+    start_outage(guarded, link)
     link.state = "up"
-    guard.tend()
-    guard._lose(StoreUnavailable("late"), losses)  # noqa: SLF001 - as a call does that began before the loss
-    assert not guard.metrics()["store_lost"]
+    guarded.maintain()
+    guarded._record_failure(StoreUnavailable("late"), losses)  # noqa: SLF001 - as a call that started before the outage
+    assert not guarded.metrics()["store_lost"]
 
 
-def test_a_batch_is_decided_as_one(guard, link):
-    lose(guard, link)
+def test_a_batch_is_denied_if_one_of_its_policies_denies(guarded, link):
+    start_outage(guarded, link)
     asks = [(ALLOW, "a", (1,)), (DENY, "b", (1,))]
-    assert [bool(answer) for answer in guard.apply("acquire", asks)] == [False, False]
-    assert [bool(answer) for answer in guard.apply("acquire", [asks[0], (ALLOW, "c", (0,))])] == [True, True]
+    assert [bool(answer) for answer in guarded.apply("acquire", asks)] == [False, False]
+    assert [bool(answer) for answer in guarded.apply("acquire", [asks[0], (ALLOW, "c", (0,))])] == [True, True]
 
 
-def test_corrections_reach_the_store_when_it_is_back(guard, link, clock):
-    first = ask(guard, cost=6)
+def test_corrections_reach_the_store_when_it_is_back(guarded, link, clock):
+    first = ask(guarded, cost=6)
     link.state = "lost"
-    assert not ask(guard)
-    guard.apply_one("adjust", DENY, "k", (-4,), at=first.at)
-    assert guard.metrics()["corrections_waiting"] == 1
+    assert not ask(guarded)
+    guarded.apply_one("adjust", DENY, "k", (-4,), at=first.at)
+    assert guarded.metrics()["corrections_waiting"] == 1
     link.state = "up"
-    guard.tend()
-    assert guard.metrics()["corrections_waiting"] == 0
+    guarded.maintain()
+    assert guarded.metrics()["corrections_waiting"] == 0
     log = Policy("log", (Limit(10, "1h", algorithm="sliding_log"),))
-    slots = ask(guard, log, cost=6)
+    slots = ask(guarded, log, cost=6)
     link.state = "lost"
-    ask(guard)
-    guard.apply_one("adjust", log, "k", (-4,), at=slots.at)
+    ask(guarded)
+    guarded.apply_one("adjust", log, "k", (-4,), at=slots.at)
     clock.advance(1)
     link.state = "up"
-    guard.tend()
-    assert ask(guard, log, cost=0, verb="peek").remaining == 8
+    guarded.maintain()
+    assert ask(guarded, log, cost=0, verb="peek").remaining == 8
 
 
-def test_reset_says_that_it_was_not_done(guard, link):
-    lose(guard, link)
-    with pytest.raises(StoreUnavailable, match="could not reset 'k': the store is lost"):
-        guard.apply_one("reset", DENY, "k", (0,))
+def test_reset_raises_during_an_outage(guarded, link):
+    start_outage(guarded, link)
+    with pytest.raises(StoreUnavailable, match="could not reset 'k': the store is unavailable"):
+        guarded.apply_one("reset", DENY, "k", (0,))
 
 
-def test_other_mistakes_are_not_mistaken_for_a_loss(guard, link, monkeypatch):
+def test_other_exceptions_start_no_outage(guarded, link, monkeypatch):
     def fail(*_):
         raise ConfigError("the driver is not installed")
 
     monkeypatch.setattr(link, "apply", fail)
     with pytest.raises(ConfigError):
-        ask(guard)
+        ask(guarded)
 
 
-def test_waiting_goes_on_while_the_store_is_lost(link, clock):
-    guard = GuardedStore(link, bounded=True, background=True, clock=None)
-    with Limiter(DENY, store=guard) as limiter:
+def test_acquire_waits_through_an_outage(link, clock):
+    guarded = GuardedStore(link, bounded=True, background=True, clock=None)
+    with Limiter(DENY, store=guarded) as limiter:
         assert limiter.try_acquire("k")
         link.state = "lost"
         assert not limiter.try_acquire("k")
         threading.Timer(0.2, setattr, (link, "state", "up")).start()
         assert limiter.acquire("k", timeout=20)
-        guard.close()
+        guarded.close()
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"deadline": 0}, "deadline: must be seconds, from 0.001"),
-        ({"local_for": "1h"}, "local_for: must be seconds"),
-        ({"beat": True}, "beat: must be seconds"),
+        ({"deadline": 0}, "deadline: must be a number of seconds from 0.001"),
+        ({"local_for": "1h"}, "local_for: must be a number of seconds"),
+        ({"beat": True}, "beat: must be a number of seconds"),
     ],
 )
-def test_wrong_options_are_refused(link, options, message):
+def test_invalid_options_raise_config_error(link, options, message):
     with pytest.raises(ConfigError, match=message):
         GuardedStore(link, **options)
 
 
-def test_a_url_carries_the_guards_options(tmp_path):
-    guard = open_guarded(f"sqlite:///{tmp_path}/x.db?deadline=70ms&local_for=5m&beat=2")
-    assert isinstance(guard, GuardedStore)
-    assert guard.deadline == 0.07
-    assert isinstance(guard.store, SQLiteStore)
-    assert guard.store._busy_timeout == 70_000  # noqa: SLF001 - the store was told
+def test_a_url_sets_the_options_of_the_guarded_store(tmp_path):
+    guarded = open_guarded(f"sqlite:///{tmp_path}/x.db?deadline=70ms&local_for=5m&beat=2")
+    assert isinstance(guarded, GuardedStore)
+    assert guarded.deadline == 0.07
+    assert isinstance(guarded.store, SQLiteStore)
+    assert guarded.store._busy_timeout == 70_000  # noqa: SLF001 - the deadline was passed on
     assert not isinstance(open_guarded("memory://"), GuardedStore)
-    with pytest.raises(ConfigError, match="deadline: cannot use this URL of a store"):
+    with pytest.raises(ConfigError, match="deadline: cannot use this store URL"):
         open_guarded(f"sqlite:///{tmp_path}/x.db?deadline=soon")
-    guard.close()
+    guarded.close()
 
 
 # ---- stores that hang ------------------------------------------------------------------------------------------------
 
 
 class Hanging(MemoryStore):
-    """Answers, until it hangs: then for as long as the test lasts."""
+    """A store that can be made to hang until the test ends."""
 
     instant = False
 
@@ -291,21 +291,21 @@ def hanging():
 
 
 def test_a_store_that_hangs_costs_one_deadline_and_few_threads(hanging):
-    guard = GuardedStore(hanging, deadline=0.05)
-    assert ask(guard)
+    guarded = GuardedStore(hanging, deadline=0.05)
+    assert ask(guarded)
     hanging.hangs = True
     before = threading.active_count()
-    answers = [ask(guard) for _ in range(200)]
+    answers = [ask(guarded) for _ in range(200)]
     assert {type(answer) for answer in answers} == {LocalDecision}
-    assert hanging.calls <= 2 + guard.metrics()["probes"] + 1  # one call hung, and at most one probe at a time
+    assert hanging.calls <= 2 + guarded.metrics()["probes"] + 1  # one call hung, and at most one probe at a time
     assert threading.active_count() - before <= 3
     hanging.released.set()
-    guard.close()
+    guarded.close()
 
 
-async def test_in_an_event_loop_a_store_without_async_neither_blocks_nor_hangs(hanging):
-    guard = GuardedStore(hanging, deadline=0.05)
-    async with AsyncLimiter(DENY, store=guard) as limiter:
+async def test_a_hanging_synchronous_store_does_not_block_the_event_loop(hanging):
+    guarded = GuardedStore(hanging, deadline=0.05)
+    async with AsyncLimiter(DENY, store=guarded) as limiter:
         assert await limiter.try_acquire("k")
         hanging.hangs = True
         ticks = 0
@@ -319,69 +319,69 @@ async def test_in_an_event_loop_a_store_without_async_neither_blocks_nor_hangs(h
         other = asyncio.ensure_future(tick())
         assert isinstance(await limiter.try_acquire("k"), LocalDecision)
         other.cancel()
-        assert ticks > 10  # the loop ran on while the store hung
+        assert ticks > 10  # the event loop continued while the store hung
         calls = hanging.calls
         assert not any([await limiter.try_acquire("k") for _ in range(1000)])
         assert hanging.calls <= calls + 1  # a probe
         hanging.released.set()
-    guard.close()
+    guarded.close()
 
 
 class HangingTasks(Hanging):
-    """The same for tasks; `tidied` is set when one was let finish."""
+    """The same for tasks; `cleaned_up` is set when a hanging task was cancelled."""
 
     def __init__(self):
         super().__init__()
-        self.tidied = asyncio.Event()
+        self.cleaned_up = asyncio.Event()
 
     async def apply_async(self, verb, asks, now=None, at=None):
         if self.hangs:
             try:
                 await asyncio.get_running_loop().create_future()
             finally:
-                self.tidied.set()
+                self.cleaned_up.set()
         return MemoryStore.apply(self, verb, asks, now, at)
 
 
-async def test_a_cancelled_call_says_nothing_about_the_store():
+async def test_a_cancelled_call_starts_no_outage():
     store = HangingTasks()
-    guard = GuardedStore(store, deadline=0.2)
-    assert await guard.apply_async("acquire", ((DENY, "k", (1,)),))
+    guarded = GuardedStore(store, deadline=0.2)
+    assert await guarded.apply_async("acquire", ((DENY, "k", (1,)),))
     store.hangs = True
-    call = asyncio.ensure_future(guard.apply_async("acquire", ((DENY, "k", (1,)),)))
+    call = asyncio.ensure_future(guarded.apply_async("acquire", ((DENY, "k", (1,)),)))
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     call.cancel()
     with pytest.raises(asyncio.CancelledError):
         await call
-    await asyncio.wait_for(store.tidied.wait(), 10)
-    assert guard.metrics()["losses"] == 0
+    await asyncio.wait_for(store.cleaned_up.wait(), 10)
+    assert guarded.metrics()["losses"] == 0
 
 
-async def test_a_task_that_hangs_is_left_behind_at_the_deadline():
+async def test_a_hanging_task_is_abandoned_at_the_deadline():
     store = HangingTasks()
-    guard = GuardedStore(store, deadline=0.05)
-    assert await guard.apply_async("acquire", ((DENY, "k", (1,)),))
+    guarded = GuardedStore(store, deadline=0.05)
+    assert await guarded.apply_async("acquire", ((DENY, "k", (1,)),))
     store.hangs = True
-    answer = (await guard.apply_async("acquire", ((DENY, "k", (1,)),)))[0]
+    answer = (await guarded.apply_async("acquire", ((DENY, "k", (1,)),)))[0]
     assert isinstance(answer, LocalDecision)
-    assert guard.metrics()["losses"] == 1
+    assert guarded.metrics()["losses"] == 1
     for task in asyncio.all_tasks() - {asyncio.current_task()}:
         task.cancel()
-    guard.close()
+    guarded.close()
 
 
 class Busy(MemoryStore):
-    """Takes its time for each call, as a store does whose connections are few."""
+    """A slow store that serves four calls at a time."""
 
     instant = False
 
     def __init__(self):
         super().__init__()
-        self.places = threading.Semaphore(4)
+        self.slots = threading.Semaphore(4)
 
     def apply(self, *asked):
-        with self.places:
+        with self.slots:
             threading.Event().wait(0.01)
             return super().apply(*asked)
 
@@ -389,29 +389,29 @@ class Busy(MemoryStore):
         return self.apply(verb, ((policy, key, costs),), now, at)[0]
 
 
-def test_threads_that_wait_for_others_do_not_lose_the_store():
-    guard = GuardedStore(Busy(), deadline=0.1)
+def test_threads_that_wait_for_other_calls_start_no_outage():
+    guarded = GuardedStore(Busy(), deadline=0.1)
     roomy = Policy("roomy", ("1000/1h",))
-    assert ask(guard, roomy)
+    assert ask(guarded, roomy)
     with ThreadPoolExecutor(120) as threads:
-        answers = list(threads.map(lambda _: ask(guard, roomy), range(120)))  # 0.3 s for all, by four at a time
+        answers = list(threads.map(lambda _: ask(guarded, roomy), range(120)))  # 0.3 s for all, four at a time
     assert all(type(answer) is not LocalDecision and answer for answer in answers)
-    assert guard.metrics()["losses"] == 0
-    guard.close()
+    assert guarded.metrics()["losses"] == 0
+    guarded.close()
 
 
-async def test_tasks_that_wait_for_others_do_not_lose_the_store():
-    guard = GuardedStore(Busy(), deadline=0.1)
-    async with AsyncLimiter("1000/1h", store=guard) as limiter:
+async def test_tasks_that_wait_for_other_calls_start_no_outage():
+    guarded = GuardedStore(Busy(), deadline=0.1)
+    async with AsyncLimiter("1000/1h", store=guarded) as limiter:
         assert await limiter.try_acquire("k")
         answers = await asyncio.gather(*(limiter.try_acquire("k") for _ in range(120)))
         assert all(type(answer) is not LocalDecision and answer for answer in answers)
-        assert guard.metrics()["losses"] == 0
-    guard.close()
+        assert guarded.metrics()["losses"] == 0
+    guarded.close()
 
 
-class Elsewhere(MemoryStore):
-    """Answers tasks after some turns of their loop."""
+class Deferred(MemoryStore):
+    """Answers tasks after some iterations of their event loop."""
 
     instant = False
 
@@ -421,29 +421,29 @@ class Elsewhere(MemoryStore):
         return self.apply(verb, asks, now, at)
 
 
-@pytest.mark.parametrize("store", [Elsewhere, Busy])
-async def test_a_loop_that_stands_still_does_not_lose_the_store(store):
-    guard = GuardedStore(store(), deadline=0.05)
-    async with AsyncLimiter("1000/1h", store=guard) as limiter:
+@pytest.mark.parametrize("store", [Deferred, Busy])
+async def test_a_blocked_event_loop_starts_no_outage(store):
+    guarded = GuardedStore(store(), deadline=0.05)
+    async with AsyncLimiter("1000/1h", store=guarded) as limiter:
         assert await limiter.try_acquire("k")
-        for turns in range(5):
+        for iterations in range(5):
             call = asyncio.ensure_future(limiter.try_acquire("k"))
-            for _ in range(turns):
+            for _ in range(iterations):
                 await asyncio.sleep(0)
-            time.sleep(0.2)  # noqa: ASYNC251 - this is what is tested: four deadlines
+            time.sleep(0.2)  # noqa: ASYNC251 - blocks the loop for four deadlines
             assert type(await call) is not LocalDecision
-        assert guard.metrics()["losses"] == 0
-    guard.close()
+        assert guarded.metrics()["losses"] == 0
+    guarded.close()
 
 
 class Plain(Store):
-    """A store of somebody else's that raises what its driver raised."""
+    """A third-party store that raises the exception of its driver."""
 
     def apply(self, verb, asks, now=None, at=None):
         raise ConnectionResetError("by peer")
 
 
-def test_the_error_of_a_socket_does_not_reach_the_caller(caplog):
-    guard = GuardedStore(Plain(), background=False)
-    assert not ask(guard)
-    assert "store lost: by peer" in caplog.text
+def test_socket_errors_start_an_outage_instead_of_reaching_the_caller(caplog):
+    guarded = GuardedStore(Plain(), background=False)
+    assert not ask(guarded)
+    assert "store unavailable: by peer" in caplog.text

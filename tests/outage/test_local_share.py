@@ -1,14 +1,14 @@
-"""`on_store_error: local`, in virtual time: N processes never admit more than the limit together, whoever is cut off.
+"""`on_store_error: local`, in virtual time: N processes never admit more than the limit together.
 
-Over-admission counted: 0, by an oracle over the instants of all uses, in random schedules with lost questions, lost and
-late answers, crashes, starts and departures.
+Over-admission: 0, checked by an oracle over all admitted calls, in random schedules with lost requests, lost and late
+answers, crashes, starts and exits.
 """
 
 import os
 
 import pytest
 
-from tests.outage.simulation import World, excess
+from tests.outage.simulation import Simulation, excess
 from tidegate import Limit, Policy
 from tidegate.core.decision import LocalDecision
 from tidegate.stores.outage.local_share import MAX_KEYS
@@ -32,244 +32,246 @@ def local(limit):
 @pytest.mark.parametrize("limit", LIMITS, ids=str)
 def test_no_schedule_exceeds_the_limit(limit, seed, caplog):
     caplog.set_level("CRITICAL")
-    world = World(local(limit), seed, processes=1 + seed % 5)
-    world.run(1500, busy=0.3, trouble=world.random.choice((0.003, 0.01, 0.03)))
-    assert excess(limit, world.used) == 0
-    assert world.used
+    simulation = Simulation(local(limit), seed, processes=1 + seed % 5)
+    simulation.run(1500, busy=0.3, fault_rate=simulation.random.choice((0.003, 0.01, 0.03)))
+    assert excess(limit, simulation.used) == 0
+    assert simulation.used
 
 
-def steady(limit, processes=3, seconds=220, **options):
-    """Make a world in which everybody knows everybody, past the middle of a term."""
-    world = World(local(limit), 1, processes, **options)
-    for process in world.processes:
-        world.call(process)
-    wait(world, seconds)
-    world.used.clear()
-    return world
+def connected_processes(limit, processes=3, seconds=220, **options):
+    """Return a simulation in which all processes know each other, past the middle of a term."""
+    simulation = Simulation(local(limit), 1, processes, **options)
+    for process in simulation.processes:
+        simulation.call(process)
+    wait(simulation, seconds)
+    simulation.used.clear()
+    return simulation
 
 
-def wait(world, seconds, busy=()):
+def wait(simulation, seconds, busy=()):
     for _ in range(round(seconds * 4)):
-        world.clock.advance(0.25)
-        world.tend()
+        simulation.clock.advance(0.25)
+        simulation.maintain()
         for process in busy:
-            while world.call(process):
+            while simulation.call(process):
                 pass
 
 
-def cut(world, processes, state="lost"):
+def disconnect(simulation, processes, state="lost"):
     for process in processes:
         process.link.state = state
-        world.call(process)
+        simulation.call(process)
 
 
-def test_together_the_processes_spend_half_of_the_limit_and_not_more():
+def test_disconnected_processes_together_spend_half_of_the_limit():
     limit = Limit(600, "1m")  # ten a second
-    world = steady(limit)
-    cut(world, world.processes)
-    wait(world, 6)  # nobody counts on anybody any more
-    world.used.clear()
-    wait(world, 60, busy=world.processes)
-    assert 280 <= len(world.used) <= 5 * 63  # of 600: what came back since the share may be spent, and in a minute
-    assert world.processes[0].guard.metrics()["share_ppm"] == pytest.approx(10**6 / 6, abs=2)
+    simulation = connected_processes(limit)
+    disconnect(simulation, simulation.processes)
+    wait(simulation, 6)  # no process relies on another any more
+    simulation.used.clear()
+    wait(simulation, 60, busy=simulation.processes)
+    assert 280 <= len(simulation.used) <= 5 * 63  # of 600: what was refilled since the share started, and in a minute
+    assert simulation.processes[0].guarded.metrics()["share_ppm"] == pytest.approx(10**6 / 6, abs=2)
 
 
-def test_nothing_is_spent_until_the_others_have_stopped_counting_on_one():
-    world = steady(Limit(600, "1m"))
-    one = world.processes[0]
-    cut(world, [one])
-    answer = world.call(one)
+def test_a_share_is_spent_only_after_the_others_stop_relying_on_the_process():
+    simulation = connected_processes(Limit(600, "1m"))
+    one = simulation.processes[0]
+    disconnect(simulation, [one])
+    answer = simulation.call(one)
     assert isinstance(answer, LocalDecision)
     assert not answer
-    wait(world, 3.25, busy=[one])  # it posted in the beat before, and three more must end
-    assert world.used == []
-    wait(world, 3, busy=[one])
-    assert world.used
+    wait(simulation, 3.25, busy=[one])  # it posted in the beat before, and three more must end
+    assert simulation.used == []
+    wait(simulation, 3, busy=[one])
+    assert simulation.used
 
 
-def test_windows_admit_nothing_for_a_period_after_the_loss():
-    world = steady(Limit(60, "20s", algorithm="sliding_log"))
-    one = world.processes[0]
-    cut(world, [one])
-    wait(world, 20, busy=[one])
-    assert world.used == []
-    wait(world, 10, busy=[one])
-    assert len(world.used) == 10  # a sixth of 60
+def test_windows_admit_nothing_for_one_period_after_the_outage_starts():
+    simulation = connected_processes(Limit(60, "20s", algorithm="sliding_log"))
+    one = simulation.processes[0]
+    disconnect(simulation, [one])
+    wait(simulation, 20, busy=[one])
+    assert simulation.used == []
+    wait(simulation, 10, busy=[one])
+    assert len(simulation.used) == 10  # a sixth of 60
 
 
-def test_while_one_is_cut_off_the_others_have_half():
+def test_while_one_process_is_disconnected_the_others_have_half():
     limit = Limit(60, "10s", algorithm="sliding_log")
-    world = steady(limit)
-    one, *others = world.processes
-    cut(world, [one])
-    wait(world, 20)
-    world.used.clear()
-    wait(world, 9.75, busy=others)
-    assert len(world.used) == 30
-    assert others[0].guard.metrics()["halved"] == 1
+    simulation = connected_processes(limit)
+    one, *others = simulation.processes
+    disconnect(simulation, [one])
+    wait(simulation, 20)
+    simulation.used.clear()
+    wait(simulation, 9.75, busy=others)
+    assert len(simulation.used) == 30
+    assert others[0].guarded.metrics()["halved"] == 1
     one.link.state = "up"
-    wait(world, 25)
-    assert others[0].guard.metrics()["halved"] == 0
-    world.used.clear()
-    wait(world, 9, busy=others)
-    assert len(world.used) == 60
+    wait(simulation, 25)
+    assert others[0].guarded.metrics()["halved"] == 0
+    simulation.used.clear()
+    wait(simulation, 9, busy=others)
+    assert len(simulation.used) == 60
 
 
-def test_what_was_spent_alone_is_charged_before_anybody_has_the_whole_limit_again():
+def test_spending_of_a_share_is_charged_before_the_whole_limit_is_available_again():
     limit = Limit(60, "20s", algorithm="sliding_log")
-    world = steady(limit)
-    one, *others = world.processes
-    cut(world, [one])
-    wait(world, 30, busy=[one])
-    assert len(world.used) == 10
+    simulation = connected_processes(limit)
+    one, *others = simulation.processes
+    disconnect(simulation, [one])
+    wait(simulation, 30, busy=[one])
+    assert len(simulation.used) == 10
     one.link.state = "up"
-    wait(world, 6)
-    assert one.guard.metrics()["keys_unsettled"] == 0
-    assert others[0].guard.metrics()["halved"] == 0
-    seen = others[0].guard.apply_one("peek", world.policy, "k", (0,))
+    wait(simulation, 6)
+    assert one.guarded.metrics()["keys_unsettled"] == 0
+    assert others[0].guarded.metrics()["halved"] == 0
+    seen = others[0].guarded.apply_one("peek", simulation.policy, "k", (0,))
     assert seen.remaining == 50
-    wait(world, 1, busy=others)
-    assert excess(limit, world.used) == 0
+    wait(simulation, 1, busy=others)
+    assert excess(limit, simulation.used) == 0
 
 
-def test_a_full_log_is_charged_all_the_same():
+def test_spending_is_charged_to_a_full_log():
     limit = Limit(20, "60s", algorithm="sliding_log")
-    world = steady(limit, processes=2)
-    one, other = world.processes
-    cut(world, [one])
-    wait(world, 70, busy=[one])
-    wait(world, 1, busy=[other])
-    assert len(world.used) == 5 + 10
+    simulation = connected_processes(limit, processes=2)
+    one, other = simulation.processes
+    disconnect(simulation, [one])
+    wait(simulation, 70, busy=[one])
+    wait(simulation, 1, busy=[other])
+    assert len(simulation.used) == 5 + 10
     one.link.state = "up"
-    wait(world, 8, busy=[other])
-    assert one.guard.metrics()["keys_unsettled"] == 0
-    wait(world, 120, busy=[one, other])
-    assert excess(limit, world.used) == 0
+    wait(simulation, 8, busy=[other])
+    assert one.guarded.metrics()["keys_unsettled"] == 0
+    wait(simulation, 120, busy=[one, other])
+    assert excess(limit, simulation.used) == 0
 
 
-def test_one_that_starts_during_the_outage_denies():
-    world = steady(Limit(600, "1m"))
-    late = world.join()
+def test_a_process_that_starts_during_the_outage_denies():
+    simulation = connected_processes(Limit(600, "1m"))
+    late = simulation.join()
     late.link.state = "lost"
-    wait(world, 30, busy=[late])
-    assert world.used == []
+    wait(simulation, 30, busy=[late])
+    assert simulation.used == []
 
 
-def test_one_that_crashed_halves_the_limit_until_its_claims_end_and_one_that_left_does_not():
-    world = steady(Limit(60, "10s", algorithm="sliding_log"), local_for=100)
-    first, second, third = world.processes
-    world.processes.remove(third)
-    third.guard.close()
-    wait(world, 6)
-    assert first.guard.metrics()["halved"] == 0
-    world.processes.remove(second)  # crashes
-    wait(world, 6)
-    assert first.guard.metrics()["halved"] == 1
-    wait(world, 300)
-    assert first.guard.metrics()["halved"] == 0
+def test_a_crashed_process_halves_the_limit_until_its_claims_end_a_closed_one_does_not():
+    simulation = connected_processes(Limit(60, "10s", algorithm="sliding_log"), local_for=100)
+    first, second, third = simulation.processes
+    simulation.processes.remove(third)
+    third.guarded.close()
+    wait(simulation, 6)
+    assert first.guarded.metrics()["halved"] == 0
+    simulation.processes.remove(second)  # crashes
+    wait(simulation, 6)
+    assert first.guarded.metrics()["halved"] == 1
+    wait(simulation, 300)
+    assert first.guarded.metrics()["halved"] == 0
 
 
 def test_an_outage_longer_than_the_claims_ends_in_denial():
-    world = steady(Limit(600, "1m"), local_for=100)
-    cut(world, world.processes)
-    wait(world, 400)
-    world.used.clear()
-    wait(world, 10, busy=world.processes)
-    assert world.used == []
+    simulation = connected_processes(Limit(600, "1m"), local_for=100)
+    disconnect(simulation, simulation.processes)
+    wait(simulation, 400)
+    simulation.used.clear()
+    wait(simulation, 10, busy=simulation.processes)
+    assert simulation.used == []
 
 
-def test_what_is_spent_before_the_claims_end_has_come_back_by_then():
-    """Found by random schedules: when claims end, the others have the whole limit, and know nothing of such uses."""
+def test_spending_has_come_back_when_the_claims_end():
+    """Found by random schedules: when claims end, the others have the whole limit and do not know of this spending."""
     limit = Limit(60, "20s", algorithm="sliding_log")
-    world = steady(limit, seconds=50, local_for=100)  # before the middle of the first term, which lasts 200 s
-    one, *others = world.processes
-    cut(world, [one])
-    wait(world, 149, busy=[one])
-    assert world.used
-    wait(world, 3)
-    wait(world, 30, busy=[one, *others])
-    assert excess(limit, world.used) == 0
+    simulation = connected_processes(
+        limit, seconds=50, local_for=100
+    )  # before the middle of the first term, which lasts 200 s
+    one, *others = simulation.processes
+    disconnect(simulation, [one])
+    wait(simulation, 149, busy=[one])
+    assert simulation.used
+    wait(simulation, 3)
+    wait(simulation, 30, busy=[one, *others])
+    assert excess(limit, simulation.used) == 0
 
 
-def test_one_that_cannot_settle_does_not_count_as_back():
-    world = steady(Limit(60, "20s", algorithm="sliding_log"))
-    one, *others = world.processes
-    cut(world, [one])
-    wait(world, 30, busy=[one])
+def test_a_process_that_cannot_settle_does_not_post():
+    simulation = connected_processes(Limit(60, "20s", algorithm="sliding_log"))
+    one, *others = simulation.processes
+    disconnect(simulation, [one])
+    wait(simulation, 30, busy=[one])
     one.link.state = "stubborn"
-    wait(world, 10)
-    assert one.guard.metrics()["keys_unsettled"] == 1
-    assert others[0].guard.metrics()["halved"] == 1
+    wait(simulation, 10)
+    assert one.guarded.metrics()["keys_unsettled"] == 1
+    assert others[0].guarded.metrics()["halved"] == 1
 
 
-def test_the_moment_of_the_loss_gives_nobody_more():
-    """The one that is cut off and the others ask all the time, before, during and after."""
+def test_starts_and_ends_of_outages_admit_nothing_extra():
+    """The disconnected process and the others call all the time, before, during and after the outage."""
     for limit in LIMITS:
-        world = steady(limit)
-        one, *others = world.processes
-        wait(world, 15, busy=others)
+        simulation = connected_processes(limit)
+        one, *others = simulation.processes
+        wait(simulation, 15, busy=others)
         for state in ("lost", "up", "deaf", "up"):
             one.link.state = state
-            wait(world, 25, busy=[one, *others])
-        assert excess(limit, world.used) == 0
+            wait(simulation, 25, busy=[one, *others])
+        assert excess(limit, simulation.used) == 0
 
 
-def test_slots_are_not_shared_out():
-    world = steady(Limit(60, "10s", algorithm="concurrency"))
-    cut(world, world.processes)
-    wait(world, 60, busy=world.processes)
-    assert world.used == []
+def test_concurrency_limits_have_no_share():
+    simulation = connected_processes(Limit(60, "10s", algorithm="concurrency"))
+    disconnect(simulation, simulation.processes)
+    wait(simulation, 60, busy=simulation.processes)
+    assert simulation.used == []
 
 
-def test_a_share_of_less_than_a_permit_denies_until_the_store_may_be_back():
-    world = steady(Limit(5, "10s"))
-    one = world.processes[0]
-    cut(world, [one])
-    wait(world, 20)
-    answer = world.call(one)
+def test_a_share_below_one_permit_denies_with_retry_after():
+    simulation = connected_processes(Limit(5, "10s"))
+    one = simulation.processes[0]
+    disconnect(simulation, [one])
+    wait(simulation, 20)
+    answer = simulation.call(one)
     assert not answer
     assert answer.retry_after is not None
 
 
-def test_a_cost_beyond_the_share_is_worth_asking_again_one_beyond_the_limit_is_not():
-    world = steady(Limit(60, "10s"))
-    one = world.processes[0]
-    cut(world, [one])
-    wait(world, 20)
-    assert world.call(one, cost=50).retry_after is not None
-    assert world.call(one, cost=61).retry_after is None
+def test_a_cost_above_the_share_has_retry_after_a_cost_above_the_limit_has_none():
+    simulation = connected_processes(Limit(60, "10s"))
+    one = simulation.processes[0]
+    disconnect(simulation, [one])
+    wait(simulation, 20)
+    assert simulation.call(one, cost=50).retry_after is not None
+    assert simulation.call(one, cost=61).retry_after is None
 
 
-def test_a_reservation_made_alone_is_settled_alone():
-    world = steady(Limit(600, "1m"))
-    one = world.processes[0]
-    cut(world, [one])
-    wait(world, 60)
-    held = one.guard.apply_one("hold", world.policy, "k", (10,))
-    assert held
-    before = one.guard.apply_one("peek", world.policy, "k", (0,)).remaining
-    one.guard.apply_one("adjust", world.policy, "k", (-4,), at=held.at)
-    assert one.guard.apply_one("peek", world.policy, "k", (0,)).remaining == before + 4
-    assert one.guard.metrics()["corrections_waiting"] == 0
+def test_a_reservation_made_during_the_outage_is_settled_locally():
+    simulation = connected_processes(Limit(600, "1m"))
+    one = simulation.processes[0]
+    disconnect(simulation, [one])
+    wait(simulation, 60)
+    reservation = one.guarded.apply_one("hold", simulation.policy, "k", (10,))
+    assert reservation
+    before = one.guarded.apply_one("peek", simulation.policy, "k", (0,)).remaining
+    one.guarded.apply_one("adjust", simulation.policy, "k", (-4,), at=reservation.at)
+    assert one.guarded.apply_one("peek", simulation.policy, "k", (0,)).remaining == before + 4
+    assert one.guarded.metrics()["corrections_waiting"] == 0
 
 
-def test_keys_beyond_those_that_can_be_remembered_are_denied(monkeypatch):
+def test_keys_beyond_the_maximum_are_denied(monkeypatch):
     assert MAX_KEYS >= 10_000
     monkeypatch.setattr("tidegate.stores.outage.fallback.MAX_KEYS", 3)
-    world = steady(Limit(600, "1m"))
-    one = world.processes[0]
-    cut(world, [one])
-    wait(world, 60)
-    assert [bool(world.call(one, key=str(n))) for n in range(5)] == [True, True, True, False, False]
+    simulation = connected_processes(Limit(600, "1m"))
+    one = simulation.processes[0]
+    disconnect(simulation, [one])
+    wait(simulation, 60)
+    assert [bool(simulation.call(one, key=str(n))) for n in range(5)] == [True, True, True, False, False]
 
 
-def test_alone_and_healthy_the_whole_limit_is_there_from_the_first_call():
-    world = World(local(Limit(10, "1h")), 1, processes=1)
-    assert [bool(world.call(world.processes[0])) for _ in range(11)] == [True] * 10 + [False]
+def test_a_single_connected_process_has_the_whole_limit_from_its_first_call():
+    simulation = Simulation(local(Limit(10, "1h")), 1, processes=1)
+    assert [bool(simulation.call(simulation.processes[0])) for _ in range(11)] == [True] * 10 + [False]
 
 
-def test_what_peers_keep_in_the_store_goes_by_itself():
-    world = steady(Limit(10, "1s"), processes=2, seconds=60)
-    entries = world.server.metrics()["entries"]
-    wait(world, 300)
-    assert world.server.metrics()["entries"] <= entries + 5
+def test_entries_of_peers_in_the_store_expire():
+    simulation = connected_processes(Limit(10, "1s"), processes=2, seconds=60)
+    entries = simulation.server.metrics()["entries"]
+    wait(simulation, 300)
+    assert simulation.server.metrics()["entries"] <= entries + 5

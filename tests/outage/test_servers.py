@@ -1,7 +1,7 @@
-"""Real servers that are killed, hang, are slow, reset connections or lose answers: what calls get, cost and admit.
+"""Outages of real servers that are killed, hang, are slow, reset connections or lose answers.
 
-Over-admission counted in each test: 0, except where `allow` was chosen, which says so. What a call costs is counted in
-questions that reach the store: the first call that goes unanswered costs its deadline, further ones ask nobody.
+Over-admission in each test: 0, except under `allow`, as its docstring says. The tests count the calls that reach the
+store: the first call without an answer takes its deadline, later calls do not reach the store.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ PATIENCE = 60.0
 
 
 class Counted(Store):
-    """Counts the calls that reach a store, apart from those of the guard's own thread."""
+    """Counts the calls that reach a store, except those of the maintenance thread."""
 
     def __init__(self, store):
         super().__init__(store.clock)
         self.store = store
-        self.asked = 0
+        self.calls = 0
 
     def _count(self):
-        self.asked += threading.current_thread().name != "tidegate-guard"
+        self.calls += threading.current_thread().name != "tidegate-maintenance"
 
     def apply(self, verb, asks, now=None, at=None):
         self._count()
@@ -60,17 +60,17 @@ class Counted(Store):
 
 def open_limiter(url, mode="deny", limit=None, **options):
     counted = Counted(open_store(url))
-    guard = GuardedStore(counted, deadline=DEADLINE, **{"bounded": True} | options)
+    guarded = GuardedStore(counted, deadline=DEADLINE, **{"bounded": True} | options)
     policy = Policy("p", (limit or Limit(QUOTA, "1h", algorithm="fixed_window"),), on_store_error=mode)
-    return Limiter(policy, store=guard), guard, counted
+    return Limiter(policy, store=guarded), guarded, counted
 
 
-def back(guard):
-    until(lambda: not guard.metrics()["store_lost"], "the return of the store")
+def wait_for_recovery(guarded):
+    until(lambda: not guarded.metrics()["store_lost"], "the end of the outage")
 
 
-def lost(limiter, guard):
-    """Call until the store is lost; give how many calls were allowed by it, and how long the last one took."""
+def call_until_outage(limiter, guarded):
+    """Call until the outage starts; return how many calls the store allowed, and how long the last call took."""
     allowed = 0
     while True:
         began = time.monotonic()
@@ -81,7 +81,7 @@ def lost(limiter, guard):
 
 
 def drain(limiter):
-    """Take what is left; give how much that was by the store, and without it."""
+    """Acquire all that is left; return how much the store allowed, and the denial."""
     taken = [0, 0]
     while decision := limiter.try_acquire("k"):
         taken[isinstance(decision, LocalDecision)] += 1
@@ -138,7 +138,7 @@ FAULTS = [killed, hung, slow, silent, unreachable]
 
 
 def test_a_cancellation_whose_answer_is_lost_gives_back_once(server):
-    """Over-admission: 0. The server made the correction; the guard must not make it again when it is back."""
+    """Over-admission: 0. The server made the correction; GuardedStore must not repeat it after the outage."""
     with TcpProxy(server.port) as proxy:
         url = f"redis://127.0.0.1:{proxy.port}?deadline=200ms"
         with Limiter(Policy("api", ("10/1d fixed_window",)), store=url) as limiter:
@@ -157,7 +157,7 @@ def test_a_commit_whose_answer_is_lost_is_charged_at_least_once(server):
     with TcpProxy(server.port) as proxy:
         policy = Policy("api", ("10/1d fixed_window name=calls", "100/1d fixed_window unit=tokens name=tokens"))
         with Limiter(policy, store=f"redis://127.0.0.1:{proxy.port}?deadline=200ms") as limiter:
-            for _ in range(2):  # the other five calls are what a second correction would take
+            for _ in range(2):  # a second correction would take the other five calls
                 reservation = limiter.reserve("k", {"requests": 5, "tokens": 10})
             with silent(server, proxy):
                 reservation.commit({"requests": 1, "tokens": 30})
@@ -169,46 +169,46 @@ def test_a_commit_whose_answer_is_lost_is_charged_at_least_once(server):
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_redis_lost_and_found_under_deny(server, fault):
+def test_redis_outage_under_deny(server, fault):
     """Over-admission: 0."""
     with TcpProxy(server.port) as proxy:
-        limiter, guard, counted = open_limiter(f"redis://127.0.0.1:{proxy.port}?timeout={DEADLINE}&connect_timeout=1")
+        limiter, guarded, counted = open_limiter(f"redis://127.0.0.1:{proxy.port}?timeout={DEADLINE}&connect_timeout=1")
         allowed = sum(bool(limiter.try_acquire("k")) for _ in range(20))
         with fault(server, proxy):
-            more, took = lost(limiter, guard)
+            more, took = call_until_outage(limiter, guarded)
             assert took < 4 * DEADLINE + 1
-            asked = counted.asked
+            calls = counted.calls
             answers = [limiter.try_acquire("k") for _ in range(2000)]
-            assert counted.asked == asked
+            assert counted.calls == calls
             assert not any(answers)
             assert all(answer.retry_after is not None for answer in answers)
-        back(guard)
+        wait_for_recovery(guarded)
         rest, last = drain(limiter)
-        while isinstance(last, LocalDecision):  # a slow answer may have cost it once more
-            back(guard)
+        while isinstance(last, LocalDecision):  # a slow answer may have started another outage
+            wait_for_recovery(guarded)
             taken, last = drain(limiter)
             rest += taken
-        assert QUOTA - 10 <= allowed + more + rest <= QUOTA  # a lost answer is a charge without a use
+        assert QUOTA - 10 <= allowed + more + rest <= QUOTA  # a call whose answer was lost is charged and not used
         limiter.close()
-        guard.close()
+        guarded.close()
 
 
 @pytest.mark.parametrize("fault", [killed, hung])
-def test_redis_lost_under_allow(server, fault):
-    """Over-admission: every call that was decided without the store, which is what `allow` asks for, and no other."""
+def test_redis_outage_under_allow(server, fault):
+    """Over-admission: exactly the calls that were decided without the store, as `allow` says."""
     with TcpProxy(server.port) as proxy:
         url = f"redis://127.0.0.1:{proxy.port}?timeout={DEADLINE}&connect_timeout=1"
-        limiter, guard, _ = open_limiter(url, "allow")
+        limiter, guarded, _ = open_limiter(url, "allow")
         allowed = sum(bool(limiter.try_acquire("k")) for _ in range(20))
         with fault(server, proxy):
-            more, _ = lost(limiter, guard)
+            more, _ = call_until_outage(limiter, guarded)
             assert all(limiter.try_acquire("k") for _ in range(QUOTA))
-        back(guard)
+        wait_for_recovery(guarded)
         rest, _ = drain(limiter)
         assert QUOTA - 10 <= allowed + more + rest <= QUOTA
-        assert guard.metrics()["allowed_without_store"] >= QUOTA + 1
+        assert guarded.metrics()["allowed_without_store"] >= QUOTA + 1
         limiter.close()
-        guard.close()
+        guarded.close()
 
 
 def local_redis(_tmp_path):
@@ -228,54 +228,56 @@ def local_sqlite(tmp_path):
 
 
 def wait_for(lock):
-    """Get a lock that others take all the time."""
+    """Acquire a lock that other connections take all the time."""
     while True:
         with suppress(sqlite3.OperationalError):
             return lock()
 
 
-@pytest.mark.parametrize("place", [local_redis, local_postgres, local_sqlite], ids=["redis", "postgres", "sqlite"])
-def test_a_store_lost_under_local_by_several_processes(place, tmp_path):
-    """Three guards, each a process to the others. Over-admission: 0, against the bucket's bound over the whole time."""
+@pytest.mark.parametrize("backend", [local_redis, local_postgres, local_sqlite], ids=["redis", "postgres", "sqlite"])
+def test_outage_of_several_processes_under_local(backend, tmp_path):
+    """Three GuardedStores act as three processes. Over-admission: 0, against the bound of the bucket."""
     limit = Limit(300, "1s", burst=30)
-    with contextmanager(place)(tmp_path) as (url, options, lose, find):
+    with contextmanager(backend)(tmp_path) as (url, options, stop_server, start_server):
         group = [open_limiter(url, "local", limit, beat=0.1, local_for=10, **options) for _ in range(3)]
         used, stop = [0] * len(group), threading.Event()
         by_share = [0] * len(group)
 
-        def hammer(number):
+        def call_repeatedly(number):
             limiter = group[number][0]
             while not stop.is_set():
                 decision = limiter.try_acquire("k")
                 used[number] += decision.allowed
                 by_share[number] += decision.allowed and isinstance(decision, LocalDecision)
-                stop.wait(0.0005)  # so that all of them come to run
+                stop.wait(0.0005)  # so that all threads run
 
         began = time.monotonic()
-        threads = [threading.Thread(target=hammer, args=(number,)) for number in range(len(group))]
+        threads = [threading.Thread(target=call_repeatedly, args=(number,)) for number in range(len(group))]
         for thread in threads:
             thread.start()
         until(
-            lambda: all(guard.metrics()["peers"] == 3 for _, guard, _ in group), "everybody knows everybody", PATIENCE
+            lambda: all(guarded.metrics()["peers"] == 3 for _, guarded, _ in group),
+            "all processes know each other",
+            PATIENCE,
         )
         until(lambda: sum(used) > 100, "calls by the store")
-        lose()
+        stop_server()
         until(lambda: sum(by_share) > 20, "calls by their shares", PATIENCE)
-        find()
-        for _, guard, _ in group:
-            back(guard)
-            until(lambda guard=guard: not guard.metrics()["halved"], "the whole limit again", PATIENCE)  # type: ignore[misc]  # bound at once
+        start_server()
+        for _, guarded, _ in group:
+            wait_for_recovery(guarded)
+            until(lambda guarded=guarded: not guarded.metrics()["halved"], "the whole limit again", PATIENCE)  # type: ignore[misc]  # bound at once
         stop.set()
         for thread in threads:
             thread.join()
-        lasted = time.monotonic() - began
-        assert sum(used) <= 30 + 300 * lasted
-        for limiter, guard, _ in group:
+        duration = time.monotonic() - began
+        assert sum(used) <= 30 + 300 * duration
+        for limiter, guarded, _ in group:
             limiter.close()
-            guard.close()
+            guarded.close()
 
 
-async def test_redis_lost_in_an_event_loop(server):
+async def test_redis_outage_in_an_event_loop(server):
     """Over-admission: 0."""
     url = f"{server.url}?deadline={DEADLINE}s"
     async with AsyncLimiter(Policy("p", (Limit(QUOTA, "1h"),)), store=url) as limiter:
@@ -284,29 +286,29 @@ async def test_redis_lost_in_an_event_loop(server):
             answers = [await limiter.try_acquire("k") for _ in range(1000)]
             assert not any(answers)
             assert limiter.store.metrics()["losses"] == 1
-        back(limiter.store)
+        wait_for_recovery(limiter.store)
         assert await limiter.acquire("k", timeout=20)
 
 
-def test_redis_cluster_fails_over():
-    """A key whose server died is denied until its replica takes over. Over-admission: 0 of what the replica knows."""
+def test_redis_cluster_fail_over():
+    """A key whose server was killed is denied until its replica takes over. Over-admission: 0 of replicated charges."""
     with ValkeyCluster() as cluster:
-        limiter, guard, counted = open_limiter(f"{cluster.url}?timeout={DEADLINE}&connect_timeout=1")
+        limiter, guarded, counted = open_limiter(f"{cluster.url}?timeout={DEADLINE}&connect_timeout=1")
         allowed = sum(bool(limiter.try_acquire("k")) for _ in range(20))
         assert allowed == 20
         slot = int(cluster.servers[0].ask("CLUSTER", "KEYSLOT", "{p/k}").split(b":")[1])
         primary, replica = cluster.servers[slot // 5462], cluster.servers[slot // 5462 + 3]
         until(lambda: offset(primary, b"master_repl_offset") == offset(replica, b"slave_repl_offset"), "the replica")
         primary.kill()
-        more, _ = lost(limiter, guard)
-        asked = counted.asked
+        more, _ = call_until_outage(limiter, guarded)
+        calls = counted.calls
         assert not any(limiter.try_acquire("k") for _ in range(1000))
-        assert counted.asked == asked
+        assert counted.calls == calls
         until(lambda: not isinstance(limiter.try_acquire("k"), LocalDecision), "the fail-over", 60)
         rest, _ = drain(limiter)
         assert QUOTA - 30 <= allowed + more + 1 + rest <= QUOTA
         limiter.close()
-        guard.close()
+        guarded.close()
 
 
 # ---- PostgreSQL ------------------------------------------------------------------------------------------------------
@@ -318,23 +320,23 @@ def postgres():
         yield own
 
 
-def hammering(limiter, stop, allowed, errors):
+def call_repeatedly(limiter, stop, allowed, errors):
     while not stop.is_set():
         try:
             allowed.append(bool(limiter.try_acquire("k")))
-        except Exception as error:  # noqa: BLE001 - any exception is what must not happen
+        except Exception as error:  # noqa: BLE001 - the test fails on any exception
             errors.append(error)
             return
 
 
 @pytest.mark.parametrize("how", ["killed", "restarted", "hung"])
-def test_postgres_lost_in_the_middle_of_transactions(postgres, how):
-    """Eight threads, so that some transaction is under way. Over-admission: 0."""
+def test_postgres_outage_during_transactions(postgres, how):
+    """Eight threads, so that some transaction is in progress. Over-admission: 0."""
     url = f"{postgres.url}?schema=faults_{how}"
-    limiter, guard, _ = open_limiter(url, limit=Limit(2000, "1h", algorithm="fixed_window"), bounded=False)
+    limiter, guarded, _ = open_limiter(url, limit=Limit(2000, "1h", algorithm="fixed_window"), bounded=False)
     assert limiter.try_acquire("k")
     stop, allowed, errors = threading.Event(), [True], []
-    threads = [threading.Thread(target=hammering, args=(limiter, stop, allowed, errors)) for _ in range(8)]
+    threads = [threading.Thread(target=call_repeatedly, args=(limiter, stop, allowed, errors)) for _ in range(8)]
     for thread in threads:
         thread.start()
     until(lambda: sum(allowed) > 50, "calls by the store")
@@ -344,13 +346,13 @@ def test_postgres_lost_in_the_middle_of_transactions(postgres, how):
         postgres.stop()
     else:
         postgres.freeze()
-    until(lambda: guard.metrics()["store_lost"], "the loss of the store")
-    until(lambda: guard.metrics()["denied_without_store"] > 100, "denials")
+    until(lambda: guarded.metrics()["store_lost"], "the outage")
+    until(lambda: guarded.metrics()["denied_without_store"] > 100, "denials")
     if how == "hung":
         postgres.thaw()
     else:
         postgres.start()
-    losses = guard.metrics()["losses"]
+    losses = guarded.metrics()["losses"]
     before = sum(allowed)
     until(lambda: sum(allowed) > before + 20 or sum(allowed) >= 2000, "calls by the store again")
     stop.set()
@@ -360,34 +362,34 @@ def test_postgres_lost_in_the_middle_of_transactions(postgres, how):
     assert losses >= 1
     assert sum(allowed) <= 2000
     limiter.close()
-    guard.close()
+    guarded.close()
 
 
 # ---- SQLite ----------------------------------------------------------------------------------------------------------
 
 
-def test_sqlite_locked(tmp_path):
+def test_sqlite_file_locked_by_another_program(tmp_path):
     """Another program keeps the file locked. Over-admission: 0."""
-    limiter, guard, counted = open_limiter(f"sqlite:///{tmp_path}/x.db?busy_timeout=100ms")
+    limiter, guarded, counted = open_limiter(f"sqlite:///{tmp_path}/x.db?busy_timeout=100ms")
     allowed = sum(bool(limiter.try_acquire("k")) for _ in range(20))
     other = sqlite3.connect(tmp_path / "x.db", isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
-    lost(limiter, guard)
-    asked = counted.asked
+    call_until_outage(limiter, guarded)
+    calls = counted.calls
     assert not any(limiter.try_acquire("k") for _ in range(2000))
-    assert counted.asked == asked
+    assert counted.calls == calls
     other.execute("ROLLBACK")
     other.close()
-    back(guard)
+    wait_for_recovery(guarded)
     rest, _ = drain(limiter)
     assert allowed + rest == QUOTA
     limiter.close()
-    guard.close()
+    guarded.close()
 
 
 @pytest.fixture
 def disk(tmp_path):
-    """Mount a disk of one megabyte."""
+    """Mount a file system of one megabyte."""
     folder = tmp_path / "disk"
     folder.mkdir()
     mount = shutil.which("mount")
@@ -399,24 +401,26 @@ def disk(tmp_path):
 
 
 def test_sqlite_on_a_full_disk(disk):
-    """Reading still works, writing does not: the probe writes, so it is not taken for a return. Over-admission: 0."""
-    limiter, guard, counted = open_limiter(f"sqlite:///{disk}/x.db", limit=Limit(QUOTA, "1h", algorithm="fixed_window"))
+    """Reads still succeed, writes fail: probes write, so the outage continues. Over-admission: 0."""
+    limiter, guarded, counted = open_limiter(
+        f"sqlite:///{disk}/x.db", limit=Limit(QUOTA, "1h", algorithm="fixed_window")
+    )
     assert limiter.try_acquire("k")
     with suppress(OSError), (disk / "ballast").open("wb", buffering=0) as ballast:
         while True:
             ballast.write(b"0" * 4096)
     used, number = 1, 0
-    while not guard.metrics()["store_lost"]:  # the write-ahead log may have room left for some
+    while not guarded.metrics()["store_lost"]:  # the write-ahead log may have room left for some
         number += 1
         limiter.try_acquire(f"other{number}")
-    asked = counted.asked
+    calls = counted.calls
     assert not any(limiter.try_acquire("k") for _ in range(1000))
-    assert counted.asked == asked
-    until(lambda: guard.metrics()["probes"] >= 3, "some probes")
-    assert guard.metrics()["returns"] == 0
+    assert counted.calls == calls
+    until(lambda: guarded.metrics()["probes"] >= 3, "some probes")
+    assert guarded.metrics()["returns"] == 0
     (disk / "ballast").unlink()
-    back(guard)
+    wait_for_recovery(guarded)
     rest, _ = drain(limiter)
     assert used + rest == QUOTA
     limiter.close()
-    guard.close()
+    guarded.close()

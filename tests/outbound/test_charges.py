@@ -59,9 +59,9 @@ def lost(caplog):
 
     def back():
         inner.fail = False
-        while store.lost:
+        while store.unavailable:
             clock.advance(0.05)
-            store.tend()
+            store.maintain()
 
     yield inner, store, clock, back
     store.close()

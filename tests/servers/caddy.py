@@ -1,4 +1,4 @@
-"""A throw-away Caddy."""
+"""A temporary Caddy."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ class Caddy(Proxy):
     files = ("Caddyfile",)
 
     def environment(self) -> dict[str, str]:
-        """Keep what it writes, and the socket that it is administrated by, in the folder."""
+        """Keep its files and its admin socket in the folder."""
         home = str(self.folder)
         return {"XDG_DATA_HOME": home, "XDG_CONFIG_HOME": home, "CADDY_ADMIN": f"unix/{home}/admin"}
 
-    def words(self) -> list[str]:
-        """Give the command that starts it."""
+    def command(self) -> list[str]:
+        """Return the command that starts it."""
         return [self.program, "run", "--config", "Caddyfile"]

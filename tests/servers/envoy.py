@@ -1,4 +1,4 @@
-"""A throw-away Envoy."""
+"""A temporary Envoy."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class EnvoyProxy(Proxy):
 
     @classmethod
     def find(cls) -> str | None:
-        """Look for the program: in the wheel, whose command is only a script around it, or on PATH."""
+        """Return the path of the program: in the wheel (whose command is a wrapper script), or on PATH."""
         spec = find_spec("envoy")
         if spec is not None and spec.origin is not None:
             program = Path(spec.origin).parent / "_bin" / "envoy"
@@ -26,6 +26,6 @@ class EnvoyProxy(Proxy):
                 return str(program)
         return beside_python("envoy")
 
-    def words(self) -> list[str]:
-        """Give the command that starts it."""
+    def command(self) -> list[str]:
+        """Return the command that starts it."""
         return [self.program, "-c", "envoy.yaml", "--use-dynamic-base-id", "--concurrency", "1", "-l", "warn"]

@@ -1,4 +1,4 @@
-"""A throw-away HAProxy."""
+"""A temporary HAProxy."""
 
 from __future__ import annotations
 
@@ -13,6 +13,6 @@ class Haproxy(Proxy):
     files = ("haproxy.cfg", "haproxy.lua")
     refusals = (503, 503, 503)
 
-    def words(self) -> list[str]:
-        """Give the command that starts it."""
+    def command(self) -> list[str]:
+        """Return the command that starts it."""
         return [self.program, "-db", "-f", "haproxy.cfg"]

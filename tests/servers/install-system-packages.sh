@@ -1,11 +1,11 @@
 #!/bin/sh
-# Servers that some tests drive and that only the system's packages have.
-# As root on Debian: install what is missing, and start none of it. Otherwise: one line that says what to install.
-# Never fails by itself: the test that needs a server says so (and fails under CI=true).
+# Installs servers that some tests need and that only system packages provide.
+# As root on Debian: installs what is missing, without starting it. Otherwise: prints what to install.
+# Never fails: a test whose server is missing is skipped (or fails under CI=true).
 set -u
 PATH=$PATH:/usr/sbin:/sbin
 
-# Each package ships a program of its own name.
+# Each package has a program of the same name.
 missing=
 for package in curl nginx haproxy openssl prometheus chromium-headless-shell redis-server; do
     command -v "$package" >/dev/null 2>&1 || missing="$missing $package"
@@ -17,7 +17,7 @@ if [ "$(id -u)" != 0 ] || ! command -v apt-get >/dev/null 2>&1; then
     exit 0
 fi
 
-# Debian starts a server when it installs it. Its own switch against that is policy-rc.d; leave one that exists alone.
+# Debian starts a server when it installs it. policy-rc.d prevents that; an existing one is kept.
 policy=/usr/sbin/policy-rc.d
 if ! [ -e "$policy" ]; then
     trap 'rm -f "$policy"' EXIT
@@ -31,12 +31,12 @@ log=$(mktemp)
 # shellcheck disable=SC2086  # a list of words
 if apt-get update -qq >"$log" 2>&1 &&
     DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $missing >>"$log" 2>&1; then
-    # Where there is a systemd, installing also enables: undo that, or the next boot starts what we did not.
+    # With systemd, installing also enables the servers: undo that, or the next boot starts them.
     if [ -d /run/systemd/system ]; then
         for package in $missing; do systemctl disable --now "$package" >>"$log" 2>&1; done
     fi
 else
-    echo "== apt-get could not install$missing; tests that need them cannot run. It said:"
+    echo "== apt-get could not install$missing; tests that need them cannot run. Its output:"
     tail -n 5 "$log"
 fi
 rm -f "$log"

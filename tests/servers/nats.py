@@ -1,4 +1,4 @@
-"""A throw-away NATS server: started on a free loopback port, killed, frozen and started again by tests."""
+"""A temporary NATS server: started on a free loopback port, killed, frozen and started again by tests."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.servers.process import Server, need
 
 
 def find_nats() -> str | None:
-    """Look for the program: the wheel's, beside this Python, or one on PATH."""
+    """Return the path of the program: from the wheel, or on PATH."""
     beside = Path(sysconfig.get_path("scripts")) / "nats-server"
     return str(beside) if beside.exists() else shutil.which("nats-server")
 
@@ -26,16 +26,16 @@ class NatsServer(Server):
 
     @property
     def url(self) -> str:
-        """The URL under which a bus finds it."""
+        """The URL of the server for a bus."""
         return f"nats://127.0.0.1:{self.port}"
 
-    def words(self) -> list[str]:
-        """Give the command that starts it."""
-        words = [self.program, "-a", "127.0.0.1", "-p", str(self.port), "-l", str(self.folder / "log")]
-        return words + (["-js", "-sd", str(self.folder / "store")] if self.jetstream else [])
+    def command(self) -> list[str]:
+        """Return the command that starts it."""
+        command = [self.program, "-a", "127.0.0.1", "-p", str(self.port), "-l", str(self.folder / "log")]
+        return command + (["-js", "-sd", str(self.folder / "store")] if self.jetstream else [])
 
-    def answers(self) -> bool:
-        """Tell whether it answers a ping."""
+    def is_ready(self) -> bool:
+        """Return whether it answers a ping."""
         with socket.create_connection(("127.0.0.1", self.port), timeout=1) as connection:
             connection.recv(4096)
             connection.sendall(b'CONNECT {"verbose":false}\r\nPING\r\n')

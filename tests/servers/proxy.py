@@ -1,4 +1,4 @@
-"""A throw-away proxy in front of an application, started with the file in examples/proxies that users copy."""
+"""A temporary proxy in front of an application, started with a configuration file from examples/proxies."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ OPEN = re.compile(r"^.*# fail open\n", re.MULTILINE)
 CLOSED = re.compile(r"^( *)# (.*?) *# fail closed$", re.MULTILINE)
 TOKEN = re.compile(r"^(\s*)(?:# )?(.*)the decision token", re.MULTILINE)
 SHORT_WAIT = re.compile(r"\b(250ms|0\.25s)")
-STARTING = 60.0  # seconds: a busy machine may take its time over a program of 100 MB
+STARTING = 60.0  # seconds: a busy machine may need long to start a program of 100 MB
 PINGS_FROM = "127.0.0.254"
 
 
 def beside_python(name: str) -> str | None:
-    """Look for a program: a wheel's, beside this Python, or one on PATH."""
+    """Return the path of a program: next to this Python (from a wheel), or on PATH."""
     beside = Path(sysconfig.get_path("scripts")) / name
     system = os.pathsep.join((os.environ.get("PATH", ""), "/usr/sbin", "/usr/local/sbin"))
     return str(beside) if beside.exists() else shutil.which(name, path=system)
@@ -40,9 +40,9 @@ class Proxy(Server):
 
     name: ClassVar[str]
     install: ClassVar[str]
-    files: ClassVar[tuple[str, ...]]  # the first is what the proxy is started with
-    on_allowed: ClassVar[bool] = True  # whether allowed answers have header fields
-    # What a client of one that fails closed gets when the store is lost, when the service hangs, when it is down.
+    files: ClassVar[tuple[str, ...]]  # the proxy is started with the first
+    on_allowed: ClassVar[bool] = True  # whether responses to allowed requests have rate limit headers
+    # Status codes of a proxy that fails closed: when the store is unavailable, when the service hangs, when it is down.
     refusals: ClassVar[tuple[int, int, int]] = (503, 504, 502)
 
     def __init__(
@@ -64,26 +64,26 @@ class Proxy(Server):
 
     @classmethod
     def find(cls) -> str | None:
-        """Look for the program."""
+        """Return the path of the program, or None."""
         return beside_python(cls.name)
 
     def fill(self, text: str) -> str:
-        """Put the ports in."""
+        """Replace the ports."""
         return ADDRESS.sub(lambda found: f"127.0.0.1{found[1]}{self.ports[int(found[2])]}", text)
 
     def adapt(self, text: str) -> str:
-        """Change a file where a test needs another."""
+        """Change a file as tests need it."""
         return text
 
     def environment(self) -> dict[str, str]:
-        """Give variables that keep the program within its folder."""
+        """Return environment variables that keep the program within its folder."""
         return {}
 
-    def launch(self, words: list[str]) -> None:
+    def launch(self, command: list[str]) -> None:
         """Run the program in its folder and wait until it answers."""
         with (self.folder / "log").open("ab") as log:
             self.process = subprocess.Popen(
-                words,
+                command,
                 cwd=self.folder,
                 env={**os.environ, **self.environment()},
                 start_new_session=True,
@@ -92,19 +92,22 @@ class Proxy(Server):
                 stderr=log,
             )
         try:
-            until(self.answers, f"the start of {self.name}", STARTING)
+            until(self.is_ready, f"the start of {self.name}", STARTING)
         except AssertionError as error:
             raise AssertionError(f"{error}:\n{(self.folder / 'log').read_text(errors='replace')[-3000:]}") from None
 
-    def answers(self) -> bool:
-        """Tell whether it has read its file: some answer a 404 of their own before."""
+    def is_ready(self) -> bool:
+        """Return whether it has read its file: some proxies answer 404 before."""
         if self.process is not None and self.process.poll() is not None:
             raise AssertionError(f"{self.name} ended with {self.process.returncode}")
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30, source_address=(PINGS_FROM, 0))
         try:
             connection.request("GET", "/")
-            said = connection.getresponse()
-            return said.status != http.client.NOT_FOUND or said.getheader("Content-Type") == "application/problem+json"
+            response = connection.getresponse()
+            return (
+                response.status != http.client.NOT_FOUND
+                or response.getheader("Content-Type") == "application/problem+json"
+            )
         except http.client.HTTPException:
             return False
         finally:

@@ -1,4 +1,4 @@
-"""A TCP proxy that misbehaves on command: it delays, swallows or resets, or loses only the answers."""
+"""A TCP proxy with faults on demand: it delays or drops data, resets connections, or drops only the replies."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ if TYPE_CHECKING:
 
 @dataclass
 class Faults:
-    """What the proxy does to bytes that pass; change it at any time."""
+    """The faults of the proxy; they can be changed at any time."""
 
-    delay: float = 0.0  # seconds by which each answer is late
-    blackhole: bool = False  # nothing passes in either direction, connections stay open
-    drop_replies: bool = False  # questions reach the server, answers are lost
+    delay: float = 0.0  # seconds by which each reply is late
+    blackhole: bool = False  # drop data in both directions; connections stay open
+    drop_replies: bool = False  # requests reach the server, replies are dropped
     refuse: bool = False  # connections are accepted and closed at once
 
 
 @dataclass
 class TcpProxy:
-    """Listens on a free loopback port and passes everything on to `target`. A context manager."""
+    """Listens on a free loopback port and forwards everything to `target`. A context manager."""
 
     target: int
     faults: Faults = field(default_factory=Faults)
@@ -63,25 +63,25 @@ class TcpProxy:
                 client.close()
                 continue
             self._pairs.append((client, server))
-            self._start(self._pass, client, server, False)
-            self._start(self._pass, server, client, True)
+            self._start(self._forward, client, server, False)
+            self._start(self._forward, server, client, True)
 
-    def _pass(self, source: socket.socket, sink: socket.socket, answers: bool) -> None:
+    def _forward(self, source: socket.socket, sink: socket.socket, is_reply: bool) -> None:
         with suppress(OSError):
             while data := source.recv(65_536):
-                if self.faults.blackhole or (answers and self.faults.drop_replies):
+                if self.faults.blackhole or (is_reply and self.faults.drop_replies):
                     continue
-                if answers and self.faults.delay:
+                if is_reply and self.faults.delay:
                     self._closing.wait(self.faults.delay)
                 sink.sendall(data)
         if source not in self._resetting:
-            for end in (source, sink):  # wakes the thread of the other direction, which closes its own
+            for end in (source, sink):  # wakes the thread of the other direction, which closes its socket
                 with suppress(OSError):
                     end.shutdown(socket.SHUT_RDWR)
         source.close()
 
     def reset(self) -> None:
-        """Reset all connections: both ends see an error, not an end."""
+        """Reset all connections: both ends get an error, not the end of the stream."""
         pairs, self._pairs = self._pairs, []
         self._resetting.update(end for pair in pairs for end in pair)
         for pair in pairs:
@@ -101,7 +101,7 @@ class TcpProxy:
             thread.join(5)
 
     def __enter__(self) -> Self:
-        """Listen already."""
+        """Return the proxy, which is listening already."""
         return self
 
     def __exit__(self, *_: object) -> None:

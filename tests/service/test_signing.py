@@ -197,13 +197,13 @@ async def test_ids_signed_while_the_store_was_unavailable_are_valid_later():
         try:
             lost = await decider.reserve(K)
             assert lost.decision.allowed
-            assert store.lost
+            assert store.unavailable
             valkey.start()
 
             def back():
                 clock.advance(1)
-                store.tend()
-                return not store.lost
+                store.maintain()
+                return not store.unavailable
 
             until(back, "the return of the store")
             key = (await SigningKeys(store).all())[0]

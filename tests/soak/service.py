@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from tests.service.harness import Running
 
 WORKERS: Final = 2
-LOST: Final = b"store lost: "  # what the log of the service says then
+LOST: Final = b"store unavailable: "  # starts the log message of an outage
 MEGABYTE: Final = 2**20
 MORE_MEMORY: Final = 6 * MEGABYTE  # what a flat curve may rise by, beside a tenth
 MORE_DESCRIPTORS: Final = 8

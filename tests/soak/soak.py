@@ -76,7 +76,7 @@ class Soak:
             for text in rise(samples):
                 self._expect(False, f"{name} process: {text}")
         noticed = service.losses() > 0 or not set(LOSING) & set(totals.faults)
-        self._expect(noticed, "the service's log does not tell of a lost store: does it use other words?")
+        self._expect(noticed, "the service's log reports no outage of the store: was its message changed?")
 
     def _shuffled(self, faults: dict[str, Fault]) -> list[str]:
         """Draw the order of the next faults."""

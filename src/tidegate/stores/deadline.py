@@ -1,8 +1,8 @@
 """Timeouts for network calls in an event loop that may itself be blocked.
 
 A blocked loop (a long computation, a suspended machine) reads nothing meanwhile, and then finds its timers expired
-together with the replies. So a timeout is divided into PARTS. Each starts only after the loop has read replies since
-the previous one ended, so a blocked loop uses up at most one part, however long it was blocked.
+together with the replies. So a timeout is divided into DEADLINE_STEPS steps. Each starts only after the loop has read
+replies since the previous one ended, so a blocked loop uses up at most one step, however long it was blocked.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
 T = TypeVar("T")
-PARTS: Final = 4
+DEADLINE_STEPS: Final = 4
 
 
 class DeadlineTimer:
@@ -31,8 +31,8 @@ class DeadlineTimer:
 
     def start(self, seconds: float) -> None:
         """Expire after this many seconds."""
-        self._part = seconds / PARTS
-        self._left = PARTS
+        self._part = seconds / DEADLINE_STEPS
+        self._left = DEADLINE_STEPS
         self._end = self._loop.time() + seconds
         if self._handle is None:  # else the pending handle continues with the new timeout
             self._handle = self._loop.call_later(self._part, self._check)
@@ -60,8 +60,8 @@ async def wait_for(call: Coroutine[Any, Any, T], seconds: float, discard: Callab
     """Await a call; raise TimeoutError if it takes longer. A result that arrives too late is passed to `discard`."""
     task = asyncio.ensure_future(call)
     try:
-        for _ in range(PARTS):
-            await asyncio.wait((task,), timeout=seconds / PARTS)
+        for _ in range(DEADLINE_STEPS):
+            await asyncio.wait((task,), timeout=seconds / DEADLINE_STEPS)
             if task.done():
                 return task.result()
     except asyncio.CancelledError:

@@ -380,7 +380,7 @@ def test_permits_granted_without_the_store_are_no_share(shared, on_store_error, 
         assert limiter.try_acquire("k")
     assert [bool(limiter.try_acquire("k")) for _ in range(100)] == [allowed] * 100
     shared.fails = ""
-    guarded.tend()
+    guarded.maintain()
     assert limiter.try_acquire("k")
     limiter.store.close()
     assert Limiter(limiter.policy, store=shared).usage("k")["1h"].used == used + 1

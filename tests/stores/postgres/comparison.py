@@ -1,4 +1,4 @@
-"""Puts vectors to a store, and compares answers and what is stored with the pure core."""
+"""Runs vectors in a store, and compares answers and stored states with the Python core."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from tidegate.core.codec import dump, limit_of
 from tidegate.policy import join_key
-from tidegate.stores.postgres.call import text_of
+from tidegate.stores.postgres.call import encode_name
 from tidegate.testing import ReferenceStore
 from tidegate.testing.reference import answer_of
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Core(ReferenceStore):
-    """The pure core, whose states can be read."""
+    """The Python core, with readable states."""
 
     def states(self, policy: str, key: Key, now: int) -> States:
         return {
@@ -34,21 +34,21 @@ class Core(ReferenceStore):
 def stored(sql: Callable[..., Any], policy: str, key: Key, now: int) -> States:
     """Read the live states of a key from the database."""
     query = "select name, algorithm, rule, numbers from tidegate.dump(%s, %s, %s)"
-    rows = sql(query, text_of(policy), text_of(join_key(key), escaped=True), now)
+    rows = sql(query, encode_name(policy), encode_name(join_key(key), escaped=True), now)
     return {(name, algorithm): (rule, numbers) for name, algorithm, rule, numbers in rows}
 
 
 def first_difference(store: PostgresStore, sql: Callable[..., Any], vectors: Iterable[Vector]) -> str | None:
-    """Tell the first step at which the store answers or keeps something else than the core."""
+    """Return the first step at which the store answers or stores something else than the core."""
     core = Core()
-    for place, (verb, asks, now, at, _) in enumerate(vectors):
+    for number, (verb, asks, now, at, _) in enumerate(vectors):
         expected = core.apply(verb, asks, now, at)
         answers = tuple(answer_of(decision) for decision in store.apply(verb, asks, now, at))
-        told = f"step {place}: {verb} {asks} now={now} at={at}"
+        step = f"step {number}: {verb} {asks} now={now} at={at}"
         if answers != expected:
-            return f"{told}\n expected {expected}\n got      {answers}"
+            return f"{step}\n expected {expected}\n got      {answers}"
         for policy, key, _ in asks:
             kept = stored(sql, policy.name, key, now)
             if kept != core.states(policy.name, key, now):
-                return f"{told}\n expected state {core.states(policy.name, key, now)}\n got            {kept}"
+                return f"{step}\n expected state {core.states(policy.name, key, now)}\n got            {kept}"
     return None

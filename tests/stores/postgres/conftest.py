@@ -1,4 +1,4 @@
-"""A PostgreSQL server for these tests, and a schema of its own for each of them."""
+"""A PostgreSQL server for these tests, and a separate schema for each of them."""
 
 import os
 from itertools import count
@@ -25,25 +25,25 @@ def binaries():
 
 @pytest.fixture(scope="session")
 def server(binaries):
-    """Share a server among the tests of this worker: it must be running, and thawed, when a test ends."""
+    """Share a server among the tests of this worker: a test must leave it running and not frozen."""
     with PostgresServer(binaries, deadlock_timeout="20ms") as running:
         yield running
 
 
 @pytest.fixture(scope="session")
-def weak_server(binaries):
+def disposable_server(binaries):
     with PostgresServer(binaries) as running:
         yield running
 
 
 @pytest.fixture
-def own_server(weak_server):
-    """Give a server that a test may kill or freeze; the next test finds it running."""
-    if weak_server.process.poll() is not None:
-        weak_server.start()
-    yield weak_server
-    if weak_server.process.poll() is None:
-        weak_server.thaw()
+def own_server(disposable_server):
+    """Return a server that a test may kill or freeze; it is running when the next test starts."""
+    if disposable_server.process.poll() is not None:
+        disposable_server.start()
+    yield disposable_server
+    if disposable_server.process.poll() is None:
+        disposable_server.thaw()
 
 
 @pytest.fixture
@@ -53,26 +53,26 @@ def schema():
 
 @pytest.fixture
 def sql(server, schema):
-    """Ask the server directly; `tidegate.` in a query stands for the schema of this test."""
+    """Return a function that queries the server; `tidegate.` in a query means the schema of this test."""
     with psycopg.connect(server.url, autocommit=True) as connection:
-        yield asking(connection, schema)
+        yield query_function(connection, schema)
 
 
-def asking(connection, schema):
+def query_function(connection, schema):
     return lambda query, *values: connection.execute(query.replace("tidegate.", f'"{schema}".'), values or None)
 
 
 @pytest.fixture
 def open_store(server, schema, sql):
-    """Open stores on the schema of this test; they are closed, and it is dropped, when the test ends."""
+    """Return a function that opens stores on the schema of this test; both are removed when the test ends."""
     opened = []
 
-    def opening(**options):
+    def open_one(**options):
         store = PostgresStore(server.url, schema=schema, **{"timeout": 10, "connect_timeout": 10, **options})
         opened.append(store)
         return store
 
-    yield opening
+    yield open_one
     for store in opened:
         store.close()
     sql(f'drop schema if exists "{schema}" cascade')

@@ -1,4 +1,4 @@
-"""Faults to plant in core.sql: each must make the port differ from the core in an answer or in what is stored."""
+"""Faults to insert into core.sql: each must make it differ from the Python core in an answer or a stored state."""
 
 from typing import NamedTuple
 

@@ -1,4 +1,4 @@
-"""Tasks: several event loops share a store, and a task that is cancelled leaves no charge behind."""
+"""Tasks: several event loops share a store, and the charge of a cancelled task is given back."""
 
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
@@ -18,50 +18,50 @@ ONE = (1,) * len(LIMITS)
 
 
 @pytest.fixture
-async def held(server, schema, open_store):
-    """Hold the lock of a key; give what waits until somebody waits for it, and what lets it go."""
+async def locked_key(server, schema, open_store):
+    """Lock a key; return a function that waits until a call waits for it, and one that unlocks it."""
     assert (await open_store().apply_async("acquire", [(ALL, "k", ONE)]))[0]
     async with await psycopg.AsyncConnection.connect(server.url) as connection:
         await connection.execute(f"select pg_advisory_xact_lock(\"{schema}\".hash('p', 'k'))")
 
-        async def waited_for():
+        async def wait_for_waiter():
             query = "select count(*) from pg_locks where locktype = 'advisory' and not granted"
             while await (await connection.execute(query)).fetchone() == (0,):
                 pass
 
-        yield waited_for, connection.rollback
+        yield wait_for_waiter, connection.rollback
 
 
-def left(store, key="k"):
+def remaining(store, key="k"):
     return [view[0] for view in store.apply_one("peek", ALL, key, (0,) * len(LIMITS)).views]
 
 
-async def given_back(store):
-    """Wait until the store has given back, in the background, what cancelled tasks were charged."""
+async def wait_for_refunds(store):
+    """Wait until the store has given back the charges of cancelled tasks."""
     async with asyncio.timeout(20):
-        while store._background:  # noqa: SLF001 - nobody else has to know
+        while store._background:  # noqa: SLF001 - not needed outside tests
             await asyncio.sleep(0)
 
 
 @pytest.mark.parametrize("verb", ["acquire", "hold"])
-async def test_a_cancelled_task_ends_at_once_and_leaves_no_charge_behind(open_store, held, verb):
-    waited_for, let_go = held
+async def test_a_cancelled_task_ends_at_once_and_leaves_no_charge(open_store, locked_key, verb):
+    wait_for_waiter, unlock = locked_key
     store = open_store()
     before = [9] * len(LIMITS)
     task = asyncio.create_task(store.apply_async(verb, [(ALL, "k", ONE)]))
-    await waited_for()
+    await wait_for_waiter()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task  # while the call still waits for its key
-    await let_go()
-    await given_back(store)
-    assert left(store) == before
+    await unlock()
+    await wait_for_refunds(store)
+    assert remaining(store) == before
     connections = {"connections": 1, "idle": 1, "waiting": 0}
-    given = 1 if verb == "hold" else 2  # buckets apart, unless they were marked
+    given = 1 if verb == "hold" else 2  # buckets separately, unless they are marked
     assert store.metrics() == {**connections, "given_back": given, "not_given_back": 0}
 
 
-def test_what_is_cancelled_with_its_loop_is_given_back_before_the_loop_ends(open_store, server, schema):
+def test_calls_cancelled_with_their_loop_are_given_back_before_the_loop_ends(open_store, server, schema):
     store = open_store()
     store.apply_one("acquire", ALL, "k", ONE)
     waiters = "select count(*) from pg_locks where locktype = 'advisory' and not granted"
@@ -72,30 +72,30 @@ def test_what_is_cancelled_with_its_loop_is_given_back_before_the_loop_ends(open
             task = asyncio.create_task(store.apply_async("acquire", [(ALL, "k", ONE)]))
             while connection.execute(waiters).fetchone() == (0,):
                 await asyncio.sleep(0)
-            task.add_done_callback(lambda _: connection.rollback())  # lets go of the key when the loop is ending
+            task.add_done_callback(lambda _: connection.rollback())  # unlocks the key when the loop ends
 
         asyncio.run(main())
-    assert left(store) == [9] * len(LIMITS)
+    assert remaining(store) == [9] * len(LIMITS)
 
 
-async def test_closing_waits_for_what_is_to_be_given_back(open_store, held):
-    waited_for, let_go = held
+async def test_closing_waits_for_refunds(open_store, locked_key):
+    wait_for_waiter, unlock = locked_key
     store, other = open_store(), open_store()
     task = asyncio.create_task(store.apply_async("acquire", [(ALL, "k", ONE)]))
-    await waited_for()
+    await wait_for_waiter()
     task.cancel()
     closing = asyncio.create_task(store.close_async())
     await asyncio.sleep(0)
-    await let_go()
+    await unlock()
     await closing
-    assert left(other) == [9] * len(LIMITS)
+    assert remaining(other) == [9] * len(LIMITS)
 
 
-async def test_a_release_that_is_cancelled_while_it_waits_for_a_connection_is_made(open_store, held):
-    waited_for, let_go = held
+async def test_a_release_cancelled_while_it_waits_for_a_connection_is_carried_out(open_store, locked_key):
+    wait_for_waiter, unlock = locked_key
     store = open_store(pool_size=1)
     first = asyncio.create_task(store.apply_async("acquire", [(ALL, "k", ONE)]))
-    await waited_for()
+    await wait_for_waiter()
     back = [(ALL, "k", tuple(-c for c in ONE))]
     release = asyncio.create_task(store.apply_async("adjust", back))
     while store.metrics()["waiting"] < 1:
@@ -103,17 +103,17 @@ async def test_a_release_that_is_cancelled_while_it_waits_for_a_connection_is_ma
     release.cancel()
     with pytest.raises(asyncio.CancelledError):
         await release
-    await let_go()
+    await unlock()
     assert (await first)[0]
-    await given_back(store)
-    assert left(store) == [9] * len(LIMITS)
+    await wait_for_refunds(store)
+    assert remaining(store) == [9] * len(LIMITS)
 
 
-async def test_a_task_cancelled_while_it_waits_for_a_connection_goes_at_once(open_store, held):
-    waited_for, let_go = held
+async def test_a_task_cancelled_while_it_waits_for_a_connection_ends_at_once(open_store, locked_key):
+    wait_for_waiter, unlock = locked_key
     store = open_store(pool_size=1)
     first = asyncio.create_task(store.apply_async("acquire", [(ALL, "k", ONE)]))
-    await waited_for()
+    await wait_for_waiter()
     second = asyncio.create_task(store.apply_async("acquire", [(ALL, "k", ONE)]))
     third = asyncio.create_task(store.apply_async("acquire", [(ALL, "k", ONE)]))
     while store.metrics()["waiting"] < 2:
@@ -121,89 +121,89 @@ async def test_a_task_cancelled_while_it_waits_for_a_connection_goes_at_once(ope
     second.cancel()
     with pytest.raises(asyncio.CancelledError):
         await second
-    await let_go()
+    await unlock()
     assert (await first)[0]
     assert (await third)[0]
-    assert left(store) == [7] * len(LIMITS)
+    assert remaining(store) == [7] * len(LIMITS)
 
 
-async def piled_up(store, waited_for, count):
-    """Let one call be under way, and others wait for its connection."""
+async def start_calls(store, wait_for_waiter, count):
+    """Start a call, and others that wait for its connection."""
     first = asyncio.create_task(store.apply_async("acquire", [(ALL, "k", ONE)]))
-    await waited_for()
+    await wait_for_waiter()
     others = [asyncio.create_task(store.apply_async("acquire", [(ALL, f"other{n}", ONE)])) for n in range(count)]
     while store.metrics()["waiting"] < count:
         await asyncio.sleep(0)
     return first, others
 
 
-async def test_calls_that_find_the_server_busy_go_together(open_store, held, sql):
-    waited_for, let_go = held
+async def test_waiting_calls_share_a_transaction(open_store, locked_key, sql):
+    wait_for_waiter, unlock = locked_key
     store = open_store(pool_size=1)
-    first, others = await piled_up(store, waited_for, 20)
-    await let_go()
+    first, others = await start_calls(store, wait_for_waiter, 20)
+    await unlock()
     assert all(decisions[0].allowed for decisions in await asyncio.gather(first, *others))
     assert sql("select count(distinct xmin::text), count(*) from tidegate.keys where key <> 'k'").fetchone() == (1, 20)
 
 
-async def test_a_task_whose_call_another_has_taken_along_leaves_no_charge_behind(open_store, held, server, schema):
-    waited_for, let_go = held
+async def test_a_cancelled_task_whose_call_another_task_sent_leaves_no_charge(open_store, locked_key, server, schema):
+    wait_for_waiter, unlock = locked_key
     store = open_store(pool_size=1)
-    first, others = await piled_up(store, waited_for, 3)
+    first, others = await start_calls(store, wait_for_waiter, 3)
     async with await psycopg.AsyncConnection.connect(server.url) as connection:
         await connection.execute(f"select pg_advisory_xact_lock(\"{schema}\".hash('p', 'other2'))")
-        await let_go()
+        await unlock()
         assert (await first)[0]
-        await waited_for()  # the other three are under way
+        await wait_for_waiter()  # the other three are in flight
         others[1].cancel()
     with pytest.raises(asyncio.CancelledError):
         await others[1]
     assert [(await other)[0].allowed for other in (others[0], others[2])] == [True, True]
-    await given_back(store)
-    assert [left(store, f"other{n}")[0] for n in range(3)] == [9, 10, 9]
+    await wait_for_refunds(store)
+    assert [remaining(store, f"other{n}")[0] for n in range(3)] == [9, 10, 9]
 
 
-async def test_calls_that_go_together_fail_together(open_store, held, sql):
-    waited_for, let_go = held
+async def test_calls_of_one_statement_fail_together(open_store, locked_key, sql):
+    wait_for_waiter, unlock = locked_key
     store = open_store(pool_size=1)
-    first, others = await piled_up(store, waited_for, 3)
+    first, others = await start_calls(store, wait_for_waiter, 3)
     store.schema = store.schema._replace(statement=b"select '{}'::bigint[]")
     sql("select pg_terminate_backend(pid, 5000) from pg_stat_activity where application_name = 'tidegate'")
-    for task in (first, *others):  # the first was under way; a new connection serves the others, wrongly
+    for task in (first, *others):  # the first was in flight; a new connection serves the others with a wrong statement
         with pytest.raises(StoreUnavailable):
             await task
-    await let_go()
+    await unlock()
 
 
-async def test_a_timeout_around_a_call_leaves_no_charge_behind(open_store, held):
-    waited_for, let_go = held
+async def test_a_timeout_around_a_call_leaves_no_charge(open_store, locked_key):
+    wait_for_waiter, unlock = locked_key
     limiter = AsyncLimiter(ALL, store=open_store())
 
     async def release():
-        await waited_for()
+        await wait_for_waiter()
         await asyncio.sleep(0.05)  # longer than the timeout below
-        await let_go()
+        await unlock()
 
     releasing = asyncio.create_task(release())
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.02):
             await limiter.try_acquire("k")
     await releasing
-    await given_back(limiter.store)
-    assert left(limiter.store) == [9] * len(LIMITS)
+    await wait_for_refunds(limiter.store)
+    assert remaining(limiter.store) == [9] * len(LIMITS)
 
 
-async def test_a_denied_call_that_was_cancelled_gives_nothing_back(open_store, held):
-    waited_for, let_go = held
+async def test_a_denied_call_that_was_cancelled_gives_nothing_back(open_store, locked_key):
+    wait_for_waiter, unlock = locked_key
     store = open_store()
     task = asyncio.create_task(store.apply_async("acquire", [(ALL, "k", (10,) * len(LIMITS))]))
-    await waited_for()
+    await wait_for_waiter()
     task.cancel()
-    await let_go()
+    await unlock()
     with pytest.raises(asyncio.CancelledError):
         await task
-    await given_back(store)
-    assert left(store) == [9] * len(LIMITS)
+    await wait_for_refunds(store)
+    assert remaining(store) == [9] * len(LIMITS)
 
 
 def test_several_event_loops_and_threads_share_a_store(open_store):
@@ -229,17 +229,17 @@ async def test_a_frozen_server_does_not_block_the_loop(own_server, schema):
     own_server.freeze()
     ticks = 0
 
-    async def ticking():
+    async def tick():
         nonlocal ticks
         while True:
             await asyncio.sleep(0.01)
             ticks += 1
 
-    beside = asyncio.create_task(ticking())
-    for _ in range(2):  # over the connection there was, then over a new one
+    ticker = asyncio.create_task(tick())
+    for _ in range(2):  # over the open connection, then over a new one
         with pytest.raises(StoreUnavailable, match="did not answer in time"):
             await store.apply_async("acquire", [(ALL, "k", ONE)])
-    beside.cancel()
+    ticker.cancel()
     own_server.thaw()
     assert ticks > 20
     await store.close_async()

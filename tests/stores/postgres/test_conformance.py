@@ -1,4 +1,4 @@
-"""The port in PL/pgSQL answers as the core does and keeps what it keeps; and this would be noticed if it did not."""
+"""core.sql returns and stores the same as the Python core; the comparison finds inserted faults."""
 
 import os
 from itertools import chain, islice
@@ -10,13 +10,13 @@ import pytest
 import tidegate.stores.postgres
 from tests.conformance.changes import changing_history, directed_histories
 from tests.stores.postgres.comparison import first_difference
-from tests.stores.postgres.conftest import asking
+from tests.stores.postgres.conftest import query_function
 from tests.stores.postgres.faults import FAULTS
 from tests.stores.postgres.histories import DIRECTED
 from tidegate.core import bucket, log, sliding, state, windows
 from tidegate.errors import StoreUnavailable
 from tidegate.stores.postgres import PostgresStore
-from tidegate.stores.postgres.call import MISSING, decisions_of
+from tidegate.stores.postgres.call import MISSING, decode_decisions
 from tidegate.stores.postgres.io_flow import SYSTEM_CLOCK, ThreadCaller, drive
 from tidegate.testing import ReferenceStore, random_vectors, verify_store
 from tidegate.testing.reference import answer_of
@@ -25,71 +25,71 @@ CORE = Path(tidegate.stores.postgres.__file__).with_name("core.sql").read_text(e
 
 
 @pytest.fixture(scope="module")
-def place(server):
-    """Share a schema among these tests, since creating one takes longer than most of them; and ask it."""
+def shared_schema(server):
+    """Return the name of a schema shared by these tests, since creating one is slow, and a query function."""
     name = f"conformance{os.getpid()}"
     with psycopg.connect(server.url, autocommit=True) as connection:
-        yield name, asking(connection, name)
+        yield name, query_function(connection, name)
         connection.execute(f'drop schema "{name}" cascade')
 
 
 @pytest.fixture
-def empty(server, place):
-    """Open stores that find nothing of what those before have kept."""
-    schema, sql = place
+def open_empty(server, shared_schema):
+    """Return a function that opens a store with empty tables."""
+    schema, sql = shared_schema
     opened = []
 
-    def opening():
+    def open_store():
         if sql("select to_regclass(%s)", f"{schema}.keys").fetchone()[0] is not None:
             sql("delete from tidegate.keys; delete from tidegate.log")
         opened.append(PostgresStore(server.url, schema=schema, timeout=10, connect_timeout=10))
         return opened[-1]
 
-    yield opening
+    yield open_store
     for store in opened:
         store.close()
 
 
-def test_it_is_a_store(empty):
-    verify_store(empty)
+def test_postgres_store_passes_the_compatibility_kit(open_empty):
+    verify_store(open_empty)
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_answers_and_stored_states_are_those_of_the_core(empty, place, seed):
-    assert first_difference(empty(), place[1], random_vectors(1000 + seed, 240)) is None
+def test_answers_and_stored_states_are_those_of_the_core(open_empty, shared_schema, seed):
+    assert first_difference(open_empty(), shared_schema[1], random_vectors(1000 + seed, 240)) is None
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_so_they_are_for_a_limit_that_changes(empty, place, seed):
-    assert first_difference(empty(), place[1], changing_history(seed)) is None
+def test_answers_and_states_of_a_changing_limit_are_those_of_the_core(open_empty, shared_schema, seed):
+    assert first_difference(open_empty(), shared_schema[1], changing_history(seed)) is None
 
 
-def test_so_they_are_where_a_change_is_seldom_met(empty, place):
-    assert {first_difference(empty(), place[1], vectors) for vectors in directed_histories()} == {None}
+def test_answers_and_states_of_directed_changes_are_those_of_the_core(open_empty, shared_schema):
+    assert {first_difference(open_empty(), shared_schema[1], vectors) for vectors in directed_histories()} == {None}
 
 
-def test_so_they_are_where_random_histories_seldom_go(empty, place):
-    store = empty()
-    assert [first_difference(store, place[1], vectors) for vectors in DIRECTED] == [None] * len(DIRECTED)
+def test_answers_and_states_of_rare_histories_are_those_of_the_core(open_empty, shared_schema):
+    store = open_empty()
+    assert [first_difference(store, shared_schema[1], vectors) for vectors in DIRECTED] == [None] * len(DIRECTED)
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_calls_that_go_together_are_decided_one_after_another(empty, seed):
-    store, model = empty(), ReferenceStore()
+def test_calls_of_one_statement_are_decided_one_after_another(open_empty, seed):
+    store, model = open_empty(), ReferenceStore()
     for vectors in batched(random_vectors(2000 + seed, 240), 7):
-        calls = [store._worded(verb, asks, now, at, now) for verb, asks, now, at, _ in vectors]  # noqa: SLF001 - to choose who goes together
+        calls = [store._encode_call(verb, asks, now, at, now) for verb, asks, now, at, _ in vectors]  # noqa: SLF001 - to choose the calls of a statement
         caller = ThreadCaller()
-        connection = drive(store._pool.taking(calls[0], caller))  # noqa: SLF001 - as above
+        connection = drive(store._pool.acquire_flow(calls[0], caller))  # noqa: SLF001 - as above
         assert connection is not None
-        result = drive(connection.calling("apply", store._parameters(calls), SYSTEM_CLOCK.steady() + 10_000_000))  # noqa: SLF001 - as above
-        store._pool.give(caller)  # noqa: SLF001 - as above
+        result = drive(connection.call_flow("apply", store._parameters(calls), SYSTEM_CLOCK.steady() + 10_000_000))  # noqa: SLF001 - as above
+        store._pool.release(caller)  # noqa: SLF001 - as above
         numbers = [int(number) for number in result.get_value(0, 0)[1:-1].split(b",")]
         for call, (verb, asks, now, at, _) in zip(calls, vectors, strict=True):
-            numbers = call.take(numbers)
-            answer, instant, *views = call.answered()
+            numbers = call.take_answer(numbers)
+            answer, instant, *views = call.result()
             if answer == MISSING:
-                return  # a calendar window that the clock has stepped back from: asked for again, and so not in order
-            decisions = decisions_of(asks, answer == 1, instant, views)
+                return  # a calendar window is missing: the call would be sent again, and so out of order
+            decisions = decode_decisions(asks, answer == 1, instant, views)
             assert tuple(map(answer_of, decisions)) == model.apply(verb, asks, now, at)
         assert numbers == []
 
@@ -100,23 +100,23 @@ def batched(items, size):
         yield batch
 
 
-def test_functions_stand_in_the_order_of_the_core():
+def test_functions_have_the_order_of_the_core():
     """The same names in the same order, so that the two can be read side by side."""
     modules = (state, bucket, windows, sliding, log)
     code = "".join(Path(module.__file__).read_text(encoding="utf-8") for module in modules)
     ours = [line.split("(")[0].split(".")[1] for line in CORE.splitlines() if line.startswith("create or replace")]
     theirs = [line[4:].split("(")[0] for line in code.splitlines() if line.startswith("def ")]
-    theirs = [name for name in theirs if name not in ("marked", "_owner")]  # shapes of Python's states
+    theirs = [name for name in theirs if name not in ("marked", "_owner")]  # only for Python's states
     assert [name for name in ours if name in theirs and name != "adjust"] == theirs
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
-def test_a_planted_fault_is_noticed(empty, place, fault):
-    assert CORE.count(fault.right) >= 1, "the core has changed: plant this fault anew"
+def test_an_inserted_fault_is_found(open_empty, shared_schema, fault):
+    assert CORE.count(fault.right) >= 1, "the core has changed: update this fault"
 
     def faulty():
-        store = empty()
-        wrong = store.schema.core.replace(placed(fault.right, store), placed(fault.wrong, store), 1)
+        store = open_empty()
+        wrong = store.schema.core.replace(qualify(fault.right, store), qualify(fault.wrong, store), 1)
         assert wrong != store.schema.core
         store.schema = store.schema._replace(core=wrong)
         return store
@@ -127,15 +127,15 @@ def test_a_planted_fault_is_noticed(empty, place, fault):
         map(changing_history, range(8)),
         (random_vectors(seed, 240) for seed in range(fault.seed, fault.seed + 16)),
     )
-    assert any(differs(faulty(), place[1], vectors) for vectors in histories)
+    assert any(differs(faulty(), shared_schema[1], vectors) for vectors in histories)
 
 
 def differs(store, sql, vectors):
     try:
         return first_difference(store, sql, vectors) is not None
     except StoreUnavailable as error:
-        return "could not create" not in str(error)  # the fault broke something, at the time it mattered
+        return "could not create" not in str(error)  # the fault made a call fail
 
 
-def placed(text, store):
+def qualify(text, store):
     return text.replace("tidegate.", f'"{store.schema.name}".')

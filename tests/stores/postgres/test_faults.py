@@ -1,4 +1,4 @@
-"""A server that is killed, restarted, frozen or not there: what callers are told, how soon, and what was charged."""
+"""Servers that are killed, restarted, frozen or down: what errors say, how long calls take, and what was charged."""
 
 import threading
 import time
@@ -25,18 +25,18 @@ def store(own_server, schema):
     store.close()
 
 
-def left(store):
+def remaining(store):
     return store.apply_one("peek", TEN, "k", (0, 0)).remaining
 
 
-class Held:
-    """Holds the lock of a key, as a call that does not end would."""
+class LockedKey:
+    """Holds the lock of a key, like a call that does not end."""
 
     def __init__(self, url, schema, key="k"):
         self.connection = psycopg.connect(url)
         self.connection.execute(f"select pg_advisory_xact_lock(\"{schema}\".hash('p', %s))", (key,))
 
-    def until_somebody_waits(self):
+    def wait_for_waiter(self):
         query = "select count(*) from pg_locks where locktype = 'advisory' and not granted"
         while self.connection.execute(query).fetchone() == (0,):
             pass
@@ -48,7 +48,7 @@ class Held:
         self.connection.close()
 
 
-def test_what_was_charged_survives_a_killed_server(own_server, store):
+def test_charges_survive_a_killed_server(own_server, store):
     for _ in range(5):
         assert store.apply_one("acquire", TEN, "k", ONE)
     own_server.kill()
@@ -56,80 +56,80 @@ def test_what_was_charged_survives_a_killed_server(own_server, store):
         with pytest.raises(StoreUnavailable, match=r"could not connect: .*Connection refused.*; start the server"):
             store.apply_one("acquire", TEN, "k", ONE)
     own_server.start()
-    assert left(store) == 5
+    assert remaining(store) == 5
 
 
 def test_a_call_in_progress_when_the_server_restarts_is_charged_only_if_answered(own_server, store):
     assert store.apply_one("acquire", TEN, "k", ONE)
-    with Held(own_server.url, store.schema.name) as held, ThreadPoolExecutor(1) as thread:
+    with LockedKey(own_server.url, store.schema.name) as locked_key, ThreadPoolExecutor(1) as thread:
         call = thread.submit(store.apply_one, "acquire", TEN, "k", ONE)
-        held.until_somebody_waits()
+        locked_key.wait_for_waiter()
         own_server.restart()
-        # A server that stops ends sessions in its own order: the call may get its turn before its own session ends.
+        # A server that stops ends sessions in any order: the call may finish before its session ends.
         error = call.exception()
         assert error is None or (isinstance(error, StoreUnavailable) and "could not acquire" in str(error))
-    assert left(store) == (9 if error else 8)
+    assert remaining(store) == (9 if error else 8)
 
 
-def test_a_killed_server_in_mid_call_charges_nothing(own_server, store):
+def test_a_server_killed_during_a_call_charges_nothing(own_server, store):
     assert store.apply_one("acquire", TEN, "k", ONE)
-    with Held(own_server.url, store.schema.name) as held, ThreadPoolExecutor(1) as thread:
+    with LockedKey(own_server.url, store.schema.name) as locked_key, ThreadPoolExecutor(1) as thread:
         call = thread.submit(store.apply_one, "acquire", TEN, "k", ONE)
-        held.until_somebody_waits()
+        locked_key.wait_for_waiter()
         own_server.kill()
         with pytest.raises(StoreUnavailable, match=r"could not acquire: .*closed the connection"):
             call.result()
     own_server.start()
-    assert left(store) == 9
+    assert remaining(store) == 9
 
 
-def test_a_frozen_server_costs_no_more_than_the_deadline(own_server, store):
-    assert left(store) == 10
-    patient, store = store, PostgresStore(own_server.url, schema=store.schema.name, timeout=0.3, connect_timeout=0.3)
+def test_a_frozen_server_takes_no_longer_than_the_timeout(own_server, store):
+    assert remaining(store) == 10
+    slow_store, store = store, PostgresStore(own_server.url, schema=store.schema.name, timeout=0.3, connect_timeout=0.3)
     assert store.apply_one("acquire", TEN, "k", ONE)
     own_server.freeze()
-    for what in ("acquire", "connect"):  # over the connection there was, then over a new one
+    for what in ("acquire", "connect"):  # over the open connection, then over a new one
         began = time.monotonic()
         with pytest.raises(StoreUnavailable, match=f"did not answer in time to {what}: .*hangs"):
             store.apply_one("acquire", TEN, "k", ONE)
         assert 0.25 < time.monotonic() - began < 2
     own_server.thaw()
     store.close()
-    assert left(patient) in (8, 9)  # the call that was sent may have been charged, never more than that
+    assert remaining(slow_store) in (8, 9)  # the call that was sent may have been charged
 
 
-def test_a_call_that_waits_too_long_for_its_key_is_ended_by_the_server(server, schema, open_store):
+def test_a_call_that_waits_too_long_for_its_key_is_cancelled_by_the_server(server, schema, open_store):
     store = open_store(timeout=0.2)
     assert store.apply_one("acquire", TEN, "k", ONE)
-    with Held(server.url, schema):
+    with LockedKey(server.url, schema):
         with pytest.raises(StoreUnavailable, match=r"acquire.*(raise timeout|statement timeout)"):
             store.apply_one("acquire", TEN, "k", ONE)
-        assert store.apply_one("acquire", TEN, "other", ONE)  # other keys are not held up
-    assert left(open_store()) == 9
+        assert store.apply_one("acquire", TEN, "other", ONE)  # other keys are not blocked
+    assert remaining(open_store()) == 9
 
 
-def test_connections_that_ended_while_idle_are_replaced_unnoticed(open_store, sql):
+def test_idle_connections_that_were_closed_are_replaced(open_store, sql):
     store = open_store()
     assert store.apply_one("acquire", TEN, "k", ONE)
     sql("select pg_terminate_backend(pid, 5000) from pg_stat_activity where application_name = 'tidegate'")
     assert store.apply_one("acquire", TEN, "k", ONE)
-    assert left(store) == 8
+    assert remaining(store) == 8
 
 
 class OpenCaller(ThreadCaller):
-    """A call that is under way for as long as a test likes."""
+    """A caller that counts as alive until it releases its connection."""
 
     alive = True
 
 
-def test_too_few_connections_for_too_long(open_store):
+def test_no_connection_becomes_free_in_time(open_store):
     store = open_store(pool_size=1, timeout=0.2)
     assert store.apply_one("acquire", TEN, "k", ONE)
     caller = OpenCaller()
-    assert drive(store._pool.taking(StoreCall("peek", 0), caller)) is not None  # noqa: SLF001 - as a call would
+    assert drive(store._pool.acquire_flow(StoreCall("peek", 0), caller)) is not None  # noqa: SLF001 - as a call would
     with pytest.raises(StoreUnavailable, match=r"none of the 1 connections .* pool_size"):
         store.apply_one("acquire", TEN, "k", ONE)
-    store._pool.give(caller)  # noqa: SLF001 - as a call would
+    store._pool.release(caller)  # noqa: SLF001 - as a call would
     assert store.apply_one("acquire", TEN, "k", ONE)
     assert store.metrics().items() >= {"connections": 1, "idle": 1, "waiting": 0}.items()
 
@@ -138,46 +138,46 @@ def test_threads_share_a_small_pool_fairly(open_store):
     store = open_store(pool_size=2)
     start = threading.Barrier(8)
 
-    def calling(thread):
+    def call_repeatedly(thread):
         start.wait()
         return [store.apply_one("acquire", TEN, f"k{thread}", ONE).allowed for _ in range(10)]
 
     with ThreadPoolExecutor(8) as threads:
-        assert all(all(calls) for calls in threads.map(calling, range(8)))
+        assert all(all(calls) for calls in threads.map(call_repeatedly, range(8)))
     assert store.metrics()["connections"] <= 2
 
 
-def test_a_closed_store_says_so(open_store, sql):
+def test_a_closed_store_raises_closed(open_store, sql):
     store = open_store()
     assert store.apply_one("acquire", TEN, "k", ONE)
     store.close()
     with pytest.raises(Closed):
         store.apply_one("acquire", TEN, "k", ONE)
     while sql("select count(*) from pg_stat_activity where application_name = 'tidegate'").fetchone() != (0,):
-        pass  # the server is told, and takes a moment to let go
+        pass  # the server needs a moment to end the session
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (("tide:", "nobody:"), "authentication failed.*; check user and password"),
-        (("{password}", "wrong"), "authentication failed.*; check user and password"),
+        (("tide:", "nobody:"), "authentication failed.*; check the user and password"),
+        (("{password}", "wrong"), "authentication failed.*; check the user and password"),
         (("/postgres", "/missing"), '"missing" does not exist; create the database'),
-        (("{port}", "1"), "Connection refused.*; start the server, or check host and port"),
+        (("{port}", "1"), "Connection refused.*; start the server, or check the host and port"),
         (("127.0.0.1", "no-such-host.invalid"), "translate host name.*; check the host"),
     ],
     ids=["user", "password", "database", "port", "host"],
 )
-def test_a_wrong_url_says_what_is_wrong_with_it(server, change, message):
+def test_connection_errors_say_what_is_wrong_with_the_url(server, change, message):
     old, new = (part.format(password=server.password, port=server.port) for part in change)
     store = open_url(f"{server.url.replace(old, new)}?connect_timeout=10")
-    with pytest.raises(StoreUnavailable, match=message) as told:
+    with pytest.raises(StoreUnavailable, match=message) as raised:
         store.apply_one("acquire", TEN, "k", ONE)
-    assert server.password not in str(told.value)
-    assert told.value.__cause__ is None
+    assert server.password not in str(raised.value)
+    assert raised.value.__cause__ is None
 
 
-def test_a_server_that_only_reads(server, schema, open_store, sql):
+def test_a_read_only_server(server, schema, open_store, sql):
     open_store().apply_one("acquire", TEN, "k", ONE)
     sql("alter role tide set default_transaction_read_only = on")
     try:

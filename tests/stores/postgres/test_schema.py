@@ -1,4 +1,4 @@
-"""Creating, migrating and refusing schemas; and what can be read with plain SQL."""
+"""Creating, migrating and rejecting schemas, and reading states with SQL."""
 
 import datetime as dt
 
@@ -14,7 +14,7 @@ NOON = dt.datetime(2025, 6, 15, 12, tzinfo=dt.UTC)
 NOW = int(NOON.timestamp()) * 1_000_000
 
 
-def test_an_older_schema_is_migrated_and_keeps_what_was_charged(open_store, schema, sql):
+def test_an_older_schema_is_migrated_and_keeps_its_charges(open_store, schema, sql):
     latest = read_schema(schema)
     older = latest._replace(steps=latest.steps[:1], core=latest.core.replace("-- The core", "-- An older core"))
     old = open_store()
@@ -25,17 +25,19 @@ def test_an_older_schema_is_migrated_and_keeps_what_was_charged(open_store, sche
     assert new.apply_one("acquire", TEN, "k", ONE).remaining == 8
     assert sql("select version, core from tidegate.schema_version").fetchone() == (len(latest.steps), latest.digest)
     assert sql("select request_count from tidegate.rate_limiter_state").fetchone() == (2,)
-    assert old.apply_one("acquire", TEN, "k", ONE).remaining == 7  # a process of before goes on
+    assert old.apply_one("acquire", TEN, "k", ONE).remaining == 7  # an older process continues to work
 
 
-def test_a_newer_schema_is_refused(open_store, schema, sql):
+def test_a_newer_schema_is_rejected(open_store, schema, sql):
     open_store().apply_one("acquire", TEN, "k", ONE)
     sql("update tidegate.schema_version set version = 99")
-    with pytest.raises(StoreUnavailable, match="version 99, from a newer tidegate; this one knows 2: upgrade it"):
+    with pytest.raises(
+        StoreUnavailable, match="version 99, from a newer tidegate; this tidegate supports version 2: upgrade it"
+    ):
         open_store().apply_one("acquire", TEN, "k", ONE)
 
 
-def test_a_schema_half_made_is_not_there(open_store, schema, sql):
+def test_a_failed_migration_creates_nothing(open_store, schema, sql):
     broken = open_store()
     broken.schema = broken.schema._replace(core=broken.schema.core + "\nselect 1 / 0;\n")
     with pytest.raises(StoreUnavailable, match=f"could not create or migrate its schema '{schema}': division by zero"):
@@ -44,7 +46,7 @@ def test_a_schema_half_made_is_not_there(open_store, schema, sql):
     assert open_store().apply_one("acquire", TEN, "k", ONE)
 
 
-def test_a_role_that_may_not_create_is_told_what_to_do(server, open_store, schema, sql):
+def test_the_error_of_a_role_without_create_says_what_to_do(server, open_store, schema, sql):
     sql("drop role if exists guest")
     sql("create role guest login password 'guest'")
     url = server.url.replace(f"tide:{server.password}", "guest:guest")
@@ -65,7 +67,7 @@ def test_a_role_that_may_not_create_is_told_what_to_do(server, open_store, schem
 
 
 @pytest.mark.parametrize(("unlogged", "kind"), [(False, "p"), (True, "u")])
-def test_tables_are_logged_unless_asked_otherwise(open_store, schema, sql, unlogged, kind):
+def test_tables_are_logged_by_default(open_store, schema, sql, unlogged, kind):
     open_store(unlogged=unlogged).apply_one("acquire", TEN, "k", ONE)
     query = "select relname, relpersistence from pg_class where relnamespace = %s::regnamespace and relkind = 'r'"
     kinds = dict(sql(query, schema).fetchall())
@@ -73,8 +75,8 @@ def test_tables_are_logged_unless_asked_otherwise(open_store, schema, sql, unlog
 
 
 @pytest.mark.parametrize("name", ["", "Big", "a b", 'a"b', "a;drop", "pg_x", "x" * 64, "1a"])
-def test_a_schema_has_a_plain_name(name):
-    with pytest.raises(ConfigError, match="small letters, digits and _"):
+def test_invalid_schema_names_raise_config_error(name):
+    with pytest.raises(ConfigError, match="lower-case letters, digits and _"):
         read_schema(name)
 
 

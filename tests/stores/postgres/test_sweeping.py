@@ -1,4 +1,4 @@
-"""What has ended goes, a little with each call; what lives stays; and long logs cost no more than short ones."""
+"""Calls delete expired state in small steps and keep live state; long logs cost no more than short ones."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from tidegate.stores.postgres.store import SWEEP_EVERY
 SECOND = 1_000_000
 NOW = 1_750_000_000 * SECOND
 MINUTE = Policy("p", (Limit(5, "1m", "fixed_window"), Limit(100_000, "1m", "sliding_log", name="log")))
-MOST = 1000  # entries that one sweep removes
+MAX_SWEPT_ENTRIES = 1000  # entries that one sweep removes
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def calls(store, number, now, key="caller"):
         store.apply_one("acquire", Policy("other", (Limit(10**6, "1d", "fixed_window"),)), key, (1,), now)
 
 
-def test_ended_keys_are_swept_by_the_calls_that_follow(store, count):
+def test_expired_keys_are_deleted_by_later_calls(store, count):
     for number in range(100):
         store.apply_one("acquire", MINUTE, f"once-{number}", (1, 1), NOW)
     calls(store, SWEEP_EVERY * 3, NOW + 59 * SECOND)
@@ -38,7 +38,7 @@ def test_ended_keys_are_swept_by_the_calls_that_follow(store, count):
     assert (count("keys"), count("log")) == (1, 0)
 
 
-def test_a_key_in_use_stays_however_often_it_is_due(store, count):
+def test_a_key_in_use_is_kept_by_sweeps(store, count):
     for minute in range(5):
         assert store.apply_one("acquire", MINUTE, "k", (1, 1), NOW + minute * 50 * SECOND)
         calls(store, SWEEP_EVERY * 2, NOW + minute * 50 * SECOND)
@@ -46,7 +46,7 @@ def test_a_key_in_use_stays_however_often_it_is_due(store, count):
     assert store.apply_one("peek", MINUTE, "k", (0, 0), NOW + 200 * SECOND).views[1][0] == 100_000 - 2
 
 
-def test_a_client_ahead_of_time_sweeps_nothing_that_lives(store, count):
+def test_a_client_with_a_fast_clock_deletes_no_live_state(store, count):
     year = 365 * 86_400 * SECOND
     store.apply_one("acquire", Policy("long", (Limit(5, "52w", "fixed_window"),)), "k", (1,))  # by the server's clock
     calls(store, SWEEP_EVERY * 2, NOW + 100 * year)
@@ -54,7 +54,7 @@ def test_a_client_ahead_of_time_sweeps_nothing_that_lives(store, count):
 
 
 def fill(sql, store, entries):
-    """Give a key a log of so many entries, a microsecond apart, the last at NOW."""
+    """Write a log of so many entries for a key, a microsecond apart, the last at NOW."""
     store.apply_one("acquire", MINUTE, "long", (1, 1), NOW)
     more = "select log, %s + n, 1, n from tidegate.log, generate_series(2, %s) n"
     sql(f"insert into tidegate.log (log, at, cost, sum) {more}", NOW - entries, entries)
@@ -62,37 +62,37 @@ def fill(sql, store, entries):
     sql("update tidegate.keys set states[2].numbers[3] = %s where key = 'long'", entries)
 
 
-def test_a_long_log_goes_in_small_steps(store, sql, count):
-    fill(sql, store, 5 * MOST)
+def test_a_long_log_is_deleted_in_small_steps(store, sql, count):
+    fill(sql, store, 5 * MAX_SWEPT_ENTRIES)
     store.apply_one("reset", MINUTE, "long", (0, 0), NOW)
-    assert count("log") == 5 * MOST  # at once, only the mark that it has ended
-    left = [5 * MOST]
+    assert count("log") == 5 * MAX_SWEPT_ENTRIES  # at first, it is only marked as expired
+    left = [5 * MAX_SWEPT_ENTRIES]
     while count("keys") > 1 or left[-1]:
         calls(store, SWEEP_EVERY, NOW)
         left.append(count("log"))
-        assert left[-2] - left[-1] <= MOST
+        assert left[-2] - left[-1] <= MAX_SWEPT_ENTRIES
         assert len(left) < 10
-    # In the meantime, a new log of the same key has nothing to do with the old one.
-    fill(sql, store, 2 * MOST)
+    # A new log of the same key is separate from the old one.
+    fill(sql, store, 2 * MAX_SWEPT_ENTRIES)
     store.apply_one("reset", MINUTE, "long", (0, 0), NOW)
     assert store.apply_one("acquire", MINUTE, "long", (1, 1), NOW).views[1][0] == 100_000 - 1
 
 
-def test_entries_that_left_go_with_the_calls_that_follow(store, count):
+def test_expired_entries_are_deleted_by_later_calls(store, count):
     for step in range(300):
         store.apply_one("acquire", Policy("p", (MINUTE.limits[1],)), "k", (1,), NOW + step * SECOND)
     assert count("log") <= 60 + 8
 
 
 def test_a_decision_costs_no_more_with_a_long_log(store, sql):
-    """Counted in pages that the server looks at: a hundred thousand entries, or a few."""
-    description = store._described(MINUTE, NOW).text  # noqa: SLF001 - what a call sends
+    """Counts the pages that the server reads, with a hundred thousand entries and with a few."""
+    description = store._encode_policy(MINUTE, NOW).text  # noqa: SLF001 - what a call sends
 
     def pages(verb, at):
         call = "select tidegate.apply(array[%s], '{1}', '{p}', '{long}', '{2}', %s, %s, array[%s::bigint], '{null}', 0)"
         values = (verb, f"{{{description}}}", [0, 100_000 if verb == "peek" else 1], at)
         sql("set enable_seqscan = off; set enable_bitmapscan = off")
-        sql(call, *values)  # the first time, everything is planned
+        sql(call, *values)  # the first call includes planning
         plan = sql(f"explain (analyze, buffers, format json) {call}", *values).fetchone()[0][0]["Plan"]
         return plan["Shared Hit Blocks"] + plan["Shared Read Blocks"]
 
@@ -106,7 +106,7 @@ def test_a_decision_costs_no_more_with_a_long_log(store, sql):
     assert all(many <= few + 60 for few, many in zip(short, long, strict=True)), (short, long)
 
 
-def test_sums_begin_again_before_they_leave_their_range(store, sql):
+def test_running_totals_restart_before_they_overflow(store, sql):
     huge = Policy("huge", (Limit(2**53 - 1, "1s", "sliding_log"),))
     for step in range(3):
         assert store.apply_one("acquire", huge, "k", (2**52,), NOW + step * 2 * SECOND)

@@ -1,35 +1,35 @@
-"""The URL and its options, the clock, and names that PostgreSQL cannot keep as they are."""
+"""The URL and its options, the clock, and names that PostgreSQL cannot store unchanged."""
 
 import pytest
 
 from tidegate import AsyncLimiter, ConfigError, Limit, Limiter, Policy
 from tidegate.stores import open_store as open_url
 from tidegate.stores.postgres import PostgresStore
-from tidegate.stores.postgres.call import text_of
+from tidegate.stores.postgres.call import encode_name
 from tidegate.testing import ManualClock
 
-SECRET = "s3cret-w0rd"  # noqa: S105 - of nobody
+SECRET = "s3cret-w0rd"  # noqa: S105 - a test password
 
 
 @pytest.mark.parametrize(
     ("url", "message"),
     [
-        ("postgresql://u:{}@h/d?shema=x", "no option 'shema': use schema, timeout"),
-        ("postgresql://u:{}@h/d?timeout=soon", "timeout: must be a number, not 'soon'"),
-        ("postgresql://u:{}@h/d?timeout=0", "timeout: must be seconds, more than 0"),
-        ("postgresql://u:{}@h/d?timeout=nan", "timeout: must be seconds, more than 0"),
-        ("postgresql://u:{}@h/d?pool_size=0", "pool_size: must be a whole number from 1"),
-        ("postgresql://u:{}@h/d?pool_size=many", "pool_size: must be a number, not 'many'"),
+        ("postgresql://u:{}@h/d?shema=x", "there is no option 'shema'; did you mean 'schema'"),
+        ("postgresql://u:{}@h/d?timeout=soon", "timeout: must be a number of seconds, not 'soon'"),
+        ("postgresql://u:{}@h/d?timeout=0", "timeout: must be a number of seconds above 0"),
+        ("postgresql://u:{}@h/d?timeout=nan", "timeout: must be a number of seconds above 0"),
+        ("postgresql://u:{}@h/d?pool_size=0", "pool_size: must be an integer from 1"),
+        ("postgresql://u:{}@h/d?pool_size=many", "pool_size: must be an integer, not 'many'"),
         ("postgresql://u:{}@h/d?unlogged=maybe", "unlogged: must be true or false"),
         ("postgresql://u:{}@h/d?synchronous_commit=no", "synchronous_commit: must be one of on, off"),
-        ("postgresql://u:{}@h/d?schema=A-B", "schema: a schema is named by small letters"),
-        ("postgresql://u:{}%zz@h/d", "cannot read the URL: write postgresql://user:password@host"),
+        ("postgresql://u:{}@h/d?schema=A-B", "schema: must consist of lower-case letters"),
+        ("postgresql://u:{}%zz@h/d", "cannot parse the PostgreSQL URL: write postgresql://user:password@host"),
     ],
 )
-def test_a_wrong_url_is_refused_without_its_password(url, message):
-    with pytest.raises(ConfigError, match=message) as told:
+def test_invalid_urls_raise_an_error_without_the_password(url, message):
+    with pytest.raises(ConfigError, match=message) as raised:
         open_url(url.format(SECRET))
-    assert SECRET not in str(told.value)
+    assert SECRET not in str(raised.value)
 
 
 def test_options_reach_the_store_and_others_reach_libpq():
@@ -58,21 +58,21 @@ def test_a_given_clock_decides(server, schema, open_store):
         assert limiter.try_acquire("k")
 
 
-def test_the_servers_clock_decides_whatever_ours_says(open_store):
-    """Calendar windows are worked out by the client: one whose clock is wrong learns the server's time, and no more."""
+def test_the_servers_clock_decides_with_any_client_clock(open_store):
+    """The client computes calendar windows: with a wrong clock, it learns the server's time."""
     store = open_store()
     policy = Policy(
         "p", (Limit(5, "minute", "calendar_window"), Limit(5, "month", "calendar_window", timezone="Asia/Kolkata"))
     )
     before = store.apply_one("acquire", policy, "k", (1, 1))
     assert before.allowed
-    store._ahead = -10 * 365 * 86_400 * 1_000_000  # noqa: SLF001 - as if this machine were in another decade
-    store._descriptions.clear()  # noqa: SLF001 - and had just started
+    store._clock_offset = -10 * 365 * 86_400 * 1_000_000  # noqa: SLF001 - as if the clock were wrong by a decade
+    store._encoded_limits.clear()  # noqa: SLF001 - as after a start
     after = store.apply_one("acquire", policy, "k", (1, 1))
     assert after.allowed
     assert 0 <= after.at - before.at < 60_000_000
     assert after.limits[1].remaining == 3
-    assert abs(store._ahead) < 60_000_000  # noqa: SLF001 - it has learned
+    assert abs(store._clock_offset) < 60_000_000  # noqa: SLF001 - it has learned the time
 
 
 AWKWARD = [
@@ -91,7 +91,7 @@ AWKWARD = [
 ]
 
 
-def test_awkward_keys_and_names_are_kept_apart(open_store):
+def test_keys_and_names_with_special_characters_are_distinct(open_store):
     store = open_store()
     for name in ("p", "p\0", "p%u0000", '"p"'):
         policy = Policy(name, (Limit(1, "1d", "fixed_window", name=f"l{name}", unit='a "unit"'),))
@@ -101,12 +101,12 @@ def test_awkward_keys_and_names_are_kept_apart(open_store):
 
 
 def test_names_stay_readable():
-    assert text_of("financialmodelingprep.com") == "financialmodelingprep.com"
-    assert text_of("ключ") == "ключ"
-    assert text_of("50%") == "50%25"
+    assert encode_name("financialmodelingprep.com") == "financialmodelingprep.com"
+    assert encode_name("ключ") == "ключ"
+    assert encode_name("50%") == "50%25"
 
 
-async def test_the_same_key_twice_in_one_call_pays_both(open_store):
+async def test_a_key_named_twice_in_a_call_is_charged_both_costs(open_store):
     store = open_store()
     policy = Policy("p", (Limit(5, "1d", "sliding_log"),))
     first = await store.apply_async("acquire", [(policy, "k", (2,)), (policy, "x", (1,)), (policy, "k", (2,))])
@@ -115,7 +115,7 @@ async def test_the_same_key_twice_in_one_call_pays_both(open_store):
         store.apply("acquire", [(policy, "k", (1,)), (Policy("p", (Limit(6, "1d"),)), "k", (1,))])
 
 
-async def test_both_limiters_open_it(server, schema, open_store):
+async def test_sync_and_async_limiters_open_the_store(server, schema, open_store):
     open_store()
     url = f"{server.url}?schema={schema}&timeout=10"
     with Limiter(["2/1d", "500/1d sliding_log name=log"], store=url) as limiter:

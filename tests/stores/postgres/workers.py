@@ -1,4 +1,4 @@
-"""What other processes do in these tests."""
+"""Functions that these tests run in other processes."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ SHARED = Policy("shared", (Limit(QUOTA, "1d", "fixed_window"), Limit(QUOTA * 2, 
 
 
 def in_processes(count: int, function: Callable[..., Any], *arguments: object) -> list[Any]:
-    """Run a function in so many processes at once; it is told the number of its own first."""
+    """Run a function in so many processes at once; its first argument is the number of the process."""
     with get_context("spawn").Pool(count) as pool:
         return pool.starmap(function, [(number, *arguments) for number in range(count)], chunksize=1)
 
 
 def spend(number: int, url: str, schema: str, core: str | None, threads: int) -> tuple[dict[str, int], list[str]]:
-    """Take overlapping batches of keys from several threads until nothing is left; count what was admitted."""
+    """Acquire overlapping batches of keys in several threads until nothing is left; count the admitted calls."""
     store = PostgresStore(url, schema=schema, timeout=20, connect_timeout=20, pool_size=threads)
     if core is not None:
         store.schema = store.schema._replace(core=core)
@@ -38,7 +38,7 @@ def spend(number: int, url: str, schema: str, core: str | None, threads: int) ->
         def take(keys: Sequence[str]) -> bool:
             try:
                 decisions = store.apply("acquire", [(SHARED, key, (1, 1)) for key in keys])
-            except Exception as error:  # noqa: BLE001 - told to the test
+            except Exception as error:  # noqa: BLE001 - returned to the test
                 errors.append(str(error))
                 return False
             if decisions[0]:
@@ -60,7 +60,7 @@ def spend(number: int, url: str, schema: str, core: str | None, threads: int) ->
 
 
 def first_call(_number: int, url: str, schema: str) -> bool:
-    """Open a store where perhaps nobody has created the schema, and decide once."""
+    """Open a store whose schema may not exist yet, and decide once."""
     store = PostgresStore(url, schema=schema, timeout=20, connect_timeout=20)
     try:
         return bool(store.apply_one("acquire", Policy("p", (Limit(4, "1d", "fixed_window"),)), "k", (1,)))

@@ -20,7 +20,7 @@ numbers = count()
 
 
 def address_of(server: ValkeyServer, **options: object) -> RedisAddress:
-    """Address a server, with time enough for a busy machine, and with keys of one's own."""
+    """Return the address of a server, with long timeouts for a busy machine and a unique prefix."""
     values = {"hosts": (("127.0.0.1", server.port),), "timeout": 5.0, "connect_timeout": 5.0}
     return RedisAddress(**values | {"prefix": f"test{next(numbers)}"} | options)  # type: ignore[arg-type]  # named in tests
 
@@ -39,14 +39,14 @@ def redis7() -> Iterator[ValkeyServer]:
 
 @pytest.fixture(params=["valkey", "redis7"])
 def any_server(request: pytest.FixtureRequest) -> ValkeyServer:
-    """Both kinds of server, one after the other."""
+    """Return a Valkey server, then a Redis server."""
     server: ValkeyServer = request.getfixturevalue(request.param)
     return server
 
 
 @pytest.fixture
 def server() -> Iterator[ValkeyServer]:
-    """A server of one's own, to be killed and frozen."""
+    """Start a server that the test may kill or freeze."""
     with ValkeyServer() as own:
         yield own
 

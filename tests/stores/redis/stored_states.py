@@ -1,4 +1,4 @@
-"""Reads what the script has written, in the form of `core.codec`."""
+"""Reads the states that the script has stored, in the form of `core.codec`."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ LOGS = (ALGORITHM_NUMBERS["sliding_log"], ALGORITHM_NUMBERS["concurrency"])
 def stored_states(
     store: RedisStore, get: Callable[[bytes], bytes | None], policy: Policy, key: Key
 ) -> dict[int, list[int]]:
-    """Give the states of a key as `codec.dump` would, by the id of their limit."""
-    name = store.wire.plan(policy).key(key)
+    """Return the states of a key as `codec.dump` returns them, by the id of their limit."""
+    name = store.protocol.encode_policy(policy).key(key)
     value = get(name) or b""
     numbers = [int(number) for number in unpack(f"<{len(value) // 8}d", value)]
-    states, place = {}, 0
-    while place < len(numbers):
-        count, limit = numbers[place], numbers[place + 1]
-        state = list(numbers[place + 4 : place + 4 + count])
+    states, position = {}, 0
+    while position < len(numbers):
+        count, limit = numbers[position], numbers[position + 1]
+        state = list(numbers[position + 4 : position + 4 + count])
         if limit % 8 == ALGORITHM_NUMBERS["token_bucket"]:
             del state[3:5]  # rate and capacity of the limit that wrote it
         elif limit % 8 in LOGS:
@@ -39,10 +39,10 @@ def stored_states(
             rows = unpack(f"<{2 * (tail - head)}q", log[head * 16 : tail * 16])
             sums = [base, *rows[1::2]]
             costs = [after - before for before, after in pairwise(sums)]
-            assert state[3:] == [rows[0], rows[-2], rows[-1]], "first, last and total repeat what the log says"
+            assert state[3:] == [rows[0], rows[-2], rows[-1]], "first, last and total must match the log"
             state = [number for row in zip(rows[::2], costs, strict=True) for number in row]
         states[limit] = state
-        place += 4 + count
+        position += 4 + count
     return states
 
 

@@ -1,4 +1,4 @@
-"""The server's clock decides; nobody gains by a clock of his own, nor by being two."""
+"""The server's clock decides; wrong clocks of clients and several processes admit nothing extra."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class OffClock(SystemClock):
         return SystemClock.ns() + self.ahead
 
 
-def test_a_client_a_minute_ahead_gains_nothing(valkey: ValkeyServer) -> None:
+def test_clients_with_wrong_clocks_admit_nothing_extra(valkey: ValkeyServer) -> None:
     address = address_of(valkey)
     for algorithm in (*ALGORITHMS, "calendar_window"):
         period = "day" if algorithm == "calendar_window" else "1h"
@@ -50,7 +50,7 @@ def test_a_client_a_minute_ahead_gains_nothing(valkey: ValkeyServer) -> None:
         assert instants[-1] - instants[0] < 30 * SECOND
 
 
-def test_calendar_windows_are_found_however_wrong_our_clock_is(
+def test_calendar_windows_are_found_with_any_client_clock(
     valkey: ValkeyServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     policy = Policy(
@@ -58,15 +58,15 @@ def test_calendar_windows_are_found_however_wrong_our_clock_is(
     )
     for years in (-20, -1, 0, 1, 20):
         store = RedisStore(address_of(valkey))
-        monkeypatch.setattr(store.wire, "_clock", OffClock(years * 366 * 86_400))
+        monkeypatch.setattr(store.protocol, "_clock", OffClock(years * 366 * 86_400))
         first, second = (store.apply_one("acquire", policy, "k", (1, 1)) for _ in range(2))
         assert first.allowed
         assert second.remaining in (3, 4)  # a minute may have ended between
-        assert store.metrics()["calls"] == (2 if years == 0 else 3)  # the right time is learnt at once
+        assert store.metrics()["calls"] == (2 if years == 0 else 3)  # one more call to learn the server's time
         store.close()
 
 
-def test_a_store_inherited_by_a_fork_connects_anew(valkey: ValkeyServer) -> None:
+def test_a_store_opens_a_new_connection_after_a_fork(valkey: ValkeyServer) -> None:
     store = RedisStore(address_of(valkey))
     policy = Policy("p", (Limit(100, "1h"),))
     store.apply_one("acquire", policy, "k", (1,))
@@ -94,7 +94,7 @@ with Limiter(limits, store=sys.argv[1]) as limiter:
 """
 
 
-def test_two_processes_never_over_admit(server: ValkeyServer) -> None:
+def test_two_processes_admit_exactly_the_limit(server: ValkeyServer) -> None:
     command = [sys.executable, "-c", COUNT, f"{server.url}?timeout=5&connect_timeout=5"]
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[3] / "src")}
     running = [subprocess.Popen(command, stdout=subprocess.PIPE, env=environment) for _ in range(2)]
@@ -103,7 +103,7 @@ def test_two_processes_never_over_admit(server: ValkeyServer) -> None:
     assert multiprocessing.active_children() == []
 
 
-def test_a_limiter_waits_by_the_servers_time(valkey: ValkeyServer) -> None:
+def test_a_limiter_waits_by_the_servers_clock(valkey: ValkeyServer) -> None:
     with Limiter("1/20ms", store=f"{valkey.url}?timeout=5&prefix=waits") as limiter:
         decisions = [limiter.acquire("k", timeout=10) for _ in range(3)]
     assert decisions[2].at - decisions[0].at >= 40_000

@@ -1,4 +1,4 @@
-"""A cluster: keys of a call stay together, calls go to where their keys are, and a lost primary is survived."""
+"""A cluster: calls go to the server of their keys, keys of one call share a slot, and fail-overs are handled."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_random_histories_on_a_cluster(cluster: ValkeyCluster) -> None:
     store.close()
 
 
-async def test_calls_for_many_slots_at_once(cluster: ValkeyCluster) -> None:
+async def test_concurrent_calls_to_many_slots(cluster: ValkeyCluster) -> None:
     store = open_cluster(cluster)
     calls = [store.apply_async("acquire", ((POLICY, f"k{number % 40}", (1, 1, 1)),)) for number in range(400)]
     answers = await asyncio.gather(*calls)
@@ -51,7 +51,7 @@ async def test_calls_for_many_slots_at_once(cluster: ValkeyCluster) -> None:
     await store.close_async()
 
 
-def test_what_is_kept_apart_is_not_decided_together(cluster: ValkeyCluster) -> None:
+def test_a_call_with_keys_in_different_slots_is_rejected(cluster: ValkeyCluster) -> None:
     asks = [(POLICY, f"k{number}", (1, 1, 1)) for number in range(10)]
     store = open_cluster(cluster)
     with pytest.raises(ConfigError, match="hash_tag=policy"):
@@ -64,8 +64,8 @@ def test_what_is_kept_apart_is_not_decided_together(cluster: ValkeyCluster) -> N
 
 
 @pytest.mark.parametrize("tasks", [False, True], ids=["threads", "tasks"])
-def test_a_lost_primary_is_survived(tasks: bool) -> None:
-    """Over-admission: 0 here, since the replica had everything; what it lacks of the last instant is lost by design."""
+def test_fail_over_of_a_primary(tasks: bool) -> None:
+    """Over-admission: 0, since the replica is in sync; writes that were not replicated would be lost."""
     with ValkeyCluster() as cluster, asyncio.Runner() as runner:
         store = open_cluster(cluster, timeout=1.0, connect_timeout=1.0)
         keys = [f"k{number}" for number in range(30)]

@@ -1,4 +1,4 @@
-"""Calls made at the same time share a round trip, and nobody can tell."""
+"""Concurrent calls share a round trip, with the same results as separate calls."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from tests.servers.valkey import ValkeyServer
 
 
-async def test_calls_of_one_turn_are_one_script(server: ValkeyServer) -> None:
+async def test_calls_of_one_loop_iteration_are_one_script(server: ValkeyServer) -> None:
     async with AsyncLimiter("50/1h", store=RedisStore(address_of(server))) as limiter:
         await limiter.peek("warm")
         server.ask("CONFIG", "RESETSTAT")
@@ -32,7 +32,7 @@ async def test_calls_of_one_turn_are_one_script(server: ValkeyServer) -> None:
         await limiter.store.close_async()
 
 
-async def test_long_scripts_are_divided(server: ValkeyServer) -> None:
+async def test_large_batches_are_split(server: ValkeyServer) -> None:
     store = RedisStore(address_of(server, batch=10))
     async with AsyncLimiter("1000/1h", store=store) as limiter:
         await limiter.peek("warm")
@@ -43,7 +43,7 @@ async def test_long_scripts_are_divided(server: ValkeyServer) -> None:
         await store.close_async()
 
 
-def test_one_call_cannot_hold_up_the_server(store: RedisStore) -> None:
+def test_a_call_with_too_many_limits_is_rejected(store: RedisStore) -> None:
     policy = Policy("wide", tuple(Limit(1, "1h", name=str(i)) for i in range(100)))
     asks = [(policy, str(key), policy.one) for key in range(MAX_LIMITS_PER_CALL // 100)]
     assert store.apply("acquire", asks)[0].allowed
@@ -53,7 +53,7 @@ def test_one_call_cannot_hold_up_the_server(store: RedisStore) -> None:
 
 def test_calls_of_threads_share_scripts_and_are_counted_exactly(valkey: ValkeyServer) -> None:
     with TcpProxy(valkey.port) as proxy:
-        proxy.faults.delay = 0.002  # so that some gather while others are under way
+        proxy.faults.delay = 0.002  # so that calls queue while others are in flight
         store = RedisStore(address_of(valkey, hosts=(("127.0.0.1", proxy.port),)))
         with Limiter("150/1h", store=store) as limiter, ThreadPoolExecutor(16) as pool:
             limiter.peek("k")  # a server that does not know the script yet is sent it again, which counts
@@ -114,7 +114,7 @@ async def test_a_call_cancelled_before_it_was_sent_is_never_made(server: ValkeyS
     await store.close_async()
 
 
-async def test_closing_answers_those_who_wait(server: ValkeyServer) -> None:
+async def test_closing_answers_waiting_calls(server: ValkeyServer) -> None:
     store = RedisStore(address_of(server, timeout=0.3))
     policy = Policy("p", (Limit(10, "1h"),))
     await store.apply_async("peek", ((policy, "k", (0,)),))
@@ -131,50 +131,50 @@ async def test_closing_answers_those_who_wait(server: ValkeyServer) -> None:
         store.apply("peek", ((policy, "k", (0,)),))
 
 
-def test_a_store_closed_by_a_thread_lets_go_of_other_loops(server: ValkeyServer) -> None:
+def test_closing_in_a_thread_closes_connections_of_other_loops(server: ValkeyServer) -> None:
     store = RedisStore(address_of(server))
     policy = Policy("p", (Limit(10, "1h"),))
-    asked, done = threading.Event(), threading.Event()
+    called, done = threading.Event(), threading.Event()
 
     async def ask() -> None:
         await store.apply_async("peek", ((policy, "k", (0,)),))
-        asked.set()
+        called.set()
         while not done.is_set():
             await asyncio.sleep(0)
 
     thread = threading.Thread(target=lambda: asyncio.run(ask()))
     thread.start()
-    asked.wait()
+    called.wait()
     store.close()
     until(lambda: b"connected_clients:1\r" in server.ask("INFO", "clients"), "the end of the connection", 5)
     done.set()
     thread.join()
 
 
-async def test_a_call_cancelled_between_its_answer_and_its_reading_leaves_no_charge(server: ValkeyServer) -> None:
+async def test_a_call_cancelled_after_its_answer_arrived_leaves_no_charge(server: ValkeyServer) -> None:
     store = RedisStore(address_of(server))
     policy = Policy("p", (Limit(100, "1h", "sliding_log"), Limit(100, "1h", "concurrency", name="slots")))
-    line, met = store._line(), 0  # noqa: SLF001 - no other way to meet that moment
-    while met < 20:
-        group = line.ask("acquire", ((policy, "k", (1, 1)),), None, None)
-        task = asyncio.ensure_future(group.answered())
-        while not group.future.done():
+    pipeline, cancelled_calls = store._pipeline(), 0  # noqa: SLF001 - to cancel between the answer and its reading
+    while cancelled_calls < 20:
+        pending_call = pipeline.ask("acquire", ((policy, "k", (1, 1)),), None, None)
+        task = asyncio.ensure_future(pending_call.wait())
+        while not pending_call.future.done():
             await asyncio.sleep(0)
         if task.done():
             await store.apply_async("reset", ((policy, "k", (0, 0)),))
             continue
-        met += 1
+        cancelled_calls += 1
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-    await line.drain()
+    await pipeline.drain()
     assert [view[0] for view in (await store.apply_async("peek", ((policy, "k", (0, 0)),)))[0].views] == [100, 100]
-    assert store.metrics()["given_back"] >= met
+    assert store.metrics()["given_back"] >= cancelled_calls
     await store.close_async()
 
 
 @pytest.mark.parametrize("cancelled", [True, False], ids=["cancelled", "left to the loop"])
-def test_what_is_cancelled_with_its_loop_is_given_back_before_the_loop_ends(
+def test_calls_cancelled_with_their_loop_are_given_back_before_the_loop_ends(
     server: ValkeyServer, cancelled: bool
 ) -> None:
     store = RedisStore(address_of(server))
@@ -195,7 +195,7 @@ def test_what_is_cancelled_with_its_loop_is_given_back_before_the_loop_ends(
     store.close()
 
 
-async def test_slots_of_cancelled_calls_are_free_at_once_and_those_who_wait_are_woken(server: ValkeyServer) -> None:
+async def test_slots_of_cancelled_calls_are_released_and_waiters_woken(server: ValkeyServer) -> None:
     async with AsyncLimiter(
         Policy("p", (Limit(10, "1h", "concurrency"),)), store=RedisStore(address_of(server))
     ) as slots:
@@ -207,24 +207,24 @@ async def test_slots_of_cancelled_calls_are_free_at_once_and_those_who_wait_are_
                 await asyncio.sleep(0)
             for task in tasks:
                 task.cancel()
-            # Asked before anything is given back: it is denied, and waits for a slot.
+            # Called before anything is given back: it is denied, and waits for a slot.
             waiter = asyncio.ensure_future(slots.acquire("k", 10, timeout=30))
             await asyncio.sleep(0)
         began = asyncio.get_running_loop().time()
         assert await waiter
-        assert asyncio.get_running_loop().time() - began < 0.9  # it asks by itself after a second
+        assert asyncio.get_running_loop().time() - began < 0.9  # it would retry by itself after a second
         await slots.store.close_async()
 
 
-async def test_a_release_whose_task_is_cancelled_is_made_and_wakes_the_next(server: ValkeyServer) -> None:
+async def test_a_cancelled_release_is_carried_out_and_wakes_the_next_waiter(server: ValkeyServer) -> None:
     async with AsyncLimiter(
         Policy("p", (Limit(1, "1h", "concurrency"),)), store=RedisStore(address_of(server))
     ) as slots:
-        held = await slots.acquire("k")
+        decision = await slots.acquire("k")
         waiter = asyncio.ensure_future(slots.acquire("k", timeout=30))
         while slots.waiting == 0 or slots.store.metrics()["calls"] < 2:
             await asyncio.sleep(0)
-        release = asyncio.ensure_future(slots.release("k", 1, held))
+        release = asyncio.ensure_future(slots.release("k", 1, decision))
         await asyncio.sleep(0)
         release.cancel()
         began = asyncio.get_running_loop().time()
@@ -233,7 +233,7 @@ async def test_a_release_whose_task_is_cancelled_is_made_and_wakes_the_next(serv
         await slots.store.close_async()
 
 
-async def test_a_closed_store_has_given_back_what_was_cancelled(server: ValkeyServer) -> None:
+async def test_closing_gives_back_cancelled_calls(server: ValkeyServer) -> None:
     store = RedisStore(address_of(server))
     policy = Policy("p", (Limit(100, "1h"),))
     await store.apply_async("peek", ((policy, "k", (0,)),))

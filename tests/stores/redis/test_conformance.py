@@ -1,4 +1,4 @@
-"""core.lua is the core: the same answers and states, on Valkey and Redis; and the proof finds planted faults."""
+"""core.lua returns and stores the same as the Python core, on Valkey and Redis; the tests find inserted faults."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ HISTORIES = 90
 STEPS = 120
 
 
-def test_redis_store_keeps_every_promise(any_server: ValkeyServer) -> None:
+def test_redis_store_passes_the_compatibility_kit(any_server: ValkeyServer) -> None:
     verify_store(lambda: RedisStore(address_of(any_server)))
 
 
@@ -44,30 +44,30 @@ def test_stored_states_of_a_changing_limit_are_those_of_the_core(valkey: ValkeyS
 
 
 def assert_stored(valkey: ValkeyServer, vectors: Iterable[Vector]) -> None:
-    """Put vectors to the script, and compare every answer and every stored state with the core's."""
+    """Run vectors and compare every answer and every stored state with the core."""
     with redis.Redis(port=valkey.port) as client:
         store, model = RedisStore(address_of(valkey)), ReferenceStore()
-        for place, (verb, asks, now, at, answers) in enumerate(vectors):
+        for step, (verb, asks, now, at, answers) in enumerate(vectors):
             decisions = store.apply(verb, asks, now, at)
-            assert tuple(map(answer_of, decisions)) == answers, f"step {place}"
+            assert tuple(map(answer_of, decisions)) == answers, f"step {step}"
             model.apply(verb, asks, now, at)
             for policy, key, _ in asks:
                 expected = expected_states(model, policy.name, key, now)
                 found = stored_states(store, client.get, policy, key)
                 assert {i: state for i, state in found.items() if i in expected} == expected, (
-                    f"step {place}: {verb} {asks}"
+                    f"step {step}: {verb} {asks}"
                 )
         store.close()
 
 
 def expected_states(model: ReferenceStore, policy: str, key: object, now: int) -> dict[int, list[int]]:
-    """What the core keeps of a key, apart from what has ended and may be dropped."""
-    states = [state for place, state in model._states.items() if place[:2] == (policy, key)]  # noqa: SLF001 - ours
+    """Return the states of a key in the core, except expired ones, which may be dropped."""
+    states = [state for step, state in model._states.items() if step[:2] == (policy, key)]  # noqa: SLF001 - ours
     live = [state for state in states if limit_of(state).rules.expires(state) > now]
     return {limit_id(limit_of(state)): dump(state) for state in live}
 
 
-# ---- planted faults: each of these must be found --------------------------------------------------------------------
+# ---- inserted faults: each must be found -----------------------------------------------------------------------------
 
 FAULTS = {
     "a permit too many": ("return level >= 0 and", "return level >= -limit.scale and"),
@@ -117,8 +117,8 @@ FAULTS = {
     ),
 }
 
-# Where usual calls are decided: found by calls that are sent one by one.
-USUAL_FAULTS = {
+# Faults in the short form, found by calls that are sent one by one.
+SHORT_FORM_FAULTS = {
     "admits one too many": (
         "cost * policy[base + 4] > level then allowed",
         "cost * policy[base + 4] > level + policy[base + 4] then allowed",
@@ -143,7 +143,7 @@ def histories() -> list[list[Vector]]:
 
 
 def long_history(seed: int) -> Iterator[Vector]:
-    """More open reservations than a bucket has marks, more entries than a log keeps before it is cut; then settle."""
+    """Make more reservations than a bucket has marks and more entries than a log keeps uncut; then settle them."""
     random, model = Random(seed), ReferenceStore()
     algorithms = ("token_bucket", "sliding_log", "concurrency")
     policy = Policy(
@@ -153,43 +153,43 @@ def long_history(seed: int) -> Iterator[Vector]:
             for algorithm in algorithms
         ),
     )
-    now, held = 1_750_000_000_000_000, []
+    now, reservations = 1_750_000_000_000_000, []
     for step in range(200):
         now += random.randrange(600_000)
         verb, costs, at = "hold", (random.randrange(1, 9),) * 3, None
-        if step % 3 == 2 and held and step > 60:
-            at, taken = held.pop(random.randrange(len(held)))
+        if step % 3 == 2 and reservations and step > 60:
+            at, taken = reservations.pop(random.randrange(len(reservations)))
             verb, costs = "adjust", tuple(random.randrange(-cost, 3) or 1 for cost in taken)
         asks = ((policy, "k", costs),)
         answers = model.apply(verb, asks, now, at)
         if verb == "hold" and answers[0].allowed:
-            held.append((now, costs))
+            reservations.append((now, costs))
         yield Vector(verb, asks, now, at, answers)
 
 
 @pytest.fixture(scope="module")
-def victim() -> Iterator[ValkeyServer]:
-    """A server for scripts that may never end."""
+def disposable_server() -> Iterator[ValkeyServer]:
+    """Start a server for scripts that may never end."""
     with ValkeyServer() as server:
         yield server
 
 
 async def found_by(server: ValkeyServer, source: bytes, *, together: bool = True) -> int | None:
-    """Put histories to the script, each in one go or call by call; tell which one finds that it is not the core.
+    """Run histories, each at once or call by call; return the first one in which the script differs from the core.
 
-    Where a call lacked a calendar window, it was asked again after the others: such a history is not judged.
+    A call that lacked a calendar window was sent again after the others: such a history is not compared.
     """
-    judged = 0
+    compared = 0
     for number, vectors in enumerate(histories()):
         store = RedisStore(address_of(server, timeout=2.0), source=source)
         calls = [store.apply_async(verb, asks, now, at) for verb, asks, now, at, _ in vectors]
         answers = []
-        for some in [calls] if together else [[call] for call in calls]:
-            answers += await asyncio.gather(*some, return_exceptions=True)
+        for batch in [calls] if together else [[call] for call in calls]:
+            answers += await asyncio.gather(*batch, return_exceptions=True)
         await store.close_async()
         if store.metrics()["calls"] > len(vectors):
             continue
-        judged += 1
+        compared += 1
         for vector, answer in zip(vectors, answers, strict=True):
             if isinstance(answer, BaseException):
                 assert isinstance(answer, RateLimitError)
@@ -197,7 +197,7 @@ async def found_by(server: ValkeyServer, source: bytes, *, together: bool = True
                 return number
             if tuple(map(answer_of, answer)) != vector.answers:
                 return number
-    assert judged > HISTORIES * 0.9
+    assert compared > HISTORIES * 0.9
     return None
 
 
@@ -206,17 +206,19 @@ async def test_calls_sent_together_are_answered_one_by_one(valkey: ValkeyServer)
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-async def test_a_planted_fault_is_found(victim: ValkeyServer, fault: str) -> None:
+async def test_an_inserted_fault_is_found(disposable_server: ValkeyServer, fault: str) -> None:
     old, new = FAULTS[fault]
     source = SCRIPT.decode()
     assert old in source, "the fault no longer fits the script"
     wrong = source.replace(old, new).encode()
-    assert (await found_by(victim, wrong)) is not None or (await found_by(victim, wrong, together=False)) is not None
+    assert (await found_by(disposable_server, wrong)) is not None or (
+        await found_by(disposable_server, wrong, together=False)
+    ) is not None
 
 
-@pytest.mark.parametrize("fault", USUAL_FAULTS)
-async def test_a_fault_planted_where_usual_calls_are_decided_is_found(victim: ValkeyServer, fault: str) -> None:
-    old, new = USUAL_FAULTS[fault]
+@pytest.mark.parametrize("fault", SHORT_FORM_FAULTS)
+async def test_an_inserted_fault_in_the_short_form_is_found(disposable_server: ValkeyServer, fault: str) -> None:
+    old, new = SHORT_FORM_FAULTS[fault]
     source = SCRIPT.decode()
     assert source.count(old) == 1, "the fault no longer fits the script"
-    assert await found_by(victim, source.replace(old, new).encode(), together=False) is not None
+    assert await found_by(disposable_server, source.replace(old, new).encode(), together=False) is not None

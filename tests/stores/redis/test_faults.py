@@ -1,6 +1,6 @@
-"""A server that is gone, hung, slow or forgetful: what it costs, what is said, and that nothing is spent twice.
+"""Servers that are down, hung, slow or restarted: how long calls take, what errors say, and what was charged.
 
-Over-admission counted in each test: 0.
+Over-admission in each test: 0.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ POLICY = Policy("p", (Limit(10, "1h"), Limit(10, "1h", "sliding_log", name="log"
 DEADLINE = 0.3
 
 
-class Both:
-    """Asks a store as threads do, or as tasks do, so that each fault is tried on both."""
+class StoreCaller:
+    """Calls a store from threads or from tasks, so that each fault is tested with both."""
 
     def __init__(self, store: RedisStore, *, tasks: bool) -> None:
         self.store = store
@@ -61,13 +61,13 @@ class Both:
 
 
 @pytest.fixture(params=["threads", "tasks"])
-def both(request: pytest.FixtureRequest) -> Iterator[Callable[..., Both]]:
-    opened: list[Both] = []
+def both(request: pytest.FixtureRequest) -> Iterator[Callable[..., StoreCaller]]:
+    opened: list[StoreCaller] = []
 
-    def open_both(port: int, timeout: float = DEADLINE) -> Both:
+    def open_both(port: int, timeout: float = DEADLINE) -> StoreCaller:
         server = ValkeyServer(port=port)
         opened.append(
-            Both(
+            StoreCaller(
                 RedisStore(address_of(server, timeout=timeout, connect_timeout=timeout)),
                 tasks=request.param == "tasks",
             )
@@ -81,7 +81,7 @@ def both(request: pytest.FixtureRequest) -> Iterator[Callable[..., Both]]:
 
 
 def timed(ask: Callable[[], object]) -> tuple[float, str]:
-    """Tell how long a failing call takes, and what it says."""
+    """Return how long a failing call takes, and its message."""
     start = time.monotonic()
     with pytest.raises(StoreUnavailable) as caught:
         ask()
@@ -89,118 +89,118 @@ def timed(ask: Callable[[], object]) -> tuple[float, str]:
     return time.monotonic() - start, str(caught.value)
 
 
-def test_a_server_that_is_not_there(both: Callable[..., Both]) -> None:
+def test_a_server_that_is_down(both: Callable[..., StoreCaller]) -> None:
     port = free_port()
-    seconds, said = timed(both(port).ask)
+    seconds, message = timed(both(port).ask)
     assert seconds < DEADLINE + 0.2
-    assert f"127.0.0.1:{port}" in said
-    assert "check that the server runs" in said
+    assert f"127.0.0.1:{port}" in message
+    assert "check that the server runs" in message
 
 
-def test_kill_and_restart(both: Callable[..., Both], server: ValkeyServer) -> None:
-    asker = both(server.port, 5)
-    assert asker.ask().remaining == 9
+def test_kill_and_restart(both: Callable[..., StoreCaller], server: ValkeyServer) -> None:
+    caller = both(server.port, 5)
+    assert caller.ask().remaining == 9
     server.kill()
     for _ in range(3):
-        timed(asker.ask)
-    server.start()  # with nothing in it: neither keys nor scripts
-    assert asker.ask().remaining == 9
-    assert asker.ask().remaining == 8
+        timed(caller.ask)
+    server.start()  # without keys and scripts
+    assert caller.ask().remaining == 9
+    assert caller.ask().remaining == 8
 
 
-def test_a_restart_with_its_files_loses_nothing(both: Callable[..., Both]) -> None:
+def test_a_restart_with_persistence_loses_nothing(both: Callable[..., StoreCaller]) -> None:
     with ValkeyServer(None, "--appendonly", "yes", "--appendfsync", "always") as server:
-        asker = both(server.port, 5)
+        caller = both(server.port, 5)
         for left in (9, 8, 7):
-            assert asker.ask().remaining == left
+            assert caller.ask().remaining == left
         server.restart()  # kill -9
-        assert asker.ask().remaining == 6
+        assert caller.ask().remaining == 6
 
 
-def test_a_script_that_was_flushed_is_sent_again(both: Callable[..., Both], server: ValkeyServer) -> None:
-    asker = both(server.port, 5)
+def test_a_script_that_was_flushed_is_sent_again(both: Callable[..., StoreCaller], server: ValkeyServer) -> None:
+    caller = both(server.port, 5)
     for left in (9, 8, 7):
         server.ask("SCRIPT", "FLUSH")
-        assert asker.ask().remaining == left
+        assert caller.ask().remaining == left
 
 
-def test_a_hung_server_costs_the_deadline_and_no_more(both: Callable[..., Both], server: ValkeyServer) -> None:
-    asker = both(server.port)
-    asker.ask()
+def test_a_hung_server_costs_the_deadline_and_no_more(both: Callable[..., StoreCaller], server: ValkeyServer) -> None:
+    caller = both(server.port)
+    caller.ask()
     with server.frozen():
-        seconds, said = timed(asker.ask)  # on a connection that was made before
+        seconds, message = timed(caller.ask)  # on an open connection
         assert seconds < DEADLINE + 0.2
-        assert "timeout" in said
-        seconds, said = timed(asker.ask)  # on one that has to be made
+        assert "timeout" in message
+        seconds, message = timed(caller.ask)  # on a new connection
         assert seconds < DEADLINE + 0.2
-    until(lambda: answered(asker), "an answer after the server woke up", 5)
-    # What was asked while it hung was done when it woke up, at most once each: never fewer than were admitted.
-    assert 10 - asker.ask("peek", 0).remaining in (1, 2, 3)
+    until(lambda: is_answered(caller), "an answer after the server woke up", 5)
+    # Calls sent while it hung are run when it continues, at most once each.
+    assert 10 - caller.ask("peek", 0).remaining in (1, 2, 3)
 
 
-def answered(asker: Both) -> bool:
+def is_answered(caller: StoreCaller) -> bool:
     with suppress(StoreUnavailable):
-        asker.ask("peek", 0)
+        caller.ask("peek", 0)
         return True
     return False
 
 
 def test_a_hung_server_costs_many_calls_one_deadline(server: ValkeyServer) -> None:
-    asker = Both(RedisStore(address_of(server, timeout=DEADLINE, connect_timeout=DEADLINE)), tasks=True)
-    asker.ask()
+    caller = StoreCaller(RedisStore(address_of(server, timeout=DEADLINE, connect_timeout=DEADLINE)), tasks=True)
+    caller.ask()
     with server.frozen():
         start = time.monotonic()
-        answers = asker.many(500)
+        answers = caller.many(500)
         assert time.monotonic() - start < DEADLINE + 0.3
     assert all(isinstance(answer, StoreUnavailable) for answer in answers)
-    asker.close()
+    caller.close()
 
 
-def test_a_connection_that_was_reset(both: Callable[..., Both], valkey: ValkeyServer) -> None:
+def test_a_reset_connection_is_replaced(both: Callable[..., StoreCaller], valkey: ValkeyServer) -> None:
     with TcpProxy(valkey.port) as proxy:
-        asker = both(proxy.port, 5)
-        before = asker.ask().remaining
+        caller = both(proxy.port, 5)
+        before = caller.ask().remaining
         proxy.reset()
-        until(lambda: answered(asker), "an answer after the reset", 5)
+        until(lambda: is_answered(caller), "an answer after the reset", 5)
         assert (
-            asker.ask().remaining == before - 1
-        )  # noticed before anything was sent: nothing was lost or charged twice
+            caller.ask().remaining == before - 1
+        )  # detected before anything was sent: nothing was lost or charged twice
 
 
-def test_an_answer_that_was_lost_is_a_charge_that_stays(both: Callable[..., Both], valkey: ValkeyServer) -> None:
+def test_a_call_whose_answer_was_lost_stays_charged(both: Callable[..., StoreCaller], valkey: ValkeyServer) -> None:
     with TcpProxy(valkey.port) as proxy:
-        asker = both(proxy.port)
-        assert asker.ask().remaining == 9
+        caller = both(proxy.port)
+        assert caller.ask().remaining == 9
         proxy.faults.drop_replies = True
-        seconds, _ = timed(asker.ask)
+        seconds, _ = timed(caller.ask)
         assert seconds < DEADLINE + 0.2
         proxy.faults.drop_replies = False
-        assert asker.ask("peek", 0).remaining == 8  # charged once: not asked again, not given back
+        assert caller.ask("peek", 0).remaining == 8  # charged once: not repeated, not given back
 
 
-def test_a_slow_server_is_waited_for_up_to_the_deadline(both: Callable[..., Both], valkey: ValkeyServer) -> None:
+def test_a_slow_server_is_waited_for_up_to_the_deadline(both: Callable[..., StoreCaller], valkey: ValkeyServer) -> None:
     with TcpProxy(valkey.port) as proxy:
-        asker = both(proxy.port, 2)
-        asker.ask()
+        caller = both(proxy.port, 2)
+        caller.ask()
         proxy.faults.delay = 0.1
-        assert asker.ask().remaining == 8
+        assert caller.ask().remaining == 8
         proxy.faults.delay = 60
-        seconds, _ = timed(asker.ask)
+        seconds, _ = timed(caller.ask)
         assert seconds < 2.3
 
 
-def test_a_black_hole(both: Callable[..., Both], valkey: ValkeyServer) -> None:
+def test_a_network_that_drops_everything(both: Callable[..., StoreCaller], valkey: ValkeyServer) -> None:
     with TcpProxy(valkey.port) as proxy:
-        asker = both(proxy.port)
+        caller = both(proxy.port)
         proxy.faults.blackhole = True
-        seconds, _ = timed(asker.ask)
+        seconds, _ = timed(caller.ask)
         assert seconds < DEADLINE + 0.2
 
 
-def test_refusals_of_the_server_say_what_to_do(both: Callable[..., Both]) -> None:
+def test_authentication_errors_say_what_to_do(both: Callable[..., StoreCaller]) -> None:
     with ValkeyServer(None, "--requirepass", "secret-word") as server:
-        _, said = timed(both(server.port, 5).ask)
-        assert "give the user and password in the URL" in said
+        _, message = timed(both(server.port, 5).ask)
+        assert "add the user and password to the URL" in message
         store = open_store(f"redis://:wrong-word@127.0.0.1:{server.port}?timeout=5&connect_timeout=5")
         with pytest.raises(StoreUnavailable, match="check the user and password") as caught:
             store.apply("acquire", ((POLICY, "k", (1, 1)),))
@@ -211,19 +211,19 @@ def test_refusals_of_the_server_say_what_to_do(both: Callable[..., Both]) -> Non
         store.close()
 
 
-def test_a_server_out_of_memory(both: Callable[..., Both], server: ValkeyServer) -> None:
-    asker = both(server.port, 5)
-    asker.ask()
+def test_a_server_out_of_memory(both: Callable[..., StoreCaller], server: ValkeyServer) -> None:
+    caller = both(server.port, 5)
+    caller.ask()
     server.ask("CONFIG", "SET", "maxmemory", "1")
-    _, said = timed(asker.ask)
-    assert "out of memory" in said
+    _, message = timed(caller.ask)
+    assert "out of memory" in message
     server.ask("CONFIG", "SET", "maxmemory", "0")
-    assert asker.ask().remaining == 8
+    assert caller.ask().remaining == 8
 
 
-def test_keys_of_another_program(both: Callable[..., Both], server: ValkeyServer) -> None:
-    asker = both(server.port, 5)
-    name = asker.store.wire.plan(POLICY).key("k").decode()
+def test_keys_of_another_type(both: Callable[..., StoreCaller], server: ValkeyServer) -> None:
+    caller = both(server.port, 5)
+    name = caller.store.protocol.encode_policy(POLICY).key("k").decode()
     server.ask("LPUSH", name, "x")
-    _, said = timed(asker.ask)
-    assert "prefix" in said
+    _, message = timed(caller.ask)
+    assert "prefix" in message

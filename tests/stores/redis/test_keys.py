@@ -1,4 +1,4 @@
-"""What stands in the server: every key ends by itself, keys of one call stay together, logs stay cheap."""
+"""Keys in the server: every key expires, keys of one call share a slot, long logs are cheap."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def client(server: ValkeyServer) -> Iterator[redis.Redis]:
 
 
 def stored(client: redis.Redis) -> list[bytes]:
-    """List the keys of limits: all but the server's marker, which is gone a second after the last call."""
+    """Return the keys of limits: all except the marker, which expires a second after the last call."""
     keys = list(client.scan_iter())
     markers = [key for key in keys if key.endswith(b":marker")]
     assert len(markers) <= 1
@@ -43,7 +43,7 @@ def stored(client: redis.Redis) -> list[bytes]:
     return [key for key in keys if key not in markers]
 
 
-def test_every_key_has_an_end_whatever_was_done(server: ValkeyServer, client: redis.Redis) -> None:
+def test_every_key_has_a_ttl_after_every_verb(server: ValkeyServer, client: redis.Redis) -> None:
     store = RedisStore(address_of(server))
     policy = Policy("p", (*MIXED, CALENDAR))
     for number, verb in enumerate(("acquire", "hold", "adjust", "peek", "reset", "acquire", "adjust")):
@@ -76,8 +76,8 @@ def test_a_key_is_kept_until_the_window_of_an_earlier_limit_ends(server: ValkeyS
     store.close()
 
 
-def test_a_clock_of_the_test_cannot_lose_live_state(server: ValkeyServer, client: redis.Redis) -> None:
-    # The test's clock stands still while real time passes: 10 ms of it, or a slow minute, must not end a state.
+def test_state_of_a_manual_clock_does_not_expire_in_real_time(server: ValkeyServer, client: redis.Redis) -> None:
+    # A manual clock stands still while real time passes, which must not expire the state.
     with Limiter("1/10ms", store=RedisStore(address_of(server), clock=ManualClock(1_728_000_000))) as limiter:
         assert limiter.try_acquire("k")
         [key] = stored(client)
@@ -102,7 +102,7 @@ def test_keys_of_one_call_share_a_slot(server: ValkeyServer, client: redis.Redis
     store.close()
 
 
-def test_a_log_of_a_hundred_thousand_is_cheap(server: ValkeyServer, client: redis.Redis) -> None:
+def test_a_log_of_a_hundred_thousand_entries_is_cheap(server: ValkeyServer, client: redis.Redis) -> None:
     day, now, count = PERIOD_UNITS["d"], 1_750_000_000_000_000, 100_000
     policy = Policy("log", (Limit(count, "1d", "sliding_log"),))
     store = RedisStore(address_of(server))
@@ -112,7 +112,7 @@ def test_a_log_of_a_hundred_thousand_is_cheap(server: ValkeyServer, client: redi
 
     ask(now)
     entry, log = sorted(stored(client), key=len)
-    # The other 99,999 calls, a microsecond each: what they would have left, written at once.
+    # Write the entries of the other 99,999 calls at once, one per microsecond.
     numbers = list(unpack("<10d", client.get(entry)))
     assert numbers[4:] == [0, 1, 0, now, now, 1]  # head, tail, base, first, last, total
     client.set(log, b"".join(pack("<2q", now + i, i + 1) for i in range(count)), keepttl=True)
@@ -123,12 +123,12 @@ def test_a_log_of_a_hundred_thousand_is_cheap(server: ValkeyServer, client: redi
     assert ask(now + day + 49_000).remaining == 49_000
     assert ask(now + day + 80_000).remaining == 79_999
     assert server.calls("getrange") < 80  # bisections, not scans
-    assert client.strlen(log) < 25_000 * 16  # what has left is cut off
+    assert client.strlen(log) < 25_000 * 16  # old entries are removed
     assert client.strlen(entry) < 200
     store.close()
 
 
-def test_a_correction_in_front_of_a_long_log_is_cheap(server: ValkeyServer, client: redis.Redis) -> None:
+def test_a_correction_at_the_start_of_a_long_log_is_cheap(server: ValkeyServer, client: redis.Redis) -> None:
     now, count = 1_750_000_000_000_000, 50_000
     policy = Policy("log", (Limit(10**6, "1d", "sliding_log"),))
     store = RedisStore(address_of(server))
@@ -141,7 +141,7 @@ def test_a_correction_in_front_of_a_long_log_is_cheap(server: ValkeyServer, clie
     [decision] = store.apply("adjust", ((policy, "k", (-2,)),), now + count, now)
     assert decision.remaining == 10**6 - count
     assert client.get(log) == b"".join(pack("<2q", now + i, i + 1) for i in range(count))
-    assert server.calls("getrange") < 60  # all that follow are read at once
+    assert server.calls("getrange") < 60  # all following entries are read at once
     store.close()
 
 
@@ -152,7 +152,7 @@ def test_a_large_cost_is_one_entry(server: ValkeyServer, client: redis.Redis) ->
         limiter.store.close()
 
 
-def test_an_evicted_log_is_a_forgotten_one(server: ValkeyServer, client: redis.Redis) -> None:
+def test_an_evicted_log_counts_as_empty(server: ValkeyServer, client: redis.Redis) -> None:
     now = 1_750_000_000_000_000
     policy = Policy("log", (Limit(5, "1m", "sliding_log"),))
     store = RedisStore(address_of(server))
@@ -165,7 +165,7 @@ def test_an_evicted_log_is_a_forgotten_one(server: ValkeyServer, client: redis.R
     store.close()
 
 
-def test_forgetting_after_threads_that_never_asked(server: ValkeyServer) -> None:
+def test_closing_an_unused_store_in_a_thread(server: ValkeyServer) -> None:
     store = RedisStore(address_of(server))
     thread = threading.Thread(target=store.close)
     thread.start()

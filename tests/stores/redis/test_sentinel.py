@@ -1,4 +1,4 @@
-"""Sentinels: the store asks them who is primary, and asks again when that one is gone. What is lost is counted."""
+"""Sentinels: the store asks them for the primary, and again when it fails. Lost data is counted."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class SentinelServer(ValkeyServer):
 
 
 @pytest.fixture
-def trio() -> Iterator[tuple[ValkeyServer, ValkeyServer, SentinelServer]]:
+def sentinel_setup() -> Iterator[tuple[ValkeyServer, ValkeyServer, SentinelServer]]:
     program = need(shutil.which("redis-server"), "redis-server", "apt-get install redis-server")
     follow = ("--replicaof", "127.0.0.1")
     delay = ("--repl-diskless-sync-delay", "0")
@@ -57,14 +57,16 @@ def cluster() -> Iterator[ValkeyCluster]:
         yield started
 
 
-def told(server: ValkeyServer, field: bytes) -> int:
-    """Read a number of what a server says of its replication."""
+def replication_info(server: ValkeyServer, field: bytes) -> int:
+    """Return a number from the replication info of a server."""
     return int(server.ask("INFO", "replication").split(field + b":")[1].split(b"\r\n")[0])
 
 
 @pytest.mark.parametrize("tasks", [False, True], ids=["threads", "tasks"])
-def test_the_store_follows_the_sentinels(trio: tuple[ValkeyServer, ValkeyServer, SentinelServer], tasks: bool) -> None:
-    primary, replica, sentinel = trio
+def test_the_store_uses_the_new_primary_after_a_fail_over(
+    sentinel_setup: tuple[ValkeyServer, ValkeyServer, SentinelServer], tasks: bool
+) -> None:
+    primary, replica, sentinel = sentinel_setup
     store = open_store(f"redis+sentinel://127.0.0.1:{sentinel.port}/main?timeout=1&connect_timeout=1")
     with asyncio.Runner() as runner:
 
@@ -76,8 +78,11 @@ def test_the_store_follows_the_sentinels(trio: tuple[ValkeyServer, ValkeyServer,
 
         assert ask() == 49
         assert ask() == 48
-        # WAIT would speak of this connection's writes only; the replica must have those of the store's.
-        until(lambda: told(replica, b"slave_repl_offset") >= told(primary, b"master_repl_offset"), "the replica's copy")
+        # WAIT covers only writes of its own connection; the replica must have those of the store.
+        until(
+            lambda: replication_info(replica, b"slave_repl_offset") >= replication_info(primary, b"master_repl_offset"),
+            "the replica's copy",
+        )
         primary.kill()
         start, left = time.monotonic(), None
         while left is None:
@@ -92,48 +97,53 @@ def test_the_store_follows_the_sentinels(trio: tuple[ValkeyServer, ValkeyServer,
         store.close()
 
 
-async def test_a_fail_over_under_load(trio: tuple[ValkeyServer, ValkeyServer, SentinelServer]) -> None:
-    """Calls are denied while there is no primary; then they go on with what the replica knew. Both are counted."""
-    primary, replica, sentinel = trio
+async def test_fail_over_under_load(sentinel_setup: tuple[ValkeyServer, ValkeyServer, SentinelServer]) -> None:
+    """Calls are denied while there is no primary, then continue with the data of the replica. Both are counted."""
+    primary, replica, sentinel = sentinel_setup
     url = f"redis+sentinel://127.0.0.1:{sentinel.port}/main?deadline=300ms&connect_timeout=1"
     policy = Policy("load", (Limit(10**6, "1h", "fixed_window"),))
     async with AsyncLimiter(policy, store=url) as limiter:
         store, answered, stop = limiter.store, 0, False
 
-        async def hammer() -> None:
+        async def call_repeatedly() -> None:
             nonlocal answered
             while not stop:
                 allowed = bool(await limiter.try_acquire("k"))
                 answered += allowed
                 if not allowed:
-                    await asyncio.sleep(0.001)  # so that the event loop has time for others
+                    await asyncio.sleep(0.001)  # let other tasks run
 
-        async def until_so(condition: Callable[[], bool]) -> None:
+        async def wait_until(condition: Callable[[], bool]) -> None:
             async with asyncio.timeout(40):
                 while not condition():
                     await asyncio.sleep(0.002)
 
-        tasks = [asyncio.ensure_future(hammer()) for _ in range(8)]
-        await until_so(lambda: answered > 300)
+        tasks = [asyncio.ensure_future(call_repeatedly()) for _ in range(8)]
+        await wait_until(lambda: answered > 300)
         known = answered
-        await until_so(lambda: told(replica, b"slave_repl_offset") >= told(primary, b"master_repl_offset") - 5000)
+        await wait_until(
+            lambda: (
+                replication_info(replica, b"slave_repl_offset")
+                >= replication_info(primary, b"master_repl_offset") - 5000
+            )
+        )
         primary.kill()
-        await until_so(lambda: store.metrics()["losses"] >= 1)
-        await until_so(lambda: store.metrics()["store_lost"] == 0)
+        await wait_until(lambda: store.metrics()["losses"] >= 1)
+        await wait_until(lambda: store.metrics()["store_lost"] == 0)
         before = answered
-        await until_so(lambda: answered > before + 100)
+        await wait_until(lambda: answered > before + 100)
         stop = True
         await asyncio.gather(*tasks)
         counts = store.metrics()
         assert counts["denied_without_store"] > 0
         assert counts["server_changes"] == 1
-        assert counts["state_losses"] == 0  # the replica had the keys, but for the last writes
+        assert counts["state_losses"] == 0  # the replica had all but the last writes
         used = (await limiter.usage("k"))["1h"].used
-        assert known + 100 <= used <= answered + 8  # a lost answer is a charge without a use
+        assert known + 100 <= used <= answered + 8  # a call whose answer was lost is charged and not used
 
 
 @pytest.mark.parametrize("tasks", [False, True], ids=["threads", "tasks"])
-def test_a_flushed_server_is_counted_and_gives_every_key_its_whole_quota(server: ValkeyServer, tasks: bool) -> None:
+def test_a_flushed_server_is_counted_and_restores_all_quotas(server: ValkeyServer, tasks: bool) -> None:
     store = open_store(f"{server.url}?timeout=5&connect_timeout=5")
     policy = Policy("p", (Limit(10, "1h"),))
     with asyncio.Runner() as runner:
@@ -147,8 +157,8 @@ def test_a_flushed_server_is_counted_and_gives_every_key_its_whole_quota(server:
         until(lambda: [ask("other") for _ in range(10)] and store.metrics()["calls"] > 100, "some load")
         assert store.metrics()["state_losses"] == 0
         server.ask("FLUSHALL")
-        assert ask() == 9  # nobody can tell what was spent
-        until(lambda: ask("other") >= 0 and store.metrics()["state_losses"] == 1, "the loss is noticed", 5)
+        assert ask() == 9  # the spending is lost
+        until(lambda: ask("other") >= 0 and store.metrics()["state_losses"] == 1, "the loss is detected", 5)
         server.ask("SCRIPT", "FLUSH")
         ask("other")
         assert store.metrics()["server_changes"] == 1
@@ -169,12 +179,12 @@ def test_a_flushed_server_of_a_cluster_is_counted(cluster: ValkeyCluster) -> Non
     until(lambda: counts() and b":marker{" in cluster.servers[0].ask("KEYS", "*marker*"), "the server's marker")
     assert store.metrics()["state_losses"] == 0
     cluster.servers[0].ask("FLUSHALL")
-    until(lambda: counts()["state_losses"] == 1, "the loss is noticed", 5)
+    until(lambda: counts()["state_losses"] == 1, "the loss is detected", 5)
     store.close()
 
 
-def test_a_service_that_nobody_knows(trio: tuple[ValkeyServer, ValkeyServer, SentinelServer]) -> None:
-    store = open_store(f"redis+sentinel://127.0.0.1:{trio[2].port}/other?timeout=1&connect_timeout=1")
+def test_an_unknown_service_name(sentinel_setup: tuple[ValkeyServer, ValkeyServer, SentinelServer]) -> None:
+    store = open_store(f"redis+sentinel://127.0.0.1:{sentinel_setup[2].port}/other?timeout=1&connect_timeout=1")
     with pytest.raises(StoreUnavailable, match="check the service name"):
         store.apply("acquire", ((POLICY, "k", (1,)),))
     store.close()

@@ -1,4 +1,4 @@
-"""A server is lost when it is silent, not when calls wait for others, nor when this process was held up itself."""
+"""Timeouts measure the server's silence, not waiting for other calls or a blocked process."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from tests.servers.tcp_proxy import TcpProxy
 from tests.stores.redis.conftest import address_of
 from tidegate import AsyncLimiter, Limit, Policy, StoreUnavailable
 from tidegate.stores.redis import RedisStore
-from tidegate.stores.redis.protocol import MAX_LIMITS_PER_CALL, MAX_UNDER_WAY
+from tidegate.stores.redis.protocol import MAX_IN_FLIGHT, MAX_LIMITS_PER_CALL
 
 if TYPE_CHECKING:
     from tests.servers.valkey import ValkeyServer
 
-BUCKET = Policy("bucket", (Limit(1000, "52w", burst=10**5),))  # nothing comes back while a test lasts
+BUCKET = Policy("bucket", (Limit(1000, "52w", burst=10**5),))  # refills nothing during a test
 LOGS = Policy("logs", tuple(Limit(10**6, "1h", "sliding_log", name=name) for name in "ab"))
 
 
 class PacedProxy(TcpProxy):
-    """Hands on one reply of the server at a time, and then pauses, as a server does that is slow but at work."""
+    """Forwards one reply at a time and then pauses, like a slow server."""
 
     pause = 0.0
 
-    def _pass(self, source: socket.socket, sink: socket.socket, answers: bool) -> None:
+    def _forward(self, source: socket.socket, sink: socket.socket, answers: bool) -> None:
         if not answers:
-            super()._pass(source, sink, answers)
+            super()._forward(source, sink, answers)
             return
         waiting = b""
         with suppress(OSError):
@@ -48,7 +48,7 @@ class PacedProxy(TcpProxy):
 
 
 def reply_size(data: bytes) -> int:
-    """Tell how long the first reply is; 0: it is not complete."""
+    """Return the size of the first reply; 0 if it is incomplete."""
     end = data.find(b"\r\n")
     if end < 0:
         return 0
@@ -93,12 +93,12 @@ async def test_a_single_call_does_not_wait_for_a_whole_batch(valkey: ValkeyServe
         for _ in range(3):
             await asyncio.sleep(0)
         await store.apply_async("acquire", ((BUCKET, "single", (1,)),))
-        assert sum(call.done() for call in batch) < 200  # of 40 scripts, those under way and a few more
+        assert sum(call.done() for call in batch) < 200  # of 40 scripts, those in flight and a few more
         await asyncio.gather(*batch)
         await store.close_async()
 
 
-async def test_few_scripts_are_under_way_and_none_is_dear(server: ValkeyServer) -> None:
+async def test_number_and_cost_of_scripts_in_flight_are_limited(server: ValkeyServer) -> None:
     store = RedisStore(address_of(server))
     await store.apply_async("peek", ((LOGS, "k", (0, 0)),))
     before = store.metrics()
@@ -107,13 +107,13 @@ async def test_few_scripts_are_under_way_and_none_is_dear(server: ValkeyServer) 
         for _ in range(20):
             await asyncio.sleep(0)
         sent = {name: count - before[name] for name, count in store.metrics().items()}
-        assert sent["scripts"] <= MAX_UNDER_WAY
-        assert sent["calls"] <= 26 * MAX_UNDER_WAY  # 256 units, at 10 for a call to two logs
+        assert sent["scripts"] <= MAX_IN_FLIGHT
+        assert sent["calls"] <= 26 * MAX_IN_FLIGHT  # 256 units, at 10 for a call to two logs
     assert all(decision.allowed for [decision] in await asyncio.gather(*calls))
     await store.close_async()
 
 
-async def test_what_was_not_sent_is_not_charged_when_the_server_is_lost(server: ValkeyServer) -> None:
+async def test_calls_that_were_not_sent_are_not_charged_in_an_outage(server: ValkeyServer) -> None:
     store = RedisStore(address_of(server, timeout=0.3, connect_timeout=0.3))
     await store.apply_async("peek", ((LOGS, "k", (0, 0)),))
     with server.frozen():
@@ -124,11 +124,11 @@ async def test_what_was_not_sent_is_not_charged_when_the_server_is_lost(server: 
         assert all(isinstance(answer, StoreUnavailable) for answer in answers)
     store = RedisStore(address_of(server, prefix=store.address.prefix))
     [left] = await store.apply_async("peek", ((LOGS, "k", (0, 0)),))
-    assert 10**6 - left.remaining <= 26 * MAX_UNDER_WAY
+    assert 10**6 - left.remaining <= 26 * MAX_IN_FLIGHT
     await store.close_async()
 
 
-async def test_what_was_not_sent_goes_over_a_new_connection(valkey: ValkeyServer) -> None:
+async def test_calls_that_were_not_sent_are_sent_over_a_new_connection(valkey: ValkeyServer) -> None:
     with PacedProxy(valkey.port) as proxy:
         store = RedisStore(address_of(valkey, hosts=(("127.0.0.1", proxy.port),), batch=10))
         await store.apply_async("peek", ((BUCKET, "k", (0,)),))
@@ -140,13 +140,13 @@ async def test_what_was_not_sent_goes_over_a_new_connection(valkey: ValkeyServer
         proxy.reset()
         answers = await asyncio.gather(*calls, return_exceptions=True)
         lost = sum(isinstance(answer, StoreUnavailable) for answer in answers)
-        assert 0 < lost <= 10 * MAX_UNDER_WAY
+        assert 0 < lost <= 10 * MAX_IN_FLIGHT
         await store.close_async()
 
 
 @pytest.mark.parametrize("mode", ["deny", "allow"])
-async def test_an_answer_that_comes_too_late_is_given_back(server: ValkeyServer, mode: str) -> None:
-    """Those who were told that there is no answer were denied; `allow` has admitted them, and they stay charged."""
+async def test_the_charge_of_a_late_reply_is_given_back(server: ValkeyServer, mode: str) -> None:
+    """Calls that timed out were denied; `allow` has admitted them, so they stay charged."""
     slots = Limit(100, "1h", "concurrency", name="slots")
     policy = Policy("late", (Limit(100, "1h", "sliding_log"), slots), "enforce", mode)  # type: ignore[arg-type]  # a mode
     store = RedisStore(address_of(server, timeout=0.2, connect_timeout=5))
@@ -163,14 +163,14 @@ async def test_an_answer_that_comes_too_late_is_given_back(server: ValkeyServer,
     await store.close_async()
 
 
-async def test_what_could_not_be_given_back_is_when_the_server_is_there_again(server: ValkeyServer) -> None:
+async def test_refunds_that_failed_are_sent_when_the_server_is_back(server: ValkeyServer) -> None:
     policy = Policy("again", (Limit(10**5, "1h", "fixed_window"),))
     store = RedisStore(address_of(server, timeout=0.2, connect_timeout=5, batch=1))
     await store.apply_async("peek", ((policy, "k", (0,)),))
-    line = store._line()  # noqa: SLF001 - to meet the moment at which answers are there, and nothing is given back yet
-    groups = [line.ask("acquire", ((policy, "k", (1,)),), None, None) for _ in range(40)]
-    tasks = [asyncio.ensure_future(group.answered()) for group in groups]
-    while not all(group.future.done() for group in groups[:30]):
+    pipeline = store._pipeline()  # noqa: SLF001 - to cancel after the answers arrived
+    pending_calls = [pipeline.ask("acquire", ((policy, "k", (1,)),), None, None) for _ in range(40)]
+    tasks = [asyncio.ensure_future(pending_call.wait()) for pending_call in pending_calls]
+    while not all(pending_call.future.done() for pending_call in pending_calls[:30]):
         await asyncio.sleep(0)
     with server.frozen():
         for task in tasks:
@@ -187,12 +187,12 @@ async def test_what_could_not_be_given_back_is_when_the_server_is_there_again(se
     await store.close_async()
 
 
-async def test_a_loop_that_stands_still_is_not_the_servers_silence(valkey: ValkeyServer) -> None:
+async def test_a_blocked_event_loop_causes_no_timeout(valkey: ValkeyServer) -> None:
     store = RedisStore(address_of(valkey, timeout=0.05, connect_timeout=0.25))
     connecting = asyncio.ensure_future(store.apply_async("acquire", ((BUCKET, "k", (1,)),)))
     for _ in range(4):
         await asyncio.sleep(0)
-        time.sleep(0.3)  # noqa: ASYNC251 - this is what is tested: longer than both timeouts
+        time.sleep(0.3)  # noqa: ASYNC251 - blocks the loop for longer than both timeouts
     assert (await connecting)[0].allowed
     for turns in range(4):
         call = asyncio.ensure_future(store.apply_async("acquire", ((BUCKET, "k", (1,)),)))
@@ -204,8 +204,8 @@ async def test_a_loop_that_stands_still_is_not_the_servers_silence(valkey: Valke
     await store.close_async()
 
 
-async def test_a_call_that_asks_much_is_given_more_time(valkey: ValkeyServer) -> None:
-    """A thousand logs in one call: 0.25 s more than the timeout, for whichever of them takes that long."""
+async def test_an_expensive_call_has_a_longer_timeout(valkey: ValkeyServer) -> None:
+    """A thousand logs in one call: 0.25 s more than the timeout."""
     policy = Policy("wide", tuple(Limit(10, "1h", "sliding_log", name=str(i)) for i in range(100)))
     asks = tuple((policy, str(key), policy.one) for key in range(MAX_LIMITS_PER_CALL // 100))
     with PacedProxy(valkey.port) as proxy:
@@ -223,8 +223,8 @@ async def test_a_call_that_asks_much_is_given_more_time(valkey: ValkeyServer) ->
 
 
 @pytest.mark.parametrize("mode", ["deny", "allow"])
-async def test_batches_of_thousands_do_not_lose_a_healthy_server(valkey: ValkeyServer, mode: str) -> None:
-    """The load that used to lose it nine times in eight seconds; `allow` then admitted nearly all of 44 at 5/1h."""
+async def test_batches_of_thousands_cause_no_outage(valkey: ValkeyServer, mode: str) -> None:
+    """This load once caused nine outages in eight seconds; `allow` then admitted nearly all of 44 calls at 5/1h."""
     policies = [
         Policy(
             "big",
@@ -234,7 +234,7 @@ async def test_batches_of_thousands_do_not_lose_a_healthy_server(valkey: ValkeyS
         ),  # type: ignore[arg-type]  # one of the modes
         Policy("small", (Limit(5, "1h"),), "enforce", mode),  # type: ignore[arg-type]  # as above
     ]
-    # A machine that runs many tests at once may itself be silent for longer than the usual 50 ms.
+    # A machine that runs many tests at once may be blocked for longer than the default of 50 ms.
     url = f"redis://127.0.0.1:{valkey.port}?prefix=thousands-{mode}&deadline=100ms&connect_timeout=5"
     async with AsyncLimiter(policies[0], store=url) as big:
         small = AsyncLimiter(policies[1], store=big.store)

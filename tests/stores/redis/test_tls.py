@@ -1,4 +1,4 @@
-"""Encrypted connections: to a server whose certificate we know, and to one whose we do not."""
+"""TLS connections to a server with a trusted and with an unknown certificate."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="module")
 def encrypted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path]]:
-    """Start a server that also listens for TLS; give its URL, and its certificate."""
+    """Start a server that also listens for TLS; return its URL and its certificate."""
     folder = tmp_path_factory.mktemp("tls")
     key, certificate, port = folder / "key.pem", folder / "certificate.pem", free_port()
     openssl = need(shutil.which("openssl"), "openssl", "apt-get install openssl")
@@ -31,7 +31,7 @@ def encrypted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, P
         [openssl, "req", *made, *names, "-keyout", key, "-out", certificate], check=True, capture_output=True
     )
     files = ["--tls-cert-file", str(certificate), "--tls-key-file", str(key), "--tls-ca-cert-file", str(certificate)]
-    program = shutil.which("redis-server")  # the wheel's server knows no TLS
+    program = shutil.which("redis-server")  # the server of the wheel has no TLS
     with ValkeyServer(
         need(program, "redis-server", "apt-get install redis-server"),
         "--tls-port",

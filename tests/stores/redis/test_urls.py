@@ -1,4 +1,4 @@
-"""URLs of Redis stores: what they say, and what is refused without repeating a password."""
+"""Parsing URLs of Redis stores; error messages never contain the password."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tidegate.stores.redis.address import read_url
         ("redis+sentinel://a,b:1/mymaster/3", "sentinel", (("a", 26379), ("b", 1)), False),
     ],
 )
-def test_urls(url: str, kind: str, hosts: tuple[tuple[str, int], ...], tls: bool) -> None:
+def test_hosts_and_tls(url: str, kind: str, hosts: tuple[tuple[str, int], ...], tls: bool) -> None:
     address = read_url(url)
     assert (address.kind, address.hosts, address.tls) == (kind, hosts, tls)
     opened = open_store(url)
@@ -32,7 +32,7 @@ def test_urls(url: str, kind: str, hosts: tuple[tuple[str, int], ...], tls: bool
     opened.close()
 
 
-def test_options() -> None:
+def test_options_of_the_query() -> None:
     address = read_url("redis://us%40er:p%3Ass@h/4?timeout=0.2&connect_timeout=1&prefix=x&hash_tag=policy&batch=9")
     assert (address.username, address.password, address.db) == ("us@er", "p:ss", 4)
     assert (address.timeout, address.connect_timeout, address.prefix) == (0.2, 1.0, "x")
@@ -45,19 +45,19 @@ def test_options() -> None:
     ("url", "message"),
     [
         ("redis://user:hush@host:port", "a port is a number"),
-        ("redis://user:hush@host/one", "db must be a number"),
-        ("redis://user:hush@host/1/2", "only a database number"),
-        ("redis://user:hush@host?timout=1", "no option 'timout'"),
+        ("redis://user:hush@host/one", "db must be an integer from 0, not 'one'"),
+        ("redis://user:hush@host/1/2", "the path must be a database number"),
+        ("redis://user:hush@host?timout=1", "there is no option 'timout'; did you mean 'timeout'"),
         ("redis://user:hush@host?timeout=soon", "timeout must be a number"),
-        ("redis://user:hush@host?hash_tag=user", "key, policy or all"),
-        ("redis://user:hush@host?prefix={x}", "text without braces"),
+        ("redis://user:hush@host?hash_tag=user", "hash_tag must be key, policy or all, not 'user'"),
+        ("redis://user:hush@host?prefix={x}", "prefix must be a non-empty string without braces, not '{x}'"),
         ("redis://user:hush@a,b", r"redis\+cluster://"),
-        ("redis+cluster://user:hush@a/1", "a cluster has one database"),
-        ("redis+sentinel://user:hush@a", "name the service"),
+        ("redis+cluster://user:hush@a/1", "a cluster has only database 0"),
+        ("redis+sentinel://user:hush@a", "the service name is missing"),
         ("redis://user:hush@[::1", "malformed URL"),
     ],
 )
-def test_what_makes_no_sense_is_refused_and_no_password_told(url: str, message: str) -> None:
+def test_invalid_urls_raise_an_error_without_the_password(url: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message) as caught:
         open_store(url)
     assert "hush" not in str(caught.value)

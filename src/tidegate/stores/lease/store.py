@@ -162,7 +162,7 @@ class LeasedStore(Store):
         return await self.inner.apply_async(verb, asks, now, at)
 
     def _store_lost(self) -> bool:
-        return isinstance(self.inner, GuardedStore) and self.inner.lost
+        return isinstance(self.inner, GuardedStore) and self.inner.unavailable
 
     def _require_store(self) -> None:
         if self._store_lost():

@@ -1,12 +1,13 @@
-"""What calls get while a shared store is lost, and how it is taken up again.
+"""Decides calls while a shared store is unavailable, and returns to the store after the outage.
 
-guard.py      GuardedStore: asks the store while it answers, decides without it while it does not
-breaker.py    whether the store is lost, and when to look again
-bounded.py    a deadline for stores that cannot keep one themselves
-reckoning.py  what the server's clock shows, while the server cannot be asked
-peers.py      who else shares a policy, what each may spend when cut off, and whether somebody is
-share.py      on_store_error: local: deciding on this process's share, and charging that afterwards
-opening.py    from a URL to a guarded store
+guarded_store.py  GuardedStore: uses the store while it answers, and the fallback during an outage
+breaker.py        circuit breaker: whether the store is unavailable, and when to probe it
+bounded_calls.py  deadlines for stores that do not enforce one themselves
+server_clock.py   bounds of the server's time during an outage
+fallback.py       decisions without the store: allow, deny, or spend this process's share
+local_share.py    on_store_error: local: this process's share of a limit, and charging it to the store afterwards
+peers.py          which processes share a policy, what each may spend when disconnected, and whether one is
+open.py           opens a guarded store from a URL
 """
 
 from tidegate.stores.outage.guarded_store import GuardedStore

@@ -1,8 +1,8 @@
-"""A deadline for stores that cannot keep one themselves: their calls run, and may hang, in a few threads or tasks.
+"""Deadlines for stores that do not enforce one themselves: their calls run, and may hang, in a few threads or tasks.
 
-What is measured is the store's silence. A call is late when no call has been answered for the whole deadline while it
-waited, be it for a thread, for a connection of the store, or for the answer; or when it has waited MAX_DEADLINES times
-as long. A deadline is looked at in parts, so that a process or an event loop that stood still does not count.
+The deadline measures the store's silence. A call is late if no call was answered for the whole deadline while it waited
+for a thread, for a connection of the store, or for the answer; or if it has waited MAX_DEADLINES times as long. A
+deadline is checked in parts, so that the time for which a process or an event loop was blocked does not count.
 """
 
 from __future__ import annotations
@@ -13,37 +13,37 @@ from collections import deque
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from tidegate.errors import StoreUnavailable
-from tidegate.stores.deadline import PARTS
+from tidegate.stores.deadline import DEADLINE_STEPS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 T = TypeVar("T")
 MAX_THREADS: Final = 16  # further calls wait for one of them
-MAX_DEADLINES: Final = 20  # for which a call waits that is not answered while others are
+MAX_DEADLINES: Final = 20  # how many deadlines a call waits that is not answered while others are
 
 
 class Silence:
-    """How long one call has waited, in parts of its deadline, and for how many of these nobody was answered."""
+    """Counts the parts of a deadline for which one call has waited, and for which no call was answered."""
 
     def __init__(self, answered: Callable[[], int]) -> None:
-        """Begin to wait. `answered` returns how many calls have been answered so far."""
+        """Start waiting. `answered` returns how many calls have been answered so far."""
         self._answered = answered
         self._seen = answered()
-        self._quiet = 0
+        self._silent_parts = 0
         self._parts = 0
 
-    def is_over(self) -> bool:
-        """Count one more part; tell whether the call is late."""
+    def is_late(self) -> bool:
+        """Count one more part; return whether the call is late."""
         self._parts += 1
         seen = self._answered()
-        self._quiet = self._quiet + 1 if seen == self._seen else 0
+        self._silent_parts = self._silent_parts + 1 if seen == self._seen else 0
         self._seen = seen
-        return self._quiet >= PARTS or self._parts >= PARTS * MAX_DEADLINES
+        return self._silent_parts >= DEADLINE_STEPS or self._parts >= DEADLINE_STEPS * MAX_DEADLINES
 
 
 class DeadlineCall(Generic[T]):
-    """One call on its way through a worker."""
+    """One call that a worker thread runs."""
 
     def __init__(self, call: Callable[[], T], done: Callable[[], object]) -> None:
         self.call = call
@@ -52,21 +52,21 @@ class DeadlineCall(Generic[T]):
         self.error: BaseException | None = None
 
     def run(self) -> None:
-        """Run the call and keep what came of it."""
+        """Run the call and keep its result or exception."""
         try:
             self.answer.append(self.call())
-        except BaseException as error:  # noqa: BLE001 - raised again where the answer is awaited
+        except BaseException as error:  # noqa: BLE001 - raised again in the caller
             self.error = error
 
     def result(self) -> T:
-        """Give the answer, or raise."""
+        """Return the result, or raise the exception."""
         if self.error is not None:
             raise self.error
         return self.answer[0]
 
 
 class DeadlineThreads:
-    """Runs calls in threads. A call that is late goes on in its thread, and nobody waits for it any more."""
+    """Runs calls in threads. A late call continues in its thread, but its caller stops waiting."""
 
     def __init__(self) -> None:
         """Start without threads."""
@@ -77,18 +77,18 @@ class DeadlineThreads:
         self._answered = 0
 
     def run(self, call: Callable[[], T], seconds: float) -> T:
-        """Run a call; raise StoreUnavailable when it is late."""
+        """Run a call and return its result. Raises StoreUnavailable if it is late."""
         done = threading.Event()
         job = DeadlineCall(call, done.set)
-        self._start(job)
+        self._enqueue(job)
         silence = Silence(lambda: self._answered)
-        while not done.wait(seconds / PARTS):
-            if silence.is_over():
+        while not done.wait(seconds / DEADLINE_STEPS):
+            if silence.is_late():
                 self._drop(job)
-                raise late(seconds)
+                raise deadline_error(seconds)
         return job.result()
 
-    def begin(self, call: Callable[[], T]) -> asyncio.Future[T]:
+    def start(self, call: Callable[[], T]) -> asyncio.Future[T]:
         """Run a call for a task of this event loop."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[T] = loop.create_future()
@@ -106,11 +106,11 @@ class DeadlineThreads:
                 loop.call_soon_threadsafe(deliver)
 
         job = DeadlineCall(call, finish)
-        self._start(job)
+        self._enqueue(job)
         future.add_done_callback(lambda _: self._drop(job))
         return future
 
-    def _start(self, job: DeadlineCall[Any]) -> None:
+    def _enqueue(self, job: DeadlineCall[Any]) -> None:
         with self._ready:
             self._jobs.append(job)
             if self._idle >= len(self._jobs):
@@ -120,7 +120,7 @@ class DeadlineThreads:
                 threading.Thread(target=self._work, name="tidegate-store", daemon=True).start()
 
     def _drop(self, job: DeadlineCall[Any]) -> None:
-        """Do not begin a call that nobody waits for any more."""
+        """Remove a call from the queue if it has not started."""
         with self._ready:
             if job in self._jobs:
                 self._jobs.remove(job)
@@ -141,31 +141,31 @@ class DeadlineThreads:
 
 
 class DeadlineTasks:
-    """Waits for calls of tasks. A call that is late goes on, and nobody waits for it any more."""
+    """Waits for asynchronous calls. A late call continues, but its caller stops waiting."""
 
     def __init__(self) -> None:
         """Start without calls."""
         self._answered = 0
-        self._left: set[asyncio.Future[Any]] = set()
+        self._pending: set[asyncio.Future[Any]] = set()
 
     async def wait(self, call: asyncio.Future[T], seconds: float) -> T:
-        """Wait for a call; raise StoreUnavailable when it is late. Cancelled, it leaves the call alone."""
-        self._left.add(call)
+        """Wait for a call. Raises StoreUnavailable if it is late. If this task is cancelled, the call continues."""
+        self._pending.add(call)
         call.add_done_callback(self._ended)
         silence = Silence(lambda: self._answered)
         while not call.done():
-            await asyncio.wait((call,), timeout=seconds / PARTS)
-            if not call.done() and silence.is_over():
-                raise late(seconds)
+            await asyncio.wait((call,), timeout=seconds / DEADLINE_STEPS)
+            if not call.done() and silence.is_late():
+                raise deadline_error(seconds)
         return call.result()
 
     def _ended(self, call: asyncio.Future[Any]) -> None:
-        self._left.discard(call)
+        self._pending.discard(call)
         self._answered += 1
         if not call.cancelled():
-            call.exception()  # looked at, so that nobody is told it never was
+            call.exception()  # retrieve it, so that asyncio does not log it
 
 
-def late(seconds: float) -> StoreUnavailable:
-    """Say that a call took too long."""
-    return StoreUnavailable(f"the store did not answer within {seconds} s: check it, or allow more with deadline=")
+def deadline_error(seconds: float) -> StoreUnavailable:
+    """Return the error of a late call."""
+    return StoreUnavailable(f"the store did not answer within {seconds} s: check the store, or raise deadline=")

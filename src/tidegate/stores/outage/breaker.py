@@ -1,4 +1,4 @@
-"""Whether the store is lost, and when to look again."""
+"""Circuit breaker: whether the store is unavailable, and when to probe it."""
 
 from __future__ import annotations
 
@@ -9,59 +9,60 @@ MAX_PAUSE: Final = 2_000_000
 
 
 class CircuitBreaker:
-    """Open from the first failure until a probe is answered, so that a lost store costs one deadline, not one per call.
+    """Open from the first failure until a probe succeeds, so that an outage costs one deadline, not one per call.
 
-    The first probe is due at once: most losses are a dropped connection, and over in a moment. A store that is lost
-    again as soon as it is back is looked for ever more rarely.
+    The first probe is due at once: most outages are a dropped connection and short. A store that fails again soon after
+    an outage is probed with exponential back-off.
     """
 
     def __init__(self) -> None:
-        """Start with the store not lost."""
-        self.lost = False
-        self.due = 0  # when to probe next, in steady time
+        """Start closed."""
+        self.is_open = False
+        self.probe_due = 0  # when the next probe is due, in steady time
         self.since = 0
-        self.losses = 0
-        self.returns = 0
+        self.outages = 0
+        self.recoveries = 0
         self.probes = 0
         self._pause = FIRST_PAUSE
         self._probing = False
-        self._back = 0
+        self._recovered_at = 0
 
-    def fail(self, now: int, losses: int) -> bool:
-        """Note a failure of a call that began after so many losses; tell whether the store is lost by it."""
-        if self.lost or losses != self.losses:
+    def record_failure(self, now: int, outages: int) -> bool:
+        """Record the failure of a call that started after so many outages; return whether it starts a new outage."""
+        if self.is_open or outages != self.outages:
             return False
-        again = self.returns and now - self._back < 2 * MAX_PAUSE
-        self.lost, self.since, self.due = True, now, now
-        self.losses += 1
-        if again:
-            self._wait(now)
+        repeated = self.recoveries and now - self._recovered_at < 2 * MAX_PAUSE
+        self.is_open, self.since, self.probe_due = True, now, now
+        self.outages += 1
+        if repeated:
+            self._back_off(now)
         else:
             self._pause = FIRST_PAUSE
         return True
 
-    def probe(self) -> None:
-        """Note that a probe begins."""
+    def start_probe(self) -> None:
+        """Record that a probe starts."""
         self._probing = True
 
-    def retry(self, now: int) -> int:
-        """Return after how many microseconds a call may find the store back.
+    def retry_after(self, now: int) -> int:
+        """Return after how many microseconds a call may find the store available.
 
-        While a probe is under way nobody knows, and it may take long: so no sooner than a failed probe is repeated.
+        While a probe is running that is unknown, and the probe may take long: so not before a failed probe would be
+        repeated.
         """
-        return self._pause if self._probing else max(0, self.due - now)
+        return self._pause if self._probing else max(0, self.probe_due - now)
 
-    def probed(self, now: int, *, answered: bool) -> None:
-        """Note what came of a probe."""
+    def record_probe(self, now: int, *, answered: bool) -> None:
+        """Record the result of a probe."""
         self._probing = False
         self.probes += 1
         if answered:
-            self.lost = False
-            self.returns += 1
-            self._back = now
+            self.is_open = False
+            self.recoveries += 1
+            self._recovered_at = now
         else:
-            self._wait(now)
+            self._back_off(now)
 
-    def _wait(self, now: int) -> None:
-        self.due = now + self._pause
+    def _back_off(self, now: int) -> None:
+        self.probe_due = now + self._pause
         self._pause = min(2 * self._pause, MAX_PAUSE)

@@ -1,15 +1,15 @@
-"""`on_store_error: local`: deciding on this process's share of a limit, and charging that to the store afterwards.
+"""`on_store_error: local`: decides by this process's share of a limit, and charges it to the store afterwards.
 
-What a share is, in permits: the limit's quota and burst times the claimed part, rounded down; nothing where that is 0.
-(A bucket's burst is at most what comes back within an eighth of a term, so that something can be spent until its end.)
-At first all of it counts as spent, since others may have spent the whole limit until then: a bucket starts empty, and
-windows and logs admit nothing for one period (a calendar window: until the next one).
+A share is the limit's quota and burst times the claimed part, rounded down to permits; there is none if that is 0. (A
+bucket's burst is at most what it refills within an eighth of a term, so that it can be spent until the end of the
+term.) At first the whole share counts as spent, since other processes may have spent the whole limit before: a bucket
+starts empty, and windows and logs admit nothing for one period (a calendar window: until the next one).
 
     limit                            share decided by
     token_bucket                     token_bucket
-    fixed_window, sliding_log        sliding_log: at most the share in any period, whenever windows open elsewhere
-    calendar_window, sliding_window  the same: their windows are the same for everybody
-    concurrency                      none, calls are denied: slots that others hold cannot be seen
+    fixed_window, sliding_log        sliding_log: at most the share in any period, whenever other processes open windows
+    calendar_window, sliding_window  the same algorithm: all processes have the same windows
+    concurrency                      none, calls are denied: the slots of other processes are unknown
 """
 
 from __future__ import annotations
@@ -37,70 +37,72 @@ if TYPE_CHECKING:
 LOCAL_ALGORITHM: Final = {"fixed_window": "sliding_log"}
 REFILL_DIVISOR: Final = 8  # a bucket's share is what it refills within this part of a term
 LOG_ALGORITHMS: Final = ("sliding_log", "concurrency")
-MAX_KEYS: Final = 100_000  # keys whose spending is remembered; further ones are denied
+MAX_KEYS: Final = 100_000  # keys whose spending is remembered; further keys are denied
 
 
 class SharePolicy(NamedTuple):
-    """What a process may spend of a policy: the policy of its share, and which limits that has."""
+    """The share of a policy that this process may spend, as a policy of its own."""
 
     policy: Policy
-    limits: tuple[Limit | None, ...]  # None: nothing of it
+    limits: tuple[Limit | None, ...]  # None: there is no share of this limit
     share: Policy | None
-    since: int  # all of it counted as spent then
-    until: int  # all of it must have come back by then
+    since: int  # when the whole share counted as spent
+    until: int  # by when all of it must have come back
 
 
 class LocalShare:
-    """This process's share of one policy, from when it was cut off until what it spent is charged to the store."""
+    """This process's share of one policy, from the start of an outage until it is charged to the store."""
 
     def __init__(self, peers: Peers, margin: int) -> None:
-        """Decide for the policy of these peers; `margin` is how long a call to the store may be under way."""
+        """Share the policy of these peers. `margin` is how long a call to the store may be in flight."""
         self.peers = peers
-        self.spent: dict[Key, dict[str, SharePolicy]] = {}  # by the name of the share
+        self.spent: dict[Key, dict[str, SharePolicy]] = {}  # by the name of the share policy
         self._margin = margin
-        self._kept: dict[int, SharePolicy] = {}  # by the identity of the policy, which Terms keep alive
-        self._cut = -1  # the beat posted last before this process was cut off
-        self._owed: dict[Key, dict[str, int]] = {}  # permits that charging a key gave back and did not take again
+        self._share_policies: dict[int, SharePolicy] = {}  # by the id of the policy, which the SharePolicy keeps alive
+        self._last_posted = -1  # the last beat posted before the outage
+        self._owed: dict[Key, dict[str, int]] = {}  # permits that charging a key has given back and not yet taken again
 
-    def start(self) -> int:
-        """Tell from when on the share may be spent."""
-        return self.peers.free_from + self._margin
+    def starts_at(self) -> int:
+        """Return when the share may be spent."""
+        return self.peers.relied_until + self._margin
 
-    def terms(self, policy: Policy, earliest: int, latest: int) -> SharePolicy | None:
-        """Tell what may be spent now; None when nothing may, yet or any more."""
-        start = self.start()
+    def share_policy(self, policy: Policy, earliest: int, latest: int) -> SharePolicy | None:
+        """Return the share that may be spent now; None if it is too early or too late."""
+        start = self.starts_at()
         if earliest < start:
             return None
-        if self._cut != self.peers.posted:
-            self._cut = self.peers.posted
-            self._kept.clear()  # what was decided on other terms is settled under their name, and not looked at again
-        terms = self._kept.get(id(policy))
-        if terms is None:
-            units, until = self.peers.held(start)
-            terms = self._kept[id(policy)] = divide(policy, units, start, until, self.peers.term // REFILL_DIVISOR)
-        return terms if latest < terms.until else None
+        if self._last_posted != self.peers.posted:
+            self._last_posted = self.peers.posted
+            self._share_policies.clear()  # earlier shares are settled under their own names
+        share_policy = self._share_policies.get(id(policy))
+        if share_policy is None:
+            units, until = self.peers.claimed_share(start)
+            share_policy = self._share_policies[id(policy)] = divide_policy(
+                policy, units, start, until, self.peers.term // REFILL_DIVISOR
+            )
+        return share_policy if latest < share_policy.until else None
 
     def settle(self, ask: AskStore, memory: MemoryStore, now: int) -> None:
-        """Charge the store with what was spent and has not come back yet.
+        """Charge to the store what was spent and has not come back yet.
 
-        A key whose charge fails in the middle is charged again: too much, never too little.
+        If charging a key fails half-way, the key is charged again: too much, never too little.
         """
         for key, spent in list(self.spent.items()):
             owed = self._owed.setdefault(key, {})
-            for terms in spent.values():
-                charge(ask, key, terms, used_of(memory, key, terms, now), owed)
+            for share_policy in spent.values():
+                charge_store(ask, key, share_policy, read_usage(memory, key, share_policy, now), owed)
             del self.spent[key], self._owed[key]
 
 
-def divide(policy: Policy, units: int, since: int, until: int, longest: int) -> SharePolicy:
-    """Work out the share of a policy."""
-    limits = tuple(part_of(limit, units, longest) for limit in policy.limits)
+def divide_policy(policy: Policy, units: int, since: int, until: int, longest: int) -> SharePolicy:
+    """Compute the share of a policy."""
+    limits = tuple(divide_limit(limit, units, longest) for limit in policy.limits)
     shared = tuple(limit for limit in limits if limit is not None)
     return SharePolicy(policy, limits, Policy(f"{policy.name}@{since}", shared) if shared else None, since, until)
 
 
-def part_of(limit: Limit, units: int, longest: int) -> Limit | None:
-    """Give so many units of a limit; None where that is less than a permit. A bucket refills within `longest`."""
+def divide_limit(limit: Limit, units: int, longest: int) -> Limit | None:
+    """Return so many units of a limit; None if that is less than a permit. A bucket refills within `longest`."""
     quota, burst = limit.quota * units // WHOLE_LIMIT, limit.burst * units // WHOLE_LIMIT
     burst = min(burst, quota * longest // limit.length)
     if limit.algorithm != "token_bucket":
@@ -111,26 +113,26 @@ def part_of(limit: Limit, units: int, longest: int) -> Limit | None:
     try:
         return replace(limit, quota=quota, algorithm=algorithm, burst=burst if algorithm == "token_bucket" else 0)
     except ConfigError:
-        return None  # too fine a fraction to be counted
+        return None  # the fraction is too small to be counted
 
 
-def may_fit(terms: SharePolicy, costs: Sequence[int], earliest: int, latest: int) -> bool:
-    """Tell whether there is a share of every limit that is asked, which would have come back in time.
+def may_fit(share_policy: SharePolicy, costs: Sequence[int], earliest: int, latest: int) -> bool:
+    """Return whether there is a share of every limit that is charged, and the charge would come back in time.
 
-    Nothing is spent while it is in doubt in which calendar window now lies.
+    Nothing is spent while the current calendar window is uncertain.
     """
-    for limit, cost in zip(terms.limits, costs, strict=True):
+    for limit, cost in zip(share_policy.limits, costs, strict=True):
         if not cost:
             continue
-        if limit is None or latest + lasts(limit, latest) > terms.until:
+        if limit is None or latest + max_lifetime(limit, latest) > share_policy.until:
             return False
         if limit.calendar is not None and limit.calendar.window(earliest) != limit.calendar.window(latest):
             return False
     return True
 
 
-def lasts(limit: Limit, now: int) -> int:
-    """Tell for how long at most the limit remembers what is spent now."""
+def max_lifetime(limit: Limit, now: int) -> int:
+    """Return for how long, at most, the limit remembers a charge made now."""
     if limit.calendar is not None:
         return limit.calendar.window(now)[1] - now
     if limit.algorithm == "token_bucket":
@@ -138,92 +140,98 @@ def lasts(limit: Limit, now: int) -> int:
     return 2 * limit.length if limit.algorithm == "sliding_window" else limit.length
 
 
-def shared_costs(terms: SharePolicy, costs: Sequence[int]) -> tuple[int, ...]:
-    """Keep the costs at the limits there is a share of."""
-    return tuple(cost for limit, cost in zip(terms.limits, costs, strict=True) if limit is not None)
+def shared_costs(share_policy: SharePolicy, costs: Sequence[int]) -> tuple[int, ...]:
+    """Return the costs for the limits that have a share."""
+    return tuple(cost for limit, cost in zip(share_policy.limits, costs, strict=True) if limit is not None)
 
 
-def preload(memory: MemoryStore, key: Key, terms: SharePolicy) -> None:
-    """Count the whole share as spent when it began, for a key that has no state; others refuse, and do not change."""
-    if terms.share is not None:
-        memory.apply_one("acquire", terms.share, key, tuple(limit.burst for limit in terms.share.limits), terms.since)
+def preload(memory: MemoryStore, key: Key, share_policy: SharePolicy) -> None:
+    """Charge the whole share of a new key at its start. A key that has a state denies this and stays unchanged."""
+    if share_policy.share is not None:
+        memory.apply_one(
+            "acquire",
+            share_policy.share,
+            key,
+            tuple(limit.burst for limit in share_policy.share.limits),
+            share_policy.since,
+        )
 
 
-def tell(terms: SharePolicy, costs: Sequence[int], decision: Decision, wait: int) -> LocalDecision:
-    """Answer with what each limit's share said; what exceeds the share is worth asking again when the store is back."""
-    said = iter(decision.views)
+def share_decision(share_policy: SharePolicy, costs: Sequence[int], decision: Decision, wait: int) -> LocalDecision:
+    """Return the decision of the share; a cost above the share may be retried when the store is back."""
+    shared = iter(decision.views)
     limits, views = [], []
-    for true, limit, cost in zip(terms.policy.limits, terms.limits, costs, strict=True):
+    for original, limit, cost in zip(share_policy.policy.limits, share_policy.limits, costs, strict=True):
         if limit is None:
-            limits.append(true)
+            limits.append(original)
             views.append((0, wait if cost else 0, wait))
         else:
-            remaining, retry, reset = next(said)
+            remaining, retry, reset = next(shared)
             limits.append(limit)
-            views.append((remaining, wait if retry == NEVER and cost <= true.burst else retry, reset))
+            views.append((remaining, wait if retry == NEVER and cost <= original.burst else retry, reset))
     return LocalDecision((decision.allowed, decision.at, tuple(limits), views, None))
 
 
-def refusal(policy: Policy, costs: Sequence[int], at: int, wait: int) -> LocalDecision:
-    """Deny for so many microseconds; a cost that no limit can ever hold, for good."""
+def deny_locally(policy: Policy, costs: Sequence[int], at: int, wait: int) -> LocalDecision:
+    """Return a denial for so many microseconds, or permanent if a cost exceeds the burst of its limit."""
     views: list[View] = [
         (0, (NEVER if cost > limit.burst else wait) if cost else 0, wait)
         for limit, cost in zip(policy.limits, costs, strict=True)
     ]
-    if not any(retry for _, retry, _ in views):  # it asks for nothing, and is denied with the rest of its batch
+    if not any(retry for _, retry, _ in views):  # it costs nothing, and is denied with the rest of its batch
         views = [(0, wait, wait)] * len(views)
     return LocalDecision((False, at, policy.limits, views, None))
 
 
-def permission(policy: Policy, costs: Sequence[int], at: int) -> LocalDecision:
-    """Allow, as a limit would that nobody has used yet."""
+def allow_locally(policy: Policy, costs: Sequence[int], at: int) -> LocalDecision:
+    """Return a permit, as from a limit that is unused."""
     views: list[View] = [(max(0, limit.burst - cost), 0, 0) for limit, cost in zip(policy.limits, costs, strict=True)]
     return LocalDecision((True, at, policy.limits, views, None))
 
 
-def used_of(memory: MemoryStore, key: Key, terms: SharePolicy, now: int) -> list[int]:
-    """Tell what of each limit was spent here and has not come back yet."""
-    if terms.share is None:
-        return [0] * len(terms.limits)
-    nothing = (0,) * len(terms.share.limits)
-    views = iter(memory.apply_one("peek", terms.share, key, nothing, now).views)
-    return [0 if limit is None else limit.burst - next(views)[0] for limit in terms.limits]
+def read_usage(memory: MemoryStore, key: Key, share_policy: SharePolicy, now: int) -> list[int]:
+    """Return how much of each limit was spent here and has not come back yet."""
+    if share_policy.share is None:
+        return [0] * len(share_policy.limits)
+    nothing = (0,) * len(share_policy.share.limits)
+    views = iter(memory.apply_one("peek", share_policy.share, key, nothing, now).views)
+    return [0 if limit is None else limit.burst - next(views)[0] for limit in share_policy.limits]
 
 
-def charge(ask: AskStore, key: Key, terms: SharePolicy, used: Sequence[int], owed: dict[str, int]) -> None:
-    """Charge what was spent elsewhere to the store, as of now, whether or not there is room for it."""
-    policy = terms.policy
+def charge_store(ask: AskStore, key: Key, share_policy: SharePolicy, used: Sequence[int], owed: dict[str, int]) -> None:
+    """Charge spending to the store as of now, even beyond the limit."""
+    policy = share_policy.policy
     plain = tuple(
         0 if limit.algorithm in LOG_ALGORITHMS else count for limit, count in zip(policy.limits, used, strict=True)
     )
     if any(plain):
         ask("adjust", policy, key, plain)
-    for place, (limit, count) in enumerate(zip(policy.limits, used, strict=True)):
+    for index, (limit, count) in enumerate(zip(policy.limits, used, strict=True)):
         if limit.algorithm in LOG_ALGORITHMS and count + owed.get(limit.name, 0):
-            charge_log(ask, policy, key, place, count, owed)
+            charge_log(ask, policy, key, index, count, owed)
 
 
-def charge_log(ask: AskStore, policy: Policy, key: Key, place: int, count: int, owed: dict[str, int]) -> None:
+def charge_log(ask: AskStore, policy: Policy, key: Key, index: int, count: int, owed: dict[str, int]) -> None:
     """Charge a log with an entry of now.
 
-    Only a decision makes an entry, so one permit is acquired, and the entry raised. In a full log, one permit of the
-    latest entry is moved: given back, and taken again now. If somebody else is faster, theirs is the entry of now.
-    What is given back is owed until everything is charged, whatever gets lost in between.
+    Only a decision adds an entry, so one permit is acquired, and the entry raised. In a full log, one permit of the
+    latest entry is moved: given back, and acquired again now. If another process acquires it first, its entry is
+    raised. The permit that was given back is owed until everything is charged, even if a call in between fails.
     """
-    limit = policy.limits[place]
+    limit = policy.limits[index]
 
-    def at_this(number: int) -> tuple[int, ...]:
-        return tuple(number if i == place else 0 for i in range(len(policy.limits)))
+    def costs_at(number: int) -> tuple[int, ...]:
+        return tuple(number if i == index else 0 for i in range(len(policy.limits)))
 
-    entry = ask("acquire", policy, key, at_this(1))
+    entry = ask("acquire", policy, key, costs_at(1))
     taken = int(entry.allowed)
     if not taken:
-        look = ask("peek", policy, key, at_this(0))
+        peeked = ask("peek", policy, key, costs_at(0))
         owed[limit.name] = owed.get(limit.name, 0) + 1
-        ask("adjust", policy, key, at_this(-1), look.at + look.views[place][2] - limit.length)
-        entry = ask("acquire", policy, key, at_this(1))
+        ask("adjust", policy, key, costs_at(-1), peeked.at + peeked.views[index][2] - limit.length)
+        entry = ask("acquire", policy, key, costs_at(1))
         taken = int(entry.allowed)
     rest = count + owed.get(limit.name, 0) - taken
     if rest:
-        ask("adjust", policy, key, at_this(rest), entry.at if taken else None)
+        ask("adjust", policy, key, costs_at(rest), entry.at if taken else None)
     owed.pop(limit.name, None)

@@ -1,4 +1,4 @@
-"""From a URL to a guarded store."""
+"""Opens a guarded store from a URL."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
 OPTIONS: Final = ("deadline", "local_for", "beat")
 DEFAULT_DEADLINE: Final = 0.05
-# A file does not hang as a server behind a network does: who waits for it waits for others that decide.
+# A file does not hang like a server behind a network: a call that waits usually waits for other decisions.
 DEADLINES: Final = {"sqlite": 2.0}
-# How stores that keep a deadline by themselves are told it: their option, and the unit this is written in.
+# The option that sets the deadline of stores that enforce it themselves, and the unit of its value.
 REDIS_SCHEMES: Final = ("redis", "rediss", "valkey", "valkeys")
 TIMEOUT_OPTIONS: Final = {
     **{f"{scheme}{kind}": ("timeout", "") for scheme in REDIS_SCHEMES for kind in ("", "+cluster", "+sentinel")},
@@ -31,9 +31,9 @@ TIMEOUT_OPTIONS: Final = {
 
 
 def open_guarded(url: str, *, clock: Clock | None = None) -> Store:
-    """Open the store that a URL names, guarded unless it is in memory, where nothing can be lost.
+    """Open the store at a URL. It is guarded unless it is in memory, which is always available.
 
-    The guard's options stand in the URL beside the store's: `redis://host?deadline=100ms&local_for=1h&beat=1s`.
+    The URL contains the options of GuardedStore and of the store: `redis://host?deadline=100ms&local_for=1h&beat=1s`.
     """
     parts = server_url(url, "store") if isinstance(url, str) and ":" in url else None
     if parts is None or parts.scheme == "memory":
@@ -55,4 +55,4 @@ def _seconds(name: str, text: str) -> float:
     try:
         return parse_period(float(text) if text.replace(".", "").isdecimal() else text) / SECOND
     except ConfigError as error:
-        raise ConfigError(f"cannot use this URL of a store: {error}", field=name) from None
+        raise ConfigError(f"cannot use this store URL: {error}", field=name) from None

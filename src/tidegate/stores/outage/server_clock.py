@@ -1,33 +1,33 @@
-"""What the server's clock shows, while the server cannot be asked."""
+"""Bounds of the server's time while the server is unavailable."""
 
 from __future__ import annotations
 
 from typing import Final
 
-DRIFT_DIVISOR: Final = 2000  # no two clocks run at quite the same rate: one part in so many is allowed for
+DRIFT_DIVISOR: Final = 2000  # clocks drift: one part in so many is allowed for
 
 
 class ServerClock:
-    """Bounds of the server's time, from its last answer and the time that passed here since.
+    """Bounds of the server's time, from its last answer and the time elapsed since.
 
-    A client's own clock may be wrong by any amount; it is only used to tell how much time has passed.
+    The client's clock may be wrong by any amount; it only measures elapsed time.
     """
 
     def __init__(self) -> None:
-        """Know nothing yet."""
+        """Start without an answer of the server."""
         self.known = False
         self._at = self._before = self._after = 0
 
-    def note(self, at: int, before: int, after: int) -> None:
-        """Take an answer that the server gave at its `at`, between two instants of steady time here."""
+    def record(self, at: int, before: int, after: int) -> None:
+        """Record an answer that the server gave at its time `at`, between two instants of local steady time."""
         self._at, self._before, self._after, self.known = at, before, after, True
 
     def earliest(self, steady: int) -> int:
-        """Give an instant that the server's clock has reached."""
+        """Return an instant that the server's clock has reached."""
         passed = max(0, steady - self._after)
         return self._at + passed - passed // DRIFT_DIVISOR
 
     def latest(self, steady: int) -> int:
-        """Give an instant that the server's clock has not passed."""
+        """Return an instant that the server's clock has not passed."""
         passed = max(0, steady - self._before)
         return self._at + passed + passed // DRIFT_DIVISOR

@@ -1,12 +1,12 @@
 """Keeps states in PostgreSQL, for any number of processes and machines: one round trip, one transaction per call.
 
-store.py       what the rest of tidegate sees: a Store, and the URL that opens it
+store.py       PostgresStore, and opening it from a URL
 pool.py        a few connections for all threads and event loops of a process
-pulse.py       asks a server that is silent for a sign of life
-calls.py       a call as the server is sent it, and as it is answered
-connection.py  talks to the server, and says in our words what went wrong
-steps.py       the two loops that wait, one for threads and one for tasks
-schema.py      creates and migrates: schema.sql (tables, views), core.sql (the core in PL/pgSQL)
+heartbeat.py   checks a silent server with a heartbeat
+call.py        encodes calls and decodes answers
+connection.py  a connection to the server, and its errors
+io_flow.py     the two loops that wait, one for threads and one for tasks
+schema.py      creates and migrates the schema: schema.sql (tables, views), core.sql (the core in PL/pgSQL)
 """
 
 from tidegate.stores.postgres.store import PostgresStore, open_postgres

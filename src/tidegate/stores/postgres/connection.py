@@ -1,4 +1,4 @@
-"""A connection to a PostgreSQL server, by libpq: sends, waits by steps, and says in our words what went wrong."""
+"""A connection to a PostgreSQL server through libpq: sends, waits in steps, and translates errors."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ if TYPE_CHECKING:
 STATEMENT: Final = b"tidegate_apply"
 FAILED_STATUSES: Final = (pq.ExecStatus.FATAL_ERROR, pq.ExecStatus.BAD_RESPONSE)
 
-# What to do, by the server's code for what is wrong (or the beginning of it)...
+# What to do, by the SQLSTATE of the server's error, or its beginning...
 ADVICE: Final = {
-    "25006": "this server only reads: name the primary, or several hosts with target_session_attrs=read-write",
-    "28": "check user and password in the store's URL",
-    "3D000": "create the database, or name another in the store's URL",
+    "25006": "this server is read-only: use the primary, or several hosts with target_session_attrs=read-write",
+    "28": "check the user and password in the store's URL",
+    "3D000": "create the database, or use another one in the store's URL",
     "42501": "let the owner of the database grant CREATE on it, or create the schema as docs/stores-postgres.md shows",
-    "53100": "the server's disk is full: make room there",
+    "53100": "the server's disk is full: free some space",
     "53300": "raise the server's max_connections or lower pool_size in the store's URL",
-    "57014": "the server is overloaded or somebody holds the key: raise timeout in the store's URL if that is normal",
-    "57P": "the server is stopping or starting: it is asked again with the next call",
+    "57014": "the server is overloaded or the key is locked: raise timeout in the store's URL if that is normal",
+    "57P": "the server is stopping or starting: the next call connects again",
 }
-# ... and by its words where it gives no code: while connecting.
+# ... and by its message if there is no code: while connecting.
 ADVICE_BY_TEXT: Final = {
     "authentication failed": ADVICE["28"],
     "no password supplied": ADVICE["28"],
@@ -37,7 +37,7 @@ ADVICE_BY_TEXT: Final = {
     "too many clients": ADVICE["53300"],
     "starting up": ADVICE["57P"],
     "shutting down": ADVICE["57P"],
-    "Connection refused": "start the server, or check host and port in the store's URL",
+    "Connection refused": "start the server, or check the host and port in the store's URL",
     "translate host name": "check the host in the store's URL",
     "read-only": ADVICE["25006"],
 }
@@ -46,98 +46,98 @@ TIMEOUT_ADVICE: Final = "check whether the server hangs, or raise timeout in the
 
 
 class ConnectionTarget(NamedTuple):
-    """What to connect to: as libpq wants it, and as people may read it, without the password."""
+    """What to connect to: as libpq needs it, and as messages show it, without the password."""
 
     conninfo: bytes
     name: str
 
     def __repr__(self) -> str:
         """Show no password."""
-        return f"<Target {self.name}>"
+        return f"<ConnectionTarget {self.name}>"
 
 
 class ServerError(Exception):
-    """The server answered with an error: it did nothing of what was asked."""
+    """The server answered with an error and has changed nothing."""
 
     def __init__(self, result: pq.abc.PGresult) -> None:
-        """Keep the code and the words."""
+        """Keep the SQLSTATE and the message."""
         self.code = (result.error_field(pq.DiagnosticField.SQLSTATE) or b"").decode()
-        words = result.error_field(pq.DiagnosticField.MESSAGE_PRIMARY) or result.error_message
-        super().__init__(words.decode("utf-8", "replace"))
+        message = result.error_field(pq.DiagnosticField.MESSAGE_PRIMARY) or result.error_message
+        super().__init__(message.decode("utf-8", "replace"))
 
 
 class Connection:
-    """One session at the server; in use by one caller at a time."""
+    """One session with the server, used by one caller at a time."""
 
-    def __init__(self, target: ConnectionTarget, pulse: Heartbeat | None = None) -> None:
-        """Not connected yet: `connecting` does that. `pulse` is told when the server is heard."""
+    def __init__(self, target: ConnectionTarget, heartbeat: Heartbeat | None = None) -> None:
+        """Prepare a connection that `connect_flow` opens. `heartbeat` records when the server answers."""
         self.target = target
-        self.pulse = pulse
+        self.heartbeat = heartbeat
         self.pgconn: pq.abc.PGconn | None = None
 
-    def connecting(self, until: int) -> Steps[None]:
-        """Connect; resolving the host's name blocks."""
+    def connect_flow(self, until: int) -> Steps[None]:
+        """Connect; resolving the host name blocks."""
         try:
             pgconn = self.pgconn = pq.PGconn.connect_start(self.target.conninfo)
             while True:
                 if pgconn.status == pq.ConnStatus.BAD:
-                    raise self.failed("connect", pgconn.get_error_message())
+                    raise self.explain("connect", pgconn.get_error_message())
                 polled = pgconn.connect_poll()
                 if polled == pq.PollingStatus.OK:
                     break
                 if polled != pq.PollingStatus.FAILED:
-                    self._in_time("connect", until)
+                    self._check_deadline("connect", until)
                     yield WaitForSocket(pgconn.socket, polled == pq.PollingStatus.WRITING, until)
             pgconn.nonblocking = 1
         except psycopg.Error as error:
-            raise self.failed("connect", str(error)) from None
+            raise self.explain("connect", str(error)) from None
 
-    def preparing(self, statement: bytes, until: int) -> Steps[None]:
-        """Let the server parse, once, the statement that `calling` runs."""
+    def prepare_flow(self, statement: bytes, until: int) -> Steps[None]:
+        """Prepare the statement that `call_flow` runs."""
         self._pgconn.send_prepare(STATEMENT, statement)
-        yield from self._answers("prepare", until)
+        yield from self._results_flow("prepare", until)
 
-    def asking(self, what: str, sql: str, until: int) -> Steps[list[pq.abc.PGresult]]:
-        """Run any SQL without parameters: several statements, in one transaction unless they say otherwise."""
+    def query_flow(self, what: str, sql: str, until: int) -> Steps[list[pq.abc.PGresult]]:
+        """Run SQL without parameters. Several statements are one transaction unless they control it themselves."""
         try:
             self._pgconn.send_query(sql.encode())
-            return (yield from self._answers(what, until))
+            return (yield from self._results_flow(what, until))
         except psycopg.Error as error:
-            raise self.failed(what, str(error)) from None
+            raise self.explain(what, str(error)) from None
 
-    def calling(self, what: str, parameters: Sequence[bytes | None], until: int) -> Steps[pq.abc.PGresult]:
+    def call_flow(self, what: str, parameters: Sequence[bytes | None], until: int) -> Steps[pq.abc.PGresult]:
         """Run the prepared statement."""
         try:
             self._pgconn.send_query_prepared(STATEMENT, parameters)
-            return (yield from self._answers(what, until, self.pulse))[0]
+            return (yield from self._results_flow(what, until, self.heartbeat))[0]
         except psycopg.Error as error:
-            raise self.failed(what, str(error)) from None
+            raise self.explain(what, str(error)) from None
 
-    def _answers(self, what: str, until: int, pulse: Heartbeat | None = None) -> Steps[list[pq.abc.PGresult]]:
-        """Send what is to be sent and wait for the results; with a pulse, only for as long as the server is alive."""
+    def _results_flow(self, what: str, until: int, heartbeat: Heartbeat | None = None) -> Steps[list[pq.abc.PGresult]]:
+        """Send pending data and wait for the results; with a heartbeat, only while the server is alive."""
         pgconn = self._pgconn
-        beat = until if pulse is None else pulse.expected(until)
+        heartbeat_due = until if heartbeat is None else heartbeat.due_at(until)
         while pgconn.flush():
             yield WaitForSocket(pgconn.socket, write=True, until=until)
-            self._in_time(what, until)
+            self._check_deadline(what, until)
             pgconn.consume_input()
         results = []
         while True:
             while pgconn.is_busy():
-                yield WaitForSocket(pgconn.socket, write=False, until=beat)
+                yield WaitForSocket(pgconn.socket, write=False, until=heartbeat_due)
                 pgconn.consume_input()
                 if not pgconn.is_busy():
                     break
-                self._in_time(what, until)
-                if pulse is not None and SYSTEM_CLOCK.steady() >= beat:
-                    yield from pulse.checking()
-                    beat = pulse.expected(until)
+                self._check_deadline(what, until)
+                if heartbeat is not None and SYSTEM_CLOCK.steady() >= heartbeat_due:
+                    yield from heartbeat.check_flow()
+                    heartbeat_due = heartbeat.due_at(until)
             result = pgconn.get_result()
             if result is None:
                 break
             results.append(result)
-        if pulse is not None:
-            pulse.note()
+        if heartbeat is not None:
+            heartbeat.record_answer()
         for result in results:
             if result.status in FAILED_STATUSES:
                 raise ServerError(result)
@@ -149,24 +149,24 @@ class Connection:
             raise StoreUnavailable(f"the connection to PostgreSQL {self.target.name} is closed")
         return self.pgconn
 
-    def usable(self) -> bool:
-        """Tell whether an idle connection can be used: if a server says anything on it, then that it goes away."""
+    def is_usable(self) -> bool:
+        """Return whether an idle connection can be used: data on it means that the server closes it."""
         pgconn = self._pgconn
         return pgconn.status == pq.ConnStatus.OK and not readable(pgconn.socket)
 
     def close(self) -> None:
-        """Hang up, without waiting for anything."""
+        """Close the connection without waiting."""
         if self.pgconn is not None:
             self.pgconn.finish()
             self.pgconn = None
 
-    def _in_time(self, what: str, until: int) -> None:
+    def _check_deadline(self, what: str, until: int) -> None:
         if SYSTEM_CLOCK.steady() >= until:
             raise StoreUnavailable(f"PostgreSQL {self.target.name} did not answer in time to {what}: {TIMEOUT_ADVICE}")
 
-    def failed(self, what: str, words: str, code: str = "") -> StoreUnavailable:
-        """Put an error in our words: what was attempted, what happened, what to do."""
+    def explain(self, what: str, message: str, code: str = "") -> StoreUnavailable:
+        """Return an error that says what was attempted, what happened and what to do."""
         advice = next((text for start, text in ADVICE.items() if code.startswith(start)), None)
-        advice = advice or next((text for part, text in ADVICE_BY_TEXT.items() if part in words), DEFAULT_ADVICE)
-        happened = " ".join(words.split())
-        return StoreUnavailable(f"PostgreSQL {self.target.name} could not {what}: {happened}; {advice}")
+        advice = advice or next((text for part, text in ADVICE_BY_TEXT.items() if part in message), DEFAULT_ADVICE)
+        reason = " ".join(message.split())
+        return StoreUnavailable(f"PostgreSQL {self.target.name} could not {what}: {reason}; {advice}")

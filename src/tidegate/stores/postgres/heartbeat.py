@@ -1,4 +1,4 @@
-"""Tells a server that is silent from one that is busy, or that lets a call wait for its key."""
+"""Distinguishes a server that is down from one that is busy or lets a call wait for its key."""
 
 from __future__ import annotations
 
@@ -11,67 +11,67 @@ from tidegate.stores.postgres.io_flow import SYSTEM_CLOCK, RunBlocking, Steps, d
 if TYPE_CHECKING:
     from tidegate.stores.postgres.connection import ConnectionTarget
 
-CHECK: Final = "show a sign of life"
-CONNECTING: Final = 5  # times its silence: what a server is given to accept a connection for that
+CHECK_ACTION: Final = "answer a heartbeat"
+CONNECT_TIMEOUT_FACTOR: Final = 5  # times `silence`: the timeout for opening the connection of the heartbeat
 
 
 class Heartbeat:
-    """When the server was heard last, by anybody here; and whether it still says something when asked.
+    """Checks that a silent server is alive, and records when it answered last.
 
-    A call that has waited for `silence` microseconds asks for a sign of life over a connection of its own, unless the
-    server has been heard meanwhile. A server that gives none is lost.
+    A call that has waited for `silence` microseconds sends `select 1` over a separate connection, unless the server has
+    answered any call meanwhile. If there is no answer, the store is unavailable.
     """
 
     def __init__(self, target: ConnectionTarget, silence: int, connect_timeout: int) -> None:
-        """Know nothing yet."""
+        """Connect with the first check."""
         self._target = target
         self._silence = silence
-        self._connect_timeout = min(connect_timeout, CONNECTING * silence)
-        self._heard = 0
-        at_fork(child=self._forget)
+        self._connect_timeout = min(connect_timeout, CONNECT_TIMEOUT_FACTOR * silence)
+        self._answered_at = 0
+        at_fork(child=self._reset_after_fork)
         self._start()
 
     def _start(self) -> None:
-        self._checking_until = 0  # one that is interrupted leaves it, and nobody waits for longer than that
+        self._check_until = 0  # an interrupted check leaves it set; no call skips its check for longer than that
         self._connection: Connection | None = None
 
-    def _forget(self) -> None:
-        """Start without a connection in a forked process: closing that of its parent would end its session."""
+    def _reset_after_fork(self) -> None:
+        """Start without a connection in a forked process: closing that of the parent would end its session."""
         abandon(self._connection)
         self._start()
 
-    def note(self) -> None:
-        """Note that the server has said something."""
-        self._heard = SYSTEM_CLOCK.steady()
+    def record_answer(self) -> None:
+        """Record that the server has answered."""
+        self._answered_at = SYSTEM_CLOCK.steady()
 
-    def expected(self, until: int) -> int:
-        """Return when to become suspicious of a server that says nothing from now on."""
+    def due_at(self, until: int) -> int:
+        """Return when to check a server that is silent from now on."""
         return min(until, SYSTEM_CLOCK.steady() + self._silence)
 
-    def checking(self) -> Steps[None]:
-        """Ask for a sign of life, if there was none of late and nobody asks already; raise if there is none."""
+    def check_flow(self) -> Steps[None]:
+        """Check the server unless it answered lately or a check is running. Raises StoreUnavailable if it fails."""
         now = SYSTEM_CLOCK.steady()
-        if now - self._heard < self._silence or now < self._checking_until:
+        if now - self._answered_at < self._silence or now < self._check_until:
             return
-        self._checking_until = now + self._silence + self._connect_timeout
+        self._check_until = now + self._silence + self._connect_timeout
         try:
             connection, self._connection = self._connection, None
-            if connection is None or not connection.usable():
-                connection = yield RunBlocking(self._opened)
+            if connection is None or not connection.is_usable():
+                connection = yield RunBlocking(self._open_blocking)
             if isinstance(connection, Exception):
                 raise connection
-            yield from connection.asking(CHECK, "select 1", SYSTEM_CLOCK.steady() + self._silence)
+            yield from connection.query_flow(CHECK_ACTION, "select 1", SYSTEM_CLOCK.steady() + self._silence)
             self._connection = connection
         except ServerError:
-            pass  # that is a sign of life, too
+            pass  # the server has answered
         finally:
-            self._checking_until = 0
-        self.note()
+            self._check_until = 0
+        self.record_answer()
 
-    def _opened(self) -> Connection | Exception:
+    def _open_blocking(self) -> Connection | Exception:
         connection = Connection(self._target)
         try:
-            drive(connection.connecting(SYSTEM_CLOCK.steady() + self._connect_timeout))
+            drive(connection.connect_flow(SYSTEM_CLOCK.steady() + self._connect_timeout))
         except Exception as error:  # noqa: BLE001 - carried to the caller's thread or task, and raised there
             connection.close()
             return error

@@ -1,4 +1,4 @@
-"""Waiting, in two colours: what talks to the server is written once, as generators of steps, and driven by these."""
+"""Two loops, for threads and for tasks, that run generators of steps; code that talks to the server is written once."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-SYSTEM_CLOCK = SystemClock()  # deadlines are real time, whatever clock decides
+SYSTEM_CLOCK = SystemClock()  # deadlines are in real time, whichever clock decides
 
 
 class WaitForSocket(NamedTuple):
@@ -28,15 +28,15 @@ class WaitForSocket(NamedTuple):
 
 
 class WaitForSignal(NamedTuple):
-    """A step that waits until a signal is set, or until an instant of steady time; perhaps for what is under way."""
+    """A step that waits until a signal is set, or until an instant of steady time. `under_way`: the call was sent."""
 
-    signal: Any  # a ThreadSignal or a TaskSignal, whichever the loop that waits takes
+    signal: Any  # a ThreadSignal or a TaskSignal, as the loop needs it
     until: int
     under_way: Callable[[], bool]
 
 
 class RunBlocking(NamedTuple):
-    """A step that blocks for a while, doing this; it is sent what the function returns."""
+    """A step that calls a blocking function; the generator receives its result."""
 
     function: Callable[[], Any]
 
@@ -46,33 +46,33 @@ Steps = Generator[Step, Any, T]
 
 
 class Caller(Protocol):
-    """A call that uses connections, as others see it: hashable, compared by identity."""
+    """A call that uses connections, as the pool sees it: hashable, compared by identity."""
 
     @property
     def alive(self) -> bool:
-        """Whether it is still under way."""
+        """Whether the call is still running."""
 
     def new_signal(self) -> Signal:
-        """Return a signal that it can wait for."""
+        """Return a signal that the call can wait for."""
 
 
 class ThreadCaller:
-    """A call of a thread. It runs inside a generator, since a generator tells whether it is running."""
+    """A call of a thread. It runs inside a generator, since `gi_running` shows whether a generator is running."""
 
     __slots__ = ("_runs",)
 
     def __init__(self) -> None:
-        """Not under way yet."""
+        """Not running yet."""
         self._runs: Generator[Any, None, None] | None = None
 
     def drive(self, steps: Steps[T]) -> T:
-        """Take the steps of this call in this thread."""
+        """Run the steps of this call in this thread."""
         self._runs = runs = _within(steps)
         return next(runs)  # type: ignore[no-any-return]  # a T, by drive
 
     @property
     def alive(self) -> bool:
-        """Whether `drive` has begun and not ended."""
+        """Whether `drive` is running."""
         return self._runs is not None and self._runs.gi_running  # type: ignore[attr-defined]  # a generator function made it
 
     def new_signal(self) -> Signal:
@@ -85,22 +85,22 @@ def _within(steps: Steps[Any]) -> Generator[Any, None, None]:
 
 
 class TaskCaller:
-    """A call of a task: under way until its steps have ended, in whichever task they are taken."""
+    """A call of a task: alive until its steps have ended, whichever task runs them."""
 
     __slots__ = ("_steps",)
 
     def __init__(self) -> None:
-        """Not under way yet."""
+        """Not running yet."""
         self._steps: weakref.ref[Steps[Any]] | None = None
 
     def run(self, steps: Steps[T]) -> AsyncRun[T]:
-        """Let a task take these steps."""
+        """Return a run of these steps, for a task."""
         self._steps = weakref.ref(steps)
         return AsyncRun(steps)
 
     @property
     def alive(self) -> bool:
-        """Whether some of the steps are left."""
+        """Whether steps remain."""
         steps = None if self._steps is None else self._steps()
         return steps is not None and steps.gi_frame is not None  # type: ignore[attr-defined]  # a generator function made it
 
@@ -110,7 +110,7 @@ class TaskCaller:
 
 
 def drive(steps: Steps[T]) -> T:
-    """Take the steps in this thread."""
+    """Run the steps in this thread."""
     answer = None
     with closing(steps):
         while True:
@@ -134,23 +134,23 @@ def _wait(step: WaitForSocket) -> None:
 
 
 def readable(socket: int) -> bool:
-    """Tell whether something has arrived on a socket, if only its end."""
+    """Return whether data or the end of the stream has arrived on a socket."""
     poll = select.poll()
     poll.register(socket, select.POLLIN)
     return bool(poll.poll(0))
 
 
 class AsyncRun(Generic[T]):
-    """Takes steps in a task. When that task is cancelled, another can go on from the same step."""
+    """Runs steps in a task. If that task is cancelled, another can continue from the same step."""
 
     def __init__(self, steps: Steps[T]) -> None:
-        """Begin with the first step."""
+        """Start at the first step."""
         self._steps = steps
         self._step: Step | None = None
-        self._waiting: asyncio.Future[Any] | None = None  # of the step that is under way
+        self._waiting: asyncio.Future[Any] | None = None  # of the current step
 
     async def finish(self) -> T:
-        """Take the steps that are left; cancelled, it can be called again."""
+        """Run the remaining steps; it can be called again after a cancellation."""
         while True:
             if self._step is None:
                 answer = None
@@ -169,7 +169,7 @@ class AsyncRun(Generic[T]):
                 return done.value  # type: ignore[no-any-return]  # a T, by the type of Steps
 
     async def finish_anyway(self) -> T:
-        """Take the steps that are left, however often this task is cancelled: they have their own deadline."""
+        """Run the remaining steps, even if this task is cancelled: they have their own deadline."""
         while True:
             try:
                 return await self.finish()
@@ -177,7 +177,7 @@ class AsyncRun(Generic[T]):
                 continue
 
     def stop(self) -> bool:
-        """Take no more steps if nothing has been sent to the server; tell whether that is so."""
+        """Stop if nothing has been sent to the server; return whether that is so."""
         if self._step is not None and not (isinstance(self._step, WaitForSignal) and not self._step.under_way()):
             return False
         self._steps.close()
@@ -191,7 +191,7 @@ def _begin(step: WaitForSocket | RunBlocking) -> asyncio.Future[Any]:
 
 
 def _ready(step: WaitForSocket) -> asyncio.Future[None]:
-    """Give a future that is done when the socket is ready or the time is over."""
+    """Return a future that is done when the socket is ready or the deadline has passed."""
     loop = asyncio.get_running_loop()
     future = loop.create_future()
 

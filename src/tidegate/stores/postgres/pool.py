@@ -1,7 +1,7 @@
 """A few connections, shared by all threads and event loops of this process, opened when needed and kept.
 
-Who finds none free waits in line with what they have to say. Whoever gets the next connection says it for all of them:
-calls that come while the server is busy share a round trip and a transaction, and nobody ever waits to be joined.
+A call that finds no free connection waits in a queue. The next caller that gets a connection sends the queued calls,
+too: calls made while the server is busy share a round trip and a transaction, and no call waits for others to join it.
 """
 
 from __future__ import annotations
@@ -22,87 +22,88 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-FIRST_LOOK: Final = SECOND // 20  # who waits looks after this long whether a call was interrupted; then ever later
+FIRST_CHECK: Final = SECOND // 20  # after which a waiting call checks whether a caller was interrupted; then longer
 
 
 class ConnectionRequest(Generic[T]):
-    """Somebody who waits for a connection, with what they have to say.
+    """A queued call that waits for a connection.
 
-    When the signal is set, either it is their turn to use a connection (or to open one), or `taken_by` another caller
-    what they had to say is `done`; or no connection can be opened, and `error` says why.
+    When the signal is set, the caller may use a connection (or open one), or the call was `taken_by` another caller and
+    is `done`, or no connection could be opened because of `error`.
     """
 
-    __slots__ = ("caller", "done", "error", "signal", "taken_by", "what")
+    __slots__ = ("call", "caller", "done", "error", "signal", "taken_by")
 
-    def __init__(self, caller: Caller, what: T) -> None:
+    def __init__(self, caller: Caller, call: T) -> None:
         """Wait for a signal."""
         self.caller = caller
         self.signal = caller.new_signal()
-        self.what = what
+        self.call = call
         self.taken_by: Caller | None = None
         self.done = False
         self.error: Exception | None = None
 
     @property
-    def lost(self) -> bool:
-        """Whether the call that took it along has ended without telling."""
+    def abandoned(self) -> bool:
+        """Whether the caller that took the call was interrupted before it was done."""
         return self.taken_by is not None and not self.done and not self.taken_by.alive
 
 
 class Pool(Generic[T]):
-    """At most `size` connections. A caller that finds none free waits, first come first served.
+    """At most `size` connections. A caller that finds none free waits in a FIFO queue.
 
-    It waits as long as connections come back. When none has for `patience` microseconds, the server is lost.
+    It waits as long as connections become free. If none has for `patience` microseconds, the store is unavailable.
 
-    A signal handler may raise at any instruction, so a call can end without giving its connection back. `_used` says
-    which caller has which connection (None: it opens one). What callers have that are no longer alive is closed by
-    whoever finds no connection free, and from time to time by those who wait.
+    A signal handler may raise at any instruction, so a call can end without releasing its connection. `_used` maps each
+    caller to its connection (None: it is opening one). Connections of callers that are no longer alive are closed by a
+    call that finds none free, and from time to time by waiting calls.
     """
 
-    def __init__(self, size: int, patience: int, opening: Callable[[], Steps[Connection]]) -> None:
+    def __init__(self, size: int, patience: int, open_flow: Callable[[], Steps[Connection]]) -> None:
         """Open connections with these steps."""
         self.size = size
         self._patience = patience
-        self._opening = opening
+        self._open_flow = open_flow
         self._closed = False
-        at_fork(child=self._forget)
+        at_fork(child=self._reset_after_fork)
         self._start()
 
     def _start(self) -> None:
         self.lock = Lock()
         self._idle: list[Connection] = []
         self._used: dict[Caller, Connection | None] = {}
-        self._line: deque[ConnectionRequest[T]] = deque()
-        self._moved = SYSTEM_CLOCK.steady()  # when a connection came back last, or was taken by the first that waits
+        self._queue: deque[ConnectionRequest[T]] = deque()
+        # When a connection last became free, or the queue got its first call.
+        self._last_progress = SYSTEM_CLOCK.steady()
 
-    def _forget(self) -> None:
-        """Start without connections in a forked process: closing those of its parent would end its sessions."""
+    def _reset_after_fork(self) -> None:
+        """Start without connections in a forked process: closing those of the parent would end its sessions."""
         abandon(self._idle, self._used)
         self._start()
 
-    def taking(self, what: T, caller: Caller) -> Steps[Connection | None]:
-        """Take a connection for a while: `give` it back, or `drop` it. None: somebody else has said it."""
-        turn = self._enter(what, caller)
-        if turn is not None:
-            yield from self._waiting(turn)
-            if turn.done:
+    def acquire_flow(self, call: T, caller: Caller) -> Steps[Connection | None]:
+        """Acquire a connection, to be released or dropped. Returns None if another caller has sent the call."""
+        request = self._take_or_queue(call, caller)
+        if request is not None:
+            yield from self._wait_flow(request)
+            if request.done:
                 return None
         connection = self._used[caller]
-        if connection is not None and connection.usable():
+        if connection is not None and connection.is_usable():
             return connection
         if connection is not None:
             self._used[caller] = None
             connection.close()
-        opened = yield RunBlocking(self._opened)
+        opened = yield RunBlocking(self._open_blocking)
         if isinstance(opened, Exception):
-            self._refuse(caller, opened)
+            self._open_failed(caller, opened)
             raise opened
         self._used[caller] = opened
-        return opened  # type: ignore[no-any-return]  # a Connection, by _opened
+        return opened  # type: ignore[no-any-return]  # a Connection, by _open_blocking
 
     @locked
-    def _enter(self, what: T, caller: Caller) -> ConnectionRequest[T] | None:
-        """Take an idle connection, or the right to open one, or stand in line."""
+    def _take_or_queue(self, call: T, caller: Caller) -> ConnectionRequest[T] | None:
+        """Take an idle connection, or the right to open one, or join the queue."""
         if self._closed:
             raise Closed("the store is closed")
         if not self._idle and len(self._used) >= self.size:
@@ -113,14 +114,14 @@ class Pool(Generic[T]):
         if len(self._used) < self.size:
             self._used[caller] = None
             return None
-        turn = ConnectionRequest(caller, what)
-        if not self._line:
-            self._moved = SYSTEM_CLOCK.steady()
-        self._line.append(turn)
-        return turn
+        request = ConnectionRequest(caller, call)
+        if not self._queue:
+            self._last_progress = SYSTEM_CLOCK.steady()
+        self._queue.append(request)
+        return request
 
     def _reclaim(self) -> None:
-        """Close the connections of callers that have ended without giving them back. The lock is ours."""
+        """Close the connections of callers that were interrupted. The lock is held."""
         for caller, connection in list(self._used.items()):
             if not caller.alive:
                 if connection is not None:
@@ -128,147 +129,148 @@ class Pool(Generic[T]):
                 self._used.pop(caller, None)
 
     def _grant(self) -> list[ConnectionRequest[T]]:
-        """Give what is free to the first in line; return whom to wake. The lock is ours."""
-        woken = []
-        while self._line:
-            turn = self._line[0]
-            if turn.caller.alive and turn.taken_by is None and turn.caller not in self._used:
+        """Give free connections to the first in the queue; return the requests to wake. The lock is held."""
+        granted = []
+        while self._queue:
+            request = self._queue[0]
+            if request.caller.alive and request.taken_by is None and request.caller not in self._used:
                 if self._idle:
-                    self._used[turn.caller] = self._idle.pop()
+                    self._used[request.caller] = self._idle.pop()
                 elif len(self._used) < self.size:
-                    self._used[turn.caller] = None
+                    self._used[request.caller] = None
                 else:
                     break
-            self._line.popleft()
-            woken.append(turn)
-        return woken
+            self._queue.popleft()
+            granted.append(request)
+        return granted
 
-    def _refuse(self, caller: Caller, error: Exception) -> None:
-        """Give up a connection that could not be opened; those that wait would try in vain if there is no other."""
-        for turn in self._refused(caller, error):
-            turn.signal.set()
+    def _open_failed(self, caller: Caller, error: Exception) -> None:
+        """Handle a connection that could not be opened; without any other connection, all queued calls fail, too."""
+        self._wake(self._fail_queue(caller, error))
 
     @locked
-    def _refused(self, caller: Caller, error: Exception) -> list[ConnectionRequest[T]]:
-        woken: list[ConnectionRequest[T]] = []
-        self._moved = SYSTEM_CLOCK.steady()
+    def _fail_queue(self, caller: Caller, error: Exception) -> list[ConnectionRequest[T]]:
+        failed: list[ConnectionRequest[T]] = []
+        self._last_progress = SYSTEM_CLOCK.steady()
         self._used.pop(caller, None)
         if not self._idle and not any(self._used.values()):
-            woken, self._line = list(self._line), deque()
-            for turn in woken:
-                turn.error = error
-        return woken + self._grant()
+            failed, self._queue = list(self._queue), deque()
+            for request in failed:
+                request.error = error
+        return failed + self._grant()
 
-    def _waiting(self, turn: ConnectionRequest[T]) -> Steps[None]:
-        look = FIRST_LOOK
+    def _wait_flow(self, request: ConnectionRequest[T]) -> Steps[None]:
+        interval = FIRST_CHECK
         try:
             while (
-                not self._came(turn) and not turn.lost and (now := SYSTEM_CLOCK.steady()) < (until := self._until(turn))
+                not self._is_settled(request)
+                and not request.abandoned
+                and (now := SYSTEM_CLOCK.steady()) < (until := self._until(request))
             ):
-                yield WaitForSignal(turn.signal, min(until, now + look), lambda: turn.taken_by is not None)
-                if not turn.signal.is_set():
-                    look *= 2
-                    self._wake(self._look())
+                yield WaitForSignal(request.signal, min(until, now + interval), lambda: request.taken_by is not None)
+                if not request.signal.is_set():
+                    interval *= 2
+                    self._wake(self._reclaim_and_grant())
         finally:
-            if not self._came(turn):  # the time is over, or the waiter was cancelled
-                self._leave(turn)
-        if turn.done:
+            if not self._is_settled(request):  # the time is over, or the caller was cancelled
+                self._leave(request)
+        if request.done:
             return
-        if turn.error is not None:
-            raise turn.error.with_traceback(None)
-        if self._closed and turn.taken_by is None:
-            self._leave(turn)
+        if request.error is not None:
+            raise request.error.with_traceback(None)
+        if self._closed and request.taken_by is None:
+            self._leave(request)
             raise Closed("the store is closed")
-        if turn.taken_by is not None:
-            raise StoreUnavailable("PostgreSQL did not answer in time: check it, or raise timeout in the store's URL")
-        if turn.caller not in self._used:
+        if request.taken_by is not None:
+            raise StoreUnavailable(
+                "PostgreSQL did not answer in time: check the server, or raise timeout in the store's URL"
+            )
+        if request.caller not in self._used:
             message = (
-                f"none of the {self.size} connections to PostgreSQL came back in time: check whether the server hangs, "
-                "or raise timeout or pool_size in the store's URL"
+                f"none of the {self.size} connections to PostgreSQL became free in time: "
+                "check whether the server hangs, or raise timeout or pool_size in the store's URL"
             )
             raise StoreUnavailable(message)
 
-    def _came(self, turn: ConnectionRequest[T]) -> bool:
-        """Tell whether the wait is over."""
-        if turn.done or turn.error is not None or turn.caller in self._used:
+    def _is_settled(self, request: ConnectionRequest[T]) -> bool:
+        """Return whether the call need not wait any longer."""
+        if request.done or request.error is not None or request.caller in self._used:
             return True
-        return self._closed and turn.taken_by is None
+        return self._closed and request.taken_by is None
 
-    def _leave(self, turn: ConnectionRequest[T]) -> None:
-        self._wake(self._withdraw(turn))
+    def _leave(self, request: ConnectionRequest[T]) -> None:
+        """Leave the queue, and release a connection that was granted meanwhile."""
+        self._wake(self._withdraw(request))
 
     @locked
-    def _withdraw(self, turn: ConnectionRequest[T]) -> list[ConnectionRequest[T]]:
-        """Leave the line, and what was granted meanwhile to others."""
-        if turn in self._line:
-            self._line.remove(turn)
-        self._release(turn.caller)
+    def _withdraw(self, request: ConnectionRequest[T]) -> list[ConnectionRequest[T]]:
+        if request in self._queue:
+            self._queue.remove(request)
+        self._free(request.caller)
         return self._grant()
 
     @locked
-    def _look(self) -> list[ConnectionRequest[T]]:
-        """Look for what callers that were interrupted have left."""
+    def _reclaim_and_grant(self) -> list[ConnectionRequest[T]]:
         self._reclaim()
         return self._grant()
 
     @staticmethod
-    def _wake(turns: list[ConnectionRequest[T]]) -> None:
-        for turn in turns:
-            turn.signal.set()
+    def _wake(requests: list[ConnectionRequest[T]]) -> None:
+        for request in requests:
+            request.signal.set()
 
-    def _until(self, turn: ConnectionRequest[T]) -> int:
-        """Return until when to wait. Who took the call along tells when it ends, after its own deadline at the latest.
+    def _until(self, request: ConnectionRequest[T]) -> int:
+        """Return until when to wait. A caller that took the call reports its end, by its own deadline at the latest.
 
-        That one may be in an event loop that stands still, so it gets some time more. Opening a connection has a
-        deadline of its own.
+        That caller may be in a blocked event loop, so it gets more time. Opening a connection has its own deadline.
         """
-        if turn.taken_by is None and None in self._used.copy().values():
+        if request.taken_by is None and None in self._used.copy().values():
             return SYSTEM_CLOCK.steady() + self._patience
-        return self._moved + self._patience * (1 if turn.taken_by is None else 2)
+        return self._last_progress + self._patience * (1 if request.taken_by is None else 2)
 
-    def companions(self, caller: Caller, most: int) -> list[ConnectionRequest[T]]:
-        """Take along what others in line have to say; they are told by `settle`."""
-        return self._take_along(caller, most) if self._line else []
+    def take_queued(self, caller: Caller, maximum: int) -> list[ConnectionRequest[T]]:
+        """Take queued calls, to be sent with the caller's own; `settle` wakes their callers."""
+        return self._take_queued(caller, maximum) if self._queue else []
 
     @locked
-    def _take_along(self, caller: Caller, most: int) -> list[ConnectionRequest[T]]:
-        self._moved = SYSTEM_CLOCK.steady()
-        turns: list[ConnectionRequest[T]] = []
-        while self._line and len(turns) < most:
-            turn = self._line[0]
-            if turn.caller.alive and turn.caller not in self._used:
-                turn.taken_by = caller
-                turns.append(turn)
-            self._line.popleft()
-        return turns
+    def _take_queued(self, caller: Caller, maximum: int) -> list[ConnectionRequest[T]]:
+        self._last_progress = SYSTEM_CLOCK.steady()
+        requests: list[ConnectionRequest[T]] = []
+        while self._queue and len(requests) < maximum:
+            request = self._queue[0]
+            if request.caller.alive and request.caller not in self._used:
+                request.taken_by = caller
+                requests.append(request)
+            self._queue.popleft()
+        return requests
 
     @staticmethod
-    def settle(turns: list[ConnectionRequest[T]]) -> None:
-        """Tell them that it is done."""
-        for turn in turns:
-            turn.done = True
-            turn.signal.set()
+    def settle(requests: list[ConnectionRequest[T]]) -> None:
+        """Wake the callers of calls that were taken."""
+        for request in requests:
+            request.done = True
+            request.signal.set()
 
-    def _opened(self) -> Connection | Exception:
+    def _open_blocking(self) -> Connection | Exception:
         try:
-            return drive(self._opening())
+            return drive(self._open_flow())
         except Exception as error:  # noqa: BLE001 - carried to the caller's thread or task, and raised there
             return error
         finally:
-            self._moved = SYSTEM_CLOCK.steady()
+            self._last_progress = SYSTEM_CLOCK.steady()
 
-    def give(self, caller: Caller) -> None:
-        """Let others use the connection."""
-        self._wake(self._give(caller))
+    def release(self, caller: Caller) -> None:
+        """Return the caller's connection to the pool."""
+        self._wake(self._release(caller))
 
     @locked
-    def _give(self, caller: Caller) -> list[ConnectionRequest[T]]:
-        self._moved = SYSTEM_CLOCK.steady()
-        self._release(caller)
+    def _release(self, caller: Caller) -> list[ConnectionRequest[T]]:
+        self._last_progress = SYSTEM_CLOCK.steady()
+        self._free(caller)
         return self._grant()
 
-    def _release(self, caller: Caller) -> None:
-        """Keep what a caller has for whoever comes. The lock is ours."""
+    def _free(self, caller: Caller) -> None:
+        """Make the caller's connection idle. The lock is held."""
         connection = self._used.pop(caller, None)
         if connection is not None:
             if self._closed:
@@ -277,31 +279,31 @@ class Pool(Generic[T]):
                 self._idle.append(connection)
 
     def drop(self, caller: Caller) -> None:
-        """Close a connection whose state is unknown; another may be opened instead."""
+        """Close the caller's connection, whose state is unknown; another may be opened instead."""
         connection = self._used.get(caller)
         if connection is not None:
             self._used[caller] = None
             connection.close()
-        self._wake(self._give(caller))
+        self._wake(self._release(caller))
 
     def close(self) -> None:
-        """Close what is idle now, and the rest when it comes back; wake who waits."""
-        idle, line = self._close()
+        """Close idle connections now, and the others when they are released; wake all callers in the queue."""
+        idle, queue = self._close()
         for connection in idle:
             connection.close()
-        self._wake(line)
+        self._wake(queue)
 
     @locked
     def _close(self) -> tuple[list[Connection], list[ConnectionRequest[T]]]:
         self._closed = True
         idle, self._idle = self._idle, []
-        line, self._line = list(self._line), deque()
-        return idle, line
+        queue, self._queue = list(self._queue), deque()
+        return idle, queue
 
     def metrics(self) -> dict[str, int]:
-        """Count connections, idle ones and calls that wait for one."""
+        """Return the numbers of connections, idle connections and waiting calls."""
         return {
             "connections": len(self._idle) + len(self._used),
             "idle": len(self._idle),
-            "waiting": len(self._line),
+            "waiting": len(self._queue),
         }

@@ -1,4 +1,4 @@
-"""Creates the schema on first use and migrates an older one, whoever comes first; all others wait and find it done."""
+"""Creates the schema on first use and migrates an older one: the first process does it, all others wait."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ APPLY_STATEMENT: Final = (
 
 
 class Schema(NamedTuple):
-    """Where the tables are, and what they are made of: a step per version, then the functions."""
+    """The name of the schema and its SQL: one step per version, then the functions."""
 
     name: str
     steps: tuple[str, ...]
@@ -32,32 +32,32 @@ class Schema(NamedTuple):
 
     @property
     def digest(self) -> str:
-        """Tell one text of the functions from another."""
+        """Identify the version of the functions."""
         return hashlib.sha256(self.core.encode()).hexdigest()
 
-    def checking(self, connection: Connection, until: int) -> Steps[bool]:
-        """Tell whether everything is there; refuse what a newer tidegate has made."""
-        sql = f'select version, core from "{self.name}".schema_version'  # noqa: S608 - NAME allows nothing but a name
+    def check_flow(self, connection: Connection, until: int) -> Steps[bool]:
+        """Return whether the schema is up to date. Raises StoreUnavailable if it is from a newer tidegate."""
+        sql = f'select version, core from "{self.name}".schema_version'  # noqa: S608 - SCHEMA_NAME allows only identifiers
         try:
-            result = (yield from connection.asking("read its schema's version", sql, until))[-1]
+            result = (yield from connection.query_flow("read its schema's version", sql, until))[-1]
         except ServerError as error:
             if error.code in MISSING_SCHEMA_CODES:
                 return False
-            raise connection.failed("read its schema's version", str(error), error.code) from None
-        return self._same(result.get_value(0, 0), result.get_value(0, 1)) if result.ntuples else False
+            raise connection.explain("read its schema's version", str(error), error.code) from None
+        return self._is_current(result.get_value(0, 0), result.get_value(0, 1)) if result.ntuples else False
 
-    def _same(self, version: bytes | None, core: bytes | None) -> bool:
+    def _is_current(self, version: bytes | None, core: bytes | None) -> bool:
         if int(version or 0) > len(self.steps):
             message = (
-                f"the schema {self.name!r} in PostgreSQL is of version {int(version or 0)}, from a newer tidegate; "
-                f"this one knows {len(self.steps)}: upgrade it, or use another schema in the store's URL"
+                f"the schema {self.name!r} in PostgreSQL has version {int(version or 0)}, from a newer tidegate; "
+                f"this tidegate supports version {len(self.steps)}: upgrade it, or set another schema in the URL"
             )
             raise StoreUnavailable(message)
         return int(version or 0) == len(self.steps) and core == self.digest.encode()
 
-    def migrating(self, connection: Connection, until: int) -> Steps[None]:
-        """Create or migrate, in one transaction, one process at a time."""
-        what = f"create or migrate its schema {self.name!r}"
+    def migrate_flow(self, connection: Connection, until: int) -> Steps[None]:
+        """Create or migrate the schema in one transaction, one process at a time."""
+        action = f"create or migrate its schema {self.name!r}"
         lock = (
             "begin; set local statement_timeout = '60s'; "
             f"select pg_advisory_xact_lock(hashtextextended('tidegate schema {self.name}', 0)); "
@@ -65,45 +65,45 @@ class Schema(NamedTuple):
             f"to_regclass('\"{self.name}\".schema_version') is not null"
         )
         try:
-            found = (yield from connection.asking(what, lock, until))[-1]
+            found = (yield from connection.query_flow(action, lock, until))[-1]
             has_schema, has_version = (found.get_value(0, i) == b"t" for i in (0, 1))
             done = 0
             if has_version:
                 sql = f'select version, core from "{self.name}".schema_version'  # noqa: S608 - as above
-                result = (yield from connection.asking(what, sql, until))[-1]
+                result = (yield from connection.query_flow(action, sql, until))[-1]
                 done = int(result.get_value(0, 0) or 0)
-                if self._same(result.get_value(0, 0), result.get_value(0, 1)):
-                    yield from connection.asking(what, "commit", until)
+                if self._is_current(result.get_value(0, 0), result.get_value(0, 1)):
+                    yield from connection.query_flow(action, "commit", until)
                     return
-            yield from connection.asking(what, self.script(done, has_schema=has_schema) + "commit;", until)
+            yield from connection.query_flow(action, self.script(done, has_schema=has_schema) + "commit;", until)
         except ServerError as error:
-            raise connection.failed(what, str(error), error.code) from None
+            raise connection.explain(action, str(error), error.code) from None
 
     def script(self, done: int = 0, *, has_schema: bool = False) -> str:
-        """Give the SQL that leads from version `done` to the latest."""
+        """Return the SQL that migrates from version `done` to the latest."""
         parts = [] if has_schema else [f'create schema "{self.name}";']
         if not done:
             parts.append(f'create table "{self.name}".schema_version (version int not null, core text not null);')
         parts += self.steps[done:]
         parts.append(self.core)
         parts.append(
-            f'delete from "{self.name}".schema_version; '  # noqa: S608 - NAME allows nothing but a name
+            f'delete from "{self.name}".schema_version; '  # noqa: S608 - SCHEMA_NAME allows only identifiers
             f"insert into \"{self.name}\".schema_version values ({len(self.steps)}, '{self.digest}');\n"
         )
         return "\n".join(parts)
 
 
 def read_schema(name: str = "tidegate", *, unlogged: bool = False) -> Schema:
-    """Read the SQL beside this module, for a schema of this name."""
+    """Read the SQL files of this package, for a schema of this name."""
     if not SCHEMA_NAME.fullmatch(name) or name.startswith("pg_"):
-        raise ConfigError(f"a schema is named by small letters, digits and _, not {name!r}", field="schema")
+        raise ConfigError(f"must consist of lower-case letters, digits and _, not {name!r}", field="schema")
     here = files(__package__)
     tables, core = ((here / file).read_text(encoding="utf-8") for file in ("schema.sql", "core.sql"))
     if unlogged:
         tables = tables.replace("create table", "create unlogged table")
     steps = re.split(r"^-- version \d+\n", tables, flags=re.MULTILINE)[1:]
 
-    def placed(sql: str) -> str:
+    def qualify(sql: str) -> str:
         return re.sub(r"\btidegate\.", f'"{name}".', sql)
 
-    return Schema(name, tuple(map(placed, steps)), placed(core), placed(APPLY_STATEMENT).encode())
+    return Schema(name, tuple(map(qualify, steps)), qualify(core), qualify(APPLY_STATEMENT).encode())

@@ -1,24 +1,24 @@
--- What the store keeps, version by version; a step once released is never changed, only followed by another.
--- The functions stand in core.sql. The schema's name, `tidegate` here, is replaced where another was chosen.
+-- The tables and views, version by version. A released step is never changed, only followed by another.
+-- The functions are in core.sql. The schema name, `tidegate` here, is replaced if another one is configured.
 
 -- version 1
 
--- A Limit, as the client describes it with every call. `rule` is its text without the name: two limits of one name and
--- algorithm are equal when their rules are. `bounds` are the edges of calendar windows around now, oldest first.
+-- A Limit, as the client sends it with every call. `rule` is its string without the name: two limits of one name and
+-- algorithm are equal if their rules are. `bounds` are the bounds of calendar windows around now, oldest first.
 create type tidegate.limit_t as (
     name text, algorithm text, unit text, rule text, quota bigint, burst bigint, length bigint,
     rate bigint, scale bigint, capacity bigint, floor bigint, tick bigint, bounds bigint[]
 );
 
--- A State: the limit that wrote it, as far as anybody needs to know; its integers as in core/codec.py (of a log: its
--- number, base, total and last instant; the entries are rows of `log`); and the instant from which it is as if absent.
+-- A State: the settings of the limit that wrote it; its integers as in core/codec.py (of a log: its number, base, total
+-- and last instant; the entries are rows of `log`); and the instant from which it counts as absent.
 create type tidegate.state_t as (
     name text, algorithm text, unit text, rule text, quota bigint, burst bigint, length bigint, rate bigint,
     numbers bigint[], ends bigint
 );
 
--- Everything known of a key: one row, so that a call of many limits reads and writes one. Only `due`, when to look
--- whether the row can go, is in an index and it is left alone by decisions, so that they update in place (HOT).
+-- All states of a key in one row, so that a call with many limits reads and writes one row. Only `due`, when the sweep
+-- checks the row, is indexed, and decisions do not change it, so that they update in place (HOT).
 create table tidegate.keys (
     policy  text collate "C" not null,
     key     text collate "C" not null,
@@ -30,8 +30,8 @@ create table tidegate.keys (
 ) with (fillfactor = 50, toast_tuple_target = 8160, autovacuum_vacuum_scale_factor = 0.05);
 create index keys_due on tidegate.keys (due);
 
--- The entries of sliding logs and of concurrency limits, one for each admitted call. `sum` runs on; within a log, both
--- instant and sum only grow, so that each is looked up in its own index. Entries up to the log's base have left.
+-- The entries of sliding logs and of concurrency limits, one for each admitted call. `sum` is the running total; within a
+-- log, both instant and sum only grow, so that each has its own index. Entries up to the log's base have expired.
 create table tidegate.log (
     log  bigint not null,
     at   bigint not null,
@@ -44,14 +44,14 @@ create sequence tidegate.logs;
 
 -- version 2
 
--- For people and other programs: the tables that the documents of the gatekeeper and of the budgets describe.
+-- Views for people and other programs.
 alter table tidegate.log add column task_type text, add column task_id text;
 
 create function tidegate.instant(micros bigint) returns timestamptz language sql immutable as $$
     select timestamptz '1970-01-01 00:00:00+00' + micros * interval '1 microsecond'
 $$;
 
--- Everything, one row per policy, key and limit, as of `updated_at`, the key's last change: nothing here reads a clock.
+-- One row per policy, key and limit, as of `updated_at`, the last change of the key: the view does not read a clock.
 -- A bucket's window reaches from its last change until it is full again; a rolling window ends at the last change.
 create view tidegate.states as
 select k.policy, k.key, s.place, s.name, s.algorithm, s.unit, s.quota, s.length,
@@ -96,7 +96,7 @@ select case period when '1m' then 'minute' when '1h' then 'hour' when '1d' then 
        used as current_count, window_start, window_end, updated_at as last_updated
 from tidegate.states;
 
--- One row per permit in the longest log of each key, oldest first; `id` only numbers the rows of the answer.
+-- One row per permit in the longest log of each key, oldest first; `id` numbers the rows of the result.
 create view tidegate.task_completions as
 select row_number() over (order by e.at, l.log, e.sum) as id,
        tidegate.instant(e.at) as completed_at, e.task_type, e.task_id

@@ -1,8 +1,16 @@
 """Keeps states in Redis or Valkey: the core runs there as a script (core.lua), with the server's clock.
 
-wire.py turns calls into scripts and answers into decisions; threads.py and tasks.py (cluster_tasks.py) send them, many
-calls at a time; server_watch.py notices that a server was replaced or has lost its keys; address.py and driver.py know
-URLs and redis-py.
+store.py           RedisStore
+protocol.py        encodes calls as scripts and decodes replies as decisions
+sync_pipeline.py   sends the calls of threads, many at a time
+async_pipeline.py  sends the calls of tasks, many at a time
+async_cluster.py   the same to a cluster
+cluster.py         which server of a cluster has which slot
+reply_reader.py    parses replies
+late_replies.py    reads replies that arrive after their calls timed out
+server_watch.py    detects that a server was replaced or has lost its keys
+address.py         parses URLs
+driver.py          the adapter to redis-py
 """
 
 from tidegate.stores.redis.store import RedisStore, open_redis

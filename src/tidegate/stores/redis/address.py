@@ -1,4 +1,4 @@
-"""From a URL to the address of a server, a cluster, or the sentinels that know one."""
+"""Parse the URL of a server, a cluster or sentinels into a RedisAddress."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final, Literal
 from urllib.parse import parse_qsl, unquote
 
 from tidegate.errors import ConfigError
-from tidegate.urls import server_url, split_hosts
+from tidegate.urls import server_url, split_hosts, unknown_option
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -35,11 +35,16 @@ TLS_OPTIONS: Final = (
     "ssl_ca_data",
 )
 SENTINEL_OPTIONS: Final = ("sentinel_username", "sentinel_password")
+OPTIONS: Final = (
+    *("timeout", "connect_timeout", "db", "batch", "prefix", "hash_tag", "client_name"),
+    *TLS_OPTIONS,
+    *SENTINEL_OPTIONS,
+)
 
 
 @dataclass(frozen=True)
 class RedisAddress:
-    """Where the state lives, how to log in, and how long to wait."""
+    """Hosts, credentials, timeouts and options of a Redis store."""
 
     kind: Kind = "server"
     hosts: tuple[tuple[str, int], ...] = (("127.0.0.1", 6379),)
@@ -56,13 +61,13 @@ class RedisAddress:
     driver: dict[str, str] = field(default_factory=dict, repr=False)
 
     def __str__(self) -> str:
-        """Name the place as people do, without the password."""
+        """Return the hosts for messages, without the password."""
         hosts = ",".join(f"{host}:{port}" for host, port in self.hosts)
         return f"{self.service} of the sentinels at {hosts}" if self.kind == "sentinel" else hosts
 
 
 def read_url(url: str) -> RedisAddress:
-    """Read the URL of a store; what cannot be right is refused, and a password is never repeated."""
+    """Parse the URL of a store. Raises ConfigError if it is invalid; the message never contains the password."""
     parts = server_url(url, "store")
     kind, tls = SCHEMES[parts.scheme]
     credentials = parts.netloc.rpartition("@")[0]
@@ -79,25 +84,25 @@ def read_url(url: str) -> RedisAddress:
     path = [unquote(part) for part in parts.path.split("/") if part]
     if kind == "sentinel":
         if not path:
-            raise _refuse("name the service that the sentinels watch, as in redis+sentinel://host:26379/mymaster")
+            raise _error("the service name is missing: write redis+sentinel://host:26379/mymaster")
         values["service"] = path.pop(0)
     if path:
-        values["db"] = _read("db", path.pop(0), int, 0)
+        values["db"] = _read_number("db", path.pop(0), int, 0)
     if path or (kind == "cluster" and values.get("db")):
-        raise _refuse("a cluster has one database" if kind == "cluster" else "only a database number follows the host")
+        raise _error("a cluster has only database 0" if kind == "cluster" else "the path must be a database number")
     for name, value in parse_qsl(parts.query, keep_blank_values=True):
         _set_option(values, name, value)
     if kind == "server" and len(hosts) > 1:
-        raise _refuse("several hosts make a cluster or sentinels: use redis+cluster:// or redis+sentinel://")
+        raise _error("it names several hosts: use redis+cluster:// or redis+sentinel://")
     return RedisAddress(**values)  # type: ignore[arg-type]  # each was checked above
 
 
 def _set_option(values: dict[str, object], name: str, value: str) -> None:
     driver = values["driver"]
     if name in ("timeout", "connect_timeout"):
-        values[name] = _read(name, value, float, 0.001)
+        values[name] = _read_number(name, value, float, 0.001)
     elif name in ("db", "batch"):
-        values[name] = _read(name, value, int, 0 if name == "db" else 1)
+        values[name] = _read_number(name, value, int, 0 if name == "db" else 1)
     elif (name == "prefix" and value and not set(value) & set("{}")) or (
         name == "hash_tag" and value in ("key", "policy", "all")
     ):
@@ -105,23 +110,22 @@ def _set_option(values: dict[str, object], name: str, value: str) -> None:
     elif name in (*TLS_OPTIONS, *SENTINEL_OPTIONS, "client_name") and isinstance(driver, dict):
         driver[name] = value
     elif name in ("prefix", "hash_tag"):
-        raise _refuse(f"{name} must be {'key, policy or all' if name == 'hash_tag' else 'text without braces'}")
+        expected = "key, policy or all" if name == "hash_tag" else "a non-empty string without braces"
+        raise _error(f"{name} must be {expected}, not {value!r}")
     else:
-        known = ", ".join(
-            ("timeout", "connect_timeout", "db", "batch", "prefix", "hash_tag", "client_name", *TLS_OPTIONS)
-        )
-        raise _refuse(f"there is no option {name!r}: use one of {known}")
+        raise _error(unknown_option(name, OPTIONS))
 
 
-def _read(name: str, text: str, number: Callable[[str], float], least: float) -> float:
+def _read_number(name: str, text: str, number: Callable[[str], float], minimum: float) -> float:
     try:
         value = number(text)
     except ValueError:
         value = -1
-    if not least <= value <= 2**31:
-        raise _refuse(f"{name} must be a number from {least}, not {text!r}")
+    if not minimum <= value <= 2**31:
+        kind = "an integer" if number is int else "a number"
+        raise _error(f"{name} must be {kind} from {minimum}, not {text!r}")
     return value
 
 
-def _refuse(message: str) -> ConfigError:
-    return ConfigError(f"cannot use this URL of a Redis store: {message}", field="store")
+def _error(message: str) -> ConfigError:
+    return ConfigError(f"cannot use this Redis URL: {message}", field="store")

@@ -1,4 +1,4 @@
-"""Sends the calls of tasks to a cluster: a line for each of its servers, as tasks.py has it for one."""
+"""Sends the calls of tasks to a cluster: one pipeline per server."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from tidegate.stores.redis import driver
 from tidegate.stores.redis.async_pipeline import AsyncPipeline, ServerPipeline
-from tidegate.stores.redis.cluster import SlotMap, nobody
+from tidegate.stores.redis.cluster import SlotMap, no_server_error
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -22,69 +22,69 @@ if TYPE_CHECKING:
 
 
 class NodePipeline(ServerPipeline):
-    """Scripts to one server of a cluster; what it does not keep any more goes back to the cluster's line."""
+    """Scripts to one server of a cluster; scripts for slots that moved go back to the ClusterPipeline."""
 
     def __init__(self, cluster: ClusterPipeline, node: tuple[str, int]) -> None:
-        """Connect when first asked."""
+        """Connect with the first call."""
         self._cluster = cluster
         address = replace(cluster.address, kind="server", hosts=(node,))
-        super().__init__(address, cluster.wire, cluster.counts, cluster.watch, cluster.wake)
+        super().__init__(address, cluster.protocol, cluster.counts, cluster.watch, cluster.wake)
 
-    def _take(self, script: Script, reply: bytes | Exception) -> list[Script]:
-        if not isinstance(reply, driver.NoScriptError) and self._cluster.router.redirect(script, reply):
+    def _handle_reply(self, script: Script, reply: bytes | Exception) -> list[Script]:
+        if not isinstance(reply, driver.NoScriptError) and self._cluster.slot_map.redirect(script, reply):
             self._cluster.send_again([script])
             return []
-        return super()._take(script, reply)
+        return super()._handle_reply(script, reply)
 
-    def _break(self, error: BaseException, *, again: bool = False) -> None:
-        self._cluster.router.stale = True
-        super()._break(error, again=again)
+    def _fail_connection(self, error: BaseException, *, again: bool = False) -> None:
+        self._cluster.slot_map.stale = True
+        super()._fail_connection(error, again=again)
 
     @property
-    def _root(self) -> AsyncPipeline:
+    def _owner(self) -> AsyncPipeline:
         return self._cluster
 
     def _marker(self) -> Script | None:
-        number = self._cluster.router.marker(self.address.hosts[0], self.wire)
-        return None if number is None else self.watch.look(number)
+        number = self._cluster.slot_map.marker(self.address.hosts[0], self.protocol)
+        return None if number is None else self.watch.check_marker(number)
 
     def _resend(self) -> None:
         batches, self._batches = self._batches, deque()
         self._cluster.send_again([script for batch in batches for script in batch])
 
     async def drain(self) -> None:
-        """Wait for the calls of the whole cluster: they are its, wherever they were sent."""
+        """Wait for the calls of the whole cluster."""
         await self._cluster.drain()
 
 
 class ClusterPipeline(AsyncPipeline):
-    """Calls to a cluster: a script for each slot, and a connection to each server on which they follow each other."""
+    """Calls to a cluster: scripts of one slot each, pipelined on one connection per server."""
 
     def __init__(
-        self, address: RedisAddress, wire: ScriptProtocol, counts: CallCounts, watch: ServerWatch, wake: Wake
+        self, address: RedisAddress, protocol: ScriptProtocol, counts: CallCounts, watch: ServerWatch, wake: Wake
     ) -> None:
-        """Connect when first asked."""
-        super().__init__(address, wire, counts, watch, wake)
-        self.router = SlotMap(address)
+        """Connect with the first call."""
+        super().__init__(address, protocol, counts, watch, wake)
+        self.slot_map = SlotMap(address)
         self._nodes: dict[tuple[str, int], NodePipeline] = {}
-        self._waiting: list[Script] | None = None  # until it is known where everything is
+        self._waiting: list[Script] | None = None  # scripts that wait until the slots are known
 
     def _send(self, scripts: Iterable[Script]) -> None:
         if self._waiting is not None:
             self._waiting += scripts
-        elif self.router.stale:
+        elif self.slot_map.stale:
             self._waiting = list(scripts)
-            self._start(self._send_anew())
+            self._start(self._load_slots_and_send())
         else:
             self._distribute(scripts)
 
-    async def _send_anew(self) -> None:
-        """Find out where everything is, then send."""
+    async def _load_slots_and_send(self) -> None:
+        """Load the slot map, then send the waiting scripts."""
         try:
-            await self._learn()
+            await self._load_slots()
         except BaseException as error:
             self.counts.failures += 1
-            self._end(driver.explain(self.address, error))
+            self._fail_unsent(driver.explain(self.address, error))
             if not isinstance(error, Exception):
                 raise
         else:
@@ -92,33 +92,33 @@ class ClusterPipeline(AsyncPipeline):
             self._distribute(waiting)
 
     def _distribute(self, scripts: Iterable[Script]) -> None:
-        for node, some in self.router.by_node(scripts).items():
+        for node, node_scripts in self.slot_map.by_node(scripts).items():
             if node is None:
-                for script in some:
-                    script.fail(nobody(script))
+                for script in node_scripts:
+                    script.fail(no_server_error(script))
             else:
                 if node not in self._nodes:
                     self._nodes[node] = NodePipeline(self, node)
-                self._nodes[node]._send(some)  # noqa: SLF001 - of the same family
+                self._nodes[node]._send(node_scripts)  # noqa: SLF001 - a method of the same base class
 
     def send_again(self, scripts: list[Script]) -> None:
-        """Send scripts that were not run to where they belong."""
+        """Send scripts that were not run to the server of their slot."""
         self._send(scripts)
 
-    async def _learn(self) -> None:
-        trouble: Exception | None = None
-        for node in self.router.candidates():
+    async def _load_slots(self) -> None:
+        failure: Exception | None = None
+        for node in self.slot_map.candidates():
             try:
-                moved = self.router.learn(node, await driver.read_slots_async(self.address, node))
+                moved = self.slot_map.update(node, await driver.read_slots_async(self.address, node))
             except driver.FAILURES as error:
-                trouble = error
+                failure = error
             else:
                 self.counts.server_changes += moved
                 return
-        if trouble is not None:
-            raise trouble
+        if failure is not None:
+            raise failure
 
-    def _end(self, error: RateLimitError) -> None:
+    def _fail_unsent(self, error: RateLimitError) -> None:
         waiting, self._waiting = self._waiting or [], None
         for script in waiting:
             script.fail(error)

@@ -1,4 +1,4 @@
-"""Which server of a cluster keeps what: one map for threads and one for each event loop."""
+"""The slot map of a cluster: one for threads and one for each event loop."""
 
 from __future__ import annotations
 
@@ -16,51 +16,51 @@ if TYPE_CHECKING:
     Node = tuple[str, int]
 
 SLOT_COUNT: Final = 16_384
-MARKERS: Final = 1000  # numbers of markers, of which every server should keep one (see server_watch.py)
-MAX_REDIRECTIONS: Final = 3  # how often a script is sent on; each time it was not run
+MARKERS: Final = 1000  # candidates, so that every server has one of them (see server_watch.py)
+MAX_REDIRECTIONS: Final = 3  # how often a script is redirected; each time it was not run
 
 
 class SlotMap:
-    """Knows the server of each slot, as far as it was told."""
+    """The known server of each slot."""
 
     def __init__(self, address: RedisAddress) -> None:
-        """Know only whom to ask."""
+        """Start with the hosts of the URL and no slots."""
         self.stale = True
         self._hosts = address.hosts
         self._owners: list[Node | None] = [None] * SLOT_COUNT
 
     def candidates(self) -> list[Node]:
-        """List whom to ask where everything is."""
+        """Return the servers that can be asked for the slot map."""
         return list(dict.fromkeys((*filter(None, self._owners), *self._hosts)))
 
-    def learn(self, asked: Node, ranges: Sequence[Sequence[Any]]) -> bool:
-        """Take over the answer to CLUSTER SLOTS that a server gave; tell whether any slot has moved."""
+    def update(self, source: Node, ranges: Sequence[Sequence[Any]]) -> bool:
+        """Update from the reply of a server to CLUSTER SLOTS; return whether any slot has moved."""
         owners: list[Node | None] = [None] * SLOT_COUNT
         for first, last, primary, *_ in ranges:
             host = primary[0].decode() if isinstance(primary[0], bytes) else primary[0]
-            owners[first : last + 1] = [(host or asked[0], int(primary[1]))] * (last + 1 - first)
+            owners[first : last + 1] = [(host or source[0], int(primary[1]))] * (last + 1 - first)
         moved = any(new != old for new, old in zip(owners, self._owners, strict=True) if new and old)
         self._owners = owners
         self.stale = False
         return moved
 
     def nodes(self) -> list[Node]:
-        """List the servers that keep anything."""
+        """Return the servers that have slots."""
         return list(dict.fromkeys(filter(None, self._owners)))
 
-    def marker(self, node: Node, wire: ScriptProtocol) -> int | None:
-        """Find the number of a marker that a server keeps."""
-        return next((n for n in range(MARKERS) if self._owners[wire.slot(wire.marker(n))] == node), None)
+    def marker(self, node: Node, protocol: ScriptProtocol) -> int | None:
+        """Return the number of a marker whose slot is on a server."""
+        return next((n for n in range(MARKERS) if self._owners[protocol.slot(protocol.marker(n))] == node), None)
 
     def by_node(self, scripts: Iterable[Script]) -> dict[Node | None, list[Script]]:
-        """Divide scripts by the server that they go to; None: nobody has their slot."""
+        """Group scripts by their server; None if no server has their slot."""
         nodes: dict[Node | None, list[Script]] = {}
         for script in scripts:
             nodes.setdefault(script.asking or self._owners[script.slot], []).append(script)
         return nodes
 
     def redirect(self, script: Script, reply: object) -> bool:
-        """Tell whether the reply means that a script was not run and is to be sent elsewhere; note where."""
+        """Return whether the reply redirects a script, which was not run, to another server; record that server."""
         script.asking = None
         if not isinstance(reply, driver.ResponseError) and not isinstance(reply, driver.RedisError):
             return False
@@ -76,8 +76,8 @@ class SlotMap:
         return True
 
 
-def nobody(script: Script) -> StoreUnavailable:
-    """Explain that a slot has no server."""
+def no_server_error(script: Script) -> StoreUnavailable:
+    """Return the error for a slot without a server."""
     return StoreUnavailable(
-        f"no server of the cluster keeps slot {script.slot}: see CLUSTER INFO on any of its servers"
+        f"no server of the cluster serves slot {script.slot}: run CLUSTER INFO on any of its servers"
     )

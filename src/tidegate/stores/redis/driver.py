@@ -1,7 +1,7 @@
-"""The only place that knows redis-py: how connections are made, and what its exceptions mean.
+"""The adapter to redis-py: opens connections and translates exceptions.
 
-Its defaults hurt (a hung server costs 5 s and several attempts), so nothing is left to them: no retries, since a script
-whose answer got lost may have run; timeouts from the address; RESP2, whose one answer per script is read fastest.
+The defaults of redis-py do not fit (a hung server costs 5 s and several attempts), so all are set: no retries, since a
+script whose reply was lost may have run; timeouts from the address; RESP2, whose replies are parsed fastest.
 """
 
 from __future__ import annotations
@@ -45,17 +45,17 @@ __all__ = [
     "connect_async",
     "discard",
     "explain",
-    "has_ended",
+    "extended_timeout",
+    "is_closed_by_server",
     "key_slot",
-    "patience",
     "read_error",
     "read_slots",
     "read_slots_async",
     "take_over",
 ]
 
-AnyConnection = Any  # of redis-py, plain or TLS, whose methods have no types
-SLIGHT: Final = 0.5  # of a timeout: less than that is not worth changing it
+AnyConnection = Any  # a connection of redis-py, plain or TLS, whose methods are untyped
+MIN_EXTENSION: Final = 0.5  # of a timeout: a smaller extension is not worth a system call
 FAILURES: Final = (RedisError, OSError, EOFError, TimeoutError)
 ERRORS: Final[dict[str, type[ResponseError]]] = {
     "ASK": AskError,
@@ -63,9 +63,9 @@ ERRORS: Final[dict[str, type[ResponseError]]] = {
     "NOSCRIPT": NoScriptError,
     "READONLY": ReadOnlyError,
 }
-ADVICE: Final = (  # the first words that the message begins with or contains tell what to do
-    ("NOAUTH", "give the user and password in the URL: redis://user:password@host"),
-    ("Authentication required", "give the user and password in the URL: redis://user:password@host"),
+ADVICE: Final = (  # the first entry whose text is part of the message applies
+    ("NOAUTH", "add the user and password to the URL: redis://user:password@host"),
+    ("Authentication required", "add the user and password to the URL: redis://user:password@host"),
     ("WRONGPASS", "check the user and password in the URL"),
     ("invalid username-password", "check the user and password in the URL"),
     ("AUTH", "check the user and password in the URL"),
@@ -77,56 +77,56 @@ ADVICE: Final = (  # the first words that the message begins with or contains te
     ("READONLY", "this is a replica: name the primary, or use redis+sentinel:// or redis+cluster://"),
     ("read only replica", "this is a replica: name the primary, or use redis+sentinel:// or redis+cluster://"),
     ("MOVED", "this server is part of a cluster: use redis+cluster://"),
-    ("CLUSTERDOWN", "the cluster has lost a part; it answers again when a replica has taken over"),
+    ("CLUSTERDOWN", "a part of the cluster is down; calls succeed again after a replica has taken over"),
     ("CROSSSLOT", "this server is part of a cluster: use redis+cluster://"),
-    ("OOM", "the server is out of memory: raise maxmemory, or give the limiter a server of its own"),
-    ("MISCONF", "the server cannot write its files: look into its log"),
-    ("LOADING", "the server is reading its files; it answers when it has"),
-    ("BUSY", "another script keeps the server busy: find it with SLOWLOG, end it with SCRIPT KILL"),
-    ("WRONGTYPE", "another program uses these keys: give this one a prefix of its own (?prefix=)"),
-    ("unknown command", "scripts are needed: Redis 6.2 or later, or any Valkey, with EVALSHA allowed"),
+    ("OOM", "the server is out of memory: raise maxmemory, or use a separate server for rate limits"),
+    ("MISCONF", "the server cannot write its files: check its log"),
+    ("LOADING", "the server is loading its data; calls succeed when it has finished"),
+    ("BUSY", "another script keeps the server busy: find it with SLOWLOG and stop it with SCRIPT KILL"),
+    ("WRONGTYPE", "another program uses these keys: set another prefix (?prefix=)"),
+    ("unknown command", "the store needs scripts: use Redis 6.2 or later, or Valkey, and allow EVALSHA"),
     ("MASTERDOWN", "the sentinels have not elected a primary yet"),
     ("No master found", "check the service name and the sentinels in the URL"),
-    ("max number of clients", "raise maxclients, or let fewer processes connect"),
+    ("max number of clients", "raise maxclients, or connect fewer processes"),
     ("certificate", "check ssl_ca_certs in the URL"),
-    ("imeout", "the server hangs or is overloaded; more time is given by ?timeout= (seconds)"),
-    ("timed out", "the server hangs or is overloaded; more time is given by ?timeout= (seconds)"),
+    ("imeout", "the server hangs or is overloaded: check it, or raise ?timeout= (seconds)"),
+    ("timed out", "the server hangs or is overloaded: check it, or raise ?timeout= (seconds)"),
 )
 
 
 def explain(address: RedisAddress, error: BaseException) -> StoreUnavailable:
-    """Say in one line what was attempted, what the driver says, and what to do."""
-    said = " ".join(str(error).split()) or type(error).__name__
+    """Return an error that names the server, the driver's message and what to do."""
+    reason = " ".join(str(error).split()) or type(error).__name__
     if isinstance(error, TimeoutError) and not error.args:
-        said = f"no answer within {address.timeout} s (timeout)"
+        reason = f"no answer within {address.timeout} s (timeout)"
     secrets = (address.password, address.driver.get("sentinel_password"))
     for secret in filter(None, secrets):
-        said = said.replace(secret, "***")
-    said = said.rstrip(".")
-    advice = next((what for sign, what in ADVICE if sign in said), "check that the server runs and can be reached")
-    return StoreUnavailable(f"asked Redis at {address} to decide and got no answer: {said}: {advice}")
+        reason = reason.replace(secret, "***")
+    reason = reason.rstrip(".")
+    advice = next((text for part, text in ADVICE if part in reason), "check that the server runs and is reachable")
+    return StoreUnavailable(f"Redis at {address} gave no decision: {reason}: {advice}")
 
 
 def settings(address: RedisAddress) -> dict[str, Any]:
-    """Give the arguments that every connection is made with, apart from the host."""
-    given: dict[str, Any] = {
+    """Return the arguments of every connection, except the host."""
+    arguments: dict[str, Any] = {
         "username": address.username,
         "password": address.password,
         "protocol": 2,
         "socket_connect_timeout": address.connect_timeout,
         "socket_timeout": address.connect_timeout,
     }
-    given |= {name: value for name, value in address.driver.items() if not name.startswith("sentinel_")}
-    if given.get("ssl_check_hostname") is not None:
-        given["ssl_check_hostname"] = given["ssl_check_hostname"] not in ("0", "no", "false", "False")
-    return given
+    arguments |= {name: value for name, value in address.driver.items() if not name.startswith("sentinel_")}
+    if arguments.get("ssl_check_hostname") is not None:
+        arguments["ssl_check_hostname"] = arguments["ssl_check_hostname"] not in ("0", "no", "false", "False")
+    return arguments
 
 
 # ---- for threads -----------------------------------------------------------------------------------------------------
 
 
 def connect(address: RedisAddress) -> AnyConnection:
-    """Open a connection for one thread at a time."""
+    """Open a connection, to be used by one thread at a time."""
     host, port = address.hosts[0]
     if address.kind == "sentinel":
         sentinel = _sentinel(address, Sentinel, Retry)
@@ -140,7 +140,7 @@ def connect(address: RedisAddress) -> AnyConnection:
     try:
         connection.connect()
         # The handshake may take as long as connecting does; a script may not.
-        connection._sock.settimeout(address.timeout)  # noqa: SLF001 - redis-py 8 has a public way, 7 has none
+        connection._sock.settimeout(address.timeout)  # noqa: SLF001 - redis-py 8 has a public method, 7 has none
     except BaseException:  # a signal handler may raise
         connection.disconnect()
         raise
@@ -148,9 +148,9 @@ def connect(address: RedisAddress) -> AnyConnection:
 
 
 @contextmanager
-def patience(connection: AnyConnection, timeout: float, more: float) -> Iterator[None]:
-    """Give the server more than the timeout for an answer, where what it was asked takes long."""
-    if more < SLIGHT * timeout:
+def extended_timeout(connection: AnyConnection, timeout: float, more: float) -> Iterator[None]:
+    """Extend the timeout while an expensive script is answered."""
+    if more < MIN_EXTENSION * timeout:
         yield
         return
     socket = connection._sock  # noqa: SLF001 - as above
@@ -161,8 +161,8 @@ def patience(connection: AnyConnection, timeout: float, more: float) -> Iterator
         socket.settimeout(timeout)
 
 
-def has_ended(connection: AnyConnection) -> bool:
-    """Tell whether an idle connection was closed by the server: nothing was asked, so all it can say is that."""
+def is_closed_by_server(connection: AnyConnection) -> bool:
+    """Return whether the server closed an idle connection: data on it can only mean that."""
     try:
         return bool(connection.can_read(timeout=0))
     except FAILURES:
@@ -170,7 +170,7 @@ def has_ended(connection: AnyConnection) -> bool:
 
 
 def read_slots(address: RedisAddress, node: tuple[str, int]) -> list[Any]:
-    """Ask one server of a cluster where everything is."""
+    """Read the slot map from one server of a cluster."""
     connection = connect(replace(address, kind="server", hosts=(node,), timeout=address.connect_timeout))
     try:
         connection.send_command("CLUSTER", "SLOTS", check_health=False)
@@ -184,7 +184,7 @@ def read_slots(address: RedisAddress, node: tuple[str, int]) -> list[Any]:
 
 
 async def connect_async(address: RedisAddress) -> AnyConnection:
-    """Open a connection of the running event loop; whoever reads from it keeps the time."""
+    """Open a connection in the running event loop; the reader enforces the timeout."""
     host, port = address.hosts[0]
     if address.kind == "sentinel":
         sentinel = _sentinel(address, asyncio_sentinel.Sentinel, asyncio_retry.Retry)
@@ -194,8 +194,8 @@ async def connect_async(address: RedisAddress) -> AnyConnection:
             for client in sentinel.sentinels:
                 await client.aclose()
     kind: Any = asyncio_connection.SSLConnection if address.tls else asyncio_connection.Connection
-    given = settings(address) | {"socket_timeout": None, "socket_connect_timeout": None}
-    connection = kind(host=host, port=port, db=address.db, retry=asyncio_retry.Retry(NoBackoff(), 0), **given)
+    arguments = settings(address) | {"socket_timeout": None, "socket_connect_timeout": None}
+    connection = kind(host=host, port=port, db=address.db, retry=asyncio_retry.Retry(NoBackoff(), 0), **arguments)
     try:
         await connection.connect()
     except BaseException:
@@ -205,29 +205,29 @@ async def connect_async(address: RedisAddress) -> AnyConnection:
 
 
 def discard(connection: AnyConnection) -> None:
-    """Let go of a connection that nobody wants any more."""
+    """Abort a connection that is not needed any more."""
     connection._writer.transport.abort()  # noqa: SLF001 - as below
 
 
 def take_over(connection: AnyConnection, protocol: asyncio.Protocol) -> asyncio.Transport:
-    """Let a protocol of our own read a connection from here on; redis-py has connected it and will close it.
+    """Let `protocol` read a connection from now on; redis-py has opened it and will close it.
 
-    A stream would wake a task for each answer, which costs more than all else.
+    A stream would wake a task for each reply, which costs more than all else.
     """
-    transport: asyncio.Transport = connection._writer.transport  # noqa: SLF001 - redis-py has no public way
+    transport: asyncio.Transport = connection._writer.transport  # noqa: SLF001 - redis-py has no public method
     transport.set_protocol(protocol)
     return transport
 
 
-def read_error(said: bytes) -> ResponseError:
-    """Make an exception of an error that the server answered."""
-    code, _, rest = said.decode(errors="replace").partition(" ")
+def read_error(reply: bytes) -> ResponseError:
+    """Return the exception for an error reply."""
+    code, _, rest = reply.decode(errors="replace").partition(" ")
     kind = ERRORS.get(code)
     return ResponseError(f"{code} {rest}") if kind is None else kind(rest)
 
 
 async def read_slots_async(address: RedisAddress, node: tuple[str, int]) -> list[Any]:
-    """Ask one server of a cluster where everything is."""
+    """Read the slot map from one server of a cluster."""
 
     async def read() -> list[Any]:
         connection = await connect_async(replace(address, kind="server", hosts=(node,)))
@@ -243,11 +243,11 @@ async def read_slots_async(address: RedisAddress, node: tuple[str, int]) -> list
 
 def _sentinel(address: RedisAddress, kind: Any, retry: Any) -> Any:  # noqa: ANN401 - two classes that share no base
     own = {name.removeprefix("sentinel_"): v for name, v in address.driver.items() if name.startswith("sentinel_")}
-    given = {
+    arguments = {
         "socket_timeout": address.connect_timeout,
         "socket_connect_timeout": address.connect_timeout,
         "retry": retry(NoBackoff(), 0),
         "protocol": 2,
         **own,
     }
-    return kind(address.hosts, sentinel_kwargs=given)
+    return kind(address.hosts, sentinel_kwargs=arguments)

@@ -1,7 +1,7 @@
-"""Hears what a server says that was silent for too long, and was given up.
+"""Reads replies that arrive after their calls have timed out.
 
-Those who called have been told that there is no answer. The answers may come all the same, when a server wakes up or a
-network recovers: then it is known what was charged, and it can be given back.
+The callers have received an error. Replies may still arrive, when the server or the network recovers; they show what
+was charged, so that it can be given back.
 """
 
 from __future__ import annotations
@@ -14,40 +14,40 @@ if TYPE_CHECKING:
 
     from tidegate.stores.redis.protocol import Script
 
-MAX_LATE: Final = 2.0  # seconds for which a connection is heard after it was given up
+MAX_LATE: Final = 2.0  # seconds for which a connection is read after a timeout
 
 
 class LateReplies:
-    """The scripts that a connection still has to answer, in their order."""
+    """The scripts whose replies a connection still owes, in order."""
 
-    def __init__(self, flights: deque[Script], *, asked: bool) -> None:
-        """Wait for these. `asked` tells that the first of two replies to ASKING has come."""
-        self._flights = flights
-        self._asked = asked
+    def __init__(self, in_flight: deque[Script], *, asking_answered: bool) -> None:
+        """Wait for these. `asking_answered` means that the reply to ASKING has arrived."""
+        self._in_flight = in_flight
+        self._asking_answered = asking_answered
         self._ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
-    def take(self, reply: bytes | Exception) -> None:
-        """Take an answer; errors mean that nothing was charged."""
-        if not self._flights:
-            self.lost()
+    def handle_reply(self, reply: bytes | Exception) -> None:
+        """Handle a reply; an error means that nothing was charged."""
+        if not self._in_flight:
+            self.connection_lost()
             return
-        script = self._flights[0]
-        if script.asking and not self._asked:
-            self._asked = True
+        script = self._in_flight[0]
+        if script.asking and not self._asking_answered:
+            self._asking_answered = True
             return
-        self._asked = False
-        self._flights.popleft()
+        self._asking_answered = False
+        self._in_flight.popleft()
         if isinstance(reply, bytes):
             script.receive(reply)
-        if not self._flights:
-            self.lost()
+        if not self._in_flight:
+            self.connection_lost()
 
-    def lost(self, error: BaseException | None = None) -> None:
-        """Note that nothing more will come."""
+    def connection_lost(self, error: BaseException | None = None) -> None:
+        """Record that no more replies will arrive."""
         del error
         if not self._ended.done():
             self._ended.set_result(None)
 
     async def finish(self) -> None:
-        """Wait for all answers, but not for long."""
+        """Wait for all replies, for MAX_LATE seconds at most."""
         await asyncio.wait((self._ended,), timeout=MAX_LATE)

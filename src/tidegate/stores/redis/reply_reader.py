@@ -1,4 +1,4 @@
-"""Reads what a server answers to scripts, and to nothing else: a string, OK, or an error."""
+"""Parses the replies of a server to scripts: a string, OK, or an error."""
 
 from __future__ import annotations
 
@@ -15,53 +15,53 @@ END: Final = b"\r\n"
 
 
 class ReplyReader(asyncio.Protocol):
-    """Hands replies to `take` in the order they come, and calls `lost` when there will be no more.
+    """Passes replies to `on_reply` in order, and calls `on_lost` when the connection ends.
 
-    `heard` is called whenever any byte has come.
+    `on_data` is called whenever any byte has arrived.
     """
 
     def __init__(
         self,
-        heard: Callable[[], None],
-        take: Callable[[bytes | Exception], None],
-        lost: Callable[[BaseException], None],
+        on_data: Callable[[], None],
+        on_reply: Callable[[bytes | Exception], None],
+        on_lost: Callable[[BaseException], None],
     ) -> None:
-        """Begin with the next byte that comes."""
-        self.hand_to(heard, take, lost)
-        self._rest = b""
+        """Start at the next byte."""
+        self.set_callbacks(on_data, on_reply, on_lost)
+        self._buffer = b""
 
-    def hand_to(
+    def set_callbacks(
         self,
-        heard: Callable[[], None],
-        take: Callable[[bytes | Exception], None],
-        lost: Callable[[BaseException], None],
+        on_data: Callable[[], None],
+        on_reply: Callable[[bytes | Exception], None],
+        on_lost: Callable[[BaseException], None],
     ) -> None:
-        """Hand everything to others from now on."""
-        self._heard = heard
-        self._take = take
-        self._lost = lost
+        """Replace the callbacks."""
+        self._on_data = on_data
+        self._on_reply = on_reply
+        self._on_lost = on_lost
 
     def data_received(self, data: bytes) -> None:
-        """Take what is complete; keep the rest."""
-        self._heard()
-        data = self._rest + data if self._rest else data
-        place = 0
-        while (end := data.find(END, place)) >= 0:
-            reply: bytes | Exception = data[place + 1 : end]
-            kind, following = data[place], end + 2
+        """Parse complete replies; keep the rest."""
+        self._on_data()
+        data = self._buffer + data if self._buffer else data
+        position = 0
+        while (end := data.find(END, position)) >= 0:
+            reply: bytes | Exception = data[position + 1 : end]
+            kind, following = data[position], end + 2
             if kind == STRING:
-                start, following = following, following + int(data[place + 1 : end]) + 2
+                start, following = following, following + int(data[position + 1 : end]) + 2
                 if len(data) < following:
                     break
                 reply = data[start : following - 2]
             elif kind == ERROR:
-                reply = driver.read_error(data[place + 1 : end])
+                reply = driver.read_error(data[position + 1 : end])
             elif kind != STATUS:
-                reply = ConnectionError(f"the server answered {data[place:end]!r}, which is no answer to a script")
-            self._take(reply)
-            place = following
-        self._rest = data[place:]
+                reply = ConnectionError(f"unexpected reply to a script: {data[position:end]!r}")
+            self._on_reply(reply)
+            position = following
+        self._buffer = data[position:]
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Tell that the server hung up, or that we did."""
-        self._lost(exc or ConnectionError("Connection closed by server."))
+        """Report that the connection was closed by either side."""
+        self._on_lost(exc or ConnectionError("Connection closed by server."))

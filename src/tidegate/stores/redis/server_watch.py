@@ -1,12 +1,12 @@
-"""Notices that a server was replaced, or has lost what it kept, where that can be noticed.
+"""Detects that a server was replaced or has lost its keys, if that is possible.
 
-A server that has run the script before and does not know it was restarted, or is another one. So is one that sentinels
-name instead of the one before.
+A server that has run the script before and does not know it any more was restarted or replaced. So was a server if the
+sentinels name another one.
 
-Each server holds a marker: a key with a random value, looked at four times a second by whoever uses the server, and
-gone a second after the last look. Another value than a moment before means that all keys are gone (FLUSHALL, FLUSHDB, a
-restart without its files): limits are as if nothing had been spent. What cannot be noticed is a replica that took over
-and lacks only the last writes of its primary.
+Each server has a marker: a key with a random value, which clients check four times a second, and which expires a second
+after the last check. If the value has changed since the last check, all keys are gone (FLUSHALL, FLUSHDB, a restart
+without persistence): limits are as if nothing had been spent. A replica that took over and lacks only the last writes
+of its primary cannot be detected.
 """
 
 from __future__ import annotations
@@ -30,89 +30,89 @@ if value then redis.call('PEXPIRE', KEYS[1], ARGV[2]) else
 end
 return value"""
 CHECK_INTERVAL: Final = SECOND // 4
-MARKER_TTL: Final = 1000  # milliseconds that a marker is kept which nobody looks at
-RECENTLY_SEEN: Final = SECOND * 9 // 10  # a marker that was seen so long ago cannot have ended by itself
+MARKER_TTL: Final = 1000  # milliseconds after which an unchecked marker expires
+RECENTLY_SEEN: Final = SECOND * 9 // 10  # a marker checked within this time cannot have expired
 steady: Final = SystemClock.steady
 
 
 class ServerWatch:
-    """What this process knows of the servers of a store, in all its threads and event loops."""
+    """The state of the servers of a store, shared by all threads and event loops of this process."""
 
-    def __init__(self, wire: ScriptProtocol, counts: CallCounts) -> None:
-        """Know nothing."""
-        self._wire = wire
+    def __init__(self, protocol: ScriptProtocol, counts: CallCounts) -> None:
+        """Start without any server."""
+        self._protocol = protocol
         self._counts = counts
-        self._own = secrets.token_hex(8).encode()
-        self._numbers = count()  # so that a marker that is made anew is another one
-        self._seen: dict[bytes, tuple[bytes, int]] = {}  # by key: the value, and when it was seen
-        self._looked: dict[object, int] = {}  # by who looks
-        self._loaded: set[object] = set()  # places whose server has run the script
-        self._primary: object = None  # whom the sentinels named last
+        self._token = secrets.token_hex(8).encode()
+        self._numbers = count()  # so that every new marker has another value
+        self._seen: dict[bytes, tuple[bytes, int]] = {}  # by key: the value, and when it was read
+        self._checked_at: dict[object, int] = {}  # when each connection checked last
+        self._loaded: set[object] = set()  # addresses whose server has run the script
+        self._primary: object = None  # the primary that the sentinels named last
 
-    def connected(self, place: object) -> None:
-        """Note which server the sentinels have led to."""
-        before, self._primary = self._primary, place
-        if before is not None and before != place:
+    def primary_connected(self, address: object) -> None:
+        """Record which server the sentinels named."""
+        before, self._primary = self._primary, address
+        if before is not None and before != address:
             self._counts.server_changes += 1
             self._loaded.clear()
 
-    def loaded(self, place: object) -> None:
-        """Note that the server at a place has run the script."""
-        self._loaded.add(place)
+    def script_loaded(self, address: object) -> None:
+        """Record that the server at an address has run the script."""
+        self._loaded.add(address)
 
-    def unloaded(self, place: object) -> None:
-        """Note that the server at a place does not know the script."""
-        if place in self._loaded:
-            self._loaded.discard(place)
+    def script_missing(self, address: object) -> None:
+        """Record that the server at an address does not know the script."""
+        if address in self._loaded:
+            self._loaded.discard(address)
             self._counts.server_changes += 1
 
-    def due(self, who: object) -> bool:
-        """Tell whether somebody should look again, once in a while."""
+    def due(self, owner: object) -> bool:
+        """Return whether a connection should check its marker now."""
         now = steady()
-        if now - self._looked.get(who, -CHECK_INTERVAL) < CHECK_INTERVAL:
+        if now - self._checked_at.get(owner, -CHECK_INTERVAL) < CHECK_INTERVAL:
             return False
-        self._looked[who] = now
+        self._checked_at[owner] = now
         return True
 
-    def look(self, number: int | None = None) -> Marker:
-        """Return what looks at a marker: the only one, or in a cluster that of a number."""
-        key = self._wire.marker(number)
-        return Marker(self, self._wire, key, b"%s-%d" % (self._own, next(self._numbers)))
+    def check_marker(self, number: int | None = None) -> Marker:
+        """Return a script that checks the marker, or in a cluster the marker of this number."""
+        key = self._protocol.marker(number)
+        return Marker(self, self._protocol, key, b"%s-%d" % (self._token, next(self._numbers)))
 
-    def saw(self, key: bytes, value: bytes) -> None:
-        """Compare a marker with what it was."""
+    def compare_marker(self, key: bytes, value: bytes) -> None:
+        """Compare a marker with its last value."""
         before, when = self._seen.get(key, (value, 0))
         now = steady()
         self._seen[key] = value, now
         if before != value and now - when < RECENTLY_SEEN:
             self._counts.state_losses += 1
 
-    def forget(self, who: object) -> None:
-        """Forget somebody who looks no more."""
-        self._looked.pop(who, None)
+    def forget(self, owner: object) -> None:
+        """Forget a connection that was closed."""
+        self._checked_at.pop(owner, None)
 
 
 class Marker(Script):
-    """A look at a server's marker, on its way with other scripts."""
+    """A script that checks a marker, sent with other scripts."""
 
     __slots__ = ("_key", "_value", "_watch")
 
-    def __init__(self, watch: ServerWatch, wire: ScriptProtocol, key: bytes, value: bytes) -> None:
-        """Look at this key; if there is none, leave this value."""
-        super().__init__(wire, (), wire.slot(key), 1)
+    def __init__(self, watch: ServerWatch, protocol: ScriptProtocol, key: bytes, value: bytes) -> None:
+        """Read this key; if it does not exist, set this value."""
+        super().__init__(protocol, (), protocol.slot(key), 1)
         self._watch = watch
         self._key = key
         self._value = value
 
-    def needed(self) -> bool:
-        """Tell that it is to be sent."""
+    def drop_cancelled(self) -> bool:
+        """Return that it must be sent."""
         return True
 
     def command(self) -> list[bytes]:
-        """Give the command, word by word."""
+        """Return the words of the command."""
         return [b"EVAL", MARKER_SCRIPT, b"1", self._key, self._value, b"%d" % MARKER_TTL]
 
     def receive(self, reply: bytes) -> list[PendingCall]:
-        """Compare what was found with what was there before."""
-        self._watch.saw(self._key, reply)
+        """Compare the value with the last one."""
+        self._watch.compare_marker(self._key, reply)
         return []

@@ -1,4 +1,4 @@
-"""The Redis store: a thin front over the lines in which calls gather."""
+"""The Redis store: passes calls to the pipelines."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class CallCounts:
-    """What an operator may want to watch. Counted without a lock: they are telling, not exact."""
+    """Counters for `metrics()`. Counted without a lock, so they are approximate."""
 
     scripts: int = 0
     calls: int = 0
@@ -38,110 +38,113 @@ class CallCounts:
     server_changes: int = 0
     state_losses: int = 0
 
-    def sent(self, scripts: Sequence[Script]) -> None:
+    def count_sent(self, scripts: Sequence[Script]) -> None:
         """Count scripts that decide, and the calls in them."""
-        self.scripts += sum(bool(script.groups) for script in scripts)
-        self.calls += sum(len(script.groups) for script in scripts)
+        self.scripts += sum(bool(script.calls) for script in scripts)
+        self.calls += sum(len(script.calls) for script in scripts)
 
 
 class RedisStore(Store):
     """Keeps states in Redis or Valkey, for any number of processes, by the server's clock.
 
-    One round trip decides a call, however many limits and keys it has; calls made at the same time share one. A server
-    that says nothing for `timeout` seconds while it has something to answer, or cannot be connected to within
-    `connect_timeout`, is lost: StoreUnavailable is raised, the charge may or may not have been made, and nothing is
-    asked twice. Time that calls wait here for others before them does not count. A clock given here replaces the
-    server's: for tests.
+    A call with any number of limits and keys takes one round trip; concurrent calls share one. If the server is silent
+    for `timeout` seconds while it owes an answer, or does not accept a connection within `connect_timeout`, the call
+    raises StoreUnavailable; it may have been charged, and is not repeated. The time that calls wait for earlier ones
+    does not count. For tests, `clock` replaces the server's clock.
     """
 
     def __init__(
         self, address: RedisAddress | None = None, *, clock: Clock | None = None, source: bytes = SCRIPT
     ) -> None:
-        """Connect when first asked. `source` is the script, which tests of tests change."""
+        """Connect with the first call. `source` is the script, which mutation tests replace."""
         super().__init__(clock)
         self.address = address or RedisAddress()
-        self._by_hand = clock is not None
+        self._manual_clock = clock is not None
         slot = driver.key_slot if self.address.kind == "cluster" else None
-        self.wire = ScriptProtocol(self.address, self.clock, slot, source)
+        self.protocol = ScriptProtocol(self.address, self.clock, slot, source)
         self._counts = CallCounts()
-        self._watch = ServerWatch(self.wire, self._counts)
+        self._watch = ServerWatch(self.protocol, self._counts)
         self._lock = fork_safe(threading.Lock())
         self._closed = False
         at_fork(child=self._forget)
         self._start()
 
     def _start(self) -> None:
-        self._threads = SyncPipeline(self.address, self.wire, self._counts, self._watch)
-        self._loops: dict[asyncio.AbstractEventLoop, AsyncPipeline] = {}
+        self._sync_pipeline = SyncPipeline(self.address, self.protocol, self._counts, self._watch)
+        self._async_pipelines: dict[asyncio.AbstractEventLoop, AsyncPipeline] = {}
 
     def _forget(self) -> None:
-        """Start without connections in a forked process: those of its parent are not for use."""
-        abandon(self._threads, self._loops)
+        """Start without connections in a forked process: those of the parent must not be used."""
+        abandon(self._sync_pipeline, self._async_pipelines)
         self._start()
 
     def apply(self, verb: str, asks: Sequence[Ask], now: int | None = None, at: int | None = None) -> list[Decision]:
         """Apply the verb to every key together."""
         if not asks:
             return []
-        if now is None and self._by_hand:
+        if now is None and self._manual_clock:
             now = self.clock.ns() // 1000
         if len(asks) == 1:
-            return self._threads.ask(SyncScriptCall(verb, asks, now, at))
+            return self._sync_pipeline.ask(SyncScriptCall(verb, asks, now, at))
         places, merged = merge(asks)
-        decisions = self._threads.ask(SyncScriptCall(verb, merged, now, at))
+        decisions = self._sync_pipeline.ask(SyncScriptCall(verb, merged, now, at))
         return [decisions[place] for place in places]
 
     async def apply_async(
         self, verb: str, asks: Sequence[Ask], now: int | None = None, at: int | None = None
     ) -> list[Decision]:
-        """Apply without blocking the event loop; a call whose task is cancelled gives back what it was charged."""
+        """Apply without blocking the event loop; the charge of a cancelled call is given back."""
         if not asks:
             return []
-        if now is None and self._by_hand:
+        if now is None and self._manual_clock:
             now = self.clock.ns() // 1000
         if len(asks) == 1:
-            return await self._line().ask(verb, asks, now, at).answered()
+            return await self._pipeline().ask(verb, asks, now, at).wait()
         places, merged = merge(asks)
-        decisions = await self._line().ask(verb, merged, now, at).answered()
+        decisions = await self._pipeline().ask(verb, merged, now, at).wait()
         return [decisions[place] for place in places]
 
-    def _line(self) -> AsyncPipeline:
+    def _pipeline(self) -> AsyncPipeline:
         loop = asyncio.get_running_loop()
-        line = self._loops.get(loop)
-        if line is None:
+        pipeline = self._async_pipelines.get(loop)
+        if pipeline is None:
             with self._lock:
                 if self._closed:
                     raise Closed("the store is closed")
-                self._loops = {old: line for old, line in self._loops.items() if not old.is_closed()}
+                self._async_pipelines = {
+                    old: pipeline for old, pipeline in self._async_pipelines.items() if not old.is_closed()
+                }
                 kind = ClusterPipeline if self.address.kind == "cluster" else ServerPipeline
-                line = self._loops[loop] = kind(self.address, self.wire, self._counts, self._watch, self.wake)
-        return line
+                pipeline = self._async_pipelines[loop] = kind(
+                    self.address, self.protocol, self._counts, self._watch, self.wake
+                )
+        return pipeline
 
     def metrics(self) -> dict[str, int]:
-        """Count what was sent and what became of it.
+        """Return counters.
 
         `scripts` and the `calls` in them; `failures`; `given_back` and `not_given_back`: corrections for cancelled
-        calls; `server_changes`: the server was restarted, another took its place, or a slot of a cluster has moved;
-        `state_losses`: a server has lost what it kept.
+        calls; `server_changes`: the server was restarted or replaced, or a slot of a cluster has moved; `state_losses`:
+        a server has lost its keys.
         """
         return dict(vars(self._counts))
 
     def close(self) -> None:
-        """Close connections; those of other event loops as soon as these run."""
+        """Close the connections; those of other event loops are closed as soon as these run."""
         with self._lock:
             self._closed = True
-            lines = list(self._loops.items())
-            self._loops.clear()
-        self._threads.close()
-        for loop, line in lines:
+            pipelines = list(self._async_pipelines.items())
+            self._async_pipelines.clear()
+        self._sync_pipeline.close()
+        for loop, pipeline in pipelines:
             if not loop.is_closed():
-                loop.call_soon_threadsafe(line.close_soon)
+                loop.call_soon_threadsafe(pipeline.close_soon)
 
     async def close_async(self) -> None:
-        """Close connections, those of this event loop before returning."""
-        line = self._loops.pop(asyncio.get_running_loop(), None)
-        if line is not None:
-            await line.close()
+        """Close the connections; those of this event loop are closed when it returns."""
+        pipeline = self._async_pipelines.pop(asyncio.get_running_loop(), None)
+        if pipeline is not None:
+            await pipeline.close()
         self.close()
 
 

@@ -1,10 +1,10 @@
-"""Sends the calls of threads: whoever comes while a script is under way goes along with the next one.
+"""Sends the calls of threads: calls made while a script is in flight are sent together in the next one.
 
-The first thread leads: it sends what has gathered, for all, and hands the lead to one of those that came meanwhile. So
-a thread alone pays nothing, many threads pay one round trip together, and no thread works for others for long.
+The first thread is the leader: it sends all queued calls, then one of the threads that queued meanwhile becomes the
+leader. So a single thread has no overhead, many threads share a round trip, and no thread serves others for long.
 
-A server is lost when it has said nothing for `timeout` seconds while a script is under way, however long calls have
-waited for their turn. Few scripts are under way at once, so that other processes get their turn at the server.
+The store is unavailable if the server is silent for `timeout` seconds while a script is in flight; the time that calls
+wait in the queue does not count. Few scripts are in flight at once, so that the server can serve other processes.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Final
 from tidegate.errors import Closed, RateLimitError
 from tidegate.lock import REENTERED, Lock, locked, threads_holding
 from tidegate.stores.redis import driver
-from tidegate.stores.redis.cluster import SlotMap, nobody
-from tidegate.stores.redis.protocol import MAX_UNDER_WAY, PendingCall, Script
+from tidegate.stores.redis.cluster import SlotMap, no_server_error
+from tidegate.stores.redis.protocol import MAX_IN_FLIGHT, PendingCall, Script
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -30,12 +30,12 @@ if TYPE_CHECKING:
     from tidegate.stores.redis.server_watch import ServerWatch
     from tidegate.stores.redis.store import CallCounts
 
-FIRST_LOOK: Final = 0.005  # seconds that a thread waits before it looks whether the leader is alive; then ever longer
-MAX_LOOK: Final = 0.1  # seconds between two such looks at most
+FIRST_CHECK: Final = 0.005  # seconds after which a waiting thread checks whether the leader is alive; then longer
+MAX_CHECK: Final = 0.1  # maximum seconds between two such checks
 
 
 class SyncScriptCall(PendingCall):
-    """A call of a thread, which waits until it is answered or leads."""
+    """A call of a thread, which waits until it is answered or becomes the leader."""
 
     __slots__ = ("answer", "signal")
 
@@ -43,32 +43,33 @@ class SyncScriptCall(PendingCall):
         """Wait for an answer."""
         super().__init__(verb, asks, now, at)
         self.answer: list[Decision] | RateLimitError | None = None
-        self.signal: threading.Lock | None = None  # made by those that have to wait
+        self.signal: threading.Lock | None = None  # only for threads that have to wait
 
-    def settle(self, answer: list[Decision] | RateLimitError) -> None:
-        """Take the answer; the thread is woken with the rest of the script."""
+    def set_answer(self, answer: list[Decision] | RateLimitError) -> None:
+        """Keep the answer; the leader wakes the thread."""
         self.answer = answer
 
     def wake(self) -> None:
-        """Let its thread look whether it is answered or leads."""
+        """Wake the thread, to see whether its call is answered or the leader."""
         if self.signal is not None:
             with suppress(RuntimeError):  # woken already
                 self.signal.release()
 
 
 class SyncPipeline:
-    """Where calls of threads gather.
+    """The queue of the calls of all threads.
 
-    A signal handler may raise at any instruction, so a leader can end without handing on the lead. `_leader` is
-    therefore known by its frame, which has the group as its local variable `held` (see `tidegate.lock`): those that
-    wait look for it from time to time, and one of them takes over. `_batch` is what the leader has taken from the
-    queue. Whatever is unanswered there when another takes over may have been charged, and fails.
+    A signal handler may raise at any instruction, so a leader can end without making the next thread the leader.
+    `_leader` is therefore recognized by its frame, which has the call as its local variable `held` (see
+    `tidegate.lock`): waiting threads check from time to time whether that frame exists; if not, one of them takes over.
+    `_batch` holds the calls that the leader has taken from the queue. Those without an answer when another thread takes
+    over may have been charged, and fail.
     """
 
-    def __init__(self, address: RedisAddress, wire: ScriptProtocol, counts: CallCounts, watch: ServerWatch) -> None:
-        """Connect when first asked."""
+    def __init__(self, address: RedisAddress, protocol: ScriptProtocol, counts: CallCounts, watch: ServerWatch) -> None:
+        """Connect with the first call."""
         self._address = address
-        self._wire = wire
+        self._protocol = protocol
         self._counts = counts
         self._watch = watch
         self.lock = Lock()
@@ -76,191 +77,195 @@ class SyncPipeline:
         self._batch: list[SyncScriptCall] = []
         self._leader: SyncScriptCall | None = None
         self._closed = False
-        self._link: ServerConnection | ClusterConnections
-        self._link = (
+        self._connections: ServerConnection | ClusterConnections
+        self._connections = (
             ClusterConnections(address, counts, watch)
             if address.kind == "cluster"
             else ServerConnection(address, watch)
         )
 
-    def ask(self, group: SyncScriptCall) -> list[Decision]:
-        """Get an answer, together with whoever else asks."""
-        self._wire.slot_of(group)
-        held = group  # what `_take_over` looks for in other threads
+    def ask(self, call: SyncScriptCall) -> list[Decision]:
+        """Queue a call and wait for its answer."""
+        self._protocol.slot_of(call)
+        held = call  # by this `_take_over` recognizes the leader's frame
         failed = False
         try:
-            self._join(group)
-            if group.signal is not None:
-                self._wait(group, group.signal)
-            if group.answer is None:
+            self._join(call)
+            if call.signal is not None:
+                self._wait(call, call.signal)
+            if call.answer is None:
                 failed = self._exchange(self._take_batch())
         finally:
             if self._leader is held:
-                self._finish(group, failed=failed)
-            elif group.answer is None:
-                self._withdraw(group)
-        if isinstance(group.answer, RateLimitError):
-            raise group.answer.with_traceback(None)
-        assert group.answer is not None  # noqa: S101 - the leader answers all it takes, and it took this one
-        return group.answer
+                self._finish(call, failed=failed)
+            elif call.answer is None:
+                self._withdraw(call)
+        if isinstance(call.answer, RateLimitError):
+            raise call.answer.with_traceback(None)
+        assert call.answer is not None  # noqa: S101 - the leader answers all calls that it takes
+        return call.answer
 
     @locked
-    def _join(self, group: SyncScriptCall) -> None:
-        """Lead if nobody does, or wait for the one who does."""
+    def _join(self, call: SyncScriptCall) -> None:
+        """Queue a call; it becomes the leader if there is none."""
         if self._closed:
             raise Closed("the store is closed")
         if self._leader is not None:
-            group.signal = threading.Lock()
-            group.signal.acquire()
-        self._queue.append(group)
+            call.signal = threading.Lock()
+            call.signal.acquire()
+        self._queue.append(call)
         if self._leader is None:
-            self._leader = group
+            self._leader = call
 
-    def _wait(self, group: SyncScriptCall, signal: threading.Lock) -> None:
-        """Wait until answered, or until it is this thread's turn to lead."""
-        look = FIRST_LOOK
-        while group.answer is None and self._leader is not group:
-            if not signal.acquire(timeout=look):
-                self._take_over(group)
-                look = min(2 * look, MAX_LOOK)
+    def _wait(self, call: SyncScriptCall, signal: threading.Lock) -> None:
+        """Wait until the call is answered or becomes the leader."""
+        interval = FIRST_CHECK
+        while call.answer is None and self._leader is not call:
+            if not signal.acquire(timeout=interval):
+                self._take_over(call)
+                interval = min(2 * interval, MAX_CHECK)
 
-    def _take_over(self, group: SyncScriptCall) -> None:
-        """Lead instead of a leader whose call has ended, if that is so."""
+    def _take_over(self, call: SyncScriptCall) -> None:
+        """Make a call the leader if the leader's call has ended."""
         leader = self._leader
-        if leader is group:
+        if leader is call:
             return
         holders = set() if leader is None else threads_holding(leader)
         if holders == {threading.get_ident()}:
             raise RuntimeError(REENTERED)
         if not holders:
-            self._replace(leader, group)
+            self._replace(leader, call)
 
     @locked
-    def _replace(self, leader: SyncScriptCall | None, group: SyncScriptCall) -> None:
-        if self._leader is leader and group.answer is None:
-            self._leader = group
+    def _replace(self, leader: SyncScriptCall | None, call: SyncScriptCall) -> None:
+        if self._leader is leader and call.answer is None:
+            self._leader = call
 
     @locked
     def _take_batch(self) -> list[SyncScriptCall]:
-        """Take all that have gathered. The lead is ours."""
+        """Take all queued calls. Only the leader calls this."""
         self._fail_batch()
-        self._batch += [group for group in self._queue if group.answer is None]
+        self._batch += [call for call in self._queue if call.answer is None]
         self._queue = []
-        return [group for group in self._batch if group.answer is None]
+        return [call for call in self._batch if call.answer is None]
 
     def _fail_batch(self) -> None:
-        """Answer those that a leader took and did not answer, since it was interrupted."""
-        for group in self._batch:
-            if group.answer is None:
-                group.settle(driver.explain(self._address, ConnectionError("the call that asked was interrupted")))
+        """Fail the calls that a leader took but did not answer, since it was interrupted."""
+        for call in self._batch:
+            if call.answer is None:
+                call.set_answer(
+                    driver.explain(self._address, ConnectionError("the call that carried this one was interrupted"))
+                )
 
     def _finish(self, leader: SyncScriptCall, *, failed: bool) -> None:
-        """Hand on the lead, then wake everybody. If that is interrupted, they find out by themselves."""
+        """Make the next thread the leader, then wake all. If this is interrupted, they find out when they check."""
         batch, following = self._hand_on(leader, failed=failed)
-        for group in batch:
-            group.wake()
+        for call in batch:
+            call.wake()
         if following is not None:
             following.wake()
 
     @locked
     def _hand_on(self, leader: SyncScriptCall, *, failed: bool) -> tuple[list[SyncScriptCall], SyncScriptCall | None]:
-        """Let the next one lead, once everybody in the batch is answered."""
+        """Make the next call the leader, after all calls of the batch are answered."""
         if leader not in self._batch and leader in self._queue:  # interrupted before it took the batch
             self._queue.remove(leader)
-        if failed:  # they waited as long as those that failed, and would wait again in vain
-            trouble = next((each.answer for each in self._batch if isinstance(each.answer, RateLimitError)), None)
-            for group in self._queue:
-                if group.answer is None and trouble is not None:
-                    group.settle(trouble)
+        if failed:  # queued calls waited as long, and would fail again
+            failure = next((each.answer for each in self._batch if isinstance(each.answer, RateLimitError)), None)
+            for call in self._queue:
+                if call.answer is None and failure is not None:
+                    call.set_answer(failure)
         self._fail_batch()
-        batch = self._batch + [group for group in self._queue if group.answer is not None]
-        self._queue = [group for group in self._queue if group.answer is None]
+        batch = self._batch + [call for call in self._queue if call.answer is not None]
+        self._queue = [call for call in self._queue if call.answer is None]
         following = self._queue[0] if self._queue else None
         self._batch = []
         self._leader = following
         return batch, following
 
     @locked
-    def _withdraw(self, group: SyncScriptCall) -> None:
-        """Leave the queue: the call was interrupted while it waited."""
-        if group in self._queue:
-            self._queue.remove(group)
+    def _withdraw(self, call: SyncScriptCall) -> None:
+        """Remove a call from the queue that was interrupted while it waited."""
+        if call in self._queue:
+            self._queue.remove(call)
 
-    def _exchange(self, groups: Sequence[PendingCall]) -> bool:
-        """Send the groups, again where the server lacked the script or a calendar window; tell whether it failed."""
-        if not groups:
+    def _exchange(self, calls: Sequence[PendingCall]) -> bool:
+        """Send calls, again if the server lacks the script or a calendar window; return whether that failed."""
+        if not calls:
             return False
-        scripts = list(self._wire.scripts(groups))
-        if self._link.known and self._watch.due(self):
-            scripts = [*self._link.markers(self._watch, self._wire), *scripts]
+        scripts = list(self._protocol.scripts(calls))
+        if self._connections.known and self._watch.due(self):
+            scripts = [*self._connections.markers(self._watch, self._protocol), *scripts]
         while scripts:
-            self._counts.sent(scripts)
+            self._counts.count_sent(scripts)
             try:
-                replies = self._link.exchange(scripts)
+                replies = self._connections.exchange(scripts)
             except driver.FAILURES as error:
-                self._link.drop()
+                self._connections.drop()
                 self._counts.failures += 1
-                trouble = driver.explain(self._address, error)
+                failure = driver.explain(self._address, error)
                 for script in scripts:
-                    script.fail(trouble)
+                    script.fail(failure)
                 return True
             scripts = [
-                again for script, reply in zip(scripts, replies, strict=True) for again in self._take(script, reply)
+                again
+                for script, reply in zip(scripts, replies, strict=True)
+                for again in self._handle_reply(script, reply)
             ]
         return False
 
-    def _take(self, script: Script, reply: bytes | Exception) -> list[Script]:
+    def _handle_reply(self, script: Script, reply: bytes | Exception) -> list[Script]:
         if isinstance(reply, driver.NoScriptError) and not script.full:
             script.full = True
-            self._watch.unloaded(self._address.hosts)
+            self._watch.script_missing(self._address.hosts)
             return [script]
-        if self._link.redirect(script, reply):
+        if self._connections.redirect(script, reply):
             return [script]
         if isinstance(reply, Exception):
             if isinstance(reply, driver.ReadOnlyError):
-                self._link.drop()
+                self._connections.drop()
             script.fail(reply if isinstance(reply, RateLimitError) else driver.explain(self._address, reply))
             return []
-        if script.groups:
-            self._watch.loaded(self._address.hosts)
+        if script.calls:
+            self._watch.script_loaded(self._address.hosts)
         again = script.receive(reply)
-        return list(self._wire.scripts(again)) if again else []
+        return list(self._protocol.scripts(again)) if again else []
 
     @locked
     def close(self) -> None:
-        """Let the connection go."""
+        """Close the connection."""
         self._closed = True
-        self._link.drop()
+        self._connections.drop()
 
 
 class ServerConnection:
     """One connection to one server.
 
-    `_unsure` is set while an exchange is under way. Whoever finds it set discards the connection: the exchange was
-    interrupted, and replies to it may still come.
+    `_unsure` is set while an exchange is in flight. An exchange that finds it set drops the connection: the previous
+    exchange was interrupted, and its replies may still arrive.
     """
 
-    known = True  # where everything is
+    known = True  # the server of each slot is known
 
     def __init__(self, address: RedisAddress, watch: ServerWatch) -> None:
-        """Connect when first used."""
+        """Connect with the first exchange."""
         self._address = address
         self._watch = watch
         self._connection: driver.AnyConnection = None
         self._unsure = False
 
     def exchange(self, scripts: Sequence[Script]) -> list[bytes | Exception]:
-        """Send scripts in one go and read what each of them gave."""
+        """Send scripts and read their replies."""
         connection = self._connected()
         replies: list[bytes | Exception] = []
         sent = 0
         for number, script in enumerate(scripts):
-            ahead = scripts[sent : number + MAX_UNDER_WAY]
+            ahead = scripts[sent : number + MAX_IN_FLIGHT]
             if ahead:
-                connection.send_packed_command([b"".join([each.packed() for each in ahead])], check_health=False)
+                connection.send_packed_command([b"".join([each.pack() for each in ahead])], check_health=False)
                 sent += len(ahead)
             try:
-                with driver.patience(connection, self._address.timeout, script.patience):
+                with driver.extended_timeout(connection, self._address.timeout, script.extra_timeout):
                     if script.asking:
                         connection.read_response()
                     replies.append(connection.read_response())
@@ -270,31 +275,31 @@ class ServerConnection:
         return replies
 
     def _connected(self) -> driver.AnyConnection:
-        """Return a connection on which nothing is under way; it is unsure from here on."""
+        """Return a connection with no exchange in flight, and set `_unsure`."""
         if self._unsure:
             self.drop()
         self._unsure = True
         connection = self._connection
-        if connection is None or driver.has_ended(connection):
+        if connection is None or driver.is_closed_by_server(connection):
             self.drop()
             self._unsure = True
             connection = self._connection = driver.connect(self._address)
             if self._address.kind == "sentinel":
-                self._watch.connected((connection.host, connection.port))
+                self._watch.primary_connected((connection.host, connection.port))
         return connection
 
-    def markers(self, watch: ServerWatch, wire: ScriptProtocol) -> list[Script]:
-        """Look at the marker of the server."""
-        del wire
-        return [watch.look()]
+    def markers(self, watch: ServerWatch, protocol: ScriptProtocol) -> list[Script]:
+        """Return the script that checks the marker of the server."""
+        del protocol
+        return [watch.check_marker()]
 
     def redirect(self, script: Script, reply: object) -> bool:
-        """Tell whether a script must go elsewhere: no, there is nowhere else."""
+        """Return whether a script must go to another server: never."""
         del script, reply
         return False
 
     def drop(self) -> None:
-        """Close the connection; the next call makes a new one. Interrupted, it is done again."""
+        """Close the connection; the next call opens a new one. If this is interrupted, it can be repeated."""
         if self._connection is not None:
             self._connection.disconnect()
         self._connection = None
@@ -302,67 +307,67 @@ class ServerConnection:
 
 
 class ClusterConnections:
-    """A connection to each server of a cluster."""
+    """Connections to all servers of a cluster."""
 
     def __init__(self, address: RedisAddress, counts: CallCounts, watch: ServerWatch) -> None:
-        """Connect when first used."""
+        """Connect with the first exchange."""
         self._address = address
         self._counts = counts
         self._watch = watch
-        self._router = SlotMap(address)
-        self._links: dict[tuple[str, int], ServerConnection] = {}
+        self._slot_map = SlotMap(address)
+        self._connections: dict[tuple[str, int], ServerConnection] = {}
 
     @property
     def known(self) -> bool:
-        """Whether it is known where everything is."""
-        return not self._router.stale
+        """Whether the server of each slot is known."""
+        return not self._slot_map.stale
 
     def exchange(self, scripts: Sequence[Script]) -> list[bytes | Exception]:
-        """Send each script to the server of its slot, all of one server in one go."""
-        if self._router.stale:
-            self._learn()
+        """Send each script to the server of its slot, all scripts of a server together."""
+        if self._slot_map.stale:
+            self._load_slots()
         replies: dict[int, bytes | Exception] = {}
-        for node, some in self._router.by_node(scripts).items():
+        for node, node_scripts in self._slot_map.by_node(scripts).items():
             answers: Sequence[bytes | Exception]
             if node is None:
-                answers = [nobody(script) for script in some]
+                answers = [no_server_error(script) for script in node_scripts]
             else:
-                link = self._links.setdefault(node, self._link_to(node))
+                connection = self._connections.setdefault(node, self._connection_to(node))
                 try:
-                    answers = link.exchange(some)
-                except driver.FAILURES as error:  # one server may be down, the others are not
-                    link.drop()
-                    self._router.stale = True
-                    answers = [error] * len(some)
-            replies |= {id(script): answer for script, answer in zip(some, answers, strict=True)}
+                    answers = connection.exchange(node_scripts)
+                except driver.FAILURES as error:  # one server may be down while others are up
+                    connection.drop()
+                    self._slot_map.stale = True
+                    answers = [error] * len(node_scripts)
+            replies |= {id(script): answer for script, answer in zip(node_scripts, answers, strict=True)}
         return [replies[id(script)] for script in scripts]
 
-    def _link_to(self, node: tuple[str, int]) -> ServerConnection:
+    def _connection_to(self, node: tuple[str, int]) -> ServerConnection:
         return ServerConnection(replace(self._address, kind="server", hosts=(node,)), self._watch)
 
-    def _learn(self) -> None:
-        trouble: Exception | None = None
-        for node in self._router.candidates():
+    def _load_slots(self) -> None:
+        failure: Exception | None = None
+        for node in self._slot_map.candidates():
             try:
-                self._counts.server_changes += self._router.learn(node, driver.read_slots(self._address, node))
+                self._counts.server_changes += self._slot_map.update(node, driver.read_slots(self._address, node))
             except driver.FAILURES as error:
-                trouble = error
+                failure = error
             else:
                 return
-        if trouble is not None:
-            raise trouble
+        if failure is not None:
+            raise failure
 
-    def markers(self, watch: ServerWatch, wire: ScriptProtocol) -> list[Script]:
-        """Look at a marker of each server that is known."""
-        found = [self._router.marker(node, wire) for node in self._router.nodes()]
-        return [watch.look(number) for number in found if number is not None]
+    def markers(self, watch: ServerWatch, protocol: ScriptProtocol) -> list[Script]:
+        """Return the scripts that check a marker of each known server."""
+        found = [self._slot_map.marker(node, protocol) for node in self._slot_map.nodes()]
+        return [watch.check_marker(number) for number in found if number is not None]
 
     def redirect(self, script: Script, reply: object) -> bool:
-        """Tell whether a script must go to another server."""
-        return self._router.redirect(script, reply)
+        """Return whether a script must go to another server."""
+        return self._slot_map.redirect(script, reply)
 
     def drop(self) -> None:
-        """Close all connections. Interrupted, it is done again."""
-        for link in list(self._links.values()):
-            link.drop()
-        self._links = {}
+        """Close all connections. If this is interrupted, it can be repeated."""
+        for connection in list(self._connections.values()):
+            connection.drop()
+        self._connections = {}
