@@ -47,7 +47,7 @@ class _Limited(Generic[L]):
 
     def _ready(self) -> tuple[Key, Cost, float | None, float]:
         if callable(self._key) or callable(self._cost):
-            raise ConfigError("a key or cost that is a function needs arguments: use it as a decorator", field="key")
+            raise ConfigError("a callable key or cost needs the arguments of a call: use limited() as a decorator", field="key")
         return self._key, self._cost, self._timeout, self._priority
 
     def _holds_slots(self) -> bool:
@@ -62,7 +62,7 @@ class Limited(_Limited["Limiter"]):
         if inspect.iscoroutinefunction(function):
             raise ConfigError(f"{function.__qualname__} is a coroutine function: limit it with an AsyncLimiter")
         if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
-            raise ConfigError(f"{function.__qualname__} is a generator function: limit what it does, with a block")
+            raise ConfigError(f"{function.__qualname__} is a generator function: use `with limiter.limited(...)` inside it")
 
         @functools.wraps(function)
         def limited(*args: P.args, **kwargs: P.kwargs) -> R:

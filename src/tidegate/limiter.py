@@ -167,11 +167,11 @@ class _Engine:
             return decision
         names = ", ".join(decision.violated)
         if decision.retry == NEVER:
-            message = f"{key!r} asks for more than {names} can ever hold"
+            message = f"{key!r}: the cost exceeds what {names} can ever allow"
         elif decision.retry:
             message = f"{key!r} got no permit within {timeout} s: {names} would allow it in {decision.retry_after} s"
         else:
-            message = f"{key!r} got no permit within {timeout} s: others wait in front of it"
+            message = f"{key!r} got no permit within {timeout} s: other calls are ahead of it in the queue"
         raise Denied(message, decision)
 
     def _policy_of(self, decision: Decision) -> Policy:
@@ -231,7 +231,7 @@ def at_least_zero(name: str, value: object) -> float:
     """Take a number that is neither negative nor endless."""
     number = seconds(name, value)
     if not 0 <= number < MAX_SECONDS:
-        raise ConfigError(f"must be a number from 0, not {value!r}", field=name)
+        raise ConfigError(f"must be a finite number >= 0, not {value!r}", field=name)
     return number
 
 

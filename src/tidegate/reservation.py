@@ -79,7 +79,7 @@ class _Reservation:
         try:
             self._open.pop()
         except IndexError:
-            raise RateLimitError(f"the reservation for {self.key!r} is settled already") from None
+            raise RateLimitError(f"the reservation for {self.key!r} is already settled") from None
         deltas, unplanned = [], []
         for limit, new, old, at in zip(self.policy.limits, actual, self.costs, self.ats, strict=True):
             change = max(0, new - old) if expired else new - old

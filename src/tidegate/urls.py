@@ -81,11 +81,11 @@ def _is_host(text: str) -> bool:
 def split_url(url: object, field: str) -> SplitResult:
     """Split a URL that has a scheme, and whose hosts and ports are well-formed; `field` names it in errors."""
     if isinstance(url, str) and (len(url) > MAX_URL_LENGTH or not CHARACTERS.fullmatch(url)):
-        raise _malformed(url, field, f"a URL has at most {MAX_URL_LENGTH} characters, and no control characters")
+        raise _malformed(url, field, f"a URL must have at most {MAX_URL_LENGTH} characters and no control characters")
     try:
         parts = urlsplit(url) if isinstance(url, str) else None
     except ValueError:  # it may quote the password
-        advice = "check its host, the brackets of an IPv6 address and its special characters"
+        advice = "check its host, the brackets of an IPv6 address and special characters"
         raise _malformed(url, field, advice) from None
     if parts is None or not parts.scheme:
         raise ConfigError(f"expected a URL such as scheme://host:port, not {redact(url)!r}", field=field)
@@ -108,7 +108,7 @@ def split_hosts(url: object, netloc: str, field: str) -> list[Host]:
         match = HOST.fullmatch(text)
         port = match["port"] if match else None
         if match is None or (port and not (len(port) <= len(str(MAX_PORT)) and 1 <= int(port) <= MAX_PORT)):
-            raise _malformed(url, field, f"a port is a number from 1 to {MAX_PORT}, and IPv6 addresses are in brackets")
+            raise _malformed(url, field, f"a port must be from 1 to {MAX_PORT}, and IPv6 addresses must be in brackets")
         host = match["host"]
         if host.startswith("["):
             host = host[1:-1]

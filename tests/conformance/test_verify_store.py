@@ -345,8 +345,8 @@ FAULTS = {
     OwnClock: "decided at",
     LastOfAKeyWins: "a key that is asked for twice pays both",
     ForgetsTheCancelled: "a cancelled call is charged nothing",
-    AnotherAnswerAsync: "the store answers otherwise than the core: seed=0, round",
-    AnotherAnswerOne: "the store answers otherwise than the core: seed=0, round",
+    AnotherAnswerAsync: "the store's answer differs from the core's: seed=0, round",
+    AnotherAnswerOne: "the store's answer differs from the core's: seed=0, round",
 }
 
 
@@ -394,7 +394,7 @@ def test_a_failing_history_is_short(monkeypatch):
     with pytest.raises(AssertionError) as failure:
         verify_store(ChargesDenied)
     lines = str(failure.value).splitlines()
-    assert lines[0].startswith("the store answers otherwise than the core: seed=0, round ")
+    assert lines[0].startswith("the store's answer differs from the core's: seed=0, round ")
     assert lines[-2].startswith("    expected ")
     assert lines[-1].startswith("    got      ")
     assert len(lines) <= 7

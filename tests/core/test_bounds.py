@@ -184,20 +184,20 @@ def test_limits_at_the_bound_and_just_beyond():
     ("limit", "message"),
     [
         ((1, "1s", "token_bucket", "requests", MAX_INTEGER),
-         ("quota: 1 permits per 1s with a burst of 9007199254740991 cannot be counted exactly enough: "
+         ("quota: 1 permits per 1s with a burst of 9007199254740991 cannot be counted with enough precision: "
          "use a larger unit, a shorter period or a smaller burst")),
         ((1, "100000d", "token_bucket"),
-         "period: '100000d' is not between a microsecond and 142 years, in whole microseconds"),
+         "period: '100000d' must be a whole number of microseconds between 1 microsecond and 142 years"),
         ((2, f"{MAX_DURATION}us", "token_bucket", "requests", 5),
-         ("quota: 2 permits per 4503599627370496us with a burst of 5 cannot be counted exactly enough: "
+         ("quota: 2 permits per 4503599627370496us with a burst of 5 cannot be counted with enough precision: "
          "use a larger unit, a shorter period or a smaller burst")),
         ((MAX_INTEGER, "1d", "sliding_window"),
-         "quota: 9007199254740991 permits per 1d are too many to be weighed: use a larger unit"),
-        ((2**53, "1s"), "quota: must be a whole number from 1 to 2**53 - 1, not 9007199254740992"),
-        ((1, f"{2**51 + 1}us", "sliding_window"), "period: a sliding_window lasts 71 years at most"),
-        ((0, "1s"), "quota: must be a whole number from 1 to 2**53 - 1, not 0"),
-        ((True, "1s"), "quota: must be a whole number from 1 to 2**53 - 1, not True"),
-        ((1.5, "1s"), "quota: must be a whole number from 1 to 2**53 - 1, not 1.5"),
+         "quota: 9007199254740991 permits per 1d are too many for a sliding_window: use a larger unit"),
+        ((2**53, "1s"), "quota: must be an integer from 1 to 2**53 - 1, not 9007199254740992"),
+        ((1, f"{2**51 + 1}us", "sliding_window"), "period: the period of a sliding_window must be at most 71 years"),
+        ((0, "1s"), "quota: must be an integer from 1 to 2**53 - 1, not 0"),
+        ((True, "1s"), "quota: must be an integer from 1 to 2**53 - 1, not True"),
+        ((1.5, "1s"), "quota: must be an integer from 1 to 2**53 - 1, not 1.5"),
     ],
 )  # fmt: skip
 def test_absurd_limits_are_refused(limit, message):

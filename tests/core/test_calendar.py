@@ -201,7 +201,7 @@ def test_instants_may_be_datetimes_seconds_or_microseconds():
     [
         (("decade", 0), "period: unknown calendar period 'decade': use one of minute, hour, day, week, month, year"),
         (("day", datetime(2025, 1, 1)),  # noqa: DTZ001 - that it is refused is the test
-         "instant: instant must be an aware datetime: give it a tzinfo"),
+         "instant: must be an aware datetime: set its tzinfo"),
         (("day", 0, "Mars/Olympus"), "timezone: unknown time zone 'Mars/Olympus': use an IANA name such as 'UTC' or 'Europe/Berlin'"),  # noqa: E501 - one message
         (("day", 0, "../../etc/passwd"), "timezone: unknown time zone '../../etc/passwd': use an IANA name such as 'UTC' or 'Europe/Berlin'"),  # noqa: E501 - one message
     ],

@@ -135,7 +135,7 @@ def test_sliding_window_is_the_documented_formula(limit, data):
 )
 def test_coarse_sliding_window_is_conservative(quota, length, share, ahead):
     if quota * length > 2**53 * (length // 10**6):
-        with pytest.raises(ValueError, match="too many to be weighed"):
+        with pytest.raises(ValueError, match="too many for a sliding_window"):
             Limit(quota, f"{length}us", "sliding_window")
         return
     limit = Limit(quota, f"{length}us", "sliding_window")

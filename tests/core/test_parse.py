@@ -34,7 +34,7 @@ def test_periods(text, micros):
     assert parse_period(text) == micros
 
 
-BETWEEN = "is not between a microsecond and 142 years, in whole microseconds"
+BETWEEN = "must be a whole number of microseconds between 1 microsecond and 142 years"
 EXPECTED = "expected a period such as '30s', '5m', '1h', '1d' or '250ms'"
 
 
@@ -63,10 +63,10 @@ EXPECTED = "expected a period such as '30s', '5m', '1h', '1d' or '250ms'"
         (-1, f"period: -1 {BETWEEN}"),
         (1e-7, f"period: 1e-07 {BETWEEN}"),
         (timedelta(0), f"period: datetime.timedelta(0) {BETWEEN}"),
-        (True, "period: a period is text such as '30s', a timedelta or a number of seconds, not True"),
-        (None, "period: a period is text such as '30s', a timedelta or a number of seconds, not None"),
-        (float("nan"), "period: a period is text such as '30s', a timedelta or a number of seconds, not nan"),
-        (float("inf"), "period: a period is text such as '30s', a timedelta or a number of seconds, not inf"),
+        (True, "period: expected a string such as '30s', a timedelta or a number of seconds, not True"),
+        (None, "period: expected a string such as '30s', a timedelta or a number of seconds, not None"),
+        (float("nan"), "period: expected a string such as '30s', a timedelta or a number of seconds, not nan"),
+        (float("inf"), "period: expected a string such as '30s', a timedelta or a number of seconds, not inf"),
     ],
 )  # fmt: skip
 def test_periods_refused(period, message):
@@ -79,7 +79,7 @@ def test_periods_refused(period, message):
 @pytest.mark.parametrize("text", ["9" * 5000 + "s", "0." + "1" * 5000 + "s"])
 def test_absurdly_long_periods_are_refused_like_others(text):
     """Found by reading: Python reads no number of more than 4,300 digits, and said so with a plain ValueError."""
-    with pytest.raises(ConfigError, match="is not between a microsecond"):
+    with pytest.raises(ConfigError, match=BETWEEN):
         parse_period(text)
 
 
@@ -135,21 +135,21 @@ OPTIONS = "expected unit=, name=, burst=, timezone=, reset_day= or reset_hour="
         ("60/2 months", ("a month has no fixed length: use '30d', or one 'month' with the algorithm calendar_window, "
          "at column 6 of '60/2 months'")),
         ("60/1m leaky", f"unknown algorithm 'leaky': use one of {KNOWN}, at column 7 of '60/1m leaky'"),
-        ("60/1m fixed_window sliding_log", "a second algorithm, at column 20 of '60/1m fixed_window sliding_log'"),
-        ("60/1m burst=5 burst=6", "a second burst, at column 15 of '60/1m burst=5 burst=6'"),
-        ("60 tokens/1m unit=x", "a second unit, at column 14 of '60 tokens/1m unit=x'"),
-        ("60/1m burst=many", "burst must be a whole number, at column 13 of '60/1m burst=many'"),
-        ("60/1m burst=", "burst must be a whole number, at the end of '60/1m burst='"),
-        ("60/1m burst=_", "burst must be a whole number, at column 13 of '60/1m burst=_'"),
+        ("60/1m fixed_window sliding_log", "duplicate algorithm, at column 20 of '60/1m fixed_window sliding_log'"),
+        ("60/1m burst=5 burst=6", "duplicate burst, at column 15 of '60/1m burst=5 burst=6'"),
+        ("60 tokens/1m unit=x", "duplicate unit, at column 14 of '60 tokens/1m unit=x'"),
+        ("60/1m burst=many", "burst must be an integer, at column 13 of '60/1m burst=many'"),
+        ("60/1m burst=", "burst must be an integer, at the end of '60/1m burst='"),
+        ("60/1m burst=_", "burst must be an integer, at column 13 of '60/1m burst=_'"),
         ("60/1m name=", f"{OPTIONS}, at column 7 of '60/1m name='"),
         ("60/1m colour=red", f"{OPTIONS}, at column 7 of '60/1m colour=red'"),
-        ("0/1m", "quota: must be a whole number from 1 to 2**53 - 1, not 0, at column 1 of '0/1m'"),
+        ("0/1m", "quota: must be an integer from 1 to 2**53 - 1, not 0, at column 1 of '0/1m'"),
         ("60/0s", f"period: '0s' {BETWEEN}, at column 4 of '60/0s'"),
         ("60/2d calendar_window",
-         ("period: a calendar_window lasts one minute, hour, day, week, month or year, not '2d', "
+         ("period: the period of a calendar_window must be minute, hour, day, week, month or year, not '2d', "
          "at column 4 of '60/2d calendar_window'")),
-        ("60/1m timezone=Europe/Berlin", ("timezone: timezone, reset_day and reset_hour are for calendar_window, "
-         "at column 1 of '60/1m timezone=Europe/Berlin'")),
+        ("60/1m timezone=Europe/Berlin", ("timezone: timezone, reset_day and reset_hour require the algorithm "
+         "calendar_window, at column 1 of '60/1m timezone=Europe/Berlin'")),
         ("60/day calendar_window timezone=Nowhere",
          ("timezone: unknown time zone 'Nowhere': use an IANA name such as 'UTC' or 'Europe/Berlin', "
          "at column 1 of '60/day calendar_window timezone=Nowhere'")),
@@ -161,7 +161,7 @@ OPTIONS = "expected unit=, name=, burst=, timezone=, reset_day= or reset_hour="
         ("60/week calendar_window reset_day=8",
          ("reset_day: the reset_day of a limit per week must be from 1 to 7, not 8, "
          "at column 1 of '60/week calendar_window reset_day=8'")),
-        ("60/1m sliding_log burst=5", ("burst: a burst is for token_bucket, not for sliding_log, "
+        ("60/1m sliding_log burst=5", ("burst: burst requires the algorithm token_bucket, not sliding_log, "
          "at column 1 of '60/1m sliding_log burst=5'")),
     ],
 )  # fmt: skip
@@ -173,7 +173,7 @@ def test_limits_refused(text, message):
 
 def test_numbers_too_long_to_be_read_are_refused_like_others():
     for text in ("9" * 5000 + "/1m", "1/1m burst=" + "9" * 5000):
-        with pytest.raises(ConfigError, match="must be a whole number from 1 to"):
+        with pytest.raises(ConfigError, match="must be an integer from 1 to"):
             Limit.parse(text)
     assert Limit.parse("1/1m burst=1__0").burst == 10
 
@@ -182,14 +182,14 @@ def test_numbers_too_long_to_be_read_are_refused_like_others():
     ("arguments", "message"),
     [
         ({"algorithm": "leaky"}, f"algorithm: unknown algorithm 'leaky': use one of {KNOWN}"),
-        ({"unit": ""}, "unit: must be a word such as 'requests' or 'tokens', not ''"),
-        ({"unit": 5}, "unit: must be a word such as 'requests' or 'tokens', not 5"),
-        ({"name": 5}, "name: must be text, not 5"),
-        ({"burst": -1}, "burst: must be a whole number from 1 to 2**53 - 1, not -1"),
+        ({"unit": ""}, "unit: must be a non-empty string such as 'requests' or 'tokens', not ''"),
+        ({"unit": 5}, "unit: must be a non-empty string such as 'requests' or 'tokens', not 5"),
+        ({"name": 5}, "name: must be a string, not 5"),
+        ({"burst": -1}, "burst: must be an integer from 1 to 2**53 - 1, not -1"),
         ({"period": "day", "algorithm": "calendar_window", "timezone": None},
          "timezone: unknown time zone None: use an IANA name such as 'UTC' or 'Europe/Berlin'"),
         ({"period": 86_400, "algorithm": "calendar_window"},
-         "period: a calendar_window lasts one minute, hour, day, week, month or year, not 86400"),
+         "period: the period of a calendar_window must be minute, hour, day, week, month or year, not 86400"),
         ({"period": "month", "algorithm": "calendar_window", "reset_day": 32},
          "reset_day: the reset_day of a limit per month must be from 1 to 31, not 32"),
         ({"period": "month", "algorithm": "calendar_window", "reset_hour": True},
@@ -204,7 +204,7 @@ def test_arguments_refused(arguments, message):
 
 @pytest.mark.parametrize("what", [None, 60, b"60/1m"])
 def test_only_text_is_parsed(what):
-    with pytest.raises(ConfigError, match="a limit is written as text such as '60/1m'"):
+    with pytest.raises(ConfigError, match="expected a string such as '60/1m'"):
         Limit.parse(what)
 
 

@@ -50,7 +50,7 @@ def test_key_and_cost_may_be_functions_of_the_arguments(clock):
     assert fetch("bob", 2) == 2
     with pytest.raises(Denied):
         fetch("bob", n=2)
-    with pytest.raises(ConfigError, match="use it as a decorator"), limiter.limited(lambda: "k"):
+    with pytest.raises(ConfigError, match="as a decorator"), limiter.limited(lambda: "k"):
         pass
 
 

@@ -131,7 +131,7 @@ def test_settling_twice_is_an_error(clock):
     reservation = Limiter("10/10s", clock=clock).reserve("k")
     reservation.commit()
     for again in (reservation.commit, reservation.cancel):
-        with pytest.raises(RateLimitError, match="the reservation for 'k' is settled already"):
+        with pytest.raises(RateLimitError, match="the reservation for 'k' is already settled"):
             again()
     assert "settled" in repr(reservation)
 

@@ -110,7 +110,7 @@ async def test_a_deadline_behind_others_is_a_denial_even_where_permits_are_free(
     limiter = AsyncLimiter("4/1s", clock=clock)
     await limiter.acquire("k", cost=3)
     await join(limiter, [], "large", cost=4)
-    with pytest.raises(Denied, match="others wait in front of it") as denied:
+    with pytest.raises(Denied, match="other calls are ahead of it in the queue") as denied:
         await limiter.acquire("k", timeout=0)
     assert not denied.value.decision
     assert (await limiter.usage("k"))["1s"].used == 3
@@ -162,7 +162,7 @@ async def test_the_deadline_raises_denied_with_the_decision(clock):
 
 def test_an_impossible_cost_is_refused_at_once(clock):
     limiter = Limiter(["5/1s", Limit(3, "1m", name="tight")], clock=clock)
-    with pytest.raises(Denied, match="'k' asks for more than tight can ever hold") as denied:
+    with pytest.raises(Denied, match="'k': the cost exceeds what tight can ever allow") as denied:
         limiter.acquire("k", cost=4)
     assert denied.value.decision.retry_after is None
     assert clock.now() == START

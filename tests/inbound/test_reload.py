@@ -52,7 +52,7 @@ def test_a_bad_file_is_refused_with_its_place_and_the_old_one_stays(door, config
     config(limits("many"))
     api.clock.advance(1)
     assert [api.ask()["x-ratelimit-limit"] for _ in range(2)] == ["3", "3"]
-    expected = f"{path}:4: rate_limiting.categories.read.limit: expected a whole number from 1, not many"
+    expected = f"{path}:4: rate_limiting.categories.read.limit: expected an integer from 1, not many"
     errors = [record for record in caplog.records if record.levelname == "ERROR"]
     assert [record.message for record in errors] == [f"refused, the former rules stay in force: {expected}"]
     api.clock.advance(5)

@@ -115,7 +115,7 @@ def calendar_bounds(
         raise ConfigError(f"unknown calendar period {period!r}: use one of {', '.join(PERIODS)}", field="period")
     if isinstance(instant, datetime):
         if instant.tzinfo is None:
-            raise ConfigError("instant must be an aware datetime: give it a tzinfo", field="instant")
+            raise ConfigError("must be an aware datetime: set its tzinfo", field="instant")
         now = (instant - EPOCH) // MICROSECOND
     else:
         now = int(instant) if abs(instant) >= 10**11 else int(instant * SECOND)

@@ -98,16 +98,16 @@ class Limit:
             raise ConfigError(f"unknown algorithm {self.algorithm!r}: use one of {known}", field="algorithm")
         _whole("quota", self.quota)
         if not isinstance(self.unit, str) or not self.unit:
-            raise ConfigError(f"must be a word such as 'requests' or 'tokens', not {self.unit!r}", field="unit")
+            raise ConfigError(f"must be a non-empty string such as 'requests' or 'tokens', not {self.unit!r}", field="unit")
         if not isinstance(self.name, str):
-            raise ConfigError(f"must be text, not {self.name!r}", field="name")
+            raise ConfigError(f"must be a string, not {self.name!r}", field="name")
         self._set(rules=rules, charge=rules.charge)
         if self.algorithm == "calendar_window":
             self._set_calendar()
         else:
             length = parse_period(self.period)
             if (self.timezone, self.reset_day, self.reset_hour) != ("UTC", 1, 0):
-                raise ConfigError("timezone, reset_day and reset_hour are for calendar_window", field="timezone")
+                raise ConfigError("timezone, reset_day and reset_hour require the algorithm calendar_window", field="timezone")
             self._set(length=length, period=period_text(length))
         self._set_numbers()
         if not self.name:
@@ -123,7 +123,7 @@ class Limit:
     def _set_calendar(self) -> None:
         period = CALENDAR_PERIODS.get(self.period.strip().lower()) if isinstance(self.period, str) else None
         if period is None:
-            message = f"a calendar_window lasts one {', '.join(PERIODS[:-1])} or {PERIODS[-1]}, not {self.period!r}"
+            message = f"the period of a calendar_window must be {', '.join(PERIODS[:-1])} or {PERIODS[-1]}, not {self.period!r}"
             raise ConfigError(message, field="period")
         find_zone(self.timezone)
         days = {"week": 7, "month": 31, "year": 31}.get(period, 1)
@@ -141,7 +141,7 @@ class Limit:
             rate = rate_below(self.quota, self.length, burst)
             if rate is None or ceil_div(burst * rate[1], rate[0]) > MAX_DURATION:
                 message = (
-                    f"{self.quota} permits per {self.period} with a burst of {burst} cannot be counted exactly enough: "
+                    f"{self.quota} permits per {self.period} with a burst of {burst} cannot be counted with enough precision: "
                     "use a larger unit, a shorter period or a smaller burst"
                 )
                 raise ConfigError(message, field="quota")
@@ -151,14 +151,14 @@ class Limit:
             self._set(burst=burst, rate=rate[0], scale=rate[1], capacity=capacity, floor=floor)
             return
         if self.burst not in (0, self.quota):
-            raise ConfigError(f"a burst is for token_bucket, not for {self.algorithm}", field="burst")
+            raise ConfigError(f"burst requires the algorithm token_bucket, not {self.algorithm}", field="burst")
         self._set(burst=self.quota)
         if self.algorithm == "sliding_window":
             if self.length > MAX_DURATION // 2:  # a call counts for up to two of them
-                raise ConfigError("a sliding_window lasts 71 years at most", field="period")
+                raise ConfigError("the period of a sliding_window must be at most 71 years", field="period")
             tick = ceil_div(self.quota * self.length, MAX_INTEGER)
             if tick > 1 and tick > self.length * RATE_TOLERANCE:
-                message = f"{self.quota} permits per {self.period} are too many to be weighed: use a larger unit"
+                message = f"{self.quota} permits per {self.period} are too many for a sliding_window: use a larger unit"
                 raise ConfigError(message, field="quota")
             self._set(tick=tick)
 
@@ -170,7 +170,7 @@ class Limit:
         `name=tpm`, `timezone=Europe/Berlin`, `reset_day=15`, `reset_hour=9`. A month or year is a calendar window.
         """
         if not isinstance(text, str):
-            raise ConfigError(f"a limit is written as text such as '60/1m', not {text!r}", field="limit")
+            raise ConfigError(f"expected a string such as '60/1m', not {text!r}", field="limit")
         match = LIMIT.fullmatch(text)
         if match is None:
             raise ConfigError(_point(text, _first_mistake(text), "expected a limit such as '60/1m' or '5 per 30s'"))
@@ -181,7 +181,7 @@ class Limit:
         for word in WORD.finditer(match["rest"]):
             name, value = _option(text, match.start("rest") + word.start(), word.group())
             if name in options:
-                raise ConfigError(_point(text, match.start("rest") + word.start(), f"a second {name}"))
+                raise ConfigError(_point(text, match.start("rest") + word.start(), f"duplicate {name}"))
             options[name] = value
         if period.lower() in CALENDAR_PERIODS and period.lower() in NO_FIXED_LENGTH:
             options.setdefault("algorithm", "calendar_window")
@@ -227,10 +227,10 @@ def parse_period(period: str | timedelta | float) -> int:
         except _LimitTextError as mistake:
             raise ConfigError(_point(period, mistake.place, str(mistake)), field="period") from None
     else:
-        message = f"a period is text such as '30s', a timedelta or a number of seconds, not {period!r}"
+        message = f"expected a string such as '30s', a timedelta or a number of seconds, not {period!r}"
         raise ConfigError(message, field="period")
     if not exact or not 1 <= length <= MAX_DURATION:
-        message = f"{period!r} is not between a microsecond and 142 years, in whole microseconds"
+        message = f"{period!r} must be a whole number of microseconds between 1 microsecond and 142 years"
         raise ConfigError(message, field="period")
     return length
 
@@ -274,7 +274,7 @@ def period_text(length: int) -> str:
 
 def _whole(name: str, value: object) -> None:
     if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= MAX_INTEGER:
-        raise ConfigError(f"must be a whole number from 1 to 2**53 - 1, not {value!r}", field=name)
+        raise ConfigError(f"must be an integer from 1 to 2**53 - 1, not {value!r}", field=name)
 
 
 def _within(name: str, value: object, low: int, high: int, what: str) -> None:
@@ -291,7 +291,7 @@ def _option(text: str, place: int, word: str) -> tuple[str, str | int]:
         return "algorithm", word
     if name in ("burst", "reset_day", "reset_hour"):
         if not value.replace("_", "").isdecimal():
-            raise ConfigError(_point(text, place + len(name) + 1, f"{name} must be a whole number"))
+            raise ConfigError(_point(text, place + len(name) + 1, f"{name} must be an integer"))
         return name, _number(value)
     if name in ("unit", "name", "timezone") and value:
         return name, ESCAPED.sub(r"\1", value[1:-1]) if QUOTED.fullmatch(value) else value

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 MAX_LOGGED_LENGTH: Final = 200  # characters of what a client wrote that a line repeats
 MAX_NAMES: Final = 1000  # kinds of lines that are counted apart: a program may make up any number of policies
 BURST: Final = 10  # lines of a kind in a second
-SHADOW: Final = " (shadow: allowed all the same)"
+SHADOW: Final = " (shadow mode: allowed)"
 
 
 class Unwritten(NamedTuple):

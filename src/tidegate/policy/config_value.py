@@ -51,7 +51,7 @@ def load(source: str | Path | Mapping[str, object]) -> ConfigValue:
     except ConfigError:
         raise
     except (TypeError, ValueError):
-        message = f"expected the path of a file or a mapping, not {_shown(source)}"
+        message = f"expected a file path or a mapping, not {_shown(source)}"
         raise ConfigError(message, field="config") from None
     return parse(text, str(source))
 
@@ -112,7 +112,7 @@ class ConfigValue:
         for key, value, line in self._pairs():
             place = f"{self.field}.{key}" if self.field else key
             if key in found:
-                message = f"comes twice, first in line {found[key].line}"
+                message = f"duplicate key, first set on line {found[key].line}"
                 raise ConfigError(message, file=self.file, line=line, field=place)
             found[key] = ConfigValue(value, self.file, line, place)
         return found
@@ -123,7 +123,7 @@ class ConfigValue:
         for key, value in found.items():
             if key not in known:
                 near = get_close_matches(key, known, n=1)
-                hint = f"is {near[0]!r} meant?" if near else f"known are {', '.join(known)}"
+                hint = f"did you mean {near[0]!r}?" if near else f"expected one of {', '.join(known)}"
                 raise value.error(f"unknown setting: {hint}")
         return found
 
@@ -147,7 +147,7 @@ class ConfigValue:
         """Read text that is not empty."""
         value = self._scalar
         if not isinstance(value, str) or not value or self.is_nothing:
-            raise self.error(f"expected text, not {self}")
+            raise self.error(f"expected a string, not {self}")
         return str(value)
 
     def choice(self, *choices: str) -> str:
@@ -172,7 +172,7 @@ class ConfigValue:
         if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
             too_large = isinstance(value, int) and value > high
             bounds = f"from {low} to {high}" if high < MAX_INTEGER or too_large else f"from {low}"
-            raise self.error(f"expected a whole number {bounds}, not {self}")
+            raise self.error(f"expected an integer {bounds}, not {self}")
         return value
 
     def number(self) -> float:
@@ -187,7 +187,7 @@ class ConfigValue:
     def __str__(self) -> str:
         """Name the value in an error."""
         if self.is_nothing:
-            return "nothing"
+            return "null"
         if self.is_mapping:
             return "a mapping"
         if self.is_list:
@@ -209,17 +209,17 @@ class ConfigValue:
         if isinstance(self.raw, Mapping):
             for key, value in self.raw.items():
                 if not isinstance(key, str):
-                    raise self.error(f"keys are texts, not {_shown(key)}")
+                    raise self.error(f"keys must be strings, not {_shown(key)}")
                 yield key, value, self.line
             return
         for key, value in self.raw.value:
             if not isinstance(key, yaml.ScalarNode):
-                raise self.error("keys are texts, not lists or mappings")
+                raise self.error("keys must be strings, not lists or mappings")
             yield key.value, value, key.start_mark.line + 1
 
     def _check_tag(self) -> None:
         if isinstance(self.raw, yaml.Node) and self.raw.tag not in PLAIN_TAGS:
-            raise self.error(f"the tag {self.raw.tag} is not understood: leave it out")
+            raise self.error(f"unsupported tag {self.raw.tag}: remove it")
 
 
 def _shown(value: object) -> str:

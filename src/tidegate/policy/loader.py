@@ -31,7 +31,7 @@ def read_text(path: str | Path) -> str:
     except OSError as error:
         raise ConfigError(f"cannot be read: {error.strerror or error}", file=file) from None
     except UnicodeDecodeError as error:
-        raise ConfigError(f"is not UTF-8 text, at byte {error.start}", file=file) from None
+        raise ConfigError(f"is not valid UTF-8 at byte {error.start}", file=file) from None
 
 
 def compose(text: str, file: str | None = None) -> yaml.Node | None:
@@ -44,11 +44,11 @@ def compose(text: str, file: str | None = None) -> yaml.Node | None:
             loader.dispose()
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        message = f"is not YAML: {error.problem or error.context}"
+        message = f"is not valid YAML: {error.problem or error.context}"
         raise ConfigError(message, file=file, line=mark.line + 1 if mark else None) from None
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
-        message = f"is not YAML: a character that no text has, U+{int(error.character):04X}"
+        message = f"is not valid YAML: the character U+{int(error.character):04X} is not allowed"
         raise ConfigError(message, file=file, line=line) from None
 
 
@@ -88,12 +88,12 @@ class _BoundedLoader(yaml.BaseLoader):
         """Count the nodes that an alias stands for."""
         extent = self._extents.get(id(node))
         if extent is None:
-            raise ConfigError("an alias stands within what it refers to", file=self._file, line=line)
+            raise ConfigError("an alias refers to a node that contains it", file=self._file, line=line)
         nodes, levels = extent
         self._nodes += nodes
         self._aliased += nodes
         if self._aliased > MAX_ALIASED_NODES:
-            message = f"aliases expand to more than {MAX_ALIASED_NODES} nodes: write out what is meant"
+            message = f"aliases expand to more than {MAX_ALIASED_NODES} nodes: use fewer aliases"
             raise ConfigError(message, file=self._file, line=line)
         self._deepest = max(self._deepest, self._depth + levels)
         self._check_depth(self._depth + levels, line)

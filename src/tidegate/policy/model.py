@@ -44,7 +44,7 @@ class Policy:
         set_field = object.__setattr__
         set_field(self, "limits", read_limits(self.limits))
         if not isinstance(self.name, str):
-            raise ConfigError(f"must be text, not {self.name!r}", field="name")
+            raise ConfigError(f"must be a string, not {self.name!r}", field="name")
         for option, value, choices in (
             ("mode", self.mode, get_args(Mode)),
             ("on_store_error", self.on_store_error, get_args(OnStoreError)),
@@ -64,17 +64,17 @@ class Policy:
         if isinstance(cost, int):
             if not self.counted:
                 units = ", ".join(sorted({limit.unit for limit in self.limits}))
-                raise ConfigError(f"a plain number could be any of {units}: use a mapping such as "
+                raise ConfigError(f"an integer is ambiguous in a policy with the units {units}: use a mapping such as "
                                   f"{{'{self.limits[0].unit}': {cost}}}", field="cost")  # fmt: skip
             check_cost(cost)
             return tuple(cost if limit.unit in self.counted else 0 for limit in self.limits)
         if not isinstance(cost, Mapping):
-            raise ConfigError(f"must be a whole number or a mapping of units to them, not {cost!r}", field="cost")
+            raise ConfigError(f"must be an integer or a mapping of units to integers, not {cost!r}", field="cost")
         for unit, amount in cost.items():
             check_cost(amount, f"cost.{unit}")
             if not any(limit.unit == unit for limit in self.limits):
                 known = ", ".join(sorted({limit.unit for limit in self.limits}))
-                raise ConfigError(f"no limit of policy {self.name!r} counts {unit!r}: it has {known}", field="cost")
+                raise ConfigError(f"no limit of policy {self.name!r} counts {unit!r}: its units are {known}", field="cost")
         return tuple(cost.get(limit.unit, 0) for limit in self.limits)
 
 
@@ -102,12 +102,12 @@ def read_limits(rules: str | Limit | Iterable[str | Limit]) -> tuple[Limit, ...]
     names = [limit.name for limit in limits]
     for limit in limits:
         if names.count(limit.name) > 1:
-            message = f"two limits are called {limit.name!r}: give one a name, such as Limit(…, name='burst')"
+            message = f"two limits have the name {limit.name!r}: name one of them, such as Limit(…, name='burst')"
             raise ConfigError(message, field="limits")
     return limits
 
 
 def check_cost(amount: object, name: str = "cost") -> None:
-    """Refuse what is not a whole number of permits."""
+    """Check that an amount is an integer number of permits."""
     if not isinstance(amount, int) or isinstance(amount, bool) or not 0 <= amount <= MAX_INTEGER:
-        raise ConfigError(f"must be a whole number from 0 to 2**53 - 1, not {amount!r}", field=name)
+        raise ConfigError(f"must be an integer from 0 to 2**53 - 1, not {amount!r}", field=name)

@@ -37,7 +37,7 @@ def verify_bus(
             promise(stage)
         except AssertionError as broken:
             name = promise.__name__.replace("_", " ")
-            raise AssertionError(f"a promise of buses is broken: {name}\n{promise.__doc__}\n{broken}") from None
+            raise AssertionError(f"the bus broke a promise: {name}\n{promise.__doc__}\n{broken}") from None
         finally:
             stage.close()
 

@@ -38,7 +38,7 @@ def verify_store(open_store: OpenStore, *, seed: int = 0, rounds: int = 20) -> N
                 promise(store)
             except AssertionError as broken:
                 name = promise.__name__.replace("_", " ")
-                raise AssertionError(f"a promise of stores is broken: {name}\n{promise.__doc__}\n{broken}") from None
+                raise AssertionError(f"the store broke a promise: {name}\n{promise.__doc__}\n{broken}") from None
     for number in range(rounds):
         vectors = list(random_vectors(seed * 1_000_003 + number, ROUND_LENGTH))
         if number % 4:
@@ -117,9 +117,9 @@ def _wrong(open_store: OpenStore, steps: Sequence[Vector]) -> list[tuple[Vector,
 def _told(
     seed: int, number: int, place: int, vector: Vector, history: list[tuple[Vector, tuple[ExpectedAnswer, ...]]]
 ) -> str:
-    lines = [f"the store answers otherwise than the core: seed={seed}, round {number}, step {place}"]
+    lines = [f"the store's answer differs from the core's: seed={seed}, round {number}, step {place}"]
     if not history:
-        lines += ["(only with all the steps before it, and by apply_one or apply_async)", _line(vector)]
+        lines += ["(reproduced only with all earlier steps, or only by apply_one or apply_async)", _line(vector)]
     for step, answers in history:
         lines.append(_line(step))
         if answers != step.answers:

@@ -115,7 +115,7 @@ def _section(whole: ConfigValue) -> ConfigValue:
         return whole
     for name, entry in entries.items():
         if get_close_matches(name.lower().replace("-", "_"), ["rate_limiting"], cutoff=0.75):
-            raise entry.error("unknown setting: is 'rate_limiting' meant?")
+            raise entry.error("unknown setting: did you mean 'rate_limiting'?")
     return ConfigValue(EMPTY_CONFIG, whole.file, whole.line)
 
 
