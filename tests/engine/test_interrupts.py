@@ -306,7 +306,7 @@ def test_those_who_sleep_behind_a_call_that_ended_without_leaving_are_served():
 
     ghosts = []
     for step in takewhile(interrupted_wait, count(1)):
-        if any(limiter._lines._lines.values()):  # noqa: SLF001 - what nobody sees: `waiting` counts the living
+        if any(limiter._queues._queues.values()):  # noqa: SLF001 - what nobody sees: `waiting` counts the living
             ghosts.append(step)
             assert limiter.acquire("k", timeout=100), step
     assert ghosts

@@ -98,7 +98,9 @@ class Limit:
             raise ConfigError(f"unknown algorithm {self.algorithm!r}: use one of {known}", field="algorithm")
         _whole("quota", self.quota)
         if not isinstance(self.unit, str) or not self.unit:
-            raise ConfigError(f"must be a non-empty string such as 'requests' or 'tokens', not {self.unit!r}", field="unit")
+            raise ConfigError(
+                f"must be a non-empty string such as 'requests' or 'tokens', not {self.unit!r}", field="unit"
+            )
         if not isinstance(self.name, str):
             raise ConfigError(f"must be a string, not {self.name!r}", field="name")
         self._set(rules=rules, charge=rules.charge)
@@ -107,7 +109,9 @@ class Limit:
         else:
             length = parse_period(self.period)
             if (self.timezone, self.reset_day, self.reset_hour) != ("UTC", 1, 0):
-                raise ConfigError("timezone, reset_day and reset_hour require the algorithm calendar_window", field="timezone")
+                raise ConfigError(
+                    "timezone, reset_day and reset_hour require the algorithm calendar_window", field="timezone"
+                )
             self._set(length=length, period=period_text(length))
         self._set_numbers()
         if not self.name:
@@ -123,7 +127,8 @@ class Limit:
     def _set_calendar(self) -> None:
         period = CALENDAR_PERIODS.get(self.period.strip().lower()) if isinstance(self.period, str) else None
         if period is None:
-            message = f"the period of a calendar_window must be {', '.join(PERIODS[:-1])} or {PERIODS[-1]}, not {self.period!r}"
+            known = f"{', '.join(PERIODS[:-1])} or {PERIODS[-1]}"
+            message = f"the period of a calendar_window must be {known}, not {self.period!r}"
             raise ConfigError(message, field="period")
         find_zone(self.timezone)
         days = {"week": 7, "month": 31, "year": 31}.get(period, 1)
@@ -141,8 +146,8 @@ class Limit:
             rate = rate_below(self.quota, self.length, burst)
             if rate is None or ceil_div(burst * rate[1], rate[0]) > MAX_DURATION:
                 message = (
-                    f"{self.quota} permits per {self.period} with a burst of {burst} cannot be counted with enough precision: "
-                    "use a larger unit, a shorter period or a smaller burst"
+                    f"{self.quota} permits per {self.period} with a burst of {burst} cannot be counted with enough "
+                    "precision: use a larger unit, a shorter period or a smaller burst"
                 )
                 raise ConfigError(message, field="quota")
             capacity = burst * rate[1]

@@ -74,7 +74,9 @@ class Policy:
             check_cost(amount, f"cost.{unit}")
             if not any(limit.unit == unit for limit in self.limits):
                 known = ", ".join(sorted({limit.unit for limit in self.limits}))
-                raise ConfigError(f"no limit of policy {self.name!r} counts {unit!r}: its units are {known}", field="cost")
+                raise ConfigError(
+                    f"no limit of policy {self.name!r} counts {unit!r}: its units are {known}", field="cost"
+                )
         return tuple(cost.get(limit.unit, 0) for limit in self.limits)
 
 

@@ -56,7 +56,7 @@ class Charge:
 
     def parts(self, amounts: tuple[int, ...]) -> list[tuple[int, tuple[int, ...]]]:
         """Tell amounts apart by the instant at which their limits were charged last."""
-        return self._reservation().parts(amounts)
+        return self._reservation().split_by_instant(amounts)
 
     def move(self, costs: tuple[int, ...], anew: Decision) -> None:
         """Take note that these costs were charged anew: they are what is settled."""

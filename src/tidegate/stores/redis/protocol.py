@@ -54,7 +54,9 @@ PRICES: Final = {
     "sliding_log": 5,
     "concurrency": 5,
 }
-PATIENCE: Final = 0.000_05  # seconds that a server may take for one unit of PRICES, on a slow and busy machine
+SECONDS_PER_PRICE_UNIT: Final = (
+    0.000_05  # seconds that a server may take for one unit of PRICES, on a slow and busy machine
+)
 ASK_STRUCTS: Final = [Struct(f"<{1 + count}d") for count in range(MAX_LIMITS_PER_CALL + 1)]
 LIMIT_NUMBERS: Final = Struct("<13d")
 ESCAPES: Final = str.maketrans({"%": "%25", "/": "%2F", "{": "%7B", "}": "%7D"})
@@ -111,7 +113,7 @@ class Script:
     @property
     def patience(self) -> float:
         """How many seconds the server may take for it, beyond the timeout: it is slow because of what was asked."""
-        return self.price * PATIENCE
+        return self.price * SECONDS_PER_PRICE_UNIT
 
     def needed(self) -> bool:
         """Leave out calls that were dropped before they were sent; tell whether any is left."""
