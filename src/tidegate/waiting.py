@@ -32,9 +32,7 @@ if TYPE_CHECKING:
     from tidegate.policy import Key, Policy
 
 MAX_PRIORITY: Final = 100  # default bound of `priority`, in both directions
-HEAD_CHECK_INTERVAL: Final = (
-    SECOND  # first interval at which a waiter checks the head of its queue; grows with its wait
-)
+HEAD_CHECK_INTERVAL: Final = SECOND  # at least this long between two checks of the head of a queue by a waiter
 
 
 class Ask(NamedTuple):
