@@ -9,7 +9,7 @@ import pytest
 from tests.conformance.changes import changing_history
 from tidegate import Limit, Policy
 from tidegate.core.algorithms import ALGORITHMS
-from tidegate.core.decision import VERBS, Decision, nothing
+from tidegate.core.decision import VERBS, Decision, zero_costs
 from tidegate.policy.key import join_key
 from tidegate.stores import MemoryStore, Store
 from tidegate.stores.base import merge
@@ -135,7 +135,7 @@ class ChargesDenied(DictStore):
         after = [limit.charge(s, limit, c, now) if c else s for limit, s, c in zip(limits, states, costs, strict=True)]
         denied = any(c and s is None for s, c in zip(after, costs, strict=True))
         kept = [new or old for new, old in zip(after, states, strict=True)]
-        return (False, kept, costs) if denied else (True, after, nothing(limits))
+        return (False, kept, costs) if denied else (True, after, zero_costs(limits))
 
 
 class DecidesAsksAlone(DictStore):

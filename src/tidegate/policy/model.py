@@ -1,4 +1,4 @@
-"""A Policy: a named set of limits that are decided together, and what a call costs at each of them."""
+"""Policy: a named set of limits that are decided together, and the cost of a call at each of them."""
 
 from __future__ import annotations
 
@@ -17,30 +17,27 @@ OnStoreError = Literal["allow", "deny", "local"]
 PER_CALL_UNITS: Final = (
     "requests",
     "concurrent-requests",
-)  # the units that count calls: a plain number is a cost in these
+)  # the units that count calls: an integer cost is charged to these
 
 
 @dataclass(frozen=True, slots=True)
 class Policy:
     """Limits that are decided together, all or nothing, under one name.
 
-    The name separates the keys of one policy from those of another in the same store. `mode` is `enforce`, or `shadow`
-    to decide and record without ever denying. `on_store_error` is what a call gets while the store cannot be asked.
+    The name separates the keys of policies in the same store. `mode` is `enforce`, or `shadow` to decide and record
+    without denying. `on_store_error` decides calls while the store is unavailable.
 
-    A cost given as a plain number counts calls: it is charged to the limits in `requests` (and `concurrent-requests`);
-    where a policy has none of these but a single other unit, to that. A mapping names units; others cost nothing.
+    An integer cost counts calls: it is charged to the limits in the units `requests` and `concurrent-requests`, or, if
+    a policy has none of these and a single unit, to that unit. A mapping gives the cost per unit; other units cost 0.
     """
 
-    name: str
-    limits: tuple[Limit, ...]
-    mode: Mode = "enforce"
-    on_store_error: OnStoreError = "deny"
-    only: Limit | None = field(init=False, repr=False, compare=False, default=None)  # the limit of a policy of one
-    one: tuple[int, ...] = field(init=False, repr=False, compare=False, default=())  # what a cost of 1 is to each limit
-    counted: tuple[str, ...] = field(init=False, repr=False, compare=False, default=())  # units a plain number is in
+    name: str limits: tuple[Limit, ...] mode: Mode = "enforce" on_store_error: OnStoreError = "deny" only: Limit | None
+    = field(init=False, repr=False, compare=False, default=None)  # the limit, if there is only one one: tuple[int, ...]
+    = field(init=False, repr=False, compare=False, default=())  # a cost of 1 at each limit counted: tuple[str, ...] =
+    field(init=False, repr=False, compare=False, default=())  # units that an integer cost is charged to
 
     def __post_init__(self) -> None:
-        """Refuse what makes no sense; work out what a plain cost means."""
+        """Check the arguments; compute which units an integer cost is charged to."""
         set_field = object.__setattr__
         set_field(self, "limits", read_limits(self.limits))
         if not isinstance(self.name, str):
@@ -58,7 +55,7 @@ class Policy:
         set_field(self, "one", tuple(int(limit.unit in counted) for limit in self.limits))
 
     def costs(self, cost: Cost) -> tuple[int, ...]:
-        """Spread a cost over the limits, in their order."""
+        """Return the cost at each limit, in their order."""
         if cost.__class__ is int and cost == 1 and self.counted:
             return self.one
         if isinstance(cost, int):
@@ -84,14 +81,14 @@ Rules = str | Limit | Policy | Iterable[str | Limit]
 
 
 def read_policy(rules: Rules, name: str = "default") -> Policy:
-    """Take a policy in any of the forms people give one: text, a Limit, several of these, or a Policy."""
+    """Return the policy for rules: a string, a Limit, several of these, or a Policy."""
     if isinstance(rules, Policy):
         return rules
     return Policy(name, read_limits(rules))
 
 
 def read_limits(rules: str | Limit | Iterable[str | Limit]) -> tuple[Limit, ...]:
-    """Take one limit or several, as text or as Limit."""
+    """Return the limits for one limit or several, each a string or a Limit."""
     if isinstance(rules, (str, Limit)):
         rules = (rules,)
     if not isinstance(rules, Iterable):
