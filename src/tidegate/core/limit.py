@@ -221,7 +221,7 @@ class Limit:
 
 
 def parse_period(period: str | timedelta | float) -> int:
-    """Return the microseconds of a period: `250ms` `30s` `5m` `1h` `1d` `1w`, `hour`, `1.5h`, a timedelta or seconds."""
+    """Return microseconds of a period: `250ms` `30s` `5m` `1h` `1d` `1w`, `hour`, `1.5h`, a timedelta or seconds."""
     if isinstance(period, timedelta):
         length = period // timedelta(microseconds=1)
         exact = True

@@ -31,10 +31,13 @@ class Policy:
     a policy has none of these and a single unit, to that unit. A mapping gives the cost per unit; other units cost 0.
     """
 
-    name: str limits: tuple[Limit, ...] mode: Mode = "enforce" on_store_error: OnStoreError = "deny" only: Limit | None
-    = field(init=False, repr=False, compare=False, default=None)  # the limit, if there is only one one: tuple[int, ...]
-    = field(init=False, repr=False, compare=False, default=())  # a cost of 1 at each limit counted: tuple[str, ...] =
-    field(init=False, repr=False, compare=False, default=())  # units that an integer cost is charged to
+    name: str
+    limits: tuple[Limit, ...]
+    mode: Mode = "enforce"
+    on_store_error: OnStoreError = "deny"
+    only: Limit | None = field(init=False, repr=False, compare=False, default=None)  # the limit, if there is only one
+    one: tuple[int, ...] = field(init=False, repr=False, compare=False, default=())  # a cost of 1 at each limit
+    counted: tuple[str, ...] = field(init=False, repr=False, compare=False, default=())  # units of an integer cost
 
     def __post_init__(self) -> None:
         """Check the arguments; compute which units an integer cost is charged to."""

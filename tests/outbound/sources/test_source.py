@@ -67,7 +67,10 @@ def test_everything_a_source_may_say():
         ("name: a\nurl: https://a.test/\ninterval: 1m\ntimezone: UTC", "f.yaml:4: timezone: is for cron"),
         ("name: a\nurl: https://a.test/\ninterval: 1m\nto: {files: x, sqlite: y}", "f.yaml:4: to: expected one of"),
         ("name: a\nurl: https://a.test/\ninterval: 1m\nto: {webhook: y}", "f.yaml:4: to.webhook: has no host"),
-        ("name: a\nurl: https://a.test/\nintervall: 1m", "f.yaml:3: intervall: unknown setting: did you mean 'interval'?"),
+        (
+            "name: a\nurl: https://a.test/\nintervall: 1m",
+            "f.yaml:3: intervall: unknown setting: did you mean 'interval'?",
+        ),
     ],
 )
 def test_mistakes_are_refused_where_they_stand(text, message):
