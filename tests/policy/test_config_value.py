@@ -96,9 +96,7 @@ def test_files_that_are_refused(text, message):
 
 def test_tags_construct_nothing():
     setting = parse("a: !!python/object/apply:os.system [ls]\nb: !!int '5'\n", "f.yaml").entries()
-    assert "unsupported tag tag:yaml.org,2002:python/object/apply:os.system: remove it" in refused(
-        setting["a"].items
-    )
+    assert "unsupported tag tag:yaml.org,2002:python/object/apply:os.system: remove it" in refused(setting["a"].items)
     assert refused(setting["b"].whole).startswith("f.yaml:2: b: unsupported tag")
 
 
