@@ -69,7 +69,7 @@ EXPECTED = "expected a period such as '30s', '5m', '1h', '1d' or '250ms'"
         (float("inf"), "period: expected a string such as '30s', a timedelta or a number of seconds, not inf"),
     ],
 )  # fmt: skip
-def test_periods_refused(period, message):
+def test_invalid_periods_are_rejected(period, message):
     with pytest.raises(ConfigError) as error:
         parse_period(period)
     assert str(error.value) == message
@@ -77,8 +77,8 @@ def test_periods_refused(period, message):
 
 
 @pytest.mark.parametrize("text", ["9" * 5000 + "s", "0." + "1" * 5000 + "s"])
-def test_absurdly_long_periods_are_refused_like_others(text):
-    """Found by reading: Python reads no number of more than 4,300 digits, and said so with a plain ValueError."""
+def test_very_long_periods_are_rejected(text):
+    """Found by reading: Python parses no integer of more than 4,300 digits, and raised a plain ValueError."""
     with pytest.raises(ConfigError, match=BETWEEN):
         parse_period(text)
 
@@ -165,13 +165,13 @@ OPTIONS = "expected unit=, name=, burst=, timezone=, reset_day= or reset_hour="
          "at column 1 of '60/1m sliding_log burst=5'")),
     ],
 )  # fmt: skip
-def test_limits_refused(text, message):
+def test_invalid_limits_are_rejected(text, message):
     with pytest.raises(ConfigError) as error:
         Limit.parse(text)
     assert str(error.value) == message
 
 
-def test_numbers_too_long_to_be_read_are_refused_like_others():
+def test_numbers_with_too_many_digits_are_rejected():
     for text in ("9" * 5000 + "/1m", "1/1m burst=" + "9" * 5000):
         with pytest.raises(ConfigError, match="must be an integer from 1 to"):
             Limit.parse(text)
@@ -196,14 +196,14 @@ def test_numbers_too_long_to_be_read_are_refused_like_others():
          "reset_hour: the reset_hour of a limit per month must be from 0 to 23, not True"),
     ],
 )  # fmt: skip
-def test_arguments_refused(arguments, message):
+def test_invalid_arguments_are_rejected(arguments, message):
     with pytest.raises(ConfigError) as error:
         Limit(**{"quota": 5, "period": "1m", **arguments})
     assert str(error.value) == message
 
 
 @pytest.mark.parametrize("what", [None, 60, b"60/1m"])
-def test_only_text_is_parsed(what):
+def test_only_strings_are_parsed(what):
     with pytest.raises(ConfigError, match="expected a string such as '60/1m'"):
         Limit.parse(what)
 
@@ -212,7 +212,7 @@ words = st.text(min_size=1, max_size=12).filter(str.strip)
 
 
 @given(limit=limits(), name=st.one_of(st.just(""), words), unit=st.one_of(st.just("requests"), words))
-def test_what_is_written_reads_back(limit, name, unit):
+def test_str_of_a_limit_is_parsed_back(limit, name, unit):
     whole = Limit(
         limit.quota, limit.period, limit.algorithm, unit, limit.burst if limit.algorithm == "token_bucket" else 0, name,
         limit.timezone,
@@ -223,7 +223,7 @@ def test_what_is_written_reads_back(limit, name, unit):
 
 
 @given(text=st.text(max_size=30))
-def test_any_text_is_a_limit_or_a_config_error(text):
+def test_any_string_is_a_limit_or_a_config_error(text):
     for read in (Limit.parse, parse_period):
         try:
             read(text)
@@ -236,7 +236,7 @@ def test_any_text_is_a_limit_or_a_config_error(text):
     period=st.text("0123456789._ smhdw", max_size=6),
     rest=st.text(" =burstname_1", max_size=12),
 )
-def test_nearly_a_limit_is_a_limit_or_a_config_error(quota, period, rest):
+def test_a_string_like_a_limit_is_a_limit_or_a_config_error(quota, period, rest):
     try:
         limit = Limit.parse(f"{quota}/{period} {rest}")
     except ConfigError:
@@ -244,7 +244,7 @@ def test_nearly_a_limit_is_a_limit_or_a_config_error(quota, period, rest):
     assert Limit.parse(str(limit)) == limit
 
 
-def test_periods_are_written_the_short_way():
+def test_periods_are_formatted_in_the_largest_unit():
     for given_, written in [("60s", "1m"), ("7d", "1w"), ("1500ms", "1500ms"), ("1us", "1us"), ("90m", "90m")]:
         assert Limit(5, given_).period == written
     assert Limit(5, "60s") == Limit(5, "1m") == Limit(5, 60) == Limit(5, timedelta(minutes=1))
@@ -258,8 +258,8 @@ def test_names():
 
 
 @pytest.mark.parametrize("algorithm", NAMES)
-def test_limits_travel(algorithm):
-    """Found by reading: limits of most algorithms could not be pickled, so not sent to a worker process."""
+def test_limits_can_be_pickled(algorithm):
+    """Found by reading: limits of most algorithms could not be pickled."""
     limit = Limit(5, "1m", algorithm)
     for other in (pickle.loads(pickle.dumps(limit)), copy.deepcopy(limit)):  # noqa: S301 - our own
         assert other == limit
@@ -278,11 +278,11 @@ def test_limits_travel(algorithm):
         "7500/month calendar_window reset_day=31 reset_hour=23",
     ],
 )
-def test_how_a_limit_is_written(text):
+def test_str_of_a_limit(text):
     assert str(Limit.parse(text)) == text
 
 
-def test_how_long_a_calendar_period_can_be():
+def test_maximal_length_of_calendar_periods():
     lengths = {period: Limit(1, period, "calendar_window").length // 60_000_000 for period in PERIODS}
     day = 24 * 60
     assert lengths == {"minute": 1, "hour": 60, "day": day, "week": 7 * day, "month": 31 * day, "year": 366 * day}

@@ -1,4 +1,4 @@
-"""Limits around blocks and functions."""
+"""Limits for blocks and functions."""
 
 import asyncio
 
@@ -83,7 +83,7 @@ async def test_coroutine_functions_and_async_blocks(clock):
     assert asyncio.iscoroutinefunction(work)
 
 
-def test_the_wrong_colour_is_refused():
+def test_sync_and_async_functions_need_the_matching_limiter():
     async def coroutine():
         pass
 

@@ -1,4 +1,4 @@
-"""URLs are shown without their secrets, and refused without repeating them."""
+"""URLs are shown and rejected without their secrets."""
 
 import pytest
 from hypothesis import given
@@ -111,7 +111,7 @@ def test_a_malformed_url_is_a_config_error_that_repeats_no_password(open_it, sch
     ],
 )
 @pytest.mark.parametrize("open_it", [open_store, open_guarded, open_bus])
-def test_a_url_without_a_server_is_refused_without_its_password(open_it, url):
+def test_a_url_without_a_server_is_rejected_without_its_password(open_it, url):
     with pytest.raises(ConfigError) as error:
         open_it(url)
     assert "hunter2" not in str(error.value).replace("not 'hunter2'", "")

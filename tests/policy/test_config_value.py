@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from tidegate import ConfigError, Limit
 from tidegate.policy.config_value import ConfigValue, load, parse
 
-TEXT = """\
+YAML_TEXT = """\
 name: no
 count: 1_000
 share: 0.5
@@ -25,8 +25,8 @@ def refused(call, *args):
     return str(error.value)
 
 
-def test_the_reader_says_what_a_value_is():
-    fields = parse(TEXT, "f.yaml").entries()
+def test_the_reading_method_decides_the_type():
+    fields = parse(YAML_TEXT, "f.yaml").entries()
     assert fields["name"].text() == "no"
     assert fields["name"].flag() is False
     assert fields["count"].whole() == 1000
@@ -40,8 +40,8 @@ def test_the_reader_says_what_a_value_is():
     assert fields["name"].choice("no", "maybe") == "no"
 
 
-def test_a_value_knows_its_place():
-    b = parse(TEXT, "f.yaml").entries()["nested"].entries()["list"].items()[1].entries()["b"]
+def test_a_value_has_its_file_line_and_field():
+    b = parse(YAML_TEXT, "f.yaml").entries()["nested"].entries()["list"].items()[1].entries()["b"]
     assert (b.file, b.line, b.field) == ("f.yaml", 8, "nested.list[1].b")
     assert str(b.error("is wrong")) == "f.yaml:8: nested.list[1].b: is wrong"
 
@@ -61,11 +61,11 @@ def test_a_value_knows_its_place():
         ("nested", "items", "f.yaml:7: nested: expected a list, not a mapping"),
     ],
 )
-def test_what_is_expected_and_what_is_there(field, method, message):
-    assert refused(getattr(parse(TEXT, "f.yaml").entries()[field], method)) == message
+def test_errors_name_the_expected_type_and_the_value(field, method, message):
+    assert refused(getattr(parse(YAML_TEXT, "f.yaml").entries()[field], method)) == message
 
 
-def test_unknown_settings_are_refused_with_the_nearest_known():
+def test_unknown_settings_are_rejected_with_the_closest_name():
     setting = parse("a: 1\nlimt: 2\n", "f.yaml")
     assert refused(setting.fields, "a", "limit") == "f.yaml:2: limt: unknown setting: did you mean 'limit'?"
     assert refused(setting.fields, "a", "window") == "f.yaml:2: limt: unknown setting: expected one of a, window"
@@ -88,10 +88,10 @@ def test_unknown_settings_are_refused_with_the_nearest_known():
         ("!!python/object:os.system {a: 1}", None),
     ],
 )
-def test_files_that_are_refused(text, message):
-    said = refused(lambda: parse(text, "f.yaml").entries())
-    assert message in (None, said)
-    assert "f.yaml" in said
+def test_invalid_files_are_rejected(text, message):
+    error = refused(lambda: parse(text, "f.yaml").entries())
+    assert message in (None, error)
+    assert "f.yaml" in error
 
 
 def test_tags_construct_nothing():
@@ -100,15 +100,15 @@ def test_tags_construct_nothing():
     assert refused(setting["b"].whole).startswith("f.yaml:2: b: unsupported tag")
 
 
-def test_aliases_that_expand_to_too_much_are_refused_where_they_stand():
-    """Each line doubles what the line before stands for; line 13 exceeds ten thousand."""
+def test_aliases_that_expand_too_far_are_rejected_with_their_line():
+    """Each line doubles the nodes of the line before; line 13 exceeds ten thousand."""
     lines = ["a0: &a0 [x, x]"] + [f"a{i}: &a{i} [*a{i - 1}, *a{i - 1}]" for i in range(1, 60)]
     message = "aliases expand to more than 10000 nodes: use fewer aliases"
     assert refused(parse, "\n".join(lines), "f.yaml") == f"f.yaml:12: {message}"
     assert parse("\n".join(lines[:11])).entries()["a10"].is_list
 
 
-def test_aliases_do_not_nest_deeper_than_what_is_written_out():
+def test_aliases_count_towards_the_depth_bound():
     lines = ["a0: &a0 x"] + [f"a{i}: &a{i} {'[' * 30}*a{i - 1}{']' * 30}" for i in range(1, 6)]
     assert parse("\n".join(lines[:4])).entries()["a3"].is_list
     assert refused(parse, "\n".join(lines), "f.yaml") == "f.yaml:5: is nested more than 100 levels deep"
@@ -128,7 +128,7 @@ def test_a_file_that_is_too_large_is_refused(tmp_path):
     assert refused(load, path) == f"{path}: is larger than 16777216 bytes"
 
 
-def test_mappings_of_programs():
+def test_python_mappings_are_read():
     fields = load({"a": 1, "b": True, "c": ["x"], "d": {"e": 0.5}, "f": None, "g": "no"}).entries()
     assert fields["a"].whole() == 1
     assert fields["b"].flag() is True
@@ -141,7 +141,7 @@ def test_mappings_of_programs():
     assert refused(ConfigValue({1: 2}).entries) == "keys must be strings, not 1"
 
 
-def test_errors_of_others_get_the_place():
+def test_other_config_errors_get_the_location():
     setting = parse("limit: 0\nperiod: 1x\n", "f.yaml")
     fields = setting.entries()
     with pytest.raises(ConfigError) as error, setting.blame(quota=fields["limit"], period=fields["period"]):
@@ -163,7 +163,7 @@ def test_files_that_cannot_be_read(tmp_path):
     assert refused(load, "a\0b").startswith("config: expected a file path")
 
 
-def test_a_file(tmp_path):
+def test_a_file_is_read(tmp_path):
     path = tmp_path / "f.yaml"
     path.write_text("a: 1\n", encoding="utf-8")
     assert load(path).entries()["a"].file == str(path)
@@ -171,7 +171,7 @@ def test_a_file(tmp_path):
     assert load(str(path)).is_nothing
 
 
-def test_numbers_too_long_to_be_meant():
+def test_very_long_numbers_are_shortened_in_errors():
     setting = parse(f"a: {'9' * 5000}\n").entries()["a"]
     assert len(refused(setting.whole)) < 200
     assert len(refused(setting.number)) < 200
@@ -179,7 +179,7 @@ def test_numbers_too_long_to_be_meant():
 
 
 @given(st.text(st.sampled_from("ab:-[]{}#&*!|>'\"%@`,? \n\t0123456789\0"), max_size=80))
-def test_any_text_is_read_or_refused(text):
+def test_any_string_is_read_or_rejected(text):
     try:
         setting = parse(text, "f.yaml")
         for entry in setting.entries().values():

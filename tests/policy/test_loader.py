@@ -25,7 +25,7 @@ READERS = {
 
 
 def doubling(first, line, lines=40):
-    """Write YAML of which each line is twice the line before."""
+    """Return YAML in which each line has twice the nodes of the line before."""
     return "\n".join([first, *(line.format(i=i, before=i - 1) for i in range(1, lines))]) + "\n"
 
 
@@ -57,7 +57,7 @@ def test_descriptors_that_refer_to_descriptors_are_bounded(tmp_path):
 
 
 def test_no_other_module_reads_yaml():
-    """Whoever composes or loads YAML elsewhere has no bounds."""
+    """A loader elsewhere would have no bounds."""
     reading = {"compose", "load", "safe_load", "load_all", "safe_load_all", "parse", "scan", "BaseLoader", "Loader"}
     for path in Path(tidegate.__file__).parent.rglob("*.py"):
         if path.name == "loader.py":
