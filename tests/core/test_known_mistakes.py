@@ -1,5 +1,5 @@
 """What well-known limiters get wrong, as far as it concerns the core and the memory store; a test or more for each."""
-# ruff: noqa: SLF001 - some tests look at what the store keeps
+# ruff: noqa: SLF001 - some tests check what the store keeps
 
 import sys
 import threading

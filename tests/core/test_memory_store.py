@@ -196,7 +196,7 @@ def test_groups_are_counted_correctly_in_any_history(calls):
         assert store._shares._counts == counts(store)
         assert store.metrics()["entries"] <= 16
         if verb == "acquire" and not known and entries < 8:
-            assert key in store._tables["hourly"].entries  # before half of it is taken, everybody has a place
+            assert key in store._tables["hourly"].entries  # before half of the store is used, every key is kept
 
 
 def test_policies_have_separate_overflow_buckets():

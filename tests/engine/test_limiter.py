@@ -29,8 +29,8 @@ def test_first_example_of_the_contract(clock):
     assert decision
     assert decision.allowed is True
     assert (decision.remaining, decision.retry_after, decision.reset_after) == (97, 0.0, 1.8)
-    (said,) = decision.limits
-    assert (said.name, said.quota, said.remaining, said.retry_after, said.allowed) == ("1m", 100, 97, 0.0, True)
+    (view,) = decision.limits
+    assert (view.name, view.quota, view.remaining, view.retry_after, view.allowed) == ("1m", 100, 97, 0.0, True)
     assert decision.violated == ()
 
 
@@ -43,8 +43,8 @@ def test_a_denial_names_its_limits_and_the_wait(clock):
     assert not denied
     assert denied.violated == ("1s", "minute")
     assert denied.retry_after == 59.5
-    assert [said.retry_after for said in denied.limits] == [0.5, 59.5]
-    assert [said.allowed for said in denied.limits] == [False, False]
+    assert [view.retry_after for view in denied.limits] == [0.5, 59.5]
+    assert [view.allowed for view in denied.limits] == [False, False]
     assert "minute" in repr(denied)
 
 
@@ -52,7 +52,7 @@ def test_a_decision_combines_its_limits(clock):
     decision = Limiter(["10/1m fixed_window", "3/1h fixed_window", "5/1s fixed_window"], clock=clock).try_acquire("k")
     assert decision.remaining == 2, "of the limit that has the fewest"
     assert decision.reset_after == 3600, "of the limit that takes longest"
-    assert [said.reset_after for said in decision.limits] == [60, 3600, 1]
+    assert [view.reset_after for view in decision.limits] == [60, 3600, 1]
 
 
 def test_a_call_denied_by_one_limit_is_charged_to_none(clock):
@@ -93,7 +93,7 @@ def test_usage_refund_and_reset(clock):
     limiter.refund("k")
     assert limiter.usage("k")["1m"].used == 1
     limiter.reset("k")
-    assert {name: said.used for name, said in limiter.usage("k").items()} == {"1m": 0, "tokens-1h": 0}
+    assert {name: view.used for name, view in limiter.usage("k").items()} == {"1m": 0, "tokens-1h": 0}
 
 
 @pytest.mark.parametrize(
@@ -132,7 +132,7 @@ def test_keys_of_several_parts_never_collide(clock):
 
 def test_integer_costs_count_calls():
     limiter = Limiter([Limit(10, "1m"), Limit(1000, "1m", unit="tokens"), Limit(2, "1m", "concurrency", name="slots")])
-    assert [said.remaining for said in limiter.try_acquire("k").limits] == [9, 1000, 1]
+    assert [view.remaining for view in limiter.try_acquire("k").limits] == [9, 1000, 1]
     tokens = Limiter(Limit(1000, "1m", unit="tokens"))
     assert tokens.try_acquire("k", 400).remaining == 600
     mixed = Limiter([Limit(10, "1m", unit="tokens"), Limit(10, "1m", unit="usd_micros")])
@@ -250,7 +250,7 @@ def test_concurrency_holds_slots_until_released_or_the_lease_ends(clock):
     assert limiter.try_acquire("k")
     clock.advance(20)  # the first holder has crashed: its lease ends
     assert limiter.try_acquire("k")
-    limiter.release("k", decision=first)  # it was gone already: nobody else's slot is freed
+    limiter.release("k", decision=first)  # already expired: no other slot is released
     assert not limiter.try_acquire("k")
     limiter.release("k")
     assert limiter.try_acquire("k")
@@ -380,11 +380,11 @@ moves = st.one_of(
 def test_sync_and_async_answer_alike(schedule, rule):
     async def outcome(limiter, verb, args):
         try:
-            said = getattr(limiter, verb)(*args)
-            said = await said if inspect.isawaitable(said) else said
+            result = getattr(limiter, verb)(*args)
+            result = await result if inspect.isawaitable(result) else result
         except Denied as error:
             return str(error), error.decision
-        return said.decision if verb == "reserve" else said
+        return result.decision if verb == "reserve" else result
 
     async def both():
         sync_clock, task_clock = ManualClock(START), ManualClock(START)
@@ -397,7 +397,7 @@ def test_sync_and_async_answer_alike(schedule, rule):
             args = ["k"] if amount is None else ["k", amount]
             if verb in ("acquire", "reserve"):
                 args += [1, 0] if verb == "acquire" else [2, 60, 0]
-            said = await outcome(plain, verb, args)
-            assert await outcome(tasks, verb, args) == said
+            result = await outcome(plain, verb, args)
+            assert await outcome(tasks, verb, args) == result
 
     asyncio.run(both())

@@ -15,7 +15,7 @@ def clock():
 
 
 def used(limiter, key="k"):
-    return [said.used for said in limiter.usage(key).values()]
+    return [view.used for view in limiter.usage(key).values()]
 
 
 def test_the_example_of_the_contract(clock):

@@ -75,8 +75,8 @@ def test_no_part_of_a_password_is_shown(scheme, password):
 
 
 def test_urls_within_a_message_are_redacted():
-    said = redact_text("cannot reach 'redis://a:hunter2@host:1/0' or https://b:hunter2@c/?k=hunter2: refused")
-    assert said == "cannot reach 'redis://…@host:1/0' or https://…@c/?… refused"
+    redacted = redact_text("cannot reach 'redis://a:hunter2@host:1/0' or https://b:hunter2@c/?k=hunter2: refused")
+    assert redacted == "cannot reach 'redis://…@host:1/0' or https://…@c/?… refused"
 
 
 @pytest.mark.parametrize("wrong", MALFORMED)

@@ -96,7 +96,7 @@ async def test_low_priority_ages_and_is_never_starved(clock):
     await limiter.acquire("k")
     order = []
     await join(limiter, order, "low")
-    for number in range(40):  # someone of priority 3 comes every second, for ever
+    for number in range(40):  # a call with priority 3 arrives every second
         await join(limiter, order, number, priority=3)
         clock.advance(1)
         await settle()
@@ -362,6 +362,6 @@ def test_any_number_of_waiters_is_served(crowd, rule):
             with suppress(asyncio.CancelledError, Denied):
                 await task
                 done += 1
-        assert len(admitted) == done, "whoever was charged has its permit"
+        assert len(admitted) == done, "every charged call has its permit"
 
     asyncio.run(run())

@@ -1,4 +1,4 @@
-"""Every file this package reads has the same bounds: no few lines of YAML stand for billions of nodes."""
+"""Every file this package reads has the same bounds: a few lines of YAML cannot expand to billions of nodes."""
 
 import ast
 from pathlib import Path

@@ -17,7 +17,7 @@ def texts():
     git = shutil.which("git")
     if git is None or not (ROOT / ".git").exists():
         pytest.skip("not a git checkout, so there is no telling which files belong to the project")
-    # A checkout that belongs to somebody else (root in a container) is no reason to refuse.
+    # Accept a checkout that belongs to another user (root in a container).
     command = [git, "-c", "safe.directory=*", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     names = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout.split("\0")
     found = {}

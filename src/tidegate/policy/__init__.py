@@ -1,4 +1,4 @@
-"""Policies and keys: what is limited, and for whom."""
+"""Policies and keys."""
 
 from tidegate.policy.key import Key, join_key, normal_key
 from tidegate.policy.model import Cost, Policy, Rules

@@ -148,7 +148,7 @@ declare
     permits bigint := tidegate.floor_div(level, scale);
     part bigint := level - permits * scale;
 begin
-    if l.scale > 9007199254740991 / scale then  -- that is, if their product exceeds MAX
+    if l.scale > 9007199254740991 / scale then  -- that is, if their product exceeds MAX_INTEGER
         part := 0;
     end if;
     if permits >= l.burst then
@@ -216,7 +216,7 @@ begin
         state := state[1 : cardinality(state) - 2];
     end loop;
     state := state || array[state[2], state[1]];
-    if cardinality(state) > 3 + 2 * 16 then  -- of the two that differ least, the higher one stands for both
+    if cardinality(state) > 3 + 2 * 16 then  -- merge the two closest marks into the higher one
         for i in 7 .. cardinality(state) by 2 loop
             if state[i - 2] - state[i] < fewest then
                 fewest := state[i - 2] - state[i];
@@ -403,7 +403,7 @@ create or replace function tidegate._charge_window(
 declare
     counted bigint[];
 begin
-    if state is null or (state[4] is null and state[2:3] = present) then  -- the usual state
+    if state is null or (state[4] is null and state[2:3] = present) then  -- the common state
         return case when cost <= l.quota - coalesce(state[1], 0) then array[coalesce(state[1], 0) + cost, present[1]] end;
     end if;
     counted := tidegate._counted(state, l, now, present);
@@ -432,7 +432,7 @@ begin
             older := older || counted[i : i + 2];
         end if;
     end loop;
-    if cardinality(older) > 3 * 4 then  -- the most that a state carries: the first two become one
+    if cardinality(older) > 3 * 4 then  -- the maximum of a state: merge the first two
         older := array[older[1] + older[4], least(older[2], older[5]), greatest(older[3], older[6])] || older[7:];
     end if;
     used := used + least(cost, 9007199254740991 - used);
@@ -453,7 +453,7 @@ declare
     last bigint := now;
     until bigint;
 begin
-    if state[4] is null and state[2:3] = present then  -- the usual state
+    if state[4] is null and state[2:3] = present then  -- the common state
         counted := state[1:3];
     elsif state is not null then
         counted := (tidegate._counted(state, l, now, present))[2:];
@@ -465,7 +465,7 @@ begin
     end loop;
     if cost > l.quota then
         retry := -1;
-    elsif cost > remaining then  -- until enough has ended
+    elsif cost > remaining then  -- wait until enough windows have ended
         until := now;
         while cost > free loop
             retry := last;
@@ -559,9 +559,9 @@ begin
     if cost > l.quota then
         retry := -1;
     elsif cost > free then
-        if cost <= l.quota - count then  -- enough once the previous window weighs less
+        if cost <= l.quota - count then  -- once the weight of the previous window is lower
             retry := ahead - (l.quota - count - cost) * ticks / previous * l.tick;
-        else  -- only when this window is the previous one, and weighs less
+        else  -- only once this window is the previous one, with a lower weight
             retry := ahead + l.length - (l.quota - cost) * ticks / count * l.tick;
         end if;
     end if;
@@ -997,7 +997,7 @@ begin
         delete from tidegate.log e where e.ctid = any (array(
             select d.ctid from tidegate.log d where d.log = number and d.sum <= base order by d.sum limit 8));
     end if;
-    if s.numbers[3] > 4611686018427387904 then  -- 2^62 permits later, begin again before the sums leave bigint
+    if s.numbers[3] > 4611686018427387904 then  -- after 2^62 permits, restart before the sums exceed bigint
         delete from tidegate.log e where e.log = number and e.sum <= base;
         update tidegate.log e set sum = e.sum - base where e.log = number;
         s.numbers := array[number, 0, s.numbers[3] - base, s.numbers[4]];
@@ -1069,7 +1069,7 @@ begin
                     select d.ctid from tidegate.log d where d.log = s.numbers[1] limit most_entries));
                 get diagnostics removed = row_count;
                 most_entries := most_entries - removed;
-                if most_entries <= 0 then  -- perhaps not all of it
+                if most_entries <= 0 then  -- some entries may remain
                     kept := kept || s;
                 end if;
             end if;
@@ -1195,7 +1195,7 @@ declare
 begin
     if cardinality(keys) = 1 then
         done := tidegate.lock(tidegate.hash(policies[1], keys[1]));
-    else  -- everybody in the same order
+    else  -- all calls lock keys in the same order
         for number in select distinct tidegate.hash(u.policy, u.key) from unnest(policies, keys) u(policy, key) order by 1
         loop
             done := tidegate.lock(number);
@@ -1219,7 +1219,7 @@ begin
             place := place + places;
         end loop;
     end if;
-    if sweeps > 0 then  -- last of all, since what it locks is in no order; by the later of two clocks nothing is due
+    if sweeps > 0 then  -- last, because it locks keys in any order
         place := tidegate.sweep(least(now, tidegate.server_time()), sweeps);
     end if;
     return answers;

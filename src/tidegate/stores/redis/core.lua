@@ -40,7 +40,7 @@ local function build()
     return quotient % 1 - quotient
   end
 
-  local CHUNK = 1000  -- numbers at once, since all of them go over Lua's stack
+  local CHUNK = 1000  -- numbers at once: all of them pass through Lua's stack
 
   local function read_doubles(bytes)
     local count = #bytes / 8
@@ -48,7 +48,7 @@ local function build()
     local numbers = {}
     for from = 1, count, CHUNK do
       local some = {unpack_ints('<' .. rep('d', min(CHUNK, count - from + 1)), bytes, from * 8 - 7)}
-      for i = 1, #some - 1 do numbers[from + i - 1] = some[i] end  -- the last tells where it stopped reading
+      for i = 1, #some - 1 do numbers[from + i - 1] = some[i] end  -- the last value is the position after the read
     end
     return numbers, count
   end
@@ -743,7 +743,7 @@ local function build()
     return ALGORITHMS[algorithm]
   end
 
-  local asks, costs, states = {}, {}, {}  -- used again for each group
+  local asks, costs, states = {}, {}, {}  -- reused for each group
 
   local function build_decide()
     -- ---- verbs: apply to the states of all limits of a key at once (core/decision.py) -------------------------------
@@ -807,7 +807,7 @@ local function build()
         local peaks = EMPTY
         if size > 72 then
           peaks = {unpack_ints('<' .. rep('d', size / 8 - 9), value, from + 72)}
-          peaks[#peaks] = nil  -- where it stopped reading
+          peaks[#peaks] = nil  -- the position after the read
         end
         return {level = level, at = at, peaks = peaks, owner = owner, expires = expires, value = value, from = from}
       elseif algorithm <= 3 then
@@ -816,7 +816,7 @@ local function build()
         if size > 48 then
           ends, seen, ended = unpack_ints('<ddd', value, from + 48)
           older = {unpack_ints('<' .. rep('d', size / 8 - 9), value, from + 72)}
-          older[#older] = nil  -- where it stopped reading
+          older[#older] = nil  -- the position after the read
         end
         return {used = used, start = start, ends = ends, seen = seen, ended = ended, older = older,
                 owner = owner, expires = expires, value = value, from = from}
@@ -853,7 +853,7 @@ local function build()
       return 32 + 8 * (unpack_ints('<d', value, from))
     end
 
-    local lost = {}  -- keys of logs that are gone while their entry is not: such a state is no state
+    local lost = {}  -- keys of logs that are lost while their entry exists: such a state counts as none
 
     local function read_entry(ask, place, states)
       local policy, value = ask.policy, call('GET', ask.key)
@@ -1074,7 +1074,7 @@ while place < size do
   if not policy then
     local bytes = ARGV[numbers[place] + 1]
     policy = {unpack_ints('<' .. rep('d', #bytes / 8), bytes)}
-    for from = 1, #bytes / 8, 13 do  -- what begins and what ends a record, in place of the id and the owner
+    for from = 1, #bytes / 8, 13 do  -- replaces the id and the owner by the prefix and suffix of a record
       policy[from + 1], policy[from + 2] = sub(bytes, from * 8 - 7, from * 8 + 16), sub(bytes, from * 8 + 17, from * 8 + 40)
     end
     policies[numbers[place]] = policy
@@ -1100,7 +1100,7 @@ while place < size do
       end
     end
     if cost == 0 then usual = false end
-    if cost * policy[base + 4] > level then allowed = false end  -- also beyond 2^53, where it is only about so much
+    if cost * policy[base + 4] > level then allowed = false end  -- also beyond 2^53, where the product is only approximate
     levels[i], ats[i] = level, at
   end
   if not usual then
