@@ -62,18 +62,18 @@ RETRY_SLEEP: Final = 0.0001  # seconds of such a sleep
 class Lock:
     """A lock for critical sections without blocking calls; the module docstring shows how to hold it.
 
-    A waiting thread first yields `spins` times, then sleeps `retry_sleep` seconds between attempts. If the holder may
+    A waiting thread first yields `spins` times, then sleeps `rest` seconds between attempts. If the holder may
     block, as in a transaction, set `spins` to 0.
     """
 
-    __slots__ = ("_retry_sleep", "_spins", "give", "token")
+    __slots__ = ("_rest", "_spins", "give", "token")
 
-    def __init__(self, spins: int = MAX_SPINS, retry_sleep: float = RETRY_SLEEP) -> None:
+    def __init__(self, spins: int = MAX_SPINS, rest: float = RETRY_SLEEP) -> None:
         """Create an unlocked lock."""
         self.token: deque[None] = deque((None,))
         self.give = self.token.append
         self._spins = spins
-        self._retry_sleep = retry_sleep
+        self._rest = rest
 
     def contend(self, expired: Callable[[], bool] | None = None) -> bool:
         """Wait for the token and take it; return False once `expired` returns true."""
@@ -82,7 +82,7 @@ class Lock:
         next_check = self._spins + 1
         while True:
             idle = True
-            sleep(0 if attempts < self._spins else self._retry_sleep)
+            sleep(0 if attempts < self._spins else self._rest)
             attempts += 1
             if attempts >= next_check:
                 next_check += max(1, attempts // 2)

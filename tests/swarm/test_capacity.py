@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tidegate import ConfigError
 from tidegate.adaptive import CapacityState, RecoverySettings, read_terms
-from tidegate.adaptive.capacity import MAX_FREEZE, MAX_REDUCTIONS
+from tidegate.adaptive.capacity import LONGEST_FREEZE, MAX_REDUCTIONS
 from tidegate.core.bounds import MAX_INTEGER, SECOND
 
 TIMELINE = [50, 55, 60, 66, 72, 79, 86, 94, 100]
@@ -96,7 +96,7 @@ def test_a_freeze_holds_recovery():
     longer = state.merge(SECOND, 2, "peer", 50, retry_after=5 * SECOND)
     assert longer.frozen_until == 12 * SECOND, "a shorter one does not end a longer one"
     absurd = state.merge(SECOND, 2, "peer", 50, retry_after=10**15)
-    assert absurd.frozen_until == SECOND + MAX_FREEZE
+    assert absurd.frozen_until == SECOND + LONGEST_FREEZE
 
 
 def test_what_is_above_the_original_is_no_reduction():

@@ -37,7 +37,7 @@ from tidegate.core.bounds import MAX_INTEGER, SECOND
 from tidegate.errors import ConfigError
 
 MAX_REDUCTIONS: Final = 32
-MAX_FREEZE: Final = 86_400 * SECOND  # a server that asks for more is asked again after a day
+LONGEST_FREEZE: Final = 86_400 * SECOND  # a server that asks for more is asked again after a day
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,7 +225,7 @@ class CapacityState:
         if epoch <= self.floor or value > self.original or value < 1 or (value == self.original and not retry_after):
             return self
         since = min((now - max(0, age), *(r.since for r in self.reductions if r.epoch >= epoch)))
-        length = max(0, min(MAX_FREEZE, retry_after))
+        length = max(0, min(LONGEST_FREEZE, retry_after))
         new = Reduction(epoch, agent, value, since, since + length)
         known = [
             r if r.epoch > epoch or r.since <= since else r._replace(since=since, until=since + (r.until - r.since))

@@ -22,7 +22,7 @@ import threading
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
-from tidegate.adaptive.capacity import MAX_FREEZE
+from tidegate.adaptive.capacity import LONGEST_FREEZE
 from tidegate.core.bounds import SECOND
 from tidegate.errors import ConfigError
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from tidegate.clock import Clock
 
 MAX_CLOCK_SKEW: Final = 300 * SECOND  # by which the clocks of agents that share a secret may differ
-MAX_AGE: Final = MAX_FREEZE + MAX_CLOCK_SKEW
+MAX_AGE: Final = LONGEST_FREEZE + MAX_CLOCK_SKEW
 MAX_REMEMBERED: Final = 10_000  # signatures of messages that were heard
 NONCE_BYTES: Final = 16
 EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)

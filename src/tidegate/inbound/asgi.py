@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from tidegate.errors import RateLimitError
-from tidegate.inbound.client.request import MAX_METHOD_LENGTH, METHOD_OVERRIDES, Request, asgi_header, asgi_path
+from tidegate.inbound.client.request import LONGEST_METHOD, METHOD_OVERRIDES, Request, asgi_header, asgi_path
 from tidegate.inbound.limiting.flow import drive_async
 from tidegate.inbound.limiting.request_limiter import MISSING, LimitOutcome, RequestLimiter
 from tidegate.inbound.limiting.request_state import STATE_KEY, RequestState
@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 
 POLICY_VIOLATION: Final = 1008  # how a websocket is closed when it has sent too much
 OVERRIDES: Final = frozenset(name.encode() for name in METHOD_OVERRIDES)
-MAX_STACK_DEPTH: Final = 32  # applications that are looked through, one behind the other
+LONGEST_STACK: Final = 32  # applications that are looked through, one behind the other
 START_MESSAGES: Final = frozenset(("http.response.start", "websocket.accept", "websocket.http.response.start"))
 
 
@@ -393,7 +393,7 @@ def is_fixed(scope: Scope) -> bool:
 
 def stack(app: Any) -> Iterator[Any]:  # noqa: ANN401 - any application
     """Give an application and those that it wraps, as far as can be seen."""
-    for _ in range(MAX_STACK_DEPTH):
+    for _ in range(LONGEST_STACK):
         yield getattr(app, "__self__", app)  # of a method, whose it is
         app = getattr(app, "app", None)
 
@@ -405,4 +405,4 @@ def own_root(app: Any) -> str:  # noqa: ANN401 - any application
 
 def method_overrides(headers: Iterable[tuple[bytes, bytes]]) -> tuple[str, ...]:
     """Tell the methods that a request asks to be taken for; some applications do."""
-    return tuple(value.decode("latin-1").strip()[:MAX_METHOD_LENGTH] for name, value in headers if name in OVERRIDES)
+    return tuple(value.decode("latin-1").strip()[:LONGEST_METHOD] for name, value in headers if name in OVERRIDES)

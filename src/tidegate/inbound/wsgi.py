@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from tidegate.errors import RateLimitError
-from tidegate.inbound.client.request import MAX_METHOD_LENGTH, METHOD_OVERRIDES, Request, wsgi_header
+from tidegate.inbound.client.request import LONGEST_METHOD, METHOD_OVERRIDES, Request, wsgi_header
 from tidegate.inbound.limiting.flow import drive
 from tidegate.inbound.limiting.request_limiter import MISSING, LimitOutcome, RequestLimiter
 from tidegate.inbound.limiting.request_state import STATE_KEY, RequestState
@@ -249,7 +249,7 @@ def path_of(environ: Environ) -> str:
 def method_overrides(environ: Environ) -> tuple[str, ...]:
     """Tell the methods that a request asks to be taken for; some applications do."""
     values = [wsgi_header(environ, name) for name in METHOD_OVERRIDES]
-    return tuple(value.strip()[:MAX_METHOD_LENGTH] for value in values if value)
+    return tuple(value.strip()[:LONGEST_METHOD] for value in values if value)
 
 
 def text_of(value: str) -> str:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 MAX_LOGGED_LENGTH: Final = 200  # characters of a value from a client in a line
 MAX_NAMES: Final = 1000  # kinds of lines that are counted separately: a program may create any number of policies
-DEFAULT_BURST: Final = 10  # lines of a kind in a second
+BURST: Final = 10  # lines of a kind in a second
 SHADOW_SUFFIX: Final = " (shadow mode: allowed)"
 
 
@@ -48,7 +48,7 @@ class LogThrottle:
         self.lock = Lock()
 
     def may_write(self, name: Hashable, now: int) -> bool:
-        """Return whether a line of this kind may be written now; call `take_suppressed` before."""
+        """Return whether a line of this kind may be written now; call `unwritten` before."""
         return self._count(name, now) <= self._burst if self._burst else False
 
     @locked
@@ -61,7 +61,7 @@ class LogThrottle:
         self._seconds[name] = (began, lines + 1)
         return lines + 1
 
-    def take_suppressed(self, now: int | None = None) -> list[SuppressedLines]:
+    def unwritten(self, now: int | None = None) -> list[SuppressedLines]:
         """Return and reset the suppressed lines of each kind in ended seconds; None: in all seconds."""
         if not self._seconds or (now is not None and self._latest <= now < self._over):
             return []
@@ -81,7 +81,7 @@ class DecisionLog:
     """An observer that writes log lines. Several limiters may share it."""
 
     def __init__(
-        self, logger: logging.Logger | str = "tidegate", *, every: int = 0, burst: int = DEFAULT_BURST
+        self, logger: logging.Logger | str = "tidegate", *, every: int = 0, burst: int = BURST
     ) -> None:
         """Log every `every`-th allowed call as INFO (0: none).
 
@@ -134,7 +134,7 @@ class DecisionLog:
 
     def flush(self, now: int | None = None) -> None:
         """Log the number of suppressed denials of ended seconds; None: of all seconds."""
-        for name, lines in self._throttle.take_suppressed(now):
+        for name, lines in self._throttle.unwritten(now):
             shadow, policy = name if isinstance(name, tuple) else ("", "other policies")
             self._logger.warning("rate limit exceeded%s: %s: %d more denials within one second", shadow, policy, lines)
 

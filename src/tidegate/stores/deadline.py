@@ -1,8 +1,8 @@
 """Deadlines for what happens elsewhere, in an event loop that may itself be late.
 
 A loop that stands still for a while (a long computation, a suspended machine) hears nothing meanwhile, and finds its
-timers due together with the answers. So a deadline here has DEADLINE_STEPS steps: each begins only when the loop has
-checked for answers after the one before, so a pause of the loop counts as one step at most, however long it was.
+timers due together with the answers. So a deadline here is made of PARTS: each begins only when the loop has come to
+look for answers after the one before, and a stop of the loop counts as one part at most, however long it was.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
 T = TypeVar("T")
-DEADLINE_STEPS: Final = 4
+PARTS: Final = 4
 
 
 class DeadlineTimer:
@@ -31,8 +31,8 @@ class DeadlineTimer:
 
     def start(self, seconds: float) -> None:
         """Expire so many seconds from now."""
-        self._part = seconds / DEADLINE_STEPS
-        self._left = DEADLINE_STEPS
+        self._part = seconds / PARTS
+        self._left = PARTS
         self._end = self._loop.time() + seconds
         if self._handle is None:  # a handle that is under way comes to look in time
             self._handle = self._loop.call_later(self._part, self._look)
@@ -60,8 +60,8 @@ async def wait_for(call: Coroutine[Any, Any, T], seconds: float, discard: Callab
     """Await a call; raise TimeoutError when it takes longer. A result that comes too late to be used is discarded."""
     task = asyncio.ensure_future(call)
     try:
-        for _ in range(DEADLINE_STEPS):
-            await asyncio.wait((task,), timeout=seconds / DEADLINE_STEPS)
+        for _ in range(PARTS):
+            await asyncio.wait((task,), timeout=seconds / PARTS)
             if task.done():
                 return task.result()
     except asyncio.CancelledError:

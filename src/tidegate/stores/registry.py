@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from tidegate.stores.base import Store
 
 ENTRY_POINT_GROUP = "tidegate.stores"
-MAX_ENTRIES_PATTERN = re.compile(r"[0-9]{1,19}")
+WHOLE = re.compile(r"[0-9]{1,19}")
 BUILT_IN = {
     "memory": "tidegate.stores.registry:open_memory",
     "sqlite": "tidegate.stores.sqlite:open_sqlite",
@@ -69,6 +69,6 @@ def open_memory(url: str, clock: Clock | None) -> Store:
     unknown = sorted(options.keys() - {"max_entries", "overflow"})
     if unknown:
         raise ConfigError(f"memory:// has no option {unknown[0]!r}: use max_entries or overflow", field="store")
-    if MAX_ENTRIES_PATTERN.fullmatch(str(options.get("max_entries", ""))):
+    if WHOLE.fullmatch(str(options.get("max_entries", ""))):
         options["max_entries"] = int(str(options["max_entries"]))
     return MemoryStore(**options, clock=clock)  # type: ignore[arg-type]  # MemoryStore checks its options

@@ -44,7 +44,7 @@ def test_options() -> None:
 @pytest.mark.parametrize(
     ("url", "message"),
     [
-        ("redis://user:hush@host:port", "a port must be"),
+        ("redis://user:hush@host:port", "a port is a number"),
         ("redis://user:hush@host/one", "db must be a number"),
         ("redis://user:hush@host/1/2", "only a database number"),
         ("redis://user:hush@host?timout=1", "no option 'timout'"),

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 MAX_KEY_LENGTH: Final = 256  # characters of a header that stand in a key as they are
 # Headers by which a client asks to be taken for another method; the application may do so or not.
 METHOD_OVERRIDES: Final = ("x-http-method-override", "x-http-method", "x-method-override")
-MAX_METHOD_LENGTH: Final = 32
+LONGEST_METHOD: Final = 32
 REPLACED: Final = "\ufffd"  # what stands for a byte that is no UTF-8
 
 

@@ -33,7 +33,7 @@ from tidegate.inbound.rules.model import ADMIN_PATH, MESSAGE_METHOD
 from tidegate.inbound.rules.reload import RulesSource
 from tidegate.limiter import AsyncLimiter, Limiter
 from tidegate.observe import Record
-from tidegate.observe.logs import DEFAULT_BURST, DecisionLog, LogThrottle
+from tidegate.observe.logs import BURST, DecisionLog, LogThrottle
 from tidegate.stores import MemoryStore, Store
 from tidegate.stores.lease import LeasedStore, read_lease
 from tidegate.stores.outage import open_guarded
@@ -125,8 +125,8 @@ class RequestLimiter:
         self.clock = clock or self.store.clock
         self._tasks = tasks and not self.store.instant
         every = get("log_every", 0)
-        self.log = DecisionLog(log, every=every, burst=get("log_burst", DEFAULT_BURST))
-        self._lines = LogThrottle(get("log_burst") or DEFAULT_BURST)  # errors are never silent
+        self.log = DecisionLog(log, every=every, burst=get("log_burst", BURST))
+        self._lines = LogThrottle(get("log_burst") or BURST)  # errors are never silent
         self.observer: Observer | None = get("observer")
         self.watched = self.observer is not None or every > 0
         self.blocks = TemporaryList()
@@ -382,7 +382,7 @@ class RequestLimiter:
             log.log(level, message, *about)
 
     def _count_unwritten(self, now: int | None) -> None:
-        for name, lines in self._lines.take_suppressed(now):
+        for name, lines in self._lines.unwritten(now):
             level, message = name if isinstance(name, tuple) else (logging.WARNING, "other messages")
             log.log(level, "%s: %d more within one second", message.replace("%s", "…"), lines)
 

@@ -13,7 +13,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from tidegate.errors import StoreUnavailable
-from tidegate.stores.deadline import DEADLINE_STEPS
+from tidegate.stores.deadline import PARTS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -39,7 +39,7 @@ class Silence:
         seen = self._answered()
         self._quiet = self._quiet + 1 if seen == self._seen else 0
         self._seen = seen
-        return self._quiet >= DEADLINE_STEPS or self._parts >= DEADLINE_STEPS * MAX_DEADLINES
+        return self._quiet >= PARTS or self._parts >= PARTS * MAX_DEADLINES
 
 
 class DeadlineCall(Generic[T]):
@@ -82,7 +82,7 @@ class DeadlineThreads:
         job = DeadlineCall(call, done.set)
         self._start(job)
         silence = Silence(lambda: self._answered)
-        while not done.wait(seconds / DEADLINE_STEPS):
+        while not done.wait(seconds / PARTS):
             if silence.is_over():
                 self._drop(job)
                 raise late(seconds)
@@ -154,7 +154,7 @@ class DeadlineTasks:
         call.add_done_callback(self._ended)
         silence = Silence(lambda: self._answered)
         while not call.done():
-            await asyncio.wait((call,), timeout=seconds / DEADLINE_STEPS)
+            await asyncio.wait((call,), timeout=seconds / PARTS)
             if not call.done() and silence.is_over():
                 raise late(seconds)
         return call.result()

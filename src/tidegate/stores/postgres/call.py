@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from tidegate.stores.base import Ask
 
 MISSING: Final = -1  # instead of an answer: calendar windows are missing
-MAX_NAME_BYTES: Final = 500  # bytes of a name that the index takes as it is
+LONGEST_NAME: Final = 500  # bytes of a name that the index takes as it is
 
 
 class StoreCall:
@@ -111,11 +111,11 @@ def text_of(name: str, *, escaped: bool = False) -> str:
     """
     if not escaped and "%" in name:
         name = name.replace("%", "%25")
-    if name.isascii() and "\0" not in name and len(name) <= MAX_NAME_BYTES:
+    if name.isascii() and "\0" not in name and len(name) <= LONGEST_NAME:
         return name
     name = "".join(f"%u{ord(char):04X}" if char == "\0" or "\ud800" <= char <= "\udfff" else char for char in name)
     whole = name.encode()
-    if len(whole) <= MAX_NAME_BYTES:
+    if len(whole) <= LONGEST_NAME:
         return name
-    start = whole[: MAX_NAME_BYTES // 2].decode(errors="ignore")
+    start = whole[: LONGEST_NAME // 2].decode(errors="ignore")
     return f"{start}%~{hashlib.sha256(whole).hexdigest()}"

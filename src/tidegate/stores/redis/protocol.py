@@ -54,9 +54,7 @@ PRICES: Final = {
     "sliding_log": 5,
     "concurrency": 5,
 }
-SECONDS_PER_PRICE_UNIT: Final = (
-    0.000_05  # seconds that a server may take for one unit of PRICES, on a slow and busy machine
-)
+PATIENCE: Final = 0.000_05  # seconds that a server may take for one unit of PRICES, on a slow and busy machine
 ASK_STRUCTS: Final = [Struct(f"<{1 + count}d") for count in range(MAX_LIMITS_PER_CALL + 1)]
 LIMIT_NUMBERS: Final = Struct("<13d")
 ESCAPES: Final = str.maketrans({"%": "%25", "/": "%2F", "{": "%7B", "}": "%7D"})
@@ -113,7 +111,7 @@ class Script:
     @property
     def patience(self) -> float:
         """How many seconds the server may take for it, beyond the timeout: it is slow because of what was asked."""
-        return self.price * SECONDS_PER_PRICE_UNIT
+        return self.price * PATIENCE
 
     def needed(self) -> bool:
         """Leave out calls that were dropped before they were sent; tell whether any is left."""

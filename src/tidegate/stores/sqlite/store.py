@@ -103,7 +103,7 @@ class SQLiteStore(Store):
         self.path = Path(path).absolute()
         self.synchronous = synchronous
         self._patience = read_timeout(busy_timeout)
-        self.lock = Lock(spins=0, retry_sleep=REST)
+        self.lock = Lock(spins=0, rest=REST)
         self._gate = threading.Lock()
         self._db: sqlite3.Connection | None = None
         self._rows: StateRows | None = None
