@@ -108,7 +108,7 @@ def split_hosts(url: object, netloc: str, field: str) -> list[Host]:
         match = HOST.fullmatch(text)
         port = match["port"] if match else None
         if match is None or (port and not (len(port) <= len(str(MAX_PORT)) and 1 <= int(port) <= MAX_PORT)):
-            raise _malformed(url, field, f"a port is a number from 1 to {MAX_PORT}, and IPv6 addresses must be in brackets")
+            raise _malformed(url, field, f"a port is a number from 1 to {MAX_PORT}, and IPv6 addresses are in brackets")
         host = match["host"]
         if host.startswith("["):
             host = host[1:-1]

@@ -80,9 +80,7 @@ class LogThrottle:
 class DecisionLog:
     """An observer that writes log lines. Several limiters may share it."""
 
-    def __init__(
-        self, logger: logging.Logger | str = "tidegate", *, every: int = 0, burst: int = BURST
-    ) -> None:
+    def __init__(self, logger: logging.Logger | str = "tidegate", *, every: int = 0, burst: int = BURST) -> None:
         """Log every `every`-th allowed call as INFO (0: none).
 
         Log up to `burst` denials of a policy per second as WARNING, and the number of further ones (0: neither).
