@@ -24,11 +24,11 @@ os.umask(umask)
 import httpx
 from tidegate import Limiter
 from tidegate.budget import TaskBudget
-from tidegate.budget.environment import read_environment
+from tidegate.budget.settings.environment import read_environment
 from tidegate.outbound import Providers
 from tidegate.outbound.httpx import RateLimitTransport
-from tidegate.outbound.sources import Service, read_source
-from tidegate.outbound.sources.control import Control, ask
+from tidegate.outbound.sources import SourceRunner, read_source
+from tidegate.outbound.sources.control import ControlServer, ask
 
 
 def modes():
@@ -42,8 +42,8 @@ async def main():
         read_source({"name": "two", "url": "https://a.test/", "interval": "1h", "to": {"sqlite": "in/bodies.db"}}),
     ]
     answering = httpx.MockTransport(lambda _request: httpx.Response(200, text="x"))
-    service = Service(providers, sources, data=place / "new" / "data", transport=answering)
-    async with service, Control(service):
+    service = SourceRunner(providers, sources, data=place / "new" / "data", transport=answering)
+    async with service, ControlServer(service):
         await service._cycle_once()
         await asyncio.gather(*service._tasks)
         text = "name: three\\nurl: https://a.test/\\ninterval: 1h\\n"

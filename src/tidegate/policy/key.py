@@ -36,7 +36,7 @@ def normal_key(key: object) -> Key:
         return key
     if isinstance(key, (tuple, list)) and key and all(isinstance(part, str) for part in key):
         return tuple(key) if len(key) > 1 else str(key[0])
-    message = f"a key must be a string or a tuple of strings, not {key!r}: use str(user_id) or ('user', str(user_id))"
+    message = f"a key is a string or a tuple of strings, not {key!r}: use str(user_id) or ('user', str(user_id))"
     raise ConfigError(message, field="key")
 
 
