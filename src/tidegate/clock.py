@@ -1,8 +1,8 @@
-"""The only place that reads a clock or sleeps.
+"""The only module that reads a clock or sleeps.
 
-Time is an argument everywhere else. A Clock tells it in nanoseconds since 1970 (`ns`), which the engine cuts down to
-whole microseconds, and lets a thread or a task wait for a Signal until some instant of its own steady time (`steady`,
-microseconds, never stepping back).
+Everywhere else, time is an argument. A Clock returns the time in nanoseconds since 1970 (`ns`), which the engine
+truncates to microseconds. A thread or a task can wait for a Signal until an instant of the clock's monotonic time
+(`steady`, in microseconds).
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ from tidegate.lock import Lock, locked
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-IDLE_GRACE = 0.5  # real seconds without any sign of life after which a wait on a ManualClock moves the clock itself
+IDLE_GRACE = 0.5  # real seconds without activity after which a wait on a ManualClock advances the clock itself
 yield_thread = time.sleep  # yield_thread(0) lets another thread run
 
 
 class Signal(Protocol):
-    """Something to wait for: set once from any thread, seen by the one thread or task that waits."""
+    """An event that any thread may set and that one thread or task waits for."""
 
     def set(self) -> None:
-        """Wake the waiter, now or when it comes to wait."""
+        """Wake the waiter, now or when it starts to wait."""
 
     def clear(self) -> None:
-        """Forget an earlier set."""
+        """Undo an earlier `set`."""
 
     def is_set(self) -> bool:
-        """Tell whether it was set since it was last cleared."""
+        """Return whether it was set since it was last cleared."""
 
-    def wait(self, seconds: float | None) -> Any:  # noqa: ANN401 - a flag for threads, a coroutine for tasks
-        """Wait until set, or until so many real seconds have passed."""
+    def wait(self, seconds: float | None) -> Any:  # noqa: ANN401 - a boolean for threads, a coroutine for tasks
+        """Wait until set, or for this many real seconds."""
 
 
 ThreadSignal = threading.Event
@@ -47,14 +47,14 @@ class TaskSignal:
     """A Signal for a task of the running event loop."""
 
     def __init__(self) -> None:
-        """Belong to the running loop."""
+        """Create a signal for the running loop."""
         self._loop = asyncio.get_running_loop()
         self._event = asyncio.Event()
-        self._flag = False
+        self._set = False
 
     def set(self) -> None:
-        """Wake the task, from whatever thread."""
-        self._flag = True
+        """Wake the task, from any thread."""
+        self._set = True
         try:
             running = asyncio.get_running_loop()
         except RuntimeError:
@@ -62,23 +62,23 @@ class TaskSignal:
         if running is self._loop:
             self._event.set()
         elif not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._pass_on)
+            self._loop.call_soon_threadsafe(self._set_event)
 
-    def _pass_on(self) -> None:
-        if self._flag:  # not cleared meanwhile
+    def _set_event(self) -> None:
+        if self._set:  # not cleared meanwhile
             self._event.set()
 
     def clear(self) -> None:
-        """Forget an earlier set."""
-        self._flag = False
+        """Undo an earlier `set`."""
+        self._set = False
         self._event.clear()
 
     def is_set(self) -> bool:
-        """Tell whether it was set since it was last cleared."""
-        return self._flag
+        """Return whether it was set since it was last cleared."""
+        return self._set
 
     async def wait(self, seconds: float | None) -> None:
-        """Wait until set, or until so many real seconds have passed."""
+        """Wait until set, or for this many real seconds."""
         if seconds is None:
             await self._event.wait()
             return
@@ -90,13 +90,13 @@ class TaskSignal:
 
 
 class Clock(Protocol):
-    """Tells the time and waits."""
+    """Returns the time, and waits."""
 
     def ns(self) -> int:
         """Nanoseconds since 1970."""
 
     def steady(self) -> int:
-        """Microseconds of a time that never steps back."""
+        """Microseconds of a monotonic time."""
 
     def wait(self, signal: Signal, until: int | None) -> None:
         """Block this thread until the signal is set or steady time reaches `until`."""
@@ -106,13 +106,13 @@ class Clock(Protocol):
 
 
 class SystemClock:
-    """The machine's clock."""
+    """The clock of the system."""
 
     ns = staticmethod(time.time_ns)
 
     @staticmethod
     def steady() -> int:
-        """Microseconds of the machine's monotonic clock."""
+        """Microseconds of the monotonic clock of the system."""
         return time.monotonic_ns() // 1000
 
     def wait(self, signal: Signal, until: int | None) -> None:
@@ -124,28 +124,28 @@ class SystemClock:
         await signal.wait(self._seconds(until))
 
     def _seconds(self, until: int | None) -> float | None:
-        # Rounded up to the next millisecond at most: waking early would only mean asking twice.
+        # Rounded up: a wake-up that is too early would only cost a second call to the store.
         return None if until is None else max(0, until - self.steady() + 1) / 1_000_000
 
 
 class ManualClock:
-    """A clock for tests: it stands still until `advance` moves it, so that waiting needs no real time.
+    """A clock for tests: time passes only when `advance` is called, so waiting takes no real time.
 
-    A wait on it ends when `advance` reaches its instant, in order of instants. Where nobody can move the clock, because
-    the waiter is the only thread or task there is, the wait moves it itself, at once; likewise where nothing happens
-    for half a second (nobody moves the clock, no wait begins or ends). So `limiter.acquire(...)` on a ManualClock never
-    hangs a test, and a test with several threads or tasks decides itself when time passes.
+    A wait ends when `advance` reaches its instant, in the order of instants. If the waiter is the only thread or task,
+    the wait advances the clock itself at once. It also does so if nothing happens for half a second (the clock does not
+    move, and no wait begins or ends). So `limiter.acquire(...)` on a ManualClock never hangs a test, and a test with
+    several threads or tasks controls when time passes.
     """
 
     def __init__(self, start: float = 0.0) -> None:
-        """Start at so many seconds since 1970."""
+        """Start at this many seconds since 1970."""
         self._now = round(start * 1_000_000)
         self.lock = Lock()
         self._alarms: list[tuple[int, int, Signal]] = []
         self._order = count()
-        self._waiting: set[int] = set()  # the alarms that still matter; others are dropped when they come up
-        self._moves = 0  # signs of life: moves of the clock, and waits begun and ended
-        self._alone = False  # nobody moved it for a while; waits move it themselves until someone does
+        self._waiting: set[int] = set()  # numbers of the alarms that are still needed; others are dropped when due
+        self._moves = 0  # activity: moves of the clock, and waits begun and ended
+        self._self_driven = False  # not advanced for a while: waits move the clock until `advance` is called
 
     def ns(self) -> int:
         """Nanoseconds since 1970."""
@@ -160,19 +160,19 @@ class ManualClock:
         return self._now / 1_000_000
 
     def advance(self, seconds: float) -> None:
-        """Let time pass (or, with a negative number, step back) and wake who waited for it."""
-        for signal in self._pass(round(seconds * 1_000_000)):
+        """Advance the time (or step back, if negative) and end the waits that are due."""
+        for signal in self._advance(round(seconds * 1_000_000)):
             signal.set()
 
     @locked
-    def _pass(self, microseconds: int) -> list[Signal]:
-        """Let time pass, and tell whose instant has come."""
+    def _advance(self, microseconds: int) -> list[Signal]:
+        """Advance the time, and return the signals that are due."""
         self._moves += 1
-        self._alone = False
+        self._self_driven = False
         return self._move(self._now + microseconds)
 
     def _move(self, to: int) -> list[Signal]:
-        """Set the time, and tell whose instant has come. The lock is ours."""
+        """Set the time, and return the signals that are due. The caller holds the lock."""
         self._now = to
         due = []
         while (alarm := self._next_alarm()) is not None and alarm[0] <= self._now:
@@ -186,17 +186,17 @@ class ManualClock:
         return self._alarms[0] if self._alarms else None
 
     def _jump(self, moves: int) -> None:
-        """Move to the next instant anybody waits for, unless someone else moved the clock meanwhile."""
-        for signal in self._pass_until_alarm(moves):
+        """Move to the instant of the next alarm, unless the clock was moved meanwhile."""
+        for signal in self._advance_to_alarm(moves):
             signal.set()
 
     @locked
-    def _pass_until_alarm(self, moves: int) -> list[Signal]:
+    def _advance_to_alarm(self, moves: int) -> list[Signal]:
         alarm = self._next_alarm() if self._moves == moves else None
         if alarm is None:
             return []
         self._moves += 1
-        self._alone = True
+        self._self_driven = True
         return self._move(max(alarm[0], self._now))
 
     @contextmanager
@@ -223,8 +223,8 @@ class ManualClock:
         with self._alarm(signal, until):
             while not signal.is_set() and (until is None or self._now < until):
                 moves = self._moves
-                patience = 0.001 if self._alone else IDLE_GRACE
-                if (until is not None and threading.active_count() == 1) or not signal.wait(patience):
+                timeout = 0.001 if self._self_driven else IDLE_GRACE
+                if (until is not None and threading.active_count() == 1) or not signal.wait(timeout):
                     self._jump(moves)
 
     async def wait_async(self, signal: Signal, until: int | None) -> None:
@@ -237,6 +237,6 @@ class ManualClock:
                 if len(asyncio.all_tasks()) == 1 and until is not None:
                     self._jump(moves)
                     break
-                await signal.wait(0.001 if self._alone else IDLE_GRACE)
+                await signal.wait(0.001 if self._self_driven else IDLE_GRACE)
                 if not signal.is_set():
                     self._jump(moves)

@@ -1,13 +1,13 @@
-"""What can go wrong, as one tree.
+"""The exceptions of tidegate.
 
-    RateLimitError                  everything tidegate raises on purpose
-    ├── ConfigError(ValueError)     a limit, policy, file or argument that makes no sense; says what and where
-    ├── Denied                      waiting ended without a permit; carries the last Decision
-    ├── StoreUnavailable            the store could not decide; says what was attempted and what to do
-    ├── Closed                      the limiter was closed, before the call or while it waited
-    └── ResourceUnknown(KeyError)   no capacity was ever set for this resource
+    RateLimitError                  base class of all exceptions that tidegate raises
+    ├── ConfigError(ValueError)     an invalid limit, policy, file or argument
+    ├── Denied                      no permit within the timeout; holds the last Decision
+    ├── StoreUnavailable            the store could not decide
+    ├── Closed                      the limiter was closed before or during the call
+    └── ResourceUnknown(KeyError)   no capacity is configured for the resource
 
-A plain denial is not an error: `try_acquire` answers with a Decision.
+A denial is not an error: `try_acquire` returns a Decision.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ __all__ = ["Closed", "ConfigError", "Denied", "RateLimitError", "ResourceUnknown
 
 
 class RateLimitError(Exception):
-    """Base of every exception that tidegate raises on purpose."""
+    """Base class of all exceptions that tidegate raises."""
 
 
 class ConfigError(RateLimitError, ValueError):
-    """Configuration or an argument that cannot be used.
+    """Invalid configuration or an invalid argument.
 
-    `file`, `line` and `field` say where the mistake stands when it came from a file; the message repeats them.
+    `file`, `line` and `field` locate the error, as far as they are known; the message starts with them.
     """
 
     def __init__(
         self, message: str, *, file: str | None = None, line: int | None = None, field: str | None = None
     ) -> None:
-        """Put the place, as far as it is known, in front of the message."""
+        """Prefix the message with the location."""
         place = ":".join(str(part) for part in (file, line) if part is not None)
         super().__init__(": ".join(part for part in (place, field, message) if part))
         self.file = file
@@ -42,20 +42,20 @@ class ConfigError(RateLimitError, ValueError):
 
 
 class Denied(RateLimitError):
-    """No permit within the deadline, or never: `decision.retry_after` is None when the cost can never fit."""
+    """No permit within the timeout; `decision.retry_after` is None if the cost can never fit."""
 
     def __init__(self, message: str, decision: Decision) -> None:
-        """Carry the decision that said no."""
+        """Keep the decision that denied the call."""
         super().__init__(message)
         self.decision = decision
 
     def __reduce__(self) -> tuple[type[Denied], tuple[str, Decision]]:
-        """Travel between processes."""
+        """Support pickling."""
         return type(self), (str(self), self.decision)
 
 
 class StoreUnavailable(RateLimitError):
-    """The store could not be asked; nothing is known to have been charged."""
+    """The store is unavailable; nothing is known to have been charged."""
 
 
 class Closed(RateLimitError):
@@ -66,5 +66,5 @@ class ResourceUnknown(RateLimitError, KeyError):
     """No capacity is configured for this resource."""
 
     def __str__(self) -> str:
-        """Show the message as written (KeyError would quote it)."""
+        """Return the message unquoted (KeyError would quote it)."""
         return str(self.args[0]) if self.args else ""

@@ -1,7 +1,7 @@
 """Create files and folders that only their owner can read, whatever the umask is.
 
-What is there already keeps its mode: whoever shares a file on purpose has set it. SQLite gives a database's `-wal`,
-`-shm` and `-journal` files the mode of the database itself.
+Existing files keep their mode, because an operator may share them on purpose. SQLite gives the `-wal`, `-shm` and
+`-journal` files of a database the mode of the database.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ CLOSE_ON_EXEC: Final = getattr(os, "O_CLOEXEC", 0)  # not on Windows
 
 
 def make_private_folder(path: str | os.PathLike[str]) -> None:
-    """Create a folder and the folders above it, as far as they are missing, for their owner alone."""
+    """Create a folder and its missing parents, accessible only to their owner."""
     folder = Path(path)
     try:
         folder.mkdir(mode=FOLDER_MODE)
@@ -30,11 +30,11 @@ def make_private_folder(path: str | os.PathLike[str]) -> None:
         if not folder.is_dir():
             raise
         return
-    folder.chmod(FOLDER_MODE)  # the umask may have taken bits away
+    folder.chmod(FOLDER_MODE)  # the umask may have removed bits
 
 
 def make_private_file(path: str | os.PathLike[str]) -> None:
-    """Create an empty file for its owner alone, unless there is a file of that name."""
+    """Create an empty file that only its owner can access, unless the file exists."""
     try:
         os.close(open_private(path, os.O_WRONLY | os.O_EXCL))
     except FileExistsError:
@@ -42,7 +42,7 @@ def make_private_file(path: str | os.PathLike[str]) -> None:
 
 
 def open_private(path: str | os.PathLike[str], flags: int, mode: int = FILE_MODE) -> int:
-    """Open a file descriptor; a file that this creates gets the mode exactly: for its owner alone, unless told so."""
+    """Open a file descriptor; a created file gets exactly this mode, by default accessible only to its owner."""
     try:
         descriptor = os.open(path, flags | os.O_CREAT | os.O_EXCL | CLOSE_ON_EXEC, mode)
     except FileExistsError:
@@ -50,12 +50,12 @@ def open_private(path: str | os.PathLike[str], flags: int, mode: int = FILE_MODE
             raise
         return os.open(path, flags | os.O_CREAT | CLOSE_ON_EXEC, mode)
     if hasattr(os, "fchmod"):  # not on Windows
-        os.fchmod(descriptor, mode)  # the umask may have taken bits away
+        os.fchmod(descriptor, mode)  # the umask may have removed bits
     return descriptor
 
 
 def mode_of(path: str | os.PathLike[str]) -> int:
-    """Tell who may read and write a file, for another one that belongs to it; for its owner alone if there is none."""
+    """Return the mode of a file, for related files; if the file does not exist, a mode for its owner alone."""
     try:
         return stat.S_IMODE(Path(path).stat().st_mode) & ANY_FILE
     except OSError:
@@ -63,10 +63,10 @@ def mode_of(path: str | os.PathLike[str]) -> int:
 
 
 def replace_private(path: str | os.PathLike[str], text: str) -> None:
-    """Write a text file for its owner alone, such that it is there as a whole or not at all."""
+    """Write a text file atomically, accessible only to its owner."""
     target = Path(path)
-    part = target.with_name(f"{target.name}.part")
-    part.unlink(missing_ok=True)
-    with os.fdopen(open_private(part, os.O_WRONLY | os.O_EXCL), "w", encoding="utf-8") as file:
+    partial = target.with_name(f"{target.name}.part")
+    partial.unlink(missing_ok=True)
+    with os.fdopen(open_private(partial, os.O_WRONLY | os.O_EXCL), "w", encoding="utf-8") as file:
         file.write(text)
-    part.replace(target)
+    partial.replace(target)

@@ -1,8 +1,8 @@
-"""What a fork must not copy: locks that other threads hold, threads themselves, connections, permits held ahead.
+"""Hooks that run around a fork: a child must not use locks, threads, connections or leased permits of its parent.
 
-Objects register here what they do before a fork and after it, in the parent and in the child. They are referred to
-weakly, so that registering keeps nothing alive. In the child, the locks named by `fork_safe` are free again first; then
-the `child` methods run, in the order in which they were registered.
+Objects register methods to run before a fork, and after it in the parent and in the child. The registry holds weak
+references, so it keeps no object alive. In the child, the locks passed to `fork_safe` are released first; then the
+`child` methods run in the order of their registration.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ L = TypeVar("L")
 
 
 class ForkHooks(NamedTuple):
-    """What one object does around a fork: functions of its class."""
+    """The methods that one object runs around a fork, as functions of its class."""
 
     owner: ref[Any]
     before: Callable[[Any], object] | None
@@ -34,7 +34,7 @@ class ForkHooks(NamedTuple):
 HOOK_NUMBERS: Final = count()
 HOOKS: Final[dict[int, ForkHooks]] = {}
 LOCKS: Final[WeakSet[Any]] = WeakSet()
-ABANDONED: Final[list[object]] = []  # in a child process: what is its parent's
+ABANDONED: Final[list[object]] = []  # in a child process: objects of its parent
 
 
 def at_fork(
@@ -43,16 +43,16 @@ def at_fork(
     parent: Callable[[], object] | None = None,
     child: Callable[[], object] | None = None,
 ) -> None:
-    """Have methods of one object called before a fork, and after it in the parent and in the child.
+    """Register methods of one object to call before a fork, and after it in the parent and in the child.
 
-    They should not raise; what they raise is logged.
+    They should not raise; exceptions are logged.
     """
     install()
     number = next(HOOK_NUMBERS)
     methods: list[Any] = [before, parent, child]
     owner = next(method.__self__ for method in methods if method is not None)
 
-    # A WeakMethod would fail, and say so, where the interpreter ends before its owner does.
+    # A WeakMethod would fail and print an error if the interpreter exits before its owner is freed.
     def forget(_: object, hooks: dict[int, ForkHooks] = HOOKS) -> None:
         hooks.pop(number, None)
 
@@ -60,38 +60,38 @@ def at_fork(
 
 
 def fork_safe(lock: L) -> L:
-    """Have a Lock, RLock, Condition or Event of `threading` start afresh in a child process."""
+    """Make a Lock, RLock, Condition or Event of `threading` start unlocked in a child process."""
     install()
     LOCKS.add(lock)
     return lock
 
 
 def abandon(*parents: object) -> None:
-    """Keep, in a child process, what must be neither used nor finalized there: connections and loops of its parent."""
+    """Keep objects of the parent, such as connections and loops, from being used or finalized in a child process."""
     ABANDONED.extend(parents)
 
 
 @cache
 def install() -> None:
-    """Have the interpreter call us, where it can fork."""
+    """Register with the interpreter, on platforms that can fork."""
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(before=run_before, after_in_parent=run_in_parent, after_in_child=run_in_child)
 
 
 def run_before() -> None:
-    """Do what is to be done before a fork."""
+    """Run the hooks before a fork."""
     for hooks in list(HOOKS.values()):
         run(hooks.owner(), hooks.before)
 
 
 def run_in_parent() -> None:
-    """Do what is to be done in the parent."""
+    """Run the hooks of the parent."""
     for hooks in list(HOOKS.values()):
         run(hooks.owner(), hooks.parent)
 
 
 def run_in_child() -> None:
-    """Do what is to be done in the child."""
+    """Run the hooks of the child."""
     for lock in list(LOCKS):
         lock._at_fork_reinit()  # noqa: SLF001 - how `threading` and `logging` do it; the only way to do it in place
     for hooks in list(HOOKS.values()):
@@ -99,10 +99,10 @@ def run_in_child() -> None:
 
 
 def run(owner: object | None, function: Callable[[Any], object] | None) -> None:
-    """Call a function of an object that is still there; one that raises keeps no other from its work."""
+    """Call a hook if its object still exists; an exception does not stop the others."""
     if owner is None or function is None:
         return
     try:
         function(owner)
-    except BaseException:  # nothing that is raised around a fork reaches the program
+    except BaseException:  # no exception of a hook may reach the program
         log.exception("%s failed around a fork", getattr(function, "__qualname__", function))

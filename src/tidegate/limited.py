@@ -1,4 +1,4 @@
-"""Limits around blocks and functions: `with limiter.limited(key):` and `@limiter.limited(key)`."""
+"""Limits for blocks and functions: `with limiter.limited(key):` and `@limiter.limited(key)`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ L = TypeVar("L", bound="Limiter | AsyncLimiter")
 
 
 class _Limited(Generic[L]):
-    """What to ask for, and what is held meanwhile."""
+    """The arguments of `limited`, and the decisions of blocks that are entered."""
 
     def __init__(
         self,
@@ -31,23 +31,25 @@ class _Limited(Generic[L]):
         timeout: float | None,
         priority: float,
     ) -> None:
-        """Made by `limited`."""
+        """Keep the arguments of `limited`."""
         self._limiter = limiter
         self._key = key
         self._cost = cost
         self._timeout = timeout
         self._priority = priority
-        self._held: list[Decision] = []
+        self._decisions: list[Decision] = []
 
     def _for_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Self:
-        """Work out key and cost from the arguments of a call."""
+        """Compute key and cost from the arguments of a call."""
         key = self._key(*args, **kwargs) if callable(self._key) else self._key
         cost = self._cost(*args, **kwargs) if callable(self._cost) else self._cost
         return type(self)(self._limiter, key, cost, self._timeout, self._priority)
 
-    def _ready(self) -> tuple[Key, Cost, float | None, float]:
+    def _acquire_arguments(self) -> tuple[Key, Cost, float | None, float]:
         if callable(self._key) or callable(self._cost):
-            raise ConfigError("a key or cost that is a function needs arguments: use it as a decorator", field="key")
+            raise ConfigError(
+                "a callable key or cost needs the arguments of a call: use limited() as a decorator", field="key"
+            )
         return self._key, self._cost, self._timeout, self._priority
 
     def _holds_slots(self) -> bool:
@@ -55,14 +57,16 @@ class _Limited(Generic[L]):
 
 
 class Limited(_Limited["Limiter"]):
-    """A limit around a block, or around every call of the function it decorates."""
+    """Limits a block, or every call of the function it decorates."""
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
         """Decorate a function."""
         if inspect.iscoroutinefunction(function):
             raise ConfigError(f"{function.__qualname__} is a coroutine function: limit it with an AsyncLimiter")
         if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
-            raise ConfigError(f"{function.__qualname__} is a generator function: limit what it does, with a block")
+            raise ConfigError(
+                f"{function.__qualname__} is a generator function: use `with limiter.limited(...)` inside it"
+            )
 
         @functools.wraps(function)
         def limited(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -73,18 +77,18 @@ class Limited(_Limited["Limiter"]):
 
     def __enter__(self) -> Decision:
         """Wait for a permit."""
-        self._held.append(self._limiter.acquire(*self._ready()))
-        return self._held[-1]
+        self._decisions.append(self._limiter.acquire(*self._acquire_arguments()))
+        return self._decisions[-1]
 
     def __exit__(self, *_: object) -> None:
         """Release slots."""
-        decision = self._held.pop()
-        if decision[0] and self._holds_slots():  # in shadow mode a call may be allowed that holds none
-            self._limiter.release(self._ready()[0], self._ready()[1], decision)
+        decision = self._decisions.pop()
+        if decision[0] and self._holds_slots():  # a call that only shadow mode allowed holds no slots
+            self._limiter.release(self._acquire_arguments()[0], self._acquire_arguments()[1], decision)
 
 
 class AsyncLimited(_Limited["AsyncLimiter"]):
-    """A limit around an `async with` block, or around every call of the coroutine function it decorates."""
+    """Limits an `async with` block, or every call of the coroutine function it decorates."""
 
     def __call__(self, function: Callable[P, Awaitable[R]]) -> Callable[P, Awaitable[R]]:
         """Decorate a coroutine function."""
@@ -101,11 +105,11 @@ class AsyncLimited(_Limited["AsyncLimiter"]):
 
     async def __aenter__(self) -> Decision:
         """Wait for a permit."""
-        self._held.append(await self._limiter.acquire(*self._ready()))
-        return self._held[-1]
+        self._decisions.append(await self._limiter.acquire(*self._acquire_arguments()))
+        return self._decisions[-1]
 
     async def __aexit__(self, *_: object) -> None:
         """Release slots."""
-        decision = self._held.pop()
-        if decision[0] and self._holds_slots():  # in shadow mode a call may be allowed that holds none
-            await self._limiter.release(self._ready()[0], self._ready()[1], decision)
+        decision = self._decisions.pop()
+        if decision[0] and self._holds_slots():  # a call that only shadow mode allowed holds no slots
+            await self._limiter.release(self._acquire_arguments()[0], self._acquire_arguments()[1], decision)

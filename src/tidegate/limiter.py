@@ -1,7 +1,7 @@
-"""The engine users hold: Limiter for threads, AsyncLimiter for tasks, one implementation of what they do.
+"""Limiter for threads and AsyncLimiter for tasks.
 
-What both need is written once in `_Engine`, as plain functions and as the generator of `waiting`; the two classes below
-differ only in how they ask the store, sleep and return.
+Logic that both need is written once in `_Engine`, as functions and as generators of steps (`_flow`). The two classes
+differ only in how they call the store, sleep and return.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tidegate.reservation import AsyncReservation, Reservation, Reserving
 from tidegate.stores import MemoryStore, Store
 from tidegate.stores.lease import Lease, LeasedStore, read_lease
 from tidegate.stores.outage import open_guarded
-from tidegate.waiting import MAX_PRIORITY, Ask, Steps, TaskCall, ThreadCall, WaitQueues, wait_in_line
+from tidegate.waiting import MAX_PRIORITY, Ask, Steps, TaskCall, ThreadCall, WaitQueues, wait_flow
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -61,157 +61,159 @@ class _Engine:
         max_priority: float = MAX_PRIORITY,
         lease: bool | float | Lease | None = None,
     ) -> None:
-        """Decide by these rules: text, a Limit, several of these, or a Policy.
+        """Create a limiter for these rules: a string, a Limit, several of these, or a Policy.
 
-        `store` is a URL or a Store; one opened here is closed with the limiter. `clock` replaces the store's clock, for
-        tests. `name` names the policy when the rules are not one. `observer` is told of every decision. `ageing` is how
-        many seconds of waiting weigh as much as one step of priority, and `max_priority` how many steps up or down a
-        call may ask for: so no call is passed by those that come more than twice that much waiting later. `lease`
-        takes permits from the store ahead and decides here (see `tidegate.stores.lease`): True, for how many seconds at
-        most, or a Lease.
+        `store` is a URL or a Store; a store opened from a URL is closed with the limiter. `clock` replaces the store's
+        clock, for tests. `name` is the name of the policy if the rules are not a Policy. `observer` is called with a
+        Record of every decision. `ageing` is how many seconds of waiting count as much as one step of priority.
+        `max_priority` bounds the priority of a call, in both directions, so a call is never overtaken by calls that
+        arrive more than `2 * max_priority * ageing` seconds after it. `lease` takes permits from the store in advance
+        and decides in this process (see `tidegate.stores.lease`): True, the maximal length in seconds, or a Lease.
         """
         self.policy = read_policy(rules, name)
-        terms = read_lease(lease)
+        lease_terms = read_lease(lease)
         self._owns_store = isinstance(store, str)
         self.store = open_guarded(store, clock=clock) if isinstance(store, str) else store
-        if terms is not None:
-            self.store = LeasedStore(self.store, terms, owns=self._owns_store)
+        if lease_terms is not None:
+            self.store = LeasedStore(self.store, lease_terms, owns=self._owns_store)
             self._owns_store = True
         self.clock = clock or self.store.clock
         self._observer = observer
         self._ageing = round(at_least_zero("ageing", ageing) * SECOND)
         self._max_priority = at_least_zero("max_priority", max_priority)
-        self._lines = WaitQueues()
-        self.store.wait_queues.add(self._lines)
-        self._retire: list[Callable[[], None]] = []
+        self._queues = WaitQueues()
+        self.store.wait_queues.add(self._queues)
+        self._fast_path_invalidators: list[Callable[[], None]] = []
         self._now: Callable[[], int] | None = None
         if clock is not None and clock is not self.store.clock:
             self._now = lambda: clock.ns() // 1000
         self._apply: Callable[..., Decision] = self.store.apply_one
         self._instant_store = self.store.instant
-        self._take_over(self.policy)
+        self._set_policy(self.policy)
 
-    def _take_over(self, policy: Policy) -> None:
-        """Decide by this policy from now on."""
+    def _set_policy(self, policy: Policy) -> None:
+        """Use this policy from now on."""
         self.policy = policy
-        while self._retire:
-            self._retire.pop()()  # whoever holds an earlier short way is sent the long one
-        # Shadows and observers see each decision on its way out; most limiters have neither.
-        self._watched = self._observer is not None or policy.mode == "shadow"
+        while self._fast_path_invalidators:
+            self._fast_path_invalidators.pop()()  # callers that still hold an old fast path take the slow one
+        # Only shadow policies and observers need each decision after it is made; most limiters have neither.
+        self._observed = self._observer is not None or policy.mode == "shadow"
 
     def update(self, rules: Rules) -> None:
-        """Decide by other rules from now on; what keys have consumed stays consumed.
+        """Replace the rules; the usage of keys is kept.
 
-        A policy takes the place of the present one as a whole; limits alone keep its name, mode and other settings.
+        A Policy replaces the current one completely; limits alone keep its name, mode and other settings.
         """
         policy = read_policy(rules, self.policy.name)
         if not isinstance(rules, Policy):
             policy = Policy(self.policy.name, policy.limits, self.policy.mode, self.policy.on_store_error)
-        self._take_over(policy)
-        self._lines.wake_all()
+        self._set_policy(policy)
+        self._queues.wake_all()
 
     @property
     def waiting(self) -> int:
-        """How many calls wait for a permit right now."""
-        return len(self._lines)
+        """The number of calls that wait for a permit."""
+        return len(self._queues)
 
-    def _instant(self) -> int | None:
+    def _current_time(self) -> int | None:
         return None if self._now is None else self._now()
 
-    def _seen(self, ask: Ask, decision: Decision) -> Decision:
-        """Let a shadow policy allow, and tell the observer."""
+    def _observe(self, ask: Ask, decision: Decision) -> Decision:
+        """Make a shadow policy allow the call, and call the observer."""
         if ask.policy.mode == "shadow":
             decision = ShadowDecision(decision)
         if self._observer is not None:
             self._observer(Record(ask.verb, ask.policy, ask.key, ask.costs, decision))
         return decision
 
-    def _question(self, verb: str, key: Key, cost: Cost) -> Ask:
-        """Word a question by the rules of this moment."""
+    def _make_ask(self, verb: str, key: Key, cost: Cost) -> Ask:
+        """Build an Ask by the current policy."""
         policy = self.policy
         return Ask(verb, policy, key, policy.costs(cost))
 
-    def _acquiring(self, call: Call, verb: str, key: Key, cost: Cost, timeout: float | None, priority: float) -> Steps:
-        """Ask at once where nobody waits; otherwise, or when denied, stand in line until the deadline."""
+    def _acquire_flow(
+        self, call: Call, verb: str, key: Key, cost: Cost, timeout: float | None, priority: float
+    ) -> Steps:
+        """Ask at once if no call waits for the key; otherwise, or if denied, wait in the queue until the deadline."""
         key = normal_key(key)
         timeout = None if timeout is None else seconds("timeout", timeout)
         ahead = round(check_priority(priority, self._max_priority) * self._ageing)
-        ask = self._question(verb, key, cost)
+        ask = self._make_ask(verb, key, cost)
         impossible = any(c > limit.burst for limit, c in zip(ask.policy.limits, ask.costs, strict=True))
-        if key not in self._lines or impossible:
+        if key not in self._queues or impossible:
             decision: Decision = yield ask
             if decision.allowed or decision.retry == NEVER or (timeout is not None and timeout <= 0):
-                return self._permit(decision, key, timeout)
+                return self._raise_if_denied(decision, key, timeout)
         now = self.clock.steady()
         deadline = None if timeout is None else now + max(0, round(timeout * SECOND))
-        waiter = self._lines.join(key, now - ahead, self._signal(), call)
-        ask_as = functools.partial(self._question, key=key, cost=cost)
-        # Another process may release a slot long before its lease ends, and cannot wake us.
+        waiter = self._queues.join(key, now - ahead, self._signal(), call)
+        make_ask = functools.partial(self._make_ask, key=key, cost=cost)
+        # Another process may release a slot long before its lease ends, and cannot wake this one.
         slots = any(limit.algorithm == "concurrency" for limit in ask.policy.limits)
-        longest = SECOND if slots and not self._instant_store else MAX_DURATION
-        steps = wait_in_line(self._lines, waiter, verb, ask_as, deadline, longest, self.clock.steady)
+        max_sleep = SECOND if slots and not self._instant_store else MAX_DURATION
+        steps = wait_flow(self._queues, waiter, verb, make_ask, deadline, max_sleep, self.clock.steady)
         decision = yield from steps
-        return self._permit(decision, key, timeout)
+        return self._raise_if_denied(decision, key, timeout)
 
-    def _permit(self, decision: Decision, key: Key, timeout: float | None) -> Decision:
-        """Pass on a decision that allows; raise the one that does not."""
+    def _raise_if_denied(self, decision: Decision, key: Key, timeout: float | None) -> Decision:
+        """Return a decision that allows the call; raise Denied for one that does not."""
         if decision.allowed:
             return decision
         names = ", ".join(decision.violated)
         if decision.retry == NEVER:
-            message = f"{key!r} asks for more than {names} can ever hold"
+            message = f"{key!r}: the cost exceeds what {names} can ever allow"
         elif decision.retry:
             message = f"{key!r} got no permit within {timeout} s: {names} would allow it in {decision.retry_after} s"
         else:
-            message = f"{key!r} got no permit within {timeout} s: others wait in front of it"
+            message = f"{key!r} got no permit within {timeout} s: other calls are ahead of it in the queue"
         raise Denied(message, decision)
 
     def _policy_of(self, decision: Decision) -> Policy:
-        """Give the policy a decision was made by: the present one, unless the rules changed meanwhile."""
+        """Return the policy of a decision: the current one, unless the rules changed meanwhile."""
         policy = self.policy
         same = decision[2] is policy.limits
         return policy if same else Policy(policy.name, decision[2], policy.mode, policy.on_store_error)
 
-    def _adjusting(self, ask: Ask) -> Steps:
-        """Correct what was charged, and let the first in line look whether that is enough for it."""
+    def _adjust_flow(self, ask: Ask) -> Steps:
+        """Correct a charge, and wake the first waiter of the key."""
         decision: Decision = yield ask
-        for lines in tuple(self.store.wait_queues):
-            lines.wake(ask.key)
+        for queues in tuple(self.store.wait_queues):
+            queues.wake(ask.key)
         return decision
 
-    def _refunding(self, key: Key, cost: Cost) -> Steps:
-        ask = self._question("adjust", normal_key(key), cost)
-        return self._adjusting(ask._replace(costs=tuple(-c for c in ask.costs)))
+    def _refund_flow(self, key: Key, cost: Cost) -> Steps:
+        ask = self._make_ask("adjust", normal_key(key), cost)
+        return self._adjust_flow(ask._replace(costs=tuple(-c for c in ask.costs)))
 
-    def _releasing(self, key: Key, cost: Cost, decision: Decision | None) -> Steps:
-        ask = self._question("adjust", normal_key(key), cost)
+    def _release_flow(self, key: Key, cost: Cost, decision: Decision | None) -> Steps:
+        ask = self._make_ask("adjust", normal_key(key), cost)
         slots = slots_of(ask.policy, ask.costs)
         if not any(limit.algorithm == "concurrency" for limit in ask.policy.limits):
             message = f"policy {ask.policy.name!r} has no concurrency limit to release: use refund to give permits back"
             raise ConfigError(message)
         at = None if decision is None else decision.at
-        return self._adjusting(ask._replace(costs=tuple(-slot for slot in slots), at=at))
+        return self._adjust_flow(ask._replace(costs=tuple(-slot for slot in slots), at=at))
 
-    def _resetting(self, key: Key) -> Steps:
-        return self._adjusting(Ask("reset", self.policy, normal_key(key), (0,) * len(self.policy.limits)))
+    def _reset_flow(self, key: Key) -> Steps:
+        return self._adjust_flow(Ask("reset", self.policy, normal_key(key), (0,) * len(self.policy.limits)))
 
-    def _looking(self, key: Key) -> Ask:
-        return self._question("peek", normal_key(key), {})
+    def _usage_ask(self, key: Key) -> Ask:
+        return self._make_ask("peek", normal_key(key), {})
 
     def _close(self) -> None:
         def closed(*_: object) -> Decision:
             raise Closed("the limiter is closed")
 
-        self._apply = closed  # every further call ends here
-        self._lines.close()
-        self._take_over(self.policy)
+        self._apply = closed  # every later call ends here
+        self._queues.close()
+        self._set_policy(self.policy)
 
     def _signal(self) -> Signal:
         raise NotImplementedError
 
 
 def seconds(name: str, value: object) -> float:
-    """Take a number of seconds, or a timedelta; what is as good as endless ends in a thousand years."""
+    """Read a number of seconds or a timedelta, capped at about a thousand years."""
     if isinstance(value, timedelta):
         value = value.total_seconds()
     if isinstance(value, (int, float)) and not isinstance(value, bool) and value == value:  # noqa: PLR0124 - not NaN
@@ -220,108 +222,110 @@ def seconds(name: str, value: object) -> float:
 
 
 def check_priority(priority: object, max_priority: float) -> float:
-    """Refuse a priority that would let a call pass others for ever."""
-    steps = seconds("priority", priority)
-    if abs(steps) > max_priority:
-        most = f"{max_priority:g}"
-        raise ConfigError(f"must be from -{most} to {most} (max_priority), not {priority!r}", field="priority")
-    return steps
+    """Raise ConfigError for a priority that could overtake other calls indefinitely."""
+    number = seconds("priority", priority)
+    if abs(number) > max_priority:
+        bound = f"{max_priority:g}"
+        raise ConfigError(f"must be from -{bound} to {bound} (max_priority), not {priority!r}", field="priority")
+    return number
 
 
 def at_least_zero(name: str, value: object) -> float:
-    """Take a number that is neither negative nor endless."""
+    """Read a finite number that is not negative."""
     number = seconds(name, value)
     if not 0 <= number < MAX_SECONDS:
-        raise ConfigError(f"must be a number from 0, not {value!r}", field=name)
+        raise ConfigError(f"must be a finite number >= 0, not {value!r}", field=name)
     return number
 
 
 def slots_of(policy: Policy, costs: tuple[int, ...]) -> tuple[int, ...]:
-    """Keep of a cost only what holds slots."""
+    """Return the costs at concurrency limits, and 0 at all others."""
     pairs = zip(policy.limits, costs, strict=True)
     return tuple(cost if limit.algorithm == "concurrency" else 0 for limit, cost in pairs)
 
 
 def usage_of(decision: Decision) -> dict[str, Usage]:
-    """Read a look at a key as how much of each limit is used."""
+    """Return the usage of each limit from a decision of `peek`, by the name of the limit."""
     return {
-        said.name: Usage(said.quota, said.limit.burst - said.remaining, said.remaining, said.reset_after, said.unit)
-        for said in decision.limits
+        view.name: Usage(view.quota, view.limit.burst - view.remaining, view.remaining, view.reset_after, view.unit)
+        for view in decision.limits
     }
 
 
 class Limiter(_Engine):
-    """Decides for threads. Safe to share between them; a context manager that closes itself."""
+    """A rate limiter for threads. Thread-safe; a context manager that closes itself."""
 
     _signal = staticmethod(ThreadSignal)
 
-    def _take_over(self, policy: Policy) -> None:
-        super()._take_over(policy)
+    def _set_policy(self, policy: Policy) -> None:
+        super()._set_policy(policy)
         self.__dict__.pop("try_acquire", None)
-        plain = not self._watched and self._now is None and not self._lines.closed
+        plain = not self._observed and self._now is None and not self._queues.closed
         if not plain or type(self).try_acquire is not Limiter.try_acquire:
             return
-        long_way = functools.partial(Limiter.try_acquire, self)
+        slow_path = functools.partial(Limiter.try_acquire, self)
         if isinstance(self.store, MemoryStore):
-            short_way = self.store.fast_path(policy, long_way, self._retire)
+            fast_path = self.store.fast_path(policy, slow_path, self._fast_path_invalidators)
         elif isinstance(self.store, LeasedStore):
-            short_way = self.store.fast_path(policy, long_way)
+            fast_path = self.store.fast_path(policy, slow_path)
         else:
             return
-        self.__dict__["try_acquire"] = functools.wraps(Limiter.try_acquire)(short_way)  # the same, faster
+        self.__dict__["try_acquire"] = functools.wraps(Limiter.try_acquire)(fast_path)  # the same, faster
 
     def try_acquire(self, key: Key, cost: Cost = 1) -> Decision:
-        """Take permits if there are enough, and say so either way; never waits.
+        """Take permits if enough are available; never waits.
 
-        Takes what is free even if others wait for the key.
+        Returns a Decision, allowed or denied. Ignores calls that wait for the key.
         """
-        return self._ask(self._question("acquire", normal_key(key), cost))
+        return self._ask(self._make_ask("acquire", normal_key(key), cost))
 
     def peek(self, key: Key, cost: Cost = 1) -> Decision:
-        """Give the answer that `try_acquire` would give, and change nothing."""
-        return self._ask(self._question("peek", normal_key(key), cost))
+        """Return the decision that `try_acquire` would return, and change nothing."""
+        return self._ask(self._make_ask("peek", normal_key(key), cost))
 
     def acquire(self, key: Key, cost: Cost = 1, timeout: float | None = None, priority: float = 0) -> Decision:
-        """Wait until there are enough permits, and take them.
+        """Wait until enough permits are available, and take them.
 
-        Raises Denied when `timeout` seconds have passed, and at once when the cost can never fit. Waiting is fair:
-        larger `priority` first, in order of arrival among equals, ageing between them (see `tidegate.waiting`).
+        Raises Denied after `timeout` seconds, or at once if the cost can never fit. Waiting is fair: calls are served
+        by priority (larger is sooner), then in order of arrival, and waiting raises the priority (see
+        `tidegate.waiting`).
         """
         call = ThreadCall()
-        return call.run(self._drive, self._acquiring(call, "acquire", key, cost, timeout, priority))
+        return call.run(self._drive, self._acquire_flow(call, "acquire", key, cost, timeout, priority))
 
     def reserve(
         self, key: Key, cost: Cost = 1, ttl: float = 60.0, timeout: float | None = 0.0, priority: float = 0
     ) -> Reservation:
         """Charge an estimate now and settle it later: `commit` the actual cost, or `cancel`.
 
-        As a context manager it commits the estimate at the end, or cancels after an exception, unless settled before.
-        Not settled within `ttl` seconds, the estimate stands. Waits up to `timeout` seconds, raises Denied then.
+        As a context manager, the reservation commits the estimate at the end of the block, or cancels after an
+        exception, unless it was settled before. If it is not settled within `ttl` seconds, the estimate stays charged.
+        Waits up to `timeout` seconds, then raises Denied.
         """
         ttl = seconds("ttl", ttl)
         call = ThreadCall()
-        decision = call.run(self._drive, self._acquiring(call, "hold", key, cost, timeout, priority))
+        decision = call.run(self._drive, self._acquire_flow(call, "hold", key, cost, timeout, priority))
         policy = self._policy_of(decision)
         return Reservation(self._settle, self.clock, policy, normal_key(key), policy.costs(cost), decision, ttl)
 
     def _settle(self, ask: Ask) -> None:
-        self._drive(self._adjusting(ask))
+        self._drive(self._adjust_flow(ask))
 
     def refund(self, key: Key, cost: Cost = 1) -> None:
-        """Give permits back that were taken last."""
-        self._drive(self._refunding(key, cost))
+        """Give back the most recently taken permits."""
+        self._drive(self._refund_flow(key, cost))
 
     def release(self, key: Key, cost: Cost = 1, decision: Decision | None = None) -> None:
-        """Give slots of concurrency limits back: those that `decision` took, or the ones whose lease ends first."""
-        self._drive(self._releasing(key, cost, decision))
+        """Release slots of concurrency limits: those that `decision` took, or those whose lease ends first."""
+        self._drive(self._release_flow(key, cost, decision))
 
     def reset(self, key: Key) -> None:
-        """Forget everything about a key."""
-        self._drive(self._resetting(key))
+        """Clear the state of a key."""
+        self._drive(self._reset_flow(key))
 
     def usage(self, key: Key) -> dict[str, Usage]:
-        """Tell how much of each limit a key has used, by the limit's name."""
-        return usage_of(self._ask(self._looking(key)))
+        """Return the usage of a key at each limit, by the name of the limit."""
+        return usage_of(self._ask(self._usage_ask(key)))
 
     def limited(
         self,
@@ -330,14 +334,14 @@ class Limiter(_Engine):
         timeout: float | None = None,
         priority: float = 0,
     ) -> Limited:
-        """Wait for a permit around a block (`with`) or every call of a function (as decorator); slots are released.
+        """Limit a block (`with`) or every call of a function (as a decorator); releases slots at the end.
 
-        As decorator, `key` and `cost` may be functions of the call's arguments.
+        As a decorator, `key` and `cost` may be functions of the arguments of the call.
         """
         return Limited(self, key, cost, timeout, priority)
 
     def close(self) -> None:
-        """Refuse further calls, wake waiters with Closed, and let the store go if it was opened here."""
+        """Reject further calls, wake waiting calls with Closed, and close the store if it was opened from a URL."""
         self._close()
         if self._owns_store:
             self.store.close()
@@ -352,20 +356,20 @@ class Limiter(_Engine):
 
     def _ask(self, ask: Ask) -> Decision:
         verb, policy, key, costs, at = ask
-        decision = self._apply(verb, policy, key, costs, self._instant(), at)
-        return self._seen(ask, decision) if self._watched else decision
+        decision = self._apply(verb, policy, key, costs, self._current_time(), at)
+        return self._observe(ask, decision) if self._observed else decision
 
     def _drive(self, steps: Steps) -> Decision:
-        """Ask and sleep for a generator of steps."""
-        answer = None
+        """Drive a generator of steps: call the store and sleep."""
+        decision = None
         try:
             while True:
                 try:
-                    step = steps.send(answer)
+                    step = steps.send(decision)
                 except StopIteration as done:
                     return done.value  # type: ignore[no-any-return]  # a Decision, by the type of Steps
                 if isinstance(step, Ask):
-                    answer = self._ask(step)
+                    decision = self._ask(step)
                 else:
                     self.clock.wait(*step)
         finally:
@@ -373,19 +377,19 @@ class Limiter(_Engine):
 
 
 class AsyncLimiter(_Engine):
-    """Decides for tasks: the names of Limiter, awaited. An async context manager that closes itself."""
+    """A rate limiter for asyncio tasks: the methods of Limiter as coroutines. An async context manager."""
 
     _signal = staticmethod(TaskSignal)
-    _shortcut: Callable[[Key, Cost], Decision | None] | None = None
+    _fast_path: Callable[[Key, Cost], Decision | None] | None = None
 
-    def _take_over(self, policy: Policy) -> None:
-        super()._take_over(policy)
-        plain = not self._watched and self._now is None and not self._lines.closed
-        self._shortcut = None
+    def _set_policy(self, policy: Policy) -> None:
+        super()._set_policy(policy)
+        plain = not self._observed and self._now is None and not self._queues.closed
+        self._fast_path = None
         self.__dict__.pop("try_acquire", None)
         plain = plain and type(self).try_acquire is AsyncLimiter.try_acquire
         if plain and isinstance(self.store, MemoryStore):
-            decide = self.store.fast_path(policy, self._long_way, self._retire)
+            decide = self.store.fast_path(policy, self._slow_path, self._fast_path_invalidators)
 
             @functools.wraps(AsyncLimiter.try_acquire)
             async def try_acquire(key: Key, cost: Cost = 1) -> Decision:
@@ -393,31 +397,31 @@ class AsyncLimiter(_Engine):
 
             self.__dict__["try_acquire"] = try_acquire  # the same, faster
         elif plain and isinstance(self.store, LeasedStore):
-            self._shortcut = self.store.fast_path(policy, lambda _key, _cost: None)  # the store has to be awaited
+            self._fast_path = self.store.fast_path(policy, lambda _key, _cost: None)  # the store must be awaited
 
-    def _long_way(self, key: Key, cost: Cost) -> Decision:
-        _, policy, key, costs, _ = self._question("acquire", normal_key(key), cost)
+    def _slow_path(self, key: Key, cost: Cost) -> Decision:
+        _, policy, key, costs, _ = self._make_ask("acquire", normal_key(key), cost)
         return self._apply("acquire", policy, key, costs)
 
     async def try_acquire(self, key: Key, cost: Cost = 1) -> Decision:
-        """Take permits if there are enough, and say so either way; never waits.
+        """Take permits if enough are available; never waits.
 
-        Takes what is free even if others wait for the key.
+        Returns a Decision, allowed or denied. Ignores calls that wait for the key.
         """
-        if self._shortcut is not None and (decision := self._shortcut(key, cost)) is not None:
+        if self._fast_path is not None and (decision := self._fast_path(key, cost)) is not None:
             return decision
-        if self._watched or self._instant_store or self._lines.closed:
-            return await self._ask(self._question("acquire", normal_key(key), cost))
-        policy = self.policy  # what _ask does, with one coroutine less
+        if self._observed or self._instant_store or self._queues.closed:
+            return await self._ask(self._make_ask("acquire", normal_key(key), cost))
+        policy = self.policy  # like _ask, with one coroutine less
         asks = ((policy, normal_key(key), policy.costs(cost)),)
-        return (await self.store.apply_async("acquire", asks, self._instant()))[0]
+        return (await self.store.apply_async("acquire", asks, self._current_time()))[0]
 
     async def peek(self, key: Key, cost: Cost = 1) -> Decision:
-        """Give the answer that `try_acquire` would give, and change nothing."""
-        return await self._ask(self._question("peek", normal_key(key), cost))
+        """Return the decision that `try_acquire` would return, and change nothing."""
+        return await self._ask(self._make_ask("peek", normal_key(key), cost))
 
     async def acquire(self, key: Key, cost: Cost = 1, timeout: float | None = None, priority: float = 0) -> Decision:  # noqa: ASYNC109 - the deadline is part of the contract
-        """Wait until there are enough permits, and take them; see `Limiter.acquire`."""
+        """Wait until enough permits are available, and take them; see `Limiter.acquire`."""
         return await self._wait_for("acquire", key, cost, timeout, priority)
 
     async def _wait_for(
@@ -429,15 +433,15 @@ class AsyncLimiter(_Engine):
         priority: float,
         apply: AsyncApply | None = None,
     ) -> Decision:
-        """Charge a cost, waiting for it; `apply` replaces the store's own `apply_async`."""
+        """Charge a cost, and wait if needed; `apply` replaces `store.apply_async`."""
         call = TaskCall()
-        steps = self._acquiring(call, verb, key, cost, timeout, priority)
+        steps = self._acquire_flow(call, verb, key, cost, timeout, priority)
         return await call.run(functools.partial(self._drive, apply=apply), steps)
 
     def reserve(
         self, key: Key, cost: Cost = 1, ttl: float = 60.0, timeout: float | None = 0.0, priority: float = 0
     ) -> Reserving:
-        """Charge an estimate now and settle it later: await it, or use it in `async with`; see `Limiter.reserve`."""
+        """Charge an estimate now and settle it later: await it or use it in `async with`; see `Limiter.reserve`."""
         return Reserving(lambda: self._reserve(key, cost, ttl, timeout, priority))
 
     async def _reserve(
@@ -454,23 +458,23 @@ class AsyncLimiter(_Engine):
         return AsyncReservation(self._settle, self.clock, policy, normal_key(key), policy.costs(cost), decision, ttl)
 
     async def _settle(self, ask: Ask) -> None:
-        await self._drive(self._adjusting(ask))
+        await self._drive(self._adjust_flow(ask))
 
     async def refund(self, key: Key, cost: Cost = 1) -> None:
-        """Give permits back that were taken last."""
-        await self._drive(self._refunding(key, cost))
+        """Give back the most recently taken permits."""
+        await self._drive(self._refund_flow(key, cost))
 
     async def release(self, key: Key, cost: Cost = 1, decision: Decision | None = None) -> None:
-        """Give slots of concurrency limits back: those that `decision` took, or the ones whose lease ends first."""
-        await self._drive(self._releasing(key, cost, decision))
+        """Release slots of concurrency limits: those that `decision` took, or those whose lease ends first."""
+        await self._drive(self._release_flow(key, cost, decision))
 
     async def reset(self, key: Key) -> None:
-        """Forget everything about a key."""
-        await self._drive(self._resetting(key))
+        """Clear the state of a key."""
+        await self._drive(self._reset_flow(key))
 
     async def usage(self, key: Key) -> dict[str, Usage]:
-        """Tell how much of each limit a key has used, by the limit's name."""
-        return usage_of(await self._ask(self._looking(key)))
+        """Return the usage of a key at each limit, by the name of the limit."""
+        return usage_of(await self._ask(self._usage_ask(key)))
 
     def limited(
         self,
@@ -479,11 +483,11 @@ class AsyncLimiter(_Engine):
         timeout: float | None = None,
         priority: float = 0,
     ) -> AsyncLimited:
-        """Wait for a permit around a block (`async with`) or every call of a coroutine function (as decorator)."""
+        """Limit a block (`async with`) or every call of a coroutine function (as a decorator)."""
         return AsyncLimited(self, key, cost, timeout, priority)
 
     async def close(self) -> None:
-        """Refuse further calls, wake waiters with Closed, and let the store go if it was opened here."""
+        """Reject further calls, wake waiting calls with Closed, and close the store if it was opened from a URL."""
         self._close()
         if self._owns_store:
             await self.store.close_async()
@@ -498,24 +502,24 @@ class AsyncLimiter(_Engine):
 
     async def _ask(self, ask: Ask, apply: AsyncApply | None = None) -> Decision:
         verb, policy, key, costs, at = ask
-        if self._instant_store or self._lines.closed:
-            decision = self._apply(verb, policy, key, costs, self._instant(), at)
+        if self._instant_store or self._queues.closed:
+            decision = self._apply(verb, policy, key, costs, self._current_time(), at)
         else:
             apply = apply or self.store.apply_async
-            decision = (await apply(verb, ((policy, key, costs),), self._instant(), at))[0]
-        return self._seen(ask, decision) if self._watched else decision
+            decision = (await apply(verb, ((policy, key, costs),), self._current_time(), at))[0]
+        return self._observe(ask, decision) if self._observed else decision
 
     async def _drive(self, steps: Steps, apply: AsyncApply | None = None) -> Decision:
-        """Ask and sleep for a generator of steps; `apply` replaces the store's own `apply_async`."""
-        answer = None
+        """Drive a generator of steps: call the store and sleep; `apply` replaces `store.apply_async`."""
+        decision = None
         try:
             while True:
                 try:
-                    step = steps.send(answer)
+                    step = steps.send(decision)
                 except StopIteration as done:
                     return done.value  # type: ignore[no-any-return]  # a Decision, by the type of Steps
                 if isinstance(step, Ask):
-                    answer = await self._ask(step, apply)
+                    decision = await self._ask(step, apply)
                 else:
                     await self.clock.wait_async(*step)
         finally:

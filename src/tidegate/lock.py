@@ -1,8 +1,8 @@
-"""Lock: mutual exclusion between threads that no exception and no fork can lose.
+"""Lock: mutual exclusion between threads that survives exceptions and forks.
 
-A signal handler may raise at any instruction of the main thread: before `try` begins, and in the very clean-up that
-was to release a lock. A fork copies a lock that another thread holds, but not that thread. An ordinary lock then stays
-taken for ever. This one is released by the next thread that needs it, once no thread can be holding it any more.
+A signal handler may raise at any instruction of the main thread, also before `try` begins and in the `finally` block
+that releases a lock. A fork copies a lock that another thread holds, but not that thread. An ordinary lock then stays
+locked forever. This one is recovered by the next thread that needs it, once no thread can be holding it.
 
 The lock is a token in a deque. The holder takes it with a `del` statement, which costs a third of a
 `threading.Lock`, and a thread that finds it taken yields instead of queueing: a queue of threads, each woken with the
@@ -10,30 +10,31 @@ lock but without the interpreter, turns every short critical section into a cont
 
 Every holder follows one pattern, written out where each nanosecond counts, and as the decorator `locked` elsewhere:
 
-    held = lock.token              # 1. says which lock this frame may hold, before it does
+    held = lock.token              # 1. names the lock that this frame may hold, before it does
     try:
         del held[0]                # 2. takes the token
     except IndexError:
-        lock.contend()             #    ... or waits for it
+        lock.contend()             #    or waits for it
     try:
         ...                        # 3. the critical section: no `yield`, no `await`
     finally:
-        lock.give(None)            # 4. gives the token back
-    del held                       # 5. needed only if the frame goes on to other work
+        lock.give(None)            # 4. returns the token
+    del held                       # 5. needed only if the frame continues with other work
 
-So a thread that holds the lock has a frame on its stack whose local variable `held` is the token. `contend` looks for
-such a frame in every thread after it has waited for a while. If there is none, the token is lost, and is replaced.
+A thread that holds the lock therefore has a frame on its stack whose local variable `held` is the token. After waiting
+for a while, `contend` searches the stacks of all threads for such a frame. If there is none, the token is lost and is
+replaced.
 
-Why that never admits two holders. Let the token be missing when the look begins. Every `del` and every `give` changes
-the deque, and an iterator over a deque refuses to go on once the deque has changed. The token is replaced by one call,
-`extend`, which first asks such an iterator, made before the look: so it succeeds only if nobody took or gave anything
-in between. A thread that held the token when the stacks were read is either seen with its `held`, or it has given the
-token back since, or it has left without doing so. In the first case nothing is replaced, in the second `extend`
-fails, and the third is the loss to be repaired. A thread that waits has `held` set as well, but is known by `contend`
-as the function it called, with `idle` set: it is never idle after it took the token.
+Why this never admits two holders: assume that the token is missing when the search begins. Every `del` and every `give`
+changes the deque, and an iterator over a deque raises once the deque has changed. The token is replaced by one call of
+`extend`, which first advances such an iterator, created before the search. So it succeeds only if the deque did not
+change in between. A thread that held the token when the stacks were read was found by its `held`, or has returned the
+token since, or has lost it. In the first case nothing is replaced, in the second `extend` fails, and the third is the
+case to repair. A waiting thread has `held` set as well, but it is recognised by the frame of `contend` above it with
+`idle` set: `idle` is never set after the thread took the token.
 
-What a critical section had changed when it was interrupted is not undone. Its steps must be in such an order that the
-next holder can go on from any of them.
+Changes that an interrupted critical section made are not undone. Order its steps so that the next holder can continue
+from any of them.
 """
 
 from __future__ import annotations
@@ -54,40 +55,38 @@ P = ParamSpec("P")
 R = TypeVar("R")
 S = TypeVar("S", bound="HasLock")
 
-MAX_SPINS: Final = 1000  # how often a thread yields to the others before it sleeps between two attempts
-REENTERED: Final = (
-    "a signal handler or a finalizer called back into an operation that it interrupted in the same thread"
-)
+MAX_SPINS: Final = 1000  # how often a waiting thread yields before it sleeps between attempts
+REENTERED: Final = "a signal handler or a finalizer called an operation that it had interrupted in the same thread"
 RETRY_SLEEP: Final = 0.0001  # seconds of such a sleep
 
 
 class Lock:
-    """A lock for critical sections without blocking calls; the module's docstring shows how to hold it.
+    """A lock for critical sections without blocking calls; the module docstring shows how to hold it.
 
-    `spins` and `rest` say how a thread waits: so many times it only yields, then it sleeps for so many seconds between
-    two attempts. Where the holder blocks, as it does in a transaction, `spins` should be 0.
+    A waiting thread first yields `spins` times, then sleeps `rest` seconds between attempts. If the holder may
+    block, as in a transaction, set `spins` to 0.
     """
 
     __slots__ = ("_rest", "_spins", "give", "token")
 
     def __init__(self, spins: int = MAX_SPINS, rest: float = RETRY_SLEEP) -> None:
-        """Start free."""
+        """Create an unlocked lock."""
         self.token: deque[None] = deque((None,))
         self.give = self.token.append
         self._spins = spins
         self._rest = rest
 
     def contend(self, expired: Callable[[], bool] | None = None) -> bool:
-        """Wait for the token and take it; give up, and return False, once `expired` says so."""
+        """Wait for the token and take it; return False once `expired` returns true."""
         token = self.token
         attempts = 0
-        look = self._spins + 1
+        next_check = self._spins + 1
         while True:
             idle = True
             sleep(0 if attempts < self._spins else self._rest)
             attempts += 1
-            if attempts >= look:
-                look += max(1, attempts // 2)
+            if attempts >= next_check:
+                next_check += max(1, attempts // 2)
                 self._replace_lost_token()
             if expired is not None and expired():
                 return False
@@ -109,14 +108,14 @@ class Lock:
         if not holders:
             try:
                 token.extend(chain(unchanged, repeat(None, 1)))
-            except RuntimeError:  # somebody took it or gave it back meanwhile, so it is not lost
+            except RuntimeError:  # another thread took or returned it meanwhile, so it is not lost
                 return
         elif holders == {threading.get_ident()}:
             raise RuntimeError(REENTERED)
 
 
 def threads_holding(token: object) -> set[int]:
-    """Find the threads that may hold a token, or anything else that a frame names as `held`."""
+    """Return the threads that may hold a token, or another object that a frame names `held`."""
     found = set()
     for thread, top in sys._current_frames().items():  # noqa: SLF001 - the only way to see the stacks of other threads
         frame: FrameType | None = top
@@ -129,7 +128,7 @@ def threads_holding(token: object) -> set[int]:
 
 
 def may_hold(frame: FrameType, called: FrameType | None, token: object) -> bool:
-    """Tell whether a frame, which has called another one, may hold a token."""
+    """Return whether a frame, which has called another one, may hold a token."""
     if not frame.f_globals.get("__name__", "").startswith("tidegate.") or "held" not in frame.f_code.co_varnames:
         return False
     if frame.f_locals.get("held") is not token:
@@ -145,7 +144,7 @@ class HasLock(Protocol):
 
 
 def locked(method: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], R]:
-    """Have a method hold the lock of its object."""
+    """Decorate a method to hold the lock of its object."""
 
     @wraps(method)
     def run(self: S, /, *args: P.args, **kwargs: P.kwargs) -> R:

@@ -1,4 +1,4 @@
-"""A Reservation: an estimate charged now, to be settled when the actual cost is known."""
+"""Reservations: an estimated cost is charged first and settled when the actual cost is known."""
 
 from __future__ import annotations
 
@@ -18,20 +18,21 @@ if TYPE_CHECKING:
     from tidegate.policy import Cost, Key, Policy
 
 
-SETTLING: Final = BackgroundTasks()  # settlements in several parts whose task was cancelled between two of them
+SETTLEMENTS: Final = BackgroundTasks()  # settlements of several steps whose task was cancelled between two steps
 
 
 def charged_at(decision: Decision, policy: Policy) -> int | None:
-    """Tell when a decision has charged its cost; None: it has not.
+    """Return when a decision charged its cost, or None if it charged nothing.
 
-    In shadow mode a call may proceed although it did not fit, and under `allow` although the store could not be asked.
+    Nothing is charged if a shadow policy allows a call that did not fit, or if `on_store_error: allow` allows a call
+    while the store is unavailable.
     """
     free = isinstance(decision, LocalDecision) and policy.on_store_error == "allow"
     return decision.at if decision[0] and not free else None
 
 
 class _Reservation:
-    """What the two kinds of reservation share: which corrections a settlement takes."""
+    """Shared by Reservation and AsyncReservation: computes the corrections of a settlement."""
 
     def __init__(
         self, clock: Clock, policy: Policy, key: Key, costs: tuple[int, ...], decision: Decision, ttl: float
@@ -40,11 +41,11 @@ class _Reservation:
         self.key = key
         self.costs = costs
         self.decision = decision
-        # When each limit was charged, by the store's clock; None: it never was.
+        # When each limit was charged, by the store's clock; None if it was not charged.
         self.ats: tuple[int | None, ...] = (charged_at(decision, policy),) * len(costs)
         self._clock = clock
         self._ends = clock.steady() + round(ttl * SECOND)
-        self._open = [True]  # emptied by whoever settles, and only by one
+        self._open = [True]  # emptied by the one call that settles
 
     @property
     def settled(self) -> bool:
@@ -53,11 +54,11 @@ class _Reservation:
 
     @property
     def expired(self) -> bool:
-        """Whether the time to settle is over: then the estimate stands, and only what was used beyond it is charged."""
+        """Whether `ttl` has passed: then the estimate stays charged, and a commit charges only the amount above it."""
         return self._clock.steady() >= self._ends
 
-    def _committing(self, actual: Cost | None) -> list[Ask]:
-        """Word the correction from the estimate to the actual cost; units not named stay as estimated."""
+    def _commit_asks(self, actual: Cost | None) -> list[Ask]:
+        """Build the correction from the estimate to the actual cost; units that are not given stay as estimated."""
         costs = self.costs
         if isinstance(actual, Mapping):
             named = self.policy.costs(actual)
@@ -71,70 +72,70 @@ class _Reservation:
                 new if limit.unit in self.policy.counted else old
                 for limit, new, old in zip(self.policy.limits, named, self.costs, strict=True)
             )
-        return self._settling(costs)
+        return self._settle_asks(costs)
 
-    def _settling(self, actual: tuple[int, ...]) -> list[Ask]:
-        """Word a correction for each instant of a charge: there is one, unless some of it was charged anew."""
+    def _settle_asks(self, actual: tuple[int, ...]) -> list[Ask]:
+        """Build one correction per instant of the charge: usually one, more if limits were charged again later."""
         expired = self.expired
         try:
             self._open.pop()
         except IndexError:
-            raise RateLimitError(f"the reservation for {self.key!r} is settled already") from None
+            raise RateLimitError(f"the reservation for {self.key!r} is already settled") from None
         deltas, unplanned = [], []
         for limit, new, old, at in zip(self.policy.limits, actual, self.costs, self.ats, strict=True):
             change = max(0, new - old) if expired else new - old
             if limit.algorithm == "concurrency":  # the work is over: its slots are free again
                 change = -old
-            # Where nothing was charged there is nothing to correct: what was used is charged as of now.
+            # A limit that was not charged has nothing to correct: its usage is charged now.
             fresh = not old and at is not None
             deltas.append(0 if fresh else change)
             unplanned.append(change if fresh else 0)
-        asks = [Ask("adjust", self.policy, self.key, part, at) for at, part in self.parts(deltas)]
+        asks = [Ask("adjust", self.policy, self.key, part, at) for at, part in self.split_by_instant(deltas)]
         return [*asks, Ask("adjust", self.policy, self.key, tuple(unplanned))] if any(unplanned) else asks
 
-    def parts(self, amounts: Sequence[int]) -> list[tuple[int, tuple[int, ...]]]:
-        """Tell amounts apart by the instant at which their limits were charged; what never was is left out."""
+    def split_by_instant(self, amounts: Sequence[int]) -> list[tuple[int, tuple[int, ...]]]:
+        """Split amounts by the instant at which their limits were charged; limits never charged are left out."""
         instants = {at for at in self.ats if at is not None} or {self.decision.at}
         return [
             (at, tuple(amount if own == at else 0 for own, amount in zip(self.ats, amounts, strict=True)))
             for at in sorted(instants)
         ]
 
-    def _cancelling(self) -> list[Ask]:
-        return self._settling((0,) * len(self.costs))
+    def _cancel_asks(self) -> list[Ask]:
+        return self._settle_asks((0,) * len(self.costs))
 
     def _reopen(self) -> None:
-        """Let it be settled again: the store could not be told."""
+        """Allow another attempt to settle: the store was unavailable."""
         self._open.append(True)
 
     def __repr__(self) -> str:
-        """Show what is held, and whether it still is."""
+        """Show the key, the costs and the state."""
         state = "settled" if self.settled else "expired" if self.expired else "open"
         return f"<{type(self).__name__} {self.key!r} {self.costs} {state}>"
 
 
 class Reservation(_Reservation):
-    """Permits held for a call under way. Commit what it really cost, or cancel."""
+    """Permits reserved for a running call. Commit the actual cost, or cancel."""
 
-    def __init__(self, settle: Callable[[Ask], object], *held: Any) -> None:  # noqa: ANN401 - those of _Reservation
-        """Made by `Limiter.reserve`."""
-        super().__init__(*held)
+    def __init__(self, settle: Callable[[Ask], object], *arguments: Any) -> None:  # noqa: ANN401 - those of _Reservation
+        """Take what `Limiter.reserve` charged."""
+        super().__init__(*arguments)
         self._settle = settle
 
     def commit(self, actual: Cost | None = None) -> None:
-        """Charge the actual cost instead of the estimate (None: as estimated)."""
-        self._tell(self._committing(actual))
+        """Charge the actual cost instead of the estimate (None: the estimate)."""
+        self._send(self._commit_asks(actual))
 
     def cancel(self) -> None:
-        """Give everything back."""
-        self._tell(self._cancelling())
+        """Give back the whole charge."""
+        self._send(self._cancel_asks())
 
-    def _tell(self, asks: list[Ask]) -> None:
+    def _send(self, asks: list[Ask]) -> None:
         for ask in asks:
             try:
                 self._settle(ask)
             except StoreUnavailable:
-                if ask is asks[0]:  # of what was told in part, the rest stays as it was charged
+                if ask is asks[0]:  # once some corrections were made, the rest stays as charged
                     self._reopen()
                 raise
 
@@ -143,38 +144,38 @@ class Reservation(_Reservation):
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Commit the estimate, or cancel after an exception, unless settled before."""
+        """Commit the estimate, or cancel after an exception, unless it was settled before."""
         if not self.settled:
-            self._tell(self._committing(None) if kind is None else self._cancelling())
+            self._send(self._commit_asks(None) if kind is None else self._cancel_asks())
 
 
 class AsyncReservation(_Reservation):
-    """Permits held for a call under way, for tasks: the names of Reservation, awaited."""
+    """Permits reserved for a running call, for tasks: the methods of Reservation as coroutines."""
 
-    def __init__(self, settle: Callable[[Ask], Awaitable[object]], *held: Any) -> None:  # noqa: ANN401 - as above
-        """Made by `AsyncLimiter.reserve`."""
-        super().__init__(*held)
+    def __init__(self, settle: Callable[[Ask], Awaitable[object]], *arguments: Any) -> None:  # noqa: ANN401 - as above
+        """Take what `AsyncLimiter.reserve` charged."""
+        super().__init__(*arguments)
         self._settle = settle
 
     async def commit(self, actual: Cost | None = None) -> None:
-        """Charge the actual cost instead of the estimate (None: as estimated)."""
-        await self._tell(self._committing(actual))
+        """Charge the actual cost instead of the estimate (None: the estimate)."""
+        await self._send(self._commit_asks(actual))
 
     async def cancel(self) -> None:
-        """Give everything back."""
-        await self._tell(self._cancelling())
+        """Give back the whole charge."""
+        await self._send(self._cancel_asks())
 
-    async def _tell(self, asks: list[Ask]) -> None:
+    async def _send(self, asks: list[Ask]) -> None:
         for number, ask in enumerate(asks):
             try:
                 await self._settle(ask)
             except StoreUnavailable:
-                if ask is asks[0]:  # of what was told in part, the rest stays as it was charged
+                if ask is asks[0]:  # once some corrections were made, the rest stays as charged
                     self._reopen()
                 raise
-            except asyncio.CancelledError:  # the store makes this correction all the same; so must the others be
+            except asyncio.CancelledError:  # the store still makes this correction; make the others too
                 if asks[number + 1 :]:
-                    SETTLING.start(self._tell(asks[number + 1 :]))
+                    SETTLEMENTS.start(self._send(asks[number + 1 :]))
                 raise
 
     async def __aenter__(self) -> Self:
@@ -182,16 +183,16 @@ class AsyncReservation(_Reservation):
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Commit the estimate, or cancel after an exception, unless settled before."""
+        """Commit the estimate, or cancel after an exception, unless it was settled before."""
         if not self.settled:
-            await self._tell(self._committing(None) if kind is None else self._cancelling())
+            await self._send(self._commit_asks(None) if kind is None else self._cancel_asks())
 
 
 class Reserving:
-    """A reservation to come: `await` it, or enter it with `async with`."""
+    """The awaitable that `AsyncLimiter.reserve` returns: `await` it, or use it in `async with`."""
 
     def __init__(self, start: Callable[[], Coroutine[Any, Any, AsyncReservation]]) -> None:
-        """Made by `AsyncLimiter.reserve`."""
+        """Keep the function that reserves."""
         self._start = start
         self._reservation: AsyncReservation | None = None
 
@@ -205,6 +206,6 @@ class Reserving:
         return self._reservation
 
     async def __aexit__(self, kind: type[BaseException] | None, *rest: object) -> None:
-        """Commit the estimate, or cancel after an exception, unless settled before."""
+        """Commit the estimate, or cancel after an exception, unless it was settled before."""
         if self._reservation is not None:
             await self._reservation.__aexit__(kind, *rest)

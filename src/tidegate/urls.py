@@ -1,9 +1,9 @@
-"""Split URLs that people configure, and show them without their secrets.
+"""Parse configured URLs, and show URLs without their secrets.
 
-`split_url` and `server_url` raise a ConfigError for every URL that cannot be used. Their messages never repeat what
-the parser of the standard library says, since that may quote a password.
+`split_url` and `server_url` raise ConfigError for every invalid URL. Their messages never repeat the messages of the
+standard library, because these may quote a password.
 
-`redact` is the only way in which this package shows a URL in an error, a log line, a table or a `repr`.
+This package uses `redact` for every URL in an error, a log line, a table or a `repr`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from urllib.parse import SplitResult
 
 HIDDEN_TEXT: Final = "…"
-MAX_SHOWN_LENGTH: Final = 80  # characters of a URL that a message repeats
+MAX_SHOWN_LENGTH: Final = 80  # characters of a URL in a message
 MAX_URL_LENGTH: Final = 8192  # characters
 MAX_PORT: Final = 65_535
 WEB_SCHEMES: Final = ("http", "https")
@@ -34,9 +34,9 @@ Host = tuple[str, int | None]
 
 
 def redact(url: object) -> str:
-    """Show a URL without its user, password, query and fragment, and shortened.
+    """Return a shortened URL without its user, password, query and fragment.
 
-    A URL that is malformed may hide its password in any part, so all of it before the last '@' is left out.
+    A malformed URL may contain its password in any component, so everything before the last '@' is removed.
     """
     scheme, separator, rest = str(url).partition("://")
     if not separator:
@@ -50,12 +50,12 @@ def redact(url: object) -> str:
 
 
 def redact_text(text: object) -> str:
-    """Redact every URL within a text, such as the message of a driver."""
+    """Redact every URL in a string, such as the message of a driver."""
     return EMBEDDED.sub(lambda found: redact(found.group()), str(text))
 
 
 def _without_user(scheme: str, rest: str, *, known: bool) -> str:
-    """Leave out what is, or may be, a user and a password."""
+    """Remove what is, or may be, a user and a password."""
     if "@" not in rest:
         return rest
     match = AUTHORITY.match(rest)
@@ -69,7 +69,7 @@ def _without_user(scheme: str, rest: str, *, known: bool) -> str:
 
 
 def _without_words_as_port(place: str) -> str:
-    """Leave out a port that is not a number: it may be a password whose host is missing."""
+    """Remove a port that is not a number: it may be a password whose host is missing."""
     user, at, hosts = place.partition("/")[0].rpartition("@")
     if all(_is_host(host) for host in hosts.split(",")):
         return place
@@ -81,13 +81,13 @@ def _is_host(text: str) -> bool:
 
 
 def split_url(url: object, field: str) -> SplitResult:
-    """Split a URL that has a scheme, and whose hosts and ports are well-formed; `field` names it in errors."""
+    """Split a URL with a scheme and well-formed hosts and ports; `field` is its name in errors."""
     if isinstance(url, str) and (len(url) > MAX_URL_LENGTH or not CHARACTERS.fullmatch(url)):
-        raise _malformed(url, field, f"a URL has at most {MAX_URL_LENGTH} characters, and no control characters")
+        raise _malformed(url, field, f"a URL must have at most {MAX_URL_LENGTH} characters and no control characters")
     try:
         parts = urlsplit(url) if isinstance(url, str) else None
     except ValueError:  # it may quote the password
-        advice = "check its host, the brackets of an IPv6 address and its special characters"
+        advice = "check its host, the brackets of an IPv6 address and special characters"
         raise _malformed(url, field, advice) from None
     if parts is None or not parts.scheme:
         raise ConfigError(f"expected a URL such as scheme://host:port, not {redact(url)!r}", field=field)
@@ -96,7 +96,7 @@ def split_url(url: object, field: str) -> SplitResult:
 
 
 def server_url(url: object, field: str) -> SplitResult:
-    """Split a URL that may name a server, and may have a password; one with a path alone may have an '@' in it."""
+    """Split the URL of a server, which may have a password; only a URL without a host may have an '@' in its path."""
     parts = split_url(url, field)
     if parts.netloc and "@" in parts.path + parts.query + parts.fragment:
         raise _malformed(url, field, "write special characters of a user, password or option as %xx ('@' is %40)")
@@ -104,7 +104,7 @@ def server_url(url: object, field: str) -> SplitResult:
 
 
 def split_hosts(url: object, netloc: str, field: str) -> list[Host]:
-    """Split the hosts of a URL, joined by commas, and their ports (None: not given)."""
+    """Return the comma-separated hosts of a URL and their ports (None: not given)."""
     found = []
     for text in netloc.rpartition("@")[2].split(","):
         match = HOST.fullmatch(text)

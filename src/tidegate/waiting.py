@@ -1,15 +1,15 @@
 """Fair waiting for permits.
 
-Whoever waits for a key stands in that key's line. Only the first of a line asks the store, sleeps for exactly the
-`retry_after` it is told, and asks again; the others sleep until they are first. So nobody polls, one permit wakes one
-waiter, a large cost is not overtaken by small ones behind it, and keys never wait for each other.
+Each key has its own FIFO wait queue. Only the first waiter of a queue asks the store, sleeps for exactly the
+`retry_after` of the decision, and asks again; the others sleep until they are first. So no call polls, one permit wakes
+one waiter, calls with a small cost do not overtake one with a large cost, and keys do not wait for each other.
 
-The order of a line is by arrival, moved forward by `ageing` seconds for each step of priority: among equals first come
-first served, and a waiter of low priority is passed only by those of higher priority that come within that time.
+A queue is ordered by time of arrival, moved forward by `ageing` seconds for each step of priority. Equal priorities are
+served in order of arrival, and a waiter is overtaken only by higher priorities that arrive within that time.
 
-A signal handler may raise at any instruction, so a call can end without leaving its line. Every waiter therefore knows
-whether its call is still under way (`Call`). Whoever finds a dead waiter at the head of a line removes it, and those
-behind it look from time to time.
+A signal handler may raise at any instruction, so a call can end without leaving its queue. Every waiter therefore
+records whether its call is still running (`Call`). A dead waiter at the head of a queue is removed by the next
+operation on that queue, and waiters behind the head check for one from time to time.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ if TYPE_CHECKING:
     from tidegate.clock import Signal
     from tidegate.policy import Key, Policy
 
-MAX_PRIORITY: Final = 100  # steps up or down that a call may ask for, unless the limiter says otherwise
-LOOK: Final = SECOND  # after this long, and then ever more rarely, a waiter looks whether those in front are alive
+MAX_PRIORITY: Final = 100  # default bound of `priority`, in both directions
+HEAD_CHECK_INTERVAL: Final = SECOND  # at least this long between two checks of the head of a queue by a waiter
 
 
 class Ask(NamedTuple):
-    """A step that needs the store asked: `Store.apply_one` takes these; the step is sent the Decision."""
+    """A step that calls `Store.apply_one` with these arguments; the Decision is sent back."""
 
     verb: str
     policy: Policy
@@ -46,7 +46,7 @@ class Ask(NamedTuple):
 
 
 class Sleep(NamedTuple):
-    """A step that needs to wait until the signal is set, or until an instant of steady time."""
+    """A step that waits until the signal is set or steady time reaches `until`."""
 
     signal: Signal
     until: int | None
@@ -54,67 +54,66 @@ class Sleep(NamedTuple):
 
 Step = Ask | Sleep
 Steps = Generator[Step, Any, Decision]  # sent the Decision after an Ask
-Asker = Callable[[str], Ask]
+MakeAsk = Callable[[str], Ask]
 
 
 class Call(Protocol):
-    """A call that may wait, as others see it."""
+    """A call that may wait."""
 
     @property
     def alive(self) -> bool:
-        """Whether it is still under way."""
+        """Whether the call is still running."""
 
 
 class ThreadCall:
-    """A call of a thread. It runs inside a generator, since a generator tells whether it is running."""
+    """A call of a thread. It runs inside a generator, because a generator knows whether it is running."""
 
-    __slots__ = ("_runs",)
+    __slots__ = ("_generator",)
 
     def __init__(self) -> None:
-        """Not under way yet."""
-        self._runs: Generator[Decision, None, None] | None = None
+        """Create a call that is not running yet."""
+        self._generator: Generator[Decision, None, None] | None = None
 
     def run(self, drive: Callable[[Steps], Decision], steps: Steps) -> Decision:
         """Drive the steps of this call."""
-        self._runs = runs = within(drive, steps)
-        return next(runs)
+        self._generator = generator = _drive_in_generator(drive, steps)
+        return next(generator)
 
     @property
     def alive(self) -> bool:
         """Whether `run` has begun and not ended."""
-        return self._runs is not None and self._runs.gi_running  # type: ignore[attr-defined]  # a generator function made it
+        return self._generator is not None and self._generator.gi_running  # type: ignore[attr-defined]  # a generator function made it
 
 
-def within(drive: Callable[[Steps], Decision], steps: Steps) -> Generator[Decision, None, None]:
-    """Drive steps inside a generator."""
+def _drive_in_generator(drive: Callable[[Steps], Decision], steps: Steps) -> Generator[Decision, None, None]:
     yield drive(steps)
 
 
 class TaskCall:
-    """A call of a task: under way until its coroutine or its task ends."""
+    """A call of a task: it runs until its coroutine or its task ends."""
 
-    __slots__ = ("_runs", "_task")
+    __slots__ = ("_coroutine", "_task")
 
     def __init__(self) -> None:
-        """Belong to the running task."""
+        """Create a call of the running task."""
         self._task = asyncio.current_task()
-        self._runs: Coroutine[Any, Any, Decision] | None = None
+        self._coroutine: Coroutine[Any, Any, Decision] | None = None
 
     async def run(self, drive: Callable[[Steps], Coroutine[Any, Any, Decision]], steps: Steps) -> Decision:
         """Drive the steps of this call."""
-        self._runs = runs = drive(steps)
-        return await runs
+        self._coroutine = coroutine = drive(steps)
+        return await coroutine
 
     @property
     def alive(self) -> bool:
-        """Whether `run` has begun and not ended, and may go on."""
-        if self._runs is None or self._runs.cr_frame is None:  # type: ignore[attr-defined]  # made by `async def`
+        """Whether `run` has begun and not ended, and its task can continue."""
+        if self._coroutine is None or self._coroutine.cr_frame is None:  # type: ignore[attr-defined]  # made by `async def`
             return False
         return self._task is None or not self._task.done()
 
 
 class Waiter(NamedTuple):
-    """One who waits: its place in the order, how to wake it, and the call that waits."""
+    """One waiting call: its position in the order, its key, the signal that wakes it, and the call."""
 
     rank: int
     number: int
@@ -124,132 +123,132 @@ class Waiter(NamedTuple):
 
 
 class WaitQueues:
-    """The lines of all keys of a limiter. Safe to use from any thread."""
+    """The wait queues of a limiter, one per key. Thread-safe."""
 
     def __init__(self) -> None:
-        """Start with nobody waiting."""
+        """Create empty queues."""
         self.lock = Lock()
-        self._lines: dict[Key, list[Waiter]] = {}
+        self._queues: dict[Key, list[Waiter]] = {}
         self._numbers = count()
         self.closed = False
-        at_fork(child=self._forget)
+        at_fork(child=self._clear)
 
     def __contains__(self, key: Key) -> bool:
-        """Tell whether anybody waits for the key."""
-        return key in self._lines and self.first(key) is not None
+        """Return whether a call waits for the key."""
+        return key in self._queues and self.first(key) is not None
 
     @locked
     def __len__(self) -> int:
-        """Count the waiters."""
-        return sum(waiter.call.alive for line in self._lines.values() for waiter in line)
+        """Return the number of waiting calls."""
+        return sum(waiter.call.alive for queue in self._queues.values() for waiter in queue)
 
     @locked
     def join(self, key: Key, rank: int, signal: Signal, call: Call) -> Waiter:
-        """Stand in line."""
+        """Add a waiter to the queue of a key."""
         if self.closed:
             raise Closed("the limiter is closed")
         waiter = Waiter(rank, next(self._numbers), key, signal, call)
-        insort(self._lines.setdefault(key, []), waiter, key=lambda other: (other.rank, other.number))
+        insort(self._queues.setdefault(key, []), waiter, key=lambda other: (other.rank, other.number))
         return waiter
 
     @locked
     def first(self, key: Key) -> Waiter | None:
-        """Give the first of a line."""
+        """Return the first waiter of a key."""
         return self._first(key)
 
     def leave(self, waiter: Waiter) -> None:
-        """Leave the line; if the first leaves, the next one is woken to ask."""
+        """Remove a waiter; if it was the first, wake the next one."""
         following = self._remove(waiter)
         if following is not None:
             following.signal.set()
 
     def wake(self, key: Key) -> None:
-        """Let the first in line ask again: permits may have become free."""
-        if key in self._lines:
+        """Wake the first waiter of a key: permits may have become available."""
+        if key in self._queues:
             first = self.first(key)
             if first is not None:
                 first.signal.set()
 
     def wake_all(self) -> None:
-        """Let the first of every line ask again: the rules may have changed."""
-        for key in list(self._lines):
+        """Wake the first waiter of every key: the limits may have changed."""
+        for key in list(self._queues):
             self.wake(key)
 
     def close(self) -> None:
-        """Wake everybody; they find the lines closed."""
+        """Close the queues and wake all waiters."""
         for waiter in self._close():
             waiter.signal.set()
 
     @locked
-    def _forget(self) -> None:
-        """Forget all waiters, in a child process: they are threads of its parent."""
-        self._lines.clear()
+    def _clear(self) -> None:
+        """Remove all waiters in a child process: they are threads of its parent."""
+        self._queues.clear()
 
     @locked
     def _close(self) -> list[Waiter]:
         self.closed = True
-        return [waiter for line in self._lines.values() for waiter in line]
+        return [waiter for queue in self._queues.values() for waiter in queue]
 
     @locked
     def _remove(self, waiter: Waiter) -> Waiter | None:
-        """Take a waiter out of its line; if it was the first, give the one that is now."""
-        line = self._lines.get(waiter.key, [])
-        if waiter not in line:
+        """Remove a waiter; if it was the first, return the new first one."""
+        queue = self._queues.get(waiter.key, [])
+        if waiter not in queue:
             return None
-        led = line[0] is waiter
-        line.remove(waiter)
-        return self._first(waiter.key) if led else None
+        was_first = queue[0] is waiter
+        queue.remove(waiter)
+        return self._first(waiter.key) if was_first else None
 
     def _first(self, key: Key) -> Waiter | None:
-        """Give the first of a line, after removing those before it whose calls have ended. The lock is ours."""
-        line = self._lines.get(key, [])
-        while line and not line[0].call.alive:
-            del line[0]
-        if not line:
-            self._lines.pop(key, None)
+        """Return the first waiter of a key, after removing those whose calls have ended. The caller holds the lock."""
+        queue = self._queues.get(key, [])
+        while queue and not queue[0].call.alive:
+            del queue[0]
+        if not queue:
+            self._queues.pop(key, None)
             return None
-        return line[0]
+        return queue[0]
 
 
-def wait_in_line(
-    lines: WaitQueues,
+def wait_flow(
+    queues: WaitQueues,
     waiter: Waiter,
     verb: str,
-    ask: Asker,
+    make_ask: MakeAsk,
     deadline: int | None,
-    longest: int,
+    max_sleep: int,
     steady: Callable[[], int],
 ) -> Steps:
-    """Wait for a permit, step by step, for whoever can ask and sleep.
+    """Wait for a permit, as a generator of steps.
 
-    `ask` words the question for a verb, by the rules of the moment. `longest` bounds a sleep where permits may come
-    back that nobody here is told of. Returns the decision that ended the wait: allowed, impossible, or denied at the
-    deadline.
+    `make_ask` builds the Ask for a verb by the current policy. `max_sleep` bounds each sleep where permits may come
+    back without a wake-up in this process. Returns the decision that ended the wait: allowed, impossible, or denied at
+    the deadline.
     """
     decision: Decision | None = None
     since = steady()
     try:
         while True:
             waiter.signal.clear()
-            if lines.closed:
+            if queues.closed:
                 raise Closed("the limiter was closed while this call waited")
-            if lines.first(waiter.key) is waiter:
-                decision = yield ask(verb)
+            if queues.first(waiter.key) is waiter:
+                decision = yield make_ask(verb)
                 retry = decision.retry
                 if decision.allowed or retry == NEVER:
                     return decision
-                again = steady() + min(retry, longest)
+                again = steady() + min(retry, max_sleep)
             else:
                 now = steady()
-                again = now + max(LOOK, (now - since) // 2)
+                again = now + max(HEAD_CHECK_INTERVAL, (now - since) // 2)
             until = again if deadline is None else min(deadline, again)
             if deadline is not None and steady() >= deadline:
-                return decision or not_served((yield ask("peek")))
+                return decision or deny_unserved((yield make_ask("peek")))
             yield Sleep(waiter.signal, until)
     finally:
-        lines.leave(waiter)
+        queues.leave(waiter)
 
 
-def not_served(looked: Decision) -> Decision:
-    """Deny one who never came to ask: even where permits are free, they are for those in front."""
-    return Decision((False, looked.at, looked[2], looked.views, None))
+def deny_unserved(peeked: Decision) -> Decision:
+    """Deny a call that timed out in the queue: free permits belong to the calls ahead of it."""
+    return Decision((False, peeked.at, peeked[2], peeked.views, None))

@@ -58,12 +58,12 @@ class Immortal(LocalBus):
 @pytest.mark.parametrize(
     ("kind", "promise"),
     [
-        (Forgetful, "any bytes arrive"),
-        (Doubling, "everybody hears everything in order"),
-        (Fresh, "what is published as late is late"),
-        (Newest, "any bytes arrive|late joiner"),
+        (Forgetful, "payloads are delivered unchanged"),
+        (Doubling, "every subscriber gets every message in order"),
+        (Fresh, "messages published as late are marked late"),
+        (Newest, "payloads are delivered unchanged|late subscriber"),
         (Fragile, "on purpose"),
-        (Immortal, "a closed bus refuses"),
+        (Immortal, "a closed bus raises closed"),
     ],
 )
 def test_verify_bus_detects_a_broken_guarantee(kind, promise):

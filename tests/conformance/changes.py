@@ -1,4 +1,4 @@
-"""Histories of one limit that changes again and again, so that older windows pile up: for every store and port."""
+"""Histories of one limit that changes repeatedly, so that states carry older windows; for every store and port."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def _versions(random: Random, seed: int) -> list[Limit]:
 
 
 def directed_histories() -> Iterator[list[Vector]]:
-    """Short histories of what random ones seldom meet."""
+    """Yield short histories of cases that random ones rarely contain."""
     year, month, day, hour, minute = map(_calendar, ("year", "month", "day", "hour", "minute"))
     india = Limit(100, "day", "calendar_window", name="l", timezone="Asia/Kolkata")
     daily, hourly, minutely = (Limit(100, period, "fixed_window", name="l") for period in ("1d", "1h", "1m"))
@@ -69,7 +69,7 @@ def directed_histories() -> Iterator[list[Vector]]:
         ("acquire", day, 10, 0), ("acquire", hour, 20, 0), ("peek", day, 71, 180), ("peek", india, 71, 180),
         ("acquire", day, 70, 180), ("peek", hour, 1, 181),
     )  # fmt: skip
-    # What was used in hours that have ended counts again when the day does, and only then.
+    # Usage of ended hours counts again only in a window of a day.
     yield _history(
         ("acquire", day, 10, 0), ("acquire", hour, 20, 1), ("acquire", hour, 30, 61), ("peek", hour, 91, 121),
         ("acquire", hour, 1, 121), ("peek", day, 41, 122), ("acquire", day, 39, 122), ("peek", day, 1, 1439),
@@ -96,7 +96,7 @@ def directed_histories() -> Iterator[list[Vector]]:
     yield _history(
         ("acquire", month, 10, 0), ("acquire", day, 20, 1439), ("acquire", minute, 5, 1430), ("peek", minute, 66, 1439)
     )
-    # A cost of nothing leaves a bucket as it is, also its instant.
+    # A cost of 0 leaves a bucket as it is, also its instant.
     bucket = Limit(100, "1h", name="l")
     yield _history(("acquire", bucket, 50, 0), ("acquire", bucket, 0, 10), ("peek", bucket, 0, 5))
 

@@ -1,4 +1,4 @@
-"""The kit that proves stores, itself: it passes the memory store, and catches every fault planted here."""
+"""verify_store: it passes for correct stores, and fails for every fault planted here."""
 
 import asyncio
 import sys
@@ -9,7 +9,7 @@ import pytest
 from tests.conformance.changes import changing_history
 from tidegate import Limit, Policy
 from tidegate.core.algorithms import ALGORITHMS
-from tidegate.core.decision import VERBS, Decision, nothing
+from tidegate.core.decision import VERBS, Decision, zero_costs
 from tidegate.policy.key import join_key
 from tidegate.stores import MemoryStore, Store
 from tidegate.stores.base import merge
@@ -68,12 +68,12 @@ class DictStore(Store):
 
 
 @pytest.mark.parametrize("store", [MemoryStore, DictStore, lambda: MemoryStore(max_entries=100)])
-def test_good_stores_pass(store):
+def test_correct_stores_pass(store):
     verify_store(store)
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_a_limit_that_changes_is_answered_as_by_the_core(seed):
+def test_a_changed_limit_is_answered_like_the_core(seed):
     store = MemoryStore()
     for place, (verb, asks, now, at, answers) in enumerate(changing_history(seed)):
         assert tuple(map(answer_of, store.apply(verb, asks, now, at))) == answers, f"step {place}"
@@ -83,11 +83,11 @@ def test_other_seeds_pass_too():
     verify_store(MemoryStore, seed=2024, rounds=8)
 
 
-async def test_it_runs_where_a_loop_runs_already():
+async def test_it_runs_inside_an_event_loop():
     verify_store(MemoryStore, rounds=5)
 
 
-def test_it_closes_what_it_opened():
+def test_it_closes_the_stores_it_opened():
     opened = []
 
     def open_store():
@@ -127,7 +127,7 @@ def test_calls_by_default_are_a_few_thousand():
 
 
 class ChargesDenied(DictStore):
-    """Charges limit after limit, and leaves it so when a later one says no."""
+    """Charges limit after limit, and keeps the charges if a later limit denies."""
 
     def decide(self, verb, limits, states, costs, now, at):
         if verb != "acquire":
@@ -135,7 +135,7 @@ class ChargesDenied(DictStore):
         after = [limit.charge(s, limit, c, now) if c else s for limit, s, c in zip(limits, states, costs, strict=True)]
         denied = any(c and s is None for s, c in zip(after, costs, strict=True))
         kept = [new or old for new, old in zip(after, states, strict=True)]
-        return (False, kept, costs) if denied else (True, after, nothing(limits))
+        return (False, kept, costs) if denied else (True, after, zero_costs(limits))
 
 
 class DecidesAsksAlone(DictStore):
@@ -145,15 +145,15 @@ class DecidesAsksAlone(DictStore):
         return [super(DecidesAsksAlone, self).apply(verb, [ask], now, at)[0] for ask in asks]
 
 
-class LastOfAKeyWins(DictStore):
-    """Charges a key that stands in a batch twice only once."""
+class ChargesARepeatedKeyOnce(DictStore):
+    """Charges a key that is twice in a batch only once."""
 
     def together(self, asks):
         return range(len(asks)), asks
 
 
-class ForgetsTheCancelled(DictStore):
-    """Leaves a call charged whose task was cancelled while it waited."""
+class DoesNotRefundCancelledCalls(DictStore):
+    """Does not refund a call whose task was cancelled while it waited."""
 
     async def apply_async(self, verb, asks, now=None, at=None):
         decisions = self.apply(verb, asks, now, at)
@@ -162,14 +162,14 @@ class ForgetsTheCancelled(DictStore):
 
 
 class PeekCharges(DictStore):
-    """Keeps what a look would leave."""
+    """Stores the states of a peek."""
 
     def keep(self, verb, allowed, places, states, now):
         super().keep("acquire" if verb == "peek" else verb, allowed, places, states, now)
 
 
 class DenialRestartsTheWindow(DictStore):
-    """Lets a refused call count, as fixed-window counters do."""
+    """Counts denied calls, like simple fixed-window counters."""
 
     def decide(self, verb, limits, states, costs, now, at):
         allowed, after, left = super().decide(verb, limits, states, costs, now, at)
@@ -193,21 +193,21 @@ class ForgetsPolicies(DictStore):
 
 
 class FoldsCase(DictStore):
-    """Compares keys as some databases do: without regard to case or to blanks at the end."""
+    """Compares keys like some databases: ignores case and trailing blanks."""
 
     def place(self, policy, key, limit):
         return policy.name, join_key(key).casefold().rstrip(), limit.name, limit.algorithm
 
 
 class RefillsOnChange(DictStore):
-    """Knows a limit by its quota, so that a changed one starts afresh."""
+    """Identifies a limit by its quota, so that a changed one starts from zero."""
 
     def place(self, policy, key, limit):
         return (*super().place(policy, key, limit), limit.quota)
 
 
-class KnowsLimitsByPlace(DictStore):
-    """Knows limits by their place in the policy."""
+class IdentifiesLimitsByIndex(DictStore):
+    """Identifies limits by their index in the policy."""
 
     def place(self, policy, key, limit):
         return policy.name, key, policy.limits.index(limit), limit.algorithm
@@ -232,7 +232,7 @@ class WholeSeconds(DictStore):
 
 
 class RefundsTheLatest(DictStore):
-    """Ignores when the charge that is corrected was made."""
+    """Ignores the instant of the charge to correct."""
 
     def decide(self, verb, limits, states, costs, now, at):
         return super().decide(verb, limits, states, costs, now, None)
@@ -256,7 +256,7 @@ class KeepsAfterReset(DictStore):
 
 
 class ForgetsEarly(DictStore):
-    """Drops states a little before their end, as a time to live in whole seconds rounded down does."""
+    """Drops states slightly too early, like a TTL rounded down to seconds."""
 
     def decide(self, verb, limits, states, costs, now, at):
         live = [
@@ -267,7 +267,7 @@ class ForgetsEarly(DictStore):
 
 
 class Floats(DictStore):
-    """Keeps counts as single-precision would: to 24 bits."""
+    """Keeps counts in single precision: 24 bits."""
 
     def keep(self, verb, allowed, places, states, now):
         rounded = [
@@ -279,7 +279,7 @@ class Floats(DictStore):
 
 
 class ReleasesTheNewest(DictStore):
-    """Gives the newest slot back where the oldest is meant."""
+    """Releases the newest slot instead of the oldest."""
 
     def decide(self, verb, limits, states, costs, now, at):
         if verb == "adjust" and at is None and limits[0].algorithm == "concurrency" and states[0]:
@@ -288,7 +288,7 @@ class ReleasesTheNewest(DictStore):
 
 
 class OwnClock(DictStore):
-    """Decides by its own clock whatever it is told."""
+    """Decides by its own clock and ignores the given instant."""
 
     def apply(self, verb, asks, now=None, at=None):
         del now
@@ -296,17 +296,17 @@ class OwnClock(DictStore):
 
 
 class ChecksThenActs(DictStore):
-    """Lets others in between the look and the charge."""
+    """Lets other threads run between the check and the charge."""
 
     def decide(self, verb, limits, states, costs, now, at):
         answer = super().decide(verb, limits, states, costs, now, at)
         for _ in range(3000):
-            pass  # long enough for a switch of threads, with the interval that the test sets
+            pass  # long enough for a thread switch, with the interval that the test sets
         return answer
 
 
 class AnotherAnswerAsync(MemoryStore):
-    """Forgets, on the asynchronous way, that a refusal has a wait."""
+    """Returns a denial without a wait in apply_async."""
 
     async def apply_async(self, verb, asks, now=None, at=None):
         decisions = self.apply(verb, asks, now, at)
@@ -317,7 +317,7 @@ class AnotherAnswerAsync(MemoryStore):
 
 
 class AnotherAnswerOne(MemoryStore):
-    """Forgets on the short way to keep a charge of two."""
+    """Does not store a charge of two in apply_one."""
 
     def apply_one(self, verb, policy, key, costs, now=None, at=None):
         verb = "peek" if verb == "acquire" and max(costs) > 1 else verb
@@ -328,34 +328,34 @@ FAULTS = {
     ChargesDenied: "all or nothing",
     DecidesAsksAlone: "a batch is decided together",
     PeekCharges: "peek changes nothing",
-    DenialRestartsTheWindow: "what never fits is told so",
+    DenialRestartsTheWindow: "a cost that never fits is denied with never",
     JoinsKeys: "keys are separate",
     ForgetsPolicies: "policies are separate",
     FoldsCase: "keys are separate",
     RefillsOnChange: "a changed limit refills nothing",
-    KnowsLimitsByPlace: "a changed policy keeps the rest",
+    IdentifiesLimitsByIndex: "a changed policy keeps its other limits",
     TrustsTheClock: "a clock that steps back credits nothing",
-    WholeSeconds: "a quota is a quota",
-    RefundsTheLatest: "a held charge is corrected where it was made",
-    HoldsWithoutAMark: "a held charge is corrected where it was made",
-    KeepsAfterReset: "reset forgets a key",
-    ForgetsEarly: "a quota is a quota",
+    WholeSeconds: "exactly the quota is admitted",
+    RefundsTheLatest: "a held charge is corrected at its instant",
+    HoldsWithoutAMark: "a held charge is corrected at its instant",
+    KeepsAfterReset: "reset clears a key",
+    ForgetsEarly: "exactly the quota is admitted",
     Floats: "large costs are one entry",
     ReleasesTheNewest: "slots are released",
     OwnClock: "decided at",
-    LastOfAKeyWins: "a key that is asked for twice pays both",
-    ForgetsTheCancelled: "a cancelled call is charged nothing",
-    AnotherAnswerAsync: "the store answers otherwise than the core: seed=0, round",
-    AnotherAnswerOne: "the store answers otherwise than the core: seed=0, round",
+    ChargesARepeatedKeyOnce: "a key twice in a batch pays both costs",
+    DoesNotRefundCancelledCalls: "a cancelled call is refunded",
+    AnotherAnswerAsync: "the store's answer differs from the core's: seed=0, round",
+    AnotherAnswerOne: "the store's answer differs from the core's: seed=0, round",
 }
 
 
-# What random histories cannot show: they are asked one after another, of keys that are alike in no other way.
-PROMISED_ONLY = (AnotherAnswerAsync, AnotherAnswerOne, FoldsCase, LastOfAKeyWins, ForgetsTheCancelled)
+# Random histories do not catch these: they make one call after another, with keys that differ in more than case.
+PROMISED_ONLY = (AnotherAnswerAsync, AnotherAnswerOne, FoldsCase, ChargesARepeatedKeyOnce, DoesNotRefundCancelledCalls)
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
-def test_a_planted_fault_is_caught_and_named(fault):
+def test_a_planted_fault_is_reported_by_the_name_of_the_promise(fault):
     with pytest.raises(AssertionError) as failure:
         verify_store(fault)
     assert FAULTS[fault] in str(failure.value)
@@ -370,13 +370,13 @@ def test_random_histories_alone_catch_most_faults(fault, monkeypatch):
 
 @pytest.mark.usefixtures("switching")
 def test_a_race_is_caught():
-    with pytest.raises((AssertionError, IndexError)) as failure:  # a promise broken, or a log torn in two
+    with pytest.raises((AssertionError, IndexError)) as failure:  # a broken promise, or a corrupted log
         verify_often(ChecksThenActs)
-    assert failure.type is IndexError or "nobody comes between" in str(failure.value)
+    assert failure.type is IndexError or "threads are decided one after another" in str(failure.value)
 
 
 def verify_often(store):
-    """Try more than once: a race is lost by chance."""
+    """Try several times: a race happens by chance."""
     for _ in range(20):
         verify_store(store, rounds=0)
 
@@ -394,7 +394,7 @@ def test_a_failing_history_is_short(monkeypatch):
     with pytest.raises(AssertionError) as failure:
         verify_store(ChargesDenied)
     lines = str(failure.value).splitlines()
-    assert lines[0].startswith("the store answers otherwise than the core: seed=0, round ")
+    assert lines[0].startswith("the store's answer differs from the core's: seed=0, round ")
     assert lines[-2].startswith("    expected ")
     assert lines[-1].startswith("    got      ")
     assert len(lines) <= 7
@@ -409,7 +409,7 @@ def test_vectors_are_the_same_for_the_same_seed():
     assert len(list(random_vectors(5, 77))) == 77
 
 
-def test_vectors_hold_what_hurts():
+def test_vectors_cover_all_algorithms_verbs_and_edge_cases():
     vectors = [vector for seed in range(10) for vector in random_vectors(seed, 600)]
     algorithms = {limit.algorithm for vector in vectors for policy, _, _ in vector.asks for limit in policy.limits}
     assert algorithms == set(ALGORITHMS)
@@ -422,8 +422,8 @@ def test_vectors_hold_what_hurts():
     assert any(cost > 2**52 for vector in vectors for _, _, costs in vector.asks for cost in costs)
 
 
-def test_the_model_is_the_core():
-    """Its answers are those of a store that was proved otherwise, by the oracle."""
+def test_the_reference_store_answers_like_the_core():
+    """The memory store is tested by the oracle."""
     policy, model, store = Policy("p", (Limit(2, "1h"),)), ReferenceStore(), MemoryStore()
     for now in (10**15, 10**15, 10**15, 10**15 + 1800 * 10**6):
         asks = [(policy, "k", (1,))]

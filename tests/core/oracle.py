@@ -15,14 +15,14 @@ EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class Oracle:
-    """Every call ever admitted, as [time, cost]."""
+    """All admitted calls, as [time, cost]."""
 
     def __init__(self, limit):
         self.limit = limit
         self.calls = []
 
     def time(self, now):
-        """Give the instant that counts: never before the last one seen."""
+        """Return the instant that counts: never before the latest one seen."""
         return max([now, *(time for time, _ in self.calls)])
 
     def charge(self, cost, now):
@@ -46,12 +46,12 @@ class Oracle:
 
     @staticmethod
     def correct(call, cost):
-        """Let a call have cost something else, from the beginning."""
+        """Change the cost of a call, as if it had been so from the start."""
         call[1] = cost
 
 
 class TokenBucket(Oracle):
-    """Replays every charge on a level of Fractions. The rate is the limit's own; `test_rates` proves that one apart."""
+    """Replays every charge on a level of Fractions. `test_rates` tests the rate separately."""
 
     def left(self, now):
         rate = Fraction(self.limit.rate, self.limit.scale)
@@ -87,7 +87,7 @@ class CalendarWindow(Oracle):
         return sum(cost for time, cost in self.calls if self.period(time) == period)
 
     def period(self, instant):
-        """Name the period around an instant: its local year, month, … after moving the reset to midnight of the 1st."""
+        """Return the local year, month, … of an instant, after moving the reset to midnight of the 1st."""
         name = self.limit.period
         local = (EPOCH + timedelta(microseconds=instant)).astimezone(ZoneInfo(self.limit.timezone))
         local = local.replace(tzinfo=None) - timedelta(hours=self.limit.reset_hour)
@@ -100,7 +100,7 @@ class CalendarWindow(Oracle):
 
 
 class SlidingWindow(Oracle):
-    """Weighs the calls of the previous aligned window by the part of it that lies within one period."""
+    """Weights the calls of the previous aligned window by the part of it within one period."""
 
     def time(self, now):
         # The state remembers the start of its window, not the last call in it; a step back within the window only
@@ -109,7 +109,7 @@ class SlidingWindow(Oracle):
         return max([now, *(time - time % length for time, _ in self.calls)])
 
     def exact(self, now):
-        """Give the formula's value, unrounded."""
+        """Return the value of the formula, unrounded."""
         now, length = self.time(now), self.limit.length
         start = now - now % length
         current = sum(cost for time, cost in self.calls if time >= start)
@@ -121,7 +121,7 @@ class SlidingWindow(Oracle):
 
 
 class SlidingLog(Oracle):
-    """Counts the calls of one period, the one of exactly a period ago not among them."""
+    """Counts the calls of one period; a call exactly one period ago does not count."""
 
     def used(self, now):
         now = self.time(now)

@@ -36,11 +36,11 @@ def limits(draw, algorithms=(*NAMES, "calendar_window"), name="", unit="requests
 
 @st.composite
 def gaps(draw, length):
-    """Draw how much later the next call comes; negative is a clock that steps back."""
+    """Draw the time until the next call; negative if the clock steps back."""
     whole = st.sampled_from([0, 0, 1, length - 1, length, length + 1, 2 * length, -1])
     return draw(st.one_of(whole, st.integers(0, length), st.integers(0, max(1, length // 10)), st.integers(-length, 0)))
 
 
 def costs(limit, most=1):
-    """Draw what a call asks of a limit: mostly little, sometimes all, rarely too much."""
+    """Draw the cost of a call: mostly small, sometimes the quota, rarely more."""
     return st.one_of(st.just(1), st.integers(1, max(1, limit.burst // 3)), st.integers(1, limit.burst + most))

@@ -20,7 +20,7 @@ def remaining(limit, state, now):
 
 
 def held(limit, state, cost, now):
-    """Charge with a mark; None when refused."""
+    """Charge with a mark; None if denied."""
     allowed, (state,), _ = hold((limit,), (state,), (cost,), now)
     return state if allowed else None
 
@@ -68,7 +68,7 @@ def marks(state):
 
 
 def oracle_full_since(oracle, call, time):
-    """Tell whether the bucket was full at an instant after the call, before any charge of that instant."""
+    """Return whether the bucket was full at an instant after the call, before any charge of that instant."""
     if time <= call[0]:
         return False
     earlier = TokenBucket(oracle.limit)
@@ -110,7 +110,7 @@ def test_window_settles_like_a_replay_with_the_actual_costs(algorithm):
 
 
 def same_window(oracle, call, now):
-    """Tell whether the fixed window that the call was counted in is still open."""
+    """Return whether the fixed window that the call was counted in is still open."""
     start = None
     for time, _ in [*oracle.calls, (now, 0)]:
         if start is None or time >= start + oracle.limit.length:
@@ -136,8 +136,8 @@ def test_refund_without_an_instant_never_gives_more_than_was_taken(algorithm):
     check()
 
 
-def test_refund_in_debt_is_not_cut_off_at_the_burst():
-    """Found by verify_store: 99 given back of 13 taken from a bucket of 10 left 7."""
+def test_a_refund_to_a_bucket_in_debt_is_not_capped_at_the_burst():
+    """Found by verify_store: a refund of 99 after a charge of 13 left 7 permits in a bucket of 10."""
     limit = Limit(10, "1h")
     state = limit.charge(None, limit, 4, START)
     state = corrected(limit, state, 9, START)
@@ -146,14 +146,14 @@ def test_refund_in_debt_is_not_cut_off_at_the_burst():
     assert remaining(limit, corrected(limit, state, -13, START), START) == 10
 
 
-def test_more_than_was_estimated_is_a_debt():
+def test_an_actual_cost_above_the_estimate_leaves_a_debt():
     limit = Limit(10, "10s")
     state = held(limit, None, 10, START)
     state = corrected(limit, state, 25, START + SECOND, START)
     assert limit.rules.view(state, limit, 1, START + SECOND) == (0, 25 * SECOND, 34 * SECOND)
 
 
-def test_debt_has_a_floor_that_refills_in_a_lifetime():
+def test_debt_has_a_floor_that_refills_within_the_maximal_duration():
     limit = Limit(10, "10s")
     state = held(limit, None, 10, START)
     for _ in range(3):
@@ -161,8 +161,8 @@ def test_debt_has_a_floor_that_refills_in_a_lifetime():
     assert limit.rules.view(state, limit, 1, START)[2] <= 2**52
 
 
-def test_more_open_reservations_than_marks_still_get_most_of_it_back():
-    """Found by reading: only the last 16 marks were kept, so that earlier reservations got nothing back at all."""
+def test_more_open_reservations_than_marks_are_still_mostly_refunded():
+    """Found by reading: only the last 16 marks were kept, so earlier reservations were not refunded at all."""
     limit = Limit(100_000, "1m")
     state, starts = None, []
     for number in range(50):
@@ -189,8 +189,8 @@ def test_reservations_of_one_instant_need_one_mark():
     assert remaining(limit, state, START) == 500
 
 
-def test_correcting_more_leaves_room_for_correcting_less():
-    """Found by reading: a debit left the marks as high as they were, so that a later refund came back short."""
+def test_a_debit_does_not_reduce_a_later_refund():
+    """Found by reading: a debit did not lower the marks, so a later refund was too small."""
     limit = Limit(10, "10s")
     state = held(limit, None, 2, START)  # 8 left
     state = held(limit, state, 2, START + SECOND)  # 9 - 2
@@ -202,7 +202,7 @@ def test_correcting_more_leaves_room_for_correcting_less():
 
 
 def test_log_correction_takes_one_pass(monkeypatch):
-    """Found by reading: giving back 20,000 permits of 20,000 calls took 200 million additions."""
+    """Found by reading: refunding 20,000 permits of 20,000 calls took 200 million additions."""
     limit = Limit(10**6, "1h", "sliding_log")
     state = None
     for number in range(20_000):
@@ -235,8 +235,8 @@ def test_slots_are_released_without_copying():
     assert remaining(limit, state, START + 10_000) == 0, "the state before is as it was"
 
 
-def test_correction_of_large_numbers_that_have_left():
-    """Found by reading: entries that had left counted towards the bound, so that a debit gave permits back."""
+def test_expired_entries_do_not_count_towards_the_bound_of_a_correction():
+    """Found by reading: expired entries counted towards the bound, so a debit gave permits back."""
     most = 2**53 - 1
     limit = Limit(most, "1s", "sliding_log")
     state = None
@@ -249,7 +249,7 @@ def test_correction_of_large_numbers_that_have_left():
     assert remaining(limit, state, now) == 12
 
 
-def test_a_bucket_debited_for_one_reservation_gives_the_next_all_of_its_own_back():
+def test_a_debit_for_one_reservation_does_not_reduce_the_refund_of_the_next():
     """As if the first had cost 5 from the start: then the bucket was never above 6, and 4 more fit."""
     limit = Limit(10, "10s")
     state = held(limit, None, 2, START)

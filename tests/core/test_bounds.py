@@ -17,7 +17,7 @@ ALGORITHMS = ("token_bucket", "fixed_window", "sliding_window", "sliding_log", "
 
 
 class Bounded(int):
-    """An integer that fails when it, or what is computed with it, reaches 2**53."""
+    """An integer that raises when it, or a number computed from it, reaches 2**53."""
 
     def __new__(cls, value):
         assert -(2**53) < value < 2**53, f"{value} does not fit"
@@ -45,14 +45,14 @@ Bounded.__neg__ = bounded("__neg__")  # type: ignore[method-assign]  # as the ot
 
 
 def strict(limit):
-    """Let a limit compute with bounded numbers only."""
+    """Make a limit compute with bounded numbers only."""
     for field in ("quota", "burst", "length", "rate", "scale", "capacity", "floor", "tick"):
         object.__setattr__(limit, field, Bounded(getattr(limit, field)))
     return limit
 
 
 @pytest.mark.parametrize("name", ["add", "sub", "mul"])
-def test_the_instrument_sees_what_it_should(name):
+def test_bounded_integers_detect_every_overflow(name):
     with pytest.raises(AssertionError):
         getattr(operator, name)(Bounded(MAX_INTEGER), -MAX_INTEGER if name == "sub" else MAX_INTEGER)
     with pytest.raises(AssertionError):
@@ -116,7 +116,7 @@ def test_every_number_stays_below_the_bound(algorithm):
 
 
 def test_running_sums_of_a_log_fit_in_63_bits():
-    """At most 16 entries, or as many as are live, are kept after they left; trimming starts the sums anew."""
+    """At most 16 expired entries, or as many as are live, are kept; trimming restarts the sums."""
     limit = Limit(MAX_INTEGER, "1s", "sliding_log")
     state = limit.charge(None, limit, 1, START)
     now, highest = START, 0
@@ -133,7 +133,7 @@ def test_running_sums_of_a_log_fit_in_63_bits():
 @example(quota=1, length=2**52, burst=1)
 @example(quota=MAX_INTEGER, length=1, burst=MAX_INTEGER)
 @example(quota=2**53 - 111, length=2**52 - 1, burst=3)
-def test_rates_are_never_faster_than_asked_and_hardly_slower(quota, length, burst):
+def test_rates_are_never_faster_than_configured_and_at_most_a_millionth_slower(quota, length, burst):
     asked = Fraction(quota, length)
     found = rate_below(quota, length, burst)
     if asked.denominator * burst <= MAX_INTEGER:
@@ -157,7 +157,7 @@ def test_ceil_div(a, b):
     assert ceil_div(a, b) == -((-Fraction(a, b)) // 1)
 
 
-def test_usual_limits_are_exact():
+def test_common_limits_are_exact():
     for quota in (1, 3, 7, 60, 90, 100, 1000, 7500, 90_000, 10**6, 10**7):
         for period in ("1s", "10s", "1m", "1h", "1d", "1w"):
             limit = Limit(quota, period)
@@ -184,30 +184,30 @@ def test_limits_at_the_bound_and_just_beyond():
     ("limit", "message"),
     [
         ((1, "1s", "token_bucket", "requests", MAX_INTEGER),
-         ("quota: 1 permits per 1s with a burst of 9007199254740991 cannot be counted exactly enough: "
+         ("quota: 1 permits per 1s with a burst of 9007199254740991 cannot be counted with enough precision: "
          "use a larger unit, a shorter period or a smaller burst")),
         ((1, "100000d", "token_bucket"),
-         "period: '100000d' is not between a microsecond and 142 years, in whole microseconds"),
+         "period: '100000d' must be a whole number of microseconds between 1 microsecond and 142 years"),
         ((2, f"{MAX_DURATION}us", "token_bucket", "requests", 5),
-         ("quota: 2 permits per 4503599627370496us with a burst of 5 cannot be counted exactly enough: "
+         ("quota: 2 permits per 4503599627370496us with a burst of 5 cannot be counted with enough precision: "
          "use a larger unit, a shorter period or a smaller burst")),
         ((MAX_INTEGER, "1d", "sliding_window"),
-         "quota: 9007199254740991 permits per 1d are too many to be weighed: use a larger unit"),
-        ((2**53, "1s"), "quota: must be a whole number from 1 to 2**53 - 1, not 9007199254740992"),
-        ((1, f"{2**51 + 1}us", "sliding_window"), "period: a sliding_window lasts 71 years at most"),
-        ((0, "1s"), "quota: must be a whole number from 1 to 2**53 - 1, not 0"),
-        ((True, "1s"), "quota: must be a whole number from 1 to 2**53 - 1, not True"),
-        ((1.5, "1s"), "quota: must be a whole number from 1 to 2**53 - 1, not 1.5"),
+         "quota: 9007199254740991 permits per 1d are too many for a sliding_window: use a larger unit"),
+        ((2**53, "1s"), "quota: must be an integer from 1 to 2**53 - 1, not 9007199254740992"),
+        ((1, f"{2**51 + 1}us", "sliding_window"), "period: the period of a sliding_window must be at most 71 years"),
+        ((0, "1s"), "quota: must be an integer from 1 to 2**53 - 1, not 0"),
+        ((True, "1s"), "quota: must be an integer from 1 to 2**53 - 1, not True"),
+        ((1.5, "1s"), "quota: must be an integer from 1 to 2**53 - 1, not 1.5"),
     ],
 )  # fmt: skip
-def test_absurd_limits_are_refused(limit, message):
+def test_limits_beyond_the_bounds_are_rejected(limit, message):
     with pytest.raises(ConfigError) as error:
         Limit(*limit)
     assert str(error.value) == message
 
 
 def test_short_sliding_windows_are_accepted():
-    """Found by reading: a tick of one microsecond was held to be too coarse for periods below a second."""
+    """Found by reading: a tick of one microsecond was considered too coarse for periods below a second."""
     for length in (1, 1000, 500_000, 999_999):
         assert Limit(10, f"{length}us", "sliding_window").tick == 1
 

@@ -44,7 +44,7 @@ def at(zone, *fields):
         ("Antarctica/Troll", (2025, 3, 30), 22),
     ],
 )
-def test_days_are_as_long_as_the_clocks_make_them(zone, day, hours):
+def test_days_with_a_clock_change_have_23_or_25_hours(zone, day, hours):
     noon = at(zone, *day, 12)
     start, end = calendar_bounds("day", noon, zone)
     assert micros(end) - micros(start) == hours * 3600 * 10**6
@@ -56,7 +56,7 @@ def test_days_are_as_long_as_the_clocks_make_them(zone, day, hours):
     assert micros(after[0]) == micros(end)
 
 
-def test_a_midnight_that_is_skipped_is_the_moment_of_the_skip():
+def test_a_skipped_midnight_is_the_instant_of_the_skip():
     start, _ = calendar_bounds("day", at("America/Sao_Paulo", 2018, 11, 4, 12), "America/Sao_Paulo")
     assert start.astimezone(UTC) == datetime(2018, 11, 4, 3, tzinfo=UTC)
     assert start.isoformat() == "2018-11-04T01:00:00-02:00"
@@ -120,7 +120,7 @@ def test_other_periods_with_a_reset_day_and_hour():
 
 @pytest.mark.parametrize("hour", [2, 3])
 def test_a_reset_hour_that_is_skipped_or_repeated(hour):
-    """In Berlin 2:00 does not exist on March 30th, 2025, and comes twice on October 26th."""
+    """In Berlin 2:00 does not exist on March 30th, 2025, and occurs twice on October 26th."""
     spring = calendar_bounds("day", at("Europe/Berlin", 2025, 3, 30, 12), "Europe/Berlin", reset_hour=hour)
     assert spring[0].astimezone(UTC) == datetime(2025, 3, 30, 1, tzinfo=UTC)
     autumn = calendar_bounds("day", at("Europe/Berlin", 2025, 10, 26, 12), "Europe/Berlin", reset_hour=hour)
@@ -152,7 +152,7 @@ def kinds(draw):
 
 @given(kind=kinds(), now=instants, inside=st.fractions(0, 1))
 def test_windows_partition_time(kind, now, inside):
-    """Every instant lies in exactly one window: ends meet starts, and all of a window's instants name the same one."""
+    """Every instant lies in exactly one window: it starts where another ends, and all its instants return it."""
     start, end = kind.window(now)
     assert start <= now < end
     assert kind.window(start) == kind.window(end - 1) == kind.window(start + int((end - 1 - start) * inside))
@@ -162,8 +162,8 @@ def test_windows_partition_time(kind, now, inside):
 
 
 @given(zone=st.sampled_from(ZONES), period=st.sampled_from(["day", "month", "year"]), now=instants)
-def test_windows_hold_exactly_the_instants_of_their_local_date(zone, period, now):
-    """An independent look: whatever the local calendar calls by the same date is in the window, nothing else."""
+def test_windows_contain_exactly_the_instants_of_their_local_date(zone, period, now):
+    """Independent check: the window contains exactly the instants with the same local date."""
     fields = {"year": 1, "month": 2, "day": 3}[period]
 
     def local(instant):
@@ -176,8 +176,8 @@ def test_windows_hold_exactly_the_instants_of_their_local_date(zone, period, now
 
 @pytest.mark.parametrize("year", [2007, 2015, 2016, 2018])
 @pytest.mark.parametrize("zone", ["America/Caracas", "Asia/Pyongyang"])
-def test_hours_meet_at_a_new_year_after_a_change_of_half_an_hour(zone, year):
-    """Found by reading: hours overlapped at the turn of a year in which the zone had moved by 30 minutes."""
+def test_hours_do_not_overlap_at_a_new_year_after_a_half_hour_change(zone, year):
+    """Found by reading: hours overlapped at the end of a year in which the zone had shifted by 30 minutes."""
     now = micros(datetime(year, 12, 31, 0, tzinfo=UTC))
     kind = Calendar("hour", zone)
     for _ in range(60):
@@ -201,12 +201,12 @@ def test_instants_may_be_datetimes_seconds_or_microseconds():
     [
         (("decade", 0), "period: unknown calendar period 'decade': use one of minute, hour, day, week, month, year"),
         (("day", datetime(2025, 1, 1)),  # noqa: DTZ001 - that it is refused is the test
-         "instant: instant must be an aware datetime: give it a tzinfo"),
+         "instant: must be an aware datetime: set its tzinfo"),
         (("day", 0, "Mars/Olympus"), "timezone: unknown time zone 'Mars/Olympus': use an IANA name such as 'UTC' or 'Europe/Berlin'"),  # noqa: E501 - one message
         (("day", 0, "../../etc/passwd"), "timezone: unknown time zone '../../etc/passwd': use an IANA name such as 'UTC' or 'Europe/Berlin'"),  # noqa: E501 - one message
     ],
 )  # fmt: skip
-def test_what_is_refused(arguments, message):
+def test_invalid_arguments_of_calendar_bounds_are_rejected(arguments, message):
     with pytest.raises(ConfigError) as error:
         calendar_bounds(*arguments)
     assert str(error.value) == message

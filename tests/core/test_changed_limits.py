@@ -22,7 +22,7 @@ def period(algorithm):
 
 @pytest.mark.parametrize("algorithm", WINDOWS)
 @pytest.mark.parametrize(("quota", "left"), [(30, 0), (60, 0), (61, 1), (100, 40), (1000, 940)])
-def test_windows_keep_what_was_consumed(algorithm, quota, left):
+def test_windows_keep_their_usage(algorithm, quota, left):
     before, after = (Limit(q, period(algorithm), algorithm) for q in (100, quota))
     state = before.charge(None, before, 60, START)
     assert remaining(after, state, START) == left
@@ -30,7 +30,7 @@ def test_windows_keep_what_was_consumed(algorithm, quota, left):
 
 
 @pytest.mark.parametrize(("quota", "left"), [(30, 30), (50, 50), (100, 50), (1000, 50)])
-def test_bucket_keeps_what_is_available_capped(quota, left):
+def test_a_bucket_keeps_its_permits_up_to_the_new_burst(quota, left):
     before, after = Limit(100, "1h"), Limit(quota, "1h")
     state = before.charge(None, before, 50, START)
     assert remaining(after, state, START) == left
@@ -52,7 +52,7 @@ def test_an_equal_limit_is_the_same_limit(algorithm):
 
 @pytest.mark.parametrize("algorithm", WINDOWS)
 def test_quota_changes_are_exact_in_between(algorithm):
-    """After a change of the quota alone, every answer is that of the new quota over all that was consumed."""
+    """After a change of the quota alone, every answer is that of the new quota with all earlier usage."""
 
     @given(limit=limits((algorithm,)), quota=st.integers(1, 200), data=st.data())
     def check(limit, quota, data):
@@ -96,8 +96,8 @@ def test_bucket_changes_never_add(data):
         assert after.floor <= state[1] <= after.capacity
 
 
-def test_sliding_window_of_another_period_forgets_what_had_left():
-    """Found by reading: a window that no longer weighed anything came back when the period was changed."""
+def test_a_sliding_window_with_another_period_drops_expired_usage():
+    """Found by reading: a window that no longer counted did so again after the period was changed."""
     before = Limit(100, "60s", "sliding_window", name="x")
     after = Limit(100, "120s", "sliding_window", name="x")
     start = START - START % (120 * SECOND)
@@ -108,7 +108,7 @@ def test_sliding_window_of_another_period_forgets_what_had_left():
     assert remaining(after, state, now) == 99
 
 
-def test_a_state_that_had_ended_under_its_own_limit_is_forgotten():
+def test_a_state_that_expired_under_its_own_limit_does_not_count():
     for algorithm in ("fixed_window", "sliding_log", "concurrency", "token_bucket"):
         before, after = Limit(5, "1s", algorithm, name="x"), Limit(5, "1h", algorithm, name="x")
         state = before.charge(None, before, 5, START)
@@ -138,8 +138,8 @@ def test_time_before_a_change_counts_at_the_slower_rate(old, taken, seconds, new
 
 
 @pytest.mark.parametrize("algorithm", [*NAMES, "calendar_window"])
-def test_what_a_changed_limit_tells_comes_true(algorithm):
-    """Denied a microsecond before `retry`, allowed at it, as if nothing was used at `reset`; and not much sooner."""
+def test_retry_and_reset_of_a_changed_limit_are_exact(algorithm):
+    """Denied one microsecond before `retry`, allowed at it; all permits are back at `reset`, not much sooner."""
 
     @given(
         before=limits((algorithm,), name="x"), after=limits((algorithm,), name="x"), back=st.booleans(), data=st.data()

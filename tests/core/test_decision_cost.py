@@ -22,7 +22,7 @@ def test_a_cost_of_50_000_is_one_entry(algorithm):
 
 
 class CountingArray(array):  # type: ignore[type-arg]  # array takes none at run time
-    """Counts how many elements are read, one by one or by slices."""
+    """Counts how many elements are read, one by one or in slices."""
 
     reads = 0
 
@@ -47,7 +47,7 @@ def test_a_decision_on_a_long_log_reads_a_few_entries(algorithm):
     assert state[1] is entries, "no copy"
 
 
-def test_entries_that_left_are_dropped_at_a_constant_price(monkeypatch):
+def test_expired_entries_are_dropped_at_a_constant_cost(monkeypatch):
     limit = Limit(1000, "1s", "sliding_log")
     copied, plain = 0, algorithms.LogEntries.trim
 
@@ -65,7 +65,7 @@ def test_entries_that_left_are_dropped_at_a_constant_price(monkeypatch):
     assert copied <= calls
 
 
-def test_a_log_that_is_hardly_used_stays_small():
+def test_a_rarely_used_log_stays_small():
     limit = Limit(5, "1s", "sliding_log")
     state = None
     for number in range(1000):

@@ -1,5 +1,5 @@
 """What well-known limiters get wrong, as far as it concerns the core and the memory store; a test or more for each."""
-# ruff: noqa: SLF001 - some tests look at what the store keeps
+# ruff: noqa: SLF001 - some tests check what the store keeps
 
 import sys
 import threading
@@ -36,7 +36,7 @@ def test_1_denied_hits_are_not_charged(clock, algorithm):
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_2_a_limit_is_not_used_up_by_calls_that_another_refused(clock, algorithm):
+def test_2_calls_denied_by_another_limit_are_not_charged(clock, algorithm):
     limiter = Limiter([f"5/1h {algorithm}", "1/1m fixed_window"], clock=clock)
     admitted = 0
     for _ in range(5 * 60):
@@ -54,7 +54,7 @@ def switching():
 
 
 class Workers:
-    """Eight threads that are started once and call in rounds."""
+    """Eight threads that start once and make calls in rounds."""
 
     def __init__(self, threads=8):
         self.threads = threads
@@ -73,7 +73,7 @@ class Workers:
             self.barrier.wait()
 
     def round(self, task):
-        """Let every thread do the task at the same moment; give the sum of what they return."""
+        """Run the task in every thread at the same time; return the sum of the results."""
         self.task = task
         self.barrier.wait()
         self.barrier.wait()
@@ -103,8 +103,8 @@ def test_3_contention_admits_exactly_the_limit(clock):
         workers.stop()
 
 
-class Creeping(ManualClock):
-    """A clock that moves on by a millisecond with every look, so that threads see different times."""
+class AdvancingClock(ManualClock):
+    """A clock that advances by a millisecond with every read, so that threads see different times."""
 
     def ns(self):
         self._now += 1000
@@ -113,16 +113,16 @@ class Creeping(ManualClock):
 
 @pytest.mark.usefixtures("switching")
 def test_3_time_is_read_inside_the_lock():
-    """No thread decides at an instant before the one decided last: with real contention, none is denied for nothing."""
+    """No thread decides at an instant before the previous decision: under contention, no call is denied needlessly."""
     seen = []
 
-    class Watching(Creeping):
+    class RecordingClock(AdvancingClock):
         def ns(self):
             now = super().ns()
             seen.append(now)
             return now
 
-    store = MemoryStore(clock=Watching(START))
+    store = MemoryStore(clock=RecordingClock(START))
     policy = Policy("p", (Limit(10**6, "1h", "sliding_log"),))
     limiter = Limiter(policy, store=store)
     workers = Workers()
@@ -140,7 +140,7 @@ def test_3_time_is_read_inside_the_lock():
 
 
 @pytest.mark.parametrize("max_entries", [10, 1000])
-def test_5_other_keys_do_not_push_a_live_limit_out(clock, max_entries):
+def test_5_other_keys_do_not_evict_a_live_limit(clock, max_entries):
     store = MemoryStore(max_entries=max_entries, clock=clock)
     limiter = Limiter("1/1h", store=store)
     assert limiter.try_acquire("victim")
@@ -152,7 +152,7 @@ def test_5_other_keys_do_not_push_a_live_limit_out(clock, max_entries):
 
 
 @pytest.mark.parametrize("algorithm", ["token_bucket", "sliding_log"])
-def test_6_ninety_a_minute_are_ninety_a_minute(clock, algorithm):
+def test_6_ninety_per_minute_admits_ninety_per_minute(clock, algorithm):
     limiter = Limiter(Limit(90, "1m", algorithm), clock=clock)
     admitted = 0
     for _ in range(902):
@@ -161,7 +161,7 @@ def test_6_ninety_a_minute_are_ninety_a_minute(clock, algorithm):
     assert admitted == 902, "a call every two thirds of a second is just what 90 a minute allow"
 
 
-def test_6_there_is_no_second_quota_around_a_tick():
+def test_6_no_second_quota_is_admitted_around_a_window_boundary():
     for offset in (0.0, 0.5, 0.96, 0.98, 0.999_999):
         clock = ManualClock(START + offset)
         limiter = Limiter("100/1s sliding_log", clock=clock)
@@ -179,7 +179,7 @@ def test_6_there_is_no_second_quota_around_a_tick():
     assert admitted == 103, "the burst, and what 40 ms refill (the fourth permit is there just after the last call)"
 
 
-def test_8_what_can_never_fit_is_told_so(clock):
+def test_8_a_cost_that_can_never_fit_has_no_retry_after(clock):
     limiter = Limiter(["5/1m", "10/1h sliding_log"], clock=clock)
     decision = limiter.try_acquire("k", 6)
     assert not decision
@@ -187,7 +187,7 @@ def test_8_what_can_never_fit_is_told_so(clock):
     assert decision.violated == ("1m",)
 
 
-def test_9_slots_of_a_crashed_holder_come_back(clock):
+def test_9_slots_of_a_crashed_holder_are_released(clock):
     limiter = Limiter("2/30s concurrency", clock=clock)
     limiter.try_acquire("k")
     clock.advance(10)
@@ -197,7 +197,7 @@ def test_9_slots_of_a_crashed_holder_come_back(clock):
     assert limiter.try_acquire("k")
 
 
-def test_10_one_off_clients_leave_nothing_behind(clock):
+def test_10_keys_used_once_are_removed(clock):
     store = MemoryStore(clock=clock)
     limiter = Limiter("5/1m", store=store)
     most = 0

@@ -32,8 +32,8 @@ def ask(store, key, now=NOW, policy=HOURLY, costs=(1,), verb="acquire", at=None)
 
 
 @contextmanager
-def counted_looks():
-    """Count how many keys are looked at by sweeps, one by one."""
+def counted_checks():
+    """Count the keys that sweeps check."""
     plain, looks = table.expires, []
 
     def expires(entry):
@@ -51,13 +51,13 @@ def counted_looks():
 
 
 @pytest.mark.parametrize("options", [{"max_entries": 0}, {"max_entries": "5"}, {"overflow": "drop"}])
-def test_senseless_options_are_refused(options):
+def test_invalid_options_are_rejected(options):
     with pytest.raises(ConfigError):
         MemoryStore(**options)
 
 
 @pytest.mark.parametrize("overflow", ["share", "deny"])
-def test_a_live_limit_is_never_forgotten(overflow):
+def test_a_live_limit_is_never_evicted(overflow):
     store = MemoryStore(max_entries=50, overflow=overflow)
     assert ask(store, "victim")
     for number in range(5000):
@@ -67,7 +67,7 @@ def test_a_live_limit_is_never_forgotten(overflow):
     assert ask(store, "victim", NOW + HOUR)
 
 
-def test_what_has_ended_goes_first():
+def test_expired_keys_are_removed_first():
     store = MemoryStore(max_entries=10)
     short = Policy("short", (Limit(1, "1s"),))
     for number in range(9):
@@ -95,7 +95,7 @@ def test_new_keys_share_a_bucket_when_all_others_are_live(caplog):
     assert [ask(store, key, later, policy).remaining for key in "cd"] == [2, 2], "there is room again"
 
 
-def test_new_keys_are_denied_when_asked_for(caplog):
+def test_new_keys_are_denied_if_configured(caplog):
     store = MemoryStore(max_entries=1, overflow="deny")
     with caplog.at_level(logging.WARNING):
         assert ask(store, "a")
@@ -116,7 +116,7 @@ def test_new_keys_are_denied_when_asked_for(caplog):
 
 
 def group_of(key):
-    """Tell the group of the keys used here: what stands before the dash."""
+    """Return the group of a key: the part before the dash."""
     return key.partition("-")[0] if "-" in key else None
 
 
@@ -143,13 +143,13 @@ def test_a_group_gets_half_of_the_store_and_only_its_overflow_shares_a_bucket(ca
     assert ask(store, "flood-1000", NOW + 2 * HOUR)
 
 
-def test_the_overflow_of_a_group_is_denied_when_asked_for():
+def test_the_overflow_of_a_group_is_denied_if_configured():
     store = MemoryStore(max_entries=100, overflow="deny", group_of=group_of)
     assert sum(ask(store, f"flood-{number}").allowed for number in range(1000)) == 50
     assert ask(store, "another")
 
 
-def test_before_half_of_the_room_is_taken_no_group_is_bounded():
+def test_no_group_is_bounded_before_half_of_the_store_is_used():
     store = MemoryStore(max_entries=100, group_of=group_of)
     assert all(ask(store, f"all-{number}") for number in range(50))
 
@@ -163,7 +163,7 @@ def test_a_batch_of_one_group_is_charged_whole():
             assert not (decision and ask(store, key))  # what was allowed was charged
 
 
-def test_keys_that_are_here_already_are_counted_too():
+def test_existing_keys_count_towards_their_group():
     store = MemoryStore(max_entries=100)
     for number in range(60):
         ask(store, f"flood-{number}")
@@ -184,7 +184,7 @@ def test_keys_that_are_here_already_are_counted_too():
         max_size=150,
     )
 )
-def test_groups_are_counted_right_whatever_happens(calls):
+def test_groups_are_counted_correctly_in_any_history(calls):
     store = MemoryStore(max_entries=16, group_of=group_of)
     now = NOW
     for form, number, verb, gap in calls:
@@ -196,10 +196,10 @@ def test_groups_are_counted_right_whatever_happens(calls):
         assert store._shares._counts == counts(store)
         assert store.metrics()["entries"] <= 16
         if verb == "acquire" and not known and entries < 8:
-            assert key in store._tables["hourly"].entries  # before half of it is taken, everybody has a place
+            assert key in store._tables["hourly"].entries  # before half of the store is used, every key is kept
 
 
-def test_policies_overflow_apart():
+def test_policies_have_separate_overflow_buckets():
     store = MemoryStore(max_entries=1)
     other = Policy("other", (Limit(1, "1h"),))
     assert ask(store, "a")
@@ -209,8 +209,8 @@ def test_policies_overflow_apart():
     assert not ask(store, "c", policy=other)
 
 
-def test_no_key_is_that_of_the_overflow():
-    """Found by reading: the key ("overflow", "") was the one that keys share when the store is full."""
+def test_no_key_collides_with_the_overflow_key():
+    """Found by reading: the key ("overflow", "") was the shared key of a full store."""
     store = MemoryStore(max_entries=1)
     assert ask(store, "a")
     assert ask(store, "b")
@@ -222,7 +222,7 @@ def test_no_key_is_that_of_the_overflow():
 
 
 def test_a_batch_does_not_exceed_the_bound():
-    """Found by reading: every new key of a batch took the last place there was."""
+    """Found by reading: every new key of a batch used the same last free entry."""
     store = MemoryStore(max_entries=3)
     ask(store, "a")
     decisions = store.apply("acquire", [(HOURLY, key, (0 if key == "d" else 1,)) for key in "bcd"], NOW)
@@ -232,8 +232,8 @@ def test_a_batch_does_not_exceed_the_bound():
     assert store.metrics()["entries"] == 3
 
 
-def test_two_keys_of_a_batch_that_share_the_overflow_pay_both():
-    """Found by reading: both were charged to the same state, and the second forgot the first."""
+def test_two_keys_of_a_batch_in_the_overflow_are_both_charged():
+    """Found by reading: both were charged to the same state, and the second overwrote the first."""
     policy = Policy("p", (Limit(3, "1h"),))
     store = MemoryStore(max_entries=1)
     ask(store, "a", policy=policy)
@@ -244,7 +244,7 @@ def test_two_keys_of_a_batch_that_share_the_overflow_pay_both():
     assert ask(store, "b", policy=policy).remaining == 0
 
 
-def test_a_key_asked_for_twice_in_a_batch_pays_both():
+def test_a_key_twice_in_a_batch_pays_both_costs():
     policy = Policy("p", (Limit(3, "1h"), Limit(9, "1h", "sliding_log", name="log")))
     store = MemoryStore()
     twice = [(policy, "k", (1, 2)), (policy, "k", (1, 3))]
@@ -270,20 +270,20 @@ def test_memory_returns_to_empty():
     assert sum(map(len, keys.wheel.values())) == 1
 
 
-def test_no_call_looks_at_more_than_a_few_keys():
+def test_no_call_checks_more_than_a_few_keys():
     store = MemoryStore()
     for number in range(3000):
         ask(store, f"k{number}")
     for when in (NOW, NOW + HOUR // 2, NOW + 2 * HOUR, NOW + 2 * HOUR + 1):
-        with counted_looks() as looks:
+        with counted_checks() as looks:
             ask(store, "k1", when)
             assert len(looks) <= 2 * table.SWEEP_PER_CALL + 2
 
 
-def test_keys_in_use_are_looked_at_rarely():
+def test_keys_in_use_are_checked_rarely():
     policy = Policy("busy", (Limit(10**6, "1m", "sliding_log"),))
     store = MemoryStore()
-    with counted_looks() as looks:
+    with counted_checks() as looks:
         for number in range(20_000):
             ask(store, f"k{number % 10}", NOW + number * SECOND // 100, policy)
     assert len(looks) < 100, "ten keys, three to four minutes, one look a minute at each"
@@ -300,8 +300,8 @@ def test_sweeps_come_no_later_than_a_32nd_of_a_lifetime():
             assert now + length < last <= now + length + max(2**16, length // 32 + 1)
 
 
-def test_keys_of_a_policy_that_nobody_asks_about_go_too():
-    """Found by reading: only the table of the policy at hand was swept."""
+def test_keys_of_an_unused_policy_are_removed_too():
+    """Found by reading: only the table of the called policy was swept."""
     old, new = Policy("old", (Limit(1, "1s"),)), Policy("new", (Limit(5, "1s", "sliding_log"),))
     store = MemoryStore()
     for number in range(500):
@@ -312,8 +312,8 @@ def test_keys_of_a_policy_that_nobody_asks_about_go_too():
 
 
 @pytest.mark.parametrize("verb", ["reset", "adjust"])
-def test_keys_that_are_forgotten_at_once_leave_nothing_behind(verb):
-    """Found by reading: each left its name in the wheel until the end of its period, however many there were."""
+def test_keys_that_are_reset_at_once_leave_no_entries(verb):
+    """Found by reading: each left an entry in the wheel until the end of its period."""
     slots = Policy("slots", (Limit(1, "1h", "concurrency"),))
     store = MemoryStore(max_entries=1000)
     for number in range(20_000):
@@ -325,7 +325,7 @@ def test_keys_that_are_forgotten_at_once_leave_nothing_behind(verb):
     assert store.metrics()["entries"] == 0
 
 
-def test_one_key_forgotten_again_and_again_stands_in_the_wheel_once():
+def test_a_key_that_is_reset_repeatedly_is_in_the_wheel_once():
     store = MemoryStore()
     for number in range(1000):
         assert ask(store, "k", NOW + number)
@@ -335,7 +335,7 @@ def test_one_key_forgotten_again_and_again_stands_in_the_wheel_once():
     assert len(keys.stale) == 1
 
 
-def test_forgotten_keys_among_live_ones_are_found():
+def test_expired_keys_among_live_ones_are_found():
     store = MemoryStore()
     live = [f"live-{number}" for number in range(300)]
     for key in live:
@@ -352,7 +352,7 @@ def test_forgotten_keys_among_live_ones_are_found():
     assert set(keys.entries) == {"late"}
 
 
-def test_peeks_and_denials_keep_nothing():
+def test_peeks_and_denials_store_nothing():
     store = MemoryStore()
     for number in range(100):
         ask(store, f"k{number}", verb="peek")
@@ -375,7 +375,7 @@ def test_a_bucket_key_is_small():
 # ---- policies that share a store, and change -------------------------------------------------------------------------
 
 
-def test_policies_of_other_names_do_not_see_each_other():
+def test_policies_with_different_names_are_separate():
     store = MemoryStore()
     one, two = (Policy(name, (Limit(1, "1h"),)) for name in ("one", "two"))
     assert ask(store, "k", policy=one)
@@ -414,8 +414,8 @@ def test_a_policy_changes_under_its_name():
     assert len(table.states_of(store._tables["p"].entries["k"])) == 1, "what has ended is not carried on"
 
 
-def test_reset_forgets_limits_that_the_policy_no_longer_has():
-    """Found by reading: what they had counted came back with them."""
+def test_reset_clears_limits_that_the_policy_no_longer_has():
+    """Found by reading: their usage counted again when they came back."""
     both = Policy("p", (Limit(1, "1h"), Limit(1, "1d")))
     store = MemoryStore()
     ask(store, "k", policy=both, costs=(1, 1))
@@ -435,8 +435,8 @@ def test_keys_do_not_collide():
 
 @pytest.mark.parametrize("algorithm", ["token_bucket", "fixed_window", "sliding_window", "sliding_log", "concurrency"])
 @pytest.mark.parametrize("verb", ["acquire", "peek", "hold"])
-def test_a_decision_says_the_same_later(algorithm, verb):
-    """Found by reading: what a peek at a log said changed with the next call."""
+def test_a_decision_does_not_change_later(algorithm, verb):
+    """Found by reading: the result of a peek at a log changed with the next call."""
     policy = Policy("p", (Limit(9, "1h", algorithm),))
     store = MemoryStore()
     ask(store, "k", policy=policy)
@@ -455,8 +455,8 @@ def test_a_decision_says_the_same_later(algorithm, verb):
 
 
 @given(data=st.data())
-def test_the_short_way_answers_like_the_long_way(data):
-    """`Limiter.try_acquire` takes the short way, `apply_one` and `apply` the long ones: one schedule, three stores."""
+def test_the_fast_path_answers_like_the_slow_path(data):
+    """`Limiter.try_acquire` uses the fast path, `apply_one` and `apply` the slow ones: one schedule, three stores."""
     rules = tuple(data.draw(limits(name=f"l{n}")) for n in range(data.draw(st.integers(1, 3))))
     policy = Policy("p", rules)
     clock = ManualClock(NOW / SECOND)
@@ -482,8 +482,8 @@ def kept(store, key):
 
 
 @pytest.mark.parametrize("rule", ["5/1h", "5/1h sliding_log", "5/1h fixed_window"])
-def test_the_short_way_takes_keys_in_every_form(rule):
-    """Found by reading: a list as key, fine elsewhere, was an unhashable type to limits other than buckets."""
+def test_the_fast_path_accepts_keys_in_every_form(rule):
+    """Found by reading: a list as a key raised TypeError (unhashable) for limits other than buckets."""
     limiter = Limiter(rule, clock=ManualClock(1000))
     for _ in range(2):
         assert limiter.try_acquire("k")
@@ -496,8 +496,8 @@ def test_the_short_way_takes_keys_in_every_form(rule):
         limiter.try_acquire({"no": "key"})
 
 
-def test_a_clock_that_stepped_back_is_told_the_true_wait():
-    """Found by reading: the wait was counted from the last instant the key had seen, not from now."""
+def test_the_wait_is_exact_after_the_clock_stepped_back():
+    """Found by reading: the wait was counted from the latest instant of the key, not from now."""
     for rule in ("1/10s", "1/10s sliding_log", "1/10s fixed_window", "1/10s concurrency"):
         clock = ManualClock(1000)
         limiter = Limiter(rule, clock=clock)
@@ -518,7 +518,7 @@ class Interrupted(Exception):  # noqa: N818 - what a signal handler may raise
 
 @contextmanager
 def interrupted_at(step):
-    """Raise before the given line that the store's bookkeeping runs, as a signal handler may."""
+    """Raise before the given line of the store's code, as a signal handler may."""
     codes = {
         method.__code__
         for owner, names in (

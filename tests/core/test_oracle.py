@@ -15,13 +15,13 @@ from tidegate.core.decision import States, acquire, peek
 from tidegate.policy import Policy
 
 
-def said(limit, state, cost, now):
+def view_of(limit, state, cost, now):
     return limit.rules.view(state, limit, cost, now)
 
 
 def assert_agrees(limit, state, oracle, now, cost):
-    """Compare all that can be asked at an instant with the oracle."""
-    remaining, retry, reset = said(limit, state, cost, now)
+    """Compare every result at an instant with the oracle."""
+    remaining, retry, reset = view_of(limit, state, cost, now)
     allowed = oracle.allowed(cost, now)
     assert (retry == 0) == allowed
     assert remaining == oracle.remaining(now)
@@ -31,8 +31,8 @@ def assert_agrees(limit, state, oracle, now, cost):
         assert retry > 0
         assert not oracle.allowed(cost, now + retry - 1), "would have been allowed earlier"
         assert oracle.allowed(cost, now + retry), "is not allowed when it was promised"
-        assert said(limit, state, cost, now + retry - 1)[1] == 1
-        assert said(limit, state, cost, now + retry)[1] == 0
+        assert view_of(limit, state, cost, now + retry - 1)[1] == 1
+        assert view_of(limit, state, cost, now + retry)[1] == 0
     assert_resets(limit, state, oracle, now, reset)
 
 
@@ -42,13 +42,15 @@ def assert_resets(limit, state, oracle, now, reset):
     if state is not None:
         assert limit.rules.expires(state) == now + reset or reset == 0
         for cost in (1, limit.burst):
-            assert said(limit, state, cost, now + reset) == said(limit, None, cost, now + reset), "not like no state"
+            assert view_of(limit, state, cost, now + reset) == view_of(limit, None, cost, now + reset), (
+                "not like no state"
+            )
             after, fresh = (limit.charge(s, limit, cost, now + reset) for s in (state, None))
-            assert said(limit, after, 1, now + reset) == said(limit, fresh, 1, now + reset)
+            assert view_of(limit, after, 1, now + reset) == view_of(limit, fresh, 1, now + reset)
 
 
 def play(limit, data, steps=12):
-    """Let calls come as they like, and compare at each."""
+    """Make random calls, and compare at each."""
     state, oracle, now = None, oracle_for(limit), START
     retry = 0
     for _ in range(data.draw(st.integers(1, steps), label="steps")):
@@ -58,7 +60,7 @@ def play(limit, data, steps=12):
             now += data.draw(gaps(limit.length), label="gap")
         cost = data.draw(costs(limit), label="cost")
         assert_agrees(limit, state, oracle, now, cost)
-        retry = said(limit, state, cost, now)[1]
+        retry = view_of(limit, state, cost, now)[1]
         before = None if state is None else dump(state)
         after = limit.charge(state, limit, cost, now)
         assert (after is not None) == oracle.allowed(cost, now)
@@ -70,7 +72,7 @@ def play(limit, data, steps=12):
         if state is not None:
             again = load(limit_of(state), dump(state))
             assert dump(again) == dump(state)
-            assert said(limit, again, cost, now) == said(limit, state, cost, now)
+            assert view_of(limit, again, cost, now) == view_of(limit, state, cost, now)
     return state, oracle, now
 
 
@@ -123,7 +125,7 @@ def test_sliding_window_is_the_documented_formula(limit, data):
     assert limit.tick == 1
     state, oracle, now = play(limit, data)
     exact = oracle.exact(now)
-    remaining = said(limit, state, 0, now)[0]
+    remaining = view_of(limit, state, 0, now)[0]
     assert remaining == max(0, limit.quota + (-exact // 1))
 
 
@@ -135,7 +137,7 @@ def test_sliding_window_is_the_documented_formula(limit, data):
 )
 def test_coarse_sliding_window_is_conservative(quota, length, share, ahead):
     if quota * length > 2**53 * (length // 10**6):
-        with pytest.raises(ValueError, match="too many to be weighed"):
+        with pytest.raises(ValueError, match="too many for a sliding_window"):
             Limit(quota, f"{length}us", "sliding_window")
         return
     limit = Limit(quota, f"{length}us", "sliding_window")
@@ -145,11 +147,11 @@ def test_coarse_sliding_window_is_conservative(quota, length, share, ahead):
     state = limit.charge(None, limit, cost, start)
     oracle.charge(cost, start)
     now = start + length + int(length * ahead)
-    remaining = said(limit, state, 0, now)[0]
+    remaining = view_of(limit, state, 0, now)[0]
     exact = limit.quota - oracle.exact(now)
     assert remaining <= exact
     assert exact - remaining <= 1 + cost * Fraction(2 * limit.tick, length)
-    retry = said(limit, state, quota, now)[1]
+    retry = view_of(limit, state, quota, now)[1]
     if retry:
         assert limit.charge(state, limit, quota, now + retry - 1) is None
         assert limit.charge(state, limit, quota, now + retry) is not None
@@ -157,7 +159,7 @@ def test_coarse_sliding_window_is_conservative(quota, length, share, ahead):
 
 @pytest.mark.parametrize("hours", [1, 13, 25, 37])
 @pytest.mark.parametrize("cost", [1, 3 * 10**8, 10**9])
-def test_retry_of_a_window_weighed_in_ticks(hours, cost):
+def test_retry_of_a_window_with_coarse_ticks(hours, cost):
     limit = Limit(10**9, "1d", "sliding_window")
     assert limit.tick > 1
     day = START - START % (86_400 * 10**6)

@@ -34,7 +34,7 @@ def test_periods(text, micros):
     assert parse_period(text) == micros
 
 
-BETWEEN = "is not between a microsecond and 142 years, in whole microseconds"
+BETWEEN = "must be a whole number of microseconds between 1 microsecond and 142 years"
 EXPECTED = "expected a period such as '30s', '5m', '1h', '1d' or '250ms'"
 
 
@@ -63,13 +63,13 @@ EXPECTED = "expected a period such as '30s', '5m', '1h', '1d' or '250ms'"
         (-1, f"period: -1 {BETWEEN}"),
         (1e-7, f"period: 1e-07 {BETWEEN}"),
         (timedelta(0), f"period: datetime.timedelta(0) {BETWEEN}"),
-        (True, "period: a period is text such as '30s', a timedelta or a number of seconds, not True"),
-        (None, "period: a period is text such as '30s', a timedelta or a number of seconds, not None"),
-        (float("nan"), "period: a period is text such as '30s', a timedelta or a number of seconds, not nan"),
-        (float("inf"), "period: a period is text such as '30s', a timedelta or a number of seconds, not inf"),
+        (True, "period: expected a string such as '30s', a timedelta or a number of seconds, not True"),
+        (None, "period: expected a string such as '30s', a timedelta or a number of seconds, not None"),
+        (float("nan"), "period: expected a string such as '30s', a timedelta or a number of seconds, not nan"),
+        (float("inf"), "period: expected a string such as '30s', a timedelta or a number of seconds, not inf"),
     ],
 )  # fmt: skip
-def test_periods_refused(period, message):
+def test_invalid_periods_are_rejected(period, message):
     with pytest.raises(ConfigError) as error:
         parse_period(period)
     assert str(error.value) == message
@@ -77,9 +77,9 @@ def test_periods_refused(period, message):
 
 
 @pytest.mark.parametrize("text", ["9" * 5000 + "s", "0." + "1" * 5000 + "s"])
-def test_absurdly_long_periods_are_refused_like_others(text):
-    """Found by reading: Python reads no number of more than 4,300 digits, and said so with a plain ValueError."""
-    with pytest.raises(ConfigError, match="is not between a microsecond"):
+def test_very_long_periods_are_rejected(text):
+    """Found by reading: Python parses no integer of more than 4,300 digits, and raised a plain ValueError."""
+    with pytest.raises(ConfigError, match=BETWEEN):
         parse_period(text)
 
 
@@ -135,21 +135,21 @@ OPTIONS = "expected unit=, name=, burst=, timezone=, reset_day= or reset_hour="
         ("60/2 months", ("a month has no fixed length: use '30d', or one 'month' with the algorithm calendar_window, "
          "at column 6 of '60/2 months'")),
         ("60/1m leaky", f"unknown algorithm 'leaky': use one of {KNOWN}, at column 7 of '60/1m leaky'"),
-        ("60/1m fixed_window sliding_log", "a second algorithm, at column 20 of '60/1m fixed_window sliding_log'"),
-        ("60/1m burst=5 burst=6", "a second burst, at column 15 of '60/1m burst=5 burst=6'"),
-        ("60 tokens/1m unit=x", "a second unit, at column 14 of '60 tokens/1m unit=x'"),
-        ("60/1m burst=many", "burst must be a whole number, at column 13 of '60/1m burst=many'"),
-        ("60/1m burst=", "burst must be a whole number, at the end of '60/1m burst='"),
-        ("60/1m burst=_", "burst must be a whole number, at column 13 of '60/1m burst=_'"),
+        ("60/1m fixed_window sliding_log", "duplicate algorithm, at column 20 of '60/1m fixed_window sliding_log'"),
+        ("60/1m burst=5 burst=6", "duplicate burst, at column 15 of '60/1m burst=5 burst=6'"),
+        ("60 tokens/1m unit=x", "duplicate unit, at column 14 of '60 tokens/1m unit=x'"),
+        ("60/1m burst=many", "burst must be an integer, at column 13 of '60/1m burst=many'"),
+        ("60/1m burst=", "burst must be an integer, at the end of '60/1m burst='"),
+        ("60/1m burst=_", "burst must be an integer, at column 13 of '60/1m burst=_'"),
         ("60/1m name=", f"{OPTIONS}, at column 7 of '60/1m name='"),
         ("60/1m colour=red", f"{OPTIONS}, at column 7 of '60/1m colour=red'"),
-        ("0/1m", "quota: must be a whole number from 1 to 2**53 - 1, not 0, at column 1 of '0/1m'"),
+        ("0/1m", "quota: must be an integer from 1 to 2**53 - 1, not 0, at column 1 of '0/1m'"),
         ("60/0s", f"period: '0s' {BETWEEN}, at column 4 of '60/0s'"),
         ("60/2d calendar_window",
-         ("period: a calendar_window lasts one minute, hour, day, week, month or year, not '2d', "
+         ("period: the period of a calendar_window must be minute, hour, day, week, month or year, not '2d', "
          "at column 4 of '60/2d calendar_window'")),
-        ("60/1m timezone=Europe/Berlin", ("timezone: timezone, reset_day and reset_hour are for calendar_window, "
-         "at column 1 of '60/1m timezone=Europe/Berlin'")),
+        ("60/1m timezone=Europe/Berlin", ("timezone: timezone, reset_day and reset_hour require the algorithm "
+         "calendar_window, at column 1 of '60/1m timezone=Europe/Berlin'")),
         ("60/day calendar_window timezone=Nowhere",
          ("timezone: unknown time zone 'Nowhere': use an IANA name such as 'UTC' or 'Europe/Berlin', "
          "at column 1 of '60/day calendar_window timezone=Nowhere'")),
@@ -161,19 +161,19 @@ OPTIONS = "expected unit=, name=, burst=, timezone=, reset_day= or reset_hour="
         ("60/week calendar_window reset_day=8",
          ("reset_day: the reset_day of a limit per week must be from 1 to 7, not 8, "
          "at column 1 of '60/week calendar_window reset_day=8'")),
-        ("60/1m sliding_log burst=5", ("burst: a burst is for token_bucket, not for sliding_log, "
+        ("60/1m sliding_log burst=5", ("burst: burst requires the algorithm token_bucket, not sliding_log, "
          "at column 1 of '60/1m sliding_log burst=5'")),
     ],
 )  # fmt: skip
-def test_limits_refused(text, message):
+def test_invalid_limits_are_rejected(text, message):
     with pytest.raises(ConfigError) as error:
         Limit.parse(text)
     assert str(error.value) == message
 
 
-def test_numbers_too_long_to_be_read_are_refused_like_others():
+def test_numbers_with_too_many_digits_are_rejected():
     for text in ("9" * 5000 + "/1m", "1/1m burst=" + "9" * 5000):
-        with pytest.raises(ConfigError, match="must be a whole number from 1 to"):
+        with pytest.raises(ConfigError, match="must be an integer from 1 to"):
             Limit.parse(text)
     assert Limit.parse("1/1m burst=1__0").burst == 10
 
@@ -182,29 +182,29 @@ def test_numbers_too_long_to_be_read_are_refused_like_others():
     ("arguments", "message"),
     [
         ({"algorithm": "leaky"}, f"algorithm: unknown algorithm 'leaky': use one of {KNOWN}"),
-        ({"unit": ""}, "unit: must be a word such as 'requests' or 'tokens', not ''"),
-        ({"unit": 5}, "unit: must be a word such as 'requests' or 'tokens', not 5"),
-        ({"name": 5}, "name: must be text, not 5"),
-        ({"burst": -1}, "burst: must be a whole number from 1 to 2**53 - 1, not -1"),
+        ({"unit": ""}, "unit: must be a non-empty string such as 'requests' or 'tokens', not ''"),
+        ({"unit": 5}, "unit: must be a non-empty string such as 'requests' or 'tokens', not 5"),
+        ({"name": 5}, "name: must be a string, not 5"),
+        ({"burst": -1}, "burst: must be an integer from 1 to 2**53 - 1, not -1"),
         ({"period": "day", "algorithm": "calendar_window", "timezone": None},
          "timezone: unknown time zone None: use an IANA name such as 'UTC' or 'Europe/Berlin'"),
         ({"period": 86_400, "algorithm": "calendar_window"},
-         "period: a calendar_window lasts one minute, hour, day, week, month or year, not 86400"),
+         "period: the period of a calendar_window must be minute, hour, day, week, month or year, not 86400"),
         ({"period": "month", "algorithm": "calendar_window", "reset_day": 32},
          "reset_day: the reset_day of a limit per month must be from 1 to 31, not 32"),
         ({"period": "month", "algorithm": "calendar_window", "reset_hour": True},
          "reset_hour: the reset_hour of a limit per month must be from 0 to 23, not True"),
     ],
 )  # fmt: skip
-def test_arguments_refused(arguments, message):
+def test_invalid_arguments_are_rejected(arguments, message):
     with pytest.raises(ConfigError) as error:
         Limit(**{"quota": 5, "period": "1m", **arguments})
     assert str(error.value) == message
 
 
 @pytest.mark.parametrize("what", [None, 60, b"60/1m"])
-def test_only_text_is_parsed(what):
-    with pytest.raises(ConfigError, match="a limit is written as text such as '60/1m'"):
+def test_only_strings_are_parsed(what):
+    with pytest.raises(ConfigError, match="expected a string such as '60/1m'"):
         Limit.parse(what)
 
 
@@ -212,7 +212,7 @@ words = st.text(min_size=1, max_size=12).filter(str.strip)
 
 
 @given(limit=limits(), name=st.one_of(st.just(""), words), unit=st.one_of(st.just("requests"), words))
-def test_what_is_written_reads_back(limit, name, unit):
+def test_str_of_a_limit_is_parsed_back(limit, name, unit):
     whole = Limit(
         limit.quota, limit.period, limit.algorithm, unit, limit.burst if limit.algorithm == "token_bucket" else 0, name,
         limit.timezone,
@@ -223,7 +223,7 @@ def test_what_is_written_reads_back(limit, name, unit):
 
 
 @given(text=st.text(max_size=30))
-def test_any_text_is_a_limit_or_a_config_error(text):
+def test_any_string_is_a_limit_or_a_config_error(text):
     for read in (Limit.parse, parse_period):
         try:
             read(text)
@@ -236,7 +236,7 @@ def test_any_text_is_a_limit_or_a_config_error(text):
     period=st.text("0123456789._ smhdw", max_size=6),
     rest=st.text(" =burstname_1", max_size=12),
 )
-def test_nearly_a_limit_is_a_limit_or_a_config_error(quota, period, rest):
+def test_a_string_like_a_limit_is_a_limit_or_a_config_error(quota, period, rest):
     try:
         limit = Limit.parse(f"{quota}/{period} {rest}")
     except ConfigError:
@@ -244,7 +244,7 @@ def test_nearly_a_limit_is_a_limit_or_a_config_error(quota, period, rest):
     assert Limit.parse(str(limit)) == limit
 
 
-def test_periods_are_written_the_short_way():
+def test_periods_are_formatted_in_the_largest_unit():
     for given_, written in [("60s", "1m"), ("7d", "1w"), ("1500ms", "1500ms"), ("1us", "1us"), ("90m", "90m")]:
         assert Limit(5, given_).period == written
     assert Limit(5, "60s") == Limit(5, "1m") == Limit(5, 60) == Limit(5, timedelta(minutes=1))
@@ -258,8 +258,8 @@ def test_names():
 
 
 @pytest.mark.parametrize("algorithm", NAMES)
-def test_limits_travel(algorithm):
-    """Found by reading: limits of most algorithms could not be pickled, so not sent to a worker process."""
+def test_limits_can_be_pickled(algorithm):
+    """Found by reading: limits of most algorithms could not be pickled."""
     limit = Limit(5, "1m", algorithm)
     for other in (pickle.loads(pickle.dumps(limit)), copy.deepcopy(limit)):  # noqa: S301 - our own
         assert other == limit
@@ -278,11 +278,11 @@ def test_limits_travel(algorithm):
         "7500/month calendar_window reset_day=31 reset_hour=23",
     ],
 )
-def test_how_a_limit_is_written(text):
+def test_str_of_a_limit(text):
     assert str(Limit.parse(text)) == text
 
 
-def test_how_long_a_calendar_period_can_be():
+def test_maximal_length_of_calendar_periods():
     lengths = {period: Limit(1, period, "calendar_window").length // 60_000_000 for period in PERIODS}
     day = 24 * 60
     assert lengths == {"minute": 1, "hour": 60, "day": day, "week": 7 * day, "month": 31 * day, "year": 366 * day}

@@ -31,7 +31,7 @@ class Ledger:
         return any(until > now for _, until, _, _ in self.calls)
 
     def seen(self, now):
-        """Give the instant that counts: a state that carries nothing knows its window's start, no later one."""
+        """Return the instant that counts: a state without older windows knows only the start of its window."""
         if not self.alive(now):
             return now
         carries = any(gone or until > self.own[1] for _, until, _, gone in self.calls)
@@ -71,7 +71,7 @@ class Ledger:
         self.calls.append([cost, window[1], now, False])
 
     def older(self):
-        """Count the different ends of what outlasts the last admission's window."""
+        """Count the different ends of usage that lasts longer than the window of the last admission."""
         return len({until for _, until, _, _ in self.calls if until > self.own[1]})
 
 
@@ -101,12 +101,12 @@ STEPS = {
 }
 
 
-def said(limit, state, cost, now):
+def view_of(limit, state, cost, now):
     return limit.rules.view(state, limit, cost, now)
 
 
 @pytest.mark.parametrize("algorithm", LIMITS)
-def test_every_answer_is_that_of_a_ledger_of_calls(algorithm):
+def test_every_answer_agrees_with_the_ledger_of_calls(algorithm):
     """Limits change at random instants, lowered, raised, back and forth; every answer is exact, also in between."""
 
     @given(versions=st.lists(LIMITS[algorithm], min_size=2, max_size=5), data=st.data())
@@ -137,8 +137,8 @@ def test_every_answer_is_that_of_a_ledger_of_calls(algorithm):
 
 
 def assert_agrees(limit, state, ledger, cost, now):
-    """Compare what a view tells with the ledger: what is left, when the cost fits, when all is as if unused."""
-    remaining, retry, reset = said(limit, state, cost, now)
+    """Compare a view with the ledger: remaining, retry and reset."""
+    remaining, retry, reset = view_of(limit, state, cost, now)
     assert remaining == max(0, limit.quota - ledger.used(limit, now))
     assert (retry == 0) == (cost <= remaining)
     if retry > 0:
@@ -147,4 +147,4 @@ def assert_agrees(limit, state, ledger, cost, now):
     assert (retry == -1) == (cost > limit.quota)
     assert not ledger.alive(now + reset)
     assert not reset or ledger.alive(now + reset - 1)
-    assert said(limit, state, cost, now + reset) == said(limit, None, cost, now + reset)
+    assert view_of(limit, state, cost, now + reset) == view_of(limit, None, cost, now + reset)

@@ -64,7 +64,7 @@ budget.close()
 
 
 def run_program(tmp_path, umask):
-    """Do everything that creates files, and give their modes while all of it runs."""
+    """Do everything that creates files, and return their modes while it runs."""
     words = [sys.executable, "-c", PROGRAM, umask, str(tmp_path)]
     done = subprocess.run(words, capture_output=True, text=True, timeout=100, check=False)
     assert done.returncode == 0, done.stderr
@@ -72,7 +72,7 @@ def run_program(tmp_path, umask):
 
 
 @pytest.mark.parametrize("umask", ["000", "022", "777"])
-def test_everything_that_is_created_is_for_its_owner_alone(tmp_path, umask):
+def test_created_files_are_accessible_only_to_their_owner(tmp_path, umask):
     if umask == "777" and os.geteuid() != 0:
         pytest.skip("only root can use files that nobody may read")  # what SQLite and tempfile create meanwhile
     modes = run_program(tmp_path, umask)
@@ -89,8 +89,8 @@ def test_everything_that_is_created_is_for_its_owner_alone(tmp_path, umask):
         assert expected in names, expected
 
 
-def test_what_is_there_keeps_its_mode(tmp_path):
-    """Somebody shares these on purpose; what SQLite puts beside a database, and our locks, are shared with it."""
+def test_existing_files_keep_their_mode(tmp_path):
+    """They may be shared on purpose; SQLite's files beside a database, and our locks, are shared with it."""
     (tmp_path / "budget").mkdir()
     (tmp_path / "budget").chmod(0o775)
     (tmp_path / "budget" / "deep").mkdir()
@@ -127,7 +127,7 @@ def test_functions_create_exactly_these_modes(tmp_path, monkeypatch):
 
 
 def test_no_module_creates_files_in_another_way():
-    """Whoever opens a file for writing, or makes a folder, does so by `tidegate.files`."""
+    """Modules open files for writing and create folders only through `tidegate.files`."""
     creating = {"mkdir", "makedirs", "touch", "write_text", "write_bytes", "mkfifo"}
     for path in Path(tidegate.__file__).parent.rglob("*.py"):
         if path == Path(files.__file__):

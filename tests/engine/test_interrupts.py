@@ -1,4 +1,4 @@
-"""An exception at any instruction leaves every store, line and lease usable, and no permit is given out twice."""
+"""An exception at any instruction leaves every store, wait queue and lease usable, and admits no permit twice."""
 
 import asyncio
 import signal
@@ -57,8 +57,8 @@ def used(limiter, key="k"):
     return next(iter(limiter.usage(key).values())).used
 
 
-def check_effects(limiter, call, effect, *, every=1, look=used):
-    """Interrupt a call at each of its instructions: it has its whole effect or none, and the next call is answered."""
+def check_effects(limiter, call, effect, *, every=1, measure=used):
+    """Interrupt a call at each of its instructions: it has its complete effect or none, and the next call works."""
     steps = 0
 
     def prepare():
@@ -68,7 +68,7 @@ def check_effects(limiter, call, effect, *, every=1, look=used):
 
     prepare()
     for step in each_interruption(lambda: call(limiter), every=every):
-        assert look(limiter) in (10, 10 + effect), step
+        assert measure(limiter) in (10, 10 + effect), step
         prepare()
         steps += 1
     assert steps > 20
@@ -100,7 +100,7 @@ def test_memory_store_decides_on_several_keys_together():
 
 @contextmanager
 def deciding(limiter, threads):
-    """Have other threads decide; gives a list that has the number of their decisions in the end."""
+    """Run decisions in other threads; yield a list that holds the number of their decisions at the end."""
     ending = threading.Event()
     numbers = []
 
@@ -122,7 +122,7 @@ def deciding(limiter, threads):
 
 
 def test_no_two_threads_decide_at_once():
-    """A token that is replaced while somebody holds it would lose charges."""
+    """A token that is replaced while a thread holds it would lose charges."""
     limiter = Limiter([f"{2**50}/1h fixed_window"], clock=ManualClock(START))
     limiter.try_acquire("k")
     with deciding(limiter, 3) as others:
@@ -132,7 +132,7 @@ def test_no_two_threads_decide_at_once():
 
 
 class ReentrantClock(ManualClock):
-    """Calls something in the middle of a decision, as a signal handler or a finalizer may."""
+    """Calls a function in the middle of a decision, as a signal handler or a finalizer may."""
 
     call = None
 
@@ -143,7 +143,7 @@ class ReentrantClock(ManualClock):
         return super().ns()
 
 
-def test_a_handler_that_asks_the_store_it_interrupted_is_told_so():
+def test_a_handler_that_calls_the_store_it_interrupted_gets_an_error():
     clock = ReentrantClock(START)
     limiter = Limiter(BUCKET, store=MemoryStore(clock=clock))
     limiter.try_acquire("k")
@@ -198,8 +198,8 @@ def test_leased_store_with_a_thread_that_renews(name):
 
 
 @pytest.mark.parametrize("name", ["usual", "more", "renew"])
-def test_leased_store_never_gives_more_than_there_is(name):
-    """All that was answered, by this process and then by another, is no more than the limit."""
+def test_leased_store_never_admits_more_than_the_limit(name):
+    """This process and then another one together admit no more than the limit."""
     clock = ManualClock(START)
     shared = MemoryStore(clock=clock)
     limiter = Limiter(["5000/1h fixed_window"], store=shared, lease=True)
@@ -241,7 +241,7 @@ class StoppedError(Exception):
 
 
 class StoppingClock(ManualClock):
-    """Interrupts a wait, as often as it is told."""
+    """Interrupts a wait a given number of times."""
 
     stops = 0
     when_stopped = staticmethod(lambda: None)
@@ -254,7 +254,7 @@ class StoppingClock(ManualClock):
         super().wait(waits_for, until)
 
 
-def test_waiting_in_line():
+def test_waiting_in_the_queue():
     clock = ManualClock(START)
     limiter = Limiter("1/1s", clock=clock)
     limiter.acquire("k")
@@ -296,7 +296,7 @@ def test_an_interruption_of_the_clean_up_after_another():
     assert len(kept) > 500
 
 
-def test_those_who_sleep_behind_a_call_that_ended_without_leaving_are_served():
+def test_waiters_behind_a_call_that_ended_without_leaving_are_served():
     """Found in use: a key stayed blocked with 999 permits free, by a waiter whose call had been interrupted."""
     clock = StoppingClock(START)
     limiter = Limiter("1000/1h", clock=clock)
@@ -319,7 +319,7 @@ def test_those_who_sleep_behind_a_call_that_ended_without_leaving_are_served():
 
     ghosts = []
     for step in takewhile(interrupted_wait, count(1)):
-        if any(limiter._lines._lines.values()):  # noqa: SLF001 - what nobody sees: `waiting` counts the living
+        if any(limiter._queues._queues.values()):  # noqa: SLF001 - not visible otherwise: `waiting` counts only live calls
             ghosts.append(step)
         assert limiter.acquire("k", timeout=100), step  # also finds a lock that was lost
     assert ghosts
@@ -355,8 +355,8 @@ def test_sqlite_store(tmp_path, rules, name):
             kept.append(error)  # with its frames: what they hold is not freed by itself
             raise
 
-    look = lambda _: used(other)  # noqa: E731 - nobody keeps the file locked
-    check_effects(limiter, keeping, effect, every=1 if name == "usual" else 4, look=look)
+    measure = lambda _: used(other)  # noqa: E731 - no connection keeps the file locked
+    check_effects(limiter, keeping, effect, every=1 if name == "usual" else 4, measure=measure)
 
 
 # A coroutine whose caller was interrupted before it awaited it.
@@ -405,7 +405,7 @@ def test_a_file_that_is_being_created(tmp_path):
 
 
 def test_a_limiter_on_a_url(tmp_path):
-    """The guard in front of the store does not take an interruption for a lost store."""
+    """GuardedStore does not treat an interruption as an outage."""
     limiter = Limiter(f"{QUOTA}/1d fixed_window", store=f"sqlite:///{tmp_path}/limits.db")
     check_effects(limiter, *CALLS["usual"], every=2)
     assert limiter.store.metrics()["losses"] == 0

@@ -1,4 +1,4 @@
-"""Limits around blocks and functions."""
+"""Limits for blocks and functions."""
 
 import asyncio
 
@@ -50,7 +50,7 @@ def test_key_and_cost_may_be_functions_of_the_arguments(clock):
     assert fetch("bob", 2) == 2
     with pytest.raises(Denied):
         fetch("bob", n=2)
-    with pytest.raises(ConfigError, match="use it as a decorator"), limiter.limited(lambda: "k"):
+    with pytest.raises(ConfigError, match="as a decorator"), limiter.limited(lambda: "k"):
         pass
 
 
@@ -83,7 +83,7 @@ async def test_coroutine_functions_and_async_blocks(clock):
     assert asyncio.iscoroutinefunction(work)
 
 
-def test_the_wrong_colour_is_refused():
+def test_sync_and_async_functions_need_the_matching_limiter():
     async def coroutine():
         pass
 

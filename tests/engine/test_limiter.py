@@ -1,4 +1,4 @@
-"""Limiter and AsyncLimiter: the contract's names, and that both say the same."""
+"""Limiter and AsyncLimiter: their methods, and that both return the same decisions."""
 
 import asyncio
 import inspect
@@ -29,12 +29,12 @@ def test_first_example_of_the_contract(clock):
     assert decision
     assert decision.allowed is True
     assert (decision.remaining, decision.retry_after, decision.reset_after) == (97, 0.0, 1.8)
-    (said,) = decision.limits
-    assert (said.name, said.quota, said.remaining, said.retry_after, said.allowed) == ("1m", 100, 97, 0.0, True)
+    (view,) = decision.limits
+    assert (view.name, view.quota, view.remaining, view.retry_after, view.allowed) == ("1m", 100, 97, 0.0, True)
     assert decision.violated == ()
 
 
-def test_denied_says_which_limits_and_for_how_long(clock):
+def test_a_denial_names_its_limits_and_the_wait(clock):
     limiter = Limiter(["2/1s", Limit(3, "1m", name="minute", algorithm="fixed_window")], clock=clock)
     assert [limiter.try_acquire("k").allowed for _ in range(2)] == [True, True]
     clock.advance(0.5)
@@ -43,19 +43,19 @@ def test_denied_says_which_limits_and_for_how_long(clock):
     assert not denied
     assert denied.violated == ("1s", "minute")
     assert denied.retry_after == 59.5
-    assert [said.retry_after for said in denied.limits] == [0.5, 59.5]
-    assert [said.allowed for said in denied.limits] == [False, False]
+    assert [view.retry_after for view in denied.limits] == [0.5, 59.5]
+    assert [view.allowed for view in denied.limits] == [False, False]
     assert "minute" in repr(denied)
 
 
-def test_a_decision_sums_up_its_limits(clock):
+def test_a_decision_combines_its_limits(clock):
     decision = Limiter(["10/1m fixed_window", "3/1h fixed_window", "5/1s fixed_window"], clock=clock).try_acquire("k")
     assert decision.remaining == 2, "of the limit that has the fewest"
     assert decision.reset_after == 3600, "of the limit that takes longest"
-    assert [said.reset_after for said in decision.limits] == [60, 3600, 1]
+    assert [view.reset_after for view in decision.limits] == [60, 3600, 1]
 
 
-def test_a_call_refused_by_one_limit_is_charged_to_none(clock):
+def test_a_call_denied_by_one_limit_is_charged_to_none(clock):
     limiter = Limiter(["1/1m", "5/1h"], clock=clock)
     assert limiter.try_acquire("k")
     for _ in range(10):
@@ -75,7 +75,7 @@ def test_peek_gives_the_same_answer_and_changes_nothing(clock):
         assert (looked.allowed, looked.limits) == (took.allowed, took.limits)
 
 
-def test_impossible_costs_are_never(clock):
+def test_impossible_costs_have_no_retry_after(clock):
     decision = Limiter("3/1m", clock=clock).try_acquire("k", cost=4)
     assert decision.allowed is False
     assert decision.retry_after is None
@@ -93,27 +93,27 @@ def test_usage_refund_and_reset(clock):
     limiter.refund("k")
     assert limiter.usage("k")["1m"].used == 1
     limiter.reset("k")
-    assert {name: said.used for name, said in limiter.usage("k").items()} == {"1m": 0, "tokens-1h": 0}
+    assert {name: view.used for name, view in limiter.usage("k").items()} == {"1m": 0, "tokens-1h": 0}
 
 
 @pytest.mark.parametrize(
     ("cost", "message"),
     [
-        (-1, "cost: must be a whole number from 0 to 2**53 - 1, not -1"),
-        (1.5, "cost: must be a whole number or a mapping of units to them, not 1.5"),
-        (2**53, "cost: must be a whole number from 0 to 2**53 - 1"),
-        ({"tokens": 1}, "cost: no limit of policy 'default' counts 'tokens': it has requests"),
-        ({"requests": "1"}, "cost.requests: must be a whole number"),
-        ("1", "cost: must be a whole number or a mapping"),
+        (-1, "cost: must be an integer from 0 to 2**53 - 1, not -1"),
+        (1.5, "cost: must be an integer or a mapping of units to integers, not 1.5"),
+        (2**53, "cost: must be an integer from 0 to 2**53 - 1"),
+        ({"tokens": 1}, "cost: no limit of policy 'default' counts 'tokens': its units are requests"),
+        ({"requests": "1"}, "cost.requests: must be an integer"),
+        ("1", "cost: must be an integer or a mapping"),
     ],
 )
-def test_senseless_costs_are_refused(cost, message):
+def test_invalid_costs_are_rejected(cost, message):
     with pytest.raises(ConfigError, match="^" + message.replace("*", r"\*").replace("(", r"\(")):
         Limiter("3/1m").try_acquire("k", cost=cost)
 
 
 @pytest.mark.parametrize("key", [42, None, b"k", (), ("a", 1), ["a", 2], object()])
-def test_senseless_keys_are_refused(key):
+def test_invalid_keys_are_rejected(key):
     limiter = Limiter("3/1m")
     for ask in (limiter.try_acquire, limiter.peek, limiter.usage, limiter.reset, limiter.refund, limiter.acquire):
         with pytest.raises(ConfigError, match="a key is a string or a tuple of strings"):
@@ -130,13 +130,13 @@ def test_keys_of_several_parts_never_collide(clock):
     assert not limiter.try_acquire("x")
 
 
-def test_plain_costs_count_calls():
+def test_integer_costs_count_calls():
     limiter = Limiter([Limit(10, "1m"), Limit(1000, "1m", unit="tokens"), Limit(2, "1m", "concurrency", name="slots")])
-    assert [said.remaining for said in limiter.try_acquire("k").limits] == [9, 1000, 1]
+    assert [view.remaining for view in limiter.try_acquire("k").limits] == [9, 1000, 1]
     tokens = Limiter(Limit(1000, "1m", unit="tokens"))
     assert tokens.try_acquire("k", 400).remaining == 600
     mixed = Limiter([Limit(10, "1m", unit="tokens"), Limit(10, "1m", unit="usd_micros")])
-    with pytest.raises(ConfigError, match="a plain number could be any of tokens, usd_micros"):
+    with pytest.raises(ConfigError, match="ambiguous in a policy with the units tokens, usd_micros"):
         mixed.try_acquire("k")
 
 
@@ -145,11 +145,11 @@ def test_plain_costs_count_calls():
     [
         ([], "limits: a policy needs at least one limit"),
         (None, "limits: expected a limit such as '60/1m'"),
-        (["1/1s", "2/1s"], "limits: two limits are called '1s': give one a name"),
-        ([3], "limit: a limit is written as text such as '60/1m', not 3"),
+        (["1/1s", "2/1s"], "limits: two limits have the name '1s'"),
+        ([3], "limit: expected a string such as '60/1m', not 3"),
     ],
 )
-def test_senseless_rules_are_refused(rules, message):
+def test_invalid_rules_are_rejected(rules, message):
     with pytest.raises(ConfigError, match="^" + message):
         Limiter(rules)
 
@@ -165,7 +165,7 @@ def test_senseless_rules_are_refused(rules, message):
         ("memory://?overflow=forget", "overflow: must be 'share' or 'deny', not 'forget'"),
     ],
 )
-def test_senseless_stores_are_refused(url, message):
+def test_invalid_stores_are_rejected(url, message):
     with pytest.raises(ConfigError) as error:
         Limiter("1/1s", store=url)
     assert str(error.value).startswith(message)
@@ -178,7 +178,7 @@ def test_policies_are_checked():
         Policy("p", ("1/1s",), on_store_error="panic")
 
 
-def test_shadow_mode_allows_and_tells(clock):
+def test_shadow_mode_allows_and_reports(clock):
     seen = []
     limiter = Limiter(Policy("p", ("1/1m",), mode="shadow"), clock=clock, observer=seen.append)
     assert limiter.try_acquire("k").violated == ()
@@ -218,7 +218,7 @@ def test_changing_limits_never_refills(clock):
     assert bucket.peek("k", cost=0).remaining == 29
 
 
-def test_limiters_of_one_store_and_policy_share_what_is_used(clock):
+def test_limiters_with_the_same_store_and_policy_name_share_usage(clock):
     store = MemoryStore(clock=clock)
     first, second = Limiter("2/1m", store=store), Limiter("2/1m", store=store)
     other = Limiter("2/1m", store=store, name="other")
@@ -230,7 +230,7 @@ def test_limiters_of_one_store_and_policy_share_what_is_used(clock):
     assert other.try_acquire("k"), "a store that was passed in stays open"
 
 
-def test_a_closed_limiter_refuses(clock):
+def test_a_closed_limiter_raises_closed(clock):
     with Limiter("5/1m", clock=clock) as limiter:
         limiter.try_acquire("k")
     for ask in (limiter.try_acquire, limiter.peek, limiter.usage, limiter.reset, limiter.refund, limiter.acquire):
@@ -250,7 +250,7 @@ def test_concurrency_holds_slots_until_released_or_the_lease_ends(clock):
     assert limiter.try_acquire("k")
     clock.advance(20)  # the first holder has crashed: its lease ends
     assert limiter.try_acquire("k")
-    limiter.release("k", decision=first)  # it was gone already: nobody else's slot is freed
+    limiter.release("k", decision=first)  # already expired: no other slot is released
     assert not limiter.try_acquire("k")
     limiter.release("k")
     assert limiter.try_acquire("k")
@@ -258,7 +258,7 @@ def test_concurrency_holds_slots_until_released_or_the_lease_ends(clock):
         Limiter("1/1s").release("k")
 
 
-def test_a_method_held_on_to_knows_of_changes(clock):
+def test_a_bound_method_follows_updates(clock):
     limiter = Limiter("5/1m", clock=clock)
     limiter.try_acquire("k")
     held = limiter.try_acquire
@@ -272,7 +272,7 @@ def test_a_method_held_on_to_knows_of_changes(clock):
         held("k")
 
 
-def test_a_subclass_is_asked(clock):
+def test_an_overridden_try_acquire_is_called(clock):
     class Counting(Limiter):
         asked = 0
 
@@ -287,7 +287,7 @@ def test_a_subclass_is_asked(clock):
     assert limiter.usage("k")["1m"].used == 2
 
 
-def test_a_denial_travels_between_processes(clock):
+def test_denied_can_be_pickled(clock):
     with pytest.raises(Denied) as denied:
         Limiter("1/1m", clock=clock).acquire("k", cost=2)
     twin = pickle.loads(pickle.dumps(denied.value))  # noqa: S301 - our own
@@ -295,7 +295,7 @@ def test_a_denial_travels_between_processes(clock):
 
 
 @pytest.mark.parametrize("timeout", ["5", float("nan"), True, [5]])
-def test_senseless_times_are_refused_before_anything_is_charged(timeout):
+def test_invalid_timeouts_are_rejected_before_anything_is_charged(timeout):
     limiter = Limiter("5/1m")
     for ask in (
         lambda: limiter.acquire("k", timeout=timeout),
@@ -308,7 +308,7 @@ def test_senseless_times_are_refused_before_anything_is_charged(timeout):
 
 
 @pytest.mark.parametrize("priority", [100.5, -101, 10**9, float("inf"), float("-inf")])
-def test_a_priority_that_would_starve_others_is_refused(clock, priority):
+def test_a_priority_beyond_the_bound_is_rejected(clock, priority):
     limiter = Limiter("5/1m", clock=clock)
     for ask in (limiter.acquire, limiter.reserve):
         with pytest.raises(ConfigError, match="priority: must be from -100 to 100"):
@@ -319,12 +319,12 @@ def test_a_priority_that_would_starve_others_is_refused(clock, priority):
 
 @pytest.mark.parametrize("wrong", [-1, float("inf"), "high", None])
 @pytest.mark.parametrize("setting", ["max_priority", "ageing"])
-def test_how_priorities_weigh_is_a_number_from_0(setting, wrong):
+def test_ageing_and_max_priority_must_not_be_negative(setting, wrong):
     with pytest.raises(ConfigError, match=setting):
         Limiter("5/1m", **{setting: wrong})
 
 
-def test_endless_times_and_timedeltas_are_fine(clock):
+def test_infinite_timeouts_and_timedeltas_are_accepted(clock):
     limiter = Limiter("1/10s", clock=clock)
     limiter.acquire("k", timeout=float("inf"))
     limiter.acquire("k", timeout=timedelta(minutes=1))
@@ -332,8 +332,8 @@ def test_endless_times_and_timedeltas_are_fine(clock):
     assert not limiter.reserve("other", ttl=float("inf")).expired
 
 
-def test_a_signal_never_loses_the_token():
-    """An exception from a handler may come at any instruction; whatever it interrupts, the store stays usable."""
+def test_a_signal_never_loses_the_lock():
+    """A signal handler may raise at any instruction; the store stays usable."""
 
     class InterruptError(Exception):
         pass
@@ -380,11 +380,11 @@ moves = st.one_of(
 def test_sync_and_async_answer_alike(schedule, rule):
     async def outcome(limiter, verb, args):
         try:
-            said = getattr(limiter, verb)(*args)
-            said = await said if inspect.isawaitable(said) else said
+            result = getattr(limiter, verb)(*args)
+            result = await result if inspect.isawaitable(result) else result
         except Denied as error:
             return str(error), error.decision
-        return said.decision if verb == "reserve" else said
+        return result.decision if verb == "reserve" else result
 
     async def both():
         sync_clock, task_clock = ManualClock(START), ManualClock(START)
@@ -397,7 +397,7 @@ def test_sync_and_async_answer_alike(schedule, rule):
             args = ["k"] if amount is None else ["k", amount]
             if verb in ("acquire", "reserve"):
                 args += [1, 0] if verb == "acquire" else [2, 60, 0]
-            said = await outcome(plain, verb, args)
-            assert await outcome(tasks, verb, args) == said
+            result = await outcome(plain, verb, args)
+            assert await outcome(tasks, verb, args) == result
 
     asyncio.run(both())

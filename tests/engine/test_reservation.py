@@ -15,7 +15,7 @@ def clock():
 
 
 def used(limiter, key="k"):
-    return [said.used for said in limiter.usage(key).values()]
+    return [view.used for view in limiter.usage(key).values()]
 
 
 def test_the_example_of_the_contract(clock):
@@ -42,8 +42,8 @@ def test_commit_refunds_or_debits_the_difference(clock, algorithm):
 
 @pytest.mark.parametrize("algorithm", [*ALGORITHMS, "calendar_window"])
 @pytest.mark.parametrize("seconds", [0, 1, 300])
-def test_what_was_estimated_as_nothing_is_charged_when_it_is_used(clock, algorithm, seconds):
-    """Found by reading: a fixed window and a log had nothing to correct, so that the actual cost was free."""
+def test_a_unit_estimated_as_0_is_charged_at_the_commit(clock, algorithm, seconds):
+    """Found by reading: a fixed window and a log had nothing to correct, so the actual cost was not charged."""
     period = "day" if algorithm == "calendar_window" else "1d"
     limits = [Limit(10, period, algorithm, name="calls"), Limit(1000, period, algorithm, unit="tokens", name="tokens")]
     limiter = Limiter(limits, clock=clock)
@@ -74,7 +74,7 @@ def test_a_window_that_has_passed_is_not_corrected(clock, algorithm):
     assert used(limiter) == [3]
 
 
-def test_the_previous_window_is_corrected_while_it_weighs(clock):
+def test_the_previous_window_is_corrected_while_it_counts(clock):
     limiter = Limiter(Limit(10, "10s", algorithm="sliding_window"), clock=clock)
     reservation = limiter.reserve("k", cost=10)
     clock.advance(10)  # START lies on a window: now the previous one, at full weight
@@ -83,7 +83,7 @@ def test_the_previous_window_is_corrected_while_it_weighs(clock):
     assert used(limiter) == [4]
 
 
-def test_a_bucket_gives_back_only_what_was_not_refilled_since(clock):
+def test_a_bucket_refunds_only_what_was_not_refilled_since(clock):
     limiter = Limiter("10/10s", clock=clock)
     reservation = limiter.reserve("k", cost=5)
     clock.advance(1)
@@ -106,7 +106,7 @@ def test_a_bucket_remembers_the_highest_level_since_each_reservation(clock):
     assert limiter.peek("k", cost=0).remaining == 3
 
 
-def test_slots_are_freed_by_settling(clock):
+def test_settling_releases_slots(clock):
     limiter = Limiter([Limit(2, "1h", "concurrency", name="slots"), Limit(10, "1m", "fixed_window")], clock=clock)
     first, second = limiter.reserve("k"), limiter.reserve("k")
     with pytest.raises(Denied):
@@ -131,12 +131,12 @@ def test_settling_twice_is_an_error(clock):
     reservation = Limiter("10/10s", clock=clock).reserve("k")
     reservation.commit()
     for again in (reservation.commit, reservation.cancel):
-        with pytest.raises(RateLimitError, match="the reservation for 'k' is settled already"):
+        with pytest.raises(RateLimitError, match="the reservation for 'k' is already settled"):
             again()
     assert "settled" in repr(reservation)
 
 
-def test_an_expired_reservation_stands_as_estimated(clock):
+def test_an_expired_reservation_stays_charged_as_estimated(clock):
     limiter = Limiter("100/100s fixed_window", clock=clock)
     lapsed = limiter.reserve("k", cost=10, ttl=60)
     overrun = limiter.reserve("k", cost=10, ttl=60)
@@ -148,7 +148,7 @@ def test_an_expired_reservation_stands_as_estimated(clock):
     assert used(limiter) == [25], "what was used beyond the estimate was used all the same"
 
 
-def test_reserve_waits_only_if_told_to(clock):
+def test_reserve_waits_only_with_a_timeout(clock):
     limiter = Limiter("1/10s", clock=clock)
     limiter.reserve("k").commit()
     with pytest.raises(Denied):
@@ -184,7 +184,7 @@ def test_a_commit_while_the_clock_stepped_back_finds_its_entry(clock):
 
 
 @pytest.mark.parametrize("algorithm", ["fixed_window", "sliding_log", "concurrency"])
-def test_what_a_shadow_never_charged_is_not_given_back(clock, algorithm):
+def test_a_shadow_call_that_was_not_charged_is_not_refunded(clock, algorithm):
     limiter = Limiter(Policy("p", (Limit(1, "1h", algorithm),), mode="shadow"), clock=clock)
     limiter.acquire("k")
     limiter.reserve("k").cancel()
@@ -193,7 +193,7 @@ def test_what_a_shadow_never_charged_is_not_given_back(clock, algorithm):
     assert used(limiter) == [1]
 
 
-def test_a_reservation_settles_by_the_rules_it_was_made_by(clock):
+def test_a_reservation_settles_by_the_policy_that_charged_it(clock):
     limiter = Limiter("5/1h fixed_window", clock=clock)
     reservation = limiter.reserve("k", cost=3)
     limiter.update(["5/1h fixed_window", "9/1m fixed_window"])

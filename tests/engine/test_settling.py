@@ -45,7 +45,7 @@ class Fixed:
 
 
 class Calendar(Fixed):
-    """One window, where the calendar puts it."""
+    """One calendar window."""
 
     def window(self, now):
         start, end = self.limit.calendar.window(now)
@@ -55,7 +55,7 @@ class Calendar(Fixed):
 
 
 class Sliding:
-    """Counts by aligned windows; the previous one weighs by the part of it that a rolling window covers."""
+    """Counts by aligned windows; the previous one is weighted by the part of it that a rolling window covers."""
 
     def __init__(self, limit):
         self.limit = limit
@@ -129,7 +129,7 @@ def period(algorithm):
 
 
 def instants(now, charged):
-    """Draw an instant to correct: none, one of a charge, or an invented one, past or to come."""
+    """Draw an instant to correct: none, that of a charge, or a random one, past or future."""
     seconds = st.sampled_from([-3600, -121, -120, -61, -60, -59, -1, 0, 1, 59, 60, 61, 3600])
     invented = seconds.map(lambda each: now + each * SECOND)
     return st.one_of(st.none(), st.sampled_from(charged), invented) if charged else st.one_of(st.none(), invented)
@@ -151,7 +151,7 @@ class Play:
         return self.clock.ns() // 1000
 
     def step(self):
-        """Do something; give (what, cost or difference, instant) where it was done."""
+        """Make a random call; return (what, cost or difference, instant) if it was made."""
         self.clock.advance(self.data.draw(GAPS, label="seconds"))
         what = self.data.draw(st.sampled_from(["try", "reserve", "reserve", "settle", "settle", "refund", "adjust"]))
         if what in ("try", "reserve"):
@@ -186,7 +186,7 @@ class Play:
 
 
 @pytest.mark.parametrize("algorithm", ORACLES)
-def test_what_is_left_is_what_was_counted(algorithm):
+def test_remaining_agrees_with_the_oracle(algorithm):
     @given(quota=st.integers(1, 12), data=st.data())
     def check(quota, data):
         play = Play(algorithm, quota, data)
@@ -208,7 +208,7 @@ def test_what_is_left_is_what_was_counted(algorithm):
 
 
 @given(quota=st.integers(1, 12), data=st.data())
-def test_a_bucket_admits_its_burst_its_rate_and_what_came_back(quota, data):
+def test_a_bucket_admits_at_most_its_burst_its_refill_and_its_refunds(quota, data):
     """In any interval. What an instant gives back was taken since it: without a charge from then on, nothing comes."""
     play = Play("token_bucket", quota, data)
     events, left = [], Fraction(quota)  # (instant, what was admitted, what came back)

@@ -67,7 +67,7 @@ class Window(Log):
 
 
 class Bucket:
-    """A token bucket replayed from its history, with the costs that calls turned out to have."""
+    """A token bucket replayed from its history, with the actual costs of calls."""
 
     exact = False
 
@@ -105,7 +105,7 @@ class Bucket:
 
 
 class History(RuleBasedStateMachine):
-    """Everything one can do to a key, in any order."""
+    """All operations on a key, in any order."""
 
     @initialize(kind=st.sampled_from(["sliding_log", "fixed_window", "token_bucket"]), quota=st.integers(1, 12))
     def start(self, kind, quota):

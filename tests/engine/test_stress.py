@@ -17,7 +17,7 @@ TASKS = 200
 
 @pytest.fixture(autouse=True)
 def switching_often():
-    """Make the interpreter switch threads as often as it can, in the middle of everything."""
+    """Make the interpreter switch threads as often as possible."""
     usual = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     yield
@@ -101,7 +101,7 @@ def test_threads_and_event_loops_share_one_store():
     assert in_threads(work) == 300
 
 
-def test_waiting_threads_all_come_through():
+def test_all_waiting_threads_are_served():
     limiter = Limiter("500/1s", ageing=1)
 
     def work():

@@ -1,4 +1,4 @@
-"""URLs are shown without their secrets, and refused without repeating them."""
+"""URLs are shown and rejected without their secrets."""
 
 import pytest
 from hypothesis import given
@@ -75,8 +75,8 @@ def test_no_part_of_a_password_is_shown(scheme, password):
 
 
 def test_urls_within_a_message_are_redacted():
-    said = redact_text("cannot reach 'redis://a:hunter2@host:1/0' or https://b:hunter2@c/?k=hunter2: refused")
-    assert said == "cannot reach 'redis://…@host:1/0' or https://…@c/?… refused"
+    redacted = redact_text("cannot reach 'redis://a:hunter2@host:1/0' or https://b:hunter2@c/?k=hunter2: refused")
+    assert redacted == "cannot reach 'redis://…@host:1/0' or https://…@c/?… refused"
 
 
 @pytest.mark.parametrize("wrong", MALFORMED)
@@ -111,7 +111,7 @@ def test_a_malformed_url_is_a_config_error_that_repeats_no_password(open_it, sch
     ],
 )
 @pytest.mark.parametrize("open_it", [open_store, open_guarded, open_bus])
-def test_a_url_without_a_server_is_refused_without_its_password(open_it, url):
+def test_a_url_without_a_server_is_rejected_without_its_password(open_it, url):
     with pytest.raises(ConfigError) as error:
         open_it(url)
     assert "hunter2" not in str(error.value).replace("not 'hunter2'", "")
@@ -145,7 +145,7 @@ def test_an_option_of_a_url_is_taken_or_a_config_error(base, tmp_path, monkeypat
 
 def test_a_url_in_a_settings_error_is_redacted():
     setting = parse("a: https://user:hunter2@host/?token=hunter2", "f.yaml").entries()["a"]
-    with pytest.raises(ConfigError, match=r"f\.yaml:1: a: expected a whole number from 1, not https://…@host/\?…"):
+    with pytest.raises(ConfigError, match=r"f\.yaml:1: a: expected an integer from 1, not https://…@host/\?…"):
         setting.whole()
 
 

@@ -21,13 +21,13 @@ def clock():
 
 
 async def settle():
-    """Let every task run as far as it can without time passing."""
+    """Let every task run until it waits for time to pass."""
     for _ in range(50):
         await asyncio.sleep(0)
 
 
 async def join(limiter, order, name, **ask):
-    """Start to wait for a permit under a name, and be in line when this returns."""
+    """Start a task that waits for a permit; it is in the queue when this returns."""
 
     async def wait():
         await limiter.acquire("k", **ask)
@@ -38,7 +38,7 @@ async def join(limiter, order, name, **ask):
     return task
 
 
-async def test_a_waiter_gets_its_permit_at_the_very_instant(clock):
+async def test_a_waiter_gets_its_permit_at_the_exact_instant(clock):
     limiter = AsyncLimiter("1/10s", clock=clock)
     await limiter.acquire("k")
     order = []
@@ -96,7 +96,7 @@ async def test_low_priority_ages_and_is_never_starved(clock):
     await limiter.acquire("k")
     order = []
     await join(limiter, order, "low")
-    for number in range(40):  # someone of priority 3 comes every second, for ever
+    for number in range(40):  # a call with priority 3 arrives every second
         await join(limiter, order, number, priority=3)
         clock.advance(1)
         await settle()
@@ -106,11 +106,11 @@ async def test_low_priority_ages_and_is_never_starved(clock):
     await limiter.close()
 
 
-async def test_a_deadline_behind_others_is_a_denial_even_where_permits_are_free(clock):
+async def test_a_timeout_behind_others_is_a_denial_even_if_permits_are_free(clock):
     limiter = AsyncLimiter("4/1s", clock=clock)
     await limiter.acquire("k", cost=3)
     await join(limiter, [], "large", cost=4)
-    with pytest.raises(Denied, match="others wait in front of it") as denied:
+    with pytest.raises(Denied, match="other calls are ahead of it in the queue") as denied:
         await limiter.acquire("k", timeout=0)
     assert not denied.value.decision
     assert (await limiter.usage("k"))["1s"].used == 3
@@ -126,7 +126,7 @@ async def test_keys_do_not_wait_for_each_other(clock):
     waiting.cancel()
 
 
-async def test_only_the_first_in_line_asks(clock):
+async def test_only_the_first_waiter_calls_the_store(clock):
     asked = []
     limiter = AsyncLimiter("1/1s", clock=clock, observer=asked.append)
     await limiter.acquire("k")
@@ -160,15 +160,15 @@ async def test_the_deadline_raises_denied_with_the_decision(clock):
     assert limiter.waiting == 0
 
 
-def test_an_impossible_cost_is_refused_at_once(clock):
+def test_an_impossible_cost_is_denied_at_once(clock):
     limiter = Limiter(["5/1s", Limit(3, "1m", name="tight")], clock=clock)
-    with pytest.raises(Denied, match="'k' asks for more than tight can ever hold") as denied:
+    with pytest.raises(Denied, match="'k': the cost exceeds what tight can ever allow") as denied:
         limiter.acquire("k", cost=4)
     assert denied.value.decision.retry_after is None
     assert clock.now() == START
 
 
-async def test_an_impossible_cost_is_refused_at_once_behind_a_line(clock):
+async def test_an_impossible_cost_is_denied_at_once_behind_a_queue(clock):
     limiter = AsyncLimiter("3/1m", clock=clock)
     await limiter.acquire("k", cost=3)
     waiting = await join(limiter, [], "first")
@@ -178,7 +178,7 @@ async def test_an_impossible_cost_is_refused_at_once_behind_a_line(clock):
     waiting.cancel()
 
 
-async def test_a_cancelled_waiter_leaves_nothing_behind(clock):
+async def test_a_cancelled_waiter_leaves_the_queue_and_is_not_charged(clock):
     limiter = AsyncLimiter("1/1s", clock=clock)
     await limiter.acquire("k")
     order = []
@@ -216,7 +216,7 @@ async def test_close_wakes_all_waiters(clock):
 
 
 @pytest.mark.parametrize("free", ["release", "refund", "reset", "cancel", "update"])
-async def test_permits_that_come_back_wake_the_first_in_line(clock, free):
+async def test_returned_permits_wake_the_first_waiter(clock, free):
     limiter = AsyncLimiter(Limit(1, "1h", algorithm="concurrency"), clock=clock)
     reservation = await limiter.reserve("k")
     order = []
@@ -232,7 +232,7 @@ async def test_permits_that_come_back_wake_the_first_in_line(clock, free):
     assert clock.now() == START
 
 
-async def test_permits_that_come_back_through_another_limiter_wake_too(clock):
+async def test_permits_returned_by_another_limiter_wake_the_first_waiter(clock):
     store = MemoryStore(clock=clock)
     limiter, other = (AsyncLimiter(Limit(1, "1h", "concurrency"), store=store) for _ in range(2))
     await other.acquire("k")
@@ -244,7 +244,7 @@ async def test_permits_that_come_back_through_another_limiter_wake_too(clock):
     assert clock.now() == START
 
 
-def test_a_lone_thread_moves_the_manual_clock_itself(clock):
+def test_a_single_thread_advances_the_manual_clock(clock):
     limiter = Limiter("1/10s", clock=clock)
     limiter.acquire("k")
     limiter.acquire("k")
@@ -254,7 +254,7 @@ def test_a_lone_thread_moves_the_manual_clock_itself(clock):
     assert clock.now() == START + 15
 
 
-async def test_a_lone_task_moves_the_manual_clock_itself(clock):
+async def test_a_single_task_advances_the_manual_clock(clock):
     limiter = AsyncLimiter("1/10s", clock=clock)
     for _ in range(100):
         await limiter.acquire("k")
@@ -329,8 +329,8 @@ waiter = st.tuples(
     st.lists(waiter, min_size=1, max_size=12),
     st.sampled_from(["2/1s burst=4", "4/2s sliding_log", "4/1s fixed_window"]),
 )
-def test_any_crowd_is_served_without_loss(crowd, rule):
-    """Every waiter ends; who was admitted never exceeds what the same calls could get one by one; nothing is left."""
+def test_any_number_of_waiters_is_served(crowd, rule):
+    """Every waiter ends; no more are admitted than the same calls one by one; no waiter is left in a queue."""
 
     async def run():
         clock = ManualClock(START)
@@ -362,6 +362,6 @@ def test_any_crowd_is_served_without_loss(crowd, rule):
             with suppress(asyncio.CancelledError, Denied):
                 await task
                 done += 1
-        assert len(admitted) == done, "whoever was charged has its permit"
+        assert len(admitted) == done, "every charged call has its permit"
 
     asyncio.run(run())

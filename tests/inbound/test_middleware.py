@@ -66,7 +66,7 @@ def test_shadow_mode_records_decisions_and_never_denies(make_app, caplog):
     assert api.statuses(5) == [200] * 5
     assert api.request()["x-ratelimit-remaining"] == "0"
     assert "retry-after" not in api.request().headers
-    assert caplog.text.count("rate limit exceeded (shadow: allowed all the same): read: 203.0.113.9") == 5
+    assert caplog.text.count("rate limit exceeded (shadow mode: allowed): read: 203.0.113.9") == 5
     assert api.statuses(6, "/api/cluster")[-1] == 429  # other categories are enforced
 
 

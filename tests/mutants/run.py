@@ -56,8 +56,8 @@ EQUIVALENT = {
     ("log.py", "if head > 16 and head * 2 > tail:", "And -> Or"): "as above",
     ("log.py", "if head > 16 and head * 2 > tail:", "condition negated"): "as above",
     ("log.py", "if total < 0 and [i for i, _, _ in changes] == list(range(head, head + len(changes))):", "0 -> 1"):
-        "a change of nothing is not asked for",
-    ("bucket.py", "if new.scale > MAX // old.scale:", "Gt -> GtE"): "a part is dropped one step earlier, below a permit",
+        "a change of 0 never occurs",
+    ("bucket.py", "if new.scale > MAX_INTEGER // old.scale:", "Gt -> GtE"): "a part is dropped one step earlier, below a permit",
     ("sliding.py", "return int(state[3] + state[0].length * (2 if state[1] else 1))", "1 -> 2"): "kept longer than needed",
     ("bounds.py", "if exact.denominator <= widest:", "LtE -> Lt"): "fraction_below finds the exact one too",
     ("calendar.py", "start, end = _recent(self, now // (60 * SECOND))", "60 -> 61"): "only which windows are remembered",
@@ -67,7 +67,7 @@ EQUIVALENT = {
     ("limit.py", "rate: int = field(init=False, repr=False, compare=False, default=0)", "0 -> 1"): "as above",
     ("limit.py", "capacity: int = field(init=False, repr=False, compare=False, default=0)", "0 -> 1"): "as above",
     ("limit.py", "floor: int = field(init=False, repr=False, compare=False, default=0)", "0 -> 1"): "as above",
-    ("limit.py", "elif isinstance(period, (int, float)) and not isinstance(period, bool) and abs(period) < LONGEST:",
+    ("limit.py", "elif isinstance(period, (int, float)) and not isinstance(period, bool) and abs(period) < MAX_DURATION:",
      "Lt -> LtE"): "refused below for the same reason",
 }  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""Every file this package reads has the same bounds: no few lines of YAML stand for billions of nodes."""
+"""Every file this package reads has the same bounds: a few lines of YAML cannot expand to billions of nodes."""
 
 import ast
 from pathlib import Path
@@ -25,7 +25,7 @@ READERS = {
 
 
 def doubling(first, line, lines=40):
-    """Write YAML of which each line is twice the line before."""
+    """Return YAML in which each line has twice the nodes of the line before."""
     return "\n".join([first, *(line.format(i=i, before=i - 1) for i in range(1, lines))]) + "\n"
 
 
@@ -46,7 +46,7 @@ def test_aliases_are_bounded_in_every_file(tmp_path, reader):
     path.chmod(0o600)
     with pytest.raises(ConfigError) as error:
         READERS[reader](path)
-    assert str(error.value) == f"{path}:12: aliases expand to more than 10000 nodes: write out what is meant"
+    assert str(error.value) == f"{path}:12: aliases expand to more than 10000 nodes: use fewer aliases"
 
 
 def test_descriptors_that_refer_to_descriptors_are_bounded(tmp_path):
@@ -57,7 +57,7 @@ def test_descriptors_that_refer_to_descriptors_are_bounded(tmp_path):
 
 
 def test_no_other_module_reads_yaml():
-    """Whoever composes or loads YAML elsewhere has no bounds."""
+    """A loader elsewhere would have no bounds."""
     reading = {"compose", "load", "safe_load", "load_all", "safe_load_all", "parse", "scan", "BaseLoader", "Loader"}
     for path in Path(tidegate.__file__).parent.rglob("*.py"):
         if path.name == "loader.py":

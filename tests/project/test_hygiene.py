@@ -1,4 +1,4 @@
-"""The repository's own promises: portable files, a sound lock, the commands, reasons beside exceptions."""
+"""The repository: portable files, a hashed lock, the documented commands, a reason beside each lint exception."""
 
 import re
 import shutil
@@ -17,7 +17,7 @@ def texts():
     git = shutil.which("git")
     if git is None or not (ROOT / ".git").exists():
         pytest.skip("not a git checkout, so there is no telling which files belong to the project")
-    # A checkout that belongs to somebody else (root in a container) is no reason to refuse.
+    # Accept a checkout that belongs to another user (root in a container).
     command = [git, "-c", "safe.directory=*", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     names = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout.split("\0")
     found = {}
@@ -37,7 +37,7 @@ def places(texts, pattern):
     ]
 
 
-def test_no_path_of_a_machine(texts):
+def test_no_absolute_path_of_a_machine(texts):
     # [/] keeps these patterns from finding themselves.
     homes = r"(?<![\w.])[/](root|home/\w+|Users/\w+|work|opt/pypi)[/]"
     here = re.escape(f"{ROOT}/")
@@ -61,7 +61,7 @@ def test_lock_is_hashed_and_names_no_host(texts, name):
     assert [entry for entry in pinned if not hashed.match(entry)] == []
 
 
-def test_lock_holds_what_pyproject_asks_for(texts):
+def test_lock_contains_the_dependencies_of_pyproject(texts):
     project = tomllib.loads(texts["pyproject.toml"])
     asked = [*project["project"]["dependencies"], *project["build-system"]["requires"]]
     for extra in project["project"]["optional-dependencies"].values():
@@ -83,7 +83,7 @@ def normal(name):
 @pytest.mark.parametrize(
     "target", ["run", "test", "lint", "format", "docs", "bench", "mutants", "soak", "lock", "clean", "help"]
 )
-def test_makefile_explains_each_promised_command(texts, target):
+def test_makefile_describes_each_documented_command(texts, target):
     assert re.search(rf"^{target}:.*## \S", texts["Makefile"], re.MULTILINE)
 
 

@@ -1,9 +1,9 @@
-"""Importing tidegate is cheap: what is heavy is loaded by the adapter that needs it, when it is needed."""
+"""Importing tidegate loads no optional package."""
 
 import subprocess
 import sys
 
-# Run apart, since the test runner has itself imported half the world.
+# Run in a new process, because the test runner has imported many packages.
 LIST = """
 import sys
 before = set(sys.modules)

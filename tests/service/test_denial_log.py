@@ -22,7 +22,7 @@ async def test_only_what_was_allowed_is_said_to_be(verb, caplog):
     for subject in (good, good, bad):
         await ask(subject)
     assert [record.getMessage() for record in caplog.records] == [
-        "rate limit exceeded (shadow: allowed all the same): quiet: good, retry in 60 s",
+        "rate limit exceeded (shadow mode: allowed): quiet: good, retry in 60 s",
         "rate limit exceeded: quiet: bad, retry in 90 s",
     ]
     await decider.close()

@@ -105,7 +105,7 @@ def is_a(value, kind):
 
 async def answer(verb, body):
     async with Site(policies=POLICIES, domains=DOMAINS, max_wait=1) as site:
-        site.clock._alone = True  # noqa: SLF001 - nobody else moves it: waits need no real time
+        site.clock._self_driven = True  # noqa: SLF001 - nobody else moves it: waits need no real time
         response = await site.http.post(
             f"/v1/{verb}", content=json.dumps(body), headers={"content-type": "application/json"}
         )

@@ -80,7 +80,7 @@ def test_policies_from_options_and_environment(load):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"flags": {"workers": "none"}}, "--workers: expected a whole number from 1 to 256, not none"),
+        ({"flags": {"workers": "none"}}, "--workers: expected an integer from 1 to 256, not none"),
         (
             {"environment": {"TIDEGATE_LISTEN": "x"}},
             "TIDEGATE_LISTEN: expected an address such as 127.0.0.1:8080, not x",

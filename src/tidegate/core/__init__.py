@@ -1,4 +1,4 @@
-"""WHAT is decided: limits, decisions and the algorithms between them. Pure functions of integers: no clock, no I/O."""
+"""Limits, decisions and algorithms: pure functions of integers, without a clock or I/O."""
 
 from tidegate.core.calendar import calendar_bounds
 from tidegate.core.decision import Decision, LimitDecision

@@ -1,21 +1,21 @@
-"""The six algorithms, as pure transitions of integers.
+"""The six algorithms, as pure functions of integers.
 
-    charge(state, limit, cost, now)       -> the state after, or None: refused
+    charge(state, limit, cost, now)       -> the new state, or None if denied
     view(state, limit, cost, now)         -> (remaining, retry, reset)
-    adjust(state, limit, delta, now, at)  -> the state after
-    expires(state)                        -> the instant from which the state answers like no state
+    adjust(state, limit, delta, now, at)  -> the new state
+    expires(state)                        -> the instant from which the state is equivalent to None
 
-A **State** is a tuple that begins with the Limit that wrote it; None is the state of a key never seen. `charge` takes
-`cost` permits (at least one) if they are there. `view` explains: `remaining` permits; `retry`, 0 if the cost would be
-charged, else the microseconds until it would be (nothing else happening), or NEVER; `reset`, the microseconds until all
-is as if nothing had been spent. `adjust` gives back (delta < 0) or takes (delta > 0) permits after the fact: those
-charged at the instant `at`, or the latest ones when `at` is None.
+A **State** is a tuple that begins with the Limit that wrote it; None is the state of a new key. `charge` takes `cost`
+permits (at least one) if they are available. `view` returns the `remaining` permits; `retry`, which is 0 if the cost
+would be charged, else the microseconds until it would be (if nothing else happens), or NEVER; and `reset`, the
+microseconds until all permits are available again. `adjust` corrects an earlier charge: it gives back (delta < 0) or
+takes (delta > 0) permits, those charged at the instant `at`, or the latest ones if `at` is None.
 
-Time never runs backwards for a key: every transition first moves `now` up to the last instant its state has seen.
-A state written under another version of the limit is read so that the change itself gives nothing back: windows and
-logs keep what was consumed, a bucket keeps what is available, capped.
+Time never runs backwards for a key: every transition first raises `now` to the latest instant in its state. A state
+that an earlier version of the limit wrote is read so that the change itself refills nothing: windows and logs keep
+their usage, a bucket keeps its available permits, up to the new burst.
 
-Each has a module of its own. The Lua and SQL ports carry the same function names in the same order.
+Each algorithm has its own module. The Lua and SQL ports have the same function names in the same order.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ __all__ = [
 
 
 def unmarked(state: State) -> State:
-    """Leave a state as it is: its algorithm needs no mark."""
+    """Return a state unchanged: its algorithm needs no mark."""
     return state
 
 

@@ -1,7 +1,7 @@
-"""The integers that decisions are made of, and how far they reach.
+"""Bounds of the integers in the core.
 
-Every number in the core is an int below 2**53 in size, so that Python, Lua's doubles and SQL's bigint compute the same
-bits. `MAX` is that bound; the modules that multiply say beside the product why it stays below.
+The absolute value of every number in the core is below 2**53, so that Python, Lua's doubles and SQL's bigint compute
+the same results. `MAX_INTEGER` is that bound; modules that multiply state beside the product why it stays below.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from fractions import Fraction
 MAX_INTEGER = 2**53 - 1
 MAX_DURATION = 2**52  # no wait, window or refill takes more microseconds (142 years): until 2112, now + it < 2**53
 SECOND = 1_000_000
-RATE_TOLERANCE = Fraction(1, 1_000_000)  # how much slower than asked a limit may run where it cannot be exact
+RATE_TOLERANCE = Fraction(1, 1_000_000)  # how much slower than configured a limit may run if it cannot be exact
 
 
 def ceil_div(a: int, b: int) -> int:
@@ -20,9 +20,9 @@ def ceil_div(a: int, b: int) -> int:
 
 
 def rate_below(quota: int, period: int, burst: int) -> tuple[int, int] | None:
-    """Express quota/period as n/d so that burst * d fits: exactly if possible, else the closest fraction below.
+    """Return quota/period as n/d with burst * d <= MAX_INTEGER: exact if possible, else the closest fraction below.
 
-    None when no such fraction lies within one part per million.
+    Returns None if no such fraction lies within one part per million.
     """
     exact = Fraction(quota, period)
     widest = MAX_INTEGER // burst
@@ -35,10 +35,10 @@ def rate_below(quota: int, period: int, burst: int) -> tuple[int, int] | None:
 
 
 def fraction_below(x: Fraction, widest: int) -> Fraction:
-    """Give the largest fraction not above x whose denominator is at most `widest`.
+    """Return the largest fraction <= x whose denominator is at most `widest`.
 
-    A limit may run a hair slower than asked, never faster. Where the nearest fraction p/q lies above x, its left
-    neighbour a/b among those denominators is the answer: it solves p*b - a*q = 1 with the largest such b.
+    A limit may run slightly slower than configured, never faster. If the nearest fraction p/q lies above x, the result
+    is its left neighbour a/b among those denominators: it solves p*b - a*q = 1 with the largest such b.
     """
     nearest = x.limit_denominator(widest)
     if nearest <= x:

@@ -1,8 +1,8 @@
 """token_bucket: (limit, level, at).
 
-The level counts 1/scale permits, so that each microsecond adds exactly `rate`. Products stay small: a level lies
-between floor and capacity, which are at most MAX apart; elapsed * rate is only formed where that is not more than is
-missing, cost * scale only for costs within the burst.
+The level counts 1/scale permits, so that each microsecond adds exactly `rate`. Products stay within MAX_INTEGER: a
+level lies between floor and capacity, which differ by at most MAX_INTEGER; elapsed * rate is computed only if it is at
+most the missing amount, cost * scale only for costs within the burst.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 Peaks = tuple[tuple[int, int], ...]
 
-MAX_PEAKS: Final = 16  # how many high-water marks a bucket with open reservations remembers
+MAX_PEAKS: Final = 16  # high-water marks that a bucket with open reservations keeps
 
 
 def charge_bucket(state: State | None, limit: Limit, cost: int, now: int) -> State | None:
@@ -43,10 +43,10 @@ def charge_bucket(state: State | None, limit: Limit, cost: int, now: int) -> Sta
 
 
 def view_bucket(state: State | None, limit: Limit, cost: int, now: int) -> View:
-    """Explain a bucket; a cost of nothing is never refused, not even by a bucket in debt."""
+    """Compute the view of a bucket; a cost of 0 is never denied, not even by a bucket in debt."""
     if state is None:
         level, seen = limit.capacity, now
-    elif state[0] is limit:  # what refill does, when it is the usual state
+    elif state[0] is limit:  # what refill does, for the common state
         _, level, seen = state
         if now > seen:
             level, seen = topped_up(level, limit, now - seen), now
@@ -64,7 +64,7 @@ def view_bucket(state: State | None, limit: Limit, cost: int, now: int) -> View:
 
 
 def _view_changed(state: State, limit: Limit, cost: int, now: int, level: int) -> View:
-    """Explain a bucket that an earlier limit left: until it is charged, both rates must have filled it."""
+    """Compute the view of a bucket that an earlier limit wrote: until it is charged, the slower rate counts."""
     owner, (_, was, at), ends = _owner(state), state, expires_bucket(state)
     retry = 0
     if cost > limit.burst:
@@ -77,7 +77,7 @@ def _view_changed(state: State, limit: Limit, cost: int, now: int, level: int) -
 
 
 def refill(state: State, limit: Limit, now: int) -> tuple[Limit | MarkedLimit, int, int]:
-    """Bring a bucket of whatever origin up to now: its owner (with the marks it carries), its level, the instant."""
+    """Refill a bucket up to now; return its owner (with its marks), its level and the instant."""
     owner, level, at = state
     peaks: Peaks = ()
     if isinstance(owner, MarkedLimit):
@@ -88,20 +88,20 @@ def refill(state: State, limit: Limit, now: int) -> tuple[Limit | MarkedLimit, i
         return marked(limit, raise_peaks(peaks, level, limit)), level, at + passed
     if expires_bucket(state) <= now:
         return limit, limit.capacity, now
-    # Nobody knows when the limit changed, so the time since the last charge counts at the slower of the two rates.
+    # It is unknown when the limit changed, so the time since the last charge counts at the slower of the two rates.
     before, after = topped_up(level, owner, passed), topped_up(rescale(level, owner, limit), limit, passed)
     return limit, min(rescale(before, owner, limit), after), at + passed
 
 
 def topped_up(level: int, limit: Limit, passed: int) -> int:
-    """Let a bucket refill for some time."""
+    """Return the level after refilling for some time."""
     if passed > (limit.capacity - level) // limit.rate:
         return limit.capacity
     return level + passed * limit.rate
 
 
 def rescale(level: int, old: Limit, new: Limit) -> int:
-    """Carry what is available over to a changed limit; fractions of a permit are dropped where they would not fit."""
+    """Convert a level to a changed limit; fractions of a permit are dropped if they would overflow."""
     permits, part = divmod(level, old.scale)
     if new.scale > MAX_INTEGER // old.scale:
         part = 0
@@ -115,8 +115,9 @@ def rescale(level: int, old: Limit, new: Limit) -> int:
 def adjust_bucket(state: State | None, limit: Limit, delta: int, now: int, at: int | None) -> State | None:
     """Give permits back to a bucket, or take more.
 
-    Permits charged a while ago may have been refilled since: had they never been taken, the bucket would have been
-    fuller, up to its brim, and what spilled is gone. So at most what the highest level since then left free comes back.
+    Permits that were charged earlier may have been refilled since. Had they never been taken, the bucket would have
+    been full sooner and the refill would have been lost. So at most the free space at the highest level since then is
+    refunded.
     """
     owner, level, now = (limit, limit.capacity, now) if state is None else refill(state, limit, now)
     peaks = owner.peaks if isinstance(owner, MarkedLimit) else ()
@@ -141,28 +142,26 @@ def adjust_bucket(state: State | None, limit: Limit, delta: int, now: int, at: i
 
 
 def mark_bucket(state: State) -> State:
-    """Remember a charge that may be given back in part: from here on, the highest level is kept with the state."""
+    """Mark a charge that may be refunded in part: from here on, the state keeps the highest level since."""
     owner, level, at = state
     limit, peaks = owner if isinstance(owner, MarkedLimit) else (owner, ())
     peaks = (*(peak for peak in peaks if peak[0] < at), (at, level))
-    if (
-        len(peaks) > MAX_PEAKS
-    ):  # of the two that differ least, the higher one stands for both: less comes back, never more
+    if len(peaks) > MAX_PEAKS:  # merge the two closest marks into the higher one: a refund may be smaller, never larger
         least = min(range(1, len(peaks)), key=lambda i: peaks[i - 1][1] - peaks[i][1])
         peaks = peaks[:least] + peaks[least + 1 :]
     return marked(limit, peaks), level, at
 
 
 def expires_bucket(state: State) -> int:
-    """Tell when the bucket is full again."""
+    """Return when the bucket is full again."""
     limit, (_, level, at) = _owner(state), state
     return int(at + ceil_div(limit.capacity - level, limit.rate))
 
 
 class MarkedLimit(NamedTuple):
-    """Stands for the limit in the state of a bucket with open reservations.
+    """Replaces the limit in the state of a bucket with open reservations.
 
-    `peaks` holds (since, level): the highest level of the bucket since that instant. Earlier marks are the higher ones.
+    `peaks` holds (since, level): the highest level of the bucket since that instant. Earlier marks are higher.
     """
 
     limit: Limit
@@ -170,18 +169,18 @@ class MarkedLimit(NamedTuple):
 
 
 def _owner(state: State) -> Limit:
-    """Tell which limit wrote the state of a bucket."""
+    """Return the limit that wrote the state of a bucket."""
     owner: Limit | MarkedLimit = state[0]
     return owner.limit if isinstance(owner, MarkedLimit) else owner
 
 
 def marked(limit: Limit, peaks: Peaks) -> Limit | MarkedLimit:
-    """Name the owner of a bucket: the limit, with the marks where there are any."""
+    """Return the owner of a bucket: the limit, with its marks if there are any."""
     return MarkedLimit(limit, peaks) if peaks else limit
 
 
 def raise_peaks(peaks: Peaks, level: int, limit: Limit) -> Peaks:
-    """Let a level leave its mark: marks it reaches become one, since the earliest of them; a full bucket has none."""
+    """Raise the marks below a level: they become one, since the earliest of them; a full bucket has none."""
     if level >= limit.capacity:
         return ()
     if not peaks or peaks[-1][1] >= level:

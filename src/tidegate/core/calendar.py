@@ -1,8 +1,8 @@
-"""Where calendar windows begin and end: minutes to years, in a time zone, across daylight saving.
+"""Start and end of calendar windows: minutes to years, in a time zone, with daylight saving.
 
 A window is named by its period (`minute` `hour` `day` `week` `month` `year`) and starts at the zone's local reset time:
-by default midnight, Monday (ISO weeks), the 1st, January 1st. Lengths are what the calendar makes of them: a day of a
-daylight-saving change has 23 or 25 hours, and every instant lies in exactly one window.
+by default midnight, Monday (ISO weeks), the 1st, January 1st. A day with a
+daylight-saving change has 23 or 25 hours. Every instant lies in exactly one window.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ MICROSECOND = timedelta(microseconds=1)
 class Calendar(NamedTuple):
     """A kind of calendar window: its period, its zone, and the day and hour at which it resets.
 
-    `day` counts from 1: the ISO weekday of a week (1 is Monday), the day of a month (31 means its last day where it is
-    shorter) or of a year's January. `hour` is local time.
+    `day` counts from 1: the ISO weekday of a week (1 is Monday), the day of a month (31 means the last day of a
+    shorter month) or of a year's January. `hour` is local time.
     """
 
     period: str
@@ -34,14 +34,14 @@ class Calendar(NamedTuple):
     hour: int = 0
 
     def window(self, now: int) -> tuple[int, int]:
-        """Give the window around `now`, as microseconds: start, and end which belongs to the next."""
+        """Return the window around `now` in microseconds: start, and end (exclusive)."""
         start, end = _recent(self, now // (60 * SECOND))
         return (start, end) if start <= now < end else _bounds(self, now)
 
 
 @lru_cache(maxsize=1024)
 def _recent(kind: Calendar, minute: int) -> tuple[int, int]:
-    """Remember windows by the minute asked for: every boundary lies on a whole minute, so one minute has one window."""
+    """Cache windows by minute: every boundary lies on a full minute, so a minute lies in one window."""
     return _bounds(kind, minute * 60 * SECOND)
 
 
@@ -49,9 +49,9 @@ def _bounds(kind: Calendar, now: int) -> tuple[int, int]:
     zone = find_zone(kind.zone)
     local = (EPOCH + now * MICROSECOND).astimezone(zone)
     if kind.period in ("minute", "hour"):
-        # Minutes and hours last 60 s and 3600 s whatever the clocks do: they are counted from the local new year, since
-        # a zone that shifts by half an hour would otherwise have hours that overlap. Where it did so for good, the last
-        # one of that year is cut short.
+        # Minutes and hours always last 60 s and 3600 s. They are counted from the local new year, because a zone that
+        # shifts by half an hour would otherwise have overlapping hours. If the shift is permanent, the last hour of
+        # that year is shorter.
         length = (60 if kind.period == "minute" else 3600) * SECOND
         new_year, next_year = (_instant(kind, date(year, 1, 1), zone) for year in (local.year, local.year + 1))
         start = now - (now - new_year) % length
@@ -65,7 +65,7 @@ def _bounds(kind: Calendar, now: int) -> tuple[int, int]:
 
 
 def _first_day(kind: Calendar, day: date) -> date:
-    """Give the reset day of the calendar period that holds `day`."""
+    """Return the reset day of the calendar period that contains `day`."""
     if kind.period == "day":
         return day
     if kind.period == "week":
@@ -74,7 +74,7 @@ def _first_day(kind: Calendar, day: date) -> date:
 
 
 def _step(kind: Calendar, first: date, steps: int) -> date:
-    """Move a reset day by whole periods."""
+    """Move a reset day by a number of periods."""
     if kind.period in ("day", "week"):
         return first + steps * timedelta(days=1 if kind.period == "day" else 7)
     months = first.year * 12 + first.month - 1 + steps * (12 if kind.period == "year" else 1)
@@ -86,14 +86,14 @@ def _in_month(year: int, month: int, day: int) -> date:
 
 
 def _instant(kind: Calendar, day: date, zone: ZoneInfo | timezone) -> int:
-    """Turn the local reset time into microseconds; a time that the clocks skip means the moment they skip it."""
+    """Convert the local reset time to microseconds; a skipped local time means the instant of the skip."""
     local = datetime(day.year, day.month, day.day, kind.hour, tzinfo=zone)
     return (local.astimezone(UTC) - EPOCH) // MICROSECOND
 
 
 @lru_cache(maxsize=256)
 def find_zone(name: str) -> ZoneInfo | timezone:
-    """Look a time zone up by its IANA name."""
+    """Return the time zone with an IANA name."""
     if name == "UTC":
         return UTC
     try:
@@ -106,16 +106,16 @@ def find_zone(name: str) -> ZoneInfo | timezone:
 def calendar_bounds(
     period: str, instant: datetime | float, timezone: str = "UTC", *, reset_day: int = 1, reset_hour: int = 0
 ) -> tuple[datetime, datetime]:
-    """Give the calendar window around an instant as aware datetimes in its zone; the end is exclusive.
+    """Return the calendar window around an instant as aware datetimes in its zone; the end is exclusive.
 
-    The instant is an aware datetime, or a time since 1970: microseconds, as everywhere in the core, or seconds, which
-    numbers below 10**11 are taken for (as microseconds they would lie in the first day of 1970 or the next).
+    The instant is an aware datetime or a time since 1970. Numbers below 10**11 are seconds; larger ones are
+    microseconds, as everywhere in the core.
     """
     if period not in PERIODS:
         raise ConfigError(f"unknown calendar period {period!r}: use one of {', '.join(PERIODS)}", field="period")
     if isinstance(instant, datetime):
         if instant.tzinfo is None:
-            raise ConfigError("instant must be an aware datetime: give it a tzinfo", field="instant")
+            raise ConfigError("must be an aware datetime: set its tzinfo", field="instant")
         now = (instant - EPOCH) // MICROSECOND
     else:
         now = int(instant) if abs(instant) >= 10**11 else int(instant * SECOND)

@@ -1,9 +1,9 @@
-"""States as plain lists of integers: what durable stores keep, and what conformance compares between ports.
+"""States as lists of integers: the stored format, and what the conformance suite compares between ports.
 
 token_bucket                   level, at, scale, then since and level of each high-water mark
-fixed_window, calendar_window  used, start; where it carries older windows or was opened by an earlier limit, also its
-                               end, the latest charge, what was used in ended windows, then used, start and end of
-                               each older window
+fixed_window, calendar_window  used, start; if it has older windows or an earlier limit opened it, also its end, the
+                               latest charge, the usage of ended windows, then used, start and end of each older
+                               window
 sliding_window                 current, previous, start, length
 sliding_log, concurrency       time and cost of each entry, oldest first
 """
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 
 
 def limit_of(state: State) -> Limit:
-    """Tell which limit wrote a state."""
+    """Return the limit that wrote a state."""
     owner = state[0]
     return owner.limit if isinstance(owner, (MarkedLimit, CarriedWindows)) else owner
 
 
 def dump(state: State) -> list[int]:
-    """Write a state as integers; together with the limit that wrote it, they are the state."""
+    """Return a state as integers; `load` restores it with the limit that wrote it."""
     limit = limit_of(state)
     if limit.algorithm == "token_bucket":
         owner, level, at = state
@@ -49,7 +49,7 @@ def dump(state: State) -> list[int]:
 
 
 def load(limit: Limit, numbers: Sequence[int]) -> State:
-    """Read the state that `limit` wrote as these integers."""
+    """Restore a state from the integers that `dump` returned and the limit that wrote it."""
     if limit.algorithm == "token_bucket":
         level, at, _, *peaks = numbers
         return (marked(limit, tuple(zip(peaks[::2], peaks[1::2], strict=True))), level, at)

@@ -1,4 +1,4 @@
-"""A Decision: what was asked of every limit at once, and what each of them said."""
+"""Decision, and the verbs that decide about all limits of a key at once."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class LimitDecision(NamedTuple):
-    """What one limit said. Times are in seconds; `retry_after` is None when the cost can never fit."""
+    """The result for one limit. Times are in seconds; `retry_after` is None if the cost can never fit."""
 
     name: str
     quota: int
@@ -28,10 +28,10 @@ class LimitDecision(NamedTuple):
 class Decision(
     tuple[bool, int, "tuple[Limit, ...]", "Sequence[State | None] | Sequence[View]", "Sequence[int] | None"]
 ):
-    """The answer to one call; true when it may proceed.
+    """The result of one call; true if the call may proceed.
 
-    It holds what the store answered with: whether, when, by which limits, and either their views or, where the states
-    are at hand, those and the costs still open, from which the views are worked out when somebody asks.
+    It is a tuple of: whether the call is allowed, the instant, the limits, and either their views and None, or their
+    states and the costs from which the views are computed when they are read.
     """
 
     __slots__ = ()
@@ -48,41 +48,41 @@ class Decision(
 
     @property
     def views(self) -> Sequence[View]:
-        """What each limit said, as the core's integers: remaining, retry and reset."""
-        _, at, limits, told, costs = self
+        """The view of each limit, in integers: remaining, retry and reset."""
+        _, at, limits, results, costs = self
         if costs is None:
-            return told  # type: ignore[return-value]  # without costs, views
+            return results  # type: ignore[return-value]  # without costs, views
         if len(limits) == 1:
-            return (limits[0].rules.view(told[0], limits[0], costs[0], at),)
-        triples = zip(limits, told, costs, strict=True)
+            return (limits[0].rules.view(results[0], limits[0], costs[0], at),)
+        triples = zip(limits, results, costs, strict=True)
         return [limit.rules.view(state, limit, cost, at) for limit, state, cost in triples]
 
     @property
     def remaining(self) -> int:
-        """Permits left at the limit that has the fewest."""
+        """Permits left at the limit with the fewest."""
         return min([view[0] for view in self.views])  # a list: a generator costs as much as the view
 
     @property
     def retry(self) -> int:
-        """Microseconds until the same call would be allowed: 0 if it is, NEVER (-1) if it never will be."""
+        """Microseconds until the same call would be allowed: 0 if it is allowed now, NEVER (-1) if it can never be."""
         waits = [view[1] for view in self.views]
         return NEVER if NEVER in waits else max(waits)
 
     @property
     def retry_after(self) -> float | None:
-        """Seconds until the same call would be allowed; 0.0 when it is, None when it never will be."""
+        """Seconds until the same call would be allowed: 0.0 if it is allowed now, None if it can never be."""
         if self.allowed:
             return 0.0
         return None if self.retry == NEVER else self.retry / SECOND
 
     @property
     def reset_after(self) -> float:
-        """Seconds until every limit is as if nothing had been spent."""
+        """Seconds until all permits of all limits are available again."""
         return max([view[2] for view in self.views]) / SECOND
 
     @property
     def limits(self) -> tuple[LimitDecision, ...]:
-        """What each limit said, in the policy's order."""
+        """The result for each limit, in the order of the policy."""
         return tuple(
             LimitDecision(
                 limit.name,
@@ -99,30 +99,30 @@ class Decision(
 
     @property
     def violated(self) -> tuple[str, ...]:
-        """Names of the limits that said no."""
+        """Names of the limits that denied the call."""
         return tuple(limit.name for limit, view in zip(self[2], self.views, strict=True) if view[1])
 
     def __bool__(self) -> bool:
-        """Tell whether the call may proceed."""
+        """Return whether the call may proceed."""
         return self.allowed
 
     def __repr__(self) -> str:
-        """Show the answer as a person would read it."""
-        answer = f"allowed={self.allowed}, remaining={self.remaining}, retry_after={self.retry_after}"
-        return f"{type(self).__name__}({answer}, violated={list(self.violated)})"
+        """Show the main attributes."""
+        shown = f"allowed={self.allowed}, remaining={self.remaining}, retry_after={self.retry_after}"
+        return f"{type(self).__name__}({shown}, violated={list(self.violated)})"
 
 
 class LocalDecision(Decision):
-    """An answer given without the store, which could not be asked: by this process alone, as the policy says.
+    """A decision made in this process while the store was unavailable, according to `on_store_error`.
 
-    Its limits are this process's share of the policy's, where it decided by one.
+    With `on_store_error: local`, its limits are the share of this process.
     """
 
     __slots__ = ()
 
 
 class ShadowDecision(Decision):
-    """The answer of a policy in shadow mode: always allowed; `violated` tells what would have been denied."""
+    """A decision of a policy in shadow mode: always allowed; `violated` names the limits that would have denied it."""
 
     __slots__ = ()
 
@@ -132,11 +132,11 @@ class ShadowDecision(Decision):
         return True
 
 
-# ---- what can be done to the states of a key, all limits at once ---------------------------------------------------
+# ---- verbs: apply to the states of all limits of a key at once -------------------------------------------------------
 #
-# Each verb takes the limits, their states, a number for each, the instant, and for `adjust` the instant `at` of the
-# charge to be corrected. It gives whether the call is allowed, the states after (the very same object if nothing has
-# changed), and the costs that are still open: with the states after, they tell a Decision what each limit said.
+# Each verb takes the limits, their states, one cost per limit, the instant, and for `adjust` the instant `at` of the
+# charge to correct. It returns whether the call is allowed, the new states (the same object if nothing changed), and
+# the costs for which a Decision computes the views from the new states.
 
 Limits = Sequence["Limit"]
 States = Sequence[State | None]
@@ -146,7 +146,7 @@ Verb = Callable[[Limits, States, Sequence[int], int, int | None], tuple[bool, St
 def acquire(
     limits: Limits, states: States, costs: Sequence[int], now: int, at: int | None = None
 ) -> tuple[bool, States, Sequence[int]]:
-    """Charge every limit, or, if one of them says no, none."""
+    """Charge every limit, or none if one of them denies."""
     del at
     changed = []
     for limit, state, cost in zip(limits, states, costs, strict=True):
@@ -157,20 +157,20 @@ def acquire(
         if charged is None:
             return False, states, costs
         changed.append(charged)
-    return True, changed, nothing(limits)
+    return True, changed, zero_costs(limits)
 
 
 def peek(
     limits: Limits, states: States, costs: Sequence[int], now: int, at: int | None = None
 ) -> tuple[bool, States, Sequence[int]]:
-    """Give the answer that `acquire` would give; the states after are what it would leave."""
+    """Return what `acquire` would return; the caller does not store the new states."""
     return acquire(limits, states, costs, now, at)
 
 
 def hold(
     limits: Limits, states: States, costs: Sequence[int], now: int, at: int | None = None
 ) -> tuple[bool, States, Sequence[int]]:
-    """Charge as `acquire` does, leaving a mark where the charge is to be corrected later."""
+    """Charge like `acquire`, and mark states so that the charge can be corrected later."""
     allowed, changed, left = acquire(limits, states, costs, now, at)
     if allowed:
         triples = zip(limits, changed, costs, strict=True)
@@ -181,22 +181,22 @@ def hold(
 def adjust(
     limits: Limits, states: States, costs: Sequence[int], now: int, at: int | None = None
 ) -> tuple[bool, States, Sequence[int]]:
-    """Correct an earlier charge by a signed difference per limit: that of the instant `at`, or the latest."""
+    """Correct an earlier charge by a signed difference per limit: the charge at `at`, or the latest."""
     triples = zip(limits, states, costs, strict=True)
     changed = [limit.rules.adjust(state, limit, cost, now, at) if cost else state for limit, state, cost in triples]
-    return True, changed, nothing(limits)
+    return True, changed, zero_costs(limits)
 
 
 def reset(
     limits: Limits, states: States, costs: Sequence[int], now: int, at: int | None = None
 ) -> tuple[bool, States, Sequence[int]]:
-    """Forget everything."""
+    """Clear all states."""
     del states, costs, now, at
-    return True, [None] * len(limits), nothing(limits)
+    return True, [None] * len(limits), zero_costs(limits)
 
 
-def nothing(limits: Limits) -> Sequence[int]:
-    """Give the cost of nothing, to each limit."""
+def zero_costs(limits: Limits) -> Sequence[int]:
+    """Return a cost of 0 for each limit."""
     return ZERO_COSTS[: len(limits)] if len(limits) <= len(ZERO_COSTS) else (0,) * len(limits)
 
 

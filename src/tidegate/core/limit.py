@@ -1,4 +1,4 @@
-"""A Limit: `quota` permits per `period`, counted by an algorithm, in a unit; and how people write one."""
+"""Limit: `quota` permits per `period`, counted by an algorithm, in a unit; and its string format."""
 
 from __future__ import annotations
 
@@ -50,21 +50,21 @@ LIMIT = re.compile(
 QUOTED = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
 ESCAPED = re.compile(r"\\(.)", re.DOTALL)
 WORD = re.compile(rf"(?:{QUOTED.pattern}|\S)+", re.DOTALL)
-MAX_DIGITS: Final = 100  # no number in a limit needs more
-REQUEST_WORDS: Final = ("request", "call", "calls", "hit", "hits", "time", "times")  # other words for `requests`
+MAX_DIGITS: Final = 100  # of a number in a limit
+REQUEST_WORDS: Final = ("request", "call", "calls", "hit", "hits", "time", "times")  # synonyms of `requests`
 
 
 @dataclass(frozen=True, slots=True)
 class Limit:
     """`quota` permits per `period`, counted by `algorithm`, in `unit`.
 
-    A Limit is plain immutable data; what has been used is a State, kept by a Store. `burst` is for token buckets: how
-    many permits may be saved up (the quota by default). `timezone`, `reset_day` and `reset_hour` are for calendar
-    windows. For `concurrency`, the quota is the number of slots and the period how long a holder may keep one before it
-    is taken to have crashed.
+    A Limit is immutable data; usage is a State, which a Store keeps. `burst` is for token buckets: how many permits may
+    accumulate (the quota by default). `timezone`, `reset_day` and `reset_hour` are for calendar windows. For
+    `concurrency`, the quota is the number of slots, and the period is how long a holder may keep one before the limit
+    assumes that it crashed.
 
-    The name identifies the limit in answers and, together with the algorithm, in the store: a limit changed under the
-    same name keeps what was consumed. By default it is the period, with the unit in front unless that is `requests`.
+    The name identifies the limit in decisions and, together with the algorithm, in the store: a limit that is changed
+    under the same name keeps its usage. By default it is the period, prefixed by the unit unless that is `requests`.
     """
 
     quota: int
@@ -76,8 +76,8 @@ class Limit:
     timezone: str = "UTC"
     reset_day: int = 1
     reset_hour: int = 0
-    # What the arithmetic uses, worked out once. `length` is the period in microseconds (of a calendar period, the
-    # longest it can be while no clock changes). The rate is `rate` / `scale` permits per microsecond; a bucket counts
+    # Precomputed for the arithmetic. `length` is the period in microseconds (of a calendar period, its maximal length
+    # without clock changes). The rate is `rate` / `scale` permits per microsecond; a bucket counts
     # in 1/scale permits up to `capacity` = burst * scale and never below `floor`. Weighted windows count time in ticks
     # of `tick` microseconds.
     length: int = field(init=False, repr=False, compare=False)
@@ -91,29 +91,33 @@ class Limit:
     rules: algorithms.Algorithm = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        """Refuse what makes no sense and work out the numbers."""
+        """Check the arguments and compute the derived numbers."""
         rules = algorithms.ALGORITHMS.get(self.algorithm)
         if rules is None:
             known = ", ".join(algorithms.ALGORITHMS)
             raise ConfigError(f"unknown algorithm {self.algorithm!r}: use one of {known}", field="algorithm")
-        _whole("quota", self.quota)
+        _check_integer("quota", self.quota)
         if not isinstance(self.unit, str) or not self.unit:
-            raise ConfigError(f"must be a word such as 'requests' or 'tokens', not {self.unit!r}", field="unit")
+            raise ConfigError(
+                f"must be a non-empty string such as 'requests' or 'tokens', not {self.unit!r}", field="unit"
+            )
         if not isinstance(self.name, str):
-            raise ConfigError(f"must be text, not {self.name!r}", field="name")
+            raise ConfigError(f"must be a string, not {self.name!r}", field="name")
         self._set(rules=rules, charge=rules.charge)
         if self.algorithm == "calendar_window":
             self._set_calendar()
         else:
             length = parse_period(self.period)
             if (self.timezone, self.reset_day, self.reset_hour) != ("UTC", 1, 0):
-                raise ConfigError("timezone, reset_day and reset_hour are for calendar_window", field="timezone")
+                raise ConfigError(
+                    "timezone, reset_day and reset_hour require the algorithm calendar_window", field="timezone"
+                )
             self._set(length=length, period=period_text(length))
         self._set_numbers()
         if not self.name:
-            self._set(name=self._usual_name())
+            self._set(name=self._default_name())
 
-    def _usual_name(self) -> str:
+    def _default_name(self) -> str:
         return str(self.period) if self.unit == "requests" else f"{self.unit}-{self.period}"
 
     def _set(self, **values: object) -> None:
@@ -123,13 +127,14 @@ class Limit:
     def _set_calendar(self) -> None:
         period = CALENDAR_PERIODS.get(self.period.strip().lower()) if isinstance(self.period, str) else None
         if period is None:
-            message = f"a calendar_window lasts one {', '.join(PERIODS[:-1])} or {PERIODS[-1]}, not {self.period!r}"
+            known = f"{', '.join(PERIODS[:-1])} or {PERIODS[-1]}"
+            message = f"the period of a calendar_window must be {known}, not {self.period!r}"
             raise ConfigError(message, field="period")
         find_zone(self.timezone)
         days = {"week": 7, "month": 31, "year": 31}.get(period, 1)
-        _within("reset_day", self.reset_day, 1, days, f"of a limit per {period}")
+        _check_range("reset_day", self.reset_day, 1, days, f"of a limit per {period}")
         hours = 0 if period in ("minute", "hour") else 23
-        _within("reset_hour", self.reset_hour, 0, hours, f"of a limit per {period}")
+        _check_range("reset_hour", self.reset_hour, 0, hours, f"of a limit per {period}")
         longest = PERIOD_UNITS.get(period) or PERIOD_UNITS["d"] * (31 if period == "month" else 366)
         kind = Calendar(period, self.timezone, self.reset_day, self.reset_hour)
         self._set(period=period, length=longest, calendar=kind)
@@ -137,43 +142,45 @@ class Limit:
     def _set_numbers(self) -> None:
         if self.algorithm == "token_bucket":
             burst = self.burst or self.quota
-            _whole("burst", burst)
+            _check_integer("burst", burst)
             rate = rate_below(self.quota, self.length, burst)
             if rate is None or ceil_div(burst * rate[1], rate[0]) > MAX_DURATION:
                 message = (
-                    f"{self.quota} permits per {self.period} with a burst of {burst} cannot be counted exactly enough: "
-                    "use a larger unit, a shorter period or a smaller burst"
+                    f"{self.quota} permits per {self.period} with a burst of {burst} cannot be counted with enough "
+                    "precision: use a larger unit, a shorter period or a smaller burst"
                 )
                 raise ConfigError(message, field="quota")
             capacity = burst * rate[1]
-            # A bucket in debt stays within MAX of full, and within LONGEST of being full again.
+            # A bucket in debt is at most MAX_INTEGER below full, and full again within MAX_DURATION.
             floor = capacity - min(MAX_INTEGER, rate[0] * MAX_DURATION)
             self._set(burst=burst, rate=rate[0], scale=rate[1], capacity=capacity, floor=floor)
             return
         if self.burst not in (0, self.quota):
-            raise ConfigError(f"a burst is for token_bucket, not for {self.algorithm}", field="burst")
+            raise ConfigError(f"burst requires the algorithm token_bucket, not {self.algorithm}", field="burst")
         self._set(burst=self.quota)
         if self.algorithm == "sliding_window":
-            if self.length > MAX_DURATION // 2:  # a call counts for up to two of them
-                raise ConfigError("a sliding_window lasts 71 years at most", field="period")
+            if self.length > MAX_DURATION // 2:  # a call counts for up to two periods
+                raise ConfigError("the period of a sliding_window must be at most 71 years", field="period")
             tick = ceil_div(self.quota * self.length, MAX_INTEGER)
             if tick > 1 and tick > self.length * RATE_TOLERANCE:
-                message = f"{self.quota} permits per {self.period} are too many to be weighed: use a larger unit"
+                message = f"{self.quota} permits per {self.period} are too many for a sliding_window: use a larger unit"
                 raise ConfigError(message, field="quota")
             self._set(tick=tick)
 
     @classmethod
     def parse(cls, text: str) -> Limit:
-        """Read a limit as people write it: `60/1m`, `100/hour`, `5 per 30s`, `500/1d sliding_log`.
+        """Parse a limit such as `60/1m`, `100/hour`, `5 per 30s`, `500/1d sliding_log`.
 
-        Words after the period name the algorithm, and anything else as `word=value`: `burst=20`, `unit=tokens`,
+        After the period come the name of the algorithm and options as `name=value`: `burst=20`, `unit=tokens`,
         `name=tpm`, `timezone=Europe/Berlin`, `reset_day=15`, `reset_hour=9`. A month or year is a calendar window.
         """
         if not isinstance(text, str):
-            raise ConfigError(f"a limit is written as text such as '60/1m', not {text!r}", field="limit")
+            raise ConfigError(f"expected a string such as '60/1m', not {text!r}", field="limit")
         match = LIMIT.fullmatch(text)
         if match is None:
-            raise ConfigError(_point(text, _first_mistake(text), "expected a limit such as '60/1m' or '5 per 30s'"))
+            raise ConfigError(
+                _with_position(text, _error_position(text), "expected a limit such as '60/1m' or '5 per 30s'")
+            )
         options: dict[str, str | int] = {}
         if match["unit"]:
             options["unit"] = "requests" if match["unit"].lower() in REQUEST_WORDS else match["unit"]
@@ -181,23 +188,23 @@ class Limit:
         for word in WORD.finditer(match["rest"]):
             name, value = _option(text, match.start("rest") + word.start(), word.group())
             if name in options:
-                raise ConfigError(_point(text, match.start("rest") + word.start(), f"a second {name}"))
+                raise ConfigError(_with_position(text, match.start("rest") + word.start(), f"duplicate {name}"))
             options[name] = value
         if period.lower() in CALENDAR_PERIODS and period.lower() in NO_FIXED_LENGTH:
             options.setdefault("algorithm", "calendar_window")
         if options.get("algorithm") != "calendar_window":
             try:
                 _read_period(period)
-            except _LimitTextError as mistake:
-                raise ConfigError(_point(text, match.start("period") + mistake.place, str(mistake))) from None
+            except _LimitTextError as error:
+                raise ConfigError(_with_position(text, match.start("period") + error.place, str(error))) from None
         try:
             return cls(_number(match["quota"]), period, **options)  # type: ignore[arg-type]  # checked by Limit
         except ConfigError as error:
             place = match.start("period") if error.field == "period" else match.start("quota")
-            raise ConfigError(_point(text, place, str(error))) from None
+            raise ConfigError(_with_position(text, place, str(error))) from None
 
     def __str__(self) -> str:
-        """Write the limit so that `parse` reads it back."""
+        """Return the limit in the format that `parse` reads."""
         words = [f"{self.quota}/{self.period}"]
         if self.algorithm != "token_bucket":
             words.append(self.algorithm)
@@ -205,7 +212,7 @@ class Limit:
             words.append(f"burst={self.burst}")
         if self.unit != "requests":
             words.append(f"unit={_quoted(self.unit)}")
-        if self.name != self._usual_name():
+        if self.name != self._default_name():
             words.append(f"name={_quoted(self.name)}")
         if self.calendar is not None:
             defaults = {"timezone": "UTC", "reset_day": 1, "reset_hour": 0}
@@ -214,7 +221,7 @@ class Limit:
 
 
 def parse_period(period: str | timedelta | float) -> int:
-    """Read a period as microseconds: `250ms` `30s` `5m` `1h` `1d` `1w`, `hour`, `1.5h`, a timedelta, or seconds."""
+    """Return microseconds of a period: `250ms` `30s` `5m` `1h` `1d` `1w`, `hour`, `1.5h`, a timedelta or seconds."""
     if isinstance(period, timedelta):
         length = period // timedelta(microseconds=1)
         exact = True
@@ -224,19 +231,19 @@ def parse_period(period: str | timedelta | float) -> int:
     elif isinstance(period, str):
         try:
             length, exact = _read_period(period)
-        except _LimitTextError as mistake:
-            raise ConfigError(_point(period, mistake.place, str(mistake)), field="period") from None
+        except _LimitTextError as error:
+            raise ConfigError(_with_position(period, error.place, str(error)), field="period") from None
     else:
-        message = f"a period is text such as '30s', a timedelta or a number of seconds, not {period!r}"
+        message = f"expected a string such as '30s', a timedelta or a number of seconds, not {period!r}"
         raise ConfigError(message, field="period")
     if not exact or not 1 <= length <= MAX_DURATION:
-        message = f"{period!r} is not between a microsecond and 142 years, in whole microseconds"
+        message = f"{period!r} must be a whole number of microseconds between 1 microsecond and 142 years"
         raise ConfigError(message, field="period")
     return length
 
 
 class _LimitTextError(Exception):
-    """What is wrong with a piece of text, and at which character."""
+    """An error in a string, and its position."""
 
     def __init__(self, place: int, message: str) -> None:
         super().__init__(message)
@@ -249,11 +256,11 @@ def _read_period(text: str) -> tuple[int, bool]:
         good = re.match(r"\s*(?:\d+(?:_\d+)*(?:\.\d+)?\s*(?:[^\W\d_]+\s*)?)?", text)
         place = good.end() if good else 0
         raise _LimitTextError(place, "expected a period such as '30s', '5m', '1h', '1d' or '250ms'")
-    # Units may be written large, except M: a minute for some, a month for others.
+    # Units may be upper-case, except M, which could mean minute or month.
     unit = match["unit"] if match["unit"] == "M" else match["unit"].lower()
     if unit in NO_FIXED_LENGTH:
-        what = unit.removesuffix("s")
-        message = f"a {what} has no fixed length: use '30d', or one '{what}' with the algorithm calendar_window"
+        name = unit.removesuffix("s")
+        message = f"a {name} has no fixed length: use '30d', or one '{name}' with the algorithm calendar_window"
         raise _LimitTextError(match.start("unit"), message)
     if unit not in PERIOD_UNITS:
         raise _LimitTextError(match.start("unit"), f"unknown unit of time {match['unit']!r}: use ms, s, m, h, d or w")
@@ -265,19 +272,19 @@ def _read_period(text: str) -> tuple[int, bool]:
 
 
 def period_text(length: int) -> str:
-    """Write microseconds the short way: the largest unit that divides them."""
+    """Format microseconds in the largest unit that divides them."""
     for unit, size in SHORT_UNITS:
         if length % size == 0:
             return f"{length // size}{unit}"
     return f"{length}us"
 
 
-def _whole(name: str, value: object) -> None:
+def _check_integer(name: str, value: object) -> None:
     if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= MAX_INTEGER:
-        raise ConfigError(f"must be a whole number from 1 to 2**53 - 1, not {value!r}", field=name)
+        raise ConfigError(f"must be an integer from 1 to 2**53 - 1, not {value!r}", field=name)
 
 
-def _within(name: str, value: object, low: int, high: int, what: str) -> None:
+def _check_range(name: str, value: object, low: int, high: int, what: str) -> None:
     if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
         raise ConfigError(f"the {name} {what} must be from {low} to {high}, not {value!r}", field=name)
 
@@ -287,38 +294,40 @@ def _option(text: str, place: int, word: str) -> tuple[str, str | int]:
     if not is_option:
         if word not in algorithms.ALGORITHMS:
             known = ", ".join(algorithms.ALGORITHMS)
-            raise ConfigError(_point(text, place, f"unknown algorithm {word!r}: use one of {known}"))
+            raise ConfigError(_with_position(text, place, f"unknown algorithm {word!r}: use one of {known}"))
         return "algorithm", word
     if name in ("burst", "reset_day", "reset_hour"):
         if not value.replace("_", "").isdecimal():
-            raise ConfigError(_point(text, place + len(name) + 1, f"{name} must be a whole number"))
+            raise ConfigError(_with_position(text, place + len(name) + 1, f"{name} must be an integer"))
         return name, _number(value)
     if name in ("unit", "name", "timezone") and value:
         return name, ESCAPED.sub(r"\1", value[1:-1]) if QUOTED.fullmatch(value) else value
-    raise ConfigError(_point(text, place, "expected unit=, name=, burst=, timezone=, reset_day= or reset_hour="))
+    raise ConfigError(
+        _with_position(text, place, "expected unit=, name=, burst=, timezone=, reset_day= or reset_hour=")
+    )
 
 
 def _number(digits: str) -> int:
-    """Read a whole number; one with more digits than any limit allows is as good as its first ones."""
+    """Parse an integer; only the first MAX_DIGITS digits count, which is already more than any limit allows."""
     return int(digits.replace("_", "").lstrip("0")[:MAX_DIGITS] or "0")
 
 
 def _quoted(text: str) -> str:
-    """Write a word so that `parse` reads it as one: as it is, or in quotes."""
+    """Quote a string if `parse` needs it."""
     if re.fullmatch(r'[^\s"]+', text):
         return text
     escaped = re.sub(r'(["\\])', r"\\\1", text)
     return f'"{escaped}"'
 
 
-def _first_mistake(text: str) -> int:
-    """Find where a limit stops making sense: after its number, or after its number and slash."""
+def _error_position(text: str) -> int:
+    """Return the position of the first error in a limit: after its number, or after its number and slash."""
     match = re.match(rf"\s*(?:\d[\d_]*\s*(?:{PER_WORDS}\s*)?)?", text)
     return match.end() if match else 0
 
 
-def _point(text: str, place: int, message: str) -> str:
-    """Say what is wrong and show where: the text with the place marked."""
+def _with_position(text: str, place: int, message: str) -> str:
+    """Return an error message with the position in the text."""
     return (
         f"{message}, at column {place + 1} of {text!r}" if place < len(text) else f"{message}, at the end of {text!r}"
     )

@@ -1,9 +1,9 @@
 """sliding_log and concurrency: (limit, entries, head, tail, base).
 
-Entries [head, tail) are live; the running sum before them is `base`. A transition appends behind `tail`, which no
-older state can see, so a state that is dropped again has changed nothing; only the latest state may be built upon.
-Sums make every look-up a bisection. A store may keep the entries elsewhere: an object with the members of Entries,
-whose indices may have gaps, as long as `head` and `tail - 1` are entries of a log that is not empty.
+Entries [head, tail) are live; `base` is the running sum before them. A transition appends at `tail`, which older states
+do not read, so a discarded state has changed nothing; only the latest state may be extended. Running sums make every
+look-up a bisection. A store may keep the entries elsewhere, in an object with the members of LogEntries. Its indices
+may have gaps, but `head` and `tail - 1` must be entries if the log is not empty.
 """
 
 from __future__ import annotations
@@ -20,33 +20,33 @@ if TYPE_CHECKING:
 
     from tidegate.core.limit import Limit
 
-Changes = list[tuple[int, int, int]]  # of a log: the entry, the difference to its cost, its cost then
+Changes = list[tuple[int, int, int]]  # of a log: the entry, the change of its cost, its new cost
 Log = tuple[Any, int, int, int, int]  # entries, head, tail, base, and the instant, never before the last entry
 
 
 class LogEntries(NamedTuple):
-    """When calls were admitted, and the running sum of their costs."""
+    """The times of admitted calls, and the running sums of their costs."""
 
     times: array[int]
     sums: array[int]
 
     def until(self, instant: int, head: int, tail: int) -> tuple[int, int]:
-        """Give the first entry after `instant` (or `tail`), and the sum before it; the entry at `head` is not after."""
+        """Return the first entry after `instant` (or `tail`), and the sum before it; `head` must not be after it."""
         first = bisect_right(self.times, instant, head, tail)
         return first, self.sums[first - 1]
 
     def since(self, instant: int, head: int, tail: int) -> int:
-        """Give the first entry at or after `instant`, or `tail`."""
+        """Return the first entry at or after `instant`, or `tail`."""
         return bisect_left(self.times, instant, head, tail)
 
     def reaching(self, total: int, head: int, tail: int) -> int:
-        """Give the first entry whose sum reaches `total`."""
+        """Return the first entry whose sum reaches `total`."""
         return bisect_left(self.sums, total, head, tail)
 
     def append(self, tail: int, time: int, total: int) -> None:
-        """Put an entry at `tail`, in place of whatever a dropped state had put there.
+        """Write an entry at `tail`, and drop entries that a discarded state left there.
 
-        `times` is cut last and grows first, so its length shows an append or a cut that was interrupted.
+        `times` shrinks last and grows first, so its length reveals an interrupted append or truncation.
         """
         times, sums = self
         if len(times) > tail:
@@ -55,16 +55,16 @@ class LogEntries(NamedTuple):
         sums.append(total)
 
     def costs(self, span: range, head: int, base: int) -> Iterator[tuple[int, int]]:
-        """Tell the entries within a span, in its order, and the cost of each."""
+        """Yield the entries of a range, in its order, and the cost of each."""
         for i in span:
             yield i, self.sums[i] - (self.sums[i - 1] if i > head else base)
 
     def change(self, changes: Changes, head: int, tail: int, base: int) -> tuple[Any, int, int, int]:
-        """Give the log with the costs of some entries changed, and those that cost nothing any more gone."""
+        """Return the log with the costs of some entries changed; entries with a cost of 0 are removed."""
         total = sum(difference for _, difference, _ in changes)
         gone = sum(not cost for _, _, cost in changes)
         if total < 0 and [i for i, _, _ in changes] == list(range(head, head + len(changes))):
-            return self, head + gone, tail, base - total  # from the front, nothing needs to be copied
+            return self, head + gone, tail, base - total  # at the front, nothing needs to be copied
         times, sums, shift, last = array("q"), array("q"), 0, head
         for i, difference, cost in sorted(changes):
             times += self.times[last : i + (cost > 0)]
@@ -78,7 +78,7 @@ class LogEntries(NamedTuple):
         return LogEntries(times, sums), 0, tail - head - gone, base
 
     def trim(self, head: int, tail: int, base: int) -> tuple[Any, int, int, int]:
-        """Give the log without the entries that left."""
+        """Return the log without its expired entries."""
         sums = array("q", [total - base for total in self.sums[head:tail]])
         return LogEntries(self.times[head:tail], sums), 0, tail - head, 0
 
@@ -94,7 +94,7 @@ def charge_log(state: State | None, limit: Limit, cost: int, now: int) -> State 
 
 
 def view_log(state: State | None, limit: Limit, cost: int, now: int) -> View:
-    """Explain the log."""
+    """Compute the view of a log."""
     entries, head, tail, base, _ = _log(state, limit, now)
     if state is None or head == tail:
         return limit.quota, NEVER if cost > limit.quota else 0, 0
@@ -102,7 +102,7 @@ def view_log(state: State | None, limit: Limit, cost: int, now: int) -> View:
     left = limit.quota - (total - base)
     ends = entries.times[tail - 1] + limit.length
     if state[0] is not limit:
-        ends = min(ends, limit.rules.expires(state))  # where that limit was shorter, all of it is forgotten sooner
+        ends = min(ends, limit.rules.expires(state))  # if that limit was shorter, its entries expire sooner
     retry = 0
     if cost > limit.quota:
         retry = NEVER
@@ -113,7 +113,7 @@ def view_log(state: State | None, limit: Limit, cost: int, now: int) -> View:
 
 
 def _log(state: State | None, limit: Limit, now: int) -> Log:
-    """Give the entries that count, and the instant."""
+    """Return the entries that count, and the instant."""
     state = current(state, limit, now)
     if state is None:
         return LogEntries(array("q"), array("q")), 0, 0, 0, now
@@ -126,7 +126,7 @@ def _log(state: State | None, limit: Limit, now: int) -> Log:
 
 
 def _logged(limit: Limit, entries: Any, head: int, tail: int, base: int) -> State | None:  # noqa: ANN401 - any log
-    """Build a state, with the entries that left dropped once they are the larger part."""
+    """Build a state; expired entries are dropped once they are the larger part."""
     if head == tail:
         return None
     if head > 16 and head * 2 > tail:  # noqa: PLR2004 - small logs are not worth copying
@@ -135,11 +135,11 @@ def _logged(limit: Limit, entries: Any, head: int, tail: int, base: int) -> Stat
 
 
 def adjust_log(state: State | None, limit: Limit, delta: int, now: int, at: int | None) -> State | None:
-    """Correct the entry made at `at`, while it is in the log; by default give back the latest entries first."""
+    """Correct the entry made at `at`, while it is in the log; by default refund the latest entries first."""
     log = entries, head, tail, _, now = _log(state, limit, now)
     if at is None:
         return _correct(limit, log, delta, range(tail - 1, head - 1, -1))
-    # Made while the clock had stepped back, it stands under the last instant seen before: the next one.
+    # An entry made while the clock had stepped back has the latest instant seen before: the next one in the log.
     first = entries.since(at, head, tail) if at > now - limit.length else tail
     if first == tail:
         return state
@@ -148,7 +148,7 @@ def adjust_log(state: State | None, limit: Limit, delta: int, now: int, at: int 
 
 
 def adjust_slots(state: State | None, limit: Limit, delta: int, now: int, at: int | None) -> State | None:
-    """Release the slots taken at `at`; by default those whose lease ends first, so that what is left lasts longest."""
+    """Release the slots taken at `at`; by default those whose lease ends first, so that the others last longest."""
     if at is not None:
         return adjust_log(state, limit, delta, now, at)
     log = _, head, tail, _, _ = _log(state, limit, now)
@@ -156,9 +156,9 @@ def adjust_slots(state: State | None, limit: Limit, delta: int, now: int, at: in
 
 
 def _correct(limit: Limit, log: Log, delta: int, order: range) -> State | None:
-    """Change the costs of entries, in the order given, by `delta` in all; an entry that costs nothing goes.
+    """Change the costs of entries, in the given order, by `delta` in total; entries with a cost of 0 are removed.
 
-    What is taken where there is no entry makes one.
+    A positive delta on an empty log adds an entry.
     """
     entries, head, tail, base, now = log
     if head == tail:
@@ -172,11 +172,11 @@ def _correct(limit: Limit, log: Log, delta: int, order: range) -> State | None:
         change = min(max(delta, -cost), MAX_INTEGER - used)
         changes.append((i, change, cost + change))
         delta -= change
-        if delta >= 0:  # all of it, or more than can be counted
+        if delta >= 0:  # done, or the bound is reached
             break
     return _logged(limit, *entries.change(changes, head, tail, base))
 
 
 def expires_log(state: State) -> int:
-    """Tell when the last entry leaves."""
+    """Return when the last entry expires."""
     return int(state[1].times[state[3] - 1] + state[0].length)

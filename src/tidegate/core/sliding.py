@@ -1,7 +1,7 @@
 """sliding_window: (limit, current, previous, start).
 
-Windows lie on whole multiples of the period. The previous one counts by the share of it that a rolling window still
-covers, in ticks: count * ticks <= MAX, since Limit chooses the tick so for the quota and `adjust` clamps the counts.
+Windows start at multiples of the period. The previous one is weighted by the share of it that a rolling window still
+covers, in ticks: count * ticks <= MAX_INTEGER, because Limit chooses the tick for the quota and `adjust` clamps counts.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 
 
 def charge_sliding(state: State | None, limit: Limit, cost: int, now: int) -> State | None:
-    """Count in two windows, the previous one weighted by how much of it still matters."""
+    """Count in two windows; the previous one is weighted by the share of it within one period."""
     count, previous, start = _sliding(state, limit, now)
     left = max(0, limit.quota - count) - _weigh(limit, previous, start + limit.length - now)
     return (limit, count + cost, previous, start) if cost <= left else None
 
 
 def view_sliding(state: State | None, limit: Limit, cost: int, now: int) -> View:
-    """Explain the two windows."""
+    """Compute the view of the two windows."""
     count, previous, start, length = _rolled(state, limit, now)
     if length != limit.length:
         return _view_resized(limit, cost, count, previous, start + length - now, length)
@@ -34,15 +34,15 @@ def view_sliding(state: State | None, limit: Limit, cost: int, now: int) -> View
     if cost > quota:
         retry = NEVER
     elif cost > left:
-        if cost <= quota - count:  # enough once the previous window weighs less
+        if cost <= quota - count:  # once the weight of the previous window is lower
             retry = ahead - (quota - count - cost) * ticks // previous * limit.tick
-        else:  # only when this window is the previous one, and weighs less
+        else:  # only once this window is the previous one, with a lower weight
             retry = ahead + length - (quota - cost) * ticks // count * limit.tick
     return left, retry, ahead + length if count else ahead if previous else 0
 
 
 def _view_resized(limit: Limit, cost: int, count: int, previous: int, ahead: int, length: int) -> View:
-    """Explain windows of another length: until something is charged, all of what is in them counts."""
+    """Compute the view of windows of another length: until a call is charged, they count in full."""
     left = max(0, limit.quota - count - previous)
     retry = 0
     if cost > limit.quota:
@@ -53,13 +53,13 @@ def _view_resized(limit: Limit, cost: int, count: int, previous: int, ahead: int
 
 
 def _weigh(limit: Limit, previous: int, ahead: int) -> int:
-    """Weigh the previous window by the part of it that lies within one period, rounded up."""
+    """Return the weight of the previous window: its count times its share within one period, rounded up."""
     ticks = limit.length // limit.tick
     return ceil_div(previous * min(ticks, ceil_div(ahead, limit.tick)), ticks)
 
 
 def _sliding(state: State | None, limit: Limit, now: int) -> tuple[int, int, int]:
-    """Give the counts of the limit's windows around now; those of windows of another length are all used now."""
+    """Return the counts of the windows around now; windows of another length count as used now."""
     count, previous, start, length = _rolled(state, limit, now)
     if length == limit.length:
         return count, previous, start
@@ -68,7 +68,7 @@ def _sliding(state: State | None, limit: Limit, now: int) -> tuple[int, int, int
 
 
 def _rolled(state: State | None, limit: Limit, now: int) -> tuple[int, int, int, int]:
-    """Give the counts of the windows around now, where they begin, and how long they are."""
+    """Return the counts of the windows around now, their start and their length."""
     state = current(state, limit, now)
     if state is None:
         return 0, 0, now - now % limit.length, limit.length
@@ -86,7 +86,7 @@ def _rolled(state: State | None, limit: Limit, now: int) -> tuple[int, int, int,
 
 
 def adjust_sliding(state: State | None, limit: Limit, delta: int, now: int, at: int | None) -> State | None:
-    """Correct the count of the window that was charged, while it still weighs."""
+    """Correct the count of the window that was charged, while it still counts."""
     count, previous, start = _sliding(state, limit, now)
     most = heaviest(limit)
     if at is None or start <= at < start + limit.length:
@@ -99,10 +99,10 @@ def adjust_sliding(state: State | None, limit: Limit, delta: int, now: int, at: 
 
 
 def heaviest(limit: Limit) -> int:
-    """Tell the largest count whose weight can be worked out below MAX; never less than the quota."""
+    """Return the largest count whose weight stays within MAX_INTEGER; never less than the quota."""
     return MAX_INTEGER // (limit.length // limit.tick)
 
 
 def expires_sliding(state: State) -> int:
-    """Tell when neither window weighs anything."""
+    """Return when neither window counts any more."""
     return int(state[3] + state[0].length * (2 if state[1] else 1))

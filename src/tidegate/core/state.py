@@ -1,4 +1,4 @@
-"""What the algorithms share: the shapes of a State and of a View, and when a state of a changed limit is forgotten."""
+"""Shared by the algorithms: the types State and View, and when the state of a changed limit has expired."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ NEVER: Final = -1
 
 
 def current(state: State | None, limit: Limit, now: int) -> State | None:
-    """Forget a state that had ended under the limit it was written for, before that limit was changed."""
+    """Return the state, or None if it had expired under the limit that wrote it before that limit was changed."""
     if state is None or state[0] is limit or limit.rules.expires(state) > now:
         return state
     return None

@@ -1,12 +1,12 @@
 """fixed_window and calendar_window: (limit, used, start).
 
-A window reaches from its start to its end, which belongs to the next. A limit whose period, time zone or reset was
-changed has other windows, and no change gives anything back: what was used stays used until its window ends, and what
-still counts when the changed limit is charged also counts until that limit's present window ends. So a state may carry
-older windows (see Carried), and a change back finds them again.
+The end of a window is exclusive. A limit whose period, time zone or reset was changed has other windows, and no change
+refills anything: usage counts until its window ends, and usage that still counts when the changed limit is charged also
+counts until the current window of that limit ends. So a state may carry older windows (see CarriedWindows), and they
+still count if the change is undone.
 
-`used` is everything that counted when the state was written, in whichever window. No sum exceeds MAX: a charge adds
-at most what the quota leaves free, a correction and what is counted again at most what is missing to MAX.
+`used` is all usage that counted when the state was written, in any window. No sum exceeds MAX_INTEGER: a charge adds at
+most what the quota leaves free; a correction adds at most what is missing to MAX_INTEGER.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 Window = tuple[int, int, int]  # used, start, end
 Windows = tuple[Window, ...]
 
-MAX_OLDER_WINDOWS: Final = 4  # older windows that a state carries; beyond that, the first two become one
+MAX_OLDER_WINDOWS: Final = 4  # older windows in a state; beyond that, the first two are merged
 
 
 def charge_fixed(state: State | None, limit: Limit, cost: int, now: int) -> State | None:
@@ -35,14 +35,14 @@ def charge_fixed(state: State | None, limit: Limit, cost: int, now: int) -> Stat
 
 
 def view_fixed(state: State | None, limit: Limit, cost: int, now: int) -> View:
-    """Explain the open window."""
+    """Compute the view of the open window."""
     state = current(state, limit, now)
     start, end = _fixed(state, limit, now)
     return _view_window(state, limit, cost, now, start, end)
 
 
 def _fixed(state: State | None, limit: Limit, now: int) -> tuple[int, int]:
-    """Give the window around now: the open one as long as this limit makes it, or one that opens now."""
+    """Return the window around now: the open one with the length of this limit, or one that opens now."""
     now = _seen(state, now)
     start = state[2] if state is not None and now - state[2] < limit.length else now
     return start, start + limit.length
@@ -56,7 +56,7 @@ def adjust_fixed(state: State | None, limit: Limit, delta: int, now: int, at: in
 
 
 def expires_fixed(state: State) -> int:
-    """Tell when the window ends, and all that it carries."""
+    """Return when the window and all windows it carries have ended."""
     owner, _, start = state
     return _last_end(owner) if isinstance(owner, CarriedWindows) else int(start + owner.length)
 
@@ -69,14 +69,14 @@ def charge_calendar(state: State | None, limit: Limit, cost: int, now: int) -> S
 
 
 def view_calendar(state: State | None, limit: Limit, cost: int, now: int) -> View:
-    """Explain the calendar window around now."""
+    """Compute the view of the calendar window around now."""
     state = current(state, limit, now)
     start, end = _calendar(state, limit, now)
     return _view_window(state, limit, cost, now, start, end)
 
 
 def _calendar(state: State | None, limit: Limit, now: int) -> tuple[int, int]:
-    """Give the calendar window around now."""
+    """Return the calendar window around now."""
     return limit.calendar.window(_seen(state, now))  # type: ignore[union-attr]  # Limit gives every calendar_window one
 
 
@@ -88,17 +88,17 @@ def adjust_calendar(state: State | None, limit: Limit, delta: int, now: int, at:
 
 
 def expires_calendar(state: State) -> int:
-    """Tell when the calendar window ends, and all that it carries."""
+    """Return when the calendar window and all windows it carries have ended."""
     owner, _, start = state
     return _last_end(owner) if isinstance(owner, CarriedWindows) else int(owner.calendar.window(start)[1])
 
 
 class CarriedWindows(NamedTuple):
-    """Stands for the limit in the state of a window that carries older ones, or that an earlier limit opened.
+    """Replaces the limit in the state of a window that carries older ones, or that an earlier limit opened.
 
-    `end` is that of the window itself, `last` the instant of the latest charge. `older` are windows of earlier limits,
-    which end later than it. `ended` is what was used before its start, in windows that have ended: it counts again for
-    a limit whose window reaches back to them.
+    `end` is the end of the window itself, `last` the instant of the latest charge. `older` are windows of earlier
+    limits that end later. `ended` is the usage before its start, in windows that have ended: it counts again for a
+    limit whose window includes them.
     """
 
     limit: Limit
@@ -109,7 +109,7 @@ class CarriedWindows(NamedTuple):
 
 
 def _seen(state: State | None, now: int) -> int:
-    """Move now up to the last instant that a state has seen, as far as it knows."""
+    """Raise now to the latest instant in a state."""
     if state is None:
         return now
     owner, _, start = state
@@ -121,7 +121,7 @@ def _last_end(owner: CarriedWindows) -> int:
 
 
 def _windows(state: State | None) -> Windows:
-    """Give the windows of a state, its own one last."""
+    """Return the windows of a state, its own one last."""
     if state is None:
         return ()
     owner, used, start = state
@@ -135,10 +135,10 @@ def _sum(windows: Iterable[Window]) -> int:
 
 
 def _counted(state: State, limit: Limit, now: int, start: int, end: int) -> tuple[list[Window], int]:
-    """Give what counts in the limit's window [start, end), with when it ends, and what was used in ended windows.
+    """Return what counts in the window [start, end) of the limit, with its ends, and the usage of ended windows.
 
-    What has ended counts on in a window that overlaps it, as long as the state lasts. A fixed window has no place of
-    its own in time: an open one stays where it is, and is taken to reach back if it becomes longer.
+    Ended windows still count in a window that overlaps them, until the state expires. A fixed window has no alignment:
+    an open one keeps its start, and is assumed to start earlier if it becomes longer.
     """
     windows, now, expires = _windows(state), _seen(state, now), limit.rules.expires(state)
     owner, _, since = state
@@ -158,8 +158,8 @@ def _counted(state: State, limit: Limit, now: int, start: int, end: int) -> tupl
 
 
 def _charge_window(state: State | None, limit: Limit, cost: int, now: int, start: int, end: int) -> State | None:
-    """Take permits from the window [start, end), if they are there."""
-    if state is None or state[0] is limit:  # the usual state, of nothing but this limit
+    """Take permits from the window [start, end) if they are available."""
+    if state is None or state[0] is limit:  # the common state, written by this limit
         used = state[1] if state is not None and state[2] == start else 0
         return (limit, used + cost, start) if cost <= limit.quota - used else None
     counted, _ = _counted(state, limit, now, start, end)
@@ -167,7 +167,7 @@ def _charge_window(state: State | None, limit: Limit, cost: int, now: int, start
 
 
 def _taken(state: State | None, limit: Limit, cost: int, now: int, start: int, end: int) -> State:
-    """Take permits, whether or not they are there; what would end before the window [start, end) now counts in it."""
+    """Take permits even if not available; usage that would end before the window [start, end) now counts in it."""
     if state is None or limit.rules.expires(state) <= now:
         return limit, cost, start
     counted, ended = _counted(state, limit, now, start, end)
@@ -180,9 +180,9 @@ def _taken(state: State | None, limit: Limit, cost: int, now: int, start: int, e
 
 
 def _view_window(state: State | None, limit: Limit, cost: int, now: int, start: int, end: int) -> View:
-    """Explain what is used of the window [start, end), and when that ends."""
+    """Compute the view of the window [start, end)."""
     counted: list[Window] = []
-    if state is not None and state[0] is limit:  # the usual state
+    if state is not None and state[0] is limit:  # the common state
         if state[2] == start:
             counted.append((state[1], start, end))
     elif state is not None:
@@ -203,10 +203,10 @@ def _view_window(state: State | None, limit: Limit, cost: int, now: int, start: 
 def _adjust_window(
     state: State | None, limit: Limit, delta: int, now: int, at: int | None, start: int, end: int
 ) -> State | None:
-    """Correct what was used in the windows that hold the instant `at`, the latest first; by default in all of them.
+    """Correct the usage of the windows that contain the instant `at`, the latest first; by default of all windows.
 
-    The windows stay as they are, whichever limit opened them. What is taken without an instant, or for one of the
-    present window in which nothing is used yet, is used in the present window.
+    The windows are kept, whichever limit opened them. A positive delta without an instant, or with an instant in the
+    current window if that has no usage yet, is charged to the current window.
     """
     windows, now = list(_windows(state)), _seen(state, now)
     held = [
@@ -222,7 +222,7 @@ def _adjust_window(
         change = min(max(delta, -used), MAX_INTEGER - total)
         windows[place] = (used + change, since, until)
         delta -= change
-        if delta >= 0:  # all of it, or more than can be counted
+        if delta >= 0:  # done, or the bound is reached
             break
     *older, (used, since, until) = windows
     kept = tuple(window for window in older if window[0])

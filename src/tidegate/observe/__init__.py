@@ -1,4 +1,4 @@
-"""One frozen Record per decision, handed to whoever observes: logs, Prometheus, OpenTelemetry are such observers."""
+"""Observers: called with one frozen Record per decision. Logs, Prometheus and OpenTelemetry are observers."""
 
 from tidegate.observe.record import Observer, Record
 

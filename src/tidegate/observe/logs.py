@@ -1,12 +1,11 @@
-"""Records as log lines: denials as warnings, checks as a sample, nothing raw that a client wrote.
+"""DecisionLog: writes denials as warnings and a sample of allowed calls; values from clients are escaped.
 
-    INFO     read: 203.0.113.9 allowed, 59 of 60 left: GET /api/feeds          every `every`-th check; 0: none
+    INFO     read: 203.0.113.9 allowed, 59 of 60 left: GET /api/feeds          every `every`-th allowed call; 0: none
     WARNING  rate limit exceeded: read: 203.0.113.9, retry in 12 s: GET /api/feeds
     WARNING  rate limit exceeded: read: 290 more denials within one second
 
-A flood of denials must not become a flood of lines: of each policy, the first `burst` denials of a second have a line
-of their own. The others are counted, and one line tells how many they were, when the second is over and somebody calls:
-the next denial, or whoever calls `flush` from time to time.
+Many denials must not flood the log: for each policy, the first `burst` denials of a second have their own lines. The
+others are counted, and one line reports their number after the second, at the next denial or the next call of `flush`.
 """
 
 from __future__ import annotations
@@ -24,50 +23,50 @@ if TYPE_CHECKING:
 
     from tidegate.observe.record import Record
 
-MAX_LOGGED_LENGTH: Final = 200  # characters of what a client wrote that a line repeats
-MAX_NAMES: Final = 1000  # kinds of lines that are counted apart: a program may make up any number of policies
+MAX_LOGGED_LENGTH: Final = 200  # characters of a value from a client in a line
+MAX_NAMES: Final = 1000  # kinds of lines that are counted separately: a program may create any number of policies
 BURST: Final = 10  # lines of a kind in a second
-SHADOW: Final = " (shadow: allowed all the same)"
+SHADOW_SUFFIX: Final = " (shadow mode: allowed)"
 
 
-class Unwritten(NamedTuple):
-    """How many lines of a kind were not written, within one second."""
+class SuppressedLines(NamedTuple):
+    """The number of suppressed lines of a kind within one second."""
 
     name: Hashable
     lines: int
 
 
 class LogThrottle:
-    """Tells of lines whether they may be written: of each kind so many in a second. The others are counted."""
+    """Limits log lines of each kind per second, and counts the suppressed ones."""
 
     def __init__(self, burst: int) -> None:
-        """Let `burst` lines of a kind through in a second (0: none ever, and they are not counted)."""
+        """Allow `burst` lines of a kind per second (0: none, and they are not counted)."""
         self._burst = burst
-        self._seconds: dict[Hashable, tuple[int, int]] = {}  # by kind: when its second began, and lines since
-        self._over = 0  # when the first of these seconds is over
-        self._latest = 0  # the latest instant: a clock may step back
+        self._seconds: dict[Hashable, tuple[int, int]] = {}  # by kind: start of its second, and lines since
+        self._over = 0  # when the first of these seconds ends
+        self._latest = 0  # the latest instant: the clock may step back
         self.lock = Lock()
 
     def may_write(self, name: Hashable, now: int) -> bool:
-        """Tell whether a line of this kind may be written now; call `unwritten` before."""
+        """Return whether a line of this kind may be written now; call `unwritten` before."""
         return self._count(name, now) <= self._burst if self._burst else False
 
     @locked
     def _count(self, name: Hashable, now: int) -> int:
         if name not in self._seconds and len(self._seconds) >= MAX_NAMES:
-            name = None  # all further kinds together
+            name = None  # all other kinds together
         began, lines = self._seconds.get(name, (now, 0))
         self._over = min(self._over, began + SECOND) if self._seconds else began + SECOND
         self._latest = now
         self._seconds[name] = (began, lines + 1)
         return lines + 1
 
-    def unwritten(self, now: int | None = None) -> list[Unwritten]:
-        """Tell how many lines were not written in seconds that are over, of each kind; None: in all of them."""
+    def unwritten(self, now: int | None = None) -> list[SuppressedLines]:
+        """Return and reset the suppressed lines of each kind in ended seconds; None: in all seconds."""
         if not self._seconds or (now is not None and self._latest <= now < self._over):
             return []
         over = self._end_seconds(now)
-        return [Unwritten(name, lines - self._burst) for name, lines in over if lines > self._burst]
+        return [SuppressedLines(name, lines - self._burst) for name, lines in over if lines > self._burst]
 
     @locked
     def _end_seconds(self, now: int | None) -> list[tuple[Hashable, int]]:
@@ -79,48 +78,48 @@ class LogThrottle:
 
 
 class DecisionLog:
-    """An observer that writes log lines. Each decision is told once, so it can be several limiters' observer."""
+    """An observer that writes log lines. Several limiters may share it."""
 
     def __init__(self, logger: logging.Logger | str = "tidegate", *, every: int = 0, burst: int = BURST) -> None:
-        """Log every so-many-th check as INFO (0: none).
+        """Log every `every`-th allowed call as INFO (0: none).
 
-        Log up to `burst` denials of a policy in a second as WARNING, and how many more there were (0: none of this).
+        Log up to `burst` denials of a policy per second as WARNING, and the number of further ones (0: neither).
         """
         self._logger = logging.getLogger(logger) if isinstance(logger, str) else logger
         self._every = every
         self._checks = count(1)
-        self._lines = LogThrottle(burst)
+        self._throttle = LogThrottle(burst)
 
     def __call__(self, record: Record) -> None:
-        """Write a line, or none."""
+        """Log a decision, unless it is suppressed."""
         if record.verb in ("acquire", "hold"):
             if record.decision[0]:
-                self.checked(record)
+                self.log_allowed(record)
             else:
-                self.exceeded(record)
+                self.log_denied(record)
 
-    def checked(self, record: Record) -> None:
-        """Log a sample of what was allowed."""
+    def log_allowed(self, record: Record) -> None:
+        """Log a sample of the allowed calls."""
         if not self._every or next(self._checks) % self._every or not self._logger.isEnabledFor(logging.INFO):
             return
-        said = min(record.decision.limits, key=lambda limit: limit.remaining)
+        limit = min(record.decision.limits, key=lambda each: each.remaining)
         self._logger.info(
             "%s: %s allowed, %d of %d left%s",
             record.policy.name,
             shown_key(record),
-            said.remaining,
-            said.quota,
+            limit.remaining,
+            limit.quota,
             _about(record),
         )
 
-    def exceeded(self, record: Record) -> None:
-        """Log a denial, if there were not too many this second."""
+    def log_denied(self, record: Record) -> None:
+        """Log a denial, unless there were too many this second."""
         if not self._logger.isEnabledFor(logging.WARNING):
             return
         decision = record.decision
         self.flush(decision.at)
-        kind = (SHADOW if decision.allowed else "", record.policy.name)
-        if not self._lines.may_write(kind, decision.at):
+        kind = (SHADOW_SUFFIX if decision.allowed else "", record.policy.name)
+        if not self._throttle.may_write(kind, decision.at):
             return
         retry = decision.retry
         self._logger.warning(
@@ -132,19 +131,19 @@ class DecisionLog:
         )
 
     def flush(self, now: int | None = None) -> None:
-        """Log how many denials had no line of their own in seconds that are over; None: in all of them."""
-        for name, lines in self._lines.unwritten(now):
+        """Log the number of suppressed denials of ended seconds; None: of all seconds."""
+        for name, lines in self._throttle.unwritten(now):
             shadow, policy = name if isinstance(name, tuple) else ("", "other policies")
             self._logger.warning("rate limit exceeded%s: %s: %d more denials within one second", shadow, policy, lines)
 
 
 def shown_key(record: Record) -> str:
-    """Write a key for a log."""
+    """Return the key of a record for a log line."""
     return shown(join_key(record.key))
 
 
 def shown(text: str) -> str:
-    """Write what a client wrote for a log: shortened, control characters and the like escaped."""
+    """Return a value from a client for a log line: shortened, with control characters escaped."""
     short = text if len(text) <= MAX_LOGGED_LENGTH else text[:MAX_LOGGED_LENGTH] + "…"
     return short if short.isprintable() else short.encode("unicode_escape").decode("ascii")
 

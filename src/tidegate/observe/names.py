@@ -1,6 +1,6 @@
-"""What metrics call things.
+"""Labels of metrics.
 
-Of names so many have their own label, and all further ones share one, so that nobody can multiply them.
+A bounded number of names have their own label; all others share one, so that the number of labels stays bounded.
 """
 
 from __future__ import annotations
@@ -14,23 +14,23 @@ OTHER_LABEL: Final = "other"
 
 
 class LabelNames:
-    """Gives each name its label."""
+    """Maps names to a bounded number of labels."""
 
     def __init__(self, most: int) -> None:
-        """Give `most` names labels of their own."""
-        self._most = most
+        """Allow `most` names with their own label."""
+        self._max_names = most
         self._names: set[str] = set()
 
     def label(self, name: str) -> str:
-        """Give the label of a name: itself, or `other` where there are too many."""
+        """Return the label of a name: the name, or `other` if there are too many."""
         if name in self._names:
             return name
-        if len(self._names) >= self._most:
+        if len(self._names) >= self._max_names:
             return OTHER_LABEL
         self._names.add(name)
         return name
 
 
 def outcome_of(decision: Decision) -> str:
-    """Name how a decision ended."""
+    """Return the outcome of a decision: allowed, shadow or denied."""
     return "allowed" if decision[0] else "shadow" if decision.allowed else "denied"

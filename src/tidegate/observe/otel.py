@@ -1,10 +1,10 @@
-"""Records as OpenTelemetry metrics and events, by its API alone: which SDK exports them is the program's choice.
+"""OpenTelemetryObserver: metrics and span events through the OpenTelemetry API; the program chooses the SDK.
 
     Limiter("100/1m", observer=OpenTelemetryObserver())
     RateLimitMiddleware(app, observer=OpenTelemetryObserver())
 
 Counts `tidegate.decisions` (by policy and outcome) and `tidegate.denials` (by policy and limit); a denial is an event
-of the span that it happened in. Attributes are names of policies and limits, never keys.
+of the current span. Attributes are names of policies and limits, never keys.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ POLICY: Final = "tidegate.policy"
 OUTCOME: Final = "tidegate.outcome"
 LIMIT: Final = "tidegate.limit"
 DECISIONS: Final = ("tidegate.decisions", "{decision}", "Decisions, by policy and outcome.")
-DENIALS: Final = ("tidegate.denials", "{denial}", "Times that a limit said no, by policy and limit.")
+DENIALS: Final = ("tidegate.denials", "{denial}", "Denials, by policy and limit.")
 
 
 class OpenTelemetryObserver:
-    """An observer that counts decisions and denials, and notes denials in the current span."""
+    """An observer that counts decisions and denials, and adds denials to the current span as events."""
 
     def __init__(self, meter: Meter | None = None, *, most: int = 100) -> None:
-        """Count by this meter, or the program's; `most` policies have attributes of their own."""
+        """Use this meter, or the global one; `most` policies have their own attribute values."""
         meter = meter or metrics.get_meter("tidegate")
         self._decisions = meter.create_counter(*DECISIONS)
         self._denials = meter.create_counter(*DENIALS)

@@ -1,11 +1,11 @@
-"""Records as Prometheus metrics, with labels that nobody outside can multiply.
+"""PrometheusObserver: Prometheus metrics with a bounded number of labels.
 
     observer = PrometheusObserver()                     # in the default registry
     Limiter("100/1m", observer=observer)
     RateLimitMiddleware(app, observer=observer)
 
-Labels are names of policies and limits, never keys, addresses or paths. Where a program makes policies up as it goes,
-those beyond `most` are counted together as `other`.
+Labels are names of policies and limits, never keys, addresses or paths. If a program
+creates policies dynamically, those beyond `most` are counted together as `other`.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ COUNTED_VERBS: Final = ("acquire", "hold")
 
 
 class PrometheusObserver:
-    """An observer that counts decisions, denials by limit, and how much clients have left."""
+    """An observer that counts decisions and denials, and records the remaining share of clients."""
 
     def __init__(self, registry: CollectorRegistry = REGISTRY, *, most: int = 100) -> None:
-        """Register the metrics; `most` policies have labels of their own."""
+        """Register the metrics; `most` policies have their own label."""
         self._children: dict[object, Any] = {}
         self._names = LabelNames(most)
         self._decisions = Counter(
@@ -45,19 +45,22 @@ class PrometheusObserver:
         )
         self._denials = Counter(
             "tidegate_denials",
-            "Times that a limit said no, by policy and limit.",
+            "Denials, by policy and limit.",
             ["policy", "limit"],
             registry=registry,
         )
         self._remaining = Histogram(
             "tidegate_remaining_ratio",
-            "What a client has left of its tightest limit after a decision, from 0 to 1.",
+            "Remaining share of the tightest limit after a decision, from 0 to 1.",
             ["policy"],
             buckets=REMAINING_BUCKETS,
             registry=registry,
         )
         self._last = Gauge(
-            "tidegate_last_denied_timestamp_seconds", "When a policy last said no.", ["policy"], registry=registry
+            "tidegate_last_denied_timestamp_seconds",
+            "Time of the last denial of a policy.",
+            ["policy"],
+            registry=registry,
         )
 
     def __call__(self, record: Record) -> None:
@@ -86,7 +89,7 @@ class PrometheusObserver:
 
 
 class StoreCollector:
-    """Tells what a store counts (`Store.metrics`) whenever Prometheus asks."""
+    """Exports the counters of a store (`Store.metrics`) on each scrape."""
 
     def __init__(self, store: Store, registry: CollectorRegistry = REGISTRY) -> None:
         """Register the collector."""
@@ -94,8 +97,8 @@ class StoreCollector:
         registry.register(self)
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
-        """Give one sample for each number."""
-        family = GaugeMetricFamily("tidegate_store", "What the store counts, by name.", labels=["name"])
+        """Yield one sample per counter."""
+        family = GaugeMetricFamily("tidegate_store", "Counters of the store, by name.", labels=["name"])
         for name, value in self._store.metrics().items():
             family.add_metric([name], value)
         yield family

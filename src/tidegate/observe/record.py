@@ -1,4 +1,4 @@
-"""What an observer is told of a decision."""
+"""Record: what an observer receives for each decision."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ if TYPE_CHECKING:
 
 
 class Record(NamedTuple):
-    """One decision, after the store has answered: whose, under which policy, at what cost to each limit.
+    """One decision: its verb, policy, key, the cost at each limit, and the Decision.
 
-    `subject` says what it was about, where that is known: of a request its method and path.
+    `subject` describes what the decision was about, if known: the method and path of a request.
     """
 
     verb: str

@@ -1,4 +1,4 @@
-"""WHO is limited: policies and keys."""
+"""Policies and keys."""
 
 from tidegate.policy.key import Key, join_key, normal_key
 from tidegate.policy.model import Cost, Policy, Rules

@@ -1,17 +1,17 @@
-"""Configuration whose every value knows where it stands: file, line and field.
+"""ConfigValue: a value of a configuration, with its file, line and field.
 
-A Setting wraps one value of a YAML file (or of a mapping given by a program). Whoever reads it says what it expects:
+A ConfigValue wraps one value of a YAML file or of a mapping. The method that reads it states the expected type:
 
     section = load("config.yaml").fields("enabled", "limits")      # a mapping with these keys and no others
-    section["enabled"].flag()                                      # true or false
-    [entry.text() for entry in section["limits"].items()]          # a list of texts
+    section["enabled"].flag()
+    [entry.text() for entry in section["limits"].items()]          # a list of strings
 
-and what is not so is refused with a ConfigError such as `config.yaml:3: limits[0]: expected text, not a list`. Since
-the reader says what it expects, `no` is false where a flag is read and the word "no" where text is.
+A value of another type raises ConfigError, such as `config.yaml:3: limits[0]: expected a string, not a list`. Because
+the reader states the type, `no` is false where a boolean is expected and the string "no" where a string is.
 
-Of YAML, the plain part is read: mappings, lists, scalars, anchors. Keys that come twice, tags, and a second document
-are refused. Nothing is ever constructed from a tag, and what aliases stand for is bounded (see `loader`), so no file is
-dangerous to read.
+Only the simple part of YAML is supported: mappings, lists, scalars and anchors. Duplicate keys, tags and a second
+document are errors. No object is constructed from a tag, and the expansion of aliases is bounded (see `loader`), so
+reading an untrusted file is safe.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ NULL_WORDS: Final = ("", "~", "null", "Null", "NULL")
 INTEGER = re.compile(r"[-+]?[0-9]+(?:_[0-9]+)*")
 NUMBER = re.compile(r"[-+]?[0-9]+(?:_[0-9]+)*(?:\.[0-9]+)?")
 PLAIN_TAGS: Final = ("tag:yaml.org,2002:str", "tag:yaml.org,2002:map", "tag:yaml.org,2002:seq")
-MAX_SHOWN_LENGTH: Final = 60  # characters of a wrong value that an error repeats
+MAX_SHOWN_LENGTH: Final = 60  # characters of a value in an error message
 
 
 def load(source: str | Path | Mapping[str, object]) -> ConfigValue:
-    """Read a YAML file, or take a mapping that a program gives."""
+    """Read a YAML file, or wrap a mapping."""
     if isinstance(source, Mapping):
         return ConfigValue(source)
     try:
@@ -51,20 +51,20 @@ def load(source: str | Path | Mapping[str, object]) -> ConfigValue:
     except ConfigError:
         raise
     except (TypeError, ValueError):
-        message = f"expected the path of a file or a mapping, not {_shown(source)}"
+        message = f"expected a file path or a mapping, not {_shown(source)}"
         raise ConfigError(message, field="config") from None
     return parse(text, str(source))
 
 
 def parse(text: str, file: str | None = None) -> ConfigValue:
-    """Read YAML text; `file` names it in errors."""
+    """Parse YAML; `file` is its name in errors."""
     node = compose(text, file)
     return ConfigValue(node, file, node.start_mark.line + 1 if node else 1)
 
 
 @dataclass(frozen=True, slots=True)
 class ConfigValue:
-    """One value and its place. The `raw` value is a node of YAML or what a program gave; ask the methods for it."""
+    """One value and its location. `raw` is a YAML node or a Python value; use the methods to read it."""
 
     raw: Any
     file: str | None = None
@@ -72,12 +72,12 @@ class ConfigValue:
     field: str | None = None
 
     def error(self, message: str) -> ConfigError:
-        """Word an error about this value."""
+        """Return a ConfigError with the location of this value."""
         return ConfigError(message, file=self.file, line=self.line, field=self.field)
 
     @contextmanager
     def blame(self, **fields: ConfigValue | None) -> Iterator[None]:
-        """Give errors of others this value's place, or, where they name one of the fields, that one's."""
+        """Add the location of this value to ConfigErrors, or that of the field they name, if it is given."""
         try:
             yield
         except ConfigError as error:
@@ -88,7 +88,7 @@ class ConfigValue:
 
     @property
     def is_nothing(self) -> bool:
-        """Whether the value is empty (null)."""
+        """Whether the value is null (or empty)."""
         return self.raw is None or self._plain in NULL_WORDS
 
     @property
@@ -104,7 +104,7 @@ class ConfigValue:
         )
 
     def entries(self) -> dict[str, ConfigValue]:
-        """Read a mapping with whatever keys, in order; a key that comes twice is refused."""
+        """Read a mapping with any keys, in order; a duplicate key is an error."""
         self._check_tag()
         if not self.is_mapping:
             raise self.error(f"expected a mapping, not {self}")
@@ -112,18 +112,18 @@ class ConfigValue:
         for key, value, line in self._pairs():
             place = f"{self.field}.{key}" if self.field else key
             if key in found:
-                message = f"comes twice, first in line {found[key].line}"
+                message = f"duplicate key, first set on line {found[key].line}"
                 raise ConfigError(message, file=self.file, line=line, field=place)
             found[key] = ConfigValue(value, self.file, line, place)
         return found
 
     def fields(self, *known: str) -> dict[str, ConfigValue]:
-        """Read a mapping that has some of the known keys and no others."""
+        """Read a mapping that may have the known keys and no others."""
         found = self.entries()
         for key, value in found.items():
             if key not in known:
                 near = get_close_matches(key, known, n=1)
-                hint = f"is {near[0]!r} meant?" if near else f"known are {', '.join(known)}"
+                hint = f"did you mean {near[0]!r}?" if near else f"expected one of {', '.join(known)}"
                 raise value.error(f"unknown setting: {hint}")
         return found
 
@@ -144,39 +144,39 @@ class ConfigValue:
         return self.items() if self.is_list else [self]
 
     def text(self) -> str:
-        """Read text that is not empty."""
+        """Read a non-empty string."""
         value = self._scalar
         if not isinstance(value, str) or not value or self.is_nothing:
-            raise self.error(f"expected text, not {self}")
+            raise self.error(f"expected a string, not {self}")
         return str(value)
 
     def choice(self, *choices: str) -> str:
-        """Read one of several words."""
+        """Read one of several strings."""
         word = self._scalar
         if word not in choices:
             raise self.error(f"expected {', '.join(choices[:-1])} or {choices[-1]}, not {self}")
         return str(word)
 
     def flag(self) -> bool:
-        """Read true or false (or yes, no, on, off)."""
+        """Read a boolean: true or false (or yes, no, on, off)."""
         value = self.raw if isinstance(self.raw, bool) else BOOLEANS.get((self._plain or "").lower())
         if value is None:
             raise self.error(f"expected true or false, not {self}")
         return value
 
     def whole(self, low: int = 1, high: int = MAX_INTEGER) -> int:
-        """Read a whole number within bounds."""
+        """Read an integer within bounds."""
         value = self.raw
         if self._plain is not None and INTEGER.fullmatch(self._plain):
             value = int(self._plain) if len(self._plain) <= MAX_SHOWN_LENGTH else high + 1
         if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
             too_large = isinstance(value, int) and value > high
             bounds = f"from {low} to {high}" if high < MAX_INTEGER or too_large else f"from {low}"
-            raise self.error(f"expected a whole number {bounds}, not {self}")
+            raise self.error(f"expected an integer {bounds}, not {self}")
         return value
 
     def number(self) -> float:
-        """Read a number above 0, whole or not."""
+        """Read a number above 0, integer or not."""
         value = self.raw
         if self._plain is not None and NUMBER.fullmatch(self._plain) and len(self._plain) <= MAX_SHOWN_LENGTH:
             value = float(self._plain)
@@ -185,9 +185,9 @@ class ConfigValue:
         return value
 
     def __str__(self) -> str:
-        """Name the value in an error."""
+        """Return the value as error messages show it."""
         if self.is_nothing:
-            return "nothing"
+            return "null"
         if self.is_mapping:
             return "a mapping"
         if self.is_list:
@@ -195,13 +195,13 @@ class ConfigValue:
         return redact_text(self._plain)[:MAX_SHOWN_LENGTH] if self._plain else _shown(self._scalar)
 
     @property
-    def _scalar(self) -> Any:  # noqa: ANN401 - whatever a program gave
-        """The text of a scalar of YAML, quoted or not; what a program gave as it is."""
+    def _scalar(self) -> Any:  # noqa: ANN401 - any Python value
+        """The string of a YAML scalar, quoted or not; a Python value unchanged."""
         return self.raw.value if isinstance(self.raw, yaml.ScalarNode) else self.raw
 
     @property
     def _plain(self) -> str | None:
-        """The text of a scalar of YAML that is not quoted: it may mean a number, a flag or nothing."""
+        """The string of an unquoted YAML scalar: it may be a number, a boolean or null."""
         self._check_tag()
         return str(self.raw.value) if isinstance(self.raw, yaml.ScalarNode) and self.raw.style is None else None
 
@@ -209,20 +209,20 @@ class ConfigValue:
         if isinstance(self.raw, Mapping):
             for key, value in self.raw.items():
                 if not isinstance(key, str):
-                    raise self.error(f"keys are texts, not {_shown(key)}")
+                    raise self.error(f"keys must be strings, not {_shown(key)}")
                 yield key, value, self.line
             return
         for key, value in self.raw.value:
             if not isinstance(key, yaml.ScalarNode):
-                raise self.error("keys are texts, not lists or mappings")
+                raise self.error("keys must be strings, not lists or mappings")
             yield key.value, value, key.start_mark.line + 1
 
     def _check_tag(self) -> None:
         if isinstance(self.raw, yaml.Node) and self.raw.tag not in PLAIN_TAGS:
-            raise self.error(f"the tag {self.raw.tag} is not understood: leave it out")
+            raise self.error(f"unsupported tag {self.raw.tag}: remove it")
 
 
 def _shown(value: object) -> str:
-    """Repeat a wrong value, shortened."""
+    """Return a value for an error message, shortened and without secrets."""
     text = redact_text(repr(value))
     return text if len(text) <= MAX_SHOWN_LENGTH else f"{text[:MAX_SHOWN_LENGTH]}…"

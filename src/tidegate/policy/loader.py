@@ -1,8 +1,8 @@
-"""The only reader of YAML in this package: text in, nodes that know their lines out, within bounds.
+"""The only YAML loader of this package: returns nodes with line numbers, within bounds.
 
-A file may be written by somebody else than the operator, and a few lines of YAML can stand for billions of nodes. So
-aliases may add at most `MAX_ALIASED_NODES` nodes to those that are written out, nothing is nested more than `MAX_DEPTH`
-levels deep (aliases included), and no file is longer than `MAX_BYTES`. What exceeds that is refused where it stands.
+A file may be untrusted, and a few lines of YAML can expand to billions of nodes. So aliases may add at most
+`MAX_ALIASED_NODES` nodes, nodes are nested at most `MAX_DEPTH` levels deep (aliases included), and a file has at most
+`MAX_BYTES`. Exceeding a bound is an error with the line.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ MAX_BYTES: Final = 16 * 2**20
 
 
 def read_text(path: str | Path) -> str:
-    """Read a file of UTF-8 text, of at most `MAX_BYTES`."""
+    """Read a UTF-8 file of at most `MAX_BYTES`."""
     file = str(path)
     try:
         with Path(path).open("rb") as stream:
@@ -31,11 +31,11 @@ def read_text(path: str | Path) -> str:
     except OSError as error:
         raise ConfigError(f"cannot be read: {error.strerror or error}", file=file) from None
     except UnicodeDecodeError as error:
-        raise ConfigError(f"is not UTF-8 text, at byte {error.start}", file=file) from None
+        raise ConfigError(f"is not valid UTF-8 at byte {error.start}", file=file) from None
 
 
 def compose(text: str, file: str | None = None) -> yaml.Node | None:
-    """Read one YAML document; `file` names it in errors. Nothing is constructed from tags."""
+    """Parse one YAML document; `file` is its name in errors. No objects are constructed from tags."""
     try:
         loader = _BoundedLoader(text, file)
         try:
@@ -44,28 +44,28 @@ def compose(text: str, file: str | None = None) -> yaml.Node | None:
             loader.dispose()
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        message = f"is not YAML: {error.problem or error.context}"
+        message = f"is not valid YAML: {error.problem or error.context}"
         raise ConfigError(message, file=file, line=mark.line + 1 if mark else None) from None
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
-        message = f"is not YAML: a character that no text has, U+{int(error.character):04X}"
+        message = f"is not valid YAML: the character U+{int(error.character):04X} is not allowed"
         raise ConfigError(message, file=file, line=line) from None
 
 
 class _BoundedLoader(yaml.BaseLoader):
-    """Counts nodes while they are composed, as if every alias were written out."""
+    """Counts nodes while they are composed, with every alias expanded."""
 
     def __init__(self, text: str, file: str | None) -> None:
         super().__init__(text)
         self._file = file
         self._nodes = 0  # so far, aliases expanded
-        self._aliased = 0  # those of them that aliases stand for
+        self._aliased = 0  # of these, nodes from aliases
         self._depth = 0
-        self._deepest = 0  # level reached so far within the node that is being composed
-        self._extents: dict[int, tuple[int, int]] = {}  # of each node that has an anchor: its nodes, its levels
+        self._deepest = 0  # deepest level so far within the current node
+        self._extents: dict[int, tuple[int, int]] = {}  # by id of a node with an anchor: its number of nodes and levels
 
-    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:  # noqa: ANN401 - as PyYAML has it
-        """Compose a node, unless that would exceed a bound."""
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:  # noqa: ANN401 - as in PyYAML
+        """Compose a node; raise ConfigError if that would exceed a bound."""
         event = self.peek_event()  # type: ignore[no-untyped-call]  # PyYAML's stubs have no types here
         line = event.start_mark.line + 1
         if isinstance(event, yaml.AliasEvent):
@@ -85,15 +85,15 @@ class _BoundedLoader(yaml.BaseLoader):
         return node
 
     def _expand(self, node: yaml.Node | None, line: int) -> None:
-        """Count the nodes that an alias stands for."""
+        """Count the nodes of an alias."""
         extent = self._extents.get(id(node))
         if extent is None:
-            raise ConfigError("an alias stands within what it refers to", file=self._file, line=line)
+            raise ConfigError("an alias refers to a node that contains it", file=self._file, line=line)
         nodes, levels = extent
         self._nodes += nodes
         self._aliased += nodes
         if self._aliased > MAX_ALIASED_NODES:
-            message = f"aliases expand to more than {MAX_ALIASED_NODES} nodes: write out what is meant"
+            message = f"aliases expand to more than {MAX_ALIASED_NODES} nodes: use fewer aliases"
             raise ConfigError(message, file=self._file, line=line)
         self._deepest = max(self._deepest, self._depth + levels)
         self._check_depth(self._depth + levels, line)

@@ -1,4 +1,4 @@
-"""A Policy: a named set of limits that are decided together, and what a call costs at each of them."""
+"""Policy: a named set of limits that are decided together, and the cost of a call at each of them."""
 
 from __future__ import annotations
 
@@ -17,34 +17,34 @@ OnStoreError = Literal["allow", "deny", "local"]
 PER_CALL_UNITS: Final = (
     "requests",
     "concurrent-requests",
-)  # the units that count calls: a plain number is a cost in these
+)  # the units that count calls: an integer cost is charged to these
 
 
 @dataclass(frozen=True, slots=True)
 class Policy:
     """Limits that are decided together, all or nothing, under one name.
 
-    The name separates the keys of one policy from those of another in the same store. `mode` is `enforce`, or `shadow`
-    to decide and record without ever denying. `on_store_error` is what a call gets while the store cannot be asked.
+    The name separates the keys of policies in the same store. `mode` is `enforce`, or `shadow` to decide and record
+    without denying. `on_store_error` decides calls while the store is unavailable.
 
-    A cost given as a plain number counts calls: it is charged to the limits in `requests` (and `concurrent-requests`);
-    where a policy has none of these but a single other unit, to that. A mapping names units; others cost nothing.
+    An integer cost counts calls: it is charged to the limits in the units `requests` and `concurrent-requests`, or, if
+    a policy has none of these and a single unit, to that unit. A mapping gives the cost per unit; other units cost 0.
     """
 
     name: str
     limits: tuple[Limit, ...]
     mode: Mode = "enforce"
     on_store_error: OnStoreError = "deny"
-    only: Limit | None = field(init=False, repr=False, compare=False, default=None)  # the limit of a policy of one
-    one: tuple[int, ...] = field(init=False, repr=False, compare=False, default=())  # what a cost of 1 is to each limit
-    counted: tuple[str, ...] = field(init=False, repr=False, compare=False, default=())  # units a plain number is in
+    only: Limit | None = field(init=False, repr=False, compare=False, default=None)  # the limit, if there is only one
+    one: tuple[int, ...] = field(init=False, repr=False, compare=False, default=())  # a cost of 1 at each limit
+    counted: tuple[str, ...] = field(init=False, repr=False, compare=False, default=())  # units of an integer cost
 
     def __post_init__(self) -> None:
-        """Refuse what makes no sense; work out what a plain cost means."""
+        """Check the arguments; compute which units an integer cost is charged to."""
         set_field = object.__setattr__
         set_field(self, "limits", read_limits(self.limits))
         if not isinstance(self.name, str):
-            raise ConfigError(f"must be text, not {self.name!r}", field="name")
+            raise ConfigError(f"must be a string, not {self.name!r}", field="name")
         for option, value, choices in (
             ("mode", self.mode, get_args(Mode)),
             ("on_store_error", self.on_store_error, get_args(OnStoreError)),
@@ -58,23 +58,25 @@ class Policy:
         set_field(self, "one", tuple(int(limit.unit in counted) for limit in self.limits))
 
     def costs(self, cost: Cost) -> tuple[int, ...]:
-        """Spread a cost over the limits, in their order."""
+        """Return the cost at each limit, in their order."""
         if cost.__class__ is int and cost == 1 and self.counted:
             return self.one
         if isinstance(cost, int):
             if not self.counted:
                 units = ", ".join(sorted({limit.unit for limit in self.limits}))
-                raise ConfigError(f"a plain number could be any of {units}: use a mapping such as "
+                raise ConfigError(f"an integer is ambiguous in a policy with the units {units}: use a mapping such as "
                                   f"{{'{self.limits[0].unit}': {cost}}}", field="cost")  # fmt: skip
             check_cost(cost)
             return tuple(cost if limit.unit in self.counted else 0 for limit in self.limits)
         if not isinstance(cost, Mapping):
-            raise ConfigError(f"must be a whole number or a mapping of units to them, not {cost!r}", field="cost")
+            raise ConfigError(f"must be an integer or a mapping of units to integers, not {cost!r}", field="cost")
         for unit, amount in cost.items():
             check_cost(amount, f"cost.{unit}")
             if not any(limit.unit == unit for limit in self.limits):
                 known = ", ".join(sorted({limit.unit for limit in self.limits}))
-                raise ConfigError(f"no limit of policy {self.name!r} counts {unit!r}: it has {known}", field="cost")
+                raise ConfigError(
+                    f"no limit of policy {self.name!r} counts {unit!r}: its units are {known}", field="cost"
+                )
         return tuple(cost.get(limit.unit, 0) for limit in self.limits)
 
 
@@ -82,14 +84,14 @@ Rules = str | Limit | Policy | Iterable[str | Limit]
 
 
 def read_policy(rules: Rules, name: str = "default") -> Policy:
-    """Take a policy in any of the forms people give one: text, a Limit, several of these, or a Policy."""
+    """Return the policy for rules: a string, a Limit, several of these, or a Policy."""
     if isinstance(rules, Policy):
         return rules
     return Policy(name, read_limits(rules))
 
 
 def read_limits(rules: str | Limit | Iterable[str | Limit]) -> tuple[Limit, ...]:
-    """Take one limit or several, as text or as Limit."""
+    """Return the limits for one limit or several, each a string or a Limit."""
     if isinstance(rules, (str, Limit)):
         rules = (rules,)
     if not isinstance(rules, Iterable):
@@ -102,12 +104,12 @@ def read_limits(rules: str | Limit | Iterable[str | Limit]) -> tuple[Limit, ...]
     names = [limit.name for limit in limits]
     for limit in limits:
         if names.count(limit.name) > 1:
-            message = f"two limits are called {limit.name!r}: give one a name, such as Limit(…, name='burst')"
+            message = f"two limits have the name {limit.name!r}: name one of them, such as Limit(…, name='burst')"
             raise ConfigError(message, field="limits")
     return limits
 
 
 def check_cost(amount: object, name: str = "cost") -> None:
-    """Refuse what is not a whole number of permits."""
+    """Check that an amount is an integer number of permits."""
     if not isinstance(amount, int) or isinstance(amount, bool) or not 0 <= amount <= MAX_INTEGER:
-        raise ConfigError(f"must be a whole number from 0 to 2**53 - 1, not {amount!r}", field=name)
+        raise ConfigError(f"must be an integer from 0 to 2**53 - 1, not {amount!r}", field=name)

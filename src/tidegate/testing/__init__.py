@@ -1,9 +1,9 @@
-"""For tests, yours and ours: a clock that stands still, and a proof for stores.
+"""For tests: a manual clock, and conformance tests for stores and buses.
 
 ```python
 from tidegate.testing import ManualClock, random_vectors, verify_store
 
-verify_store(MyStore)                     # raises AssertionError: which promise broke, at which step, from which seed
+verify_store(MyStore)                     # raises AssertionError with the broken promise, the step and the seed
 for vector in random_vectors(seed=7, n=100):
     store.apply(vector.verb, vector.asks, now=vector.now, at=vector.at)     # and compare with vector.answers
 ```

@@ -1,4 +1,4 @@
-"""What a store should answer: the pure core over a dictionary that never forgets."""
+"""ReferenceStore: the core over a dictionary, with the answers that every store must give."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class ExpectedAnswer(NamedTuple):
-    """What a store says to one ask: whether, the instant, and (remaining, retry, reset) of each limit."""
+    """The answer to one ask: allowed, the instant, and (remaining, retry, reset) of each limit."""
 
     allowed: bool
     at: int
@@ -27,16 +27,16 @@ class ExpectedAnswer(NamedTuple):
 
 
 def answer_of(decision: Decision) -> ExpectedAnswer:
-    """Read a Decision as plain data."""
+    """Return a Decision as plain data."""
     remaining_retry_reset = ((view[0], view[1], view[2]) for view in decision.views)
     return ExpectedAnswer(decision.allowed, decision.at, tuple(remaining_retry_reset))
 
 
 class ReferenceStore:
-    """A store with nothing but the core in it: no lock, no bound, no clean-up, for one thread."""
+    """A store with only the core in it: no lock, no bound, no clean-up; for one thread."""
 
     def __init__(self) -> None:
-        """Start empty."""
+        """Create an empty store."""
         self._states: dict[Place, State] = {}
 
     def apply(self, verb: str, asks: Sequence[Ask], now: int, at: int | None = None) -> tuple[ExpectedAnswer, ...]:
@@ -52,7 +52,7 @@ class ReferenceStore:
             self._keep(places, changed)
         if verb == "reset":
             for policy, key, _ in asks:
-                self._forget(policy, key)
+                self._clear(policy, key)
         answers, start = [], 0
         for policy, _, _ in asks:
             end = start + len(policy.limits)
@@ -67,13 +67,13 @@ class ReferenceStore:
             else:
                 self._states[place] = state
 
-    def _forget(self, policy: Policy, key: Key) -> None:
-        """Forget a key under a policy's name, also what limits that it no longer has had written."""
+    def _clear(self, policy: Policy, key: Key) -> None:
+        """Clear a key of a policy, also the states of limits that the policy no longer has."""
         for place in [place for place in self._states if place[:2] == (policy.name, key)]:
             del self._states[place]
 
     def last_end(self, now: int) -> int:
-        """Tell the latest instant up to now at which some state ended: a store may have dropped it since."""
+        """Return the latest instant up to now at which a state expired: a store may have dropped it since."""
         ends = [limit_of(state).rules.expires(state) for state in self._states.values()]
         return max((end for end in ends if end <= now), default=0)
 

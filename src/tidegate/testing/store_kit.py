@@ -1,4 +1,4 @@
-"""verify_store: prove that a store answers as the core does, and keeps what a Store promises."""
+"""verify_store: the conformance test for stores."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ if TYPE_CHECKING:
     OpenStore = Callable[[], Store]
 
 ROUND_LENGTH = 120  # vectors per round
-MAX_SHORTER_HISTORIES = 400  # how many shorter histories are tried before a failure is shown
+MAX_SHORTER_HISTORIES = 400  # shorter histories to try before a failure is reported
 
 
 def verify_store(open_store: OpenStore, *, seed: int = 0, rounds: int = 20) -> None:
-    """Prove a store, or raise AssertionError saying which promise it broke, with the seed and the steps that show it.
+    """Test a store; raise AssertionError with the broken promise, the seed and the steps that reproduce it.
 
-    `open_store()` gives a new, empty store; those opened here are closed here. First each promise of a Store is tried
-    by name (all or nothing, a denied call changes nothing, …), then `rounds` random histories are put to the store, by
-    `apply`, `apply_one` and `apply_async`, and every answer is compared with that of `Model`, the pure core. Every
-    instant is passed to the store; histories begin in 2024 or 2025 and may cover decades. One that fails is shortened
-    before it is shown. About 3,000 calls by default.
+    `open_store()` returns a new, empty store; the stores are closed at the end. First each promise of a Store is tested
+    by name (all or nothing, a denied call changes nothing, …). Then `rounds` random histories are replayed by `apply`,
+    `apply_one` and `apply_async`, and every answer is compared with that of `ReferenceStore`. Every instant is passed
+    to the store; histories begin in 2024 or 2025 and may cover decades. A failing history is shortened before it is
+    reported. Makes about 3,000 calls by default.
     """
     for promise in PROMISES:
         with _opened(open_store) as store:
@@ -38,7 +38,7 @@ def verify_store(open_store: OpenStore, *, seed: int = 0, rounds: int = 20) -> N
                 promise(store)
             except AssertionError as broken:
                 name = promise.__name__.replace("_", " ")
-                raise AssertionError(f"a promise of stores is broken: {name}\n{promise.__doc__}\n{broken}") from None
+                raise AssertionError(f"the store broke a promise: {name}\n{promise.__doc__}\n{broken}") from None
     for number in range(rounds):
         vectors = list(random_vectors(seed * 1_000_003 + number, ROUND_LENGTH))
         if number % 4:
@@ -47,8 +47,8 @@ def verify_store(open_store: OpenStore, *, seed: int = 0, rounds: int = 20) -> N
         else:
             failed = _run(_replay_async(open_store, vectors))
         if failed is not None:
-            history = _shortened(open_store, vectors[: failed + 1])
-            raise AssertionError(_told(seed, number, failed, vectors[failed], history))
+            history = _shorten(open_store, vectors[: failed + 1])
+            raise AssertionError(_failure_message(seed, number, failed, vectors[failed], history))
 
 
 @contextmanager
@@ -61,7 +61,7 @@ def _opened(open_store: OpenStore) -> Iterator[Store]:
 
 
 def _replay(store: Store, vectors: Sequence[Vector]) -> int | None:
-    """Put vectors to a store; tell the first that it answers otherwise."""
+    """Replay vectors; return the index of the first with a different answer."""
     for place, vector in enumerate(vectors):
         verb, asks, now, at, answers = vector
         if len(asks) == 1 and place % 2:
@@ -85,7 +85,7 @@ async def _replay_async(open_store: OpenStore, vectors: Sequence[Vector]) -> int
 
 
 def _run(coroutine: Coroutine[None, None, int | None]) -> int | None:
-    """Run a coroutine to its end, also where an event loop is running already."""
+    """Run a coroutine to its end, even if an event loop is already running."""
     with ThreadPoolExecutor(1) as thread:
         return thread.submit(asyncio.run, coroutine).result()
 
@@ -94,18 +94,20 @@ def _read(decisions: Sequence[Decision]) -> tuple[ExpectedAnswer, ...]:
     return tuple(answer_of(decision) for decision in decisions)
 
 
-def _shortened(open_store: OpenStore, vectors: Sequence[Vector]) -> list[tuple[Vector, tuple[ExpectedAnswer, ...]]]:
-    """Leave out steps while the last one is still answered wrongly; give the rest, with what the store answered."""
+def _shorten(open_store: OpenStore, vectors: Sequence[Vector]) -> list[tuple[Vector, tuple[ExpectedAnswer, ...]]]:
+    """Remove steps while the last answer is still wrong; return the rest, with the answers of the store."""
     steps = list(vectors)
     for place, _ in zip(range(len(steps) - 2, -1, -1), range(MAX_SHORTER_HISTORIES), strict=False):
         fewer = [*steps[:place], *steps[place + 1 :]]
-        if _wrong(open_store, fewer):
+        if _replay_failing(open_store, fewer):
             steps = fewer
-    return _wrong(open_store, steps) or []
+    return _replay_failing(open_store, steps) or []
 
 
-def _wrong(open_store: OpenStore, steps: Sequence[Vector]) -> list[tuple[Vector, tuple[ExpectedAnswer, ...]]] | None:
-    """Replay steps with answers worked out anew; give all of them if the last is answered wrongly."""
+def _replay_failing(
+    open_store: OpenStore, steps: Sequence[Vector]
+) -> list[tuple[Vector, tuple[ExpectedAnswer, ...]]] | None:
+    """Replay steps with recomputed answers; return all of them if the last answer is wrong."""
     model, history = ReferenceStore(), []
     with _opened(open_store) as store:
         for verb, asks, now, at, _ in steps:
@@ -114,30 +116,33 @@ def _wrong(open_store: OpenStore, steps: Sequence[Vector]) -> list[tuple[Vector,
     return history if history[-1][0].answers != history[-1][1] else None
 
 
-def _told(
+def _failure_message(
     seed: int, number: int, place: int, vector: Vector, history: list[tuple[Vector, tuple[ExpectedAnswer, ...]]]
 ) -> str:
-    lines = [f"the store answers otherwise than the core: seed={seed}, round {number}, step {place}"]
+    lines = [f"the store's answer differs from the core's: seed={seed}, round {number}, step {place}"]
     if not history:
-        lines += ["(only with all the steps before it, and by apply_one or apply_async)", _line(vector)]
+        lines += [
+            "(reproduced only with all earlier steps, or only by apply_one or apply_async)",
+            _format_vector(vector),
+        ]
     for step, answers in history:
-        lines.append(_line(step))
+        lines.append(_format_vector(step))
         if answers != step.answers:
-            lines += [f"    expected {_short(step.answers)}", f"    got      {_short(answers)}"]
+            lines += [f"    expected {_format_answers(step.answers)}", f"    got      {_format_answers(answers)}"]
     return "\n".join(lines)
 
 
-def _line(vector: Vector) -> str:
-    asks = "; ".join(_asked(ask) for ask in vector.asks)
+def _format_vector(vector: Vector) -> str:
+    asks = "; ".join(_format_ask(ask) for ask in vector.asks)
     return f"  now={vector.now}: {vector.verb} {asks}" + ("" if vector.at is None else f", at={vector.at}")
 
 
-def _asked(ask: Ask) -> str:
+def _format_ask(ask: Ask) -> str:
     policy, key, costs = ask
     return f"{costs} at {key!r} of {policy.name} [{', '.join(map(str, policy.limits))}]"
 
 
-def _short(answers: Sequence[ExpectedAnswer]) -> str:
+def _format_answers(answers: Sequence[ExpectedAnswer]) -> str:
     return "; ".join(
         f"{'allowed' if answer.allowed else 'denied'} at {answer.at}, (remaining, retry, reset) = {list(answer.views)}"
         for answer in answers

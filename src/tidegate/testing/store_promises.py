@@ -1,4 +1,4 @@
-"""What every store promises, one function each; its docstring says it, its name names it in a failure."""
+"""The promises of every store, one function each; a failure shows the name and the docstring."""
 # ruff: noqa: D401 - a docstring here states what a store does, not what the function does
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ NOW: Final = 1_750_000_000 * SECOND + 123_456  # 2025-06-15 15:06:40 UTC, and a 
 HOUR: Final = 3600 * SECOND
 MIDNIGHT: Final = 1_750_032_000 * SECOND
 JULY: Final = 1_751_328_000 * SECOND
-CHANGES: Final = (  # of windows: before, after; an instant in a window of both; when the window before ends
+WINDOW_CHANGES: Final = (  # limit before, limit after, an instant in a window of both, end of the window before
     ("month calendar_window", "day calendar_window", NOW, JULY),
     ("month calendar_window", "month calendar_window reset_day=10", NOW, JULY),
     ("day calendar_window", "month calendar_window", NOW, MIDNIGHT),
@@ -34,11 +34,11 @@ CHANGES: Final = (  # of windows: before, after; an instant in a window of both;
     ("1m fixed_window", "1h fixed_window", NOW + SECOND, NOW + 60 * SECOND),
 )
 CANCELLED_WAVES: Final = 60
-SETTLING: Final = 5.0  # seconds within which the charges of cancelled calls are given back
+REFUND_TIMEOUT: Final = 5.0  # seconds within which the charges of cancelled calls are refunded
 
 
-def a_quota_is_a_quota(store: Store) -> None:
-    """So many calls are admitted, no more and no fewer; then one more at exactly `retry`, not a microsecond before."""
+def exactly_the_quota_is_admitted(store: Store) -> None:
+    """Exactly the quota is admitted; then one more call at exactly `retry`, not one microsecond before."""
     for algorithm in ("token_bucket", "fixed_window", "sliding_window", "sliding_log", "concurrency"):
         policy = Policy(f"quota-{algorithm}", (Limit(3, "1h", algorithm),))
         now = NOW
@@ -55,8 +55,8 @@ def a_quota_is_a_quota(store: Store) -> None:
         expect(due, allowed=True, what=f"{algorithm}: at retry ({retry})")
 
 
-def what_never_fits_is_told_so(store: Store) -> None:
-    """A cost over the capacity is denied with `retry` NEVER (-1), on an empty key and on one in use."""
+def a_cost_that_never_fits_is_denied_with_never(store: Store) -> None:
+    """A cost above the capacity is denied with `retry` NEVER (-1), on a new key and on one in use."""
     policy = Policy("never", (Limit(3, "1h"), Limit(5, "1h", "sliding_log", name="log")))
     for _ in range(2):
         answer = ask(store, "acquire", policy, "k", (4, 1), NOW)
@@ -65,18 +65,18 @@ def what_never_fits_is_told_so(store: Store) -> None:
 
 
 def all_or_nothing(store: Store) -> None:
-    """A call that one limit refuses is charged to none of the policy's limits."""
+    """A call that one limit denies is charged to no limit of the policy."""
     policy = Policy("all", (Limit(5, "1h", name="hourly"), Limit(1, "1m", "fixed_window", name="minutely")))
     expect(ask(store, "acquire", policy, "k", (1, 1), NOW), allowed=True, remaining=[4, 0], what="the first call")
     for _ in range(5):
         denied = ask(store, "acquire", policy, "k", (1, 1), NOW)
-        expect(denied, allowed=False, remaining=[4, 0], what="calls that the second limit refuses")
+        expect(denied, allowed=False, remaining=[4, 0], what="calls that the second limit denies")
     after = ask(store, "acquire", policy, "k", (1, 0), NOW)
-    expect(after, allowed=True, remaining=[3, 0], what="the first limit after refusals by the second")
+    expect(after, allowed=True, remaining=[3, 0], what="the first limit after denials by the second")
 
 
 def a_batch_is_decided_together(store: Store) -> None:
-    """Of the asks of one `apply` all are charged or none, whatever their policies and keys; answers come in order."""
+    """The asks of one `apply` are all charged or none, for any policies and keys; answers are in order."""
     one, two = Policy("batch-1", (Limit(2, "1h"),)), Policy("batch-2", (Limit(1, "1h", "sliding_log"),))
     asks: tuple[Ask, ...] = ((one, "a", (1,)), (two, "a", (1,)), (one, "b", (2,)))
     first = [answer_of(decision) for decision in store.apply("acquire", asks, NOW)]
@@ -85,11 +85,13 @@ def a_batch_is_decided_together(store: Store) -> None:
     check(left == [1, 0, 0], f"remaining of (a, a, b) should be [1, 0, 0], not {left}")
     second = [answer_of(decision) for decision in store.apply("acquire", asks, NOW)]
     check(not any(answer.allowed for answer in second), f"a batch that does not fit as a whole was allowed: {second}")
-    expect(ask(store, "acquire", one, "a", (1,), NOW), allowed=True, remaining=[0], what="what the batch left alone")
+    expect(
+        ask(store, "acquire", one, "a", (1,), NOW), allowed=True, remaining=[0], what="a call after the denied batch"
+    )
 
 
-def a_key_that_is_asked_for_twice_pays_both(store: Store) -> None:
-    """A key that stands in a batch twice is charged both costs, and denied where these do not fit together."""
+def a_key_twice_in_a_batch_pays_both_costs(store: Store) -> None:
+    """A key that is twice in a batch is charged both costs, and denied if they do not fit together."""
     for algorithm in ("token_bucket", "fixed_window", "sliding_log"):
         policy = Policy(f"twice-{algorithm}", (Limit(10, "1h", algorithm),))
         asks: tuple[Ask, ...] = ((policy, "k", (1,)), (policy, "k", (2,)))
@@ -101,29 +103,29 @@ def a_key_that_is_asked_for_twice_pays_both(store: Store) -> None:
 
 
 def a_denied_call_changes_nothing(store: Store) -> None:
-    """Refusals neither cost anything nor lengthen the wait."""
+    """Denials neither cost anything nor lengthen the wait."""
     for algorithm in ("token_bucket", "fixed_window", "sliding_window", "sliding_log", "concurrency"):
         policy = Policy(f"denied-{algorithm}", (Limit(2, "1h", algorithm),))
         ask(store, "acquire", policy, "k", (2,), NOW)
         wait = ask(store, "acquire", policy, "k", (1,), NOW).views[0][1]
         for step in range(1, 4):
             answer = ask(store, "acquire", policy, "k", (1,), NOW + step * SECOND)
-            expect(answer, allowed=False, retry=[wait - step * SECOND], what=f"{algorithm}: refusal {step}")
+            expect(answer, allowed=False, retry=[wait - step * SECOND], what=f"{algorithm}: denial {step}")
 
 
 def peek_changes_nothing(store: Store) -> None:
-    """`peek` gives the answer of `acquire` and leaves everything as it is, on new keys, too."""
+    """`peek` returns the answer of `acquire` and changes nothing, also on new keys."""
     policy = Policy("peek", (Limit(3, "1h"), Limit(3, "1h", "sliding_log", name="log")))
     for used in range(3):
-        looks = [ask(store, "peek", policy, "k", (1, 1), NOW) for _ in range(3)]
-        check(looks[0] == looks[1] == looks[2], f"looks differ: {looks}")
+        peeks = [ask(store, "peek", policy, "k", (1, 1), NOW) for _ in range(3)]
+        check(peeks[0] == peeks[1] == peeks[2], f"peeks differ: {peeks}")
         taken = ask(store, "acquire", policy, "k", (1, 1), NOW)
-        check(looks[0] == taken, f"peek said {looks[0]}, acquire {taken}")
-        expect(taken, allowed=True, remaining=[2 - used, 2 - used], what=f"call {used + 1} after looks")
+        check(peeks[0] == taken, f"peek rereordered {peeks[0]}, acquire {taken}")
+        expect(taken, allowed=True, remaining=[2 - used, 2 - used], what=f"call {used + 1} after peeks")
 
 
 def keys_are_separate(store: Store) -> None:
-    """Keys are opaque: none is another's, however their parts are written, in whatever script."""
+    """Keys are opaque: different keys never collide, whatever their parts and characters."""
     policy = Policy("keys", (Limit(1, "1h"),))
     keys: list[Key] = [
         "a", "A", "a ", "a/b", ("a", "b"), ("a/b", "c"), ("a", "b/c"), ("a", "b", "c"), "a%2Fb", ("a", "", "b"),
@@ -136,7 +138,7 @@ def keys_are_separate(store: Store) -> None:
 
 
 def policies_are_separate(store: Store) -> None:
-    """The same key under policies of other names is another key."""
+    """The same key under another policy name is another key."""
     for name in ("p", "P", "p/k", "", "p:1"):
         policy = Policy(name, (Limit(1, "1h"),))
         expect(ask(store, "acquire", policy, "k", (1,), NOW), allowed=True, what=f"the first call under {name!r}")
@@ -144,7 +146,7 @@ def policies_are_separate(store: Store) -> None:
 
 
 def a_changed_limit_refills_nothing(store: Store) -> None:
-    """Windows and logs keep what was consumed (60 of 100, then 30: nothing left), buckets what is left, capped."""
+    """Windows and logs keep their usage (60 of 100, then 30: 0 left), buckets their permits, up to the new burst."""
     for algorithm in ("fixed_window", "sliding_window", "sliding_log", "concurrency"):
         before, after = (Policy(f"change-{algorithm}", (Limit(q, "1h", algorithm),)) for q in (100, 30))
         ask(store, "acquire", before, "k", (60,), NOW)
@@ -157,8 +159,8 @@ def a_changed_limit_refills_nothing(store: Store) -> None:
 
 
 def a_changed_window_refills_nothing(store: Store) -> None:
-    """What was used stays used until its window ends, also where a changed limit has other windows."""
-    for old, new, then, ends in CHANGES:
+    """Usage counts until its window ends, also if a changed limit has other windows."""
+    for old, new, then, ends in WINDOW_CHANGES:
         before, after = (Policy(f"{old} to {new}", (Limit.parse(f"100/{text} name=w"),)) for text in (old, new))
         for key in ("k", "idle"):
             ask(store, "acquire", before, key, (60,), NOW)
@@ -174,26 +176,26 @@ def a_changed_window_refills_nothing(store: Store) -> None:
         expect(ask(store, "peek", after, "idle", (41,), ends), allowed=True, what=f"{old}, then {new}: when it ends")
         over = then + back.views[0][2]
         early = ask(store, "peek", before, "k", (100,), over - 1)
-        expect(early, allowed=False, what=f"{old}, then {new}, then {old}: a microsecond before all is over")
-        expect(ask(store, "acquire", before, "k", (100,), over), allowed=True, what=f"{old}, then {new}: all is over")
+        expect(early, allowed=False, what=f"{old}, then {new}, then {old}: a microsecond before reset")
+        expect(ask(store, "acquire", before, "k", (100,), over), allowed=True, what=f"{old}, then {new}: at reset")
 
 
-def a_changed_policy_keeps_the_rest(store: Store) -> None:
-    """Limits are known by name and algorithm: adding, removing and reordering others leaves them as they are."""
+def a_changed_policy_keeps_its_other_limits(store: Store) -> None:
+    """Limits are identified by name and algorithm: adding, removing and reordering others does not change them."""
     hour, minute = Limit(5, "1h"), Limit(2, "1m", "sliding_log")
-    one, both, turned = (Policy("set", limits) for limits in ((hour,), (hour, minute), (minute, hour)))
+    one, both, reordered = (Policy("set", limits) for limits in ((hour,), (hour, minute), (minute, hour)))
     ask(store, "acquire", one, "k", (2,), NOW)
     expect(ask(store, "acquire", both, "k", (1, 1), NOW), remaining=[2, 1], what="a limit added")
-    expect(ask(store, "acquire", turned, "k", (1, 1), NOW), remaining=[0, 1], what="limits in another order")
+    expect(ask(store, "acquire", reordered, "k", (1, 1), NOW), remaining=[0, 1], what="limits in another order")
     expect(ask(store, "acquire", one, "k", (1,), NOW), remaining=[0], what="a limit removed")
     expect(ask(store, "peek", both, "k", (0, 0), NOW), remaining=[0, 0], what="and back again")
     other = Policy("set", (Limit(5, "1h", name="other"), Limit(5, "1h", "fixed_window")))
     expect(ask(store, "acquire", other, "k", (1, 1), NOW), remaining=[4, 4], what="another name, another algorithm")
-    expect(ask(store, "peek", one, "k", (0,), NOW), remaining=[0], what="the limit known before")
+    expect(ask(store, "peek", one, "k", (0,), NOW), remaining=[0], what="the limit as before")
 
 
 def a_clock_that_steps_back_credits_nothing(store: Store) -> None:
-    """Time does not run backwards for a key, and the time that was taken back is not credited a second time."""
+    """Time does not run backwards for a key, and the same time is not credited twice."""
     policy = Policy("back", (Limit(60, "1m"), Limit(60, "1m", "sliding_log", name="log")))
     ask(store, "acquire", policy, "k", (60, 60), NOW)
     for at, left in ((NOW - 30 * SECOND, 0), (NOW, 0), (NOW + SECOND, 1), (NOW - 5 * SECOND, 1), (NOW + SECOND, 1)):
@@ -208,8 +210,8 @@ def a_clock_that_steps_back_credits_nothing(store: Store) -> None:
     expect(ask(store, "acquire", policy, "k", (1, 0), NOW + SECOND), allowed=False, what="the same second once more")
 
 
-def a_refund_comes_back(store: Store) -> None:
-    """`adjust` by a negative number gives back what was taken last, at most all of it; by a positive one it takes."""
+def a_refund_restores_permits(store: Store) -> None:
+    """`adjust` by a negative number refunds the latest charges, at most all; by a positive number it charges."""
     for algorithm in ("token_bucket", "fixed_window", "sliding_window", "sliding_log", "concurrency"):
         policy = Policy(f"refund-{algorithm}", (Limit(10, "1h", algorithm),))
         ask(store, "acquire", policy, "k", (6,), NOW)
@@ -219,11 +221,11 @@ def a_refund_comes_back(store: Store) -> None:
         expect(denied, allowed=False, what=f"{algorithm}: one more, with 13 of 10 taken")
         expect(ask(store, "adjust", policy, "k", (-99,), NOW), remaining=[10], what=f"{algorithm}: 99 of 13 given back")
         new = ask(store, "adjust", policy, "new", (-5,), NOW)
-        expect(new, remaining=[10], what=f"{algorithm}: nothing to give back")
+        expect(new, remaining=[10], what=f"{algorithm}: nothing to refund")
 
 
-def a_held_charge_is_corrected_where_it_was_made(store: Store) -> None:
-    """`hold`, then `adjust` with its instant, leave what the actual cost would have left, while it counts."""
+def a_held_charge_is_corrected_at_its_instant(store: Store) -> None:
+    """`hold`, then `adjust` with its instant, have the effect of charging the actual cost, while the charge counts."""
     for algorithm in ("token_bucket", "fixed_window", "sliding_window", "sliding_log", "concurrency"):
         policy = Policy(f"hold-{algorithm}", (Limit(100, "100s", algorithm),))
         start = NOW - NOW % (100 * SECOND)
@@ -245,17 +247,17 @@ def a_held_charge_is_corrected_where_it_was_made(store: Store) -> None:
         expect(late, remaining=[100], what=f"{algorithm}: given back after it had ended")
 
 
-def what_spilled_is_not_refunded(store: Store) -> None:
-    """A token bucket gives back no more than it would hold had the permits never been taken."""
+def a_refund_does_not_exceed_the_burst(store: Store) -> None:
+    """A token bucket refunds no more than it would hold had the permits never been taken."""
     policy = Policy("spill", (Limit(10, "10s"),))
     ask(store, "hold", policy, "k", (5,), NOW)
     ask(store, "acquire", policy, "k", (9,), NOW + 4 * SECOND)
     after = ask(store, "adjust", policy, "k", (-5,), NOW + 4 * SECOND, NOW)
-    expect(after, remaining=[1], what="5 held, 4 refilled, 9 taken, 5 given back: 4 of them would have spilled")
+    expect(after, remaining=[1], what="5 held, 4 refilled, 9 taken, 5 refunded: 4 of them would have overflowed")
 
 
-def reset_forgets_a_key(store: Store) -> None:
-    """After `reset` a key is as if never seen, and others are as before."""
+def reset_clears_a_key(store: Store) -> None:
+    """After `reset` a key is like a new key, and other keys are unchanged."""
     limits = tuple(Limit(2, "1h", name, name=name) for name in ("token_bucket", "fixed_window", "sliding_log"))
     policy = Policy("reset", limits)
     for key in ("k", "other"):
@@ -265,8 +267,8 @@ def reset_forgets_a_key(store: Store) -> None:
     expect(ask(store, "peek", policy, "other", (0, 0, 0), NOW), remaining=[0, 0, 0], what="another key")
 
 
-def what_has_ended_is_forgotten(store: Store) -> None:
-    """At exactly `reset` all is as if nothing had been spent; a microsecond before, it is not."""
+def usage_ends_exactly_at_reset(store: Store) -> None:
+    """At exactly `reset` all permits are available again; one microsecond before, they are not."""
     for algorithm in ("token_bucket", "fixed_window", "sliding_window", "sliding_log", "concurrency"):
         policy = Policy(f"end-{algorithm}", (Limit(1, "1h", algorithm),))
         ends = ask(store, "acquire", policy, "k", (1,), NOW).views[0][2]
@@ -284,7 +286,7 @@ def what_has_ended_is_forgotten(store: Store) -> None:
 
 
 def slots_are_released(store: Store) -> None:
-    """Slots of `concurrency` come back by `adjust`, those of an instant or the oldest, and when their lease ends."""
+    """`adjust` releases slots of `concurrency`, those of an instant or the oldest; they also end with their lease."""
     policy = Policy("slots", (Limit(2, "1h", "concurrency"),))
     ask(store, "acquire", policy, "k", (1,), NOW)
     ask(store, "acquire", policy, "k", (1,), NOW + SECOND)
@@ -299,7 +301,7 @@ def slots_are_released(store: Store) -> None:
 
 
 def large_costs_are_one_entry(store: Store) -> None:
-    """A cost is a number, however large: 50,000 tokens are not 50,000 entries, and counting them is exact."""
+    """A large cost is one entry: 50,000 tokens are not 50,000 entries, and counting is exact."""
     limits = (Limit(10**9, "1h", name="bucket"), Limit(10**9, "1h", "sliding_log", name="log"))
     policy = Policy("large", limits)
     for _ in range(5):
@@ -308,20 +310,20 @@ def large_costs_are_one_entry(store: Store) -> None:
     expect(after, allowed=True, remaining=[0, 0], what="10**9 in all")
 
 
-def numbers_up_to_the_bound_are_exact(store: Store) -> None:
+def counting_is_exact_up_to_the_bound(store: Store) -> None:
     """Counting is exact to the last permit up to 2**53 - 1; nothing is rounded, nothing overflows."""
-    most = (
+    limits = (
         Limit(MAX_INTEGER, "1s", "fixed_window", name="fixed"),
         Limit(MAX_INTEGER, "1s", "sliding_log", name="log"),
         Limit(MAX_INTEGER, "1s", "concurrency", name="slots"),
         Limit(MAX_INTEGER, "1us", burst=MAX_INTEGER, name="bucket"),
         Limit(MAX_INTEGER // SECOND, "1s", "sliding_window", name="sliding"),
     )
-    policy = Policy("bound", most)
+    policy = Policy("bound", limits)
     now = NOW - NOW % SECOND
-    first = ask(store, "acquire", policy, "k", tuple(limit.quota - 1 for limit in most), now)
+    first = ask(store, "acquire", policy, "k", tuple(limit.quota - 1 for limit in limits), now)
     expect(first, allowed=True, remaining=[1] * 5, what="all permits but one")
-    expect(ask(store, "acquire", policy, "k", (2,) * 5, now), allowed=False, what="two of the one that is left")
+    expect(ask(store, "acquire", policy, "k", (2,) * 5, now), allowed=False, what="two, with one left")
     expect(ask(store, "acquire", policy, "k", (1,) * 5, now), allowed=True, remaining=[0] * 5, what="the last permit")
     slow = Policy("bound-slow", (Limit(1, f"{2**52}us"),))
     ask(store, "acquire", slow, "k", (1,), now)
@@ -335,8 +337,8 @@ def numbers_up_to_the_bound_are_exact(store: Store) -> None:
     )
 
 
-def nobody_comes_between(store: Store) -> None:
-    """Calls from several threads are decided one after another: exactly the quota is admitted."""
+def threads_are_decided_one_after_another(store: Store) -> None:
+    """Calls from several threads are serialised: exactly the quota is admitted."""
     policy = Policy("threads", (Limit(20, "1h"), Limit(20, "1h", "sliding_log", name="log")))
 
     def call(_: int) -> bool:
@@ -347,17 +349,20 @@ def nobody_comes_between(store: Store) -> None:
     check(admitted == 20, f"60 calls by 4 threads at a quota of 20: {admitted} were admitted")  # noqa: PLR2004 - as above
 
 
-def a_cancelled_call_is_charged_nothing(store: Store) -> None:
-    """What is charged is what was answered: a call whose task is cancelled, at whatever moment, gives it back soon."""
+def a_cancelled_call_is_refunded(store: Store) -> None:
+    """Only calls that received an answer are charged: a call whose task is cancelled at any time is refunded soon."""
     algorithms = ("fixed_window", "sliding_log", "concurrency")
     policy = Policy("cancelled", tuple(Limit(10**6, "1h", algorithm, name=algorithm) for algorithm in algorithms))
-    with ThreadPoolExecutor(1) as thread:  # where an event loop may be run
+    with ThreadPoolExecutor(1) as thread:  # an event loop may be running in this one
         charged, answered = thread.submit(asyncio.run, _cancel_calls(store, policy)).result()
-    check(charged == [answered] * len(algorithms), f"{answered} permits were answered for, and {charged} are charged")
+    check(
+        charged == [answered] * len(algorithms),
+        f"{answered} calls received an answer, but {charged} permits are charged",
+    )
 
 
 async def _cancel_calls(store: Store, policy: Policy) -> tuple[list[int], int]:
-    """Cancel tasks after so many turns of the event loop; count what is charged in the end, and what was answered."""
+    """Cancel tasks after some iterations of the event loop; return the charged permits and the answered calls."""
     answered = 0
 
     async def call(verb: str) -> None:
@@ -378,7 +383,7 @@ async def _cancel_calls(store: Store, policy: Policy) -> tuple[list[int], int]:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
     loop = asyncio.get_running_loop()
-    until = loop.time() + SETTLING
+    until = loop.time() + REFUND_TIMEOUT
     charged = await count()
     while charged != [answered] * len(charged) and loop.time() < until:
         await asyncio.sleep(0.001)
@@ -389,7 +394,7 @@ async def _cancel_calls(store: Store, policy: Policy) -> tuple[list[int], int]:
 def ask(
     store: Store, verb: str, policy: Policy, key: Key, costs: tuple[int, ...], now: int, at: int | None = None
 ) -> ExpectedAnswer:
-    """Ask about one key."""
+    """Apply a verb to one key."""
     answer = answer_of(store.apply(verb, ((policy, key, costs),), now, at)[0])
     check(answer.at == now, f"decided at {answer.at}, though asked to decide at {now}")
     return answer
@@ -404,7 +409,7 @@ def expect(
     retry: list[int] | None = None,
     reset: list[int] | None = None,
 ) -> None:
-    """Compare what is given with the answer."""
+    """Compare the given values with the answer."""
     if allowed is not None:
         check(answer.allowed == allowed, f"{what}: should be {'allowed' if allowed else 'denied'}, got {answer}")
     for place, (name, numbers) in enumerate((("remaining", remaining), ("retry", retry), ("reset", reset))):
@@ -413,34 +418,34 @@ def expect(
             check(got == numbers, f"{what}: {name} should be {numbers}, not {got}")
 
 
-def check(holds: bool, message: str) -> None:  # noqa: FBT001 - an assertion, also under python -O
-    """Fail with a message unless it holds."""
+def check(holds: bool, message: str) -> None:  # noqa: FBT001 - an assertion that python -O keeps
+    """Raise AssertionError unless the condition holds."""
     if not holds:
         raise AssertionError(message)
 
 
 PROMISES: Final[tuple[Callable[[Store], None], ...]] = (
-    a_quota_is_a_quota,
-    what_never_fits_is_told_so,
+    exactly_the_quota_is_admitted,
+    a_cost_that_never_fits_is_denied_with_never,
     all_or_nothing,
     a_batch_is_decided_together,
-    a_key_that_is_asked_for_twice_pays_both,
+    a_key_twice_in_a_batch_pays_both_costs,
     a_denied_call_changes_nothing,
     peek_changes_nothing,
     keys_are_separate,
     policies_are_separate,
     a_changed_limit_refills_nothing,
     a_changed_window_refills_nothing,
-    a_changed_policy_keeps_the_rest,
+    a_changed_policy_keeps_its_other_limits,
     a_clock_that_steps_back_credits_nothing,
-    a_refund_comes_back,
-    a_held_charge_is_corrected_where_it_was_made,
-    what_spilled_is_not_refunded,
-    reset_forgets_a_key,
-    what_has_ended_is_forgotten,
+    a_refund_restores_permits,
+    a_held_charge_is_corrected_at_its_instant,
+    a_refund_does_not_exceed_the_burst,
+    reset_clears_a_key,
+    usage_ends_exactly_at_reset,
     slots_are_released,
     large_costs_are_one_entry,
-    numbers_up_to_the_bound_are_exact,
-    nobody_comes_between,
-    a_cancelled_call_is_charged_nothing,
+    counting_is_exact_up_to_the_bound,
+    threads_are_decided_one_after_another,
+    a_cancelled_call_is_refunded,
 )

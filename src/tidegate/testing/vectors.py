@@ -1,8 +1,8 @@
-"""Random questions to a store, each with the answer the core gives.
+"""Random calls to a store, each with the answer of the core.
 
-The questions are chosen to hurt: few keys, policies of one to six limits that change under the same name, one limit
-that changes its period again and again, costs around the quota, instants at, just before and just after those that
-matter, corrections of charges that were never made, clocks that step back, numbers at the 2**53 bound.
+The calls cover edge cases: few keys, policies of one to six limits that change under the same name, one limit whose
+period changes repeatedly, costs around the quota, instants at, just before and just after a retry or reset, corrections
+of charges that were never made, clocks that step back, numbers at the 2**53 bound.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from tidegate.policy import Key
     from tidegate.stores.base import Ask
 
-START: Final = 1_704_067_200 * SECOND  # 2024-01-01; vectors begin within two years of it
-SPAN: Final = 730 * 86_400 * SECOND
-VECTORS_PER_WORLD: Final = 60  # so many steps with the same policies, then others
+START_TIME: Final = 1_704_067_200 * SECOND  # 2024-01-01; vectors begin within START_RANGE of it
+START_RANGE: Final = 730 * 86_400 * SECOND
+VECTORS_PER_SCENARIO: Final = 60  # steps with the same policies
 KEYS: Final[tuple[Key, ...]] = ("a", "b", "a/b", ("a", "b"), ("a/b", "c"), ("a", "b/c"), "", "ключ %2F\n")
 VERBS: Final = ("acquire",) * 8 + ("peek", "hold", "hold", "adjust", "adjust", "adjust", "reset")
 TIME_STEPS: Final = ("now",) * 3 + ("wait",) * 3 + ("later",) * 3 + ("back",)
@@ -41,12 +41,12 @@ PERIOD_LENGTHS: Final = (
     86_400 * SECOND,
     366 * 86_400 * SECOND,
 )
-CHANGING: Final = ("calendar_window", "calendar_window", "fixed_window", "fixed_window", *ALGORITHMS[1:])
+CHANGING_ALGORITHMS: Final = ("calendar_window", "calendar_window", "fixed_window", "fixed_window", *ALGORITHMS[1:])
 ZONES: Final = ("UTC", "Europe/Berlin", "America/New_York", "Asia/Kolkata", "Australia/Lord_Howe")
 
 
 class Vector(NamedTuple):
-    """One question to a store, the instant included, and what it must answer to each ask."""
+    """One call to a store, with its instant, and the expected answer to each ask."""
 
     verb: str
     asks: tuple[Ask, ...]
@@ -56,19 +56,19 @@ class Vector(NamedTuple):
 
 
 def random_vectors(seed: int = 0, n: int = 1000) -> Iterator[Vector]:
-    """Give `n` vectors to put to one empty store in this order; the same for the same seed."""
+    """Yield `n` vectors to replay on one empty store in this order; the same for the same seed."""
     model = ReferenceStore()
-    for number in range(0, n, VECTORS_PER_WORLD):
-        yield from _world(Random(f"{seed}/{number}"), model, f"p{number}", min(VECTORS_PER_WORLD, n - number))  # noqa: S311 - no secret
+    for number in range(0, n, VECTORS_PER_SCENARIO):
+        yield from _scenario(Random(f"{seed}/{number}"), model, f"p{number}", min(VECTORS_PER_SCENARIO, n - number))  # noqa: S311 - no secret
 
 
-def _world(random: Random, model: ReferenceStore, name: str, steps: int) -> Iterator[Vector]:
-    """Ask about a few keys of one or two policies, in one stretch of time."""
+def _scenario(random: Random, model: ReferenceStore, name: str, steps: int) -> Iterator[Vector]:
+    """Yield calls about a few keys of one or two policies, within one range of time."""
     versions = [_versions(random, f"{name}{which}") for which in "xy"[: random.randint(1, 2)]]
     if not random.randrange(3):
         versions = [_changing(random, name)]
     keys = random.sample(KEYS, random.randint(1, 3))
-    now = high = START + random.randrange(SPAN)
+    now = high = START_TIME + random.randrange(START_RANGE)
     charged: list[tuple[Ask, int]] = []
     waits = [1]
     for _ in range(steps):
@@ -88,7 +88,7 @@ def _world(random: Random, model: ReferenceStore, name: str, steps: int) -> Iter
 def _instant(
     random: Random, model: ReferenceStore, high: int, waits: list[int], versions: Sequence[Sequence[Policy]]
 ) -> int:
-    """Choose when: now, soon, around an instant that matters, or a step back."""
+    """Choose the next instant: now, later, around a retry or reset, or a step back."""
     kind = random.choice(TIME_STEPS)
     if kind == "now":
         return high
@@ -100,12 +100,12 @@ def _instant(
         length = min(limit.length for policies in versions for policy in policies for limit in policy.limits)
     if kind != "back":
         return high + random.randint(0, max(1, length // random.choice((1, 3, 30))))
-    # Not back beyond the end of a state that a store may have dropped by now.
+    # Not before the expiry of a state that a store may have dropped by now.
     return max(high - random.randint(1, max(1, length // 4)), model.last_end(high))
 
 
 def _asks(random: Random, versions: Sequence[Sequence[Policy]], keys: Sequence[Key]) -> tuple[Ask, ...]:
-    """Ask about one key, or about two different ones."""
+    """Return asks for one key, or for two different ones."""
     asks: dict[tuple[str, Key], Ask] = {}
     for _ in range(random.choice((1, 1, 1, 2))):
         policy = random.choice(random.choice(versions))
@@ -123,7 +123,7 @@ def _cost(random: Random, limit: Limit) -> int:
 def _correction(
     random: Random, asks: tuple[Ask, ...], charged: list[tuple[Ask, int]], now: int
 ) -> tuple[tuple[Ask, ...], int | None]:
-    """Correct the latest charges of a key, those of an instant, or some never made: give back, cancel or take more."""
+    """Return a correction of the latest charges, of those at an instant, or of charges never made."""
     at = None
     if charged and random.randrange(4):
         ask, at = random.choice(charged[-8:])
@@ -135,7 +135,7 @@ def _correction(
 
 
 def _versions(random: Random, name: str) -> list[Policy]:
-    """Make a policy, and others of the same name: with other quotas and periods, with limits added and removed."""
+    """Return a policy and changed ones of the same name: other quotas and periods, limits added and removed."""
     limits = [_limit(random, f"l{number}") for number in range(random.choice((1, 1, 2, 3, 6)))]
     versions = [Policy(name, tuple(limits))]
     for _ in range(random.choice((0, 0, 1, 2))):
@@ -148,8 +148,8 @@ def _versions(random: Random, name: str) -> list[Policy]:
 
 
 def _changing(random: Random, name: str) -> list[Policy]:
-    """Make versions of one limit, each with another quota and period, for keys that are used by all of them in turn."""
-    algorithm = random.choice(CHANGING)
+    """Return versions of one limit with other quotas and periods, used by the same keys in turn."""
+    algorithm = random.choice(CHANGING_ALGORITHMS)
     length = random.choice(PERIOD_LENGTHS[2:-1])
     limits = []
     for _ in range(random.randint(2, 6)):
@@ -174,7 +174,7 @@ def _calendar(random: Random, quota: int, name: str) -> Limit:
 
 
 def _limit(random: Random, name: str, like: Limit | None = None) -> Limit:
-    """Make a limit; `like` another one, it has its algorithm, and mostly its period."""
+    """Return a random limit; if `like` is given, with its algorithm, and mostly its period."""
     while True:
         quota = random.choice(
             (1, 2, 5, 10, 100, 3600, 90_000, 10**9, random.randint(1, 1000), MAX_INTEGER, MAX_INTEGER // 60)
@@ -187,4 +187,4 @@ def _limit(random: Random, name: str, like: Limit | None = None) -> Limit:
         try:
             return Limit(quota, f"{length}us", algorithm, burst=burst, name=name)
         except ConfigError:
-            continue  # too large to be counted: another one
+            continue  # too large to be counted: try another one

@@ -70,7 +70,10 @@ def test_all_fields_of_a_source():
         ),
         ("name: a\nurl: https://a.test/\ninterval: 1m\nto: {files: x, sqlite: y}", "f.yaml:4: to: expected one of"),
         ("name: a\nurl: https://a.test/\ninterval: 1m\nto: {webhook: y}", "f.yaml:4: to.webhook: has no host"),
-        ("name: a\nurl: https://a.test/\nintervall: 1m", "f.yaml:3: intervall: unknown setting: is 'interval' meant?"),
+        (
+            "name: a\nurl: https://a.test/\nintervall: 1m",
+            "f.yaml:3: intervall: unknown setting: did you mean 'interval'?",
+        ),
     ],
 )
 def test_invalid_sources_are_refused_with_line_and_field(text, message):

@@ -67,7 +67,7 @@ def read_provider(source: str | Path | Mapping[str, object]) -> Provider:
         section = load(source)
     except ConfigError as error:  # the YAML parser may quote a part of a key
         text = str(error)
-        raise ConfigError(QUOTED.sub("'…'", text) if "is not YAML" in text else text) from None
+        raise ConfigError(QUOTED.sub("'…'", text) if "is not valid YAML" in text else text) from None
     fields = section.fields(*LIMIT_FIELDS, *PROVIDER_FIELDS)
     if "domain" not in fields:
         raise section.error("needs a domain, such as financialmodelingprep.com")

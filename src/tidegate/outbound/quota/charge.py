@@ -67,7 +67,7 @@ class Charge:
 
     def parts(self, amounts: tuple[int, ...]) -> list[tuple[int, tuple[int, ...]]]:
         """Group amounts by the instant at which their limits were last charged."""
-        return self._get_reservation().parts(amounts)
+        return self._get_reservation().split_by_instant(amounts)
 
     def move(self, costs: tuple[int, ...], recharged: Decision) -> None:
         """Record that these costs were charged again: settling applies to the new charge."""

@@ -10,7 +10,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from tidegate.core.bounds import SECOND
-from tidegate.core.decision import Decision, nothing
+from tidegate.core.decision import Decision, zero_costs
 
 if TYPE_CHECKING:
     from tidegate.policy import Key
@@ -80,7 +80,7 @@ def at_present(policy: str, key: Key, decision: Decision, now: int) -> tuple[flo
     passed = 0 if costs is not None else now - at
     if costs is not None:
         at = max(at, now)
-        decision = Decision((True, at, decision[2], decision[3], nothing(decision[2])))
+        decision = Decision((True, at, decision[2], decision[3], zero_costs(decision[2])))
     pairs = zip(decision[2], decision.views, strict=True)
     limit, (remaining, _, reset) = min(pairs, key=lambda pair: pair[1][0] / pair[0].burst)
     if remaining >= limit.burst:

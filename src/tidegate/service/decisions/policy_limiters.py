@@ -81,7 +81,7 @@ class PolicyLimiter:
         """
         limiter, apply = self.limiter, None if keyed_store is None else keyed_store.apply_async
         if wait is None:
-            return await limiter._ask(limiter._question(verb, normal_key(key), cost), apply)  # noqa: SLF001 - as try_acquire
+            return await limiter._ask(limiter._make_ask(verb, normal_key(key), cost), apply)  # noqa: SLF001 - as try_acquire
         try:
             return await limiter._wait_for(verb, key, cost, wait, priority, apply)  # noqa: SLF001 - as acquire
         except Denied as denied:

@@ -1,18 +1,18 @@
--- The core in PL/pgSQL: core/algorithms.py and the verbs of core/decision.py, the same names in the same order, then what
--- makes a store of them. No change here without the same change there, and a vector that failed before.
+-- The core in PL/pgSQL: core/algorithms.py and the verbs of core/decision.py, with the same names in the same order, then
+-- the store. Change both together, with a vector that failed before.
 --
--- A state is its integers, as core/codec.py writes them:
+-- A state is an array of integers, in the format of core/codec.py:
 --
 --     token_bucket                   level, at, scale, then since and level of each high-water mark
---     fixed_window, calendar_window  used, start; where it carries older windows or was opened by an earlier limit, also
---                                    its end, the latest charge, what was used in ended windows, then used, start and
---                                    end of each older one
+--     fixed_window, calendar_window  used, start; if it has older windows or an earlier limit opened it, also its end,
+--                                    the latest charge, the usage of ended windows, then used, start and end of each
+--                                    older window
 --     sliding_window                 current, previous, start, length
 --     sliding_log, concurrency       number of the log, base, total, last instant; the entries are rows of `log`
 --
--- and null when there is none, or when it has ended, which `current` looks after. Integers stay below 2^53, so
--- sums of a few never leave bigint; products are only formed where the factors are known to be small, and it is said why.
--- Division of bigint cuts off towards zero, so numbers that can be negative are divided by floor_div.
+-- It is null if there is no state, or if the state has expired (see `current`). Integers stay below 2^53, so sums of a few
+-- fit into bigint; products are computed only if the factors are known to be small, with the reason beside them. Division
+-- of bigint truncates towards zero, so numbers that can be negative are divided by floor_div.
 
 create or replace function tidegate.ceil_div(a bigint, b bigint) returns bigint language sql immutable as $$
     select (a + b - 1) / b
@@ -22,8 +22,8 @@ create or replace function tidegate.floor_div(a bigint, b bigint) returns bigint
     select a / b - (a % b < 0)::int
 $$;
 
--- The integers of a state that has not ended. Of a log that has ended, number and total stay: its entries may still be
--- there, and what follows must lie above them. A window is given with its end and what it carries.
+-- The integers of a state that has not expired. Of an expired log, number and total are kept: its entries may still exist,
+-- and later sums must be above them. A window is returned with its end and the windows it carries.
 create or replace function tidegate.current(s tidegate.state_t, now bigint)
 returns bigint[] language plpgsql as $$
 begin
@@ -39,9 +39,9 @@ end $$;
 
 -- ---- token_bucket ---------------------------------------------------------------------------------------------------
 --
--- These take the whole state: one that another limit has written is carried over by that limit's rate and burst. Floor and
--- capacity are at most MAX apart; elapsed * rate is only formed where that is not more than is missing, cost * scale only
--- for costs within the burst.
+-- These take the complete state: a state of another limit is converted by the rate and burst of that limit. Floor and
+-- capacity differ by at most MAX_INTEGER; elapsed * rate is computed only if it is at most the missing amount, cost * scale
+-- only for costs within the burst.
 
 create or replace function tidegate.charge_bucket(s tidegate.state_t, l tidegate.limit_t, cost bigint, now bigint)
 returns bigint[] language plpgsql as $$
@@ -126,7 +126,7 @@ begin
     if s.ends <= now then
         return array[l.capacity, now, l.scale];
     end if;
-    -- Nobody knows when the limit changed, so the time since the last charge counts at the slower of the two rates.
+    -- It is unknown when the limit changed, so the time since the last charge counts at the slower of the two rates.
     return array[
         least(
             tidegate.rescale(tidegate.topped_up(level, s.burst * state[3], s.rate, passed), state[3], l),
@@ -148,7 +148,7 @@ declare
     permits bigint := tidegate.floor_div(level, scale);
     part bigint := level - permits * scale;
 begin
-    if l.scale > 9007199254740991 / scale then  -- that is, if their product exceeds MAX
+    if l.scale > 9007199254740991 / scale then  -- that is, if their product exceeds MAX_INTEGER
         part := 0;
     end if;
     if permits >= l.burst then
@@ -160,7 +160,7 @@ begin
     return permits * l.scale + part * l.scale / scale;
 end $$;
 
--- The empty array says that the state, and the limit that wrote it, stay as they are: here and in all that follow.
+-- The empty array means that the state and the limit that wrote it are unchanged, here and in all functions below.
 create or replace function tidegate.adjust_bucket(
     s tidegate.state_t, l tidegate.limit_t, delta bigint, now bigint, at bigint
 ) returns bigint[] language plpgsql as $$
@@ -216,7 +216,7 @@ begin
         state := state[1 : cardinality(state) - 2];
     end loop;
     state := state || array[state[2], state[1]];
-    if cardinality(state) > 3 + 2 * 16 then  -- of the two that differ least, the higher one stands for both
+    if cardinality(state) > 3 + 2 * 16 then  -- merge the two closest marks into the higher one
         for i in 7 .. cardinality(state) by 2 loop
             if state[i - 2] - state[i] < fewest then
                 fewest := state[i - 2] - state[i];
@@ -249,8 +249,8 @@ end $$;
 
 -- ---- fixed_window and calendar_window ---------------------------------------------------------------------------------
 --
--- These are given used, start, end, the latest charge (null: not known), what was used in ended windows, and used,
--- start and end of each older window. They give used and start where the window is the limit's and carries nothing, else all.
+-- These take used, start, end, the latest charge (null: unknown), the usage of ended windows, and used, start and end of
+-- each older window. They return used and start if the window belongs to the limit and carries none, else all numbers.
 
 create or replace function tidegate.charge_fixed(state bigint[], l tidegate.limit_t, cost bigint, now bigint)
 returns bigint[] language plpgsql as $$
@@ -301,7 +301,7 @@ begin
     return tidegate._view_window(state, l, cost, now, tidegate._calendar(state, l, now));
 end $$;
 
--- start, end; `unknown` has made sure that the window is among those that the client sent.
+-- start, end; `unknown` has checked that the client sent this window.
 create or replace function tidegate._calendar(state bigint[], l tidegate.limit_t, now bigint)
 returns bigint[] language plpgsql as $$
 declare
@@ -345,7 +345,7 @@ begin
     return last;
 end $$;
 
--- used, start and end of each window, the state's own one last
+-- used, start and end of each window, that of the state itself last
 create or replace function tidegate._windows(state bigint[])
 returns bigint[] language plpgsql as $$
 begin
@@ -363,7 +363,7 @@ begin
     return sum;
 end $$;
 
--- what was used in ended windows, then used, start and end of what counts in the window `present` (start, end)
+-- usage of ended windows, then used, start and end of what counts in the window `present` (start, end)
 create or replace function tidegate._counted(state bigint[], l tidegate.limit_t, now bigint, present bigint[])
 returns bigint[] language plpgsql as $$
 declare
@@ -403,7 +403,7 @@ create or replace function tidegate._charge_window(
 declare
     counted bigint[];
 begin
-    if state is null or (state[4] is null and state[2:3] = present) then  -- the usual state
+    if state is null or (state[4] is null and state[2:3] = present) then  -- the common state
         return case when cost <= l.quota - coalesce(state[1], 0) then array[coalesce(state[1], 0) + cost, present[1]] end;
     end if;
     counted := tidegate._counted(state, l, now, present);
@@ -432,7 +432,7 @@ begin
             older := older || counted[i : i + 2];
         end if;
     end loop;
-    if cardinality(older) > 3 * 4 then  -- the most that a state carries: the first two become one
+    if cardinality(older) > 3 * 4 then  -- the maximum of a state: merge the first two
         older := array[older[1] + older[4], least(older[2], older[5]), greatest(older[3], older[6])] || older[7:];
     end if;
     used := used + least(cost, 9007199254740991 - used);
@@ -453,7 +453,7 @@ declare
     last bigint := now;
     until bigint;
 begin
-    if state[4] is null and state[2:3] = present then  -- the usual state
+    if state[4] is null and state[2:3] = present then  -- the common state
         counted := state[1:3];
     elsif state is not null then
         counted := (tidegate._counted(state, l, now, present))[2:];
@@ -465,7 +465,7 @@ begin
     end loop;
     if cost > l.quota then
         retry := -1;
-    elsif cost > remaining then  -- until enough has ended
+    elsif cost > remaining then  -- wait until enough windows have ended
         until := now;
         while cost > free loop
             retry := last;
@@ -529,7 +529,7 @@ end $$;
 
 -- ---- sliding_window -------------------------------------------------------------------------------------------------
 --
--- Limit chooses the tick so that quota * ticks <= MAX, and `heaviest` clamps the counts so that theirs are, too.
+-- Limit chooses the tick so that quota * ticks <= MAX_INTEGER, and `heaviest` clamps the counts to the same bound.
 
 create or replace function tidegate.charge_sliding(state bigint[], l tidegate.limit_t, cost bigint, now bigint)
 returns bigint[] language plpgsql as $$
@@ -559,9 +559,9 @@ begin
     if cost > l.quota then
         retry := -1;
     elsif cost > free then
-        if cost <= l.quota - count then  -- enough once the previous window weighs less
+        if cost <= l.quota - count then  -- once the weight of the previous window is lower
             retry := ahead - (l.quota - count - cost) * ticks / previous * l.tick;
-        else  -- only when this window is the previous one, and weighs less
+        else  -- only once this window is the previous one, with a lower weight
             retry := ahead + l.length - (l.quota - cost) * ticks / count * l.tick;
         end if;
     end if;
@@ -661,8 +661,8 @@ end $$;
 
 -- ---- sliding_log and concurrency ----------------------------------------------------------------------------------------
 --
--- Entries with a sum above base are live. `charge_log` only counts: `keep` inserts the entry once every limit has agreed.
--- `adjust_log` and `adjust_slots`, which no limit refuses, change the entries where they stand.
+-- Entries with a sum above base are live. `charge_log` only counts: `keep` inserts the entry once every limit has allowed the
+-- call. `adjust_log` and `adjust_slots`, which no limit denies, change the entries in place.
 
 create or replace function tidegate.charge_log(state bigint[], l tidegate.limit_t, cost bigint, now bigint)
 returns bigint[] language plpgsql as $$
@@ -674,7 +674,7 @@ begin
     return array[state[1], state[2], state[3] + cost, state[5]];
 end $$;
 
--- `expires` is when a state that an earlier limit left is forgotten; null where it was this one.
+-- `expires` is the expiry of a state that an earlier limit wrote; null if this limit wrote it.
 create or replace function tidegate.view_log(
     state bigint[], l tidegate.limit_t, cost bigint, now bigint, expires bigint
 ) returns bigint[] language plpgsql as $$
@@ -731,7 +731,7 @@ begin
     if at is null then
         return tidegate._correct(state, delta, null, false);
     elsif at > state[5] - l.length then
-        -- Made while the clock had stepped back, it stands under the last instant seen before: the next one.
+        -- An entry made while the clock had stepped back has the latest instant seen before: the next one.
         select e.at into entry from tidegate.log e where e.log = state[1] and e.sum > state[2] and e.at >= adjust_log.at
         order by e.at, e.sum limit 1;
         if found then
@@ -751,8 +751,8 @@ begin
     return tidegate._correct(tidegate._log(state, l, now), delta, null, true);
 end $$;
 
--- Change the costs of the entries made at an instant (null: of all) by `delta` in all, the oldest or the latest first.
--- What is taken where there is no entry makes one.
+-- Change the costs of the entries made at an instant (null: of all) by `delta` in total, the oldest or the latest first.
+-- A positive delta on an empty log adds an entry.
 create or replace function tidegate._correct(state bigint[], delta bigint, instant bigint, oldest boolean)
 returns bigint[] language plpgsql as $$
 declare
@@ -784,7 +784,7 @@ begin
         else
             update tidegate.log e set cost = e.cost + change where e.ctid = entry.ctid;
         end if;
-        -- The running sums follow on the shorter side: before a smaller entry they come nearer, with the base.
+        -- Update the running sums on the shorter side: those before a smaller entry, with the base, or those after it.
         if change < 0 and entry.sum - state[2] <= state[3] - entry.sum then
             update tidegate.log e set sum = e.sum - change
             where e.log = state[1] and e.sum > state[2] and e.sum < entry.sum;
@@ -808,7 +808,7 @@ begin
     return state[4] + l.length;
 end $$;
 
--- ---- all of them --------------------------------------------------------------------------------------------------------
+-- ---- dispatch -----------------------------------------------------------------------------------------------------------
 
 create or replace function tidegate.charge(s tidegate.state_t, l tidegate.limit_t, cost bigint, now bigint)
 returns bigint[] language plpgsql as $$
@@ -866,9 +866,9 @@ begin
     end case;
 end $$;
 
--- ---- what can be done to the states of a key, all limits at once: core/decision.py ------------------------------------------
+-- ---- verbs: apply to the states of all limits of a key at once: core/decision.py --------------------------------------------
 
--- The states after, or null: refused. This is also `peek`, where nothing is kept, and `hold`, which leaves marks.
+-- The new states, or null if denied. Also `peek`, which stores nothing, and `hold`, which adds marks.
 create or replace function tidegate.acquire(
     limits tidegate.limit_t[], states tidegate.state_t[], costs bigint[], now bigint, hold boolean
 ) returns tidegate.state_t[] language plpgsql as $$
@@ -926,7 +926,7 @@ begin
     return row(l.name, l.algorithm, l.unit, l.rule, l.quota, l.burst, l.length, l.rate, numbers, tidegate.expires(numbers, l));
 end $$;
 
--- Of a log, something stays until its entries are gone: the sweep removes them a few at a time.
+-- The state of a log is kept until its entries are removed: the sweep removes a few at a time.
 create or replace function tidegate.ended(s tidegate.state_t)
 returns tidegate.state_t language plpgsql as $$
 begin
@@ -946,7 +946,7 @@ create or replace function tidegate.hash(policy text, key text) returns bigint l
     select hashtextextended(key, hashtextextended(policy, 0))
 $$;
 
--- The state of a limit among those of a key: known by name and algorithm, most often at the same place.
+-- The state of a limit among those of a key: identified by name and algorithm, usually at the same index.
 create or replace function tidegate.find(states tidegate.state_t[], l tidegate.limit_t, place int)
 returns tidegate.state_t language plpgsql as $$
 declare
@@ -963,7 +963,7 @@ begin
     return null;
 end $$;
 
--- The instants at which the client did not know a limit's calendar window, 0 where it did; null if it knew them all.
+-- For each limit the instant whose calendar window the client did not send, or 0; null if it sent all of them.
 create or replace function tidegate.unknown(limits tidegate.limit_t[], states tidegate.state_t[], now bigint)
 returns bigint[] language plpgsql as $$
 declare
@@ -984,7 +984,7 @@ begin
     return case when found then instants end;
 end $$;
 
--- Put the entry of an admitted call into its log, and take out a few that have left.
+-- Insert the entry of an admitted call into its log, and delete a few expired ones.
 create or replace function tidegate.keep(s tidegate.state_t, cost bigint)
 returns tidegate.state_t language plpgsql as $$
 declare
@@ -997,7 +997,7 @@ begin
         delete from tidegate.log e where e.ctid = any (array(
             select d.ctid from tidegate.log d where d.log = number and d.sum <= base order by d.sum limit 8));
     end if;
-    if s.numbers[3] > 4611686018427387904 then  -- 2^62 permits later, begin again before the sums leave bigint
+    if s.numbers[3] > 4611686018427387904 then  -- after 2^62 permits, restart before the sums exceed bigint
         delete from tidegate.log e where e.log = number and e.sum <= base;
         update tidegate.log e set sum = e.sum - base where e.log = number;
         s.numbers := array[number, 0, s.numbers[3] - base, s.numbers[4]];
@@ -1005,8 +1005,8 @@ begin
     return s;
 end $$;
 
--- Write what is known of a key now: its new states, and of `others`, those of limits that are not in the policy (any more),
--- what lives, unless everything is to be forgotten. Keys that were not known before have no row yet.
+-- Write the states of a key: its new states, and the live ones of `others` (limits that are not, or no longer, in the policy),
+-- unless the key is reset. New keys have no row yet.
 create or replace function tidegate.store(
     known boolean, policy text, key text, states tidegate.state_t[], others tidegate.state_t[], now bigint, forget boolean
 ) returns boolean language plpgsql as $$
@@ -1041,8 +1041,8 @@ begin
     return true;
 end $$;
 
--- Look at a few of the keys that are due: drop what has ended, come back later to what has not. Of logs, at most so many
--- entries in all are removed. Keys that somebody is deciding on are left alone: this waits for nobody.
+-- Check a few of the keys that are due: delete expired states, and schedule the others for later. At most a given number of
+-- log entries is removed in total. Keys that are locked by a decision are skipped: this never waits.
 create or replace function tidegate.sweep(now bigint, most_keys int, most_entries int default 1000)
 returns int language plpgsql as $$
 declare
@@ -1069,7 +1069,7 @@ begin
                     select d.ctid from tidegate.log d where d.log = s.numbers[1] limit most_entries));
                 get diagnostics removed = row_count;
                 most_entries := most_entries - removed;
-                if most_entries <= 0 then  -- perhaps not all of it
+                if most_entries <= 0 then  -- some entries may remain
                     kept := kept || s;
                 end if;
             end if;
@@ -1085,7 +1085,7 @@ begin
     return swept;
 end $$;
 
--- The states among those of a key that belong to none of these limits.
+-- The states of a key that belong to none of these limits.
 create or replace function tidegate.others(states tidegate.state_t[], limits tidegate.limit_t[])
 returns tidegate.state_t[] language plpgsql as $$
 declare
@@ -1100,7 +1100,7 @@ begin
     return kept;
 end $$;
 
--- Wait for a key: from here to the end of the transaction nobody else decides on it.
+-- Lock a key until the end of the transaction.
 create or replace function tidegate.lock(number bigint)
 returns boolean language plpgsql as $$
 begin
@@ -1110,12 +1110,12 @@ begin
     return true;
 end $$;
 
--- Decide one call, whose keys nobody else decides on: apply a verb to all of them together. Limits, costs and views are of
--- all asks, one after another; `counts` tells how many limits each ask has. The answer: 1 (allowed) or 0, the instant, and
--- the three numbers of each limit's view. Or -1, the instant, and a number for each limit: nothing was decided, since the
--- client did not send the calendar windows around these instants.
+-- Decide one call, whose keys are locked: apply a verb to all of them together. Limits, costs and views are those of all asks,
+-- concatenated; `counts` is the number of limits of each ask. Returns 1 (allowed) or 0, the instant, and the three numbers of
+-- the view of each limit. Or -1, the instant, and a number for each limit: nothing was decided, because the client did not
+-- send the calendar windows around these instants.
 --
--- What runs once in a transaction is paid for by the expression, so this avoids queries where an expression does.
+-- This runs once per transaction, where every query has a set-up cost, so it uses expressions instead of queries.
 create or replace function tidegate.decide(
     verb text, policies text[], keys text[], counts int[], limits tidegate.limit_t[], costs bigint[], now bigint, at bigint
 ) returns bigint[] language plpgsql as $$
@@ -1177,9 +1177,9 @@ begin
     return views;
 end $$;
 
--- Decide calls, one after another, as if each had come alone. The arguments of `decide` are of all calls, one after another;
--- `sizes` tells how many asks each call has. An instant that is null means by this server's clock, read when nobody else
--- can decide on these keys. The answers follow each other.
+-- Decide calls one after another, as if each had come alone. The arguments are those of `decide` for all calls, concatenated;
+-- `sizes` is the number of asks of each call. A null instant means the clock of this server, read after the keys are locked.
+-- The answers are concatenated.
 create or replace function tidegate.apply(
     verbs text[], sizes int[], policies text[], keys text[], counts int[], limits tidegate.limit_t[], costs bigint[],
     instants bigint[], ats bigint[], sweeps int
@@ -1195,7 +1195,7 @@ declare
 begin
     if cardinality(keys) = 1 then
         done := tidegate.lock(tidegate.hash(policies[1], keys[1]));
-    else  -- everybody in the same order
+    else  -- all calls lock keys in the same order
         for number in select distinct tidegate.hash(u.policy, u.key) from unnest(policies, keys) u(policy, key) order by 1
         loop
             done := tidegate.lock(number);
@@ -1219,13 +1219,13 @@ begin
             place := place + places;
         end loop;
     end if;
-    if sweeps > 0 then  -- last of all, since what it locks is in no order; by the later of two clocks nothing is due
+    if sweeps > 0 then  -- last, because it locks keys in any order
         place := tidegate.sweep(least(now, tidegate.server_time()), sweeps);
     end if;
     return answers;
 end $$;
 
--- The live states of a key as core/codec.py writes them: what conformance compares with the core.
+-- The live states of a key in the format of core/codec.py, for the conformance suite.
 create or replace function tidegate.dump(policy text, key text, now bigint)
 returns table (name text, algorithm text, rule text, numbers bigint[]) language plpgsql as $$
 declare

@@ -1,22 +1,22 @@
--- The core, for Redis and Valkey: the functions of core/algorithms.py and core/decision.py under the same names and in
--- the same order. Numbers are doubles; all of them are whole and below 2^53 in size, so that results are the same bits.
+-- The core for Redis and Valkey: the functions of core/algorithms.py and core/decision.py, with the same names in the same
+-- order. Numbers are doubles; all are integers below 2^53 in absolute value, so that results are the same as in Python.
 --
 --   KEYS     for every ask: the key of its entry, then one key for each of its limits that keeps a log
---   ARGV[1]  groups of asks, as doubles (see wire.py): verb, now, slack, at, number of asks; then for each ask
---            its policy (an index into what follows) and a cost per limit.
---            Usual calls begin with 0, now, slack; then for each its policy and a cost per limit
+--   ARGV[1]  groups of asks, as doubles (see protocol.py): verb, now, slack, at, number of asks; then for each ask
+--            its policy (an index into ARGV[2…]) and a cost per limit.
+--            Common calls begin with 0, now, slack; then for each its policy and a cost per limit
 --   ARGV[2…] policies: for each limit its numbers
---   answer   one string of 64-bit integers: for each group whether it is allowed and the instant, then for each limit
---            remaining, retry and reset; or 2 and an instant whose calendar window must be sent along
+--   reply    one string of 64-bit integers: for each group whether it is allowed and the instant, then for each limit
+--            remaining, retry and reset; or 2 and an instant whose calendar window the client must send
 --
--- Groups are decided one after another, each of them all or nothing. An entry holds a record for each limit that has a
--- state: count, id, owner, expires, then `count` numbers. `id` is the limit's name and algorithm, `owner` all of the
--- limit that wrote the state, `expires` when that state ended under it. Log entries (time, running sum) stand in a
--- string of their own, 16 bytes each, of which a decision reads only what a bisection needs.
+-- Groups are decided one after another, each all or nothing. An entry holds a record for each limit that has a state:
+-- count, id, owner, expires, then `count` numbers. `id` is the name and algorithm of the limit, `owner` the complete limit
+-- that wrote the state, `expires` the expiry of the state under that limit. Log entries (time, running sum) are in a
+-- separate string, 16 bytes each; a decision reads only the entries that a bisection needs.
 --
--- A script runs from its first line each time, and making a function costs as much as deciding does. So the usual call
--- stands at the end, written out, and everything else in `build`, which runs only where it is needed; and of that,
--- only the algorithms that are asked for.
+-- A script runs from its first line each time, and creating a function costs as much as a decision. So the common call is
+-- written out at the end, and everything else is in `build`, which runs only when needed and creates only the algorithms
+-- that are needed.
 
 local NONE = -9007199254740992  -- no instant given
 local call, pack, unpack_ints, sub, rep = redis.call, struct.pack, struct.unpack, string.sub, string.rep
@@ -27,9 +27,9 @@ local function build()
   local EMPTY, BLANK = {}, rep('\0', 16)
   local concat, max, min = table.concat, math.max, math.min
 
-  -- ---- whole numbers ------------------------------------------------------------------------------------------------
+  -- ---- integers -----------------------------------------------------------------------------------------------------
 
-  -- Exact: as a lies within 2^53, a / b is off by less than 1 / b, so it never reaches a whole number it should not.
+  -- Exact: since |a| < 2^53, the error of a / b is less than 1 / b, so rounding never reaches the next integer.
   local function floor_div(a, b)
     local quotient = a / b
     return quotient - quotient % 1
@@ -40,7 +40,7 @@ local function build()
     return quotient % 1 - quotient
   end
 
-  local CHUNK = 1000  -- numbers at once, since all of them go over Lua's stack
+  local CHUNK = 1000  -- numbers at once: all of them pass through Lua's stack
 
   local function read_doubles(bytes)
     local count = #bytes / 8
@@ -48,7 +48,7 @@ local function build()
     local numbers = {}
     for from = 1, count, CHUNK do
       local some = {unpack_ints('<' .. rep('d', min(CHUNK, count - from + 1)), bytes, from * 8 - 7)}
-      for i = 1, #some - 1 do numbers[from + i - 1] = some[i] end  -- the last tells where it stopped reading
+      for i = 1, #some - 1 do numbers[from + i - 1] = some[i] end  -- the last value is the position after the read
     end
     return numbers, count
   end
@@ -63,13 +63,13 @@ local function build()
     return concat(some)
   end
 
-  -- Forget a state that had ended under the limit it was written for, before that limit was changed.
+  -- Return the state, or nil if it had expired under the limit that wrote it before that limit was changed.
   local function current(state, limit, now)
     if not state or not state.owner or state.expires > now then return state end
     return state.owner == limit.owner and not state.seen and state
   end
 
-  -- ---- token_bucket: level, at, peaks; of a stored one also scale, rate and capacity of the limit that wrote it -----
+  -- ---- token_bucket: level, at, peaks; a stored state also has scale, rate and capacity of the limit that wrote it --
 
   local function build_bucket()
     local _view_changed, refill, topped_up, rescale, raise_peaks
@@ -218,7 +218,7 @@ local function build()
             mark = mark_bucket}
   end
 
-  -- ---- fixed_window and calendar_window: used, start, ends; seen, ended and older where it carries older windows -----
+  -- ---- fixed_window and calendar_window: used, start, ends; seen, ended and older if it carries older windows --------
 
   local function build_windows()
     local MAX_OLDER = 4
@@ -269,7 +269,7 @@ local function build()
       return window(limit, _seen(state, now))
     end
 
-    -- Lua knows no time zones: the client sends the windows it expects to be needed, and others when told which.
+    -- Lua has no time zones: the client sends the windows it expects to be needed, and others on request.
     function window(limit, instant)
       local windows = limit.windows
       for i = 1, #windows, 2 do
@@ -299,12 +299,12 @@ local function build()
       return last
     end
 
-    -- The usual state: of nothing but the window [start, ends).
+    -- The common state: only the window [start, ends).
     local function usual(state, start, ends)
       return not state.seen and state.start == start and state.ends == ends
     end
 
-    -- Add a window to others, which stand one after another, three numbers each: used, start, end.
+    -- Append a window to a flat list of windows, three numbers each: used, start, end.
     local function add(windows, used, start, ends)
       local count = #windows
       windows[count + 1], windows[count + 2], windows[count + 3] = used, start, ends
@@ -525,11 +525,11 @@ local function build()
   local function build_log()
     local _log, _logged, _correct, entry, sum_before, bisect_left, bisect_right, rebase, shifted
     --
-    -- Entries [head, tail) of the string are live; `base` is the running sum in front of them, `total` that of the last
-    -- one, `first` and `last` are the times of the first and the last. A transition only notes what is to be written
-    -- (`writes`, and `cut`, how many entries go in front): it is done when every limit has said yes.
+    -- Entries [head, tail) of the string are live; `base` is the running sum before them, `total` that of the last entry,
+    -- `first` and `last` are the times of the first and last entry. A transition only records what to write (`writes`, and
+    -- `cut`, the number of entries to remove at the front): it is written once every limit has allowed the call.
 
-    -- Add an entry behind the last one.
+    -- Append an entry.
     local function append(log, now, cost)
       if log.total + cost > MAX then log = rebase(log) end
       local total = log.total + cost
@@ -596,7 +596,7 @@ local function build()
       return _correct(log, delta, now, first, bisect_right(log, (entry(log, first)), first, log.tail))
     end
 
-    -- The slots whose lease ends first stand in front: what they cost goes over to `base`; no entry need be written.
+    -- The slots whose lease ends first are at the front: their cost moves to `base`, and no entry needs to be written.
     local function adjust_slots(state, limit, delta, now, at)
       if at then return adjust_log(state, limit, delta, now, at) end
       local log
@@ -616,8 +616,8 @@ local function build()
                       total = log.total, writes = log.writes})
     end
 
-    -- Change the costs of entries [first, last), the latest first, by `delta` in all; an entry that costs nothing goes.
-    -- What is taken where there is no entry makes one.
+    -- Change the costs of entries [first, last), the latest first, by `delta` in total; entries with a cost of 0 are
+    -- removed. A positive delta on an empty log adds an entry.
     function _correct(log, delta, now, first, last)
       if log.head == log.tail then return delta > 0 and append(log, now, delta) end
       if log.total + max(0, delta) > MAX then
@@ -688,14 +688,14 @@ local function build()
       return low
     end
 
-    -- Subtract `base` from all sums. Only quotas near 2^53 ever need it: their sums would outgrow what a double counts.
+    -- Subtract `base` from all sums. Only quotas near 2^53 need this: their sums would exceed the integers of a double.
     function rebase(log)
       local copy = shifted(log, log.head, log.tail, -log.base)
       return {key = log.key, head = 0, tail = log.tail - log.head, base = 0, first = log.first, last = log.last,
               total = log.total - log.base, writes = {{0, copy}}, copy = copy}
     end
 
-    -- Entries [from, to) with `change` added to their sums: all of them, read at once and written in chunks.
+    -- Add `change` to the sums of entries [from, to): read all at once, write in chunks.
     function shifted(log, from, to, change)
       if from >= to then return '' end
       local bytes
@@ -724,7 +724,7 @@ local function build()
       {charge = charge_log, view = view_log, adjust = adjust_slots, expires = expires_log}
   end
 
-  -- ---- all of them --------------------------------------------------------------------------------------------------
+  -- ---- dispatch -----------------------------------------------------------------------------------------------------
 
   local ALGORITHMS = {}
 
@@ -743,10 +743,10 @@ local function build()
     return ALGORITHMS[algorithm]
   end
 
-  local asks, costs, states = {}, {}, {}  -- used again for each group
+  local asks, costs, states = {}, {}, {}  -- reused for each group
 
   local function build_decide()
-    -- ---- what can be done to the states of a key, all limits at once (core/decision.py) -----------------------------
+    -- ---- verbs: apply to the states of all limits of a key at once (core/decision.py) -------------------------------
 
     local function acquire(limits, states, costs, now)
       local changed = {}
@@ -796,9 +796,9 @@ local function build()
 
     -- ---- states as numbers (core/codec.py), and entries as the records of a key's states ----------------------------
     --
-    -- A record is `limit.prefix` (count, id, owner), then expires and the state's numbers, of which those that are the
-    -- limit's own come last, as `limit.suffix`; only the marks of a bucket follow them. The end of a window is `expires`,
-    -- unless older windows follow its numbers. Stored numbers are doubles.
+    -- A record is `limit.prefix` (count, id, owner), then expires and the numbers of the state. Those that belong to the
+    -- limit come last, as `limit.suffix`; only the marks of a bucket follow them. The end of a window is `expires`, unless
+    -- older windows follow its numbers. Stored numbers are doubles.
 
     -- Read the state whose record, `size` bytes, begins at `from`.
     local function load_state(algorithm, owner, value, from, size)
@@ -807,7 +807,7 @@ local function build()
         local peaks = EMPTY
         if size > 72 then
           peaks = {unpack_ints('<' .. rep('d', size / 8 - 9), value, from + 72)}
-          peaks[#peaks] = nil  -- where it stopped reading
+          peaks[#peaks] = nil  -- the position after the read
         end
         return {level = level, at = at, peaks = peaks, owner = owner, expires = expires, value = value, from = from}
       elseif algorithm <= 3 then
@@ -816,7 +816,7 @@ local function build()
         if size > 48 then
           ends, seen, ended = unpack_ints('<ddd', value, from + 48)
           older = {unpack_ints('<' .. rep('d', size / 8 - 9), value, from + 72)}
-          older[#older] = nil  -- where it stopped reading
+          older[#older] = nil  -- the position after the read
         end
         return {used = used, start = start, ends = ends, seen = seen, ended = ended, older = older,
                 owner = owner, expires = expires, value = value, from = from}
@@ -853,7 +853,7 @@ local function build()
       return 32 + 8 * (unpack_ints('<d', value, from))
     end
 
-    local lost = {}  -- keys of logs that are gone while their entry is not: such a state is no state
+    local lost = {}  -- keys of logs that are lost while their entry exists: such a state counts as none
 
     local function read_entry(ask, place, states)
       local policy, value = ask.policy, call('GET', ask.key)
@@ -864,7 +864,7 @@ local function build()
         local limit = limits[i]
         states[place + i] = false
         if from < size and sub(value, from, from + 23) == limit.prefix and not policy.logs then
-          -- As it was left by exactly these limits: the usual case.
+          -- Written by exactly these limits: the common case.
           states[place + i] = load_state(limit.algorithm, limit.owner, value, from, limit.size)
           from = from + limit.size
         end
@@ -896,7 +896,7 @@ local function build()
       call('PEXPIRE', key, keep)
     end
 
-    -- Keep the new states, together with live ones of limits that are not in the policy (any more).
+    -- Store the new states, together with live states of limits that are not (or no longer) in the policy.
     local function write_entry(ask, place, states, before, now, slack)
       local records, count, last, limits = {}, 0, now, ask.policy.limits
       for i = 1, #limits do
@@ -981,7 +981,7 @@ local function build()
   -- ---- the call -----------------------------------------------------------------------------------------------------
 
   -- Numbers of a limit: count, id, owner, scale, rate, capacity, algorithm, quota, length, burst, floor, tick, windows.
-  -- `fails` tells that a decision by this policy may find out that it lacks a calendar window or a log.
+  -- `fails` is set if a decision by this policy may find that a calendar window or a log is missing.
   local function read_policy(bytes)
     local numbers, size = read_doubles(bytes)
     local policy, from = {limits = {}, places = {}, logs = false, fails = false}, 1
@@ -1010,7 +1010,7 @@ local function build()
     return policies[index]
   end
 
-  -- One usual call that turned out not to be one: `place` is where its policy stands among the numbers.
+  -- A call that was sent as a common one and is not: `place` is the index of its policy among the numbers.
   local function unusual(numbers, place, key, now, slack)
     local policy, ask = policy_at(numbers[place]), asks[1] or {}
     asks[1], ask.policy, ask.key, ask.logs = ask, policy, key, EMPTY
@@ -1062,8 +1062,8 @@ if unpack_ints('<d', ARGV[1]) ~= 0 then
   return every_group(clock)
 end
 
--- Usual calls: each acquires at one key, whose limits are all buckets, left by these very limits or never charged. What
--- `decide` does, without a table and a function for everything. wire.py sends no more than fit on Lua's stack at once.
+-- Common calls: each acquires at one key whose limits are all buckets, written by these limits or never charged. This does
+-- the same as `decide`, without tables and functions. protocol.py sends no more calls at once than fit on Lua's stack.
 local size = #ARGV[1] / 8
 local numbers = {unpack_ints('<' .. rep('d', size), ARGV[1])}
 local now, slack = numbers[2], numbers[3]
@@ -1074,7 +1074,7 @@ while place < size do
   if not policy then
     local bytes = ARGV[numbers[place] + 1]
     policy = {unpack_ints('<' .. rep('d', #bytes / 8), bytes)}
-    for from = 1, #bytes / 8, 13 do  -- what begins and what ends a record, in place of the id and the owner
+    for from = 1, #bytes / 8, 13 do  -- replaces the id and the owner by the prefix and suffix of a record
       policy[from + 1], policy[from + 2] = sub(bytes, from * 8 - 7, from * 8 + 16), sub(bytes, from * 8 + 17, from * 8 + 40)
     end
     policies[numbers[place]] = policy
@@ -1100,7 +1100,7 @@ while place < size do
       end
     end
     if cost == 0 then usual = false end
-    if cost * policy[base + 4] > level then allowed = false end  -- also beyond 2^53, where it is only about so much
+    if cost * policy[base + 4] > level then allowed = false end  -- also beyond 2^53, where the product is only approximate
     levels[i], ats[i] = level, at
   end
   if not usual then
