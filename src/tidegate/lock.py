@@ -39,6 +39,8 @@ from any of them.
 
 from __future__ import annotations
 
+import gc
+import operator
 import sys
 import threading
 from collections import deque
@@ -117,13 +119,28 @@ class Lock:
 def threads_holding(token: object) -> set[int]:
     """Return the threads that may hold a token, or another object that a frame names `held`."""
     found = set()
-    for thread, top in sys._current_frames().items():  # noqa: SLF001 - the only way to see the stacks of other threads
+    for thread, top in current_frames().items():
         frame: FrameType | None = top
         called = None
-        while frame is not None:
-            if may_hold(frame, called, token):
-                found.add(thread)
-            called, frame = frame, frame.f_back
+        try:
+            while frame is not None:
+                if may_hold(frame, called, token):
+                    found.add(thread)
+                called, frame = frame, frame.f_back
+        except AttributeError:  # not a frame any more: the thread went on while its stack was being read, so it lives
+            found.add(thread)
+    return found
+
+
+def current_frames() -> dict[int, FrameType]:
+    """Return the top frame of each thread.
+
+    Python 3.11 holds a lock of the interpreter while it allocates these frames. If that starts a garbage collection, and
+    a callback of it lets another thread call this function, both wait forever (gh-106883). So no collection may start
+    meanwhile. All calls are made by `map`, in C, where neither another thread nor a signal handler can come in between.
+    """
+    calls = (gc.disable, sys._current_frames, gc.enable) if gc.isenabled() else (sys._current_frames,)  # noqa: SLF001 - the only way to see the stacks of other threads
+    found: dict[int, FrameType] = next(filter(None, list(map(operator.call, calls))))
     return found
 
 

@@ -27,16 +27,16 @@ def refused(call, *args):
 
 def test_the_reading_method_decides_the_type():
     fields = parse(YAML_TEXT, "f.yaml").entries()
-    assert fields["name"].text() == "no"
-    assert fields["name"].flag() is False
-    assert fields["count"].whole() == 1000
-    assert fields["count"].text() == "1_000"
+    assert fields["name"].string() == "no"
+    assert fields["name"].boolean() is False
+    assert fields["count"].integer() == 1000
+    assert fields["count"].string() == "1_000"
     assert fields["share"].number() == 0.5
-    assert fields["on"].flag() is True
-    assert fields["quoted"].text() == "5"
-    assert fields["empty"].is_nothing
+    assert fields["on"].boolean() is True
+    assert fields["quoted"].string() == "5"
+    assert fields["empty"].is_null
     assert [item.is_mapping for item in fields["nested"].entries()["list"].items()] == [False, True]
-    assert [item.text() for item in fields["name"].one_or_many()] == ["no"]
+    assert [item.string() for item in fields["name"].one_or_many()] == ["no"]
     assert fields["name"].choice("no", "maybe") == "no"
 
 
@@ -49,15 +49,15 @@ def test_a_value_has_its_file_line_and_field():
 @pytest.mark.parametrize(
     ("field", "method", "message"),
     [
-        ("name", "whole", "f.yaml:1: name: expected an integer from 1, not no"),
-        ("count", "flag", "f.yaml:2: count: expected true or false, not 1_000"),
+        ("name", "integer", "f.yaml:1: name: expected an integer from 1, not no"),
+        ("count", "boolean", "f.yaml:2: count: expected true or false, not 1_000"),
         ("count", "items", "f.yaml:2: count: expected a list, not 1_000"),
         ("count", "entries", "f.yaml:2: count: expected a mapping, not 1_000"),
-        ("share", "whole", "f.yaml:3: share: expected an integer from 1, not 0.5"),
-        ("quoted", "whole", "f.yaml:5: quoted: expected an integer from 1, not '5'"),
+        ("share", "integer", "f.yaml:3: share: expected an integer from 1, not 0.5"),
+        ("quoted", "integer", "f.yaml:5: quoted: expected an integer from 1, not '5'"),
         ("quoted", "number", "f.yaml:5: quoted: expected a number above 0, not '5'"),
-        ("empty", "text", "f.yaml:6: empty: expected a string, not null"),
-        ("nested", "text", "f.yaml:7: nested: expected a string, not a mapping"),
+        ("empty", "string", "f.yaml:6: empty: expected a string, not null"),
+        ("nested", "string", "f.yaml:7: nested: expected a string, not a mapping"),
         ("nested", "items", "f.yaml:7: nested: expected a list, not a mapping"),
     ],
 )
@@ -97,7 +97,7 @@ def test_invalid_files_are_rejected(text, message):
 def test_tags_construct_nothing():
     setting = parse("a: !!python/object/apply:os.system [ls]\nb: !!int '5'\n", "f.yaml").entries()
     assert "unsupported tag tag:yaml.org,2002:python/object/apply:os.system: remove it" in refused(setting["a"].items)
-    assert refused(setting["b"].whole).startswith("f.yaml:2: b: unsupported tag")
+    assert refused(setting["b"].integer).startswith("f.yaml:2: b: unsupported tag")
 
 
 def test_aliases_that_expand_too_far_are_rejected_with_their_line():
@@ -130,24 +130,24 @@ def test_a_file_that_is_too_large_is_refused(tmp_path):
 
 def test_python_mappings_are_read():
     fields = load({"a": 1, "b": True, "c": ["x"], "d": {"e": 0.5}, "f": None, "g": "no"}).entries()
-    assert fields["a"].whole() == 1
-    assert fields["b"].flag() is True
-    assert fields["c"].items()[0].text() == "x"
+    assert fields["a"].integer() == 1
+    assert fields["b"].boolean() is True
+    assert fields["c"].items()[0].string() == "x"
     assert fields["d"].entries()["e"].number() == 0.5
-    assert fields["f"].is_nothing
-    assert refused(fields["g"].flag) == "g: expected true or false, not 'no'"
-    assert refused(fields["b"].whole) == "b: expected an integer from 1, not True"
-    assert refused(fields["d"].entries()["e"].whole) == "d.e: expected an integer from 1, not 0.5"
+    assert fields["f"].is_null
+    assert refused(fields["g"].boolean) == "g: expected true or false, not 'no'"
+    assert refused(fields["b"].integer) == "b: expected an integer from 1, not True"
+    assert refused(fields["d"].entries()["e"].integer) == "d.e: expected an integer from 1, not 0.5"
     assert refused(ConfigValue({1: 2}).entries) == "keys must be strings, not 1"
 
 
 def test_other_config_errors_get_the_location():
     setting = parse("limit: 0\nperiod: 1x\n", "f.yaml")
     fields = setting.entries()
-    with pytest.raises(ConfigError) as error, setting.blame(quota=fields["limit"], period=fields["period"]):
+    with pytest.raises(ConfigError) as error, setting.locate_errors(quota=fields["limit"], period=fields["period"]):
         Limit(0, "1m")
     assert str(error.value) == "f.yaml:1: limit: must be an integer from 1 to 2**53 - 1, not 0"
-    with pytest.raises(ConfigError) as error, setting.blame():
+    with pytest.raises(ConfigError) as error, setting.locate_errors():
         Limit(1, "1m", algorithm="guess")
     assert str(error.value).startswith("f.yaml:1: algorithm: unknown algorithm 'guess'")
 
@@ -168,14 +168,14 @@ def test_a_file_is_read(tmp_path):
     path.write_text("a: 1\n", encoding="utf-8")
     assert load(path).entries()["a"].file == str(path)
     path.write_text("", encoding="utf-8")
-    assert load(str(path)).is_nothing
+    assert load(str(path)).is_null
 
 
 def test_very_long_numbers_are_shortened_in_errors():
     setting = parse(f"a: {'9' * 5000}\n").entries()["a"]
-    assert len(refused(setting.whole)) < 200
+    assert len(refused(setting.integer)) < 200
     assert len(refused(setting.number)) < 200
-    assert refused(ConfigValue("x" * 500, field="a").flag).endswith("…")
+    assert refused(ConfigValue("x" * 500, field="a").boolean).endswith("…")
 
 
 @given(st.text(st.sampled_from("ab:-[]{}#&*!|>'\"%@`,? \n\t0123456789\0"), max_size=80))
@@ -183,6 +183,6 @@ def test_any_string_is_read_or_rejected(text):
     try:
         setting = parse(text, "f.yaml")
         for entry in setting.entries().values():
-            entry.whole()
+            entry.integer()
     except ConfigError as error:
         assert error.file == "f.yaml"  # noqa: PT017 - either is fine

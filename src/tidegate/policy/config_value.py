@@ -3,8 +3,8 @@
 A ConfigValue wraps one value of a YAML file or of a mapping. The method that reads it states the expected type:
 
     section = load("config.yaml").fields("enabled", "limits")      # a mapping with these keys and no others
-    section["enabled"].flag()
-    [entry.text() for entry in section["limits"].items()]          # a list of strings
+    section["enabled"].boolean()
+    [entry.string() for entry in section["limits"].items()]          # a list of strings
 
 A value of another type raises ConfigError, such as `config.yaml:3: limits[0]: expected a string, not a list`. Because
 the reader states the type, `no` is false where a boolean is expected and the string "no" where a string is.
@@ -76,7 +76,7 @@ class ConfigValue:
         return ConfigError(message, file=self.file, line=self.line, field=self.field)
 
     @contextmanager
-    def blame(self, **fields: ConfigValue | None) -> Iterator[None]:
+    def locate_errors(self, **fields: ConfigValue | None) -> Iterator[None]:
         """Add the location of this value to ConfigErrors, or that of the field they name, if it is given."""
         try:
             yield
@@ -87,7 +87,7 @@ class ConfigValue:
             raise self.error(str(error)) from None
 
     @property
-    def is_nothing(self) -> bool:
+    def is_null(self) -> bool:
         """Whether the value is null (or empty)."""
         return self.raw is None or self._plain in NULL_WORDS
 
@@ -143,10 +143,10 @@ class ConfigValue:
         """Read a list, or a single value in place of a list of one."""
         return self.items() if self.is_list else [self]
 
-    def text(self) -> str:
+    def string(self) -> str:
         """Read a non-empty string."""
         value = self._scalar
-        if not isinstance(value, str) or not value or self.is_nothing:
+        if not isinstance(value, str) or not value or self.is_null:
             raise self.error(f"expected a string, not {self}")
         return str(value)
 
@@ -157,14 +157,14 @@ class ConfigValue:
             raise self.error(f"expected {', '.join(choices[:-1])} or {choices[-1]}, not {self}")
         return str(word)
 
-    def flag(self) -> bool:
+    def boolean(self) -> bool:
         """Read a boolean: true or false (or yes, no, on, off)."""
         value = self.raw if isinstance(self.raw, bool) else BOOLEANS.get((self._plain or "").lower())
         if value is None:
             raise self.error(f"expected true or false, not {self}")
         return value
 
-    def whole(self, low: int = 1, high: int = MAX_INTEGER) -> int:
+    def integer(self, low: int = 1, high: int = MAX_INTEGER) -> int:
         """Read an integer within bounds."""
         value = self.raw
         if self._plain is not None and INTEGER.fullmatch(self._plain):
@@ -186,7 +186,7 @@ class ConfigValue:
 
     def __str__(self) -> str:
         """Return the value as error messages show it."""
-        if self.is_nothing:
+        if self.is_null:
             return "null"
         if self.is_mapping:
             return "a mapping"

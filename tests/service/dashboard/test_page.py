@@ -25,7 +25,7 @@ def plain(tmp_path_factory):
 
 @pytest.fixture
 def whole(tmp_path):
-    with stages.whole(tmp_path) as stage:
+    with stages.integer(tmp_path) as stage:
         yield stage
 
 

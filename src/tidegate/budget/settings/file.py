@@ -69,7 +69,7 @@ def _list_items(setting: ConfigValue | None) -> list[ConfigValue]:
 
 
 def _read_quotas(setting: ConfigValue) -> dict[str, int]:
-    return {period: quota.whole() for period, quota in setting.fields(*PERIODS).items()}
+    return {period: quota.integer() for period, quota in setting.fields(*PERIODS).items()}
 
 
 def _read_table(setting: ConfigValue) -> dict[str, dict[str, int]]:
@@ -88,7 +88,7 @@ def _read_string(setting: ConfigValue) -> str:
     try:
         return str(setting.number())
     except ConfigError:
-        return setting.text()
+        return setting.string()
 
 
 def _read_reserved(setting: ConfigValue) -> dict[int, Fraction]:
@@ -102,12 +102,12 @@ def _read_reserved(setting: ConfigValue) -> dict[int, Fraction]:
 
 def _read_rule(setting: ConfigValue, number: int) -> ScheduleRule:
     fields = setting.fields("name", "between", "days", "load_above", "scale", "limits")
-    values: dict[str, Any] = {"name": fields["name"].text() if "name" in fields else f"rule {number}"}
+    values: dict[str, Any] = {"name": fields["name"].string() if "name" in fields else f"rule {number}"}
     readers: dict[str, Callable[[str], object]] = {"between": read_between, "days": read_days}
     for name, read in readers.items():
         if name in fields:
-            with fields[name].blame(**{name: fields[name]}):
-                values[name] = read(fields[name].text())
+            with fields[name].locate_errors(**{name: fields[name]}):
+                values[name] = read(fields[name].string())
     if "load_above" in fields:
         values["load_above"] = fields["load_above"].number()
     if "scale" in fields:
@@ -115,7 +115,7 @@ def _read_rule(setting: ConfigValue, number: int) -> ScheduleRule:
         if values["scale"] <= 0:
             raise fields["scale"].error(f"expected a scale above 0 such as 50%, not {fields['scale']}")
     if "limits" in fields:
-        values["limits"] = {tier: quota.whole() for tier, quota in fields["limits"].entries().items()}
+        values["limits"] = {tier: quota.integer() for tier, quota in fields["limits"].entries().items()}
     if not {"scale", "limits"} & fields.keys():
         raise setting.error("the rule changes no quota: add scale (such as 50%) or limits (by tier)")
     if not {"between", "days", "load_above"} & fields.keys():
@@ -129,21 +129,21 @@ def _read_duration(setting: ConfigValue) -> str | float:
 
 
 READERS: Final[dict[str, Callable[[ConfigValue], object]]] = {
-    "concurrency": ConfigValue.whole,
+    "concurrency": ConfigValue.integer,
     "types": _read_table,
     "costs": _read_table,
     "reserved": _read_reserved,
     "schedule": lambda setting: tuple(_read_rule(item, number) for number, item in enumerate(setting.items(), start=1)),
     "strategy": lambda setting: setting.choice("rolling", "fixed"),
-    "timezone": ConfigValue.text,
-    "storage": ConfigValue.text,
-    "enabled": ConfigValue.flag,
-    "name": ConfigValue.text,
+    "timezone": ConfigValue.string,
+    "storage": ConfigValue.string,
+    "enabled": ConfigValue.boolean,
+    "name": ConfigValue.string,
     "batch_ttl": _read_duration,
     "retention_days": ConfigValue.number,
     "on_database_error": lambda setting: setting.choice("short-term", "local", "deny"),
     "deadline": ConfigValue.number,
-    "milestones": lambda setting: tuple(item.whole(1, 100) for item in setting.items()),
-    "webhook_url": ConfigValue.text,
-    "webhook_secret": ConfigValue.text,
+    "milestones": lambda setting: tuple(item.integer(1, 100) for item in setting.items()),
+    "webhook_url": ConfigValue.string,
+    "webhook_secret": ConfigValue.string,
 }

@@ -105,12 +105,10 @@ def load_rules(config: str | Path | Mapping[str, object] | None = None) -> Rules
 
 def _section(whole: ConfigValue) -> ConfigValue:
     """Find the section; a mapping that has only its settings is the section itself."""
-    entries = {} if whole.is_nothing else whole.entries()
+    entries = {} if whole.is_null else whole.entries()
     if "rate_limiting" in entries:
         section = entries["rate_limiting"]
-        return (
-            section if not section.is_nothing else ConfigValue(EMPTY_CONFIG, section.file, section.line, section.field)
-        )
+        return section if not section.is_null else ConfigValue(EMPTY_CONFIG, section.file, section.line, section.field)
     if entries and all(name in SECTION_FIELDS for name in entries):
         return whole
     for name, entry in entries.items():
@@ -127,10 +125,10 @@ class _Reader:
         self.fields = section.fields(*SECTION_FIELDS)
         self.written: PathTree[tuple[str, int | None]] = PathTree()  # the owner and line of each endpoint
         self.defaults = (
-            dict(DEFAULT_CATEGORIES) if _get(self.fields, "defaults", ConfigValue.flag, default=True) else {}
+            dict(DEFAULT_CATEGORIES) if _get(self.fields, "defaults", ConfigValue.boolean, default=True) else {}
         )
         unmatched = self.fields.get("unmatched")
-        self.unmatched = DEFAULT_UNMATCHED if unmatched is None or unmatched.is_nothing else unmatched.text()
+        self.unmatched = DEFAULT_UNMATCHED if unmatched is None or unmatched.is_null else unmatched.string()
 
     def rules(self) -> Rules:
         """Read the whole section."""
@@ -151,9 +149,9 @@ class _Reader:
             exempt_methods=frozenset(_get(fields, "exempt_methods", _methods, default=())),
             exempt_clients=_get(fields, "exempt_clients", _clients, default=AddressSet()),
             blocked_clients=_get(fields, "blocked_clients", _clients, default=AddressSet()),
-            enabled=_get(fields, "enabled", ConfigValue.flag, default=True),
+            enabled=_get(fields, "enabled", ConfigValue.boolean, default=True),
             cleanup_interval=60 * _get(fields, "cleanup_interval_minutes", ConfigValue.number, default=5),
-            max_entries=_get(fields, "max_entries", ConfigValue.whole, default=10_000),
+            max_entries=_get(fields, "max_entries", ConfigValue.integer, default=10_000),
         )
 
     def _default_endpoints(self, name: str, category: Category, paths: Iterable[str]) -> tuple[Endpoint, ...]:
@@ -166,7 +164,7 @@ class _Reader:
         setting = self.fields.get("unmatched")
         if setting is None:
             return categories.get(self.unmatched)
-        return None if setting.is_nothing else categories[setting.choice(*categories)]
+        return None if setting.is_null else categories[setting.choice(*categories)]
 
     # ---- a category --------------------------------------------------------------------------------------------------
 
@@ -175,7 +173,7 @@ class _Reader:
         limits = self._limits(name, section, fields)
         mode = cast("Mode", self._choice(fields, "mode", get_args(Mode), "enforce"))
         on_error = cast("OnStoreError", self._choice(fields, "on_store_error", get_args(OnStoreError), "local"))
-        with section.blame(**fields):
+        with section.locate_errors(**fields):
             policy = Policy(name, limits, mode, on_error)
         cost = _get(fields, "cost", _cost, default=1)
         _check_cost(policy, cost, fields.get("cost", section))
@@ -236,8 +234,8 @@ class _Reader:
             if policy is not None and "cost" in fields:
                 cost = _cost(fields["cost"])
                 _check_cost(policy, cost, fields["cost"])
-        path = value.text()
-        with value.blame():
+        path = value.string()
+        with value.locate_errors():
             taken = self.written.add(path, methods, (owner, value.line))
         if taken is not None:
             where = f" (line {taken[1]})" if taken[1] else ""
@@ -260,19 +258,19 @@ def _limit(
     minutes: float = DEFAULT_WINDOW_MINUTES,
 ) -> Limit:
     """Read one limit in the spec's form."""
-    quota = _get(fields, "limit", ConfigValue.whole, default=quota)
+    quota = _get(fields, "limit", ConfigValue.integer, default=quota)
     if quota is None:
         raise value.error("needs a limit, the number of requests per window (or limits, a list such as [60/1m])")
     if "window" in fields and "window_minutes" in fields:
         raise fields["window_minutes"].error("cannot be combined with window: remove one of them")
     period: str | float = 60 * _get(fields, "window_minutes", ConfigValue.number, default=minutes)
     if "window" in fields:
-        period = fields["window"].text()
+        period = fields["window"].string()
     algorithm = fields["algorithm"].choice(*ALGORITHMS) if "algorithm" in fields else algorithm
-    strings = {option: fields[option].text() for option in ("unit", "timezone") if option in fields}
-    numbers = {option: fields[option].whole(0) for option in ("burst", "reset_day", "reset_hour") if option in fields}
+    strings = {option: fields[option].string() for option in ("unit", "timezone") if option in fields}
+    numbers = {option: fields[option].integer(0) for option in ("burst", "reset_day", "reset_hour") if option in fields}
     window = fields.get("window") or fields.get("window_minutes")
-    with value.blame(**{**fields, "quota": fields.get("limit"), "period": window}):
+    with value.locate_errors(**{**fields, "quota": fields.get("limit"), "period": window}):
         return Limit(quota, period, algorithm, name=name, **strings, **numbers)  # type: ignore[arg-type]  # by name
 
 
@@ -280,11 +278,11 @@ def _limit_of_list(entry: ConfigValue, algorithm: str, category: str) -> Limit:
     """Read one of several limits, a string or in the spec's form; its default name is category and period."""
     if entry.is_mapping:
         fields = entry.fields(*LIMIT_FIELDS, "name")
-        name = _get(fields, "name", ConfigValue.text, default="")
+        name = _get(fields, "name", ConfigValue.string, default="")
         limit = _limit(entry, fields, algorithm, name)
     else:
-        text = entry.text()
-        with entry.blame():
+        text = entry.string()
+        with entry.locate_errors():
             limit = with_default_algorithm(Limit.parse(text), text, algorithm)
         name = limit.name if "name=" in text else ""
     return limit if name else replace(limit, name=f"{category}-{limit.name}")
@@ -300,7 +298,7 @@ def with_default_algorithm(limit: Limit, text: str, algorithm: str) -> Limit:
 def _methods(setting: ConfigValue) -> tuple[str, ...]:
     methods = []
     for entry in setting.one_or_many():
-        method = entry.text().upper()
+        method = entry.string().upper()
         if not method.isascii() or not method.isalpha():
             raise entry.error(f"expected a method such as GET or POST, not {entry}")
         methods.append(method)
@@ -313,13 +311,13 @@ def _methods(setting: ConfigValue) -> tuple[str, ...]:
 
 def _cost(setting: ConfigValue) -> Cost:
     if setting.is_mapping:
-        return {unit: amount.whole(0) for unit, amount in setting.entries().items()}
-    return setting.whole(0)
+        return {unit: amount.integer(0) for unit, amount in setting.entries().items()}
+    return setting.integer(0)
 
 
 def _check_cost(policy: Policy, cost: Cost, value: ConfigValue) -> None:
     """Raise for a cost in units that no limit counts, or above the maximum of a limit."""
-    with value.blame(cost=value):
+    with value.locate_errors(cost=value):
         costs = policy.costs(cost)
     for limit, amount in zip(policy.limits, costs, strict=True):
         if amount > limit.burst:
@@ -334,7 +332,7 @@ def _charging(fields: Fields, cost: Cost) -> Charging | None:
     refunded = _get(fields, "refund", _statuses, default=frozenset())
     penalties: dict[int, int] = {}
     for text, amount in _get(fields, "penalty", ConfigValue.entries, default={}).items():
-        penalties.update(dict.fromkeys(_status(amount, text), amount.whole()))
+        penalties.update(dict.fromkeys(_status(amount, text), amount.integer()))
     if counted is None and not refunded and not penalties:
         return None
     if not isinstance(cost, int):
@@ -351,7 +349,7 @@ def _statuses(setting: ConfigValue) -> frozenset[int]:
 
 
 def _status_text(setting: ConfigValue) -> str:
-    return str(setting.whole()) if isinstance(setting.raw, int) else setting.text()
+    return str(setting.integer()) if isinstance(setting.raw, int) else setting.string()
 
 
 def _status(value: ConfigValue, text: str) -> frozenset[int]:
@@ -362,7 +360,7 @@ def _status(value: ConfigValue, text: str) -> frozenset[int]:
 
 
 def _clients(setting: ConfigValue) -> AddressSet:
-    addresses = [entry.text() for entry in setting.one_or_many()]
+    addresses = [entry.string() for entry in setting.one_or_many()]
     name = (setting.field or "clients").rpartition(".")[2]
-    with setting.blame(**{name: setting}):
+    with setting.locate_errors(**{name: setting}):
         return AddressSet(addresses, field=name)

@@ -85,13 +85,13 @@ def read_provider(source: str | Path | Mapping[str, object]) -> Provider:
         "file": section.file,
     }
     domain = _domain(fields["domain"])
-    with section.blame(**fields):
+    with section.locate_errors(**fields):
         provider = Provider(domain, limits, **options)
     return replace(provider, endpoints=_endpoints(fields, provider))
 
 
 def _domain(setting: ConfigValue) -> str:
-    text = setting.text()
+    text = setting.string()
     if "//" in text or "/" in text or "@" in text:
         raise setting.error("expected a domain such as example.com, without scheme, user and path")
     if "*" in text:
@@ -133,12 +133,12 @@ def _entry(entry: ConfigValue, algorithm: str | None) -> Limit:
     """Read an entry of `limits`: `300/1m`, or a mapping."""
     if entry.is_mapping:
         return _limit(entry, entry.fields(*LIMIT_FIELDS, "name"), algorithm)
-    text = entry.text()
-    with entry.blame():
+    text = entry.string()
+    with entry.locate_errors():
         limit = Limit.parse(text)
     if limit.calendar or limit.algorithm in text.split() or limit.burst != limit.quota:
         return limit
-    with entry.blame():
+    with entry.locate_errors():
         return replace(limit, algorithm=algorithm or "sliding_log")
 
 
@@ -150,16 +150,16 @@ def _limit(location: ConfigValue, fields: Fields, algorithm: str | None = None) 
     for needed, example in (("limit", "300"), ("period", "1m")):
         if needed not in fields:
             raise location.error(f"needs a {needed}, such as {needed}: {example}")
-    quota, period = fields["limit"].whole(), fields["period"].text()
+    quota, period = fields["limit"].integer(), fields["period"].string()
     if "algorithm" in fields:
         algorithm = fields["algorithm"].choice(*ALGORITHMS)
     elif period in NO_FIXED_LENGTH or any(option in fields for option in CALENDAR_FIELDS):
         algorithm = "calendar_window"
     elif "burst" in fields:
         algorithm = "token_bucket"
-    texts = {option: fields[option].text() for option in ("unit", "timezone", "name") if option in fields}
-    numbers = {option: fields[option].whole(0) for option in ("burst", "reset_day", "reset_hour") if option in fields}
-    with location.blame(**{**fields, "quota": fields["limit"]}):
+    texts = {option: fields[option].string() for option in ("unit", "timezone", "name") if option in fields}
+    numbers = {option: fields[option].integer(0) for option in ("burst", "reset_day", "reset_hour") if option in fields}
+    with location.locate_errors(**{**fields, "quota": fields["limit"]}):
         return Limit(quota, period, algorithm or "sliding_log", **texts, **numbers)  # type: ignore[arg-type]  # by name
 
 
@@ -172,10 +172,10 @@ def _concurrency(setting: ConfigValue) -> Limit:
             raise setting.error("needs a limit, such as concurrency: {limit: 5, lease: 2m}")
         quota, lease = fields["limit"], fields.get("lease")
         location = lease or setting
-    with location.blame():
+    with location.locate_errors():
         return Limit(
-            quota.whole(),
-            lease.text() if lease else DEFAULT_SLOT_LEASE,
+            quota.integer(),
+            lease.string() if lease else DEFAULT_SLOT_LEASE,
             "concurrency",
             unit=CONCURRENCY_UNIT,
             name="concurrency",
@@ -189,7 +189,7 @@ def _api_key(fields: Fields) -> Secret | None:
     if "api_key" not in fields:
         return None
     try:
-        return None if fields["api_key"].is_nothing else Secret(fields["api_key"].text())
+        return None if fields["api_key"].is_null else Secret(fields["api_key"].string())
     except ConfigError:
         raise fields["api_key"].error("expected a string: put the key in quotes") from None
 
@@ -203,12 +203,12 @@ def _key_location(fields: Fields, key: Secret | None) -> KeyLocation | None:
         raise fields["key"].error("expected either header or query, such as {header: X-Api-Key} or {query: apikey}")
     if key is None:
         raise fields["key"].error("needs an api_key to send, but none is given")
-    plain = location["plain_http"].flag() if "plain_http" in location else False
+    plain = location["plain_http"].boolean() if "plain_http" in location else False
     if "query" in location:
         if "prefix" in location:
             raise location["prefix"].error("can only be combined with 'header'")
-        return KeyLocation("query", location["query"].text(), plain_http=plain)
-    name = location["header"].text()
+        return KeyLocation("query", location["query"].string(), plain_http=plain)
+    name = location["header"].string()
     if not HEADER_NAME.fullmatch(name):
         raise location["header"].error(f"expected a header name such as X-Api-Key, not {location['header']}")
     if any(ord(letter) < 32 or ord(letter) > 126 for letter in key.reveal()):  # noqa: PLR2004 - what a header can hold
@@ -230,15 +230,15 @@ def _retries(fields: Fields) -> Retries:
         return Retries()
     setting = fields["retries"]
     if not setting.is_mapping:
-        return Retries(setting.whole(0, 10))
+        return Retries(setting.integer(0, 10))
     parts = setting.fields("most", "within")
-    most = parts["most"].whole(0, 10) if "most" in parts else 2
+    most = parts["most"].integer(0, 10) if "most" in parts else 2
     return Retries(most, _seconds(parts["within"]) if "within" in parts else Retries().within)
 
 
 def _seconds(setting: ConfigValue) -> float:
-    with setting.blame():
-        return parse_period(setting.text()) / SECOND
+    with setting.locate_errors():
+        return parse_period(setting.string()) / SECOND
 
 
 def _estimate(fields: Fields, limits: tuple[Limit, ...]) -> dict[str, int]:
@@ -251,7 +251,7 @@ def _estimate(fields: Fields, limits: tuple[Limit, ...]) -> dict[str, int]:
         if unit not in units:
             raise amount.error(f"no limit counts {unit!r}: the limits count {', '.join(units)}")
         most = min(limit.burst for limit in limits if limit.unit == unit)
-        found[unit] = amount.whole(0, most)
+        found[unit] = amount.integer(0, most)
     return found
 
 
@@ -263,12 +263,12 @@ def _endpoints(fields: Fields, provider: Provider) -> tuple[EndpointCost, ...]:
         parts = entry.fields("path", "methods", "cost")
         if "path" not in parts:
             raise entry.error("needs a path, such as {path: /v1/search/*, cost: 5}")
-        path = parts["path"].text()
+        path = parts["path"].string()
         if not path.startswith("/") or "?" in path or "*" in path.replace("/*", ""):
             raise parts["path"].error("expected a path such as /v1/search or /v1/*/history, where * is a whole segment")
-        methods = tuple(each.text().upper() for each in parts["methods"].one_or_many()) if "methods" in parts else ()
+        methods = tuple(each.string().upper() for each in parts["methods"].one_or_many()) if "methods" in parts else ()
         endpoint = EndpointCost(path, methods, _cost(parts["cost"]) if "cost" in parts else 1)
-        with entry.blame(cost=parts.get("cost")):
+        with entry.locate_errors(cost=parts.get("cost")):
             replace(provider, endpoints=(endpoint,))
         if (path, methods) in [known[:2] for known in endpoints]:
             raise parts["path"].error(f"{path} is listed twice")
@@ -278,12 +278,12 @@ def _endpoints(fields: Fields, provider: Provider) -> tuple[EndpointCost, ...]:
 
 def _cost(setting: ConfigValue) -> Cost:
     if setting.is_mapping:
-        return {unit: amount.whole(0) for unit, amount in setting.entries().items()}
-    return setting.whole(0)
+        return {unit: amount.integer(0) for unit, amount in setting.entries().items()}
+    return setting.integer(0)
 
 
 def _text(fields: Fields, name: str) -> str | None:
-    return fields[name].text() if name in fields else None
+    return fields[name].string() if name in fields else None
 
 
 def _choice(fields: Fields, name: str, choices: tuple[str, ...], default: str) -> str:

@@ -111,12 +111,12 @@ def _source(section: ConfigValue) -> Source:
     for needed in ("name", "url"):
         if needed not in fields:
             raise section.error(f"needs a field {needed!r}")
-    name = fields["name"].text()
+    name = fields["name"].string()
     if not NAME_PATTERN.fullmatch(name):
         raise fields["name"].error("expected letters, digits, dots, dashes and underscores only")
 
-    url = fields["url"].text()
-    with fields["url"].blame(url=fields["url"]):
+    url = fields["url"].string()
+    with fields["url"].locate_errors(url=fields["url"]):
         host_of(url)
     if not url.lower().startswith(("http://", "https://")):
         raise fields["url"].error("expected a URL that begins with http:// or https://")
@@ -125,13 +125,13 @@ def _source(section: ConfigValue) -> Source:
         url,
         _schedule(section, fields),
         _destination(fields["to"]) if "to" in fields else Destination("files", "bodies"),
-        fields["method"].text().upper() if "method" in fields else "GET",
-        {name: each.text() for name, each in fields["headers"].entries().items()} if "headers" in fields else {},
-        fields["body"].text() if "body" in fields else None,
-        fields["priority"].whole(-100, 100) if "priority" in fields else 0,
+        fields["method"].string().upper() if "method" in fields else "GET",
+        {name: each.string() for name, each in fields["headers"].entries().items()} if "headers" in fields else {},
+        fields["body"].string() if "body" in fields else None,
+        fields["priority"].integer(-100, 100) if "priority" in fields else 0,
         _seconds(fields["timeout"]) if "timeout" in fields else 30.0,
-        fields["retries"].whole(0, 100) if "retries" in fields else 3,
-        fields["max_bytes"].whole() if "max_bytes" in fields else MAX_BYTES,
+        fields["retries"].integer(0, 100) if "retries" in fields else 3,
+        fields["max_bytes"].integer() if "max_bytes" in fields else MAX_BYTES,
     )
 
 
@@ -142,9 +142,9 @@ def _schedule(section: ConfigValue, fields: dict[str, ConfigValue]) -> Schedule:
         if "timezone" in fields:
             raise fields["timezone"].error("can only be combined with 'cron'")
         return Interval(round(_seconds(fields["interval"]) * SECOND))
-    zone = fields["timezone"].text() if "timezone" in fields else "UTC"
-    with fields["cron"].blame(cron=fields["cron"], timezone=fields.get("timezone")):
-        return read_cron(fields["cron"].text(), zone)
+    zone = fields["timezone"].string() if "timezone" in fields else "UTC"
+    with fields["cron"].locate_errors(cron=fields["cron"], timezone=fields.get("timezone")):
+        return read_cron(fields["cron"].string(), zone)
 
 
 def _destination(setting: ConfigValue) -> Destination:
@@ -153,11 +153,11 @@ def _destination(setting: ConfigValue) -> Destination:
         raise setting.error("expected one of {files: folder}, {sqlite: file} or {webhook: URL}")
     ((kind, place),) = places.items()
     if kind == "webhook":
-        with place.blame(url=place):
-            host_of(place.text())
-    return Destination(kind, place.text())  # type: ignore[arg-type]  # one of the three
+        with place.locate_errors(url=place):
+            host_of(place.string())
+    return Destination(kind, place.string())  # type: ignore[arg-type]  # one of the three
 
 
 def _seconds(setting: ConfigValue) -> float:
-    with setting.blame(period=setting):
-        return parse_period(setting.text()) / SECOND
+    with setting.locate_errors(period=setting):
+        return parse_period(setting.string()) / SECOND

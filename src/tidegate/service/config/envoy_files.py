@@ -60,12 +60,12 @@ class _EnvoyConverter:
         fields = file.fields("domain", "descriptors")
         if "domain" not in fields:
             raise file.error("needs a domain, the name that Envoy sends")
-        name = fields["domain"].text()
+        name = fields["domain"].string()
         if name in self._entries:
             self.remark(fields["domain"], f"{name} is in several files: its descriptors are merged")
         self._origins.setdefault(f"domains[{len(self._entries)}]", file)
         entries = self._entries.setdefault(name, [])
-        if "descriptors" in fields and not fields["descriptors"].is_nothing:
+        if "descriptors" in fields and not fields["descriptors"].is_null:
             entries += fields["descriptors"].items()
 
     def remark(self, place: ConfigValue, message: str) -> None:
@@ -108,13 +108,13 @@ class _EnvoyConverter:
 
     def descriptor(self, entry: ConfigValue, path: str) -> Converted:
         """Convert a descriptor and its children."""
-        fields = {name: field for name, field in entry.fields(*DESCRIPTOR_FIELDS).items() if not field.is_nothing}
+        fields = {name: field for name, field in entry.fields(*DESCRIPTOR_FIELDS).items() if not field.is_null}
         converted: Converted = {name: read_string(fields[name]) for name in ("key", "value") if name in fields}
         if not converted.get("value"):
             converted.pop("value", None)  # an empty value means no value
         self.check_counterparts(fields, converted)
         for name in ("shadow_mode", "share_threshold"):
-            if name in fields and fields[name].flag():
+            if name in fields and fields[name].boolean():
                 converted[name] = True
         if "rate_limit" in fields:
             converted |= self.rate_limit(fields["rate_limit"])
@@ -129,10 +129,10 @@ class _EnvoyConverter:
         """Refuse settings that are not supported; add remarks on settings that have no effect."""
         if converted.get("key", "").endswith("*") and "value" not in converted:
             raise fields["key"].error("a star in a key is not supported: list each key")
-        if "quota_mode" in fields and fields["quota_mode"].flag():
+        if "quota_mode" in fields and fields["quota_mode"].boolean():
             raise fields["quota_mode"].error("is not supported: remove it, or use shadow_mode")
         for name in IGNORED_METRIC_FIELDS:
-            if name in fields and fields[name].flag():
+            if name in fields and fields[name].boolean():
                 self.remark(fields[name], "ignored: metrics of tidegate have one label per limit, and never values")
 
     def check_order(self, entries: list[ConfigValue], converted: list[Converted]) -> None:
@@ -156,19 +156,19 @@ class _EnvoyConverter:
 
     def rate_limit(self, setting: ConfigValue) -> Converted:
         """Convert a limit; most stay a rate_limit."""
-        fields = {name: field for name, field in setting.fields(*RATE_LIMIT_FIELDS).items() if not field.is_nothing}
+        fields = {name: field for name, field in setting.fields(*RATE_LIMIT_FIELDS).items() if not field.is_null}
         converted: Converted = {}
-        if "unlimited" in fields and fields["unlimited"].flag():
+        if "unlimited" in fields and fields["unlimited"].boolean():
             converted["unlimited"] = True
         if "unit" in fields:
-            unit = fields["unit"].text().lower()
-            converted["unit"] = unit if unit in UNIT_PERIODS else fields["unit"].text()
+            unit = fields["unit"].string().lower()
+            converted["unit"] = unit if unit in UNIT_PERIODS else fields["unit"].string()
             if unit in ENVOY_LENGTHS:
                 self.remark(
                     fields["unit"], f"is a calendar {unit} in tidegate, {ENVOY_LENGTHS[unit]} in Envoy's service"
                 )
         if "requests_per_unit" in fields and not converted.get("unlimited"):
-            converted["requests_per_unit"] = fields["requests_per_unit"].whole(0, MAX_UINT32)
+            converted["requests_per_unit"] = fields["requests_per_unit"].integer(0, MAX_UINT32)
             if not converted["requests_per_unit"]:
                 message = "0 would block everything, which is not a limit: block it in Envoy's routes"
                 raise fields["requests_per_unit"].error(message)
@@ -176,10 +176,10 @@ class _EnvoyConverter:
             converted["name"] = read_string(fields["name"])
         if "replaces" in fields:
             converted["replaces"] = [
-                {name: read_string(field) for name, field in entry.fields("name").items() if not field.is_nothing}
+                {name: read_string(field) for name, field in entry.fields("name").items() if not field.is_null}
                 for entry in fields["replaces"].items()
             ]
-        times = fields["unit_multiplier"].whole(1, MAX_UINT32) if "unit_multiplier" in fields else 1
+        times = fields["unit_multiplier"].integer(1, MAX_UINT32) if "unit_multiplier" in fields else 1
         return {"rate_limit": converted} if times == 1 else self.multiplied(fields, converted, times)
 
     def multiplied(self, fields: dict[str, ConfigValue], converted: Converted, times: int) -> Converted:
@@ -202,4 +202,4 @@ class _EnvoyConverter:
 def read_string(setting: ConfigValue) -> str:
     """Read a string that may look like a number or a boolean, and may be empty."""
     value = setting.raw.value if isinstance(setting.raw, yaml.ScalarNode) else None
-    return value if value == "" else setting.text()
+    return value if value == "" else setting.string()

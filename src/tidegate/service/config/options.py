@@ -65,7 +65,7 @@ STRINGS: Final = {"anyOf": [STRING, {"type": "array", "items": STRING}]}
 OPTIONS: Final = (
     ServiceOption(
         "store",
-        ConfigValue.text,
+        ConfigValue.string,
         "URL of the store (memory://; sources then use the data folder)",
         STRING,
         "URL",
@@ -80,7 +80,7 @@ OPTIONS: Final = (
     ServiceOption(
         "grpc", read_address, "address of the gRPC server for Envoy (none)", {"type": ["string", "integer"]}, "ADDRESS"
     ),
-    ServiceOption("open", ConfigValue.flag, "accept other machines without a token (false)", BOOLEAN, "BOOL"),
+    ServiceOption("open", ConfigValue.boolean, "accept other machines without a token (false)", BOOLEAN, "BOOL"),
     ServiceOption("decision_token", read_token, "token for decisions", STRING, secret=True),
     ServiceOption("decision_token_file", read_token_file, "file with the token for decisions", STRING, "FILE"),
     ServiceOption("admin_token", read_token, "token for reset and block", STRING, secret=True),
@@ -126,7 +126,7 @@ OPTIONS: Final = (
         "BYTES",
     ),
     ServiceOption(
-        "max_concurrency", ConfigValue.whole, "maximum number of concurrent requests per process (4096)", INTEGER, "N"
+        "max_concurrency", ConfigValue.integer, "maximum number of concurrent requests per process (4096)", INTEGER, "N"
     ),
     ServiceOption(
         "max_connections",
@@ -179,5 +179,5 @@ OPTIONS: Final = (
         "FILE",
     ),
     ServiceOption("swarm", read_url, "URL of a bus: show the agents on it (none)", STRING, "URL"),
-    ServiceOption("telemetry", ConfigValue.flag, "export metrics to OpenTelemetry (false)", BOOLEAN, "BOOL"),
+    ServiceOption("telemetry", ConfigValue.boolean, "export metrics to OpenTelemetry (false)", BOOLEAN, "BOOL"),
 )

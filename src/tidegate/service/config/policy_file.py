@@ -63,7 +63,7 @@ def read_policy(name: str, setting: ConfigValue) -> ConfiguredPolicy:
 def _policy(name: str, place: ConfigValue, limits: tuple[Limit, ...], fields: Fields) -> Policy:
     mode = cast("Mode", fields["mode"].choice(*get_args(Mode)) if "mode" in fields else "enforce")
     on_store_error = cast("OnStoreError", _choice(fields, "on_store_error", get_args(OnStoreError), "deny"))
-    with place.blame(**fields):
+    with place.locate_errors(**fields):
         return Policy(name, limits, mode, on_store_error)
 
 
@@ -85,7 +85,7 @@ def read_percent(setting: ConfigValue) -> float:
 def read_limits(setting: ConfigValue) -> tuple[Limit, ...]:
     """Read a limit as a string or mapping, or a list of limits."""
     if not setting.is_mapping and not setting.is_list:
-        limits = tuple(_limit(setting, text) for text in setting.text().split(","))
+        limits = tuple(_limit(setting, text) for text in setting.string().split(","))
     else:
         entries = setting.one_or_many()
         if not entries:
@@ -101,18 +101,18 @@ def read_limits(setting: ConfigValue) -> tuple[Limit, ...]:
 
 def _limit(setting: ConfigValue, text: str | None) -> Limit:
     if not setting.is_mapping:
-        with setting.blame():
-            return Limit.parse((setting.text() if text is None else text).strip())
+        with setting.locate_errors():
+            return Limit.parse((setting.string() if text is None else text).strip())
     fields = setting.fields(*LIMIT_FIELDS)
     for needed in ("quota", "period"):
         if needed not in fields:
             raise setting.error(f"needs a {needed}, as in {{quota: 60, period: 1m}}")
-    strings = {name: fields[name].text() for name in ("unit", "name", "timezone") if name in fields}
-    integers = {name: fields[name].whole(0) for name in ("burst", "reset_day", "reset_hour") if name in fields}
-    quota, period = fields["quota"].whole(), _read_period(fields["period"])
+    strings = {name: fields[name].string() for name in ("unit", "name", "timezone") if name in fields}
+    integers = {name: fields[name].integer(0) for name in ("burst", "reset_day", "reset_hour") if name in fields}
+    quota, period = fields["quota"].integer(), _read_period(fields["period"])
     calendar = period in ("month", "year")
     algorithm = _choice(fields, "algorithm", ALGORITHMS, "calendar_window" if calendar else "token_bucket")
-    with setting.blame(**fields):
+    with setting.locate_errors(**fields):
         return Limit(quota, period, algorithm, **strings, **integers)  # type: ignore[arg-type]  # by name
 
 
@@ -121,7 +121,7 @@ def _read_period(setting: ConfigValue) -> str | float:
     try:
         return setting.number()
     except ConfigError:
-        return setting.text()
+        return setting.string()
 
 
 def _overrides(setting: ConfigValue, policy: Policy) -> tuple[KeyOverride, ...]:
@@ -132,7 +132,7 @@ def _overrides(setting: ConfigValue, policy: Policy) -> tuple[KeyOverride, ...]:
         for needed in OVERRIDE_FIELDS:
             if needed not in fields:
                 raise entry.error(f"needs a {needed}, as in {{key: 'partner:*', limits: 1000/1m}}")
-        parts = tuple(part.text() for part in fields["key"].one_or_many())
+        parts = tuple(part.string() for part in fields["key"].one_or_many())
         key = parts if len(parts) > 1 else "".join(parts)
         if not parts:
             raise fields["key"].error("expected a key such as 'partner:*', not an empty list")
@@ -143,7 +143,7 @@ def _overrides(setting: ConfigValue, policy: Policy) -> tuple[KeyOverride, ...]:
             raise fields["key"].error(message)
         lines[key] = fields["key"].line
         limits = read_limits(fields["limits"])
-        with entry.blame():
+        with entry.locate_errors():
             Policy(policy.name, limits)
         found.append(KeyOverride(key, limits))
     return tuple(found)
@@ -186,23 +186,23 @@ class _DomainReader:
         fields = entry.fields(*DESCRIPTOR_FIELDS)
         if "key" not in fields:
             raise entry.error("needs a key such as remote_address")
-        key = fields["key"].text()
-        value = scalar(fields["value"]) if "value" in fields and not fields["value"].is_nothing else None
+        key = fields["key"].string()
+        value = scalar(fields["value"]) if "value" in fields and not fields["value"].is_null else None
         if value is not None and "*" in value[:-1]:
             raise fields["value"].error(f"a star is only allowed at the end, not as in {value}")
-        shared = "share_threshold" in fields and fields["share_threshold"].flag()
+        shared = "share_threshold" in fields and fields["share_threshold"].boolean()
         if shared and (value is None or not value.endswith("*")):
             raise fields["share_threshold"].error("is only allowed with a value that ends with *")
         name = f"{path}/{escape(key)}" if value is None else f"{path}/{escape(key)}={escape(value)}"
         limits = self.limits(fields)
-        nested = fields["descriptors"] if "descriptors" in fields and not fields["descriptors"].is_nothing else None
+        nested = fields["descriptors"] if "descriptors" in fields and not fields["descriptors"].is_null else None
         if limits is None and nested is None and "rate_limit" not in fields:
             raise entry.error("needs a rate_limit, limits or descriptors: otherwise it limits nothing")
         policy = None
         if limits is not None:
-            shadow = "shadow_mode" in fields and fields["shadow_mode"].flag()
+            shadow = "shadow_mode" in fields and fields["shadow_mode"].boolean()
             on_store_error = cast("OnStoreError", _choice(fields, "on_store_error", get_args(OnStoreError), "deny"))
-            with entry.blame(**fields):
+            with entry.locate_errors(**fields):
                 policy = Policy(name, limits, "shadow" if shadow else "enforce", on_store_error)
         children = self.children(nested, name, depth + 1) if nested is not None else ()
         return DescriptorNode(key, value, policy, children, shared, *self.names(fields))
@@ -212,15 +212,15 @@ class _DomainReader:
         if "rate_limit" not in fields:
             return "", ()
         rate_limit = fields["rate_limit"].entries()
-        name = rate_limit["name"].text() if "name" in rate_limit else ""
+        name = rate_limit["name"].string() if "name" in rate_limit else ""
         found = []
         for entry in rate_limit["replaces"].items() if "replaces" in rate_limit else ():
             other = entry.fields("name").get("name")
             if other is None:
                 raise entry.error("needs a name, as in {name: other}: the name of another rate_limit")
-            if other.text() == name:
+            if other.string() == name:
                 raise other.error("is the name of this rate_limit: it can only replace others")
-            found.append(other.text())
+            found.append(other.string())
         return name, tuple(found)
 
     def limits(self, fields: Fields) -> tuple[Limit, ...] | None:
@@ -233,7 +233,7 @@ class _DomainReader:
             return None
         place = fields["rate_limit"]
         rate_limit = place.fields(*RATE_LIMIT_FIELDS)
-        if "unlimited" in rate_limit and rate_limit["unlimited"].flag():
+        if "unlimited" in rate_limit and rate_limit["unlimited"].boolean():
             for other in ("unit", "requests_per_unit"):
                 if other in rate_limit:
                     raise rate_limit[other].error("cannot be combined with unlimited")
@@ -241,13 +241,13 @@ class _DomainReader:
         for needed in ("unit", "requests_per_unit"):
             if needed not in rate_limit:
                 raise place.error(f"needs a {needed}, as in {{unit: minute, requests_per_unit: 10}}")
-        unit = rate_limit["unit"].text().lower()
+        unit = rate_limit["unit"].string().lower()
         if unit not in UNIT_PERIODS:
             raise rate_limit["unit"].error(f"expected one of {', '.join(UNIT_PERIODS)}, not {rate_limit['unit']}")
-        quota = rate_limit["requests_per_unit"].whole()
+        quota = rate_limit["requests_per_unit"].integer()
         algorithm = rate_limit["algorithm"].choice(*ALGORITHMS) if "algorithm" in rate_limit else None
-        name = rate_limit["name"].text() if "name" in rate_limit else ""
-        with place.blame(
+        name = rate_limit["name"].string() if "name" in rate_limit else ""
+        with place.locate_errors(
             quota=rate_limit["requests_per_unit"], period=rate_limit["unit"], algorithm=rate_limit.get("algorithm")
         ):
             return (envoy_limit(quota, unit, algorithm, name),)
@@ -262,7 +262,7 @@ def scalar(setting: ConfigValue) -> str:
     """Read a string that may look like a number or a boolean."""
     if isinstance(setting.raw, (bool, int, float)):
         return str(setting.raw)
-    return setting.text()
+    return setting.string()
 
 
 def read_domains(section: ConfigValue) -> dict[str, DescriptorDomain]:
@@ -273,7 +273,7 @@ def read_domains(section: ConfigValue) -> dict[str, DescriptorDomain]:
         fields = entry.fields(*DOMAIN_FIELDS)
         if "domain" not in fields:
             raise entry.error("needs a domain, the name that Envoy sends")
-        name = fields["domain"].text()
+        name = fields["domain"].string()
         if name in found:
             raise fields["domain"].error(f"is defined twice, first in line {lines[name]}")
         lines[name] = fields["domain"].line

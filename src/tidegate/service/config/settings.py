@@ -117,8 +117,8 @@ def load_settings(
     environment = environment or {}
     flags = flags or {}
     document = ConfigValue({}) if source is None else load(source)
-    in_file = {} if document.is_nothing else document.fields(*OPTIONS_BY_NAME, *SECTIONS)
-    chosen = {name: in_file[name] for name in OPTIONS_BY_NAME if name in in_file and not in_file[name].is_nothing}
+    in_file = {} if document.is_null else document.fields(*OPTIONS_BY_NAME, *SECTIONS)
+    chosen = {name: in_file[name] for name in OPTIONS_BY_NAME if name in in_file and not in_file[name].is_null}
     chosen |= _read_strings(environment, lambda option: f"{ENVIRONMENT_PREFIX}{option.name.upper()}", flags=False)
     chosen |= _read_strings(flags, lambda option: option.name, flags=True)
     values: dict[str, Any] = {}
@@ -145,7 +145,7 @@ def _read_policies(
     in_file: Mapping[str, ConfigValue], policies: tuple[str, ...], environment: Mapping[str, str]
 ) -> tuple[dict[str, ConfiguredPolicy], dict[str, DescriptorDomain]]:
     entries: dict[str, ConfiguredPolicy] = {}
-    if "policies" in in_file and not in_file["policies"].is_nothing:
+    if "policies" in in_file and not in_file["policies"].is_null:
         entries = read_policies(in_file["policies"])
     in_environment = [
         text for text in environment.get(f"{ENVIRONMENT_PREFIX}POLICIES", "").split(LIST_SEPARATOR) if text.strip()
@@ -160,7 +160,7 @@ def _read_policies(
             raise setting.error(f"expected NAME=LIMITS such as 'api=100/1m, 1000/1h', not {text}")
         entries[name.strip()] = read_policy(name.strip(), setting)
     domains: dict[str, DescriptorDomain] = {}
-    if "domains" in in_file and not in_file["domains"].is_nothing:
+    if "domains" in in_file and not in_file["domains"].is_null:
         domains = read_domains(in_file["domains"])
     for domain in domains.values():
         for variant in domain.variants():

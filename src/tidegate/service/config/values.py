@@ -49,7 +49,7 @@ DEFAULT_LISTEN: Final = ListenAddress("127.0.0.1", 8080)
 
 def read_address(setting: ConfigValue) -> ListenAddress:
     """Read an address to listen on: host and port, or a port on loopback."""
-    text = setting.text() if not isinstance(setting.raw, int) else str(setting.raw)
+    text = setting.string() if not isinstance(setting.raw, int) else str(setting.raw)
     host, colon, port = text.rpartition(":")
     if not port.isdecimal() or len(port) > len(str(MAX_PORT)) or int(port) > MAX_PORT or (colon and not host):
         raise setting.error(f"expected an address such as 127.0.0.1:8080, not {setting}")
@@ -64,7 +64,7 @@ def read_seconds(setting: ConfigValue) -> float:
     try:
         return setting.number()
     except ConfigError:
-        text = setting.text()
+        text = setting.string()
     try:
         return parse_period(text) / SECOND
     except ConfigError:
@@ -74,17 +74,17 @@ def read_seconds(setting: ConfigValue) -> float:
 def read_lease(setting: ConfigValue) -> Lease | None:
     """Read whether the service leases permits from the store, and for how long."""
     try:
-        return Lease() if setting.flag() else None
+        return Lease() if setting.boolean() else None
     except ConfigError:
         pass
     seconds = read_seconds(setting)
-    with setting.blame(**{"lease.seconds": setting}):
+    with setting.locate_errors(**{"lease.seconds": setting}):
         return Lease(seconds)
 
 
 def read_token(setting: ConfigValue) -> str:
     """Read a token; refuse a short one."""
-    token = setting.text().strip()
+    token = setting.string().strip()
     if len(token) < MIN_TOKEN_LENGTH or not token.isascii() or not token.isprintable() or " " in token:
         # The message does not contain the value: messages are logged.
         raise setting.error(f"expected at least {MIN_TOKEN_LENGTH} printable ASCII characters without spaces")
@@ -107,7 +107,7 @@ def read_text(setting: ConfigValue) -> str:
 
 def read_secrets(setting: ConfigValue) -> tuple[str, ...]:
     """Read one or more secrets: a list, or a string in which white space separates them."""
-    found = [ConfigValue(word, *location_of(each)) for each in setting.one_or_many() for word in each.text().split()]
+    found = [ConfigValue(word, *location_of(each)) for each in setting.one_or_many() for word in each.string().split()]
     if not found:
         raise setting.error("expected at least one secret")
     return tuple(read_token(secret) for secret in found)
@@ -130,27 +130,27 @@ def read_style(setting: ConfigValue) -> str:
 
 def read_workers(setting: ConfigValue) -> int:
     """Read the number of processes."""
-    return setting.whole(1, MAX_WORKERS)
+    return setting.integer(1, MAX_WORKERS)
 
 
 def read_bytes(setting: ConfigValue) -> int:
     """Read the maximum size of a request, in bytes."""
-    return setting.whole(1024, MAX_BODY_BYTES)
+    return setting.integer(1024, MAX_BODY_BYTES)
 
 
 def read_connections(setting: ConfigValue) -> int:
     """Read the maximum number of connections."""
-    return setting.whole(MIN_CONNECTIONS)
+    return setting.integer(MIN_CONNECTIONS)
 
 
 def read_priority(setting: ConfigValue) -> int:
     """Read a largest priority."""
-    return setting.whole(0)
+    return setting.integer(0)
 
 
 def read_path(setting: ConfigValue) -> Path:
     """Read a path; in a file, a relative path is relative to that file."""
-    path = Path(setting.text())
+    path = Path(setting.string())
     return path if setting.file is None or path.is_absolute() else Path(setting.file).parent / path
 
 
@@ -161,7 +161,7 @@ def read_paths(setting: ConfigValue) -> tuple[Path, ...]:
 
 def read_fetchers(setting: ConfigValue) -> int:
     """Read the maximum number of concurrent fetches."""
-    return setting.whole(1, MAX_FETCHERS)
+    return setting.integer(1, MAX_FETCHERS)
 
 
 def read_permissions(setting: ConfigValue) -> str:
@@ -171,7 +171,7 @@ def read_permissions(setting: ConfigValue) -> str:
 
 def read_url(setting: ConfigValue) -> str:
     """Read a URL; only its form is checked."""
-    text = setting.text()
+    text = setting.string()
     if "://" not in text:
         raise setting.error(f"expected a URL such as nats://127.0.0.1:4222, not {setting}")
     return text
@@ -180,6 +180,6 @@ def read_url(setting: ConfigValue) -> str:
 def read_budget(setting: ConfigValue) -> bool | Path:
     """Read which budget to show: true for the one of the environment, or the path of a file."""
     try:
-        return setting.flag()
+        return setting.boolean()
     except ConfigError:
         return read_path(setting)
