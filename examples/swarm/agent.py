@@ -23,27 +23,27 @@ def main(bus_url: str, url: str, name: str, calls: int) -> None:
     ):
         bus.wait(20)
         limiter.set_capacity("api", 40, window=1)  # our assumption; all five agents together: 200 a second
-        limiter.on_capacity_change(lambda update: say(f"{name}: {update.agent_id} says {update.new_capacity}"))
+        limiter.on_capacity_change(lambda update: write_line(f"{name}: {update.agent_id} reduced the capacity to {update.new_capacity}"))
 
         @limiter.limited("api")  # waits for a permit; a 429 is announced to all
         def call() -> int:
             with urlopen(url) as response:  # noqa: S310 - our own server
                 return int(response.status)
 
-        say("ready")
+        write_line("ready")
         sys.stdin.readline()  # all agents start together
-        answers, lowest = Counter[int](), 40
+        statuses, lowest = Counter[int](), 40
         for _ in range(calls):
             try:
-                answers[call()] += 1
+                statuses[call()] += 1
             except HTTPError as error:
-                answers[error.code] += 1
+                statuses[error.code] += 1
             capacity = limiter.get_capacity("api")
             lowest = min(lowest, capacity.total if capacity is not None else lowest)
-        say(json.dumps({"agent": name, "calls": calls, "refused": answers[429], "lowest": lowest}))
+        write_line(json.dumps({"agent": name, "calls": calls, "refused": statuses[429], "lowest": lowest}))
 
 
-def say(text: str) -> None:
+def write_line(text: str) -> None:
     """Write a line."""
     sys.stdout.write(f"{text}\n")
     sys.stdout.flush()
