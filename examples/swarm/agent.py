@@ -23,7 +23,9 @@ def main(bus_url: str, url: str, name: str, calls: int) -> None:
     ):
         bus.wait(20)
         limiter.set_capacity("api", 40, window=1)  # our assumption; all five agents together: 200 a second
-        limiter.on_capacity_change(lambda update: write_line(f"{name}: {update.agent_id} reduced the capacity to {update.new_capacity}"))
+        limiter.on_capacity_change(
+            lambda update: write_line(f"{name}: now {update.new_capacity}, by {update.agent_id}")
+        )
 
         @limiter.limited("api")  # waits for a permit; a 429 is announced to all
         def call() -> int:

@@ -48,7 +48,8 @@ def main() -> int:
         write_line(line)
     results = [json.loads(lines[-1]) for lines in outputs if lines]
     for result in results:
-        write_line(f"{result['agent']}: {result['calls']} calls, {result['refused']} refused, lowest {result['lowest']}")
+        counts = f"{result['calls']} calls, {result['refused']} refused, lowest capacity {result['lowest']}"
+        write_line(f"{result['agent']}: {counts}")
     write_line(json.dumps({"served": hidden.served, "refused": hidden.refused, "agents": len(results)}))
     return 0 if len(results) == AGENTS and not any(agent.returncode for agent in agents) else 1
 
