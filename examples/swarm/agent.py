@@ -8,24 +8,30 @@ from __future__ import annotations
 import json
 import sys
 from collections import Counter
+from typing import TYPE_CHECKING
 from urllib.error import HTTPError
 from urllib.request import urlopen
 
 from tidegate.bus import open_bus
 from tidegate.swarm import SwarmLimiter
 
+if TYPE_CHECKING:
+    from tidegate.adaptive import CapacityUpdate
+
 
 def main(bus_url: str, url: str, name: str, calls: int) -> None:
     """Make calls and print the result."""
+
+    def report(update: CapacityUpdate) -> None:
+        write_line(f"{name}: {update.agent_id} reduced the capacity to {update.new_capacity}")
+
     with (
         open_bus(bus_url) as bus,
         SwarmLimiter(bus, name, recovery_interval=0.5, cooldown=0.5) as limiter,
     ):
         bus.wait(20)
         limiter.set_capacity("api", 40, window=1)  # our assumption; all five agents together: 200 a second
-        limiter.on_capacity_change(
-            lambda update: write_line(f"{name}: now {update.new_capacity}, by {update.agent_id}")
-        )
+        limiter.on_capacity_change(report)
 
         @limiter.limited("api")  # waits for a permit; a 429 is announced to all
         def call() -> int:
