@@ -91,7 +91,7 @@ export function renderDenials(overview, open) {
 function formatReason(denial) {
   const limits = denial.violated.length ? denial.violated.join(" and ") : "unknown limit";
   const reason = limits === "blocked" ? "blocked" : `exceeded ${limits}`;
-  return denial.shadow ? `${reason} (shadow: allowed)` : reason;
+  return denial.shadow ? `${reason} (shadow)` : reason;
 }
 
 function searchablePolicies(overview) {
