@@ -8,42 +8,50 @@ from __future__ import annotations
 import json
 import sys
 from collections import Counter
+from typing import TYPE_CHECKING
 from urllib.error import HTTPError
 from urllib.request import urlopen
 
 from tidegate.bus import open_bus
 from tidegate.swarm import SwarmLimiter
 
+if TYPE_CHECKING:
+    from tidegate.adaptive import CapacityUpdate
+
 
 def main(bus_url: str, url: str, name: str, calls: int) -> None:
     """Make calls and print the result."""
+
+    def report(update: CapacityUpdate) -> None:
+        write_line(f"{name}: {update.agent_id} reduced the capacity to {update.new_capacity}")
+
     with (
         open_bus(bus_url) as bus,
         SwarmLimiter(bus, name, recovery_interval=0.5, cooldown=0.5) as limiter,
     ):
         bus.wait(20)
         limiter.set_capacity("api", 40, window=1)  # our assumption; all five agents together: 200 a second
-        limiter.on_capacity_change(lambda update: say(f"{name}: {update.agent_id} says {update.new_capacity}"))
+        limiter.on_capacity_change(report)
 
         @limiter.limited("api")  # waits for a permit; a 429 is announced to all
         def call() -> int:
             with urlopen(url) as response:  # noqa: S310 - our own server
                 return int(response.status)
 
-        say("ready")
+        write_line("ready")
         sys.stdin.readline()  # all agents start together
-        answers, lowest = Counter[int](), 40
+        statuses, lowest = Counter[int](), 40
         for _ in range(calls):
             try:
-                answers[call()] += 1
+                statuses[call()] += 1
             except HTTPError as error:
-                answers[error.code] += 1
+                statuses[error.code] += 1
             capacity = limiter.get_capacity("api")
             lowest = min(lowest, capacity.total if capacity is not None else lowest)
-        say(json.dumps({"agent": name, "calls": calls, "refused": answers[429], "lowest": lowest}))
+        write_line(json.dumps({"agent": name, "calls": calls, "refused": statuses[429], "lowest": lowest}))
 
 
-def say(text: str) -> None:
+def write_line(text: str) -> None:
     """Write a line."""
     sys.stdout.write(f"{text}\n")
     sys.stdout.flush()

@@ -14,7 +14,7 @@ import json
 import subprocess
 import sys
 
-from examples.swarm.agent import say
+from examples.swarm.agent import write_line
 from examples.swarm.server import HiddenLimit
 
 AGENTS = 5
@@ -43,13 +43,14 @@ def main() -> int:
             if agent.stdin is not None:
                 agent.stdin.write("go\n")
                 agent.stdin.flush()
-        told = [agent.communicate()[0].splitlines() for agent in agents]
-    for line in (line for lines in told for line in lines[:-1]):
-        say(line)
-    results = [json.loads(lines[-1]) for lines in told if lines]
+        outputs = [agent.communicate()[0].splitlines() for agent in agents]
+    for line in (line for lines in outputs for line in lines[:-1]):
+        write_line(line)
+    results = [json.loads(lines[-1]) for lines in outputs if lines]
     for result in results:
-        say(f"{result['agent']}: {result['calls']} calls, {result['refused']} refused, lowest {result['lowest']}")
-    say(json.dumps({"served": hidden.served, "refused": hidden.refused, "agents": len(results)}))
+        counts = f"{result['calls']} calls, {result['refused']} refused, lowest capacity {result['lowest']}"
+        write_line(f"{result['agent']}: {counts}")
+    write_line(json.dumps({"served": hidden.served, "refused": hidden.refused, "agents": len(results)}))
     return 0 if len(results) == AGENTS and not any(agent.returncode for agent in agents) else 1
 
 

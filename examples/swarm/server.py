@@ -1,4 +1,4 @@
-"""A server with a limit that its clients do not know: so many responses per second, then 429."""
+"""A server with a limit that its clients do not know: by default 50 requests per second, and 429 for the others."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class HiddenLimit:
             """Responds with 200 or 429."""
 
             def do_GET(self) -> None:
-                allowed = outer.limiter.try_acquire("everybody").allowed
+                allowed = outer.limiter.try_acquire("all").allowed
                 with counting:
                     outer.served += allowed
                     outer.refused += not allowed

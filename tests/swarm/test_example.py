@@ -20,8 +20,8 @@ def test_five_agents_against_a_hidden_limit():
     received = json.loads(last)
     assert received["agents"] == 5
     assert received["served"] + received["refused"] == 150
-    assert received["refused"] > 0, "together they wanted more than there was"
-    assert re.search(r"agent-\d: agent-\d says \d+", done.stdout), "and told each other"
+    assert received["refused"] > 0, "the agents together exceed the hidden limit"
+    assert re.search(r"agent-\d: agent-\d reduced the capacity to \d+", done.stdout), "not announced"
     lowest = [int(line.rpartition(" ")[2]) for line in lines if "lowest" in line]
     assert len(lowest) == 5
     assert min(lowest) <= 20

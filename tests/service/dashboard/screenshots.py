@@ -1,6 +1,6 @@
-"""Draws the dashboard, with traffic, a swarm, sources and a budget: python -m tests.service.dashboard.screenshots.
+"""Takes screenshots of the dashboard with traffic, swarm, sources and budget.
 
-Into build/screenshots: pictures are made when they are needed, and git takes none.
+python -m tests.service.dashboard.screenshots writes them to build/screenshots. They are not committed.
 """
 
 from __future__ import annotations
@@ -12,32 +12,32 @@ import threading
 import time
 from pathlib import Path
 
-from tests.service.dashboard.stage import Stage, browser, visit, whole
+from tests.service.dashboard.dashboard_service import DashboardService, browser, full_service, send_traffic
 
 FOLDER = Path(__file__).parents[3] / "build" / "screenshots"
 SECONDS = 45
 WIDE, PHONE = {"width": 1360, "height": 1000}, {"width": 360, "height": 780}
 
 
-def traffic(stage: Stage, stop: threading.Event) -> None:
-    """Visit until told to stop; reduce capacity now and then."""
-    dice, second = random.Random(8), 0
+def run_traffic(service: DashboardService, stop: threading.Event) -> None:
+    """Send traffic until `stop` is set, and reduce capacities now and then."""
+    generator, second = random.Random(8), 0
     while not stop.wait(1.0):
-        visit(stage, dice)
+        send_traffic(service, generator)
         second += 1
         if second in (12, 30):
-            stage.agents[second % 3].announce_reduced("openai", "received 429 response", retry_after=4)
+            service.agents[second % 3].announce_reduced("openai", "received 429 response", retry_after=4)
         if second == 20:
-            stage.agents[1].announce_reduced("crawler", "503 of the origin")
+            service.agents[1].announce_reduced("crawler", "503 from the origin")
 
 
 def main() -> None:
-    """Make all pictures."""
+    """Take all screenshots."""
     seconds = int(sys.argv[1]) if len(sys.argv) > 1 else SECONDS
     FOLDER.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory() as folder, whole(Path(folder)) as stage, browser() as chromium:
+    with tempfile.TemporaryDirectory() as folder, full_service(Path(folder)) as service, browser() as chromium:
         stop = threading.Event()
-        thread = threading.Thread(target=traffic, args=(stage, stop))
+        thread = threading.Thread(target=run_traffic, args=(service, stop))
         thread.start()
         try:
             pages = {
@@ -46,15 +46,15 @@ def main() -> None:
                 for scheme in ("light", "dark")
             }
             for page in pages.values():
-                page.goto(stage.url)
-            time.sleep(seconds)  # a picture of real traffic; no test
+                page.goto(service.url)
+            time.sleep(seconds)  # real traffic for the screenshots; not a test
             for name, page in pages.items():
                 page.screenshot(path=FOLDER / f"{name}.png", full_page=True)
             page = pages["dashboard-light"]
             page.locator("#search-policy").select_option("login")
             page.locator("#search-key").fill("203.0.113.9")
             page.keyboard.press("Enter")
-            page.locator("#uses tbody tr").nth(1).wait_for()
+            page.locator("#key-limits tbody tr").nth(1).wait_for()
             page.screenshot(path=FOLDER / "dashboard-key.png")
         finally:
             stop.set()

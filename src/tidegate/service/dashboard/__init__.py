@@ -1,8 +1,9 @@
-"""The dashboard: a page of our own, and what it is told once a second.
+"""The dashboard: a web page, and the JSON document that it polls once a second.
 
-files.py      the page, its styles and scripts, with the header fields that keep them safe
-near.py       which keys were denied or are low
-history.py    the last five minutes, second by second
-panels.py     what the other faces show: sources, budgets, a swarm
-overview.py   all of it as JSON, at /v1/overview
+static/           the page, its styles and scripts
+static_files.py   serves these files, with security headers
+overview.py       GET /v1/overview: all data of the page
+history.py        decisions per second and latencies of the last five minutes
+near_limit.py     the keys that are near a limit
+panels.py         panels of other components: sources, budgets, swarm, bus
 """

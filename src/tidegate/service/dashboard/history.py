@@ -1,4 +1,7 @@
-"""The last five minutes, second by second, from counters that are kept in any case: nothing is added to a decision."""
+"""Decisions per second and latencies of the last five minutes.
+
+They are computed from counters that the service has anyway, so a decision costs no more.
+"""
 
 from __future__ import annotations
 
@@ -14,101 +17,101 @@ if TYPE_CHECKING:
 
     from tidegate.service.decisions.decider import Decider
 
-HISTORY_SECONDS: Final = 300  # seconds
-MAX_POLICIES: Final = 200  # policies
-DECIDING_VERBS: Final = ("acquire", "batch", "check", "peek", "reserve")  # verbs whose time is a decision's
+HISTORY_SECONDS: Final = 300
+MAX_POLICIES: Final = 200
+DECIDING_VERBS: Final = ("acquire", "batch", "check", "peek", "reserve")  # verbs whose latency is shown
 MEDIAN, P99 = 0.5, 0.99
 
 
 class PolicyHistory:
-    """One policy: calls admitted and denied in each second, and how many were waiting at its end."""
+    """The calls of one policy: admitted and denied in each second, and waiting at the end of each second."""
 
-    __slots__ = ("admitted", "denied", "last", "waiting")
+    __slots__ = ("admitted", "denied", "last_counts", "waiting")
 
-    def __init__(self, slots: int) -> None:
-        """Begin with nothing, for as many seconds as the others have."""
-        self.admitted: deque[int] = deque([0] * slots, maxlen=HISTORY_SECONDS)
-        self.denied: deque[int] = deque([0] * slots, maxlen=HISTORY_SECONDS)
-        self.waiting: deque[int] = deque([0] * slots, maxlen=HISTORY_SECONDS)
-        self.last = (0, 0)
+    def __init__(self, seconds: int) -> None:
+        """Fill the past seconds with zeros, so that all policies have the same length."""
+        self.admitted: deque[int] = deque([0] * seconds, maxlen=HISTORY_SECONDS)
+        self.denied: deque[int] = deque([0] * seconds, maxlen=HISTORY_SECONDS)
+        self.waiting: deque[int] = deque([0] * seconds, maxlen=HISTORY_SECONDS)
+        self.last_counts = (0, 0)
 
-    def add(self, slots: int, admitted: int, denied: int, waiting: int) -> None:
-        """Take counts for so many seconds that have passed since the last."""
-        before, self.last = self.last, (admitted, denied)
-        self.admitted.extend(spread(admitted - before[0], slots))
-        self.denied.extend(spread(denied - before[1], slots))
-        self.waiting.extend([waiting] * slots)
+    def add(self, seconds: int, admitted: int, denied: int, waiting: int) -> None:
+        """Add the seconds since the last call; `admitted` and `denied` are totals, `waiting` is the current number."""
+        before, self.last_counts = self.last_counts, (admitted, denied)
+        self.admitted.extend(spread(admitted - before[0], seconds))
+        self.denied.extend(spread(denied - before[1], seconds))
+        self.waiting.extend([waiting] * seconds)
 
 
 class DecisionHistory:
-    """All policies, and how long decisions took. `tick` is the second of the steady clock that is written next."""
+    """The history of all policies, and latencies. `tick` is the current second of the monotonic clock."""
 
     def __init__(self, decider: Decider) -> None:
-        """Begin now."""
+        """Start with the current second."""
         self._decider = decider
         self._clock = decider.store.clock
         self.tick = self._clock.steady() // SECOND
-        self.tracks: dict[str, PolicyHistory] = {}
-        self.median: deque[int | None] = deque(maxlen=HISTORY_SECONDS)  # microseconds; None: there was no request
-        self.rare: deque[int | None] = deque(maxlen=HISTORY_SECONDS)
-        self._counts = [0] * (len(LATENCY_BUCKETS) + 1)
+        self.policies: dict[str, PolicyHistory] = {}
+        self.median: deque[int | None] = deque(maxlen=HISTORY_SECONDS)  # microseconds; None: no request
+        self.p99: deque[int | None] = deque(maxlen=HISTORY_SECONDS)
+        self._latency_counts = [0] * (len(LATENCY_BUCKETS) + 1)
 
     def sample(self) -> None:
-        """Write the seconds that have passed, if any have."""
+        """Add the seconds that have passed since the last sample."""
         tick = self._clock.steady() // SECOND
         passed = tick - self.tick
         if passed <= 0:
             return
         self.tick = tick
-        slots = min(passed, HISTORY_SECONDS)
+        seconds = min(passed, HISTORY_SECONDS)
         waiting = self._decider.waiting_by_policy()
         for name, count in self._decider.stats.counts.items():
-            track = self.tracks.get(name)
-            if track is None:
-                if len(self.tracks) >= MAX_POLICIES:
+            policy = self.policies.get(name)
+            if policy is None:
+                if len(self.policies) >= MAX_POLICIES:
                     continue
-                track = self.tracks[name] = PolicyHistory(len(self.median))
-            track.add(slots, count.allowed + count.shadow, count.denied, waiting.get(name, 0))
-        self._time(slots)
+                policy = self.policies[name] = PolicyHistory(len(self.median))
+            policy.add(seconds, count.allowed + count.shadow, count.denied, waiting.get(name, 0))
+        self._sample_latency(seconds)
 
-    def _time(self, slots: int) -> None:
-        counts = [0] * len(self._counts)
+    def _sample_latency(self, seconds: int) -> None:
+        counts = [0] * len(self._latency_counts)
         for verb in DECIDING_VERBS:
             latency = self._decider.stats.latency.get(verb)
             if latency is not None:
                 counts = [a + b for a, b in zip(counts, latency.counts, strict=True)]
-        new = [after - before for after, before in zip(counts, self._counts, strict=True)]
-        self._counts = counts
-        self.median.extend([quantile(new, MEDIAN)] * slots)
-        self.rare.extend([quantile(new, P99)] * slots)
+        new = [after - before for after, before in zip(counts, self._latency_counts, strict=True)]
+        self._latency_counts = counts
+        self.median.extend([quantile(new, MEDIAN)] * seconds)
+        self.p99.extend([quantile(new, P99)] * seconds)
 
-    def after(self, since: int | None) -> int:
-        """Tell how many of the newest seconds somebody lacks who has those before `since`."""
-        have = len(self.median)
-        return have if since is None else min(have, max(0, self.tick - since))
-
-
-def newest(values: Sequence[int | None] | deque[int] | deque[int | None], count: int) -> list[int | None]:
-    """Give the last so many."""
-    return list(values) if count == len(values) else [values[place] for place in range(-count, 0)]
+    def count_since(self, since: int | None) -> int:
+        """Return how many seconds there are from `since` on; all if it is None."""
+        length = len(self.median)
+        return length if since is None else min(length, max(0, self.tick - since))
 
 
-def spread(amount: int, slots: int) -> Iterable[int]:
-    """Share an amount out over seconds."""
-    if slots == 1:
+def last_values(values: Sequence[int | None] | deque[int] | deque[int | None], count: int) -> list[int | None]:
+    """Return the last `count` values."""
+    return list(values) if count == len(values) else [values[index] for index in range(-count, 0)]
+
+
+def spread(amount: int, seconds: int) -> Iterable[int]:
+    """Distribute an amount evenly over seconds."""
+    if seconds == 1:
         return (amount,)
-    return (amount * (i + 1) // slots - amount * i // slots for i in range(slots))
+    return (amount * (i + 1) // seconds - amount * i // seconds for i in range(seconds))
 
 
-def quantile(counts: Sequence[int], share: float) -> int | None:
-    """Tell below which time, in microseconds, a share of a histogram's requests lies: within its bucket, evenly."""
+def quantile(counts: Sequence[int], fraction: float) -> int | None:
+    """Return a quantile of a latency histogram in microseconds, interpolated within its bucket; None if it is empty."""
     total = sum(counts)
     if not total:
         return None
-    wanted = share * total
+    rank = fraction * total
     edges = (0, *LATENCY_BUCKETS, LATENCY_BUCKETS[-1])
-    for number, reached in enumerate(accumulate(counts)):
-        if reached >= wanted and counts[number]:
-            low, high = edges[number], edges[number + 1]
-            return round(high - (high - low) * (reached - wanted) / counts[number])
+    for index, reached in enumerate(accumulate(counts)):
+        if reached >= rank and counts[index]:
+            low, high = edges[index], edges[index + 1]
+            return round(high - (high - low) * (reached - rank) / counts[index])
     return LATENCY_BUCKETS[-1]

@@ -1,7 +1,7 @@
-"""Which keys are near a limit: a note of the last decision about some of them. Nothing is decided by it.
+"""The keys that are near a limit, from their last recorded decisions. For display only: no decision depends on it.
 
-Denied keys are always noted. Of the calls that are allowed, so many a second are while somebody watches (`left` is
-filled up by whoever shows it), and none otherwise: then it costs them a look at one attribute.
+Denied calls are always recorded. Allowed calls are recorded only while a dashboard is open, and only a bounded number
+per second: each request for the overview sets `samples_left`. Otherwise an allowed call only reads that attribute.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from tidegate.core.decision import Decision, zero_costs
 if TYPE_CHECKING:
     from tidegate.policy import Key
 
-MAX_KEYS: Final = 256  # keys
-DROPPED_WHEN_FULL: Final = 32  # at once when there are more: to find the first of a dictionary takes time
-MAX_NOTES_PER_SECOND: Final = 200  # calls
+MAX_KEYS: Final = 256
+DROPPED_WHEN_FULL: Final = 32  # keys at once, because finding the oldest key of a dictionary is slow
+MAX_SAMPLES_PER_SECOND: Final = 200  # allowed calls
 
 
 class KeyNearLimit(NamedTuple):
-    """How a key stands at the limit that it has used most of."""
+    """The usage of a key at the limit of which it has the smallest part left."""
 
     policy: str
     key: Key
@@ -34,47 +34,47 @@ class KeyNearLimit(NamedTuple):
 
 
 class NearLimitKeys:
-    """The last decision about each of the keys that were noted."""
+    """The last decision for each recorded key."""
 
-    __slots__ = ("left", "seen")
+    __slots__ = ("decisions", "samples_left")
 
     def __init__(self) -> None:
-        """Know nobody."""
-        self.seen: dict[tuple[str, Key], Decision] = {}
-        self.left = 0  # calls that are allowed and noted still
+        """Start without keys."""
+        self.decisions: dict[tuple[str, Key], Decision] = {}
+        self.samples_left = 0  # allowed calls that are still recorded
 
-    def note(self, policy: str, key: Key, decision: Decision) -> None:
-        """Remember the decision; those noted first go when there are too many."""
-        self.left -= self.left > 0
-        self.seen.pop((policy, key), None)
-        self.seen[policy, key] = decision
-        if len(self.seen) > MAX_KEYS:
-            for each in list(islice(self.seen, DROPPED_WHEN_FULL)):
-                del self.seen[each]
+    def record(self, policy: str, key: Key, decision: Decision) -> None:
+        """Record a decision; if there are too many keys, the oldest are dropped."""
+        self.samples_left -= self.samples_left > 0
+        self.decisions.pop((policy, key), None)
+        self.decisions[policy, key] = decision
+        if len(self.decisions) > MAX_KEYS:
+            for oldest in list(islice(self.decisions, DROPPED_WHEN_FULL)):
+                del self.decisions[oldest]
 
-    def forget(self, policy: str, key: Key) -> None:
-        """Forget a key that was reset."""
-        self.seen.pop((policy, key), None)
+    def remove(self, policy: str, key: Key) -> None:
+        """Remove a key that was reset."""
+        self.decisions.pop((policy, key), None)
 
-    def nearest(self, now: int, most: int) -> list[KeyNearLimit]:
-        """Tell who has the smallest part of a limit left, the smallest first."""
+    def nearest(self, now: int, max_keys: int) -> list[KeyNearLimit]:
+        """Return the keys with the smallest part of a limit left, the smallest first."""
         found: list[tuple[float, KeyNearLimit]] = []
-        for (policy, key), decision in list(self.seen.items()):
+        for (policy, key), decision in list(self.decisions.items()):
             if decision.at + max(view[2] for view in decision.views) <= now:
-                del self.seen[policy, key]  # its windows are over
+                del self.decisions[policy, key]  # all its limits have reset
                 continue
-            near = at_present(policy, key, decision, now)
+            near = current_usage(policy, key, decision, now)
             if near is not None:
                 found.append(near)
         found.sort(key=lambda pair: pair[0])
-        return [near for _, near in found[:most]]
+        return [near for _, near in found[:max_keys]]
 
 
-def at_present(policy: str, key: Key, decision: Decision, now: int) -> tuple[float, KeyNearLimit] | None:
-    """Tell how a key stands; None: it has used nothing that is not back by now.
+def current_usage(policy: str, key: Key, decision: Decision, now: int) -> tuple[float, KeyNearLimit] | None:
+    """Return the usage of a key, with the part that is left for sorting; None if all its limits have reset.
 
-    Where the states are at hand they are looked at as of now. Otherwise it is what was left then, with the time that is
-    left of it.
+    If the decision holds states, the usage is computed for `now`. Otherwise it is the usage at the time of the
+    decision, with the time until the reset reduced by the time that has passed.
     """
     at, costs = decision.at, decision[4]
     passed = 0 if costs is not None else now - at

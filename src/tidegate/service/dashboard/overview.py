@@ -1,7 +1,7 @@
-"""`GET /v1/overview`: everything that the page shows, as JSON. docs/dashboard.md describes its fields.
+"""`GET /v1/overview`: the data of the dashboard as JSON. docs/dashboard.md describes its fields.
 
-A timer samples the counters once a second. The rest is put together when somebody asks, at most once a second however
-many ask: who has the seconds before `tick` gets only those after it with `?since=TICK`.
+A timer samples the counters once a second. The rest is computed on request, at most once a second for all clients.
+With `?since=TICK` a client gets only the seconds since its last response.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from urllib.parse import parse_qs
 
 from tidegate.core.algorithms import NEVER
 from tidegate.core.bounds import SECOND
-from tidegate.service.dashboard.history import MAX_POLICIES, DecisionHistory, newest
-from tidegate.service.dashboard.near_limit import MAX_NOTES_PER_SECOND
+from tidegate.service.dashboard.history import MAX_POLICIES, DecisionHistory, last_values
+from tidegate.service.dashboard.near_limit import MAX_SAMPLES_PER_SECOND
 from tidegate.service.http.problems import ProblemError
 
 if TYPE_CHECKING:
@@ -29,101 +29,101 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("tidegate.service")
 
-MAX_DENIALS: Final = 50  # shown
+MAX_DENIALS: Final = 50
 MAX_NEAR_LIMIT: Final = 12
 MAX_BLOCKS: Final = 50
-PANEL_TIMEOUT: Final = 2.0  # seconds for a panel
-MILLISECOND: Final = 1000
+PANEL_TIMEOUT: Final = 2.0  # seconds
+MILLISECOND: Final = 1000  # microseconds
 MAX_SINCE_DIGITS: Final = 16
 
 
 class Overview:
-    """What an app tells its dashboard."""
+    """Computes the overview of an app."""
 
     def __init__(self, app: App) -> None:
-        """Begin a history."""
+        """Start the history."""
         self._app = app
         self._decider = app.decider
         self._clock = app.decider.store.clock
         self.history = DecisionHistory(app.decider)
-        self._since = self._clock.ns() // 1_000_000
+        self._started_at = self._clock.ns() // 1_000_000
         self._timer: asyncio.TimerHandle | None = None
-        self._fresh: tuple[int, dict[str, Any]] | None = None  # the second that it was put together in
-        self._looking: asyncio.Task[dict[str, Any]] | None = None
+        self._cached: tuple[int, dict[str, Any]] | None = None  # the tick, and the snapshot of that second
+        self._building: asyncio.Task[dict[str, Any]] | None = None
 
     def start(self) -> None:
-        """Sample every second from now on."""
+        """Sample the counters now and at the start of every second."""
         self.history.sample()
-        ahead = SECOND - self._clock.steady() % SECOND
-        self._timer = asyncio.get_running_loop().call_later(ahead / SECOND, self.start)
+        delay = SECOND - self._clock.steady() % SECOND
+        self._timer = asyncio.get_running_loop().call_later(delay / SECOND, self.start)
 
     def close(self) -> None:
-        """Sample no more."""
+        """Stop the timer."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
-    async def write(self, query: bytes) -> bytes:
-        """Answer a request."""
+    async def to_json(self, query: bytes) -> bytes:
+        """Return the body of the response for a query string."""
         since = read_since(query)
         self.history.sample()
-        self._decider.stats.near.left = MAX_NOTES_PER_SECOND
-        told = await self._told()
-        return json.dumps({**told, **self._seconds(since)}, separators=(",", ":")).encode()
+        self._decider.stats.near_limit.samples_left = MAX_SAMPLES_PER_SECOND
+        snapshot = await self._get_snapshot()
+        return json.dumps({**snapshot, **self._history_since(since)}, separators=(",", ":")).encode()
 
-    # ---- the seconds -------------------------------------------------------------------------------------------------
+    # ---- history -----------------------------------------------------------------------------------------------------
 
-    def _seconds(self, since: int | None) -> dict[str, Any]:
+    def _history_since(self, since: int | None) -> dict[str, Any]:
         history = self.history
-        count = history.after(since)
+        count = history.count_since(since)
         tracks = {
-            name: [newest(values, count) for values in (track.admitted, track.denied, track.waiting)]
-            for name, track in history.tracks.items()
+            name: [last_values(values, count) for values in (policy.admitted, policy.denied, policy.waiting)]
+            for name, policy in history.policies.items()
         }
-        latency = [newest(history.median, count), newest(history.rare, count)]
+        latency = [last_values(history.median, count), last_values(history.p99, count)]
         return {"tick": history.tick, "seconds": count, "tracks": tracks, "latency": latency}
 
-    # ---- how things stand --------------------------------------------------------------------------------------------
+    # ---- current state -----------------------------------------------------------------------------------------------
 
-    async def _told(self) -> dict[str, Any]:
-        """Put together what is the same for all who ask within a second; who asks meanwhile waits for it."""
+    async def _get_snapshot(self) -> dict[str, Any]:
+        """Return the current state, computed at most once a second; concurrent requests share one computation."""
         tick = self.history.tick
-        if self._fresh is not None and self._fresh[0] == tick:
-            return self._fresh[1]
-        if self._looking is None:
-            self._looking = asyncio.create_task(self._look())
+        if self._cached is not None and self._cached[0] == tick:
+            return self._cached[1]
+        if self._building is None:
+            self._building = asyncio.create_task(self._build_snapshot())
         try:
-            told = await asyncio.shield(self._looking)
+            snapshot = await asyncio.shield(self._building)
         finally:
-            if self._looking is not None and self._looking.done():
-                self._looking = None
-        self._fresh = (tick, told)
-        return told
+            if self._building is not None and self._building.done():
+                self._building = None
+        self._cached = (tick, snapshot)
+        return snapshot
 
-    async def _look(self) -> dict[str, Any]:
+    async def _build_snapshot(self) -> dict[str, Any]:
         app, decider, now = self._app, self._decider, self._clock.ns() // 1000
         return {
             "at": now // MILLISECOND,
             "process": {
                 "id": os.getpid(),
                 "workers": app.settings.workers,
-                "since": self._since,
+                "since": self._started_at,
                 "version": version("tidegate"),
             },
             "waiting": decider.waiting,
             "in_flight": app.in_flight,
-            "policies": self._policies(),
-            "near": [near._asdict() for near in decider.stats.near.nearest(now, MAX_NEAR_LIMIT)],
+            "policies": self._describe_policies(),
+            "near": [near._asdict() for near in decider.stats.near_limit.nearest(now, MAX_NEAR_LIMIT)],
             "blocks": [block._asdict() for block in decider.blocked()[:MAX_BLOCKS]],
-            "denials": [describe(denial) for denial in list(decider.stats.recent)[: -MAX_DENIALS - 1 : -1]],
+            "denials": [describe_denial(denial) for denial in list(decider.stats.recent)[: -MAX_DENIALS - 1 : -1]],
             "problems": dict(decider.stats.errors),
-            "store": self._store(),
-            "rules": {"refused": app.refused, **app.reloads},
-            "panels": {name: await show(name, panel) for name, panel in app.panels.items()},
+            "store": self._describe_store(),
+            "rules": {**app.reloads, "error": app.refused},
+            "panels": {name: await read_panel(name, panel) for name, panel in app.panels.items()},
         }
 
-    def _policies(self) -> list[dict[str, Any]]:
-        """Describe policies of the file first, then those of descriptors that anybody has asked for."""
+    def _describe_policies(self) -> list[dict[str, Any]]:
+        """Describe the configured policies, then the policies of descriptors that have been used."""
         stats, waiting = self._decider.stats, self._decider.waiting_by_policy()
         described = {
             name: (entry.policy, entry.rollout, len(entry.overrides))
@@ -149,7 +149,7 @@ class Overview:
             })  # fmt: skip
         return found
 
-    def _store(self) -> dict[str, Any]:
+    def _describe_store(self) -> dict[str, Any]:
         counts = self._decider.store.metrics()
         kind = self._app.settings.store.partition(":")[0]
         leased = self._app.settings.lease is not None and not self._decider.store.instant
@@ -157,18 +157,22 @@ class Overview:
 
 
 def read_since(query: bytes) -> int | None:
-    """Read which seconds somebody has."""
+    """Parse the parameter `since`: the `tick` of an earlier response."""
     values = parse_qs(query.decode("latin-1"), keep_blank_values=True).get("since")
     if not values:
         return None
     text = values[0]
     if len(values) > 1 or not (text.isascii() and text.isdigit() and len(text) <= MAX_SINCE_DIGITS):
-        raise ProblemError("bad-field", "expected the tick of an earlier answer", "/since")
+        raise ProblemError(
+            "bad-field",
+            f"expected the tick of an earlier response, an integer of at most {MAX_SINCE_DIGITS} digits",
+            "/since",
+        )
     return int(text)
 
 
-def describe(denial: RecentDenial) -> dict[str, Any]:
-    """Word a denial."""
+def describe_denial(denial: RecentDenial) -> dict[str, Any]:
+    """Describe a denial for JSON."""
     return {
         "at": denial.at // MILLISECOND,
         "policy": denial.policy,
@@ -179,14 +183,14 @@ def describe(denial: RecentDenial) -> dict[str, Any]:
     }
 
 
-async def show(name: str, panel: Callable[[], Awaitable[object] | object]) -> object:
-    """Ask a panel; one that fails or hangs says so in its place, and the others are shown."""
+async def read_panel(name: str, panel: Callable[[], Awaitable[object] | object]) -> object:
+    """Return the data of a panel; if it fails or hangs, its error, so that the other panels are still shown."""
     try:
         async with asyncio.timeout(PANEL_TIMEOUT):
-            said = panel()
-            return await said if inspect.isawaitable(said) else said
+            data = panel()
+            return await data if inspect.isawaitable(data) else data
     except TimeoutError:
-        return {"error": f"no answer within {PANEL_TIMEOUT:g} s"}
-    except Exception as error:  # whatever a face raises, the rest of the page is shown
-        log.debug("the panel %s failed", name, exc_info=True)
+        return {"error": f"no response within {PANEL_TIMEOUT:g} s"}
+    except Exception as error:  # a panel may raise anything, and the rest of the page is still shown
+        log.debug("panel %s failed", name, exc_info=True)
         return {"error": str(error) or type(error).__name__}

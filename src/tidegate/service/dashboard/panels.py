@@ -1,11 +1,11 @@
-"""What other faces show on the dashboard. Each function gives a panel: called once a second while somebody watches.
+"""Panels of other components on the dashboard. A panel is a function that is called once a second while a page is open.
 
-    app.panels["sources"] = sources_panel(service)     # a tidegate.outbound.sources.Service
-    app.panels["budgets"] = budget_panel(budget, …)    # one or more of TaskBudget
-    app.panels["swarm"] = swarm_panel(bus, secret)     # where the agents are
-    app.panels["bus"] = bus_panel(bus, url)            # whether it is connected; needs no swarm
+    app.panels["sources"] = sources_panel(service)     # a tidegate.outbound.sources.SourceRunner
+    app.panels["budgets"] = budget_panel(budget, …)    # one or more TaskBudget
+    app.panels["swarm"] = swarm_panel(bus, secret)     # the agents on a bus
+    app.panels["bus"] = bus_panel(bus, url)            # the state of a bus, with or without a swarm
 
-A panel looks and changes nothing; what it cannot find out is raised, and said in its place on the page.
+A panel only reads. If it raises, the page shows the error in its place.
 """
 
 from __future__ import annotations
@@ -35,36 +35,36 @@ if TYPE_CHECKING:
 
 MAX_ROWS: Final = 200  # sources, accounts, agents
 MAX_RESOURCES: Final = 12
-MAX_POINTS: Final = 300  # of a resource's capacity
+MAX_POINTS: Final = 300  # of the capacity chart of a resource
 MAX_REDUCTIONS: Final = 50
-MILLISECOND: Final = 1000
-MAX_TEXT_LENGTH: Final = 200  # characters of what others say
+MILLISECOND: Final = 1000  # microseconds
+MAX_TEXT_LENGTH: Final = 200  # characters of a string that another agent sent
 
 
 # ---- sources ---------------------------------------------------------------------------------------------------------
 
 
 def sources_panel(service: SourceRunner) -> Panel:
-    """Show providers, how much of their quotas is used, and sources with their next run."""
+    """Return a panel of providers with the usage of their quotas, and of sources with their next run."""
 
-    async def look() -> dict[str, Any]:
+    async def read() -> dict[str, Any]:
         gate = service.gate
         now = service.now()
         for provider in list(gate.providers)[:MAX_ROWS]:
             if not provider.per:
                 gate.open_account(provider, provider.domain)  # so that it is shown before its first request
-        accounts = list(gate._accounts.values())[:MAX_ROWS]  # noqa: SLF001 - a look, which the gate has no verb for
+        accounts = list(gate._accounts.values())[:MAX_ROWS]  # noqa: SLF001 - Gate has no method to list them
         return {
-            "providers": [await _account(account) for account in accounts],
-            "sources": [_source(row, now) for row in service.describe()[:MAX_ROWS]],
+            "providers": [await _describe_account(account) for account in accounts],
+            "sources": [_describe_source(row, now) for row in service.describe()[:MAX_ROWS]],
             "notes": service.recovered[-5:],
             "counts": gate.metrics(),
         }
 
-    return look
+    return read
 
 
-async def _account(account: Account) -> dict[str, Any]:
+async def _describe_account(account: Account) -> dict[str, Any]:
     usage = await account.limiter.usage(account.key)
     limits = zip(account.provider.limits, usage.items(), strict=True)
     return {
@@ -72,20 +72,20 @@ async def _account(account: Account) -> dict[str, Any]:
         "account": account.resource if account.resource != account.provider.domain else "",
         "capacity": account.capacity,
         "frozen_for": account.store.frozen_for(account.provider.policy.name) / SECOND,
-        "limits": [{"name": name, "text": period_of(limit), **each._asdict()} for limit, (name, each) in limits],
+        "limits": [{"name": name, "text": format_limit(limit), **amount._asdict()} for limit, (name, amount) in limits],
     }
 
 
-def period_of(limit: Limit) -> str:
-    """Write a limit in few words, without the names it was given."""
+def format_limit(limit: Limit) -> str:
+    """Format a limit without its algorithm and name: "60/1m"."""
     return str(limit).partition(" ")[0] + ("" if limit.unit == "requests" else f" {limit.unit}")
 
 
-def _source(row: dict[str, Any], now: int) -> dict[str, Any]:
-    kept = ("name", "provider", "schedule", "state", "ok", "failed", "skipped", "requeued", "last_result")
+def _describe_source(row: dict[str, Any], now: int) -> dict[str, Any]:
+    names = ("name", "provider", "schedule", "state", "ok", "failed", "skipped", "requeued", "last_result")
     last = row["last_at"]
     return {
-        **{name: row[name] for name in kept},
+        **{name: row[name] for name in names},
         "due_in": max(0, row["due"] - now) / SECOND,
         "last_ago": None if last is None else max(0, now - last) / SECOND,
     }
@@ -95,21 +95,21 @@ def _source(row: dict[str, Any], now: int) -> dict[str, Any]:
 
 
 def budget_panel(*budgets: TaskBudget) -> Panel:
-    """Show the tiers of budgets, when they reset, and when they run out at this pace."""
+    """Return a panel of the tiers of budgets: usage, time of reset, and when they run out at the current rate."""
 
-    async def look() -> list[dict[str, Any]]:
-        return [await asyncio.to_thread(_budget, budget) for budget in budgets]
+    async def read() -> list[dict[str, Any]]:
+        return [await asyncio.to_thread(_describe_budget, budget) for budget in budgets]
 
-    return look
+    return read
 
 
-def _budget(budget: TaskBudget) -> dict[str, Any]:
+def _describe_budget(budget: TaskBudget) -> dict[str, Any]:
     usage = budget.snapshot()
     if budget.lost:
-        raise StoreUnavailable("the storage of the budget cannot be read")
-    ahead = forecast(budget.operations.plan, usage, budget.operations.clock.ns() // 1000)
-    nothing = Forecast(0.0, None)
-    tiers = [{"name": name, **each._asdict(), **ahead.get(name, nothing)._asdict()} for name, each in usage.items()]
+        raise StoreUnavailable(f"the storage of budget {budget.settings.name!r} is unavailable")
+    forecasts = forecast(budget.operations.plan, usage, budget.operations.clock.ns() // 1000)
+    unused = Forecast(0.0, None)
+    tiers = [{"name": name, **tier._asdict(), **forecasts.get(name, unused)._asdict()} for name, tier in usage.items()]
     return {"name": budget.settings.name, "strategy": budget.settings.strategy, "tiers": tiers}
 
 
@@ -117,41 +117,41 @@ def _budget(budget: TaskBudget) -> dict[str, Any]:
 
 
 def bus_panel(bus: Bus, where: str = "") -> Panel:
-    """Show whether a bus is connected, and what it counts."""
+    """Return a panel of a bus: its URL, whether it is connected, and its metrics."""
     return lambda: {"where": redact(where), "connected": bus.connected, "counts": bus.metrics()}
 
 
 class SwarmPanel:
-    """Agents, and the capacity of each resource over time with its reductions."""
+    """A panel of the agents on a bus, the capacity of each resource over time, and its reductions."""
 
     def __init__(self, bus: Bus, secret: str | bytes | None = None) -> None:
-        """Listen on the bus; agents are asked while somebody watches."""
+        """Subscribe to the bus; agents are polled only while a page is open."""
         self._bus = bus
         self._secret = secret
         self._watcher = Watcher(bus, secret)
         self._updates: deque[CapacityUpdate] = deque(maxlen=MAX_REDUCTIONS)
-        self._moments: dict[str, deque[tuple[int, int, int]]] = {}
-        self._subscription = bus.subscribe(SUBJECT, self._hear)
+        self._points: dict[str, deque[tuple[int, int, int]]] = {}
+        self._subscription = bus.subscribe(SUBJECT, self._on_update)
 
-    def _hear(self, event: Event) -> None:
+    def _on_update(self, event: Event) -> None:
         try:
             self._updates.append(CapacityUpdate.from_json(event.payload, self._secret))
         except MalformedError:
             return
 
     def __call__(self) -> dict[str, Any]:
-        """Tell what they answered to the last question, and ask again."""
+        """Return what the agents reported after the last call, and poll them again."""
         agents = self._watcher.agents(within=5.0)[:MAX_ROWS]
         self._watcher.ask()
-        self._remember(agents)
+        self._add_points(agents)
         return {
-            "agents": [_agent(agent) for agent in agents],
-            "resources": {name: list(moments) for name, moments in self._moments.items()},
-            "reductions": [_update(update) for update in list(self._updates)],
+            "agents": [_describe_agent(agent) for agent in agents],
+            "resources": {name: list(points) for name, points in self._points.items()},
+            "reductions": [_describe_update(update) for update in list(self._updates)],
         }
 
-    def _remember(self, agents: list[Agent]) -> None:
-        """Note the capacity of each resource, all agents together, at this moment."""
+    def _add_points(self, agents: list[Agent]) -> None:
+        """Add the current capacity of each resource, summed over all agents."""
         now = self._bus.clock.ns() // 1_000_000
         sums: dict[str, tuple[int, int]] = {}
         for agent in agents:
@@ -159,15 +159,15 @@ class SwarmPanel:
                 total, original = sums.get(name, (0, 0))
                 sums[name] = (total + capacity.total, original + capacity.original)
         for name, (total, original) in sums.items():
-            moments = self._moments.get(name)
-            if moments is None:
-                if len(self._moments) >= MAX_RESOURCES:
+            points = self._points.get(name)
+            if points is None:
+                if len(self._points) >= MAX_RESOURCES:
                     continue
-                moments = self._moments[name] = deque(maxlen=MAX_POINTS)
-            moments.append((now, total, original))
+                points = self._points[name] = deque(maxlen=MAX_POINTS)
+            points.append((now, total, original))
 
     def close(self) -> None:
-        """Listen no more."""
+        """Unsubscribe from the bus."""
         self._subscription.close()
         self._watcher.close()
 
@@ -175,22 +175,22 @@ class SwarmPanel:
 swarm_panel = SwarmPanel
 
 
-def _agent(agent: Agent) -> dict[str, Any]:
+def _describe_agent(agent: Agent) -> dict[str, Any]:
     resources = [
         {
             "name": name[:MAX_TEXT_LENGTH],
-            "available": each.available,
-            "total": each.total,
-            "original": each.original,
-            "in_flight": each.in_flight,
-            "frozen_for": each.frozen_for,
+            "available": resource.available,
+            "total": resource.total,
+            "original": resource.original,
+            "in_flight": resource.in_flight,
+            "frozen_for": resource.frozen_for,
         }
-        for name, each in list(agent.resources.items())[:MAX_RESOURCES]
+        for name, resource in list(agent.resources.items())[:MAX_RESOURCES]
     ]
     return {"id": agent.agent_id[:MAX_TEXT_LENGTH], "seconds_ago": agent.seconds_ago, "resources": resources}
 
 
-def _update(update: CapacityUpdate) -> dict[str, Any]:
+def _describe_update(update: CapacityUpdate) -> dict[str, Any]:
     return {
         "at": update.at // MILLISECOND,
         "resource": update.resource[:MAX_TEXT_LENGTH],

@@ -1,4 +1,4 @@
-"""The files of the page. There is no data in them, so they need no token; what they show is asked for with one."""
+"""Serves the files of the dashboard. They contain no data, so they need no token; /v1/overview does."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ CONTENT_TYPES: Final = {
     ".svg": b"image/svg+xml",
 }
 INDEX_PAGE: Final = "index.html"
-# Only what we serve ourselves is loaded, nothing is inline, and no text can become markup: a hostile key stays a text.
+# Only files of this service are loaded, nothing inline is executed, and no string can become markup: a hostile key
+# stays text.
 CONTENT_SECURITY_POLICY: Final = (
     b"default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; base-uri 'none'; "
     b"form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'"
@@ -34,16 +35,16 @@ SECURITY_HEADERS: Final = (
 
 
 def read_files(*, token: bool) -> dict[str, HTTPReply]:
-    """Read every file once, by the path it is served at; `access.json` tells the page whether it needs a `token`."""
+    """Return all files by URL path; `access.json` contains whether the page needs a `token`."""
     found = {"/dashboard/access.json": HTTPReply(200, json.dumps({"token": token}).encode(), headers=SECURITY_HEADERS)}
     for file in files(__package__).joinpath("static").iterdir():
-        kind = CONTENT_TYPES.get(suffix(file))
-        if kind is not None:
+        content_type = CONTENT_TYPES.get(suffix(file))
+        if content_type is not None:
             path = "/" if file.name == INDEX_PAGE else f"/dashboard/{file.name}"
-            found[path] = HTTPReply(200, file.read_bytes(), kind, SECURITY_HEADERS)
+            found[path] = HTTPReply(200, file.read_bytes(), content_type, SECURITY_HEADERS)
     return found
 
 
 def suffix(file: Traversable) -> str:
-    """Tell what a file's name ends with, the dot included."""
+    """Return the extension of a file name, with the dot."""
     return file.name[file.name.rfind(".") :]

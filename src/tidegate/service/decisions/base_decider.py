@@ -203,8 +203,8 @@ class BaseDecider:
         policy, stats = policy_limiter.policy, self.stats
         if decision[0]:
             policy_limiter.count.allowed += 1
-            if stats.near.left:
-                stats.near.note(policy.name, key, decision)
+            if stats.near_limit.samples_left:
+                stats.near_limit.record(policy.name, key, decision)
             if self._observers:
                 notify_observers(self._observers, Record(verb, policy, key, policy.costs(cost), decision))
             return decision
@@ -308,11 +308,11 @@ class BaseDecider:
         if entry is None or entry.only_variant is None or self._observers or self.blocks.active:
             return None
         policy_limiter = self._limiter_for(entry.only_variant)
-        acquire_now, count, record, near = (
+        acquire_now, count, record, near_limit = (
             policy_limiter.acquire_now,
             policy_limiter.count,
             self._record,
-            self.stats.near,
+            self.stats.near_limit,
         )
         if acquire_now is None:
             return None
@@ -323,8 +323,8 @@ class BaseDecider:
             decision = acquire_now(key, 1)
             if decision[0]:
                 count.allowed += 1
-                if near.left:
-                    near.note(policy, key, decision)
+                if near_limit.samples_left:
+                    near_limit.record(policy, key, decision)
                 return decision
             return record(policy_limiter, key, 1, decision)
 
@@ -382,8 +382,8 @@ class BaseDecider:
         count = self.stats.count(policy.name)
         if decision[0]:
             count.allowed += 1
-            if self.stats.near.left:
-                self.stats.near.note(policy.name, key, decision)
+            if self.stats.near_limit.samples_left:
+                self.stats.near_limit.record(policy.name, key, decision)
             return decision
         if policy.mode == "shadow" and decision[2] is not BLOCKED_LIMITS:  # a block denies in any mode
             decision = ShadowDecision(decision)

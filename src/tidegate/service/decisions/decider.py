@@ -227,7 +227,7 @@ class Decider(BaseDecider):
         found = self.find(subject)
         if found is not None:
             await found[0].limiter.reset(found[1])
-            self.stats.near.forget(found[0].policy.name, found[1])
+            self.stats.near_limit.remove(found[0].policy.name, found[1])
 
     async def block(self, subject: Subject, duration: float = DEFAULT_BLOCK_SECONDS) -> float:
         """Deny a key for `duration` seconds, whatever its limits; return the duration as stored."""

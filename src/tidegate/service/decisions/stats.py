@@ -81,7 +81,7 @@ class Stats:
         self.violated: Counter[tuple[str, str]] = Counter()  # by policy and limit
         self.last_denied: dict[str, int] = {}  # when a policy last denied a call
         self.recent: deque[RecentDenial] = deque(maxlen=MAX_RECENT_DENIALS)
-        self.near = NearLimitKeys()
+        self.near_limit = NearLimitKeys()
         self.latency: dict[str, LatencyHistogram] = {}  # by verb
         self.errors: Counter[str] = Counter()  # responses without a decision, by problem
 
@@ -100,4 +100,4 @@ class Stats:
             self.violated[policy, name] += 1
         self.last_denied[policy] = decision.at
         self.recent.append(RecentDenial(decision.at, policy, key, names, decision.retry, decision.allowed))
-        self.near.note(policy, key, decision)
+        self.near_limit.record(policy, key, decision)

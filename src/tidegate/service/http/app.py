@@ -238,7 +238,7 @@ class App:
         return self._files[scope["path"]]
 
     async def _overview(self, scope: Scope, _headers: dict[bytes, bytes]) -> HTTPReply:
-        return HTTPReply(200, await self.overview.write(scope["query_string"]))
+        return HTTPReply(200, await self.overview.to_json(scope["query_string"]))
 
     # ---- operations --------------------------------------------------------------------------------------------------
 

@@ -1,60 +1,61 @@
-// Asking the service. The token is kept in this tab only, and sent as Authorization.
+// HTTP requests to the service. The token is stored in this tab only and sent in the Authorization header.
 
-const PLACE = "tidegate-token";
+const STORAGE_KEY = "tidegate-token";
 
-export function token() {
+let tokenInMemory = ""; // used if the browser blocks sessionStorage
+
+export function readToken() {
   try {
-    return sessionStorage.getItem(PLACE) ?? "";
+    return sessionStorage.getItem(STORAGE_KEY) ?? "";
   } catch {
-    return kept;
+    return tokenInMemory;
   }
 }
 
-let kept = ""; // where storage is switched off
-
-export function keep(value) {
-  kept = value;
+/** Store the token; an empty string removes it. */
+export function saveToken(value) {
+  tokenInMemory = value;
   try {
-    if (value) sessionStorage.setItem(PLACE, value);
-    else sessionStorage.removeItem(PLACE);
+    if (value) sessionStorage.setItem(STORAGE_KEY, value);
+    else sessionStorage.removeItem(STORAGE_KEY);
   } catch {
-    // then it lasts as long as the page
+    // The token then lasts until the page is reloaded.
   }
 }
 
-/** What went wrong, in the words of the service. */
-export class Problem extends Error {
+/** An error response of the service, or no response (status 0). */
+export class RequestError extends Error {
   constructor(status, detail) {
     super(detail);
     this.status = status;
   }
 
-  get wantsToken() {
+  get needsToken() {
     return this.status === 401 || this.status === 403;
   }
 }
 
-async function ask(path, options) {
+async function request(path, options) {
   const headers = { ...options.headers };
-  if (token()) headers.Authorization = `Bearer ${token()}`;
-  let answer;
+  if (readToken()) headers.Authorization = `Bearer ${readToken()}`;
+  let response;
   try {
-    answer = await fetch(path, { ...options, headers, cache: "no-store", credentials: "omit", signal: AbortSignal.timeout(10_000) });
+    response = await fetch(path, { ...options, headers, cache: "no-store", credentials: "omit", signal: AbortSignal.timeout(10_000) });
   } catch {
-    throw new Problem(0, "the service does not answer");
+    throw new RequestError(0, "the service does not respond");
   }
-  let said = {};
+  let body = {};
   try {
-    said = await answer.json();
+    body = await response.json();
   } catch {
-    // an answer without words
+    // The body is not JSON: the status alone is reported.
   }
-  if (!answer.ok) throw new Problem(answer.status, said.detail ?? said.title ?? `the service answered ${answer.status}`);
-  return said;
+  if (!response.ok) throw new RequestError(response.status, body.detail ?? body.title ?? `the service responded with status ${response.status}`);
+  return body;
 }
 
-export const get = (path) => ask(path, { method: "GET" });
+export const get = (path) => request(path, { method: "GET" });
 
 export function post(verb, body) {
-  return ask(`/v1/${verb}`, { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(body) });
+  return request(`/v1/${verb}`, { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(body) });
 }

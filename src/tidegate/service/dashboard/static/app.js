@@ -1,165 +1,167 @@
-// The page: asks once a second, and shows what it is told. Everything that moves is drawn from one answer.
+// The dashboard: requests /v1/overview once a second and renders every panel from the response.
 
-import { Problem, get, keep, token } from "./api.js";
+import { RequestError, get, readToken, saveToken } from "./api.js";
 import { Chart } from "./charts.js";
-import { $, text } from "./dom.js";
-import { clock, count, duration, micros, rate } from "./format.js";
-import { History, latest, present } from "./history.js";
-import * as key from "./key.js";
+import { byId, setText } from "./dom.js";
+import { formatCount, formatDuration, formatMicroseconds, formatRate, formatTime } from "./format.js";
+import { History, currentRate, latestValue } from "./history.js";
+import * as keyDialog from "./key_dialog.js";
+import * as optionalPanels from "./optional_panels.js";
 import * as panels from "./panels.js";
-import * as parts from "./parts.js";
 
-const PERIOD = 1000;
+const POLL_INTERVAL = 1000; // milliseconds
+const MIN_PAUSE = 100; // milliseconds between two requests
 const history = new History();
-let chosen = null; // the policy that is shown alone in the chart
-let shown = null; // the last answer
-let seen = 0; // when the service answered last
-let waiting = false; // for a token
-let asking = false; // two answers at once would bring the same seconds twice
+let selectedPolicy = null; // the only policy in the chart; null: all policies
+let lastOverview = null;
+let lastResponseAt = 0; // milliseconds since 1970
+let waitingForToken = false;
+let requesting = false; // two requests at once would return the same seconds twice
 
-const decisions = new Chart($("chart-decisions"), $("legend-decisions"), [
+const decisionChart = new Chart(byId("chart-decisions"), byId("legend-decisions"), [
   { name: "admitted", title: "admitted", filled: true },
   { name: "denied", title: "denied" },
   { name: "waiting", title: "waiting" },
-], rate, "Decisions per second");
-const latency = new Chart($("chart-latency"), $("legend-latency"), [
-  { name: "median", title: "typical", filled: true },
-  { name: "rare", title: "1 in 100" },
-], micros, "Time to answer");
+], formatRate, "Decisions per second");
+const latencyChart = new Chart(byId("chart-latency"), byId("legend-latency"), [
+  { name: "median", title: "median", filled: true },
+  { name: "p99", title: "p99" },
+], formatMicroseconds, "Latency");
 
-function show(answer) {
-  shown = answer;
-  const sums = history.sums();
-  const [admitted, denied] = sums;
-  if (!history.tracks.has(chosen)) chosen = null;
-  decisions.update(chosen === null ? sums : history.of(chosen));
-  text($("note-decisions"), chosen === null ? "all policies" : chosen);
-  latency.update(history.latency);
-  text($("now-admitted"), rate(present(admitted)));
-  text($("now-denied"), rate(present(denied)));
-  text($("now-waiting"), count(answer.waiting));
-  text($("now-median"), micros(latest(history.latency[0])));
-  text($("now-rare"), micros(latest(history.latency[1])));
-  key.hear(answer.blocks);
-  panels.choices(answer);
-  panels.policies(answer, history, chosen, choose);
-  panels.near(answer, key.open);
-  panels.denials(answer, key.open);
-  panels.state(answer);
-  parts.budgets(answer.panels.budgets);
-  parts.sources(answer.panels.sources);
-  parts.swarm(answer.panels.swarm, answer.at);
-  footer(answer);
+function render(overview) {
+  lastOverview = overview;
+  const totals = history.totals();
+  const [admitted, denied] = totals;
+  if (!history.policies.has(selectedPolicy)) selectedPolicy = null;
+  decisionChart.update(selectedPolicy === null ? totals : history.policy(selectedPolicy));
+  setText(byId("note-decisions"), selectedPolicy === null ? "all policies" : selectedPolicy);
+  latencyChart.update(history.latency);
+  setText(byId("now-admitted"), formatRate(currentRate(admitted)));
+  setText(byId("now-denied"), formatRate(currentRate(denied)));
+  setText(byId("now-waiting"), formatCount(overview.waiting));
+  setText(byId("now-median"), formatMicroseconds(latestValue(history.latency[0])));
+  setText(byId("now-p99"), formatMicroseconds(latestValue(history.latency[1])));
+  keyDialog.setBlocks(overview.blocks);
+  panels.renderSearchPolicies(overview);
+  panels.renderPolicies(overview, history, selectedPolicy, selectPolicy);
+  panels.renderNearLimit(overview, keyDialog.open);
+  panels.renderDenials(overview, keyDialog.open);
+  panels.renderState(overview);
+  optionalPanels.renderBudgets(overview.panels.budgets);
+  optionalPanels.renderSources(overview.panels.sources);
+  optionalPanels.renderSwarm(overview.panels.swarm, overview.at);
+  renderFooter(overview);
 }
 
-function choose(policy) {
-  chosen = policy;
-  show(shown);
+function selectPolicy(policy) {
+  selectedPolicy = policy;
+  render(lastOverview);
 }
 
-function footer({ process, at }) {
-  const several = process.workers > 1 ? `, one of ${process.workers}: the figures are its own` : "";
-  text($("process"), `tidegate ${process.version} · process ${process.id}${several} · up ${duration((at - process.since) / 1000)}`);
+function renderFooter({ process, at }) {
+  const workers = process.workers > 1 ? ` (one of ${process.workers}; the values are of this process only)` : "";
+  setText(byId("process"), `tidegate ${process.version} · process ${process.id}${workers} · up ${formatDuration((at - process.since) / 1000)}`);
 }
 
-function health(state, words) {
-  $("health").dataset.state = state;
-  text($("health-text"), words);
+function setHealth(state, label) {
+  byId("health").dataset.state = state;
+  setText(byId("health-text"), label);
 }
 
-function notice(words) {
-  text($("notice"), words);
+function setNotice(message) {
+  setText(byId("notice"), message);
 }
 
-// ---- asking ---------------------------------------------------------------------------------------------------------
+// ---- polling --------------------------------------------------------------------------------------------------------
 
-async function look() {
-  let answer = await get(`/v1/overview${history.query}`);
-  if (!history.take(answer)) {
-    answer = await get("/v1/overview");
-    history.take(answer);
+async function updateOverview() {
+  let overview = await get(`/v1/overview${history.query}`);
+  if (!history.add(overview)) {
+    overview = await get("/v1/overview");
+    history.add(overview);
   }
-  seen = Date.now();
-  show(answer);
-  const lost = answer.store.lost;
-  health(lost ? "bad" : "good", lost ? "store lost" : "live");
-  notice(answer.rules.refused ? `The file is refused, the former rules stay in force: ${answer.rules.refused}` : "");
+  lastResponseAt = Date.now();
+  render(overview);
+  const lost = overview.store.lost;
+  setHealth(lost ? "bad" : "good", lost ? "store down" : "live");
+  const error = overview.rules.error;
+  setNotice(error ? `The configuration file is invalid, the previous configuration stays active: ${error}` : "");
 }
 
-async function turn() {
-  if (asking || waiting || document.hidden) return;
-  asking = true;
+async function update() {
+  if (requesting || waitingForToken || document.hidden) return;
+  requesting = true;
   try {
-    await Promise.all([look(), key.refresh()]);
-  } catch (problem) {
-    if (!(problem instanceof Problem)) throw problem;
-    if (problem.wantsToken) askToken(problem.message);
+    await Promise.all([updateOverview(), keyDialog.refresh()]);
+  } catch (error) {
+    if (!(error instanceof RequestError)) throw error;
+    if (error.needsToken) openTokenDialog(error.message);
     else {
-      health("bad", "no answer");
-      notice(`${problem.message}${seen ? `; these figures are of ${clock(seen)}` : ""}; trying again`);
+      setHealth("bad", "no response");
+      setNotice(`${error.message}${lastResponseAt ? `; the values are from ${formatTime(lastResponseAt)}` : ""}; retrying`);
     }
   } finally {
-    asking = false;
+    requesting = false;
   }
 }
 
-async function run() {
+async function poll() {
   for (;;) {
-    const began = performance.now();
+    const started = performance.now();
     try {
-      await turn();
+      await update();
     } finally {
-      await new Promise((wake) => setTimeout(wake, Math.max(100, PERIOD - (performance.now() - began))));
+      await new Promise((resolve) => setTimeout(resolve, Math.max(MIN_PAUSE, POLL_INTERVAL - (performance.now() - started))));
     }
   }
 }
 
 // ---- token ----------------------------------------------------------------------------------------------------------
 
-function askToken(why) {
-  waiting = !seen;
-  if (waiting) health("wait", "needs a token");
-  text($("token-why"), why);
-  if (!$("token").open) $("token").showModal();
-  $("token-value").focus();
+function openTokenDialog(message) {
+  waitingForToken = !lastResponseAt;
+  if (waitingForToken) setHealth("wait", "token required");
+  setText(byId("token-message"), message);
+  if (!byId("token").open) byId("token").showModal();
+  byId("token-value").focus();
 }
 
-function setUpToken() {
-  $("token-open").addEventListener("click", () => askToken(token() ? "A token is in use." : "No token is in use."));
-  $("token-form").addEventListener("submit", (event) => {
+function setUpTokenDialog() {
+  byId("token-open").addEventListener("click", () => openTokenDialog(readToken() ? "A token is set." : "No token is set."));
+  byId("token-form").addEventListener("submit", (event) => {
     event.preventDefault();
-    const typed = $("token-value").value.trim();
-    if (!/^[!-~]+$/.test(typed)) {
-      text($("token-why"), "A token has printable ASCII characters only, and no spaces.");
+    const value = byId("token-value").value.trim();
+    if (!/^[!-~]+$/.test(value)) {
+      setText(byId("token-message"), "A token consists of printable ASCII characters without spaces.");
       return;
     }
-    keep(typed);
-    begin();
+    saveToken(value);
+    closeTokenDialog();
   });
-  $("token-forget").addEventListener("click", () => {
-    keep("");
-    begin();
+  byId("token-forget").addEventListener("click", () => {
+    saveToken("");
+    closeTokenDialog();
   });
 }
 
-function begin() {
-  $("token-value").value = "";
-  waiting = false;
-  $("token").close();
-  turn();
+function closeTokenDialog() {
+  byId("token-value").value = "";
+  waitingForToken = false;
+  byId("token").close();
+  update();
 }
 
 async function start() {
-  setUpToken();
-  key.setUp(askToken);
-  document.addEventListener("visibilitychange", turn);
+  setUpTokenDialog();
+  keyDialog.setUp(openTokenDialog);
+  document.addEventListener("visibilitychange", update);
   try {
     const access = await get("/dashboard/access.json");
-    if (access.token && !token()) askToken("This service shows its figures to who has a token.");
-  } catch (problem) {
-    if (!(problem instanceof Problem)) throw problem;
+    if (access.token && !readToken()) openTokenDialog("This service requires a token.");
+  } catch (error) {
+    if (!(error instanceof RequestError)) throw error;
   }
-  run();
+  poll();
 }
 
 start();

@@ -1,18 +1,18 @@
-// Charts in SVG, one place for each second, the newest at the right. They show a minute, and more once there is more.
+// SVG charts with one point per second, the newest at the right. They show one minute at first, then up to five.
 
-import { attribute, el, svg, text } from "./dom.js";
+import { createElement, createSvg, setAttribute, setText } from "./dom.js";
 
-export const SLOTS = 300;
-const SPANS = [60, 120, SLOTS]; // seconds
-const TOP = 100;
+export const MAX_SECONDS = 300;
+const TIME_SPANS = [60, 120, MAX_SECONDS]; // seconds
+const HEIGHT = 100;
 
-/** Choose how many seconds to show. */
-export function span(known) {
-  return SPANS.find((seconds) => seconds >= known) ?? SLOTS;
+/** Return how many seconds a chart shows if this many are known. */
+export function visibleSeconds(known) {
+  return TIME_SPANS.find((seconds) => seconds >= known) ?? MAX_SECONDS;
 }
 
-/** Find a round number at or above a value: the scale of a chart then rarely changes. */
-export function ceiling(value) {
+/** Round up to 1, 2, 3, 5 or 10 times a power of ten, so that the scale of a chart rarely changes. */
+export function roundUp(value) {
   if (value <= 0) return 1;
   const power = 10 ** Math.floor(Math.log10(value));
   for (const step of [1, 2, 3, 5, 10]) if (step * power >= value) return step * power;
@@ -21,162 +21,167 @@ export function ceiling(value) {
 
 const round = (value) => Math.round(value * 100) / 100;
 
-/** Draw values as a line, broken where there is none. */
-export function line(values, highest, slots = SLOTS) {
-  const from = slots - values.length;
+/** Return the SVG path of a line, interrupted where a value is null. */
+export function linePath(values, highest, seconds = MAX_SECONDS) {
+  const start = seconds - values.length;
   let path = "";
-  let pen = "M";
+  let command = "M";
   values.forEach((value, index) => {
     if (value === null) {
-      pen = "M";
+      command = "M";
       return;
     }
-    path += `${pen}${from + index} ${round(TOP - (value / highest) * TOP)}`;
-    pen = "L";
+    path += `${command}${start + index} ${round(HEIGHT - (value / highest) * HEIGHT)}`;
+    command = "L";
   });
   return path;
 }
 
-/** Draw values as an area; below lies what is at `under`. */
-export function area(values, highest, slots = SLOTS) {
+/** Return the SVG path of the area below a line. */
+export function areaPath(values, highest, seconds = MAX_SECONDS) {
   if (!values.length) return "";
   const known = values.map((value) => value ?? 0);
-  return `${line(known, highest, slots)}L${slots - 1} ${TOP}L${slots - values.length} ${TOP}Z`;
+  return `${linePath(known, highest, seconds)}L${seconds - 1} ${HEIGHT}L${seconds - values.length} ${HEIGHT}Z`;
 }
 
-/** A chart with a scale, and with the figures of the second that is pointed at. */
+function createPlot(attributes) {
+  return createSvg("svg", { viewBox: `0 0 ${MAX_SECONDS - 1} ${HEIGHT}`, preserveAspectRatio: "none", ...attributes });
+}
+
+/** A line chart with a scale, a legend, and a tooltip for the second under the pointer. */
 export class Chart {
-  constructor(host, legend, series, format, about) {
+  constructor(host, legend, series, format, title) {
     this.series = series;
     this.format = format;
-    this.about = about;
+    this.title = title;
     this.values = series.map(() => []);
-    this.plot = svg("svg", { viewBox: `0 0 ${SLOTS - 1} ${TOP}`, preserveAspectRatio: "none", role: "img" });
+    this.plot = createPlot({ role: "img" });
     this.paths = series.map(({ name, filled }) => {
-      const fill = filled ? svg("path", { class: `fill s-${name}` }) : null;
-      const stroke = svg("path", { class: `stroke s-${name}` });
+      const fill = filled ? createSvg("path", { class: `fill s-${name}` }) : null;
+      const stroke = createSvg("path", { class: `stroke s-${name}` });
       if (fill) this.plot.append(fill);
       this.plot.append(stroke);
       return { fill, stroke };
     });
-    this.scale = [1, 0.5, 0].map((part) => ({ part, label: el("span", { class: "scale" }) }));
-    for (const { part, label } of this.scale) label.style.top = `${(1 - part) * 100}%`;
-    this.cursor = el("span", { class: "cursor", hidden: "" });
-    this.tip = el("span", { class: "tip", hidden: "" });
-    this.area = el("div", { class: "plot" });
+    this.yLabels = [1, 0.5, 0].map((fraction) => ({ fraction, label: createElement("span", { class: "y-label" }) }));
+    for (const { fraction, label } of this.yLabels) label.style.top = `${(1 - fraction) * 100}%`;
+    this.cursor = createElement("span", { class: "cursor", hidden: "" });
+    this.tooltip = createElement("span", { class: "tooltip", hidden: "" });
+    this.area = createElement("div", { class: "plot" });
     this.area.append(this.plot, this.cursor);
-    this.since = el("span");
-    const ends = el("p", { class: "ends", "aria-hidden": "true" }, this.since, el("span", {}, "now"));
-    host.append(...this.scale.map(({ label }) => label), this.area, this.tip, ends);
-    for (const { name, title } of series) legend.append(el("li", { class: `s-${name}` }, el("i"), title));
-    this.area.addEventListener("pointermove", (event) => this.point(event));
-    this.area.addEventListener("pointerleave", () => this.leave());
+    this.startLabel = createElement("span");
+    const xLabels = createElement("p", { class: "x-labels", "aria-hidden": "true" }, this.startLabel, createElement("span", {}, "now"));
+    host.append(...this.yLabels.map(({ label }) => label), this.area, this.tooltip, xLabels);
+    for (const { name, title: label } of series) legend.append(createElement("li", { class: `s-${name}` }, createElement("i"), label));
+    this.area.addEventListener("pointermove", (event) => this.onPointerMove(event));
+    this.area.addEventListener("pointerleave", () => this.hideTooltip());
     this.highest = 1;
-    this.slots = SPANS[0];
-    this.label();
+    this.seconds = TIME_SPANS[0];
+    this.updateLabels();
   }
 
   update(values) {
     this.values = values;
-    const most = Math.max(0, ...values.flat().filter((value) => value !== null));
-    this.highest = ceiling(most * 1.05);
-    this.slots = span(values[0].length);
-    attribute(this.plot, "viewBox", `0 0 ${this.slots - 1} ${TOP}`);
+    const highest = Math.max(0, ...values.flat().filter((value) => value !== null));
+    this.highest = roundUp(highest * 1.05);
+    this.seconds = visibleSeconds(values[0].length);
+    setAttribute(this.plot, "viewBox", `0 0 ${this.seconds - 1} ${HEIGHT}`);
     this.paths.forEach(({ fill, stroke }, index) => {
-      stroke.setAttribute("d", line(values[index], this.highest, this.slots));
-      if (fill) fill.setAttribute("d", area(values[index], this.highest, this.slots));
+      stroke.setAttribute("d", linePath(values[index], this.highest, this.seconds));
+      if (fill) fill.setAttribute("d", areaPath(values[index], this.highest, this.seconds));
     });
-    this.label();
-    if (this.at !== undefined) this.tell();
+    this.updateLabels();
+    if (this.pointedSecond !== undefined) this.showTooltip();
   }
 
-  label() {
-    text(this.since, `${this.slots / 60} min ago`);
-    for (const { part, label } of this.scale) text(label, this.format(this.highest * part));
-    const now = this.series.map(({ title }, index) => `${title} ${this.format(this.values[index].at(-1) ?? 0)}`);
-    attribute(this.plot, "aria-label", `${this.about}. Now: ${now.join(", ")}.`);
+  updateLabels() {
+    setText(this.startLabel, `${this.seconds / 60} min ago`);
+    for (const { fraction, label } of this.yLabels) setText(label, this.format(this.highest * fraction));
+    const current = this.series.map(({ title }, index) => `${title} ${this.format(this.values[index].at(-1) ?? 0)}`);
+    setAttribute(this.plot, "aria-label", `${this.title}. Now: ${current.join(", ")}.`);
   }
 
-  point(event) {
+  onPointerMove(event) {
     const box = this.area.getBoundingClientRect();
-    const part = Math.max(0, Math.min(1, (event.clientX - box.left) / box.width));
-    this.at = Math.round(part * (this.slots - 1));
-    this.tell();
+    const fraction = Math.max(0, Math.min(1, (event.clientX - box.left) / box.width));
+    this.pointedSecond = Math.round(fraction * (this.seconds - 1));
+    this.showTooltip();
   }
 
-  tell() {
-    const said = this.series.map(({ title }, index) => {
+  showTooltip() {
+    const labels = this.series.map(({ title }, index) => {
       const values = this.values[index];
-      const value = values[this.at - (this.slots - values.length)];
+      const value = values[this.pointedSecond - (this.seconds - values.length)];
       return `${title} ${value === undefined || value === null ? "–" : this.format(value)}`;
     });
-    const ago = this.slots - 1 - this.at;
-    text(this.tip, `${ago ? `${ago} s ago` : "now"} · ${said.join(" · ")}`);
-    this.cursor.style.left = `${(this.at / (this.slots - 1)) * 100}%`;
-    this.cursor.hidden = this.tip.hidden = false;
+    const ago = this.seconds - 1 - this.pointedSecond;
+    setText(this.tooltip, `${ago ? `${ago} s ago` : "now"} · ${labels.join(" · ")}`);
+    this.cursor.style.left = `${(this.pointedSecond / (this.seconds - 1)) * 100}%`;
+    this.cursor.hidden = this.tooltip.hidden = false;
   }
 
-  leave() {
-    this.at = undefined;
-    this.cursor.hidden = this.tip.hidden = true;
+  hideTooltip() {
+    this.pointedSecond = undefined;
+    this.cursor.hidden = this.tooltip.hidden = true;
   }
 }
 
-/** A small chart in a cell: what was admitted, and what was denied on top of it. */
-export function spark(cell, admitted, denied) {
+/** Render a small chart of admitted and denied calls in a table cell. */
+export function renderSparkline(cell, admitted, denied) {
   if (!cell.firstElementChild) {
-    const made = svg("svg", { viewBox: `0 0 ${SLOTS - 1} ${TOP}`, preserveAspectRatio: "none", class: "spark", "aria-hidden": "true" });
-    made.append(svg("path", { class: "fill s-admitted" }), svg("path", { class: "stroke s-admitted" }), svg("path", { class: "stroke s-denied" }));
-    cell.append(made);
+    const plot = createPlot({ class: "spark", "aria-hidden": "true" });
+    for (const name of ["fill s-admitted", "stroke s-admitted", "stroke s-denied"]) plot.append(createSvg("path", { class: name }));
+    cell.append(plot);
   }
   const highest = Math.max(1, ...admitted, ...denied) * 1.1;
-  const slots = span(admitted.length);
-  attribute(cell.firstElementChild, "viewBox", `0 0 ${slots - 1} ${TOP}`);
-  const [fill, above, below] = cell.firstElementChild.children;
-  fill.setAttribute("d", area(admitted, highest, slots));
-  above.setAttribute("d", line(admitted, highest, slots));
-  below.setAttribute("d", line(denied, highest, slots));
+  const seconds = visibleSeconds(admitted.length);
+  setAttribute(cell.firstElementChild, "viewBox", `0 0 ${seconds - 1} ${HEIGHT}`);
+  const [fill, admittedLine, deniedLine] = cell.firstElementChild.children;
+  fill.setAttribute("d", areaPath(admitted, highest, seconds));
+  admittedLine.setAttribute("d", linePath(admitted, highest, seconds));
+  deniedLine.setAttribute("d", linePath(denied, highest, seconds));
 }
 
-/** The capacity of a resource over time, as steps, with a mark for each reduction. */
-export class Capacity {
+/** A step chart of the capacity of a resource, with a marker for each reduction. */
+export class CapacityChart {
   constructor() {
-    this.title = el("h3");
-    this.said = el("span", { class: "aside" });
-    this.plot = svg("svg", { viewBox: `0 0 ${SLOTS - 1} ${TOP}`, preserveAspectRatio: "none", role: "img" });
-    this.fill = svg("path", { class: "fill s-admitted" });
-    this.stroke = svg("path", { class: "stroke s-admitted" });
-    this.original = svg("path", { class: "stroke s-original" });
+    this.title = createElement("h3");
+    this.label = createElement("span", { class: "aside" });
+    this.plot = createPlot({ role: "img" });
+    this.fill = createSvg("path", { class: "fill s-admitted" });
+    this.stroke = createSvg("path", { class: "stroke s-admitted" });
+    this.original = createSvg("path", { class: "stroke s-original" });
     this.plot.append(this.fill, this.original, this.stroke);
-    this.marks = el("div", { class: "marks" });
-    const plot = el("div", { class: "plot" });
-    plot.append(this.plot, this.marks);
-    this.node = el("div", { class: "resource" }, el("div", { class: "head" }, this.title, this.said), plot);
+    this.markers = createElement("div", { class: "markers" });
+    const plot = createElement("div", { class: "plot" });
+    plot.append(this.plot, this.markers);
+    this.node = createElement("div", { class: "resource" }, createElement("div", { class: "head" }, this.title, this.label), plot);
   }
 
-  update(name, moments, reductions, now, words) {
-    const slots = span(moments.length ? (now - moments[0][0]) / 1000 : 0);
-    const x = (at) => Math.max(0, slots - 1 - (now - at) / 1000);
-    attribute(this.plot, "viewBox", `0 0 ${slots - 1} ${TOP}`);
-    const highest = Math.max(1, ...moments.map((moment) => Math.max(moment[1], moment[2]))) * 1.1;
-    const y = (value) => round(TOP - (value / highest) * TOP);
+  /** `points` are [milliseconds, total, original]; `label` is the current capacity as text. */
+  update(name, points, reductions, now, label) {
+    const seconds = visibleSeconds(points.length ? (now - points[0][0]) / 1000 : 0);
+    const x = (at) => Math.max(0, seconds - 1 - (now - at) / 1000);
+    setAttribute(this.plot, "viewBox", `0 0 ${seconds - 1} ${HEIGHT}`);
+    const highest = Math.max(1, ...points.map((point) => Math.max(point[1], point[2]))) * 1.1;
+    const y = (value) => round(HEIGHT - (value / highest) * HEIGHT);
     let path = "";
-    for (const [at, total] of moments) path += path ? `H${round(x(at))}V${y(total)}` : `M${round(x(at))} ${y(total)}`;
-    const [first, last] = [moments[0], moments.at(-1)];
-    if (path) path += `H${slots - 1}`;
+    for (const [at, total] of points) path += path ? `H${round(x(at))}V${y(total)}` : `M${round(x(at))} ${y(total)}`;
+    const [first, last] = [points[0], points.at(-1)];
+    if (path) path += `H${seconds - 1}`;
     this.stroke.setAttribute("d", path);
-    this.fill.setAttribute("d", path && `${path}V${TOP}H${round(x(first[0]))}Z`);
-    this.original.setAttribute("d", last ? `M0 ${y(last[2])}H${slots - 1}` : "");
-    text(this.title, name);
-    text(this.said, words);
-    const shown = reductions.filter(({ at }) => now - at < slots * 1000);
-    while (this.marks.children.length > shown.length) this.marks.lastElementChild.remove();
-    shown.forEach((reduction, index) => {
-      const mark = this.marks.children[index] ?? this.marks.appendChild(el("span", { class: "mark" }, "▾"));
-      mark.style.left = `${(x(reduction.at) / (slots - 1)) * 100}%`;
-      attribute(mark, "title", `to ${reduction.capacity}: ${reduction.reason || "no reason given"}`);
+    this.fill.setAttribute("d", path && `${path}V${HEIGHT}H${round(x(first[0]))}Z`);
+    this.original.setAttribute("d", last ? `M0 ${y(last[2])}H${seconds - 1}` : "");
+    setText(this.title, name);
+    setText(this.label, label);
+    const visible = reductions.filter(({ at }) => now - at < seconds * 1000);
+    while (this.markers.children.length > visible.length) this.markers.lastElementChild.remove();
+    visible.forEach((reduction, index) => {
+      const marker = this.markers.children[index] ?? this.markers.appendChild(createElement("span", { class: "marker" }, "▾"));
+      marker.style.left = `${(x(reduction.at) / (seconds - 1)) * 100}%`;
+      setAttribute(marker, "title", `reduced to ${reduction.capacity}: ${reduction.reason || "no reason given"}`);
     });
-    const marked = shown.length ? `, ${shown.length} reductions lately` : "";
-    attribute(this.plot, "aria-label", `Capacity of ${name}: ${words}${marked}.`);
+    const count = visible.length ? `, ${visible.length} recent reductions` : "";
+    setAttribute(this.plot, "aria-label", `Capacity of ${name}: ${label}${count}.`);
   }
 }

@@ -1,77 +1,77 @@
-// Small helpers around the DOM. Whatever comes from outside becomes text, never markup.
+// DOM helpers. External data is always inserted as text, never as markup.
 
-export const $ = (id) => document.getElementById(id);
+export const byId = (id) => document.getElementById(id);
 
-/** Make an element; children are nodes or texts. */
-export function el(tag, attributes = {}, ...children) {
-  const made = document.createElement(tag);
-  for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
-  made.append(...children);
-  return made;
+/** Create an HTML element; children are nodes or strings. */
+export function createElement(tag, attributes = {}, ...children) {
+  const element = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
+  element.append(...children);
+  return element;
 }
 
-export function svg(tag, attributes = {}) {
-  const made = document.createElementNS("http://www.w3.org/2000/svg", tag);
-  for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
-  return made;
+export function createSvg(tag, attributes = {}) {
+  const element = document.createElementNS("http://www.w3.org/2000/svg", tag);
+  for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
+  return element;
 }
 
-/** Set a text only if it is another one: what does not change is not drawn again, nor read out again. */
-export function text(node, value) {
-  const wanted = String(value);
-  if (node.textContent !== wanted) node.textContent = wanted;
+/** Set the text of a node only if it differs: otherwise browsers repaint it and screen readers repeat it. */
+export function setText(node, value) {
+  const string = String(value);
+  if (node.textContent !== string) node.textContent = string;
 }
 
-export function attribute(node, name, value) {
-  const wanted = String(value);
-  if (node.getAttribute(name) !== wanted) node.setAttribute(name, wanted);
+export function setAttribute(node, name, value) {
+  const string = String(value);
+  if (node.getAttribute(name) !== string) node.setAttribute(name, string);
 }
 
 /**
- * Show items as rows. Rows stay where they are and get other contents, so that nothing moves and a key that has the
- * focus keeps it. `make` gives a row and what to fill; `fill` is called with both for each item.
+ * Render one row per item. Existing rows are reused, so that the layout does not shift and a focused button keeps the
+ * focus. `create` returns a new row; `fill` is called with the cells, the item and the row.
  */
-export function rows(table, items, make, fill) {
+export function renderRows(table, items, create, fill) {
   const body = table.tBodies[0];
   table.hidden = items.length === 0;
   while (body.rows.length > items.length) body.lastElementChild.remove();
   items.forEach((item, index) => {
     let row = body.rows[index];
     if (!row) {
-      row = make();
+      row = create();
       body.append(row);
     }
     fill(row.cells, item, row);
   });
 }
 
-/** Make a row of empty cells with these classes; the first is its heading. */
-export function cells(...classes) {
-  const row = el("tr");
+/** Create a row of empty cells with these classes; the first cell is the row header. */
+export function createRow(...classes) {
+  const row = createElement("tr");
   classes.forEach((name, index) => {
-    const cell = el(index ? "td" : "th", name ? { class: name } : {});
+    const cell = createElement(index ? "td" : "th", name ? { class: name } : {});
     if (!index) cell.scope = "row";
     row.append(cell);
   });
   return row;
 }
 
-/** Say what would fill a panel while nothing does. */
-export function empty(table, isEmpty, why) {
-  const note = table.parentElement.querySelector(".empty");
-  if (why !== undefined) text(note, why);
-  note.hidden = !isEmpty;
+/** Show or hide the message of an empty panel; `message` replaces its text. */
+export function toggleEmptyMessage(table, visible, message) {
+  const paragraph = table.parentElement.querySelector(".empty");
+  if (message !== undefined) setText(paragraph, message);
+  paragraph.hidden = !visible;
 }
 
-/** A bar in a cell, with its figures beside it: colour is never the only sign. */
-export function bar(cell, share, words) {
+/** Render a bar in a cell, with a label beside it, so that colour is not the only indication. */
+export function renderBar(cell, fraction, label) {
   if (!cell.firstElementChild) {
-    cell.append(el("span", { class: "bar", "aria-hidden": "true" }, el("i")), el("span", { class: "words" }));
+    cell.append(createElement("span", { class: "bar", "aria-hidden": "true" }, createElement("i")), createElement("span", { class: "bar-label" }));
   }
-  const [track, said] = cell.children;
-  const part = Math.max(0, Math.min(1, share || 0));
-  const width = `${(part * 100).toFixed(1)}%`;
-  if (track.firstElementChild.style.width !== width) track.firstElementChild.style.width = width;
-  attribute(track, "data-level", part >= 1 ? "full" : part >= 0.8 ? "high" : "fine");
-  text(said, words);
+  const [bar, labelNode] = cell.children;
+  const filled = Math.max(0, Math.min(1, fraction || 0));
+  const width = `${(filled * 100).toFixed(1)}%`;
+  if (bar.firstElementChild.style.width !== width) bar.firstElementChild.style.width = width;
+  setAttribute(bar, "data-level", filled >= 1 ? "full" : filled >= 0.8 ? "high" : "normal");
+  setText(labelNode, label);
 }

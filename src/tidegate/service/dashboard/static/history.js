@@ -1,69 +1,70 @@
-// The last five minutes as this page knows them: each answer brings the seconds that are new.
+// The last five minutes, second by second. Each response of /v1/overview adds the seconds since the previous one.
 
-import { SLOTS } from "./charts.js";
+import { MAX_SECONDS } from "./charts.js";
 
-const RECENT = 3; // seconds that a present rate is taken over: one alone would flicker
+const RATE_SECONDS = 3; // current rates are averages over these seconds: single seconds vary too much to read
+const LATEST_SECONDS = 10;
 
 export class History {
   constructor() {
-    this.forget();
+    this.clear();
   }
 
-  forget() {
+  clear() {
     this.tick = null;
     this.process = null;
-    this.tracks = new Map();
+    this.policies = new Map();
     this.latency = [[], []];
   }
 
-  /** What to ask for. */
+  /** The query string that requests only new seconds. */
   get query() {
     return this.tick === null ? "" : `?since=${this.tick}`;
   }
 
-  /** Take an answer; false: it is another process's, whose seconds have to be asked for from the beginning. */
-  take(answer) {
-    if (this.tick !== null && (this.process !== answer.process.id || answer.tick < this.tick)) {
-      this.forget();
+  /** Add a response. Returns false if it is from another process: then the whole history must be requested again. */
+  add(overview) {
+    if (this.tick !== null && (this.process !== overview.process.id || overview.tick < this.tick)) {
+      this.clear();
       return false;
     }
-    this.tick = answer.tick;
-    this.process = answer.process.id;
-    const before = this.latency[0].length;
-    this.latency = this.latency.map((values, index) => join(values, answer.latency[index]));
-    for (const [name, columns] of Object.entries(answer.tracks)) {
-      const known = this.tracks.get(name) ?? columns.map(() => new Array(before).fill(0));
-      this.tracks.set(name, known.map((values, index) => join(values, columns[index])));
+    this.tick = overview.tick;
+    this.process = overview.process.id;
+    const length = this.latency[0].length;
+    this.latency = this.latency.map((values, index) => append(values, overview.latency[index]));
+    for (const [name, columns] of Object.entries(overview.tracks)) {
+      const known = this.policies.get(name) ?? columns.map(() => new Array(length).fill(0));
+      this.policies.set(name, known.map((values, index) => append(values, columns[index])));
     }
     return true;
   }
 
-  /** Admitted, denied and waiting of a policy, second by second. */
-  of(name) {
-    return this.tracks.get(name) ?? [[], [], []];
+  /** Admitted, denied and waiting calls of a policy, per second. */
+  policy(name) {
+    return this.policies.get(name) ?? [[], [], []];
   }
 
-  /** The sums over all policies: admitted, denied and waiting. */
-  sums() {
-    const sums = [0, 1, 2].map(() => new Array(this.latency[0].length).fill(0));
-    for (const columns of this.tracks.values()) {
-      sums.forEach((sum, index) => columns[index].forEach((value, second) => { sum[second] += value; }));
+  /** Admitted, denied and waiting calls of all policies, per second. */
+  totals() {
+    const totals = [0, 1, 2].map(() => new Array(this.latency[0].length).fill(0));
+    for (const columns of this.policies.values()) {
+      totals.forEach((total, index) => columns[index].forEach((value, second) => { total[second] += value; }));
     }
-    return sums;
+    return totals;
   }
 }
 
-function join(values, more) {
-  return [...values, ...more].slice(-SLOTS);
+function append(values, newValues) {
+  return [...values, ...newValues].slice(-MAX_SECONDS);
 }
 
-/** The rate at present. */
-export function present(values) {
-  const recent = values.slice(-RECENT);
+/** The average over the last few seconds. */
+export function currentRate(values) {
+  const recent = values.slice(-RATE_SECONDS);
   return recent.length ? recent.reduce((a, b) => a + b, 0) / recent.length : 0;
 }
 
-/** The last value there is, within a few seconds. */
-export function latest(values) {
-  return values.slice(-10).findLast((value) => value !== null) ?? null;
+/** The latest value that is not null, within the last few seconds. */
+export function latestValue(values) {
+  return values.slice(-LATEST_SECONDS).findLast((value) => value !== null) ?? null;
 }

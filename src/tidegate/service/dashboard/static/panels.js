@@ -1,146 +1,148 @@
-// What every service has: policies, keys near their limit, denials, store and bus.
+// The panels of every service: policies, keys near their limit, denials, store and bus.
 
-import { spark } from "./charts.js";
-import { $, attribute, bar, cells, el, empty, rows, text } from "./dom.js";
-import { clock, count, duration, key, limit, rate, share } from "./format.js";
-import { present } from "./history.js";
+import { renderSparkline } from "./charts.js";
+import { byId, createElement, createRow, renderBar, renderRows, setAttribute, setText, toggleEmptyMessage } from "./dom.js";
+import { formatCount, formatDuration, formatKey, formatLimit, formatPercent, formatRate, formatTime } from "./format.js";
+import { currentRate } from "./history.js";
 
-/** Policies; the name of one shows it alone in the chart, and all again. */
-export function policies(answer, history, chosen, choose) {
-  const table = $("policies");
-  rows(table, answer.policies, policyRow, (row, policy) => {
-    const [admitted, denied] = history.of(policy.name);
-    const [name, mode] = row[0].children;
-    text(name, policy.name);
-    attribute(name, "aria-pressed", policy.name === chosen);
-    name.choose = () => choose(policy.name === chosen ? null : policy.name);
-    text(mode, modeOf(policy));
+/** Render the policies; a click on a name shows only that policy in the chart, a second click all policies. */
+export function renderPolicies(overview, history, selected, select) {
+  const table = byId("policies");
+  renderRows(table, overview.policies, createPolicyRow, (cells, policy) => {
+    const [admitted, denied] = history.policy(policy.name);
+    const [name, mode] = cells[0].children;
+    setText(name, policy.name);
+    setAttribute(name, "aria-pressed", policy.name === selected);
+    name.select = () => select(policy.name === selected ? null : policy.name);
+    setText(mode, formatMode(policy));
     mode.hidden = !mode.textContent;
-    text(row[1], policy.limits.join(", "));
-    spark(row[2], admitted, denied);
-    text(row[3], rate(present(admitted)));
-    text(row[4], rate(present(denied)));
-    text(row[5], count(policy.waiting));
-    text(row[6], `${count(policy.denied)} (${share(policy.denied, policy.denied + policy.admitted)})`);
-    attribute(row[4], "data-level", present(denied) > 0 ? "some" : "none");
+    setText(cells[1], policy.limits.join(", "));
+    renderSparkline(cells[2], admitted, denied);
+    setText(cells[3], formatRate(currentRate(admitted)));
+    setText(cells[4], formatRate(currentRate(denied)));
+    setText(cells[5], formatCount(policy.waiting));
+    setText(cells[6], `${formatCount(policy.denied)} (${formatPercent(policy.denied, policy.denied + policy.admitted)})`);
+    setAttribute(cells[4], "data-level", currentRate(denied) > 0 ? "some" : "none");
   });
-  empty(table, !answer.policies.length);
-  text($("note-policies"), answer.rules.refused ? "the file as it stands is refused: see the log" : "");
+  toggleEmptyMessage(table, !overview.policies.length);
+  setText(byId("note-policies"), overview.rules.error ? "the configuration file is invalid: see the log" : "");
 }
 
-function policyRow() {
-  const row = cells("c-name", "c-limits wide", "c-spark", "num", "num denied", "num narrow-off", "num wide");
-  const name = el("button", { type: "button", class: "link name", title: "show it alone in the chart" });
-  name.addEventListener("click", () => name.choose());
-  row.cells[0].append(name, el("span", { class: "tag" }));
+function createPolicyRow() {
+  const row = createRow("c-name", "c-limits hide-on-tablet", "c-spark", "num", "num denied", "num hide-on-phone", "num hide-on-tablet");
+  const name = createElement("button", { type: "button", class: "link name", title: "show only this policy in the chart" });
+  name.addEventListener("click", () => name.select());
+  row.cells[0].append(name, createElement("span", { class: "tag" }));
   return row;
 }
 
-function modeOf(policy) {
+function formatMode(policy) {
   if (policy.mode === "shadow") return "shadow";
   return policy.rollout < 100 ? `enforced for ${policy.rollout} %` : "";
 }
 
-/** A key that opens all of its limits. */
-function keyCell(cell, policy, value, open, searchable) {
+/** Render a key as a button that opens the dialog of the key. */
+function renderKeyCell(cell, policy, key, open, searchable) {
   if (!cell.firstElementChild) {
-    const button = el("button", { type: "button", class: "link" });
+    const button = createElement("button", { type: "button", class: "link" });
     button.addEventListener("click", () => button.open());
-    cell.append(button, el("span", { class: "sub" }));
+    cell.append(button, createElement("span", { class: "subtitle" }));
   }
-  const [button, below] = cell.children;
-  text(button, key(value) || "(empty)");
-  attribute(button, "title", key(value));
-  text(below, policy);
+  const [button, subtitle] = cell.children;
+  setText(button, formatKey(key) || "(empty)");
+  setAttribute(button, "title", formatKey(key));
+  setText(subtitle, policy);
   button.disabled = !searchable.has(policy);
-  button.open = () => open(policy, value);
+  button.open = () => open(policy, key);
 }
 
-export function near(answer, open) {
-  const table = $("near");
-  const searchable = named(answer);
-  const blocks = answer.blocks.map(({ policy, key: blocked, seconds }) => (
-    { policy, key: blocked, limit: "blocked", unit: "requests", quota: 1, used: 1, remaining: 0, reset_after: seconds }));
-  const items = [...blocks, ...answer.near.filter((item) => item.limit !== "blocked")];
-  rows(table, items, () => cells("c-key", "narrow-off", "c-bar", "num", "num"), (row, item) => {
-    keyCell(row[0], item.policy, item.key, open, searchable);
-    const words = limit({ ...item, name: item.limit });
-    text(row[1], words);
-    attribute(row[1], "title", words);
-    bar(row[2], item.used / (item.used + item.remaining), share(item.used, item.used + item.remaining));
-    text(row[3], count(item.remaining));
-    text(row[4], duration(item.reset_after));
+/** Render blocked keys, then the keys with the smallest part of a limit left. */
+export function renderNearLimit(overview, open) {
+  const table = byId("near");
+  const searchable = searchablePolicies(overview);
+  const blocked = overview.blocks.map(({ policy, key, seconds }) => (
+    { policy, key, limit: "blocked", unit: "requests", quota: 1, used: 1, remaining: 0, reset_after: seconds }));
+  const items = [...blocked, ...overview.near.filter((item) => item.limit !== "blocked")];
+  renderRows(table, items, () => createRow("c-key", "hide-on-phone", "c-bar", "num", "num"), (cells, item) => {
+    renderKeyCell(cells[0], item.policy, item.key, open, searchable);
+    const limit = formatLimit({ ...item, name: item.limit });
+    setText(cells[1], limit);
+    setAttribute(cells[1], "title", limit);
+    const total = item.used + item.remaining;
+    renderBar(cells[2], item.used / total, formatPercent(item.used, total));
+    setText(cells[3], formatCount(item.remaining));
+    setText(cells[4], formatDuration(item.reset_after));
   });
-  empty(table, !items.length);
+  toggleEmptyMessage(table, !items.length);
 }
 
-export function denials(answer, open) {
-  const table = $("denials");
-  const searchable = named(answer);
-  rows(table, answer.denials, () => cells("c-time", "c-key", "c-ahead", "num narrow-off"), (row, item) => {
-    text(row[0], clock(item.at));
-    keyCell(row[1], item.policy, item.key, open, searchable);
-    text(row[2], why(item));
-    text(row[3], duration(item.retry_after));
+export function renderDenials(overview, open) {
+  const table = byId("denials");
+  const searchable = searchablePolicies(overview);
+  renderRows(table, overview.denials, () => createRow("c-time", "c-key", "c-detail", "num hide-on-phone"), (cells, denial) => {
+    setText(cells[0], formatTime(denial.at));
+    renderKeyCell(cells[1], denial.policy, denial.key, open, searchable);
+    setText(cells[2], formatReason(denial));
+    setText(cells[3], formatDuration(denial.retry_after));
   });
-  empty(table, !answer.denials.length);
+  toggleEmptyMessage(table, !overview.denials.length);
 }
 
-function why(denial) {
-  const said = denial.violated.length ? denial.violated.join(" and ") : "no limit named";
-  const words = said === "blocked" ? "blocked" : `over ${said}`;
-  return denial.shadow ? `${words} (shadow: let through)` : words;
+function formatReason(denial) {
+  const limits = denial.violated.length ? denial.violated.join(" and ") : "unknown limit";
+  const reason = limits === "blocked" ? "blocked" : `exceeded ${limits}`;
+  return denial.shadow ? `${reason} (shadow)` : reason;
 }
 
-function named(answer) {
-  return new Set(answer.policies.filter((policy) => policy.searchable).map((policy) => policy.name));
+function searchablePolicies(overview) {
+  return new Set(overview.policies.filter((policy) => policy.searchable).map((policy) => policy.name));
 }
 
-/** Fill in the policies that can be searched, keeping the choice. */
-export function choices(answer) {
-  const select = $("search-policy");
-  const names = [...named(answer)];
-  const shown = [...select.options].map((option) => option.value);
-  if (names.length === shown.length && names.every((name, index) => name === shown[index])) return;
-  const chosen = select.value;
-  select.replaceChildren(...names.map((name) => {
-    const option = el("option", {}, name);
+/** Fill the policy list of the search form and keep its selection. */
+export function renderSearchPolicies(overview) {
+  const list = byId("search-policy");
+  const names = [...searchablePolicies(overview)];
+  const current = [...list.options].map((option) => option.value);
+  if (names.length === current.length && names.every((name, index) => name === current[index])) return;
+  const selected = list.value;
+  list.replaceChildren(...names.map((name) => {
+    const option = createElement("option", {}, name);
     option.value = name;
     return option;
   }));
-  if (names.includes(chosen)) select.value = chosen;
+  if (names.includes(selected)) list.value = selected;
 }
 
 // ---- store and bus --------------------------------------------------------------------------------------------------
 
-const COUNTS = {
-  entries: "keys kept", max_entries: "room for keys", overflowed: "calls without room", transactions: "transactions",
-  waits: "waits for the file", failures: "failures", connections: "connections", losses: "times lost",
-  allowed_without_store: "allowed without it", denied_without_store: "denied without it", published: "messages sent",
+const COUNT_LABELS = {
+  entries: "keys stored", max_entries: "maximum keys", overflowed: "calls in shared bucket", transactions: "transactions",
+  waits: "waits for file lock", failures: "failures", connections: "connections", losses: "outages",
+  allowed_without_store: "allowed during outages", denied_without_store: "denied during outages", published: "messages sent",
   received: "messages received", dropped: "messages dropped", scripts: "scripts sent", calls: "calls", peers: "processes",
 };
 
-export function state(answer) {
-  const { store, panels: { bus } } = answer;
-  const pairs = [["Store", store.lost ? "lost: each policy decides by on_store_error" : "answers", store.lost ? "bad" : "good"]];
-  pairs.push(["kept in", store.leased ? `${store.kind}, leased` : store.kind]);
-  pairs.push(...counts(store.counts));
-  if (!bus) pairs.push(["Bus", "none is set: bus: nats://… in the file shares reductions"]);
-  else if (bus.error) pairs.push(["Bus", bus.error, "bad"]);
+export function renderState(overview) {
+  const { store, panels: { bus } } = overview;
+  const rows = [["Store", store.lost ? "unavailable: on_store_error applies" : "available", store.lost ? "bad" : "good"]];
+  rows.push(["type", store.leased ? `${store.kind}, with leases` : store.kind]);
+  rows.push(...countRows(store.counts));
+  if (!bus) rows.push(["Bus", "not configured (bus: nats://…)"]);
+  else if (bus.error) rows.push(["Bus", bus.error, "bad"]);
   else {
-    pairs.push(["Bus", bus.connected ? "connected" : "not connected, trying again", bus.connected ? "good" : "bad"]);
-    if (bus.where) pairs.push(["at", bus.where]);
-    pairs.push(...counts(bus.counts));
+    rows.push(["Bus", bus.connected ? "connected" : "not connected, retrying", bus.connected ? "good" : "bad"]);
+    if (bus.where) rows.push(["URL", bus.where]);
+    rows.push(...countRows(bus.counts));
   }
-  for (const [kind, number] of Object.entries(answer.problems)) pairs.push([`answered ${kind}`, count(number)]);
-  rows($("state"), pairs, () => cells("", ""), (row, [name, words, level = ""]) => {
-    text(row[0], name);
-    text(row[1], words);
-    attribute(row[1], "data-state", level);
-    attribute(row[0], "data-first", level ? "yes" : "no");
+  for (const [kind, number] of Object.entries(overview.problems)) rows.push([`errors: ${kind}`, formatCount(number)]);
+  renderRows(byId("state"), rows, () => createRow("", ""), (cells, [label, value, state = ""]) => {
+    setText(cells[0], label);
+    setText(cells[1], value);
+    setAttribute(cells[1], "data-state", state);
+    setAttribute(cells[0], "data-first", state ? "yes" : "no");
   });
 }
 
-function counts(values) {
-  return Object.entries(values).filter(([name]) => name in COUNTS).map(([name, value]) => [COUNTS[name], count(value)]);
+function countRows(counts) {
+  return Object.entries(counts).filter(([name]) => name in COUNT_LABELS).map(([name, value]) => [COUNT_LABELS[name], formatCount(value)]);
 }

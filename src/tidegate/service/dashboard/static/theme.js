@@ -1,35 +1,35 @@
-// Light, dark, or as the system says. Loaded before the page is drawn, so that it never flashes.
+// The colour theme: light, dark, or that of the system. Loaded before the body, so that no wrong colours flash.
 "use strict";
 {
   const THEMES = ["auto", "light", "dark"];
   const root = document.documentElement;
 
-  function chosen() {
+  function readTheme() {
     try {
-      const found = localStorage.getItem("tidegate-theme");
-      return THEMES.includes(found) ? found : "auto";
+      const stored = localStorage.getItem("tidegate-theme");
+      return THEMES.includes(stored) ? stored : "auto";
     } catch {
-      return "auto"; // storage is switched off
+      return "auto"; // the browser blocks localStorage
     }
   }
 
-  function show(theme) {
+  function applyTheme(theme) {
     root.dataset.theme = theme;
     const button = document.getElementById("theme");
     if (button) button.textContent = `Theme: ${theme}`;
   }
 
-  show(chosen());
+  applyTheme(readTheme());
   document.addEventListener("DOMContentLoaded", () => {
-    show(root.dataset.theme);
+    applyTheme(root.dataset.theme);
     document.getElementById("theme").addEventListener("click", () => {
       const next = THEMES[(THEMES.indexOf(root.dataset.theme) + 1) % THEMES.length];
       try {
         localStorage.setItem("tidegate-theme", next);
       } catch {
-        // then it lasts as long as the page
+        // The theme then lasts until the page is reloaded.
       }
-      show(next);
+      applyTheme(next);
     });
   });
 }
