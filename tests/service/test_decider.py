@@ -10,7 +10,7 @@ from tidegate import Closed, ConfigError, ResourceUnknown
 from tidegate.service.config.settings import load_settings
 from tidegate.service.decisions.decider import Decider, Subject
 from tidegate.service.decisions.reservation_ids import AlreadySettledError
-from tidegate.service.runtime.server import open_shared
+from tidegate.service.runtime.server import open_service_store
 from tidegate.stores import MemoryStore
 from tidegate.stores.lease import LeasedStore
 from tidegate.testing import ManualClock
@@ -215,7 +215,7 @@ async def test_invalid_keys_are_refused(decider, key):
 async def test_leases_are_returned_when_the_decider_closes(tmp_path):
     settings = {"store": f"sqlite:///{tmp_path / 'limits.db'}?deadline=10s", "policies": {"api": "100/1h fixed_window"}}
     leased = load_settings({**settings, "lease": True})
-    decider = Decider(leased.policies, open_shared(leased))
+    decider = Decider(leased.policies, open_service_store(leased))
     assert isinstance(decider.store, LeasedStore)
     for _ in range(30):
         assert (await decider.acquire(Subject("api", "k"))).allowed
@@ -229,10 +229,10 @@ async def test_leases_are_returned_when_the_decider_closes(tmp_path):
     assert decider.stats.count("api").allowed == 70
     await decider.close()
     plain = load_settings(settings)
-    decider = Decider(plain.policies, open_shared(plain))
+    decider = Decider(plain.policies, open_service_store(plain))
     assert await used(decider, "api") == {"1h": 70}
     await decider.close()
 
 
 def test_a_store_in_memory_is_not_leased():
-    assert isinstance(open_shared(load_settings({"lease": True})), MemoryStore)
+    assert isinstance(open_service_store(load_settings({"lease": True})), MemoryStore)

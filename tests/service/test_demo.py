@@ -17,7 +17,7 @@ from tidegate import ConfigError
 from tidegate.cli.demo_service import has_display, with_free_port
 from tidegate.policy import Policy
 from tidegate.service.config.settings import load_settings
-from tidegate.service.runtime.demo import MAX_PAUSE, MIN_PAUSE, SOURCES, seconds_between
+from tidegate.service.runtime.demo import MAX_PAUSE, MIN_PAUSE, SOURCES, call_interval
 
 FILE = str(ROOT / "examples/demo/service.yaml")
 
@@ -105,4 +105,4 @@ def test_a_browser_needs_a_display(monkeypatch):
 def test_how_often_a_caller_comes(limits, pace, seconds):
     from tidegate import Limit  # noqa: PLC0415 - only here
 
-    assert seconds_between(Policy("p", (Limit.parse(limits),)), pace) == seconds
+    assert call_interval(Policy("p", (Limit.parse(limits),)), pace) == seconds

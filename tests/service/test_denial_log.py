@@ -8,7 +8,7 @@ from tests.service.harness import START
 from tidegate.observe.logs import DecisionLog
 from tidegate.service.config.settings import load_settings
 from tidegate.service.decisions.decider import Decider, Subject
-from tidegate.service.runtime.logs import count_denials
+from tidegate.service.runtime.logs import log_denial_counts
 from tidegate.stores import MemoryStore
 from tidegate.testing import ManualClock
 
@@ -33,7 +33,7 @@ async def test_beyond_ten_a_second_they_are_counted(caplog):
     denials = DecisionLog("tidegate.service")
     rules = load_settings({"policies": {"busy": {"limits": "1/1m"}}}).policies
     decider = Decider(rules, MemoryStore(clock=clock), on_denial=(denials,))
-    counting = asyncio.create_task(count_denials(denials, clock))
+    counting = asyncio.create_task(log_denial_counts(denials, clock))
     for number in range(301):
         await decider.acquire(Subject("busy", f"client {number % 3}"), 2)
     assert len(caplog.records) == 10

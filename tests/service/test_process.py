@@ -16,7 +16,7 @@ import pytest
 from tests.servers.process import free_port, need, until
 from tests.servers.valkey import ValkeyServer
 from tests.service.harness import ROOT, serving
-from tests.service.test_envoy import Envoy
+from tests.service.test_envoy import EnvoyClient
 from tidegate import ConfigError, ResourceUnknown, StoreUnavailable
 from tidegate.cli import main
 from tidegate.service.client.client import AsyncClient, Client
@@ -50,7 +50,7 @@ def test_health_readiness_and_the_description(service):
 
 async def test_grpc_beside_http(service):
     async with grpc.aio.insecure_channel(f"127.0.0.1:{service.grpc}") as channel:
-        envoy = Envoy(None, channel)
+        envoy = EnvoyClient(None, channel)
         assert [(await envoy.codes(({"ip": "1"},)))[0] for _ in range(3)] == [1, 1, 2]
     # The same counter by HTTP.
     body = {"domain": "edge", "descriptor": [["ip", "1"]]}
@@ -236,7 +236,7 @@ def test_workers_are_exact_over_sqlite(tmp_path):
         assert len(processes) == 3
         # One that dies is replaced.
         os.kill(int(min(processes)), signal.SIGKILL)
-        until(lambda: service.logged("another takes its place"), "a replacement")
+        until(lambda: service.logged("a new process starts in"), "a replacement")
         until(lambda: len(log_lines(service, "serving on")) == 4, "its start")
         assert service.stop() == 0
 

@@ -12,7 +12,7 @@ from tests.servers.postgres import PostgresServer, find_binaries
 from tests.servers.process import need
 from tests.servers.valkey import ValkeyServer
 from tests.service.harness import DECISION, serving
-from tests.service.test_envoy import Envoy
+from tests.service.test_envoy import EnvoyClient
 from tidegate.service.envoy.messages import CODE_OK
 
 RULES = f"""
@@ -72,7 +72,7 @@ async def by_http(service, times):
 async def by_grpc(service, times):
     """Ask as Envoy does, over a connection of its own."""
     async with grpc.aio.insecure_channel(f"127.0.0.1:{service.grpc}", options=OWN_CONNECTION) as channel:
-        envoy = Envoy(None, channel)
+        envoy = EnvoyClient(None, channel)
         answers = [await envoy.codes(({"ip": "1"},)) for _ in range(times)]
     return sum(code == CODE_OK for code, _ in answers)
 
