@@ -18,10 +18,10 @@ K = Subject("api", "k")
 async def test_a_full_store_settles_each_reservation_once():
     store = MemoryStore(max_entries=20, clock=ManualClock(start=START))
     decider = Decider(load_settings({"policies": {"api": "100/1h fixed_window"}}).policies, store)
-    held = [await decider.reserve(K) for _ in range(40)]
-    for each in held:
+    reservations = [await decider.reserve(K) for _ in range(40)]
+    for each in reservations:
         await decider.cancel(each.id)
-    for each in held:
+    for each in reservations:
         with pytest.raises(AlreadySettledError):
             await decider.cancel(each.id)
     assert (await decider.usage(K))["1h"].used == 0

@@ -11,8 +11,8 @@ import httpx
 import pytest
 
 from tests.servers.process import free_port, until
-from tests.service.harness import ROOT, Running, is_up, serving
-from tests.service.test_process import log_lines
+from tests.service.harness import ROOT, RunningService, is_up, serving
+from tests.service.test_service_processes import log_lines
 from tidegate.core.bounds import SECOND
 from tidegate.service.runtime.workers import restart_pause
 
@@ -37,7 +37,7 @@ def starting(folder, *flags):
             stdout=output,
             stderr=output,
         )
-    running = Running(process, port, 0, log)
+    running = RunningService(process, port, 0, log)
     try:
         yield running
     finally:

@@ -1,4 +1,4 @@
-"""One browser for the tests of a module, and pages that report whatever goes wrong in them."""
+"""One browser per test module, and pages that report errors and warnings."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.service.dashboard import stage
+from tests.service.dashboard.running_service import browser
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from playwright.sync_api import Browser, ConsoleMessage, Page, Request
 
-# What moved without the user having done anything, and by how much: the sum is what browsers call CLS.
+# Records layout shifts that no user input caused; browsers call their sum CLS.
 SHIFTS = """
 window.shifts = [];
 new PerformanceObserver((list) => {
@@ -27,17 +27,17 @@ new PerformanceObserver((list) => {
 
 @pytest.fixture(scope="module")  # not longer: while Playwright runs, this thread can run no other event loop
 def chromium() -> Iterator[Browser]:
-    with stage.browser() as found:
-        yield found
+    with browser() as running:
+        yield running
 
 
-class Visits:
-    """Opens pages, and collects what they complain of."""
+class PageOpener:
+    """Opens pages, and collects their errors and warnings."""
 
     def __init__(self, chromium: Browser) -> None:
         self._chromium = chromium
         self._contexts: list[Any] = []
-        self.complaints: list[str] = []
+        self.problems: list[str] = []
 
     def __call__(self, url: str, **options: Any) -> Page:
         context = self._chromium.new_context(**{"viewport": {"width": 1300, "height": 900}, **options})
@@ -45,19 +45,19 @@ class Visits:
         page = context.new_page()
         page.set_default_timeout(30_000)
         page.add_init_script(SHIFTS)
-        page.on("console", self._hear)
-        page.on("pageerror", lambda error: self.complaints.append(str(error)))
-        page.on("requestfailed", self._fail)
+        page.on("console", self._on_console)
+        page.on("pageerror", lambda error: self.problems.append(str(error)))
+        page.on("requestfailed", self._on_failed_request)
         page.goto(url)
         return page
 
-    def _hear(self, said: ConsoleMessage) -> None:
-        if said.type in ("error", "warning"):
-            self.complaints.append(said.text)
+    def _on_console(self, message: ConsoleMessage) -> None:
+        if message.type in ("error", "warning"):
+            self.problems.append(message.text)
 
-    def _fail(self, request: Request) -> None:
-        if request.failure != "net::ERR_ABORTED":  # what a page was asking for when it was loaded again
-            self.complaints.append(f"{request.url}: {request.failure}")
+    def _on_failed_request(self, request: Request) -> None:
+        if request.failure != "net::ERR_ABORTED":  # requests that a reload aborted
+            self.problems.append(f"{request.url}: {request.failure}")
 
     def close(self) -> None:
         for context in self._contexts:
@@ -65,10 +65,10 @@ class Visits:
 
 
 @pytest.fixture
-def visit(chromium: Browser) -> Iterator[Callable[..., Page]]:
-    """Open pages; at the end, none may have complained."""
-    visits = Visits(chromium)
-    yield visits
-    complaints = list(visits.complaints)  # closing a page ends what it is asking for
-    visits.close()
-    assert complaints == []
+def open_page(chromium: Browser) -> Iterator[Callable[..., Page]]:
+    """Open pages. At the end, checks that they reported no problems."""
+    opener = PageOpener(chromium)
+    yield opener
+    problems = list(opener.problems)  # before closing: it aborts active requests
+    opener.close()
+    assert problems == []

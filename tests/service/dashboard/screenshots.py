@@ -1,6 +1,6 @@
-"""Draws the dashboard, with traffic, a swarm, sources and a budget: python -m tests.service.dashboard.screenshots.
+"""Takes screenshots of the dashboard with all components: python -m tests.service.dashboard.screenshots.
 
-Into build/screenshots: pictures are made when they are needed, and git takes none.
+The files are written to build/screenshots, which is not committed.
 """
 
 from __future__ import annotations
@@ -12,32 +12,32 @@ import threading
 import time
 from pathlib import Path
 
-from tests.service.dashboard.stage import Stage, browser, visit, whole
+from tests.service.dashboard.running_service import DashboardService, browser, send_traffic, with_all_components
 
 FOLDER = Path(__file__).parents[3] / "build" / "screenshots"
 SECONDS = 45
 WIDE, PHONE = {"width": 1360, "height": 1000}, {"width": 360, "height": 780}
 
 
-def traffic(stage: Stage, stop: threading.Event) -> None:
-    """Visit until told to stop; reduce capacity now and then."""
-    dice, second = random.Random(8), 0
+def run_traffic(service: DashboardService, stop: threading.Event) -> None:
+    """Send requests until `stop` is set; reduce capacity now and then."""
+    rng, second = random.Random(8), 0
     while not stop.wait(1.0):
-        visit(stage, dice)
+        send_traffic(service, rng)
         second += 1
         if second in (12, 30):
-            stage.agents[second % 3].announce_reduced("openai", "received 429 response", retry_after=4)
+            service.agents[second % 3].announce_reduced("openai", "received 429 response", retry_after=4)
         if second == 20:
-            stage.agents[1].announce_reduced("crawler", "503 of the origin")
+            service.agents[1].announce_reduced("crawler", "503 of the origin")
 
 
 def main() -> None:
-    """Make all pictures."""
+    """Take all screenshots."""
     seconds = int(sys.argv[1]) if len(sys.argv) > 1 else SECONDS
     FOLDER.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory() as folder, whole(Path(folder)) as stage, browser() as chromium:
+    with tempfile.TemporaryDirectory() as folder, with_all_components(Path(folder)) as service, browser() as chromium:
         stop = threading.Event()
-        thread = threading.Thread(target=traffic, args=(stage, stop))
+        thread = threading.Thread(target=run_traffic, args=(service, stop))
         thread.start()
         try:
             pages = {
@@ -46,8 +46,8 @@ def main() -> None:
                 for scheme in ("light", "dark")
             }
             for page in pages.values():
-                page.goto(stage.url)
-            time.sleep(seconds)  # a picture of real traffic; no test
+                page.goto(service.url)
+            time.sleep(seconds)  # collects real traffic; not a test
             for name, page in pages.items():
                 page.screenshot(path=FOLDER / f"{name}.png", full_page=True)
             page = pages["dashboard-light"]

@@ -1,4 +1,4 @@
-"""What sources, budgets and a swarm show, in virtual time."""
+"""The panels of sources, budgets, a swarm and a bus, in virtual time."""
 
 import asyncio
 import json
@@ -23,13 +23,13 @@ def clock():
     return ManualClock(start=START)
 
 
-async def test_sources_and_what_is_left_of_their_providers(tmp_path, clock):
+async def test_sources_and_the_remaining_quota_of_their_providers(tmp_path, clock):
     providers = Providers.of({"domain": "api.example.com", "name": "example", "limit": 60, "period": "1m"})
     prices = read_source({"name": "prices", "url": "https://api.example.com/prices?key=secret", "interval": "5m"})
-    answering = httpx.MockTransport(lambda _: httpx.Response(200, json=[1, 2]))
-    async with SourceRunner(providers, [prices], data=tmp_path, transport=answering, clock=clock) as service:
-        look = sources_panel(service)
-        before = await look()
+    transport = httpx.MockTransport(lambda _: httpx.Response(200, json=[1, 2]))
+    async with SourceRunner(providers, [prices], data=tmp_path, transport=transport, clock=clock) as service:
+        panel = sources_panel(service)
+        before = await panel()
         assert [(each["state"], each["last_ago"]) for each in before["sources"]] == [("idle", None)]
         assert before["providers"][0]["limits"][0]["used"] == 0  # shown before its first request
         running = asyncio.create_task(service.run())
@@ -37,12 +37,12 @@ async def test_sources_and_what_is_left_of_their_providers(tmp_path, clock):
             await asyncio.sleep(0)
         service.stop()
         await running
-        said = await look()
-        assert "secret" not in json.dumps(said)
-    (provider,) = said["providers"]
+        data = await panel()
+        assert "secret" not in json.dumps(data)
+    (provider,) = data["providers"]
     assert (provider["name"], provider["capacity"], provider["frozen_for"]) == ("example", 60, 0.0)
     assert [(each["text"], each["quota"], each["used"]) for each in provider["limits"]] == [("60/1m", 60, 1)]
-    (source,) = said["sources"]
+    (source,) = data["sources"]
     assert (source["name"], source["provider"], source["ok"], source["failed"]) == ("prices", "example", 1, 0)
     assert source["last_result"].startswith("status 200")
     assert source["due_in"] > 0
@@ -53,60 +53,60 @@ async def test_budgets_with_a_forecast(tmp_path, clock):
     with TaskBudget(settings, clock=clock) as budget:
         budget.record_completed_tasks(20)
         clock.advance(6)
-        (said,) = await budget_panel(budget)()
-    tiers = {tier["name"]: tier for tier in said["tiers"]}
+        (data,) = await budget_panel(budget)()
+    tiers = {tier["name"]: tier for tier in data["tiers"]}
     assert (tiers["minute"]["used"], tiers["minute"]["remaining"], tiers["minute"]["runs_out_in"]) == (20, 0, 0.0)
     assert tiers["minute"]["reset_after"] == 54.0
     assert (tiers["hour"]["used"], tiers["hour"]["quota"]) == (20, 100)
     assert tiers["hour"]["pace"] > 0
 
 
-async def test_agents_and_each_reduction_with_its_reason(clock):
+async def test_agents_and_reductions_with_their_reasons(clock):
     with open_bus("local://panels", clock=clock) as bus:
-        look = swarm_panel(bus)
+        panel = swarm_panel(bus)
         one = SwarmLimiter(bus=bus, agent_id="agent-1", clock=clock)
         two = SwarmLimiter(bus=bus, agent_id="agent-2", clock=clock)
         with one, two:
             for agent in (one, two):
                 agent.set_capacity("api", 100, window=60)
-            assert look()["agents"] == []  # nobody was asked before
+            assert panel()["agents"] == []  # the first call requests the state of agents
             clock.advance(1)
-            assert [agent["id"] for agent in look()["agents"]] == ["agent-1", "agent-2"]
+            assert [agent["id"] for agent in panel()["agents"]] == ["agent-1", "agent-2"]
             one.announce_reduced("api", "received 429 response", retry_after=3)
-            look()
+            panel()
             clock.advance(1)
-            said = look()
-            assert [agent["resources"][0]["total"] for agent in said["agents"]] == [50, 50]
-            assert [(total, original) for _, total, original in said["resources"]["api"]] == [
+            data = panel()
+            assert [agent["resources"][0]["total"] for agent in data["agents"]] == [50, 50]
+            assert [(total, original) for _, total, original in data["resources"]["api"]] == [
                 (200, 200),
                 (200, 200),
                 (100, 200),
             ]
-            (reduction,) = said["reductions"]
+            (reduction,) = data["reductions"]
             assert (reduction["resource"], reduction["agent"], reduction["capacity"]) == ("api", "agent-1", 50)
             assert (reduction["reason"], reduction["pause"]) == ("received 429 response", 3.0)
             assert reduction["at"] == (START + 1) * 1000
             bus.publish("ratelimit.capacity", b"no update at all")
-            assert len(look()["reductions"]) == 1
-        look.close()
+            assert len(panel()["reductions"]) == 1
+        panel.close()
 
 
-async def test_what_a_swarm_shows_is_bounded(clock):
+async def test_the_swarm_panel_is_bounded(clock):
     with open_bus("local://bounded", clock=clock) as bus:
-        look = swarm_panel(bus, "a secret")
+        panel = swarm_panel(bus, "a secret")
         with SwarmLimiter(bus=bus, agent_id="agent", clock=clock, secret="a secret") as agent:  # noqa: S106 - of a test
             for number in range(panels.MAX_RESOURCES + 3):
                 agent.set_capacity(f"r{number}", 10, window=60)
             for _ in range(panels.MAX_POINTS + 5):
-                look()
+                panel()
                 clock.advance(0.5)
             for _ in range(panels.MAX_REDUCTIONS + 5):
                 agent.announce_reduced("r0", "again")
-            said = look()
-        assert len(said["resources"]) == panels.MAX_RESOURCES
-        assert {len(moments) for moments in said["resources"].values()} == {panels.MAX_POINTS}
-        assert len(said["reductions"]) == panels.MAX_REDUCTIONS
-        look.close()
+            data = panel()
+        assert len(data["resources"]) == panels.MAX_RESOURCES
+        assert {len(moments) for moments in data["resources"].values()} == {panels.MAX_POINTS}
+        assert len(data["reductions"]) == panels.MAX_REDUCTIONS
+        panel.close()
 
 
 @pytest.mark.parametrize(
@@ -118,7 +118,7 @@ async def test_what_a_swarm_shows_is_bounded(clock):
         ("", ""),
     ],
 )
-def test_a_bus_is_shown_without_its_secrets(url, shown):
+def test_the_bus_panel_hides_secrets(url, shown):
     with open_bus("local://shown") as bus:
-        said = bus_panel(bus, url)()
-    assert (said["where"], said["connected"]) == (shown, True)
+        data = bus_panel(bus, url)()
+    assert (data["where"], data["connected"]) == (shown, True)

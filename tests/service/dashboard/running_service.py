@@ -12,7 +12,7 @@ import httpx
 
 from tests.servers.nats import NatsServer
 from tests.servers.process import need
-from tests.service.harness import Running, serving
+from tests.service.harness import RunningService, serving
 from tidegate.budget import TaskBudget
 from tidegate.bus import open_bus
 from tidegate.swarm import SwarmLimiter
@@ -42,43 +42,43 @@ BUDGET = {
 }
 
 
-class Stage:
-    """A running service, and what happens to it."""
+class DashboardService:
+    """A running service, an HTTP client for it, and the agents of its swarm."""
 
-    def __init__(self, running: Running) -> None:
-        """Talk to this service."""
+    def __init__(self, running: RunningService) -> None:
+        """Connect to this service."""
         self.running = running
         self.url = running.url
         self.http = httpx.Client(base_url=running.url, trust_env=False, timeout=30)
         self.agents: list[SwarmLimiter] = []
 
     def acquire(self, policy: str, key: str, times: int = 1, **more: Any) -> list[bool]:
-        """Ask so many times."""
+        """Acquire so many times. Returns which calls were allowed."""
         body = {"policy": policy, "key": key, **more}
         return [self.http.post("/v1/acquire", json=body).json()["allowed"] for _ in range(times)]
 
     def overview(self) -> dict[str, Any]:
-        """Look at what the page is told."""
+        """Return the data that the page gets."""
         return self.http.get("/v1/overview").json()  # type: ignore[no-any-return]  # JSON
 
 
 class Upstream(BaseHTTPRequestHandler):
-    """Something to be fetched."""
+    """The server from which sources fetch."""
 
     def do_GET(self) -> None:
-        """Answer."""
+        """Respond with 200."""
         self.send_response(200)
         self.send_header("Content-Length", "2")
         self.end_headers()
         self.wfile.write(b"ok")
 
     def log_message(self, *_: object) -> None:
-        """Say nothing."""
+        """Log nothing."""
 
 
 @contextmanager
 def upstream() -> Iterator[int]:
-    """Answer on a port of this machine."""
+    """Run the server. Yields its port."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), Upstream)
     thread = threading.Thread(target=server.serve_forever, args=(0.05,))
     thread.start()
@@ -91,18 +91,20 @@ def upstream() -> Iterator[int]:
 
 
 @contextmanager
-def plain(folder: Path, text: str = POLICIES, *flags: str, **environment: str) -> Iterator[Stage]:
-    """Run a service that only decides."""
+def without_components(
+    folder: Path, text: str = POLICIES, *flags: str, **environment: str
+) -> Iterator[DashboardService]:
+    """Run a service without sources, budget and swarm."""
     with serving(folder, text, *flags, **environment) as running:
-        stage = Stage(running)
+        service = DashboardService(running)
         try:
-            yield stage
+            yield service
         finally:
-            stage.http.close()
+            service.http.close()
 
 
 @contextmanager
-def whole(folder: Path) -> Iterator[Stage]:
+def with_all_components(folder: Path) -> Iterator[DashboardService]:
     """Run a service with sources, a budget and a swarm on a bus."""
     with ExitStack() as stack:
         nats = stack.enter_context(NatsServer())
@@ -118,39 +120,39 @@ def whole(folder: Path) -> Iterator[Stage]:
             tasks.record_completed_tasks(33)
         flags = ("--provider", provider, "--source-dir", folder / "sources", "--data", folder / "data", "--budget",
                  "true", "--bus", nats.url, "--swarm", nats.url)  # fmt: skip
-        stage = stack.enter_context(plain(folder, POLICIES, *map(str, flags), **budget))
+        service = stack.enter_context(without_components(folder, POLICIES, *map(str, flags), **budget))
         bus = stack.enter_context(open_bus(nats.url))
         assert bus.wait(20)
         for number in (1, 2, 3):
             agent = stack.enter_context(SwarmLimiter(bus=bus, agent_id=f"agent-{number}"))
             agent.set_capacity("openai", 100, window=60)
             agent.set_capacity("crawler", 40, window=60)
-            stage.agents.append(agent)
-        yield stage
+            service.agents.append(agent)
+        yield service
 
 
-def visit(stage: Stage, random: random.Random) -> None:
-    """Be one second of traffic."""
-    users = [f"user:{random.randint(1, 40)}" for _ in range(random.randint(25, 70))]
-    stage.http.post("/v1/batch", json={"policy": "api", "keys": users}).raise_for_status()
-    stage.http.post("/v1/batch", json={"policy": "search", "keys": users[: random.randint(4, 16)] + ["crawler"] * 5})
+def send_traffic(service: DashboardService, rng: random.Random) -> None:
+    """Send the requests of one second."""
+    users = [f"user:{rng.randint(1, 40)}" for _ in range(rng.randint(25, 70))]
+    service.http.post("/v1/batch", json={"policy": "api", "keys": users}).raise_for_status()
+    service.http.post("/v1/batch", json={"policy": "search", "keys": users[: rng.randint(4, 16)] + ["crawler"] * 5})
     for address in ("203.0.113.9", "198.51.100.4", "partner:acme", "2001:db8::7"):
-        if random.random() < 0.6:
-            stage.acquire("login", address)
-    asks = [{"policy": "openai", "key": "team-blue", "cost": {"requests": 1, "tokens": random.randint(50, 400)}}]
-    asks += [{"policy": "exports", "key": "nightly"}] * (random.random() < 0.3)
-    stage.http.post("/v1/batch", json={"asks": asks})
+        if rng.random() < 0.6:
+            service.acquire("login", address)
+    asks = [{"policy": "openai", "key": "team-blue", "cost": {"requests": 1, "tokens": rng.randint(50, 400)}}]
+    asks += [{"policy": "exports", "key": "nightly"}] * (rng.random() < 0.3)
+    service.http.post("/v1/batch", json={"asks": asks})
 
 
 @contextmanager
 def browser() -> Iterator[Browser]:
     """Start the system's headless Chromium."""
-    from playwright.sync_api import sync_playwright  # noqa: PLC0415 - not where the program is missing
+    from playwright.sync_api import sync_playwright  # noqa: PLC0415 - only if the program is installed
 
     program = need(shutil.which(PROGRAM), PROGRAM, f"apt-get install {PROGRAM}")
     with sync_playwright() as playwright:
-        found = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
+        chromium = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
         try:
-            yield found
+            yield chromium
         finally:
-            found.close()
+            chromium.close()
