@@ -1,5 +1,5 @@
--- Asks tidegate about a request's client, and answers in its words when it says no. Sets txn.tidegate to "allowed" or
--- "undecided" (tidegate or its store is down), and variables for the header fields of an allowed request's answer.
+-- Calls tidegate for the client of a request. A denial is answered with the response of tidegate. Otherwise, sets
+-- txn.tidegate to "allowed" or "undecided" (tidegate or its store is down), and variables for the header fields.
 
 local CHECK = "http://127.0.0.1:8002/v1/check?policy=api&address="
 local FIELDS = { limit = "x-ratelimit-limit", remaining = "x-ratelimit-remaining", reset = "x-ratelimit-reset" }
@@ -13,7 +13,7 @@ core.register_action("tidegate", { "http-req" }, function(txn)
         end
     elseif answer.status == 0 or answer.status >= 500 then
         txn:set_var("txn.tidegate", "undecided")
-    else -- denied; or a mistake, such as a policy that tidegate does not know, which it explains
+    else -- denied, or a configuration error such as an unknown policy, which the response explains
         txn:done(txn:reply({ status = answer.status, headers = answer.headers, body = answer.body }))
     end
 end)

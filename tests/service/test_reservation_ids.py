@@ -72,4 +72,4 @@ def test_settled_ids_expire_and_are_bounded():
     assert settled.add("d", 40, 0)  # b, the first to end, makes room
     assert not any(settled.add(number, 50, 0) for number in "acd")
     assert settled.add("e", 50, 31)  # a and c have ended
-    assert len(settled._ends) == len(settled._settled) == 2  # noqa: SLF001 - nothing else tells
+    assert len(settled._ends) == len(settled._settled) == 2  # noqa: SLF001 - no public attribute shows it

@@ -220,7 +220,7 @@ async def test_ids_signed_while_the_store_was_unavailable_are_valid_later():
             await decider.close()
 
 
-# ---- what a settlement gives back ------------------------------------------------------------------------------------
+# ---- refunds of settlements ------------------------------------------------------------------------------------------
 
 LIMITS = ["10/1m fixed_window", "10/minute calendar_window", "10/1m sliding_window", "10/1m sliding_log", "10/1m",
           "10/1m concurrency"]  # fmt: skip
@@ -238,7 +238,7 @@ async def test_an_expired_window_gets_no_refund(limit, shared_url):
         await decider.cancel(old.id)
         assert [each.used for each in (await decider.usage(K)).values()] == [10]
         assert not (await decider.acquire(K)).allowed
-        # In its own window, a settlement gives back what it took and no more, however often it is repeated.
+        # Within its window, a settlement refunds exactly its charge, even if it is repeated.
         clock.advance(120)
         assert (await decider.acquire(K, 4)).allowed
         reservation = await decider.reserve(K, 6, ttl=600)

@@ -126,7 +126,7 @@ def test_an_unreachable_service_is_reported(plain, chromium):
         page.close()
 
 
-# ---- actions --------------------------------------------------------------------------------------------------------
+# ---- actions ---------------------------------------------------------------------------------------------------------
 
 
 def test_a_key_is_looked_up_reset_blocked_and_unblocked(plain, open_page):
