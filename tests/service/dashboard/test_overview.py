@@ -194,7 +194,7 @@ async def test_a_panel_that_fails_or_hangs_does_not_affect_others(service, monke
 
     service.app.panels |= {"a": hang, "b": fail, "c": fine, "d": lambda: {"x": 1}}
     assert (await get_overview(service))["panels"] == {
-        "a": {"error": "no response within 0.01 s"},
+        "a": {"error": "no answer within 0.01 s"},
         "b": {"error": "the disk is gone"},
         "c": [1],
         "d": {"x": 1},
