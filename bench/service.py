@@ -294,9 +294,9 @@ asyncio.run(main())
 async def _grpc_load(port: int, seconds: int) -> tuple[float, float]:
     import grpc  # type: ignore[import-untyped]  # noqa: PLC0415 - it has no types; only this part needs it
 
-    from tidegate.service.envoy.messages import METHOD, SERVICE, classes  # noqa: PLC0415 - as above
+    from tidegate.service.envoy.messages import METHOD, SERVICE, message_classes  # noqa: PLC0415 - as above
 
-    request = classes()["RateLimitRequest"](domain="edge")
+    request = message_classes()["RateLimitRequest"](domain="edge")
     request.descriptors.add().entries.add(key="ip", value="203.0.113.9")
     body = request.SerializeToString()
     times: list[float] = []

@@ -137,7 +137,7 @@ def current_frames() -> dict[int, FrameType]:
 
     Python 3.11 holds a lock of the interpreter while it allocates these frames. If that starts a garbage collection,
     and a callback of it lets another thread call this function, both wait forever (gh-106883). So no collection may
-    start meanwhile. All calls are made by `map`, in C, where neither another thread nor a signal handler can come in between.
+    start meanwhile. `map` makes all calls in C, where neither another thread nor a signal handler can come in between.
     """
     calls = (gc.disable, sys._current_frames, gc.enable) if gc.isenabled() else (sys._current_frames,)  # noqa: SLF001 - the only way to see the stacks of other threads
     found: dict[int, FrameType] = next(filter(None, list(map(operator.call, calls))))

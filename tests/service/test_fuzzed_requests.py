@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.service.harness import Site
+from tests.service.harness import InProcessService
 from tidegate.service.http.json_protocol import VERB_FIELDS
 from tidegate.service.http.openapi import document
 
@@ -104,12 +104,12 @@ def is_a(value, kind):
 
 
 async def answer(verb, body):
-    async with Site(policies=POLICIES, domains=DOMAINS, max_wait=1) as site:
-        site.clock._self_driven = True  # noqa: SLF001 - nobody else moves it: waits need no real time
-        response = await site.http.post(
+    async with InProcessService(policies=POLICIES, domains=DOMAINS, max_wait=1) as service:
+        service.clock._self_driven = True  # noqa: SLF001 - waits advance it: they need no real time
+        response = await service.http.post(
             f"/v1/{verb}", content=json.dumps(body), headers={"content-type": "application/json"}
         )
-        assert site.app.in_flight == 0
+        assert service.app.in_flight == 0
         return response
 
 
@@ -139,7 +139,7 @@ def test_every_response_matches_the_openapi_description(verb):
 @settings(max_examples=60)
 def test_every_query_gets_a_response(query):
     async def ask():
-        async with Site(policies=POLICIES) as site:
+        async with InProcessService(policies=POLICIES) as service:
             sent = []
 
             async def send(message):
@@ -147,7 +147,7 @@ def test_every_query_gets_a_response(query):
 
             headers = [(b"host", b"localhost"), (b"x", query)]
             scope = {"type": "http", "method": "GET", "path": "/v1/check", "query_string": query, "headers": headers}
-            await site.app(scope, None, send)
+            await service.app(scope, None, send)
             return sent[0]["status"]
 
     assert asyncio.run(ask()) == 400
@@ -155,8 +155,8 @@ def test_every_query_gets_a_response(query):
 
 def test_the_openapi_description_has_every_path_and_reference():
     async def paths():
-        async with Site(policies=POLICIES) as site:
-            return {*site.app._posts, *site.app._gets}  # noqa: SLF001 - there is no other list of them
+        async with InProcessService(policies=POLICIES) as service:
+            return {*service.app._posts, *service.app._gets}  # noqa: SLF001 - there is no other list of them
 
     assert set(API["paths"]) == asyncio.run(paths())
     text = document().decode()

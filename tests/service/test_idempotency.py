@@ -11,8 +11,8 @@ import pytest
 
 from tests.servers.process import until
 from tests.servers.valkey import ValkeyCluster, ValkeyServer
-from tests.service.conftest import STORES, url_of
-from tests.service.harness import START, Site, serving
+from tests.service.conftest import STORES, shared_store_url
+from tests.service.harness import START, InProcessService, serving
 from tests.service.test_signing import payload_of, services
 from tidegate.service.config.settings import load_settings
 from tidegate.service.decisions.decider import Decider, Subject
@@ -38,7 +38,7 @@ policies:
 def pair(request, tmp_path_factory):
     """Two services on one store, one of them with two processes."""
     folder = tmp_path_factory.mktemp("pair")
-    text = f"store: {url_of(request.param, request, folder)}\n{POLICIES}"
+    text = f"store: {shared_store_url(request.param, request, folder)}\n{POLICIES}"
     with services(folder, text) as (first,), serving(folder, text, "--workers", "2") as second:
         yield first, second
 
@@ -207,25 +207,25 @@ async def test_a_call_that_is_abandoned_while_the_store_decides_is_charged_once(
 
 
 @pytest.fixture(params=["plain", "leased"])
-async def sites(request, tmp_path):
+async def app_services(request, tmp_path):
     """Two apps over one file, each as in a process of its own."""
     clock = ManualClock(start=START)
     stores = [open_store(f"sqlite:///{tmp_path / 'limits.db'}", clock=clock) for _ in range(2)]
     if request.param == "leased":
         stores = [LeasedStore(store, Lease(1.0)) for store in stores]
-    found = [Site(store=store, policies={"api": "100/1h fixed_window"}) for store in stores]
-    for site in found:
-        site.clock = clock
+    found = [InProcessService(store=store, policies={"api": "100/1h fixed_window"}) for store in stores]
+    for app_service in found:
+        app_service.clock = clock
     async with found[0], found[1]:
         yield found
 
 
-async def test_a_key_is_remembered_for_ten_minutes(sites):
-    here, there = sites
+async def test_a_key_is_remembered_for_ten_minutes(app_services):
+    here, there = app_services
     ask, key = {"policy": "api", "key": "k"}, keyed("one")
-    for site in (here, there, here, there):
-        assert (await site.post("acquire", ask, **key)).json()["remaining"] == 99
-    ids = [(await site.post("reserve", ask, **keyed("two"))).json()["id"] for site in (here, there)]
+    for app_service in (here, there, here, there):
+        assert (await app_service.post("acquire", ask, **key)).json()["remaining"] == 99
+    ids = [(await app_service.post("reserve", ask, **keyed("two"))).json()["id"] for app_service in (here, there)]
     here.clock.advance(REMEMBER_FOR / 1e6 - 0.001)
     assert (await there.post("acquire", ask, **key)).json()["remaining"] == 99  # the very answer of that time
     here.clock.advance(0.001)
@@ -236,33 +236,33 @@ async def test_a_key_is_remembered_for_ten_minutes(sites):
     assert (await there.post("cancel", {"id": later})).status_code == 200
 
 
-async def test_calls_with_a_key_and_calls_from_a_lease_are_both_charged(sites):
-    here, there = sites
+async def test_calls_with_a_key_and_calls_from_a_lease_are_both_charged(app_services):
+    here, there = app_services
     ask = {"policy": "api", "key": "k"}
     for number in range(30):
         await here.post("acquire", ask)
-        for site in sites:
-            assert (await site.post("acquire", ask, **keyed(f"number {number}"))).json()["allowed"]
+        for app_service in app_services:
+            assert (await app_service.post("acquire", ask, **keyed(f"number {number}"))).json()["allowed"]
     # A call with a key returns what this process holds of the share, so the other one sees it all.
     assert (await there.post("usage", ask)).json()["limits"][0]["used"] == 60
 
 
 async def test_a_call_that_is_blocked_while_waiting_is_forgotten(tmp_path):
     clock = ManualClock(start=START)
-    async with Site(
+    async with InProcessService(
         store=open_store(f"sqlite:///{tmp_path / 'l.db'}", clock=clock), policies={"api": "1/1m fixed_window"}
-    ) as site:
+    ) as app_service:
         ask, key = {"policy": "api", "key": "k"}, keyed("one")
-        await site.post("acquire", ask)
-        site.decider.max_wait = 90
-        waiting = asyncio.create_task(site.post("acquire", {**ask, "wait": 80}, **key))
-        while not site.decider.waiting:
+        await app_service.post("acquire", ask)
+        app_service.decider.max_wait = 90
+        waiting = asyncio.create_task(app_service.post("acquire", {**ask, "wait": 80}, **key))
+        while not app_service.decider.waiting:
             await asyncio.sleep(0)
-        await site.post("block", {**ask, "seconds": 70})
+        await app_service.post("block", {**ask, "seconds": 70})
         clock.advance(60)
         assert (await waiting).json()["violated"] == ["blocked"]
         clock.advance(10)
-        app = App(site.decider, site.settings)  # another process
+        app = App(app_service.decider, app_service.settings)  # another process
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://127.0.0.1") as other:
             result = (await other.post("/v1/acquire", json={**ask, "wait": 80}, **key)).json()
         assert (result["allowed"], result["remaining"]) == (True, 0)  # charged now
@@ -275,13 +275,13 @@ async def test_the_policy_decides_while_the_store_is_unavailable():
     policies = {"deny": "2/1h", "allow": {"limits": "2/1h", "on_store_error": "allow"}}
     with ValkeyServer() as valkey:
         store = GuardedStore(open_store(valkey.url), deadline=5.0, clock=ManualClock(), background=False)
-        async with Site(store=store, policies=policies) as site:
+        async with InProcessService(store=store, policies=policies) as app_service:
             asks = {name: ({"policy": name, "key": "k"}, keyed(name)) for name in policies}
-            assert (await site.post("acquire", asks["deny"][0], **keyed("before"))).json()["allowed"]
+            assert (await app_service.post("acquire", asks["deny"][0], **keyed("before"))).json()["allowed"]
             valkey.kill()
             for _ in range(2):
-                assert (await site.post("acquire", asks["deny"][0], **asks["deny"][1])).status_code == 503
-                result = (await site.post("acquire", asks["allow"][0], **asks["allow"][1])).json()
+                assert (await app_service.post("acquire", asks["deny"][0], **asks["deny"][1])).status_code == 503
+                result = (await app_service.post("acquire", asks["allow"][0], **asks["allow"][1])).json()
                 assert (result["allowed"], result["local"]) == (True, True)
 
 
@@ -289,11 +289,11 @@ async def test_a_cluster_without_hash_tag_leaves_keys_to_each_process():
     with ValkeyCluster() as cluster:
         for options, charged in (("", 2), ("?hash_tag=all", 1)):
             store = open_guarded(f"{cluster.url}{options or '?'}&deadline=20s")
-            found = [Site(store=store, policies={"api": "10/1h fixed_window"}) for _ in range(2)]
+            found = [InProcessService(store=store, policies={"api": "10/1h fixed_window"}) for _ in range(2)]
             ask = {"policy": "api", "key": f"k{options}"}
-            for site in (*found, *found):
-                assert (await site.post("acquire", ask, **keyed("one"))).json()["allowed"]
+            for app_service in (*found, *found):
+                assert (await app_service.post("acquire", ask, **keyed("one"))).json()["allowed"]
             assert (await found[0].post("usage", ask)).json()["limits"][0]["used"] == charged
-            for site in found:
-                await site.http.aclose()
+            for app_service in found:
+                await app_service.http.aclose()
             await store.close_async()

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from tests.service.harness import Site, serving
+from tests.service.harness import InProcessService, serving
 from tidegate import ConfigError, Limit, RateLimitError, ResourceUnknown, StoreUnavailable
 from tidegate.core.bounds import SECOND
 from tidegate.service.client.client import AsyncClient, Client
@@ -18,12 +18,12 @@ from tidegate.service.client.protocol import MAX_TRIES, acquire_flow, read_respo
 from tidegate.testing import ManualClock
 
 
-class Leasing:
+class VirtualClient:
     """A client in virtual time: its lease cache, and a count of its requests."""
 
-    def __init__(self, site, duration=1.0):
-        self.site = site
-        self.lease_cache = None if duration is None else LeaseCache(duration, site.clock.steady)
+    def __init__(self, app_service, duration=1.0):
+        self.app_service = app_service
+        self.lease_cache = None if duration is None else LeaseCache(duration, app_service.clock.steady)
         self.requests = Counter()
 
     async def acquire(self, key="k", cost=1, policy="api", wait=0.0):
@@ -40,7 +40,9 @@ class Leasing:
                 method, path, body, headers, _ = request
                 self.requests[path.rpartition("/")[2]] += 1
                 try:
-                    response = read_response(await self.site.http.request(method, path, json=body, headers=headers))
+                    response = read_response(
+                        await self.app_service.http.request(method, path, json=body, headers=headers)
+                    )
                 except RateLimitError as error:
                     request = flow.throw(error)
                 else:
@@ -99,17 +101,21 @@ def test_no_limit_is_ever_exceeded(text, steps, duration):
 
     async def play():
         uses = []
-        async with Site(policies={"api": text}) as site:
-            clients = [Leasing(site, duration), Leasing(site, duration), Leasing(site, None)]
+        async with InProcessService(policies={"api": text}) as app_service:
+            clients = [
+                VirtualClient(app_service, duration),
+                VirtualClient(app_service, duration),
+                VirtualClient(app_service, None),
+            ]
             for who, calls, cost, passing, what in steps:
-                site.clock.advance(passing * limit.length / 1000 / SECOND)
+                app_service.clock.advance(passing * limit.length / 1000 / SECOND)
                 if what == "close":
                     await clients[who].close()
                     continue
                 for _ in range(calls):
                     if not await clients[who].acquire(cost=cost):
                         break
-                    uses.append((site.clock.ns() // 1000, cost))
+                    uses.append((app_service.clock.ns() // 1000, cost))
         return exceeded(limit, uses)
 
     assert asyncio.run(play()) is None
@@ -128,44 +134,44 @@ def test_the_oracle_finds_violations():
 
 
 async def test_many_calls_need_few_requests():
-    async with Site(policies={"api": "100000/1h"}) as site:
-        client = Leasing(site)
+    async with InProcessService(policies={"api": "100000/1h"}) as app_service:
+        client = VirtualClient(app_service)
         answers = []
         for _ in range(2000):
             answers.append(await client.acquire())
-            site.clock.advance(0.001)
+            app_service.clock.advance(0.001)
         assert all(answers)
         assert sum(client.requests.values()) < 30
         assert answers[0].remaining == 99_999
         await client.close()
-        assert (await site.post("usage", {"policy": "api", "key": "k"})).json()["limits"][0]["used"] <= 2100
+        assert (await app_service.post("usage", {"policy": "api", "key": "k"})).json()["limits"][0]["used"] <= 2100
 
 
 @pytest.mark.parametrize("text", ["40/1h fixed_window", "40/month"])
 async def test_unused_permits_are_returned_exactly(text):
-    async with Site(policies={"api": text}) as site:
-        client, other = Leasing(site, 60.0), Leasing(site, None)
+    async with InProcessService(policies={"api": text}) as app_service:
+        client, other = VirtualClient(app_service, 60.0), VirtualClient(app_service, None)
         for _ in range(7):
             assert await client.acquire()
         assert client.requests["lease"] < 7
         await client.close()
-        assert (await site.post("usage", {"policy": "api", "key": "k"})).json()["limits"][0]["used"] == 7
+        assert (await app_service.post("usage", {"policy": "api", "key": "k"})).json()["limits"][0]["used"] == 7
         assert await other.acquire(cost=33)
         assert not await client.acquire()
 
 
 async def test_an_expired_lease_is_settled_by_a_later_call():
-    async with Site(policies={"api": "40/1h fixed_window"}) as site:
-        client = Leasing(site, 1.0)
+    async with InProcessService(policies={"api": "40/1h fixed_window"}) as app_service:
+        client = VirtualClient(app_service, 1.0)
         assert await client.acquire("one")
-        site.clock.advance(1.0)
+        app_service.clock.advance(1.0)
         assert await client.acquire("two")
-        assert (await site.post("usage", {"policy": "api", "key": "one"})).json()["limits"][0]["used"] == 1
+        assert (await app_service.post("usage", {"policy": "api", "key": "one"})).json()["limits"][0]["used"] == 1
 
 
 async def test_all_permits_are_used_before_a_denial():
-    async with Site(policies={"api": "9/1h fixed_window"}) as site:
-        first, second = Leasing(site, 60.0), Leasing(site, 60.0)
+    async with InProcessService(policies={"api": "9/1h fixed_window"}) as app_service:
+        first, second = VirtualClient(app_service, 60.0), VirtualClient(app_service, 60.0)
         got = [bool(await client.acquire()) for _ in range(6) for client in (first, second)]
         assert sum(got) == 9
         result = await first.acquire()
@@ -183,19 +189,19 @@ async def test_all_permits_are_used_before_a_denial():
     ],
 )
 async def test_policies_without_safe_terms_send_a_request_per_call(policy):
-    async with Site(policies={"api": policy}) as site:
-        client = Leasing(site)
+    async with InProcessService(policies={"api": policy}) as app_service:
+        client = VirtualClient(app_service)
         answers = [await client.acquire() for _ in range(11)]
         assert [bool(answer) for answer in answers] == [True] * 10 + [isinstance(policy, dict)]
         assert client.requests == {"lease": 1, "acquire": 10}  # then no lease is tried for a while
-        site.clock.advance(60)
+        app_service.clock.advance(60)
         await client.acquire()
         assert client.requests["lease"] == 2
 
 
 async def test_costs_by_unit_and_waits_send_requests():
-    async with Site(policies={"api": "10/1m, 100/1m unit=tokens name=tpm"}) as site:
-        client = Leasing(site)
+    async with InProcessService(policies={"api": "10/1m, 100/1m unit=tokens name=tpm"}) as app_service:
+        client = VirtualClient(app_service)
         assert await client.acquire(cost={"requests": 1, "tokens": 60})
         assert client.requests == {"acquire": 1}
         assert await client.acquire(wait=5.0)
@@ -206,17 +212,17 @@ async def test_costs_by_unit_and_waits_send_requests():
 
 
 async def test_a_blocked_key_gets_no_lease():
-    async with Site(policies={"api": "10/1h"}) as site:
-        await site.post("block", {"policy": "api", "key": "k"})
-        client = Leasing(site)
+    async with InProcessService(policies={"api": "10/1h"}) as app_service:
+        await app_service.post("block", {"policy": "api", "key": "k"})
+        client = VirtualClient(app_service)
         assert (await client.acquire()).violated == ("blocked",)
-        await site.post("unblock", {"policy": "api", "key": "k"})
+        await app_service.post("unblock", {"policy": "api", "key": "k"})
         assert await client.acquire()
 
 
 async def test_a_cost_above_the_limit_and_an_unknown_policy():
-    async with Site(policies={"api": "10/1h"}) as site:
-        client = Leasing(site)
+    async with InProcessService(policies={"api": "10/1h"}) as app_service:
+        client = VirtualClient(app_service)
         result = await client.acquire(cost=11)
         assert (result.allowed, result.retry_after) == (False, None)
         with pytest.raises(RateLimitError, match="there is no policy 'nope'"):
@@ -224,13 +230,13 @@ async def test_a_cost_above_the_limit_and_an_unknown_policy():
 
 
 async def test_a_lease_that_cannot_be_settled_stays_charged():
-    async with Site(policies={"api": "10/1h fixed_window"}) as site:
-        client = Leasing(site)
+    async with InProcessService(policies={"api": "10/1h fixed_window"}) as app_service:
+        client = VirtualClient(app_service)
         assert await client.acquire()
         for share in next(iter(client.lease_cache._leases.values())):  # noqa: SLF001 - as if the service had forgotten it
             share.id = "unknown"
         await client.close()
-        assert (await site.post("usage", {"policy": "api", "key": "k"})).json()["limits"][0]["used"] > 1
+        assert (await app_service.post("usage", {"policy": "api", "key": "k"})).json()["limits"][0]["used"] > 1
 
 
 def test_settling_stops_when_the_service_is_unreachable():
@@ -278,15 +284,17 @@ async def test_a_cancelled_call_lets_other_calls_request_a_lease():
 
 @pytest.mark.parametrize("field", [{"most": 0}, {"most": "many"}, {"most": 10**9}, {"ttl": "1s"}])
 async def test_invalid_lease_fields_are_refused(field):
-    async with Site(policies={"api": "10/1h"}) as site:
-        result = await site.post("lease", {"policy": "api", "key": "k", **field})
+    async with InProcessService(policies={"api": "10/1h"}) as app_service:
+        result = await app_service.post("lease", {"policy": "api", "key": "k", **field})
         assert (result.status_code, result.json()["pointer"]) == (422, f"/{next(iter(field))}")
 
 
 async def test_a_lease_of_an_unlimited_subject():
-    async with Site(domains=[{"domain": "e", "descriptors": [{"key": "ip", "limits": "3/1m"}]}]) as site:
+    async with InProcessService(
+        domains=[{"domain": "e", "descriptors": [{"key": "ip", "limits": "3/1m"}]}]
+    ) as app_service:
         body = {"domain": "e", "descriptor": [["x", "1"]], "most": 5, "ttl": 2}
-        result = (await site.post("lease", body)).json()
+        result = (await app_service.post("lease", body)).json()
         assert (result["allowed"], result["permits"], result["seconds"], result["id"]) == (True, 5, 2.0, None)
 
 

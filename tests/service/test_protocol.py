@@ -14,7 +14,7 @@ from uvicorn.protocols.http import httptools_impl
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.server import ServerState
 
-from tests.service.harness import ADMIN, DECISION, Site
+from tests.service.harness import ADMIN, DECISION, InProcessService
 from tidegate.service.http.app import FREE_SHARE_DIVISOR
 from tidegate.service.http.connections import NEVER_TICKS, Connections, connections_for_requests, fit_connections
 from tidegate.service.http.protocol import MAX_HEAD, MIN_SENT, PARSE_BYTES, HttpConnection
@@ -128,10 +128,10 @@ class ClientTransport(asyncio.Transport):
 class SocketlessServer:
     """A server without a socket: the test creates its connections."""
 
-    def __init__(self, site, max_connections):
-        self.site = site
+    def __init__(self, service, max_connections):
+        self.service = service
         self.connections = Connections(max_connections, READ, IDLE)
-        self.server = HttpServer(site.app, self.connections, site.clock)
+        self.server = HttpServer(service.app, self.connections, service.clock)
 
     def connect(self, data=b""):
         client = ClientTransport(self.server.connect())
@@ -156,14 +156,14 @@ class SocketlessServer:
 
 @asynccontextmanager
 async def running(max_connections=100, **settings):
-    async with Site(**{"policies": POLICIES, "max_body": 4096, **settings}) as site:
-        it = SocketlessServer(site, max_connections)
+    async with InProcessService(**{"policies": POLICIES, "max_body": 4096, **settings}) as service:
+        it = SocketlessServer(service, max_connections)
         try:
             yield it
         finally:
             await it.server.stop(0)
             await it.settle()
-        assert (site.app.in_flight, len(it.connections)) == (0, 0)
+        assert (service.app.in_flight, len(it.connections)) == (0, 0)
 
 
 def post(body, *fields, path="/v1/acquire"):
@@ -229,8 +229,8 @@ async def test_an_incomplete_body_times_out(request_, dripping):
                 client.send(request_[-20 + number // 10 :][:1])
         assert (client.statuses(), client.problems()) == ([408], ["timeout"])
         assert client.responses()[0][1]["connection"] == "close"
-        assert it.site.app.in_flight == 0
-        assert it.site.decider.stats.errors["timeout"] == 1
+        assert it.service.app.in_flight == 0
+        assert it.service.decider.stats.errors["timeout"] == 1
         # The client may read that before the connection is closed, but cannot keep it open.
         assert (client.state, client.eof) == ("open", True)
         client.send(b"more")
@@ -279,7 +279,7 @@ async def test_a_waiting_request_does_not_time_out():
         client.send(GET[:10])  # a second request, not read to its end before the first is answered
         await it.ticks(10 * IDLE)
         assert (client.state, client.written) == ("open", b"")
-        it.site.clock.advance(30)
+        it.service.clock.advance(30)
         await it.settle()
         assert client.statuses() == [OK]
         await it.ticks(READ)
@@ -298,7 +298,7 @@ async def test_an_incomplete_pipelined_request():
         await it.ticks(READ + 1)
         assert late.statuses() == [OK, 408]
         assert patient.statuses() == [OK]  # what is behind a request that waits need not come before its answer
-        it.site.clock.advance(30)
+        it.service.clock.advance(30)
         await it.settle()
         patient.send(GET[10:])
         await it.settle()
@@ -378,7 +378,7 @@ async def test_requests_after_one_that_waits():
             await it.settle(2)
         assert client.paused  # what comes behind them stays in the system's buffers
         assert client.written == b""
-        it.site.clock.advance(30)
+        it.service.clock.advance(30)
         await it.settle(400)
         assert client.statuses() == [OK] * 103
 
@@ -466,7 +466,7 @@ async def test_input_that_is_not_http_1_is_refused(sent):
     async with running() as it:
         client = await it.ask(sent)
         assert (client.statuses(), client.problems()) == ([400], ["bad-request"])
-        assert (client.eof, it.site.decider.stats.errors["bad-request"]) == (True, 1)
+        assert (client.eof, it.service.decider.stats.errors["bad-request"]) == (True, 1)
         client.send(GET)
         await it.settle()
         assert client.statuses() == [400]
@@ -481,7 +481,7 @@ async def test_a_refusal_follows_the_earlier_responses():
             client = await it.ask(waiting + bad)
             await it.ticks(READ + 1)
             assert (client.written, client.state) == (b"", "open")
-            it.site.clock.advance(30)
+            it.service.clock.advance(30)
             await it.settle(100)
             assert client.statuses() == [OK] * (1 + bad.count(GET)) + [400]
             assert client.eof
@@ -492,7 +492,7 @@ async def test_an_invalid_chunk_is_refused():
         client = await it.ask(post(chunked(acquire_body())[:24], CHUNKED))
         client.send(b"zz\r\n\r\n")
         await it.settle()
-        assert (client.problems(), it.site.app.in_flight) == (["bad-request"], 0)
+        assert (client.problems(), it.service.app.in_flight) == (["bad-request"], 0)
         # ... of a request that is answered already: a second answer would be taken for that of the next request
         client = await it.ask(GET[:-2] + b"Transfer-Encoding: chunked\r\n\r\n")
         assert client.statuses() == [OK]
@@ -596,7 +596,7 @@ async def test_requests_leave_connections_for_health_metrics_and_admin():
         assert (await it.ask(post(slow, admin, path="/v1/reset"))).statuses() == [OK]
         await it.settle(100)
         assert callers[0].statuses() == [OK]  # after the reset, the first caller has its permit
-        it.site.clock.advance(30)
+        it.service.clock.advance(30)
         await it.settle(100)
 
 
@@ -607,7 +607,7 @@ async def test_connections_with_active_requests_are_not_closed():
         callers = [await it.ask(waiting) for _ in range(16)]
         late = await it.ask(waiting)
         assert (late.state, {client.state for client in callers}) == ("closed", {"open"})
-        it.site.clock.advance(30)
+        it.service.clock.advance(30)
         await it.settle(100)
         assert [client.statuses() for client in callers] == [[OK]] * 16
 
@@ -670,7 +670,7 @@ async def test_stopping_finishes_active_requests():
         assert half_body.problems() == ["stopping"]
         assert behind.statuses() == [OK, 503]
         assert caller.state == "open"
-        it.site.clock.advance(30)
+        it.service.clock.advance(30)
         await it.settle(100)
         assert (caller.statuses(), caller.state) == ([OK, OK], "closed")
         for client in (half_body, behind):
@@ -687,9 +687,9 @@ async def test_a_client_that_disconnects_before_its_responses():
         for behind in (b"", GET * 5, GET * 5000, post(acquire_body())[:-5], b"\x00"):
             client = await it.ask(waiting + behind)
             client.abort()
-            it.site.clock.advance(30)
+            it.service.clock.advance(30)
             await it.settle(100)
-            assert (it.site.app.in_flight, client.written) == (0, b"")
+            assert (it.service.app.in_flight, client.written) == (0, b"")
 
 
 # ---- what is taken from uvicorn --------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""nginx, Caddy, HAProxy and Traefik, each with its file in examples/proxies, before a real service."""
+"""nginx, Caddy, HAProxy and Traefik, each with its file in examples/proxies, with a real service."""
 
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -12,13 +12,13 @@ from tests.servers.process import free_port
 from tests.servers.proxy import EXAMPLES
 from tests.servers.traefik import Traefik
 from tests.service.harness import ADMIN, DECISION, serving
-from tests.service.proxy_setup import App, Clients, ask, lose_everything, rate_fields
+from tests.service.proxy_setup import Application, ClientAddresses, check_outages, rate_fields, send_request
 from tidegate.service.config.settings import load_settings
 
 RULES = "policies: {api: 5/1h fixed_window}\n"
 PROXIES = (Nginx, Caddy, Haproxy, Traefik)
-CLIENTS = Clients()
-CHOICES = {
+CLIENTS = ClientAddresses()
+FORGED_FIELDS = {
     "X-Forwarded-For": "203.0.113.{n}",
     "X-Real-Ip": "203.0.113.{n}",
     "Forwarded": "for=203.0.113.{n}",
@@ -30,35 +30,35 @@ CHOICES = {
 
 @pytest.fixture(scope="module")
 def app():
-    with App() as it:
-        yield it
+    with Application() as application:
+        yield application
 
 
 @pytest.fixture(scope="module")
 def service(tmp_path_factory):
-    with serving(tmp_path_factory.mktemp("service"), RULES) as it:
-        yield it
+    with serving(tmp_path_factory.mktemp("service"), RULES) as running:
+        yield running
 
 
 @pytest.fixture(scope="module", params=PROXIES, ids=lambda proxy: proxy.name)
 def proxy(request, app, service):
-    with request.param(app.port, service.port) as it:
-        yield it
+    with request.param(app.port, service.port) as running:
+        yield running
 
 
 def test_exactly_the_limit_is_admitted(proxy, app):
     client, path = CLIENTS.new(), f"/exact/{proxy.name}"
     with ThreadPoolExecutor(4) as pool:
-        answers = list(pool.map(lambda _: ask(proxy, client, path), range(12)))
-    assert sorted(answer.status_code for answer in answers) == [200] * 5 + [429] * 7
+        responses = list(pool.map(lambda _: send_request(proxy, client, path), range(12)))
+    assert sorted(response.status_code for response in responses) == [200] * 5 + [429] * 7
     assert app.seen[f"GET {path}"] == 5
-    assert ask(proxy, CLIENTS.new(), path).status_code == 200  # another client
+    assert send_request(proxy, CLIENTS.new(), path).status_code == 200  # another client
 
 
-def test_a_denied_client_is_told_when_to_come_again(proxy):
+def test_a_denied_client_gets_retry_after_and_limit_fields(proxy):
     client = CLIENTS.new()
-    allowed = [ask(proxy, client) for _ in range(5)]
-    denied = ask(proxy, client)
+    allowed = [send_request(proxy, client) for _ in range(5)]
+    denied = send_request(proxy, client)
     assert denied.status_code == 429
     fields = rate_fields(denied)
     now = time.time()
@@ -69,64 +69,64 @@ def test_a_denied_client_is_told_when_to_come_again(proxy):
     assert denied.headers.get_list("cache-control") == ["no-store"]
     assert denied.headers["content-type"] == "application/problem+json"
     assert denied.json()["status"] == 429
-    left = [rate_fields(answer).get("x-ratelimit-remaining") for answer in allowed]
-    assert left == ([4, 3, 2, 1, 0] if proxy.on_allowed else [None] * 5)
-    assert not any("retry-after" in answer.headers for answer in allowed)
+    remaining = [rate_fields(response).get("x-ratelimit-remaining") for response in allowed]
+    assert remaining == ([4, 3, 2, 1, 0] if proxy.on_allowed else [None] * 5)
+    assert not any("retry-after" in response.headers for response in allowed)
 
 
-def test_a_client_cannot_choose_whom_it_is_counted_as(proxy):
+def test_a_client_cannot_choose_its_key(proxy):
     client = CLIENTS.new()
     statuses = []
     for number in range(6):
         path = f"/?policy=other&address=203.0.113.{number}&key={number}"
-        fields = {name: value.format(n=number) for name, value in CHOICES.items()}
-        statuses.append(ask(proxy, client, path, **fields).status_code)
+        fields = {name: value.format(n=number) for name, value in FORGED_FIELDS.items()}
+        statuses.append(send_request(proxy, client, path, **fields).status_code)
     assert statuses == [200] * 5 + [429]
 
 
-def test_the_check_itself_is_not_for_clients(proxy, app):
+def test_clients_cannot_reach_the_check_of_the_service(proxy, app):
     client = CLIENTS.new()
     for path in ("/_tidegate", "/v1/check?policy=api&key=x", "/v1/reset"):
-        said = ask(proxy, client, path)
-        assert said.status_code == (404 if (proxy.name, path) == ("nginx", "/_tidegate") else 200)
-        assert said.status_code == 404 or app.seen[f"GET {path}"]
+        response = send_request(proxy, client, path)
+        assert response.status_code == (404 if (proxy.name, path) == ("nginx", "/_tidegate") else 200)
+        assert response.status_code == 404 or app.seen[f"GET {path}"]
 
 
-def test_requests_and_answers_pass_unchanged(proxy, app):
+def test_requests_and_responses_pass_unchanged(proxy, app):
     client, body = CLIENTS.new(), bytes(range(256)) * 1000
-    said = ask(proxy, client, "/status/201", "POST", body)
-    assert (said.status_code, said.text, app.bodies[-1]) == (201, "the app says 201", body)
-    for status in (403, 429, 503):  # which mean something between the proxy and the service
-        said = ask(proxy, client, f"/status/{status}")
-        assert (said.status_code, said.text) == (status, f"the app says {status}")
-        assert "retry-after" not in said.headers
+    response = send_request(proxy, client, "/status/201", "POST", body)
+    assert (response.status_code, response.text, app.bodies[-1]) == (201, "the application responds 201", body)
+    for status in (403, 429, 503):  # statuses with a meaning between the proxy and the service
+        response = send_request(proxy, client, f"/status/{status}")
+        assert (response.status_code, response.text) == (status, f"the application responds {status}")
+        assert "retry-after" not in response.headers
 
 
-def test_a_page_of_another_site_may_ask_the_application(proxy, app):
+def test_a_page_of_another_site_can_call_the_application(proxy, app):
     fields = {"Origin": "https://shop.example", "Sec-Fetch-Site": "cross-site"}
     client = CLIENTS.new()
-    assert [ask(proxy, client, "/", "POST", **fields).status_code for _ in range(6)] == [200] * 5 + [429]
+    assert [send_request(proxy, client, "/", "POST", **fields).status_code for _ in range(6)] == [200] * 5 + [429]
     assert app.origins[-1] == "https://shop.example"
 
 
-def test_what_broke_in_the_application_is_not_sent_again(proxy, app):
+def test_a_request_that_fails_in_the_application_is_not_retried(proxy, app):
     before = app.seen["POST /drop"]
-    assert ask(proxy, CLIENTS.new(), "/drop", "POST", b"pay").status_code in (500, 502, 504)
+    assert send_request(proxy, CLIENTS.new(), "/drop", "POST", b"pay").status_code in (500, 502, 504)
     assert app.seen["POST /drop"] == before + 1
 
 
 @pytest.mark.parametrize("kind", PROXIES, ids=lambda proxy: proxy.name)
-def test_when_nobody_decides(kind, app, tmp_path):
-    lose_everything(kind, app, CLIENTS, tmp_path, RULES)
+def test_outages_of_the_store_and_of_the_service(kind, app, tmp_path):
+    check_outages(kind, app, CLIENTS, tmp_path, RULES)
 
 
 @pytest.mark.parametrize("kind", PROXIES, ids=lambda proxy: proxy.name)
-def test_a_proxy_starts_before_its_service(kind, app):
+def test_a_proxy_starts_before_the_service(kind, app):
     with kind(app.port, free_port()) as proxy:
-        assert ask(proxy, CLIENTS.new()).status_code == 200
+        assert send_request(proxy, CLIENTS.new()).status_code == 200
 
 
-def test_an_address_is_counted_by_its_network(service):
+def test_an_ipv6_address_is_limited_by_its_network(service):
     def statuses(*queries, **headers):
         path = "/v1/check?policy=api&{}"
         return [service.get(path.format(query), headers=headers).status_code for query in queries]
@@ -141,29 +141,29 @@ def test_an_address_is_counted_by_its_network(service):
 
 
 @pytest.fixture(scope="module")
-def guarded(tmp_path_factory):
-    with serving(tmp_path_factory.mktemp("guarded"), f"decision_token: {DECISION}\n{RULES}") as it:
-        yield it
+def service_with_token(tmp_path_factory):
+    with serving(tmp_path_factory.mktemp("token"), f"decision_token: {DECISION}\n{RULES}") as running:
+        yield running
 
 
 @pytest.mark.parametrize("kind", PROXIES, ids=lambda proxy: proxy.name)
-def test_mistakes_are_not_taken_for_a_service_that_is_down(kind, app, guarded):
-    class Mistaken(kind):
+def test_configuration_errors_do_not_fail_open(kind, app, service_with_token):
+    class UnknownPolicy(kind):
         def adapt(self, text):
             return super().adapt(text.replace("policy=api", "policy=nope"))
 
     path = f"/mistake/{kind.name}"
-    with kind(app.port, guarded.port, token=DECISION) as proxy:
+    with kind(app.port, service_with_token.port, token=DECISION) as proxy:
         client = CLIENTS.new()
-        assert [ask(proxy, client).status_code for _ in range(6)] == [200] * 5 + [429]
-    with Mistaken(app.port, guarded.port, token=DECISION) as proxy:
-        assert ask(proxy, CLIENTS.new(), path).status_code == (500 if kind is Nginx else 404)
-    with kind(app.port, guarded.port, token=ADMIN) as proxy:
-        assert ask(proxy, CLIENTS.new(), path).status_code == 401
+        assert [send_request(proxy, client).status_code for _ in range(6)] == [200] * 5 + [429]
+    with UnknownPolicy(app.port, service_with_token.port, token=DECISION) as proxy:
+        assert send_request(proxy, CLIENTS.new(), path).status_code == (500 if kind is Nginx else 404)
+    with kind(app.port, service_with_token.port, token=ADMIN) as proxy:
+        assert send_request(proxy, CLIENTS.new(), path).status_code == 401
     assert not app.seen[f"GET {path}"]
 
 
-def test_the_service_of_the_examples():
+def test_the_service_file_of_the_examples():
     rules = load_settings(EXAMPLES / "service.yaml").policies
     assert rules.choose("api", "203.0.113.9").policy.limits[0].quota == 60
     address = ("masked_remote_address", "203.0.113.9/32")

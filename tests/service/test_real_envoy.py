@@ -1,4 +1,4 @@
-"""An unmodified Envoy with examples/proxies/envoy.yaml, asking our service over gRPC."""
+"""An unmodified Envoy with examples/proxies/envoy.yaml, which calls the service over gRPC."""
 
 from concurrent.futures import ThreadPoolExecutor
 
@@ -8,9 +8,9 @@ import yaml
 from tests.servers.envoy import EnvoyProxy
 from tests.servers.process import free_port, until
 from tests.service.harness import serving
-from tests.service.proxy_setup import App, Clients, ask, lose_everything, rate_fields
+from tests.service.proxy_setup import Application, ClientAddresses, check_outages, rate_fields, send_request
 
-CLIENTS = Clients()
+CLIENTS = ClientAddresses()
 RULES = """
 domains:
   - domain: edge
@@ -31,10 +31,10 @@ LIMIT = {"requests_per_unit": 3, "unit": "HOUR"}
 
 
 class WithMoreDescriptors(EnvoyProxy):
-    """The example, with descriptors from header fields, one of which brings a limit along."""
+    """The example, with descriptors from header fields, one of them with a limit."""
 
     def adapt(self, text: str) -> str:
-        """Add to the example."""
+        """Add descriptors to the example."""
         config = yaml.safe_load(text)
         manager = config["static_resources"]["listeners"][0]["filter_chains"][0]["filters"][0]["typed_config"]
         metadata = {"@type": SET_METADATA, "metadata": [{"metadata_namespace": "ours", "value": {"limit": LIMIT}}]}
@@ -54,67 +54,67 @@ class WithMoreDescriptors(EnvoyProxy):
 
 @pytest.fixture(scope="module")
 def app():
-    with App() as it:
-        yield it
+    with Application() as application:
+        yield application
 
 
 @pytest.fixture(scope="module")
 def service(tmp_path_factory):
-    with serving(tmp_path_factory.mktemp("service"), RULES, *GRPC) as it:
-        yield it
+    with serving(tmp_path_factory.mktemp("service"), RULES, *GRPC) as running:
+        yield running
 
 
 @pytest.fixture(scope="module")
 def envoy(app, service):
-    with EnvoyProxy(app.port, service.port, service.grpc) as it:
-        yield it
+    with EnvoyProxy(app.port, service.port, service.grpc) as proxy:
+        yield proxy
 
 
 def test_exactly_the_limit_then_429_with_header_fields_and_a_body(envoy, app):
     client = CLIENTS.new()
     with ThreadPoolExecutor(4) as pool:
-        answers = list(pool.map(lambda _: ask(envoy, client, "/exact"), range(12)))
-    assert sorted(answer.status_code for answer in answers) == [200] * 7 + [429] * 5
+        responses = list(pool.map(lambda _: send_request(envoy, client, "/exact"), range(12)))
+    assert sorted(response.status_code for response in responses) == [200] * 7 + [429] * 5
     assert app.seen["GET /exact"] == 7
-    left = {rate_fields(answer)["x-ratelimit-remaining"] for answer in answers if answer.status_code == 200}
-    assert left == set(range(7))
-    denied = ask(envoy, client)
+    allowed = [response for response in responses if response.status_code == 200]
+    assert {rate_fields(response)["x-ratelimit-remaining"] for response in allowed} == set(range(7))
+    denied = send_request(envoy, client)
     fields = rate_fields(denied)
     assert (fields["x-ratelimit-limit"], fields["x-ratelimit-remaining"]) == (7, 0)
     assert 3500 < fields["retry-after"] <= 3600
     assert denied.headers["content-type"] == "application/problem+json"
     assert (denied.json()["status"], denied.json()["violated-policies"]) == (429, ["per-hour"])
-    assert ask(envoy, CLIENTS.new()).status_code == 200
+    assert send_request(envoy, CLIENTS.new()).status_code == 200
 
 
-def test_a_descriptor_of_a_route_and_nothing_charged_by_a_denial(envoy):
+def test_a_denial_by_a_route_descriptor_charges_nothing(envoy):
     client = CLIENTS.new()
-    statuses = [ask(envoy, client, "/login").status_code for _ in range(6)]
+    statuses = [send_request(envoy, client, "/login").status_code for _ in range(6)]
     assert statuses == [200, 200, 429, 429, 429, 429]
-    # The denied ones have cost nothing of the hour's seven.
-    assert [ask(envoy, client).status_code for _ in range(6)] == [200] * 5 + [429]
+    # The denied requests were not charged to the hourly limit of seven.
+    assert [send_request(envoy, client).status_code for _ in range(6)] == [200] * 5 + [429]
 
 
-def test_hits_of_a_route(envoy):
+def test_a_route_sets_the_hits_of_a_request(envoy):
     client = CLIENTS.new()
-    said = ask(envoy, client, "/export")
-    assert (said.status_code, rate_fields(said)["x-ratelimit-remaining"]) == (200, 2)
-    assert ask(envoy, client, "/export").status_code == 429
-    assert [ask(envoy, client).status_code for _ in range(3)] == [200, 200, 429]
+    response = send_request(envoy, client, "/export")
+    assert (response.status_code, rate_fields(response)["x-ratelimit-remaining"]) == (200, 2)
+    assert send_request(envoy, client, "/export").status_code == 429
+    assert [send_request(envoy, client).status_code for _ in range(3)] == [200, 200, 429]
 
 
-def test_a_client_cannot_choose_whom_it_is_counted_as(envoy):
+def test_a_client_cannot_choose_its_key(envoy):
     client = CLIENTS.new()
     fields = ({"X-Forwarded-For": f"203.0.113.{number}", "X-Envoy-External-Address": "1.1.1.1"} for number in range(8))
-    assert [ask(envoy, client, **each).status_code for each in fields] == [200] * 7 + [429]
+    assert [send_request(envoy, client, **each).status_code for each in fields] == [200] * 7 + [429]
 
 
-def test_nested_wildcard_and_shadow_descriptors_and_limits_of_a_request(app, service):
+def test_nested_wildcard_and_shadow_descriptors_and_limits_in_requests(app, service):
     with WithMoreDescriptors(app.port, service.port, service.grpc) as envoy:
 
         def statuses(times, **fields):
             more = {f"x-{name}": value for name, value in fields.items()}
-            return [ask(envoy, CLIENTS.new(), **more).status_code for _ in range(times)]
+            return [send_request(envoy, CLIENTS.new(), **more).status_code for _ in range(times)]
 
         assert statuses(3, plan="free") == [200, 429, 429]
         for user in ("ann", "bob"):
@@ -122,20 +122,20 @@ def test_nested_wildcard_and_shadow_descriptors_and_limits_of_a_request(app, ser
         assert statuses(1, plan="prepaid", user="ann") == [200]
         assert statuses(3, plan="trial") == [200] * 3  # in shadow mode
         assert statuses(3) == statuses(3, plan="unknown") == [200] * 3  # no descriptor, or one that is not limited
-        # Envoy sends a limit along, which goes before the one of the file.
+        # Envoy sends a limit, which replaces the one in the file.
         assert statuses(4, team="red") == [200, 200, 200, 429]
         shadowed = 'tidegate_decisions_total{policy="edge/plan=trial",outcome="shadow"} 2'
         assert shadowed in service.get("/metrics").text
 
 
-def test_when_nobody_decides(app, tmp_path):
-    lose_everything(EnvoyProxy, app, CLIENTS, tmp_path, RULES, *GRPC)
+def test_outages_of_the_store_and_of_the_service(app, tmp_path):
+    check_outages(EnvoyProxy, app, CLIENTS, tmp_path, RULES, *GRPC)
 
 
-def test_it_starts_before_its_service(app, tmp_path):
+def test_envoy_starts_before_the_service(app, tmp_path):
     grpc = free_port()
     with EnvoyProxy(app.port, free_port(), grpc) as envoy:
         client = CLIENTS.new()
-        assert [ask(envoy, client).status_code for _ in range(8)] == [200] * 8
+        assert [send_request(envoy, client).status_code for _ in range(8)] == [200] * 8
         with serving(tmp_path, RULES, "--grpc", f"127.0.0.1:{grpc}"):
-            until(lambda: ask(envoy, client).status_code == 429, "limits, once the service is there")
+            until(lambda: send_request(envoy, client).status_code == 429, "a denial, after the start of the service")

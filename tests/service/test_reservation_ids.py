@@ -18,10 +18,10 @@ K = Subject("api", "k")
 async def test_a_full_store_settles_each_reservation_once():
     store = MemoryStore(max_entries=20, clock=ManualClock(start=START))
     decider = Decider(load_settings({"policies": {"api": "100/1h fixed_window"}}).policies, store)
-    held = [await decider.reserve(K) for _ in range(40)]
-    for each in held:
+    reservations = [await decider.reserve(K) for _ in range(40)]
+    for each in reservations:
         await decider.cancel(each.id)
-    for each in held:
+    for each in reservations:
         with pytest.raises(AlreadySettledError):
             await decider.cancel(each.id)
     assert (await decider.usage(K))["1h"].used == 0
@@ -72,4 +72,4 @@ def test_settled_ids_expire_and_are_bounded():
     assert settled.add("d", 40, 0)  # b, the first to end, makes room
     assert not any(settled.add(number, 50, 0) for number in "acd")
     assert settled.add("e", 50, 31)  # a and c have ended
-    assert len(settled._ends) == len(settled._settled) == 2  # noqa: SLF001 - nothing else tells
+    assert len(settled._ends) == len(settled._settled) == 2  # noqa: SLF001 - no public attribute shows it

@@ -10,7 +10,7 @@ import pytest
 
 from tests.servers.process import until
 from tests.servers.valkey import ValkeyServer
-from tests.service.harness import DECISION, START, Site, serving
+from tests.service.harness import DECISION, START, InProcessService, serving
 from tidegate import ConfigError, ResourceUnknown
 from tidegate.service.config.settings import load_settings
 from tidegate.service.decisions.decider import Decider, Subject
@@ -67,16 +67,17 @@ def test_a_client_cannot_forge_a_reservation_id(store, tmp_path):
     client = {"headers": {"Authorization": f"Bearer {DECISION}"}}
     ask = {"policy": "api", "key": "k"}
     with serving(tmp_path, text) as service:
-        held = service.post("reserve", {**ask, "cost": 10}, **client).json()
+        reservation = service.post("reserve", {**ask, "cost": 10}, **client).json()
         with httpx.Client(base_url=service.url, trust_env=False, timeout=30, **client) as http:
             statuses = {
-                http.post("/v1/cancel", json={"id": forged}).status_code for forged in guesses(DECISION, held["id"])
+                http.post("/v1/cancel", json={"id": forged}).status_code
+                for forged in guesses(DECISION, reservation["id"])
             }
             assert statuses == {404}
         assert not service.post("acquire", ask, **client).json()["allowed"]
-        assert service.post("cancel", {"id": held["id"]}, **client).status_code == 200
+        assert service.post("cancel", {"id": reservation["id"]}, **client).status_code == 200
         for _ in range(3):
-            assert service.post("cancel", {"id": held["id"]}, **client).status_code == 409
+            assert service.post("cancel", {"id": reservation["id"]}, **client).status_code == 409
         assert service.post("usage", ask, **client).json()["limits"][0]["used"] == 0
 
 
@@ -92,9 +93,11 @@ def test_services_on_one_store_settle_each_others_ids(shared_url, tmp_path):
         pairs = list(zip(running, headers, strict=True))
         for place, (maker, own) in enumerate(pairs):
             other, theirs = pairs[place - 1]
-            held = maker.post("reserve", {**ask, "cost": 10}, headers=own).json()
+            reservation = maker.post("reserve", {**ask, "cost": 10}, headers=own).json()
             assert not other.post("acquire", ask, headers=theirs).json()["allowed"]
-            answers = [each.post("cancel", {"id": held["id"]}, headers=his) for each, his in ((other, theirs), *pairs)]
+            answers = [
+                each.post("cancel", {"id": reservation["id"]}, headers=his) for each, his in ((other, theirs), *pairs)
+            ]
             assert [answer.status_code for answer in answers] == [200, 409, 409, 409]
         kept = running[0].post("reserve", {**ask, "cost": 10}, headers=headers[0]).json()["id"]
     with services(tmp_path, texts[2], flags=("--workers", "2")) as (restarted,):
@@ -217,7 +220,7 @@ async def test_ids_signed_while_the_store_was_unavailable_are_valid_later():
             await decider.close()
 
 
-# ---- what a settlement gives back ------------------------------------------------------------------------------------
+# ---- refunds of settlements ------------------------------------------------------------------------------------------
 
 LIMITS = ["10/1m fixed_window", "10/minute calendar_window", "10/1m sliding_window", "10/1m sliding_log", "10/1m",
           "10/1m concurrency"]  # fmt: skip
@@ -235,25 +238,25 @@ async def test_an_expired_window_gets_no_refund(limit, shared_url):
         await decider.cancel(old.id)
         assert [each.used for each in (await decider.usage(K)).values()] == [10]
         assert not (await decider.acquire(K)).allowed
-        # In its own window, a settlement gives back what it took and no more, however often it is repeated.
+        # Within its window, a settlement refunds exactly its charge, even if it is repeated.
         clock.advance(120)
         assert (await decider.acquire(K, 4)).allowed
-        held = await decider.reserve(K, 6, ttl=600)
-        await decider.cancel(held.id)
+        reservation = await decider.reserve(K, 6, ttl=600)
+        await decider.cancel(reservation.id)
         for _ in range(3):
             with pytest.raises(AlreadySettledError):
-                await decider.cancel(held.id)
+                await decider.cancel(reservation.id)
         assert [each.used for each in (await decider.usage(K)).values()] == [4]
     finally:
         await decider.close()
 
 
 async def test_lease_ids_are_signed():
-    async with Site(policies={"api": "100/1h fixed_window"}) as site:
-        lease = (await site.post("lease", {"policy": "api", "key": "k", "most": 20})).json()
+    async with InProcessService(policies={"api": "100/1h fixed_window"}) as app_service:
+        lease = (await app_service.post("lease", {"policy": "api", "key": "k", "most": 20})).json()
         assert lease["permits"] == 20
         for forged in guesses(DECISION, lease["id"]):
-            assert (await site.post("commit", {"id": forged, "cost": 0})).status_code == 404
-        assert (await site.post("commit", {"id": lease["id"], "cost": 3})).status_code == 200
-        assert (await site.post("commit", {"id": lease["id"], "cost": 0})).status_code == 409
-        assert (await site.post("usage", {"policy": "api", "key": "k"})).json()["limits"][0]["used"] == 3
+            assert (await app_service.post("commit", {"id": forged, "cost": 0})).status_code == 404
+        assert (await app_service.post("commit", {"id": lease["id"], "cost": 3})).status_code == 200
+        assert (await app_service.post("commit", {"id": lease["id"], "cost": 0})).status_code == 409
+        assert (await app_service.post("usage", {"policy": "api", "key": "k"})).json()["limits"][0]["used"] == 3

@@ -1,4 +1,4 @@
-"""Several processes of one service: how they start, how one is replaced, and how they end with the first."""
+"""Worker processes: how they start, how one is replaced, and how they end with their parent."""
 
 import os
 import signal
@@ -11,10 +11,10 @@ import httpx
 import pytest
 
 from tests.servers.process import free_port, until
-from tests.service.harness import ROOT, Running, is_up, serving
-from tests.service.test_process import log_lines
+from tests.service.harness import ROOT, RunningService, is_up, serving
+from tests.service.test_service_processes import log_lines
 from tidegate.core.bounds import SECOND
-from tidegate.service.runtime.workers import pause_after
+from tidegate.service.runtime.workers import restart_pause
 
 RULES = "policies: {api: 3/1h}\n"
 
@@ -25,19 +25,19 @@ def store_of(folder):
 
 @contextmanager
 def starting(folder, *flags):
-    """Start two processes, and do not wait for them."""
+    """Start a service with two workers; do not wait until it is ready."""
     log, port = folder / "service.log", free_port()
-    words = ["--workers", "2", "--listen", f"127.0.0.1:{port}", "--store", f"sqlite:///{folder / 'limits.db'}"]
+    options = ["--workers", "2", "--listen", f"127.0.0.1:{port}", "--store", f"sqlite:///{folder / 'limits.db'}"]
     with log.open("wb") as output:
         process = subprocess.Popen(
-            [sys.executable, "-m", "tidegate", "start", *words, *flags],
+            [sys.executable, "-m", "tidegate", "start", *options, *flags],
             cwd=ROOT,
             start_new_session=True,
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
         )
-    running = Running(process, port, 0, log)
+    running = RunningService(process, port, 0, log)
     try:
         yield running
     finally:
@@ -46,7 +46,7 @@ def starting(folder, *flags):
         process.wait(10)
 
 
-def test_a_start_that_fails_says_why_in_one_line(tmp_path):
+def test_a_failed_start_prints_one_line(tmp_path):
     provider = tmp_path / "provider.yaml"
     provider.write_text("domain: x\n", encoding="utf-8")
     with starting(tmp_path, "--provider", str(provider), "--data", str(tmp_path / "data")) as service:
@@ -55,49 +55,49 @@ def test_a_start_that_fails_says_why_in_one_line(tmp_path):
         assert not service.logged("Traceback")
 
 
-def test_a_hangup_while_starting_ends_nobody(tmp_path):
+def test_sighup_during_the_start_ends_no_worker(tmp_path):
     with starting(tmp_path, "--policy", "api=3/1h") as service:
         number = service.process.pid
-        until(Path(f"/proc/{number}/task/{number}/children").read_text, "the first process")
+        until(Path(f"/proc/{number}/task/{number}/children").read_text, "the first worker")
 
-        def hung_up():
+        def hang_up_until_ready():
             service.process.send_signal(signal.SIGHUP)
             return is_up(service)
 
-        until(hung_up, "the start of the service", 60)
+        until(hang_up_until_ready, "the start of the service", 60)
         assert not service.logged("ended with")
         assert service.stop() == 0
 
 
-def test_pauses_double_until_a_process_lasts():
+def test_restart_pauses_double_until_a_worker_keeps_running():
     pauses = [0]
-    for lived in (90, 1, 1, 1, 30, 1, 1, 31, 1):
-        pauses.append(pause_after(pauses[-1], lived * SECOND))
+    for lifetime in (90, 1, 1, 1, 30, 1, 1, 31, 1):
+        pauses.append(restart_pause(pauses[-1], lifetime * SECOND))
     assert pauses[1:] == [1, 2, 4, 8, 16, 30, 30, 1, 2]
 
 
-def test_a_process_that_cannot_be_replaced_yet(tmp_path):
+def test_a_failing_replacement_is_retried(tmp_path):
     good = "reload_every: 1h\n" + store_of(tmp_path) + RULES
     with serving(tmp_path, good, "--workers", "2") as service:
         first, _ = (int(line.split("process ")[1].split('"')[0]) for line in log_lines(service, "serving on"))
         (tmp_path / "service.yaml").write_text("policies: {api: many}\n", encoding="utf-8")
         os.kill(first, signal.SIGKILL)
-        until(lambda: service.logged("another takes its place in 2 s"), "a replacement that cannot start")
+        until(lambda: service.logged("a new process starts in 2 s"), "a replacement that cannot start")
         (line,) = log_lines(service, "in 2 s")
         assert "service.yaml:1: policies.api: expected a limit" in line
-        assert len(log_lines(service, f"process {first} ended with -9: another takes its place in 1 s")) == 1
-        assert service.post("peek", {"policy": "api", "key": "k"}).status_code == 200  # the other goes on
+        assert len(log_lines(service, f"process {first} ended with exit code -9: a new process starts in 1 s")) == 1
+        assert service.post("peek", {"policy": "api", "key": "k"}).status_code == 200  # the other worker still serves
         (tmp_path / "service.yaml").write_text(good, encoding="utf-8")
         until(lambda: len(log_lines(service, "serving on")) == 3, "a replacement")
         assert service.stop() == 0
         assert not service.logged("Traceback")
 
 
-def test_nobody_serves_on_without_the_first(tmp_path):
+def test_workers_end_with_their_parent(tmp_path):
     with starting(tmp_path, "--policy", "api=3/1h") as service:
         until(lambda: is_up(service), "the start of the service", 60)
         service.process.kill()
         service.process.wait(10)
-        until(lambda: len(log_lines(service, '"stopped"')) == 2, "the end of the others")
+        until(lambda: len(log_lines(service, '"stopped"')) == 2, "the end of the workers")
         with pytest.raises(httpx.ConnectError):
             service.get("/healthz")

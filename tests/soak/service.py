@@ -14,7 +14,7 @@ from tests.soak.traffic import LOWERED, POLICIES
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from tests.service.harness import Running
+    from tests.service.harness import RunningService
 
 WORKERS: Final = 2
 LOST: Final = b"store unavailable: "  # starts the log message of an outage
@@ -41,7 +41,7 @@ class Sample(NamedTuple):
 class Service:
     """A running service."""
 
-    def __init__(self, running: Running, folder: Path, store: str) -> None:
+    def __init__(self, running: RunningService, folder: Path, store: str) -> None:
         self.running = running
         self._config = folder / "service.yaml"
         self._store = store

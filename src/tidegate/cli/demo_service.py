@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from tidegate.cli.start import read_settings, serve, write_started
 from tidegate.errors import ConfigError
-from tidegate.service.runtime.server import take_addresses
+from tidegate.service.runtime.server import choose_ports
 
 if TYPE_CHECKING:
     import argparse
@@ -47,7 +47,7 @@ def run_demo(args: argparse.Namespace, output: Output) -> None:
 def with_free_port(settings: Settings) -> Settings:
     """Choose another port if the default one is in use, unless an option or a variable set it."""
     try:
-        return take_addresses(settings)
+        return choose_ports(settings)
     except ConfigError:
         if "listen" in settings.flags or "TIDEGATE_LISTEN" in os.environ:
             raise

@@ -86,7 +86,7 @@ def serve(settings: Settings, ready: Ready, *, level: int = logging.INFO) -> Non
     try:
         server.run(settings, ready)
     finally:
-        logs.take_down(handler)
+        logs.tear_down(handler)
 
 
 def write_started(settings: Settings, components: Components | None, output: Output) -> None:

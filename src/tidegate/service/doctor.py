@@ -1,7 +1,7 @@
-"""Looks at a deployment as `tidegate start` would run it, and says of each thing whether it is well and what to do.
+"""Checks a deployment as `tidegate start` would run it, and says how to fix the problems that it finds.
 
-Nothing is changed: the store is only peeked at (a SQLite file is made if there is none), files are only looked at. Each
-examination is a function of the settings that gives findings; EXAMINATIONS is the list.
+The checks change nothing: they only peek at the store (which creates a missing SQLite file) and read files. Each check
+is a function that takes the settings and yields findings; CHECKS lists them.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ if TYPE_CHECKING:
 
 Level = Literal["well", "note", "wrong"]
 
-STORE_PROBES: Final = 20  # times that the store is asked
-SLOW_ANSWER: Final = 5000  # microseconds for an answer from which on a lease is advised
-MAX_CLOCK_SKEW: Final = SECOND  # between clocks
-BUS_TIMEOUT: Final = 3.0  # seconds for a bus
-MIN_FREE_BYTES: Final = 100 * 2**20  # bytes free
+STORE_PROBES: Final = 20  # calls to the store
+SLOW_RESPONSE: Final = 5000  # microseconds; for slower stores a lease is recommended
+MAX_CLOCK_SKEW: Final = SECOND  # between the clocks of the store and of this machine
+BUS_TIMEOUT: Final = 3.0  # seconds to connect to a bus
+MIN_FREE_BYTES: Final = 100 * 2**20
 GROUP_AND_OTHERS: Final = stat.S_IRWXG | stat.S_IRWXO
 WRITABLE_BY_OTHERS: Final = stat.S_IWGRP | stat.S_IWOTH
-# extra: the packages it stands for
+# extra: its packages
 EXTRAS: Final[dict[str, tuple[str, ...]]] = {
     "service": ("uvicorn", "httptools", "grpcio", "protobuf"),
     "sources": ("httpx", "cronsim"),
@@ -49,12 +49,15 @@ EXTRAS: Final[dict[str, tuple[str, ...]]] = {
     "nats": ("nats-py",),
     "otel": ("opentelemetry-api",),
 }
-SCHEMES: Final = {"redis": "redis", "rediss": "redis", "valkey": "redis", "valkeys": "redis", "postgres": "postgres",
-                  "postgresql": "postgres", "nats": "nats", "tls": "nats"}  # fmt: skip
+SCHEME_EXTRAS: Final = {
+    **dict.fromkeys(("redis", "rediss", "valkey", "valkeys"), "redis"),
+    **dict.fromkeys(("postgres", "postgresql"), "postgres"),
+    **dict.fromkeys(("nats", "tls"), "nats"),
+}
 
 
 class Finding(NamedTuple):
-    """What was found, and, where that is not well, what to do."""
+    """One result of a check and, unless it is `well`, how to fix it."""
 
     level: Level
     what: str
@@ -62,52 +65,52 @@ class Finding(NamedTuple):
 
 
 def well(what: str) -> Finding:
-    """Find that something is as it should be."""
+    """Return a finding that something is correct."""
     return Finding("well", what)
 
 
 def note(what: str, to_do: str) -> Finding:
-    """Find something that may be meant, or may not."""
+    """Return a finding that may be intended."""
     return Finding("note", what, to_do)
 
 
 def wrong(what: str, to_do: str) -> Finding:
-    """Find something that has to be put right."""
+    """Return a finding that needs to be fixed."""
     return Finding("wrong", what, to_do)
 
 
 def examine(
     settings: Settings, trusted: Sequence[str] = (), environment: Mapping[str, str] | None = None
 ) -> list[Finding]:
-    """Examine everything; `trusted` is what an application takes for its proxies."""
-    found = [finding for look in CHECKS for finding in look(settings)]
-    return [*found, *proxies(trusted, os.environ if environment is None else environment)]
+    """Run all checks; `trusted` are the `trusted_proxies` of an application."""
+    findings = [finding for check in CHECKS for finding in check(settings)]
+    return [*findings, *check_proxies(trusted, os.environ if environment is None else environment)]
 
 
-# ---- what is installed -----------------------------------------------------------------------------------------------
+# ---- installed packages ----------------------------------------------------------------------------------------------
 
 
-def versions(settings: Settings) -> Iterator[Finding]:
-    """Look whether what the settings need is installed."""
+def check_packages(settings: Settings) -> Iterator[Finding]:
+    """Check that the packages that the settings need are installed."""
     needed = {"service", *needed_extras(settings)}
-    here: list[str] = []
+    installed: list[str] = []
     for extra, packages in EXTRAS.items():
         for package in packages:
             try:
-                here.append(f"{package} {version(package)}")
+                installed.append(f"{package} {version(package)}")
             except PackageNotFoundError:
                 if extra in needed:
                     yield wrong(f"{package} is not installed", f"pip install 'tidegate[{extra}]'")
     python = ".".join(map(str, sys.version_info[:3]))
-    yield well(f"tidegate {version('tidegate')} on Python {python}, with {', '.join(here)}")
+    yield well(f"tidegate {version('tidegate')} on Python {python}, with {', '.join(installed)}")
 
 
 def needed_extras(settings: Settings) -> Iterator[str]:
-    """Name what the settings need beyond the service itself."""
+    """Yield the extras that the settings need beside `service`."""
     for url in (settings.store, settings.bus, settings.swarm):
         scheme = (url or "").partition(":")[0].partition("+")[0]
-        if scheme in SCHEMES:
-            yield SCHEMES[scheme]
+        if scheme in SCHEME_EXTRAS:
+            yield SCHEME_EXTRAS[scheme]
     if settings.runs_sources:
         yield "sources"
     if settings.telemetry:
@@ -117,13 +120,13 @@ def needed_extras(settings: Settings) -> Iterator[str]:
 # ---- the store and the bus -------------------------------------------------------------------------------------------
 
 
-def store(settings: Settings) -> Iterator[Finding]:
-    """Ask the store, tell how fast it answers, and compare its clock with this machine's."""
+def check_store(settings: Settings) -> Iterator[Finding]:
+    """Measure the response time of the store, and compare its clock with the clock of this machine."""
     name, clock = redact(settings.store), SystemClock()
     if settings.store.startswith("memory:"):
         yield note(
-            "the store is memory: what was counted is forgotten with the process",
-            "set store: sqlite:///limits.db to keep it, redis:// or postgresql:// to share it",
+            "the store is in memory: usage is lost when the process ends",
+            "set store: sqlite:///limits.db to keep usage, or redis:// or postgresql:// to share it",
         )
         return
     try:
@@ -132,62 +135,66 @@ def store(settings: Settings) -> Iterator[Finding]:
         yield wrong(f"the store {name} cannot be opened: {error}", "correct its URL, or install its extra")
         return
     try:
-        times, skews = [], []
+        durations, skews = [], []
         for _ in range(STORE_PROBES):
-            began = clock.steady()
+            started = clock.steady()
             decision = opened.apply("peek", ((PROBE_POLICY, "ready", (1,)),))[0]
-            took = clock.steady() - began
+            duration = clock.steady() - started
             if isinstance(decision, LocalDecision):
-                yield wrong(*unanswered(opened, name))
+                yield wrong(*explain_no_response(opened, name))
                 return
-            times.append(took)
-            skews.append(decision.at - (clock.ns() // 1000 - took // 2))
-        yield from answered(name, median(times), median(skews))
+            durations.append(duration)
+            skews.append(decision.at - (clock.ns() // 1000 - duration // 2))
+        yield from judge_store(name, median(durations), median(skews))
     finally:
         opened.close()
 
 
-def unanswered(opened: Store, name: str) -> tuple[str, str]:
-    """Say why a store did not answer, by its own word, and what to do."""
+def explain_no_response(opened: Store, name: str) -> tuple[str, str]:
+    """Return why a store did not respond, with the error of its driver, and how to fix it."""
     try:
         if isinstance(opened, GuardedStore):
-            opened.ask_store("peek", ((PROBE_POLICY, "ready", (1,)),))  # the guard itself only decides without it
+            opened.ask_store("peek", ((PROBE_POLICY, "ready", (1,)),))  # past the guard, which would hide the error
     except (RateLimitError, OSError) as error:
-        return f"the store {name} does not answer: {error}", "put that right, or correct its URL"
+        return f"the store {name} does not respond: {error}", "fix the cause, or correct the URL of the store"
     return (
-        f"the store {name} does not answer in time",
-        "start it, check address, login and firewall, or allow it longer: ?deadline=200ms",
+        f"the store {name} does not respond within its deadline",
+        "start it, check its address, login and firewall, or extend the deadline: ?deadline=200ms",
     )
 
 
-def answered(name: str, took: float, skew: float) -> Iterator[Finding]:
-    """Judge how fast a store answered, and its clock."""
-    said = f"the store {name} answers within {took / 1000:.2f} ms"
-    if took > SLOW_ANSWER:
-        yield note(f"{said}, which every decision waits for", "bring it nearer, or take permits ahead: lease: true")
+def judge_store(name: str, duration: float, skew: float) -> Iterator[Finding]:
+    """Judge the response time (in microseconds) and the clock of a store."""
+    measured = f"the store {name} responds within {duration / 1000:.2f} ms"
+    if duration > SLOW_RESPONSE:
+        yield note(
+            f"{measured}, which delays every decision", "use a store nearby, or take permits in advance: lease: true"
+        )
     else:
-        yield well(said)
+        yield well(measured)
     if abs(skew) > MAX_CLOCK_SKEW:
         ahead = "ahead of" if skew > 0 else "behind"
         yield wrong(
-            f"the clock of the store is {abs(skew) / SECOND:.1f} s {ahead} this machine's",
-            "set both by NTP: limits go by the store's clock, logs and reservations by this machine's",
+            f"the clock of the store is {abs(skew) / SECOND:.1f} s {ahead} the clock of this machine",
+            "synchronise both with NTP: limits use the clock of the store, logs and reservations that of this machine",
         )
     else:
-        yield well("the clocks of store and machine agree")
+        yield well("the clocks of the store and of this machine agree")
 
 
-def buses(settings: Settings) -> Iterator[Finding]:
-    """Look whether each bus can be reached."""
-    from tidegate.bus import open_bus  # noqa: PLC0415 - needed only where there is one
+def check_buses(settings: Settings) -> Iterator[Finding]:
+    """Check that each bus can be reached."""
+    from tidegate.bus import open_bus  # noqa: PLC0415 - most deployments have no bus
 
     for url in dict.fromkeys(url for url in (settings.bus, settings.swarm) if url):
         try:
             with open_bus(url) as bus:
                 if bus.wait(BUS_TIMEOUT):
-                    yield well(f"the bus {redact(url)} answers")
+                    yield well(f"the bus {redact(url)} responds")
                 else:
-                    yield wrong(f"the bus {redact(url)} does not answer", "start it, check address, login and firewall")
+                    yield wrong(
+                        f"the bus {redact(url)} does not respond", "start it, check its address, login and firewall"
+                    )
         except RateLimitError as error:
             yield wrong(f"the bus {redact(url)} cannot be opened: {error}", "correct its URL, or install its extra")
 
@@ -195,35 +202,37 @@ def buses(settings: Settings) -> Iterator[Finding]:
 # ---- files -----------------------------------------------------------------------------------------------------------
 
 
-def files(settings: Settings) -> Iterator[Finding]:
-    """Look who else may read secrets, or change what the service goes by."""
+def check_files(settings: Settings) -> Iterator[Finding]:
+    """Check that other users can neither read secrets nor change files of the service."""
     count = 0
-    for path, secret in looked_at(settings):
+    for path, secret in files_of(settings):
         try:
             mode = path.stat().st_mode
         except OSError as error:
-            yield wrong(f"{path} cannot be looked at: {error.strerror}", "correct the path, or who owns it")
+            yield wrong(f"{path} cannot be checked: {error.strerror}", "correct the path, or the owner of the file")
             continue
         count += 1
         if mode & WRITABLE_BY_OTHERS:
-            yield wrong(f"others may change {path} ({stat.filemode(mode)})", f"chmod go-w {path}")
+            yield wrong(f"other users can change {path} ({stat.filemode(mode)})", f"chmod go-w {path}")
         if secret and mode & GROUP_AND_OTHERS & ~WRITABLE_BY_OTHERS:
             mask = "700" if stat.S_ISDIR(mode) else "600"
-            yield wrong(f"others may read {path}, which holds secrets ({stat.filemode(mode)})", f"chmod {mask} {path}")
+            yield wrong(
+                f"other users can read {path}, which contains secrets ({stat.filemode(mode)})", f"chmod {mask} {path}"
+            )
     if count:
-        yield well(f"looked at the modes of {count} files and folders")
+        yield well(f"checked the modes of {count} files and directories")
 
 
-def looked_at(settings: Settings) -> Iterator[tuple[Path, bool]]:
-    """Go through all files of the settings, and whether they hold secrets."""
+def files_of(settings: Settings) -> Iterator[tuple[Path, bool]]:
+    """Yield every file of the settings, and whether it contains secrets."""
     if settings.file is not None:
         text = settings.file.read_text(encoding="utf-8")
         yield settings.file, any(f"{name}:" in text for name in ("decision_token", "admin_token", "reservation_secret"))
     yield from ((path, True) for path in settings.secrets)
-    for path in (*settings.providers, *yaml_of(settings.provider_dirs)):
-        yield path, holds(path, "api_key")
-    for path in (*settings.sources, *yaml_of(settings.source_dirs)):
-        yield path, holds(path, "headers")
+    for path in (*settings.providers, *yaml_files(settings.provider_dirs)):
+        yield path, has_field(path, "api_key")
+    for path in (*settings.sources, *yaml_files(settings.source_dirs)):
+        yield path, has_field(path, "headers")
     if settings.runs_sources and settings.data_folder.exists():
         yield settings.data_folder, True
     if settings.store.startswith("sqlite:///"):
@@ -232,38 +241,41 @@ def looked_at(settings: Settings) -> Iterator[tuple[Path, bool]]:
             yield path, False
 
 
-def yaml_of(folders: Sequence[Path]) -> list[Path]:
-    """Give the YAML files of folders."""
+def yaml_files(folders: Sequence[Path]) -> list[Path]:
+    """Return the YAML files in these directories."""
     return [path for folder in folders if folder.is_dir() for path in sorted(folder.glob("*.y*ml"))]
 
 
-def holds(path: Path, field: str) -> bool:
-    """Tell whether a file has a field that may be a secret."""
+def has_field(path: Path, field: str) -> bool:
+    """Return whether a file seems to have a field with this name."""
     try:
         return f"{field}:" in path.read_text(encoding="utf-8")
     except (OSError, ValueError):
         return False
 
 
-def space(settings: Settings) -> Iterator[Finding]:
-    """Look whether there is room for what is written."""
+def check_disk_space(settings: Settings) -> Iterator[Finding]:
+    """Check that the data directory is writable and has free space."""
     if not settings.runs_sources:
         return
     folder = next(
         (path for path in (settings.data_folder, *settings.data_folder.absolute().parents) if path.exists()), Path()
     )
     if not os.access(folder, os.W_OK):
-        yield wrong(f"{folder} cannot be written to", "choose another data folder, or change its owner")
+        yield wrong(f"{folder} cannot be written to", "set data to another directory, or change the owner of this one")
     free = shutil.disk_usage(folder).free
     if free < MIN_FREE_BYTES:
-        yield wrong(f"only {free // 2**20} MB are free for {settings.data_folder}", "make room, or move data")
+        yield wrong(
+            f"only {free // 2**20} MB are free for {settings.data_folder}",
+            "free disk space, or set data to another directory",
+        )
 
 
 # ---- the network -----------------------------------------------------------------------------------------------------
 
 
-def addresses(settings: Settings) -> Iterator[Finding]:
-    """Look who can reach the service, and what they may do."""
+def check_addresses(settings: Settings) -> Iterator[Finding]:
+    """Check who can reach the service, and with which permissions."""
     for name in ("listen", "grpc"):
         address: ListenAddress | None = getattr(settings, name)
         if address is None:
@@ -271,27 +283,27 @@ def addresses(settings: Settings) -> Iterator[Finding]:
         if address.loopback:
             yield well(f"{name} {address}: only this machine can connect")
         elif name == "grpc" or settings.decision_token is None:
-            who = "Envoy sends no token" if name == "grpc" else "no token is set"
+            reason = "Envoy sends no token" if name == "grpc" else "no token is set"
             yield note(
-                f"{name} {address}: whoever can connect may decide, for {who}",
-                "let only those connect that should, by a firewall"
+                f"{name} {address}: every client that can connect can request decisions, because {reason}",
+                "restrict access with a firewall"
                 if name == "grpc"
-                else "set decision_token_file and admin_token_file, or keep others out by a firewall",
+                else "set decision_token_file and admin_token_file, or restrict access with a firewall",
             )
         else:
             yield note(
-                f"{name} {address}: tokens are sent in the clear",
-                "put a proxy with TLS in front, or keep to a network of your own",
+                f"{name} {address}: tokens are sent unencrypted",
+                "put a proxy with TLS in front, or use a private network",
             )
-        yield from taken(name, address)
+        yield from check_address_in_use(name, address)
     if settings.decision_token is not None and settings.admin_token is None:
-        yield note("no admin token is set: nobody may reset or block", "set admin_token_file")
+        yield note("no admin token is set: reset and block are refused", "set admin_token_file")
     if settings.admin_token is not None and settings.decision_token is None and not settings.listen.loopback:
-        yield note("decisions need no token, only resets do", "set decision_token_file")
+        yield note("an admin token is set, but decisions need no token", "set decision_token_file")
 
 
-def taken(name: str, address: ListenAddress) -> Iterator[Finding]:
-    """Look whether somebody listens already: perhaps this very service."""
+def check_address_in_use(name: str, address: ListenAddress) -> Iterator[Finding]:
+    """Check whether a program listens already. It may be this service."""
     try:
         family = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)[0][0]
         with socket.socket(family) as probe:
@@ -299,58 +311,56 @@ def taken(name: str, address: ListenAddress) -> Iterator[Finding]:
             probe.bind(tuple(address))
     except OSError as error:
         yield note(
-            f"{name} {address} cannot be listened on: {error.strerror or error}",
-            "nothing, if the service is running; else choose another address or end what listens there",
+            f"{name}: cannot listen on {address}: {error.strerror or error}",
+            "ignore this if the service is running; otherwise choose another address or stop the other program",
         )
 
 
-def rules(settings: Settings) -> Iterator[Finding]:
-    """Look whether there is anything to decide by, and what a lost store would mean."""
+def check_policies(settings: Settings) -> Iterator[Finding]:
+    """Check that there are policies, and what they do while the store is unavailable."""
     entries, domains = settings.policies.entries, settings.policies.domains
     if not entries and not domains and not settings.runs_sources:
-        yield wrong(
-            "no policy is configured: there is nothing to decide by", "add policies to the file, or --policy api=100/1m"
-        )
+        yield wrong("no policy is configured", "add policies to the file, or use --policy api=100/1m")
         return
-    yield well(f"{len(entries)} policies, {len(domains)} domains")
-    lost = sorted(name for name, entry in entries.items() if entry.policy.on_store_error == "allow")
-    if lost and not settings.store.startswith("memory:"):
+    yield well(f"policies: {len(entries)}, domains: {len(domains)}")
+    unlimited = sorted(name for name, entry in entries.items() if entry.policy.on_store_error == "allow")
+    if unlimited and not settings.store.startswith("memory:"):
         yield note(
-            f"while the store is lost, nothing limits {', '.join(lost[:5])}",
-            "nothing, if that is meant; else on_store_error: local or deny",
+            f"while the store is unavailable, these policies allow every call: {', '.join(unlimited[:5])}",
+            "ignore this if it is intended; otherwise set on_store_error: local or deny",
         )
 
 
-def proxies(trusted: Sequence[str], environment: Mapping[str, str]) -> Iterator[Finding]:
-    """Look whether anybody is believed who should not be."""
+def check_proxies(trusted: Sequence[str], environment: Mapping[str, str]) -> Iterator[Finding]:
+    """Check that only proxies are trusted to name the address of a client."""
     if environment.get("FORWARDED_ALLOW_IPS", "").strip() == "*":
         yield wrong(
-            "FORWARDED_ALLOW_IPS is *: the server believes every client who it says it is",
+            "FORWARDED_ALLOW_IPS is *: every client can choose its address",
             "set it to the addresses of your proxies",
         )
     if not trusted:
         return
-    everybody = [each for each in trusted if each.strip() in ("*", "0.0.0.0/0", "::/0")]
-    if everybody:
+    everyone = [network for network in trusted if network.strip() in ("*", "0.0.0.0/0", "::/0")]
+    if everyone:
         yield wrong(
-            f"trusted proxies {everybody[0]}: every client can choose its address, and so its limits",
-            "name the addresses or networks of your proxies only",
+            f"trusted proxies {everyone[0]}: every client can choose its address, and so its limits",
+            "list only the addresses or networks of your proxies",
         )
         return
     try:
         TrustedProxies(trusted)
     except ConfigError as error:
-        yield wrong(str(error), "write addresses such as 10.0.0.1 or networks such as 10.0.0.0/8")
+        yield wrong(str(error), "use addresses such as 10.0.0.1 or networks such as 10.0.0.0/8")
     else:
         yield well(f"trusted proxies: {', '.join(trusted)}")
 
 
 CHECKS: Final[tuple[Callable[[Settings], Iterator[Finding]], ...]] = (
-    versions,
-    rules,
-    store,
-    buses,
-    addresses,
-    files,
-    space,
+    check_packages,
+    check_policies,
+    check_store,
+    check_buses,
+    check_addresses,
+    check_files,
+    check_disk_space,
 )

@@ -12,7 +12,7 @@ import httpx
 
 from tests.servers.nats import NatsServer
 from tests.servers.process import need
-from tests.service.harness import Running, serving
+from tests.service.harness import RunningService, serving
 from tidegate.budget import TaskBudget
 from tidegate.bus import open_bus
 from tidegate.swarm import SwarmLimiter
@@ -45,7 +45,7 @@ BUDGET = {
 class DashboardService:
     """A running service, a client for it, and the agents of its swarm."""
 
-    def __init__(self, running: Running) -> None:
+    def __init__(self, running: RunningService) -> None:
         """Connect to the service."""
         self.running = running
         self.url = running.url

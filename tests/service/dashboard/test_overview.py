@@ -7,7 +7,7 @@ import asyncio
 import httpx
 import pytest
 
-from tests.service.harness import ADMIN, DECISION, START, Site
+from tests.service.harness import ADMIN, DECISION, START, InProcessService
 from tidegate.service.dashboard import near_limit, overview
 from tidegate.service.dashboard.history import HISTORY_SECONDS, quantile, spread
 from tidegate.service.decisions.stats import LATENCY_BUCKETS
@@ -17,7 +17,7 @@ POLICIES = {"api": "10/1m fixed_window", "login": "2/1m fixed_window", "trial": 
 
 @pytest.fixture
 async def site():
-    async with Site(policies=POLICIES) as site:
+    async with InProcessService(policies=POLICIES) as site:
         yield site
 
 
@@ -79,7 +79,7 @@ async def test_waiting_calls_are_counted_by_policy(site):
 
 
 async def test_a_running_service_samples_with_a_timer():
-    async with Site(policies=POLICIES) as site:
+    async with InProcessService(policies=POLICIES) as site:
         site.app.overview.start()
         assert site.app.overview._timer is not None  # noqa: SLF001 - the timer is not visible otherwise
         site.app.overview.close()
@@ -230,7 +230,7 @@ async def test_panels_are_read_once_a_second_for_all_clients(site):
     ],
 )
 async def test_the_overview_requires_a_token_if_one_is_set(tokens, given, status):
-    async with Site(policies=POLICIES, **tokens) as site:
+    async with InProcessService(policies=POLICIES, **tokens) as site:
         headers = {} if given is None else {"authorization": f"Bearer {given}"}
         assert (await site.http.get("/v1/overview", headers=headers)).status_code == status
         # The page contains no data; access.json contains whether it needs a token.

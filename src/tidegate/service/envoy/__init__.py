@@ -1,1 +1,1 @@
-"""Envoy's rate limit service, version 3, over gRPC."""
+"""Envoy's rate limit service v3, over gRPC."""

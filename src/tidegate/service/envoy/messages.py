@@ -1,7 +1,7 @@
-"""The messages of Envoy's rate limit service v3, as far as we read or write them, described in code.
+"""The protobuf messages of Envoy's rate limit service v3, with the fields that tidegate reads or writes.
 
-Only names of the service, numbers and types of fields are on the wire; those are Envoy's. The descriptions live in a
-pool of their own, so that they get in nobody's way who has Envoy's own in the same process.
+The service name and the numbers and types of the fields are Envoy's. The descriptors are in a separate pool, so that
+they do not conflict with Envoy's own descriptors in the same process.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any, Final
 from tidegate.errors import ConfigError
 
 try:
-    from google.protobuf import (  # type: ignore[import-untyped]  # it has no types
+    from google.protobuf import (  # type: ignore[import-untyped]  # protobuf has no types
         descriptor_pb2,
         descriptor_pool,
         duration_pb2,
@@ -21,7 +21,7 @@ try:
     )
     from google.protobuf.message import DecodeError  # type: ignore[import-untyped]  # as above
 except ImportError as error:  # pragma: no cover - the development environment has it
-    raise ConfigError("the service for Envoy needs protobuf: pip install 'tidegate[service]'") from error
+    raise ConfigError("the gRPC service needs protobuf: pip install 'tidegate[service]'") from error
 
 PACKAGE: Final = "envoy.service.ratelimit.v3"
 SERVICE: Final = f"{PACKAGE}.RateLimitService"
@@ -30,13 +30,13 @@ CODE_OK: Final = 1
 CODE_OVER_LIMIT: Final = 2
 
 _FIELD: Final = descriptor_pb2.FieldDescriptorProto
-_KINDS: Final = {
+_FIELD_TYPES: Final = {
     "uint32": _FIELD.TYPE_UINT32,
-    "enum": _FIELD.TYPE_INT32,  # the same on the wire, and a number that we do not know is no error
+    "enum": _FIELD.TYPE_INT32,  # encoded like an enum; an unknown number is no error
     "string": _FIELD.TYPE_STRING,
     "bytes": _FIELD.TYPE_BYTES,
 }
-# message: fields as (name, number, kind or message, repeated)
+# message: fields as (name, number, type or message, repeated)
 MESSAGES: Final[dict[str, tuple[tuple[str, int, str, bool], ...]]] = {
     "Entry": (("key", 1, "string", False), ("value", 2, "string", False)),
     "Override": (("requests_per_unit", 1, "uint32", False), ("unit", 2, "enum", False)),
@@ -68,31 +68,33 @@ MESSAGES: Final[dict[str, tuple[tuple[str, int, str, bool], ...]]] = {
 }
 
 
-def read_request(sent: bytes) -> Any:  # noqa: ANN401 - made at run time
-    """Read a request; the error names nothing of the inside."""
+def read_request(data: bytes) -> Any:  # noqa: ANN401 - made at run time
+    """Parse a request. The error contains no internal names."""
     try:
-        return classes()["RateLimitRequest"].FromString(sent)
+        return message_classes()["RateLimitRequest"].FromString(data)
     except DecodeError:
-        raise ConfigError("the message cannot be read: it is no request of Envoy's rate limit service v3") from None
+        raise ConfigError(
+            "cannot parse the message: expected a RateLimitRequest of Envoy's rate limit service v3"
+        ) from None
 
 
 @cache
-def classes() -> dict[str, Any]:
-    """Make a class for each message."""
+def message_classes() -> dict[str, Any]:
+    """Create a class for each message."""
     pool = descriptor_pool.DescriptorPool()
-    for known in (duration_pb2, wrappers_pb2):
-        pool.AddSerializedFile(known.DESCRIPTOR.serialized_pb)
+    for module in (duration_pb2, wrappers_pb2):
+        pool.AddSerializedFile(module.DESCRIPTOR.serialized_pb)
     file = descriptor_pb2.FileDescriptorProto(name="tidegate/ratelimit.proto", package=PACKAGE, syntax="proto3")
     file.dependency.extend([duration_pb2.DESCRIPTOR.name, wrappers_pb2.DESCRIPTOR.name])
     for name, fields in MESSAGES.items():
         message = file.message_type.add(name=name)
-        for field, number, kind, repeated in fields:
+        for field_name, number, field_type, repeated in fields:
             label = _FIELD.LABEL_REPEATED if repeated else _FIELD.LABEL_OPTIONAL
-            described = message.field.add(name=field, number=number, label=label)
-            if kind in _KINDS:
-                described.type = _KINDS[kind]
+            field = message.field.add(name=field_name, number=number, label=label)
+            if field_type in _FIELD_TYPES:
+                field.type = _FIELD_TYPES[field_type]
             else:
-                described.type, described.type_name = _FIELD.TYPE_MESSAGE, kind
+                field.type, field.type_name = _FIELD.TYPE_MESSAGE, field_type
     pool.AddSerializedFile(file.SerializeToString())
     find = pool.FindMessageTypeByName
     return {name: message_factory.GetMessageClass(find(f"{PACKAGE}.{name}")) for name in MESSAGES}

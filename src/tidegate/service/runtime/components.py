@@ -1,7 +1,7 @@
-"""What runs beside the decisions in the same process, and how it is shown: sources, a task budget, a swarm.
+"""The optional components of a service process: sources, a task budget, a swarm, and their dashboard panels.
 
-Each part is there if the settings name it. `open` refuses what is wrong with any of them before anything runs; `stop`
-lets requests of sources end, `close` lets go of everything.
+The settings say which components there are. Entering the context opens all of them, and raises if one is misconfigured,
+before anything runs. `stop` waits for active requests of sources. Leaving the context closes everything.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from tidegate.budget import BudgetSettings, TaskBudget
     from tidegate.bus import Bus
     from tidegate.outbound.providers.registry import Permissions
-    from tidegate.outbound.sources import SourceRunner as Sources
+    from tidegate.outbound.sources import SourceRunner
     from tidegate.service.config.settings import Settings
     from tidegate.service.http import App
 
@@ -31,20 +31,20 @@ SWARM_SECRET_VARIABLE = "TIDEGATE_SWARM_SECRET"  # noqa: S105 - the name of a va
 
 
 class Components:
-    """The parts of one process. An async context manager: open inside, closed at its end."""
+    """The components of one process. An async context manager."""
 
     def __init__(self, settings: Settings, app: App) -> None:
-        """Prepare what the settings name; it is shown by the app's panels."""
+        """Prepare the components in the settings; the panels of the app show them."""
         self.settings = settings
         self.app = app
-        self.sources: Sources | None = None
+        self.sources: SourceRunner | None = None
         self.budget: TaskBudget | None = None
-        self.fetching: asyncio.Task[None] | None = None
-        self.traffic: asyncio.Task[None] | None = None
+        self.fetch_task: asyncio.Task[None] | None = None
+        self.demo_task: asyncio.Task[None] | None = None
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
-        """Open all of them, or none."""
+        """Open all components. If one fails, close the others."""
         try:
             if self.settings.runs_sources:
                 await self._open_sources()
@@ -58,28 +58,28 @@ class Components:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """Let sources end what is under way, and close everything."""
+        """Wait for active requests of sources, then close everything."""
         await self.stop()
         await self._stack.aclose()
 
     def start(self) -> None:
-        """Begin to fetch, and, in a demonstration, to make traffic."""
+        """Start to fetch sources and, with `--demo`, to generate traffic."""
         if self.sources is not None:
-            self.fetching = asyncio.create_task(self.sources.run(self.settings.stop_within))
+            self.fetch_task = asyncio.create_task(self.sources.run(self.settings.stop_within))
         if self.settings.demo:
-            from tidegate.service.runtime.demo import DemoTraffic  # noqa: PLC0415 - hardly any service makes some
+            from tidegate.service.runtime.demo import DemoTraffic  # noqa: PLC0415 - only for --demo
 
-            self.traffic = asyncio.create_task(DemoTraffic(self).run())
-            self.traffic.add_done_callback(ended)
+            self.demo_task = asyncio.create_task(DemoTraffic(self).run())
+            self.demo_task.add_done_callback(log_demo_failure)
 
     async def stop(self) -> None:
-        """Fetch nothing more; wait for what is under way, as long as the settings allow."""
-        if self.traffic is not None:
-            self.traffic.cancel()
-            await asyncio.gather(self.traffic, return_exceptions=True)
-        if self.sources is not None and self.fetching is not None:
+        """Start no more fetches; wait for active ones, for at most `stop_within`."""
+        if self.demo_task is not None:
+            self.demo_task.cancel()
+            await asyncio.gather(self.demo_task, return_exceptions=True)
+        if self.sources is not None and self.fetch_task is not None:
             self.sources.stop()
-            await asyncio.gather(self.fetching, return_exceptions=True)
+            await asyncio.gather(self.fetch_task, return_exceptions=True)
 
     async def _open_sources(self) -> None:
         from tidegate.outbound.providers.registry import Providers  # noqa: PLC0415 - most services run no sources
@@ -92,22 +92,22 @@ class Components:
         permissions = cast("Permissions", settings.permissions)
         providers = Providers.load(settings.providers, settings.provider_dirs, permissions=permissions)
         found = find_sources(settings.sources, settings.source_dirs, settings.data_folder)
-        # What is counted for a provider has to outlive the process: memory is for decisions only.
+        # Usage of a provider must outlive the process: a store in memory is for decisions only.
         store = None if settings.store.startswith("memory:") else settings.store
         options: dict[str, Any] = {"store": store, "workers": settings.fetchers, "bus": settings.bus}
         self.sources = SourceRunner(providers, found, data=settings.data_folder, **options)
         await self._stack.enter_async_context(self.sources)
         await self._stack.enter_async_context(ControlServer(self.sources))
         if self.sources.gate.bus is not None:
-            self._watch("bus", self.sources.gate.bus, str(settings.bus))
+            self._add_bus("bus", self.sources.gate.bus, str(settings.bus))
         self.app.panels["sources"] = sources_panel(self.sources)
 
     def _open_budget(self) -> None:
         from tidegate.budget import TaskBudget  # noqa: PLC0415 - most services show no budget
         from tidegate.service.dashboard.panels import budget_panel  # noqa: PLC0415 - as above
 
-        where = self.settings.budget
-        self.budget = TaskBudget(budget_settings(where if isinstance(where, Path) else None))
+        setting = self.settings.budget
+        self.budget = TaskBudget(budget_settings(setting if isinstance(setting, Path) else None))
         self._stack.callback(self.budget.close)
         self.app.panels["budgets"] = budget_panel(self.budget)
 
@@ -119,34 +119,36 @@ class Components:
         self._stack.callback(bus.close)
         panel = self.app.panels["swarm"] = swarm_panel(bus, os.environ.get(SWARM_SECRET_VARIABLE) or None)
         self._stack.callback(panel.close)
-        self._watch("swarm", bus, url)
+        self._add_bus("swarm", bus, url)
 
-    def _watch(self, name: str, bus: Bus, url: str) -> None:
-        """Show a bus, and be ready only while it is there."""
-        from tidegate.service.dashboard.panels import bus_panel  # noqa: PLC0415 - loads what the parts need
+    def _add_bus(self, name: str, bus: Bus, url: str) -> None:
+        """Show a bus on the dashboard, and report ready only while it is connected."""
+        from tidegate.service.dashboard.panels import bus_panel  # noqa: PLC0415 - loads the dependencies of the components
 
-        self.app.checks[name] = connected(bus)
+        self.app.checks[name] = bus_check(bus)
         self.app.panels.setdefault("bus", bus_panel(bus, url))
 
 
-def ended(traffic: asyncio.Task[None]) -> None:
-    """Say why demonstration traffic has ended, if it was not told to."""
-    if not traffic.cancelled() and traffic.exception() is not None:
-        log.error("the demonstration traffic has ended", exc_info=traffic.exception())
+def log_demo_failure(task: asyncio.Task[None]) -> None:
+    """Log why the demo traffic ended, unless it was cancelled."""
+    if not task.cancelled() and task.exception() is not None:
+        log.error("the demo traffic failed", exc_info=task.exception())
 
 
-def connected(bus: Bus) -> Callable[[], None]:
-    """Make a check that a bus is there."""
+def bus_check(bus: Bus) -> Callable[[], None]:
+    """Return a readiness check that raises while the bus is not connected."""
 
     def check() -> None:
         if not bus.connected:
-            raise ProblemError("bus-unavailable", "the bus cannot be reached: see the log of the service and its own")
+            raise ProblemError(
+                "bus-unavailable", "the bus cannot be reached: see the logs of the service and of the bus"
+            )
 
     return check
 
 
 def budget_settings(config: Path | None = None, storage: str | None = None) -> BudgetSettings:
-    """Find a budget to look at, of a file or of the environment: also one that is switched off, and telling nobody."""
+    """Read the settings of a budget for display: always enabled, without its webhook. Default: from the environment."""
     from tidegate.budget import BudgetSettings  # noqa: PLC0415 - most services show no budget
     from tidegate.budget.settings.environment import read_environment  # noqa: PLC0415 - as above
     from tidegate.budget.settings.file import read_config  # noqa: PLC0415 - as above

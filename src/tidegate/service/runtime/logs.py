@@ -1,4 +1,4 @@
-"""How the service logs: lines for people on a terminal, JSON for machines elsewhere."""
+"""Logging of the service: plain lines on a terminal, JSON elsewhere."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ LINE_FORMAT: Final = "%(asctime)s %(levelname)-7s %(message)s"
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object for each record."""
+    """Writes each record as a JSON object."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Write it."""
-        said: dict[str, object] = {
+        """Return the record as JSON."""
+        fields: dict[str, object] = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),
             "logger": record.name,
             "message": record.getMessage(),
         }
         if record.exc_info:
-            said["exception"] = self.formatException(record.exc_info)
-        return json.dumps(said)
+            fields["exception"] = self.formatException(record.exc_info)
+        return json.dumps(fields)
 
 
 def set_up(stream: TextIO | None = None, *, level: int = logging.INFO) -> logging.Handler:
-    """Log to standard error, in the form that suits whoever reads it."""
+    """Log to standard error: plain lines on a terminal, JSON elsewhere. Returns the new handler."""
     stream = stream or sys.stderr
     handler = logging.StreamHandler(stream)
     handler.setFormatter(logging.Formatter(LINE_FORMAT) if stream.isatty() else JsonFormatter())
@@ -46,16 +46,16 @@ def set_up(stream: TextIO | None = None, *, level: int = logging.INFO) -> loggin
     return handler
 
 
-def take_down(handler: logging.Handler) -> None:
-    """Log as before `set_up`."""
+def tear_down(handler: logging.Handler) -> None:
+    """Undo `set_up`."""
     logger = logging.getLogger("tidegate")
     logger.removeHandler(handler)
     logger.setLevel(logging.NOTSET)
     logger.propagate = True
 
 
-async def count_denials(denials: DecisionLog, clock: Clock) -> None:
-    """Log once a second how many denials had no line of their own, until cancelled."""
+async def log_denial_counts(denials: DecisionLog, clock: Clock) -> None:
+    """Log once a second how many denials were not logged individually, until cancelled."""
     while True:
         await clock.wait_async(TaskSignal(), clock.steady() + SECOND)
         denials.flush(clock.ns() // 1000)

@@ -1,7 +1,7 @@
-"""Runs the service: HTTP by uvicorn's httptools protocol, gRPC in the same event loop, several processes if asked for.
+"""Runs the service: HTTP with uvicorn's httptools protocol, gRPC in the same event loop, in one or several processes.
 
-The front was chosen by measurement (bench/service.py): around our decision, httptools on uvloop answers more requests
-than granian's ASGI, and its protocol can be extended in Python.
+The HTTP server was chosen by measurement (bench/service.py): httptools on uvloop handles more requests per second than
+granian's ASGI server, and its protocol can be extended in Python.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from tidegate.service.http.connections import (
 )
 from tidegate.service.runtime.components import Components
 from tidegate.service.runtime.file_limits import raise_descriptor_limit
-from tidegate.service.runtime.logs import count_denials
+from tidegate.service.runtime.logs import log_denial_counts
 from tidegate.stores.lease import LeasedStore
 from tidegate.stores.outage import open_guarded
 
@@ -45,18 +45,18 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("tidegate.service")
 
-LAST_ANSWERS_TIMEOUT: Final = 1.0  # seconds for those that were woken because the service stops
+LAST_RESPONSES_TIMEOUT: Final = 1.0  # seconds to send responses to calls that the stop interrupted
 
 
 class ServiceProcess:
-    """One process of the service. `run` until `stop`."""
+    """One process of the service. `run` returns after `stop`."""
 
     def __init__(self, settings: Settings, listener: socket.socket, *, clock: Clock | None = None) -> None:
-        """Open the store and prepare everything that answers; HTTP is served on the listening socket."""
+        """Open the store, and prepare the servers; HTTP is served on the listening socket."""
         self._listener = listener
         self._connections = bounded_connections(settings, raise_descriptor_limit())
         self.settings = settings
-        self.store = open_shared(settings, clock)
+        self.store = open_service_store(settings, clock)
         self.denials = DecisionLog("tidegate.service")
         self.decider = Decider(
             settings.policies,
@@ -68,19 +68,19 @@ class ServiceProcess:
         )
         for_requests = connections_for_requests(self._connections.max_connections)
         self.app = App(self.decider, replace(settings, max_concurrency=min(settings.max_concurrency, for_requests)))
-        self.parts = Components(settings, self.app)
+        self.components = Components(settings, self.app)
         self.telemetry = open_telemetry(self.app) if settings.telemetry else None
         self.reloader = Reloader(settings, self.app, self.store.clock)
         self._stop = asyncio.Event()
 
     def stop(self) -> None:
-        """Finish what is under way, and end."""
+        """Finish active requests, then end `run`."""
         self._stop.set()
 
     async def run(self, ready: Ready | None = None) -> None:
-        """Serve until stopped; `ready` is called once questions can be asked."""
+        """Serve until stopped; call `ready` when the service accepts requests."""
         try:
-            async with self.parts:
+            async with self.components:
                 self.app.overview.start()
                 await self._serve(ready)
         finally:
@@ -92,42 +92,47 @@ class ServiceProcess:
 
     async def _serve(self, ready: Ready | None) -> None:
         http = http_server(self.app, self._connections, self.store.clock)
-        counting = count_denials(self.denials, self.store.clock)
-        watching = asyncio.gather(self.reloader.run(), self.decider.blocks.watch(), counting)
+        denial_counts = log_denial_counts(self.denials, self.store.clock)
+        background = asyncio.gather(self.reloader.run(), self.decider.blocks.watch(), denial_counts)
         envoy = None
         try:
             if self.settings.grpc is not None:
                 from tidegate.service.envoy import service as envoy_service  # noqa: PLC0415 - needs grpcio
 
-                fitting = replace(self.settings, max_connections=self._connections.max_connections)
-                envoy = await envoy_service.serve(self.decider, fitting)
+                bounded = replace(self.settings, max_connections=self._connections.max_connections)
+                envoy = await envoy_service.serve(self.decider, bounded)
             await http.start(self._listener)
-            self.parts.start()
+            self.components.start()
             if ready is not None:
-                ready(self.settings, self.parts)
+                ready(self.settings, self.components)
             stopping = asyncio.create_task(self._stop.wait())
-            running = [stopping, *([self.parts.fetching] if self.parts.fetching else [])]
+            running = [stopping, *([self.components.fetch_task] if self.components.fetch_task else [])]
             await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
             stopping.cancel()
         finally:
-            # Both parts end at the same time, each within its patience.
-            await asyncio.gather(self._end(http, watching, envoy), self.parts.stop())
-        if self.parts.fetching is not None:
-            self.parts.fetching.result()  # if it failed, so has the service
+            # The servers and the components stop concurrently, each within `stop_within`.
+            await asyncio.gather(self._stop_servers(http, background, envoy), self.components.stop())
+        if self.components.fetch_task is not None:
+            self.components.fetch_task.result()  # raises if fetching failed: then the service fails, too
 
-    async def _end(self, http: HttpServer, watching: asyncio.Future[Any], envoy: Any) -> None:  # noqa: ANN401 - no types
-        """Finish requests, wake those that wait for too long, return leases, close."""
+    async def _stop_servers(
+        self,
+        http: HttpServer,
+        background: asyncio.Future[Any],
+        envoy: Any,  # noqa: ANN401 - gRPC has no types
+    ) -> None:
+        """Finish active requests; interrupt waiting calls after `stop_within`; close the servers."""
         self.app.stop()
         if envoy is not None:
             await envoy.stop(self.settings.stop_within)
         try:
             await asyncio.wait_for(self.app.idle.wait(), self.settings.stop_within)
         except TimeoutError:
-            await self._close_decider()  # whoever still waits is told so
-        watching.cancel()
-        await http.stop(LAST_ANSWERS_TIMEOUT)
+            await self._close_decider()  # interrupts the calls that still wait
+        background.cancel()
+        await http.stop(LAST_RESPONSES_TIMEOUT)
         with contextlib.suppress(asyncio.CancelledError):
-            await asyncio.gather(watching, return_exceptions=True)
+            await asyncio.gather(background, return_exceptions=True)
 
     async def _close_decider(self) -> None:
         if not self.decider.closed:
@@ -135,65 +140,65 @@ class ServiceProcess:
 
 
 def open_telemetry(app: App) -> Telemetry:
-    """Tell OpenTelemetry of an app."""
-    from tidegate.observe import otel  # noqa: F401, PLC0415 - says which extra is missing
-    from tidegate.service.runtime.telemetry import Telemetry  # noqa: PLC0415 - needs it
+    """Export the counters of an app to OpenTelemetry."""
+    from tidegate.observe import otel  # noqa: F401, PLC0415 - its error names the missing extra
+    from tidegate.service.runtime.telemetry import Telemetry  # noqa: PLC0415 - needs opentelemetry
 
     return Telemetry(app)
 
 
-def open_shared(settings: Settings, clock: Clock | None = None) -> Store:
-    """Open the store of the settings, leased if they say so."""
+def open_service_store(settings: Settings, clock: Clock | None = None) -> Store:
+    """Open the store of the settings, with leases if `lease` is set."""
     store = open_guarded(settings.store, clock=clock)
     return store if settings.lease is None or store.instant else LeasedStore(store, settings.lease)
 
 
 def bounded_connections(settings: Settings, descriptors: int | None) -> Connections:
-    """Bound the connections by the settings and by the limit of descriptors."""
+    """Bound the number of connections by the settings and by the limit of open files."""
     addresses = 1 if settings.grpc is None else 2
-    fitting = fit_connections(settings.max_connections, descriptors, addresses)
-    if fitting < settings.max_connections:
-        log.warning("max_connections is lowered to %d: the limit of open files is %d", fitting, descriptors)
-    return Connections(fitting, settings.read_timeout, settings.idle_timeout)
+    max_connections = fit_connections(settings.max_connections, descriptors, addresses)
+    if max_connections < settings.max_connections:
+        log.warning("max_connections is lowered to %d: the limit of open files is %d", max_connections, descriptors)
+    return Connections(max_connections, settings.read_timeout, settings.idle_timeout)
 
 
 def http_server(app: App, connections: Connections, clock: Clock) -> HttpServer:
-    """Make the HTTP server."""
-    from tidegate.service.http import protocol  # noqa: F401, PLC0415 - says which extra is missing
-    from tidegate.service.http.server import HttpServer  # noqa: PLC0415 - needs it
+    """Create the HTTP server."""
+    from tidegate.service.http import protocol  # noqa: F401, PLC0415 - its error names the missing extra
+    from tidegate.service.http.server import HttpServer  # noqa: PLC0415 - needs uvicorn
 
     return HttpServer(app, connections, clock)
 
 
 def listen(address: ListenAddress, name: str) -> socket.socket:
-    """Listen on the address of this setting."""
+    """Listen on an address; `name` is its setting, for the error."""
     try:
         family = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)[0][0]
         listener = socket.socket(family)
     except OSError as error:
-        raise _cannot_listen(address, name, error) from None
+        raise _listen_error(address, name, error) from None
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(tuple(address))
         listener.listen(BACKLOG)
     except OSError as error:
         listener.close()
-        raise _cannot_listen(address, name, error) from None
+        raise _listen_error(address, name, error) from None
     return listener
 
 
-def _cannot_listen(address: ListenAddress, name: str, error: OSError) -> ConfigError:
+def _listen_error(address: ListenAddress, name: str, error: OSError) -> ConfigError:
     return ConfigError(f"cannot listen on {address}: {error.strerror or error}", field=name)
 
 
 def with_address(settings: Settings, name: str, listener: socket.socket) -> Settings:
-    """Put the address of a listening socket, whose port the system may have chosen, into the settings."""
+    """Return settings with the address of a listening socket: the system may have chosen its port."""
     address = ListenAddress(getattr(settings, name).host, listener.getsockname()[1])
     return replace(settings, **{name: address}, flags={**settings.flags, name: str(address)})  # type: ignore[arg-type]  # by name
 
 
-def take_addresses(settings: Settings) -> Settings:
-    """Refuse an address that is taken, and choose free ports."""
+def choose_ports(settings: Settings) -> Settings:
+    """Return settings with free ports chosen. Raises if an address is in use."""
     for name in ("listen", "grpc"):
         address: ListenAddress | None = getattr(settings, name)
         if address is not None:
@@ -203,11 +208,10 @@ def take_addresses(settings: Settings) -> Settings:
 
 
 async def serve(settings: Settings, listener: socket.socket, ready: Ready | None = None) -> None:
-    """Run one process of the service until SIGTERM or SIGINT; SIGHUP reads the file again."""
+    """Run one process of the service until SIGTERM or SIGINT; SIGHUP reloads the file."""
     service = ServiceProcess(settings, listener)
     loop = asyncio.get_running_loop()
-    handled = (signal.SIGTERM, signal.SIGINT)
-    for number in handled:
+    for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, service.stop)
     if hasattr(signal, "SIGHUP"):
         loop.add_signal_handler(signal.SIGHUP, service.reloader.request_reload)
@@ -217,14 +221,14 @@ async def serve(settings: Settings, listener: socket.socket, ready: Ready | None
 
 
 def run(settings: Settings, ready: Ready | None = None) -> None:
-    """Run the service until SIGTERM or SIGINT, in as many processes as the settings say."""
+    """Run the service until SIGTERM or SIGINT, in as many processes as `workers` says."""
     if settings.grpc is not None:
-        with listen(settings.grpc, "grpc") as probe:  # the processes bind it themselves, even beside a stranger
+        with listen(settings.grpc, "grpc") as probe:  # the workers bind it with SO_REUSEPORT, which hides a conflict
             settings = with_address(settings, "grpc", probe)
     with listen(settings.listen, "listen") as listener:
         settings = with_address(settings, "listen", listener)
         if settings.workers > 1:
-            from tidegate.service.runtime.workers import run_workers  # noqa: PLC0415 - most run one process
+            from tidegate.service.runtime.workers import run_workers  # noqa: PLC0415 - most services run one process
 
             run_workers(settings, listener, ready)
         else:
@@ -234,7 +238,7 @@ def run(settings: Settings, ready: Ready | None = None) -> None:
 def run_loop(main: Coroutine[Any, Any, None]) -> None:
     """Run a coroutine in a new event loop: uvloop's, if it is installed."""
     try:
-        import uvloop  # noqa: PLC0415 - some systems have none
+        import uvloop  # noqa: PLC0415 - not available on every system
     except ImportError:
         factory: Callable[[], asyncio.AbstractEventLoop] = asyncio.new_event_loop
     else:

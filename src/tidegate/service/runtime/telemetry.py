@@ -1,7 +1,7 @@
-"""What the service tells OpenTelemetry (`telemetry: true`): the counts that it keeps anyway, read at each export.
+"""OpenTelemetry metrics of the service (`telemetry: true`): its existing counters, read at each export.
 
-So a decision costs the same with and without it. The service needs the API only; a program that sets up an SDK, such as
-`opentelemetry-instrument tidegate start`, says where the figures go.
+Telemetry adds no cost to a decision. The service needs the OpenTelemetry API only. A program that sets up an SDK, such
+as `opentelemetry-instrument tidegate start`, chooses where the metrics are sent.
 """
 
 from __future__ import annotations
@@ -24,76 +24,80 @@ if TYPE_CHECKING:
     Callback = Callable[[CallbackOptions], Iterable[Observation]]
 
 OUTCOMES: Final = ("allowed", "denied", "shadow", "local")
-MAX_POLICIES: Final = 1000  # policies that are told of one by one
+MAX_POLICIES: Final = 1000  # policies with their own label
 WAITING_METRIC: Final = ("tidegate.waiting", "{call}", "Calls that wait for a permit.")
-IN_FLIGHT_METRIC: Final = ("tidegate.requests.in_flight", "{request}", "Requests under way.")
-PROBLEMS_METRIC: Final = ("tidegate.problems", "{answer}", "Answers that were no decision, by kind.")
-STORE_METRIC: Final = ("tidegate.store", "1", "What the store counts, by name.")
+IN_FLIGHT_METRIC: Final = ("tidegate.requests.in_flight", "{request}", "Active requests.")
+PROBLEMS_METRIC: Final = ("tidegate.problems", "{answer}", "Responses with an error instead of a decision, by kind.")
+STORE_METRIC: Final = ("tidegate.store", "1", "Counters of the store, by name.")
 
 
 class Telemetry:
-    """Tells of one app while it lives."""
+    """Exports the counters of one app until it is closed."""
 
     def __init__(self, app: App, meter: Meter | None = None) -> None:
-        """Tell this meter, or the program's."""
+        """Register with this meter. Default: the meter of the global provider."""
         meter = meter or metrics.get_meter("tidegate")
-        self._app = ref(app)  # instruments cannot be taken back
+        self._app = ref(app)  # a weak reference: instruments cannot be unregistered
         counters: tuple[tuple[tuple[str, str, str], Callable[[App], Iterator[Observation]]], ...] = (
-            (DECISIONS, decisions),
-            (DENIALS, denials),
-            (PROBLEMS_METRIC, problems),
+            (DECISIONS, observe_decisions),
+            (DENIALS, observe_denials),
+            (PROBLEMS_METRIC, observe_problems),
         )
-        gauges = ((WAITING_METRIC, waiting), (IN_FLIGHT_METRIC, in_flight), (STORE_METRIC, counted))
-        for (name, unit, about), read in counters:
-            meter.create_observable_counter(name, [self._reading(read)], unit, about)
-        for (name, unit, about), read in gauges:
-            meter.create_observable_gauge(name, [self._reading(read)], unit, about)
+        gauges = (
+            (WAITING_METRIC, observe_waiting),
+            (IN_FLIGHT_METRIC, observe_in_flight),
+            (STORE_METRIC, observe_store),
+        )
+        for (name, unit, description), observe in counters:
+            meter.create_observable_counter(name, [self._callback(observe)], unit, description)
+        for (name, unit, description), observe in gauges:
+            meter.create_observable_gauge(name, [self._callback(observe)], unit, description)
 
-    def _reading(self, read: Callable[[App], Iterator[Observation]]) -> Callback:
-        def told(_options: CallbackOptions) -> Iterable[Observation]:
+    def _callback(self, observe: Callable[[App], Iterator[Observation]]) -> Callback:
+        def callback(_options: CallbackOptions) -> Iterable[Observation]:
             app = self._app()
-            return () if app is None or app.decider.closed else list(read(app))
+            return () if app is None or app.decider.closed else list(observe(app))
 
-        return told
+        return callback
 
     @staticmethod
     def flush() -> None:
-        """Have everything exported that is not yet: the process ends without the SDK's own farewell."""
+        """Export what is pending: the process ends without the exit handler of the SDK."""
         flush = getattr(metrics.get_meter_provider(), "force_flush", None)
         if flush is not None:
             flush()
 
 
-def decisions(app: App) -> Iterator[Observation]:
-    """Tell how often each policy said what."""
+def observe_decisions(app: App) -> Iterator[Observation]:
+    """Yield the number of decisions, by policy and outcome."""
     for policy, count in list(app.decider.stats.counts.items())[:MAX_POLICIES]:
         for outcome in OUTCOMES:
             yield Observation(getattr(count, outcome), {POLICY: policy, OUTCOME: outcome})
 
 
-def denials(app: App) -> Iterator[Observation]:
-    """Tell how often each limit said no."""
+def observe_denials(app: App) -> Iterator[Observation]:
+    """Yield the number of denials, by policy and limit."""
     for (policy, limit), count in list(app.decider.stats.violated.items())[: 10 * MAX_POLICIES]:
         yield Observation(count, {POLICY: policy, LIMIT: limit})
 
 
-def problems(app: App) -> Iterator[Observation]:
-    """Tell how often there was no decision."""
+def observe_problems(app: App) -> Iterator[Observation]:
+    """Yield the number of error responses, by kind."""
     for kind, count in list(app.decider.stats.errors.items()):
         yield Observation(count, {"tidegate.problem": kind})
 
 
-def waiting(app: App) -> Iterator[Observation]:
-    """Tell how many wait."""
+def observe_waiting(app: App) -> Iterator[Observation]:
+    """Yield the number of waiting calls."""
     yield Observation(app.decider.waiting)
 
 
-def in_flight(app: App) -> Iterator[Observation]:
-    """Tell how many requests are under way."""
+def observe_in_flight(app: App) -> Iterator[Observation]:
+    """Yield the number of active requests."""
     yield Observation(app.in_flight)
 
 
-def counted(app: App) -> Iterator[Observation]:
-    """Tell what the store counts."""
+def observe_store(app: App) -> Iterator[Observation]:
+    """Yield the counters of the store."""
     for name, value in app.decider.store.metrics().items():
         yield Observation(value, {"tidegate.name": name})

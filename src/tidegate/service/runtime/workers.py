@@ -1,6 +1,6 @@
-"""Several processes behind one address: each serves by itself, the store makes them exact together.
+"""Several worker processes on one address. Each serves requests by itself; the shared store keeps limits exact.
 
-Each tells the one that started it when it serves, or why it cannot, and ends when that one does.
+Each worker reports to its parent process when it is ready or why it failed, and ends when the parent ends.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from tidegate.service.config.settings import Settings
 
-    Why = tuple[type[RateLimitError], str]
+    Failure = tuple[type[RateLimitError], str]
 
 log = logging.getLogger("tidegate.service")
 
@@ -39,203 +39,202 @@ FIRST_WORKER_ONLY: Final[dict[str, Any]] = {
     "budget": False,
     "swarm": None,
 }
-KILL_AFTER: Final = 5.0  # seconds beyond `stop_within` after which a process that does not end is killed
-FIRST_RESTART_PAUSE: Final = 1  # seconds before a process that died is replaced
-MAX_RESTART_PAUSE: Final = 30  # seconds before that at most, and how long one has to last to count as well
+KILL_AFTER: Final = 5.0  # seconds after `stop_within` until a worker that has not ended is killed
+FIRST_RESTART_PAUSE: Final = 1  # seconds before a worker that died is replaced
+MAX_RESTART_PAUSE: Final = 30  # seconds; a worker that ran for longer resets the pause
 READY_MESSAGE: Final = "ready"
-MAX_MESSAGE_LENGTH: Final = (
-    900  # characters of what a process says: what it writes to the pipe must not mix with another's
-)
+MAX_MESSAGE_LENGTH: Final = 900  # characters: writes of several workers to one pipe must not interleave
 BLOCKED_SIGNALS: Final = {signal.SIGHUP}
 
 
 def run_workers(settings: Settings, listener: socket.socket, ready: server.Ready | None = None) -> None:
-    """Run processes until SIGTERM or SIGINT; one that dies is replaced, unless it never came to serve."""
-    crew = WorkerPool(settings, listener)
-    previous = {number: signal.signal(number, crew.told) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
+    """Run workers until SIGTERM or SIGINT. Replaces a worker that dies; raises if one fails during the first start."""
+    pool = WorkerPool(settings, listener)
+    signals = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+    previous = {number: signal.signal(number, pool.handle_signal) for number in signals}
     try:
-        crew.start()
-        crew.watch(ready)
+        pool.start()
+        pool.supervise(ready)
     finally:
-        crew.end()
+        pool.stop()
         for number, handler in previous.items():
             signal.signal(number, handler)
 
 
 @dataclass
 class WorkerSlot:
-    """The place of one process, and of whoever comes after it."""
+    """One worker process and, after it dies, its replacements."""
 
     first: bool
     process: SpawnProcess | None = None
-    began: int = 0  # when the process was started, and when the next one is to be, both in steady time
-    due: int = 0
-    pause: int = 0  # seconds from the end of the last one
+    started_at: int = 0  # steady time
+    restart_at: int = 0  # steady time
+    pause: int = 0  # seconds before the last restart
 
 
 class WorkerPool:
-    """The processes of one service."""
+    """The worker processes of one service."""
 
     def __init__(self, settings: Settings, listener: socket.socket) -> None:
-        """Prepare them; all accept connections from this socket."""
+        """Prepare the workers; all accept connections from this socket."""
         self._settings = settings
         self._listener = listener
         self._clock = SystemClock()
-        self._places = [WorkerSlot(first=number == 0) for number in range(settings.workers)]
+        self._slots = [WorkerSlot(first=number == 0) for number in range(settings.workers)]
         self._reader, self._writer = SPAWN_CONTEXT.Pipe(duplex=False)
-        self._up = 0  # how many have come to serve
-        self._why: dict[int, Why] = {}  # by process: why it ended
+        self._ready_count = 0  # how many workers have reported that they are ready
+        self._failures: dict[int, Failure] = {}  # by process id
         self._stopping = False
 
-    def told(self, number: int, _frame: object) -> None:
-        """Pass a signal on."""
+    def handle_signal(self, number: int, _frame: object) -> None:
+        """Forward SIGHUP to the workers; stop on any other signal."""
         if number == signal.SIGHUP:
-            self._tell(signal.SIGHUP)
+            self._send_signal(signal.SIGHUP)
         else:
             self._stopping = True
             with contextlib.suppress(OSError):
-                self._writer.send(number)  # wakes `watch`
+                self._writer.send(number)  # wakes `supervise`
 
-    def _tell(self, number: int) -> None:
+    def _send_signal(self, number: int) -> None:
         for process in self._running():
             if process.pid is not None and process.is_alive():
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(process.pid, number)
 
     def _running(self) -> list[SpawnProcess]:
-        return [place.process for place in self._places if place.process is not None]
+        return [slot.process for slot in self._slots if slot.process is not None]
 
     def start(self) -> None:
-        """Start them all."""
-        for place in self._places:
-            self._fill(place)
+        """Start all workers."""
+        for slot in self._slots:
+            self._start_worker(slot)
 
-    def _fill(self, place: WorkerSlot) -> None:
-        """Start a process; it inherits that SIGHUP has to wait, until it knows what to do with one."""
-        words = given(self._settings)
-        process = SPAWN_CONTEXT.Process(target=work, args=(words, self._listener, self._writer, place.first))
-        place.began = self._clock.steady()
+    def _start_worker(self, slot: WorkerSlot) -> None:
+        """Start a process. It inherits a blocked SIGHUP, and unblocks it once its handler is installed."""
+        arguments = settings_arguments(self._settings)
+        process = SPAWN_CONTEXT.Process(target=run_worker, args=(arguments, self._listener, self._writer, slot.first))
+        slot.started_at = self._clock.steady()
         signal.pthread_sigmask(signal.SIG_BLOCK, BLOCKED_SIGNALS)
         try:
             process.start()
-            place.process = process
+            slot.process = process
         finally:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, BLOCKED_SIGNALS)
 
-    def watch(self, ready: server.Ready | None) -> None:
-        """Wait until told to stop; replace who dies, raise if one cannot even start."""
+    def supervise(self, ready: server.Ready | None) -> None:
+        """Replace workers that die, until a signal stops the service. Raises if one fails during the first start."""
         while not self._stopping:
             waiting: list[Any] = [self._reader, *(process.sentinel for process in self._running())]
-            multiprocessing.connection.wait(waiting, self._patience())
-            ended = [place for place in self._places if place.process is not None and not place.process.is_alive()]
-            self._listen()  # after that look: what a process says, it says before it ends
-            if ready is not None and self._up >= self._settings.workers:
+            multiprocessing.connection.wait(waiting, self._restart_timeout())
+            ended = [slot for slot in self._slots if slot.process is not None and not slot.process.is_alive()]
+            self._read_messages()  # after `ended`: a worker sends its message before it ends
+            if ready is not None and self._ready_count >= self._settings.workers:
                 ready(self._settings, None)
                 ready = None
-            for place in ended:
+            for slot in ended:
                 if not self._stopping:
-                    self._clear(place)
-            for place in self._places:
-                if place.process is None and place.due <= self._clock.steady() and not self._stopping:
-                    self._fill(place)
+                    self._schedule_restart(slot)
+            for slot in self._slots:
+                if slot.process is None and slot.restart_at <= self._clock.steady() and not self._stopping:
+                    self._start_worker(slot)
 
-    def _patience(self) -> float | None:
-        """Tell how many seconds there are until the next process is due."""
-        due = [place.due for place in self._places if place.process is None]
-        return max(0, min(due) - self._clock.steady()) / SECOND if due else None
+    def _restart_timeout(self) -> float | None:
+        """Return the seconds until the next restart, or None if all workers run."""
+        restarts = [slot.restart_at for slot in self._slots if slot.process is None]
+        return max(0, min(restarts) - self._clock.steady()) / SECOND if restarts else None
 
-    def _listen(self) -> None:
-        """Hear what the processes say."""
+    def _read_messages(self) -> None:
+        """Read the messages of the workers."""
         while self._reader.poll():
-            said = self._reader.recv()
-            if said == READY_MESSAGE:
-                self._up += 1
-            elif isinstance(said, tuple):
-                number, kind, text = said
-                self._why[number] = kind, text
+            message = self._reader.recv()
+            if message == READY_MESSAGE:
+                self._ready_count += 1
+            elif isinstance(message, tuple):
+                pid, error_type, text = message
+                self._failures[pid] = error_type, text
 
-    def _clear(self, place: WorkerSlot) -> None:
-        """Make room for the next process, after a pause: what ended this one may end that one, too."""
-        process, place.process = place.process, None
+    def _schedule_restart(self, slot: WorkerSlot) -> None:
+        """Schedule a replacement after a pause: it may fail for the same reason."""
+        process, slot.process = slot.process, None
         if process is None or process.pid is None:
             return
-        number, code = process.pid, process.exitcode
+        pid, code = process.pid, process.exitcode
         process.close()
-        kind, why = self._why.pop(number, (ConfigError, f"process {number} ended with {code}"))
-        if self._up < self._settings.workers:
-            raise kind(why)  # it could not even start: so would not the next
+        error_type, reason = self._failures.pop(pid, (ConfigError, f"process {pid} ended with exit code {code}"))
+        if self._ready_count < self._settings.workers:
+            raise error_type(reason)  # failed during the first start: a replacement would fail, too
         now = self._clock.steady()
-        place.pause = pause_after(place.pause, now - place.began)
-        place.due = now + place.pause * SECOND
+        slot.pause = restart_pause(slot.pause, now - slot.started_at)
+        slot.restart_at = now + slot.pause * SECOND
         log.error(
-            "%s: another takes its place in %d s; it reads the file as it is then, the others keep their rules",
-            why,
-            place.pause,
+            "%s: a new process starts in %d s; it reads the current file, the other processes keep their policies",
+            reason,
+            slot.pause,
         )
 
-    def end(self) -> None:
-        """Stop them all."""
+    def stop(self) -> None:
+        """Stop all workers."""
         self._stopping = True
-        self._listener.close()  # the processes have it, too, as long as they accept connections
-        self._tell(signal.SIGTERM)
+        self._listener.close()  # each worker has a duplicate, and closes it when it stops
+        self._send_signal(signal.SIGTERM)
         for process in self._running():
             process.join(self._settings.stop_within + KILL_AFTER)
             if process.is_alive():
                 process.kill()
                 process.join()
             process.close()
-        self._places.clear()
+        self._slots.clear()
         self._reader.close()
         self._writer.close()
 
 
-def pause_after(pause: int, lived: int) -> int:
-    """Tell how many seconds to wait after a process that lived for so many microseconds, and the pause before it."""
+def restart_pause(pause: int, lifetime: int) -> int:
+    """Return the seconds before a restart, from the previous pause and the lifetime of the process in microseconds."""
     return (
         FIRST_RESTART_PAUSE
-        if lived > MAX_RESTART_PAUSE * SECOND
+        if lifetime > MAX_RESTART_PAUSE * SECOND
         else max(FIRST_RESTART_PAUSE, min(MAX_RESTART_PAUSE, 2 * pause))
     )
 
 
-def given(settings: Settings) -> dict[str, Any]:
-    """Word settings such that another process reads the same."""
+def settings_arguments(settings: Settings) -> dict[str, Any]:
+    """Return the arguments with which another process loads the same settings."""
     return {"source": settings.file, "flags": dict(settings.flags), "policies": settings.policy_flags}
 
 
-def work(words: dict[str, Any], listener: socket.socket, told: Any, first: bool) -> None:  # noqa: ANN401, FBT001 - a connection, and as `args`
-    """Be one of the processes; the first also runs what there is one of: sources, what shows a budget or a swarm."""
+def run_worker(arguments: dict[str, Any], listener: socket.socket, pipe: Any, first: bool) -> None:  # noqa: ANN401, FBT001 - a connection, and as `args`
+    """Run one worker. Only the first one runs sources and shows a budget or a swarm."""
     logs.set_up()
     try:
-        settings = load_settings(**words, environment=os.environ)
+        settings = load_settings(**arguments, environment=os.environ)
         if not first:
             settings = replace(settings, **FIRST_WORKER_ONLY)
         with contextlib.suppress(KeyboardInterrupt):
-            server.run_loop(attend(settings, listener, told))
+            server.run_loop(serve_worker(settings, listener, pipe))
     except RateLimitError as error:
-        kind = StoreUnavailable if isinstance(error, StoreUnavailable) else ConfigError
-        tell(told, (os.getpid(), kind, str(error)[:MAX_MESSAGE_LENGTH]))
+        error_type = StoreUnavailable if isinstance(error, StoreUnavailable) else ConfigError
+        send_message(pipe, (os.getpid(), error_type, str(error)[:MAX_MESSAGE_LENGTH]))
 
 
-async def attend(settings: Settings, listener: socket.socket, told: Any) -> None:  # noqa: ANN401 - a connection
-    """Serve until told to stop, or until the process that started this one is gone."""
+async def serve_worker(settings: Settings, listener: socket.socket, pipe: Any) -> None:  # noqa: ANN401 - a connection
+    """Serve until a signal stops the worker, or until the parent process ends."""
     loop, parent = asyncio.get_running_loop(), multiprocessing.parent_process()
 
-    def up(*_: object) -> None:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, BLOCKED_SIGNALS)  # by now it is handled
-        tell(told, READY_MESSAGE)
+    def report_ready(*_: object) -> None:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, BLOCKED_SIGNALS)  # its handler is installed now
+        send_message(pipe, READY_MESSAGE)
 
-    def orphaned(sentinel: int) -> None:
+    def stop_orphan(sentinel: int) -> None:
         loop.remove_reader(sentinel)
-        log.warning("the process that started this one is gone: stopping")
+        log.warning("the parent process has ended: stopping")
         signal.raise_signal(signal.SIGTERM)
 
     if parent is not None:
-        loop.add_reader(parent.sentinel, orphaned, parent.sentinel)
-    await server.serve(settings, listener, up)
+        loop.add_reader(parent.sentinel, stop_orphan, parent.sentinel)
+    await server.serve(settings, listener, report_ready)
 
 
-def tell(told: Any, what: object) -> None:  # noqa: ANN401 - a connection
-    """Say something to the process that started this one, if it is still there."""
+def send_message(pipe: Any, message: object) -> None:  # noqa: ANN401 - a connection
+    """Send a message to the parent process, if it still runs."""
     with contextlib.suppress(OSError):
-        told.send(what)
+        pipe.send(message)

@@ -1,4 +1,4 @@
-"""Whole processes: started by the command, asked over real connections, reloaded, stopped, several at once."""
+"""Processes of `tidegate start`: requests over real connections, commands, reloads, stops, several workers."""
 
 import json
 import os
@@ -16,7 +16,7 @@ import pytest
 from tests.servers.process import free_port, need, until
 from tests.servers.valkey import ValkeyServer
 from tests.service.harness import ROOT, serving
-from tests.service.test_envoy import Envoy
+from tests.service.test_envoy import EnvoyClient
 from tidegate import ConfigError, ResourceUnknown, StoreUnavailable
 from tidegate.cli import main
 from tidegate.service.client.client import AsyncClient, Client
@@ -34,53 +34,53 @@ def service(tmp_path_factory):
         yield it
 
 
-def test_curl_can_ask(service):
+def test_curl_can_send_requests(service):
     curl = need(shutil.which("curl"), "curl", "apt-get install curl")
     command = [curl, "-s", "--json", '{"policy":"api","key":"curl"}', f"{service.url}/v1/acquire"]
-    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    assert said.startswith('{"allowed":true,"remaining":2,')
+    output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert output.startswith('{"allowed":true,"remaining":2,')
 
 
-def test_health_readiness_and_the_description(service):
+def test_health_readiness_metrics_and_the_openapi_description(service):
     for path in ("/healthz", "/readyz"):
         assert service.get(path).json() == {"ok": True}
     assert service.get("/openapi.json").json()["openapi"] == "3.1.0"
     assert "tidegate_decisions_total" in service.get("/metrics").text
 
 
-async def test_grpc_beside_http(service):
+async def test_grpc_and_http_share_counters(service):
     async with grpc.aio.insecure_channel(f"127.0.0.1:{service.grpc}") as channel:
-        envoy = Envoy(None, channel)
+        envoy = EnvoyClient(None, channel)
         assert [(await envoy.codes(({"ip": "1"},)))[0] for _ in range(3)] == [1, 1, 2]
-    # The same counter by HTTP.
+    # The same counter over HTTP.
     body = {"domain": "edge", "descriptor": [["ip", "1"]]}
     assert service.post("acquire", body).json()["allowed"] is False
     assert service.post("acquire", {"domain": "edge", "descriptor": [["x", "1"]]}).json()["limits"] == []
 
 
-def test_a_client_for_threads(service):
+def test_the_client_for_threads(service):
     with Client(service.url) as client:
-        answers = [client.acquire("api", ("thread", "1")) for _ in range(4)]
-        assert [bool(answer) for answer in answers] == [True, True, True, False]
-        assert answers[3].violated == ("1h",)
+        responses = [client.acquire("api", ("thread", "1")) for _ in range(4)]
+        assert [bool(response) for response in responses] == [True, True, True, False]
+        assert responses[3].violated == ("1h",)
         assert not client.peek("api", ("thread", "1"))
-        held = client.reserve("tokens", "t", {"tokens": 60})
-        client.commit(held.id, {"tokens": 10})
+        reservation = client.reserve("tokens", "t", {"tokens": 60})
+        client.commit(reservation.id, {"tokens": 10})
         with pytest.raises(AlreadySettledError):
-            client.cancel(held.id)
+            client.cancel(reservation.id)
         client.cancel(client.reserve("tokens", "t", 90).id)
         assert [limit["used"] for limit in client.usage("tokens", "t")] == [10]
         client.reset("tokens", "t")
         assert client.usage("tokens", "t")[0]["used"] == 0
-        said = client.batch([("api", "b"), ("api", "b", 3), ("nope", "b")])
-        assert [getattr(each, "allowed", type(each)) for each in said] == [True, False, ResourceUnknown]
+        results = client.batch([("api", "b"), ("api", "b", 3), ("nope", "b")])
+        assert [getattr(each, "allowed", type(each)) for each in results] == [True, False, ResourceUnknown]
         assert [each.allowed for each in client.batch([("api", "c")] * 4)] == [True, True, True, False]
         assert {policy["name"] for policy in client.policies()["policies"]} == {"api", "slow", "tokens"}
         with pytest.raises(ResourceUnknown, match="there is no policy 'nope'"):
             client.acquire("nope", "x")
 
 
-def test_a_client_says_zeros_and_checks_keys(service):
+def test_the_client_sends_zeros_and_checks_keys(service):
     with Client(service.url) as client:
         with pytest.raises(ConfigError, match="seconds"):
             client.block("slow", "zero", seconds=0)
@@ -94,12 +94,12 @@ def test_a_client_says_zeros_and_checks_keys(service):
                 client.batch([("api", key)])
 
 
-async def test_a_client_for_tasks(service):
+async def test_the_client_for_tasks(service):
     async with AsyncClient(service.url) as client:
-        answers = [await client.acquire("api", "task") for _ in range(4)]
-        assert [bool(answer) for answer in answers] == [True, True, True, False]
-        held = await client.reserve("tokens", "task", 60)
-        await client.commit(held.id, 7)
+        responses = [await client.acquire("api", "task") for _ in range(4)]
+        assert [bool(response) for response in responses] == [True, True, True, False]
+        reservation = await client.reserve("tokens", "task", 60)
+        await client.commit(reservation.id, 7)
         assert (await client.usage("tokens", "task"))[0]["used"] == 7
         await client.cancel((await client.reserve("tokens", "task", 5)).id)
         await client.reset("tokens", "task")
@@ -114,28 +114,28 @@ def test_a_client_without_a_service():
 
 
 def test_commands(service, capsys):
-    def command(*words):
-        code = main([*words, "--url", service.url])
-        said = capsys.readouterr()
-        return code, said.out.strip(), said.err.strip()
+    def command(*arguments):
+        code = main([*arguments, "--url", service.url])
+        captured = capsys.readouterr()
+        return code, captured.out.strip(), captured.err.strip()
 
     assert command("acquire", "api", "cli", "--cost", "3") == (0, "allowed, 0 left", "")
-    code, said, _ = command("acquire", "api", "cli")
-    assert (code, said.startswith("denied by 1h, try again in ")) == (1, True)
+    code, output, _ = command("acquire", "api", "cli")
+    assert (code, output.startswith("denied by 1h, try again in ")) == (1, True)
     assert command("peek", "api", "cli", "--cost", "4") == (
         1,
         "denied by 1h: the cost is more than the limit can ever allow",
         "",
     )
-    code, said, _ = command("usage", "api", "cli")
-    assert (code, "3 / 3 requests" in said) == (0, True)
+    code, output, _ = command("usage", "api", "cli")
+    assert (code, "3 / 3 requests" in output) == (0, True)
     assert command("reset", "api", "cli") == (0, "api: the usage of cli is reset", "")
-    code, said, _ = command("policies", "--json")
-    assert (code, [policy["name"] for policy in json.loads(said)["policies"]]) == (0, ["api", "slow", "tokens"])
+    code, output, _ = command("policies", "--json")
+    assert (code, [policy["name"] for policy in json.loads(output)["policies"]]) == (0, ["api", "slow", "tokens"])
     code, _, wrong = command("acquire", "nope", "cli")
     assert (code, wrong) == (2, "tidegate: there is no policy 'nope': known names are api, slow, tokens")
-    code, said, _ = command("acquire", "tokens", "cli", "parts", "--cost", "tokens=7", "--json")
-    assert (code, json.loads(said)["remaining"]) == (0, 93)
+    code, output, _ = command("acquire", "tokens", "cli", "parts", "--cost", "tokens=7", "--json")
+    assert (code, json.loads(output)["remaining"]) == (0, 93)
     code, _, wrong = command("acquire", "tokens", "cli", "--cost", "seven")
     assert (code, wrong.startswith("tidegate: --cost: expected an integer")) == (2, True)
 
@@ -160,14 +160,14 @@ def test_validate(tmp_path, capsys):
     assert json.loads(capsys.readouterr().out)["domains"] == ["a"]
 
 
-def test_an_address_that_is_taken_is_refused(service, tmp_path):
+def test_an_address_in_use_is_refused(service, tmp_path):
     full = [sys.executable, "-m", "tidegate", "start", "--listen", f"127.0.0.1:{service.port}"]
     done = subprocess.run(full, capture_output=True, text=True, check=False, cwd=ROOT)
     assert done.returncode == 2
     assert "listen: cannot listen on" in done.stderr
 
 
-def test_reloading(tmp_path):
+def test_a_reload_changes_policies_and_refuses_invalid_files(tmp_path):
     with serving(tmp_path, "reload_every: 60s\n" + RULES) as service:
         ask = {"policy": "api", "key": "k"}
         assert service.post("acquire", {**ask, "cost": 3}).json()["allowed"]
@@ -189,58 +189,60 @@ def test_reloading(tmp_path):
         until(lambda: service.logged("new policies are in effect"), "the new policies")
         expected = {"adopted": 1, "refused": 2, "error": None}
         until(lambda: service.get("/v1/overview").json()["rules"] == expected, "the overview without an error")
-        answers = [service.post("acquire", ask).json()["allowed"] for _ in range(2)]
-        assert answers == [True, False]  # one more than before, not four
+        responses = [service.post("acquire", ask).json()["allowed"] for _ in range(2)]
+        assert responses == [True, False]  # one more than before, not four
         assert service.post("acquire", {"policy": "slow", "key": "k"}).status_code == 404
         text = service.get("/metrics").text
         assert 'tidegate_reloads_total{outcome="adopted"} 1' in text
         assert 'tidegate_reloads_total{outcome="refused"} 2' in text
 
 
-def test_a_changed_file_is_noticed(tmp_path):
+def test_a_changed_file_is_reloaded(tmp_path):
     with serving(tmp_path, "reload_every: 20ms\n" + RULES) as service:
         (tmp_path / "service.yaml").write_text("policies: {other: 1/1h}\n", encoding="utf-8")
         until(lambda: service.post("peek", {"policy": "other", "key": "k"}).status_code == 200, "the new policies")
 
 
-def test_stopping_finishes_what_is_under_way(tmp_path):
+def test_a_stop_answers_waiting_calls(tmp_path):
     with serving(tmp_path, RULES, "--stop-within", "100ms") as service, ThreadPoolExecutor() as pool:
         ask = {"policy": "slow", "key": "k"}
         assert service.post("acquire", ask).json()["allowed"]
         waiting = pool.submit(service.post, "acquire", {**ask, "wait": 25})
         until(lambda: "tidegate_waiting 1" in service.get("/metrics").text, "a call that waits")
         assert service.stop() == 0
-        # It waited longer than the service could: it is told so, not cut off.
+        # It waits longer than `stop_within`: it gets a response, and is not disconnected.
         assert waiting.result(30).json()["type"] == "urn:tidegate:problem:stopping"
         assert service.logged("stopped")
 
 
-def test_workers_are_exact_over_sqlite(tmp_path):
+def test_workers_on_sqlite_admit_exactly_the_limit(tmp_path):
     store = f"store: sqlite:///{tmp_path / 'limits.db'}?deadline=10s\n"
     text = store + "policies: {api: 100/1h, tokens: 50/1h fixed_window unit=tokens}\n"
     with serving(tmp_path, text, "--workers", "3") as service:
 
         def ask(_):
-            with httpx.Client(trust_env=False, timeout=30) as http:  # a connection of its own: any process may answer
-                answers = [
+            with httpx.Client(trust_env=False, timeout=30) as http:  # a new connection: any worker may respond
+                responses = [
                     http.post(f"{service.url}/v1/acquire", json={"policy": "api", "key": "k"}) for _ in range(10)
                 ]
-                held = http.post(f"{service.url}/v1/reserve", json={"policy": "tokens", "key": "k", "cost": 2}).json()
-            return sum(answer.json()["allowed"] for answer in answers), held["id"]
+                reservation = http.post(
+                    f"{service.url}/v1/reserve", json={"policy": "tokens", "key": "k", "cost": 2}
+                ).json()
+            return sum(response.json()["allowed"] for response in responses), reservation["id"]
 
         with ThreadPoolExecutor(8) as pool:
             results = list(pool.map(ask, range(14)))
         assert sum(count for count, _ in results) == 100
         ids = [reservation_id for _, reservation_id in results]
-        # Whichever process made a reservation, any of them settles it, once.
+        # Every worker can settle a reservation of any other, but only once.
         twice = [service.post("cancel", {"id": reservation_id}).status_code for reservation_id in ids for _ in range(2)]
         assert twice == [200, 409] * 14
         assert service.post("usage", {"policy": "tokens", "key": "k"}).json()["limits"][0]["used"] == 0
         processes = {line.split("process ")[1].split('"')[0] for line in log_lines(service, "process ")}
         assert len(processes) == 3
-        # One that dies is replaced.
+        # A worker that dies is replaced.
         os.kill(int(min(processes)), signal.SIGKILL)
-        until(lambda: service.logged("another takes its place"), "a replacement")
+        until(lambda: service.logged("a new process starts in"), "a replacement")
         until(lambda: len(log_lines(service, "serving on")) == 4, "its start")
         assert service.stop() == 0
 
@@ -249,7 +251,7 @@ def log_lines(service, text):
     return [line for line in service.log.read_text(encoding="utf-8").splitlines() if text in line]
 
 
-def test_a_lost_store_is_told_apart_from_a_denial(tmp_path):
+def test_an_unavailable_store_is_not_a_denial(tmp_path):
     with ValkeyServer() as valkey:
         text = (
             f"store: {valkey.url}?deadline=200ms\npolicies:\n  api: 100/1h\n"
@@ -259,18 +261,18 @@ def test_a_lost_store_is_told_apart_from_a_denial(tmp_path):
             ask = {"policy": "api", "key": "k"}
             assert service.post("acquire", ask).json()["remaining"] == 99
             valkey.kill()
-            until(lambda: service.post("acquire", ask).status_code == 503, "the loss of the store")
+            until(lambda: service.post("acquire", ask).status_code == 503, "the outage of the store")
             assert service.post("acquire", ask).json()["type"] == "urn:tidegate:problem:store-unavailable"
             assert service.get("/readyz").status_code == 503
             assert service.get("/healthz").status_code == 200
             assert service.get("/v1/check?policy=api&key=k").status_code == 503
-            answers = [service.post("acquire", {"policy": "open", "key": "k"}).json() for _ in range(2)]
-            assert [(answer["allowed"], answer["local"]) for answer in answers] == [(True, True)] * 2
+            responses = [service.post("acquire", {"policy": "open", "key": "k"}).json() for _ in range(2)]
+            assert [(response["allowed"], response["local"]) for response in responses] == [(True, True)] * 2
             valkey.start()
             until(lambda: service.get("/readyz").status_code == 200, "the return of the store")
 
 
-def test_who_hangs_up_leaves_the_line(service):
+def test_a_client_that_disconnects_leaves_the_wait_queue(service):
     ask = {"policy": "slow", "key": "hangs up"}
     service.post("acquire", ask)
     body = json.dumps({**ask, "wait": 25}).encode()
@@ -283,7 +285,7 @@ def test_who_hangs_up_leaves_the_line(service):
     until(lambda: "tidegate_waiting 0" in service.get("/metrics").text, "the end of its wait")
 
 
-def test_a_slow_client_holds_nobody_up(service):
+def test_a_slow_client_does_not_delay_others(service):
     with socket.create_connection(("127.0.0.1", service.port)) as slow:
         slow.sendall(
             b"POST /v1/acquire HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"

@@ -1,4 +1,4 @@
-"""`tidegate top`: what it shows of a running service, for people and for programs."""
+"""`tidegate top` shows the overview of a running service, as text and as JSON."""
 
 import json
 
@@ -15,25 +15,25 @@ RULES = "policies: {api: 3/1h fixed_window, quiet: 5/1h}\n"
 @pytest.fixture(scope="module")
 def service(tmp_path_factory):
     with serving(tmp_path_factory.mktemp("service"), RULES) as running:
-        running.get("/v1/overview")  # from now on, calls near a limit are noted
+        running.get("/v1/overview")  # from now on, keys near a limit are recorded
         for key in ("k", "k", "k", "k", "evil\x1b[2J"):
             running.post("acquire", {"policy": "api", "key": key})
         yield running
 
 
-def look(service, capsys, *words):
-    code = main(["top", "--once", "--url", service.url, *words])
+def run_top(service, capsys, *options):
+    code = main(["top", "--once", "--url", service.url, *options])
     return code, capsys.readouterr().out
 
 
-def test_once_for_people(service, capsys):
-    def settled():
-        said.append(look(service, capsys))
-        return "4       1" in " ".join(said[-1][1].split("\n")[3:4])
+def test_text_output(service, capsys):
+    def has_counts():
+        outputs.append(run_top(service, capsys))
+        return "4       1" in " ".join(outputs[-1][1].split("\n")[3:4])
 
-    said = []
-    until(settled, "the counts of the first seconds")
-    code, text = said[-1]
+    outputs = []
+    until(has_counts, "the counts of the first seconds")
+    code, text = outputs[-1]
     assert code == 0
     lines = text.splitlines()
     assert lines[0].startswith("tidegate ")
@@ -47,22 +47,22 @@ def test_once_for_people(service, capsys):
     assert "\x1b" not in text
 
 
-def test_once_for_programs(service, capsys):
-    code, text = look(service, capsys, "--json", "--rows", "1")
-    said = json.loads(text)
+def test_json_output(service, capsys):
+    code, text = run_top(service, capsys, "--json", "--rows", "1")
+    data = json.loads(text)
     assert code == 0
-    assert set(said) == {"store", "waiting", "in_flight", "policies", "near", "denials"}
-    assert [len(said[name]) for name in ("policies", "near", "denials")] == [1, 1, 1]
-    assert said["denials"][0]["violated"] == ["1h"]
+    assert set(data) == {"store", "waiting", "in_flight", "policies", "near", "denials"}
+    assert [len(data[name]) for name in ("policies", "near", "denials")] == [1, 1, 1]
+    assert data["denials"][0]["violated"] == ["1h"]
 
 
-@pytest.mark.parametrize(("words", "field"), [(["--interval", "0"], "--interval"), (["--rows", "0"], "--rows")])
-def test_mistakes(words, field, capsys):
-    assert main(["top", *words]) == 2
+@pytest.mark.parametrize(("options", "field"), [(["--interval", "0"], "--interval"), (["--rows", "0"], "--rows")])
+def test_invalid_options(options, field, capsys):
+    assert main(["top", *options]) == 2
     assert capsys.readouterr().err.startswith(f"tidegate: {field}: expected ")
 
 
-def test_with_tokens(tmp_path, capsys, monkeypatch):
+def test_a_token_from_the_environment(tmp_path, capsys, monkeypatch):
     text = f"decision_token: {DECISION}\nadmin_token: {ADMIN}\n{RULES}"
     with serving(tmp_path, text) as service:
         assert main(["top", "--once", "--url", service.url]) == 2
@@ -71,7 +71,7 @@ def test_with_tokens(tmp_path, capsys, monkeypatch):
         assert main(["top", "--once", "--url", service.url]) == 0
 
 
-TOLD = {
+OVERVIEW = {
     "at": 1_728_000_090_000,
     "process": {"id": 7, "workers": 2, "since": 1_728_000_000_000, "version": "1"},
     "waiting": 1,
@@ -90,8 +90,8 @@ TOLD = {
 }
 
 
-def test_the_busiest_come_first():
-    rows = top.busiest(TOLD)
+def test_the_busiest_policies_are_first():
+    rows = top.busiest(OVERVIEW)
     assert [(row["name"], row["admitted_per_second"], row["denied_per_second"]) for row in rows] == [
         ("busy", 4.0, 1.3),
         ("calm", 1.0, 0.0),
@@ -100,9 +100,9 @@ def test_the_busiest_come_first():
     assert top.curve([]) == " " * top.CURVE_SECONDS
 
 
-def test_the_screen(monkeypatch):
+def test_the_layout_of_the_screen(monkeypatch):
     monkeypatch.setenv("COLUMNS", "140")
-    lines = top.draw(TOLD, "http://here", Output(), 5)
+    lines = top.draw(OVERVIEW, "http://here", Output(), 5)
     assert lines[0] == (
         "tidegate 1 on http://here: process 7 (one of 2), up 1 min 30 s, store redis lost, 2 in flight, 1 waiting, "
         "p50 0.08 ms, p99 2.5 ms"
@@ -110,14 +110,14 @@ def test_the_screen(monkeypatch):
     assert lines[3].endswith(" █▄")
     assert lines[-1] == "00:00:00  busy: a b  by 1m, never fits (shadow mode: was allowed)"
     monkeypatch.setenv("COLUMNS", "80")
-    assert not top.draw(TOLD, "http://here", Output(), 5)[3].endswith("▄")
-    assert "no policy is configured" in top.draw({**TOLD, "policies": []}, "", Output(), 5)
+    assert not top.draw(OVERVIEW, "http://here", Output(), 5)[3].endswith("▄")
+    assert "no policy is configured" in top.draw({**OVERVIEW, "policies": []}, "", Output(), 5)
 
 
-def test_on_a_terminal_it_draws_over_itself(monkeypatch, capsys):
+def test_a_terminal_is_redrawn(monkeypatch, capsys):
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
     monkeypatch.setenv("TERM", "xterm")
-    top.show(TOLD, "http://here", Output(), 5, redraw=True)
-    said = capsys.readouterr().out
-    assert top.CLEAR_SCREEN in said
-    assert "Ctrl-C ends." in said
+    top.show(OVERVIEW, "http://here", Output(), 5, redraw=True)
+    output = capsys.readouterr().out
+    assert top.CLEAR_SCREEN in output
+    assert "Ctrl-C ends." in output

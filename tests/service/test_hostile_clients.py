@@ -16,7 +16,7 @@ import pytest
 
 from tests.servers.process import until
 from tests.service.harness import serving
-from tests.service.test_process import log_lines
+from tests.service.test_service_processes import log_lines
 from tidegate.service.runtime.file_limits import raise_descriptor_limit
 
 RULES = "policies: {api: 1000000/1h, slow: 1/1h}\n"

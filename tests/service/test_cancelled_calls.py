@@ -21,7 +21,7 @@ POLICIES = {
 }
 
 
-class Elsewhere(MemoryStore):
+class DelayedStore(MemoryStore):
     """A store that decides after a few iterations of the event loop, like a store over a network."""
 
     instant = False
@@ -38,7 +38,7 @@ class Elsewhere(MemoryStore):
 @pytest.fixture
 async def decider():
     decider = Decider(
-        load_settings({"policies": POLICIES}).policies, GuardedStore(Elsewhere(), deadline=10), secrets=("s" * 16,)
+        load_settings({"policies": POLICIES}).policies, GuardedStore(DelayedStore(), deadline=10), secrets=("s" * 16,)
     )
     await decider.probe()
     yield decider
@@ -49,7 +49,7 @@ async def used(decider, policy, key="k"):
     return sum(each.used for each in (await decider.usage(Subject(policy, key))).values())
 
 
-async def settled(decider, policy, answered, key="k"):
+async def wait_until_charged(decider, policy, answered, key="k"):
     """Wait until what was charged is what was answered; return both."""
     for _ in range(2000):
         charged = await used(decider, policy, key)
@@ -58,15 +58,15 @@ async def settled(decider, policy, answered, key="k"):
     return charged, answered
 
 
-async def cancelled_after(turns, call):
+async def cancelled_after(steps, call):
     """Start a call and cancel it after so many iterations of the event loop; return its result, or None."""
     task = asyncio.ensure_future(call)
-    for _ in range(turns):
+    for _ in range(steps):
         await asyncio.sleep(0)
     task.cancel()
-    [answer] = await asyncio.gather(task, return_exceptions=True)
-    assert not isinstance(answer, Exception), answer
-    return None if isinstance(answer, asyncio.CancelledError) else answer
+    [result] = await asyncio.gather(task, return_exceptions=True)
+    assert not isinstance(result, Exception), result
+    return None if isinstance(result, asyncio.CancelledError) else result
 
 
 @pytest.mark.parametrize("policy", ["api", "slots"])
@@ -80,7 +80,7 @@ async def test_cancelled_acquires_and_batches_are_refunded(decider, policy):
         else:
             decisions = await cancelled_after(rng.randrange(20), decider.batch(asks))
             answered += sum(cost for (_, cost), decision in zip(asks, decisions or [], strict=False) if decision)
-    charged, answered = await settled(decider, policy, answered)
+    charged, answered = await wait_until_charged(decider, policy, answered)
     assert charged == answered > 0
 
 
@@ -91,9 +91,9 @@ async def test_cancelled_decide_all_is_refunded(decider):
     answered = 0
     for number in range(120):
         answered += bool(await cancelled_after(number % 24, decider.decide_all(asks)))
-    assert await settled(decider, "api", answered) == (answered, answered)
-    assert await settled(decider, "shadow", answered) == (answered, answered)
-    assert await settled(decider, "shadow", 2 * answered, "other") == (2 * answered, 2 * answered)
+    assert await wait_until_charged(decider, "api", answered) == (answered, answered)
+    assert await wait_until_charged(decider, "shadow", answered) == (answered, answered)
+    assert await wait_until_charged(decider, "shadow", 2 * answered, "other") == (2 * answered, 2 * answered)
     assert answered > 0
 
 
@@ -104,9 +104,9 @@ async def test_cancelled_waits_are_refunded_while_a_block_exists(decider, verb):
     answered = 0
     for number in range(120):
         decider.blocks._free.clear()  # noqa: SLF001 - so that the store is asked
-        answer = await cancelled_after(number % 30, getattr(decider, verb)(Subject("api", "k"), wait=5))
-        answered += bool(answer)
-    charged, answered = await settled(decider, "api", answered)
+        result = await cancelled_after(number % 30, getattr(decider, verb)(Subject("api", "k"), wait=5))
+        answered += bool(result)
+    charged, answered = await wait_until_charged(decider, "api", answered)
     assert charged == answered > 0
 
 
@@ -115,29 +115,29 @@ async def test_cancelled_leases_are_refunded(decider):
     for number in range(60):
         lease = await cancelled_after(number % 14, decider.lease(Subject("api", "k"), 1, 5))
         answered += lease.permits if lease else 0
-    charged, answered = await settled(decider, "api", answered)
+    charged, answered = await wait_until_charged(decider, "api", answered)
     assert charged == answered > 0
 
 
 @pytest.mark.parametrize("verb", ["commit", "cancel"])
 async def test_a_cancelled_settlement_is_applied_once(decider, verb):
     """A cancelled settlement is applied, or was not begun and can be repeated; it is never applied twice."""
-    for turns in range(24):
+    for steps in range(24):
         await decider.reset(Subject("api", "k"))
         await decider.acquire(Subject("api", "k"), 50)
-        held = await decider.reserve(Subject("api", "k"), 10)
+        reservation = await decider.reserve(Subject("api", "k"), 10)
         settle = partial(decider.commit, actual=4) if verb == "commit" else decider.cancel
-        await cancelled_after(turns, settle(held.id))
+        await cancelled_after(steps, settle(reservation.id))
         with suppress(AlreadySettledError):
-            await settle(held.id)
+            await settle(reservation.id)
         expected = 54 if verb == "commit" else 50
-        assert await settled(decider, "api", expected) == (expected, expected)
+        assert await wait_until_charged(decider, "api", expected) == (expected, expected)
         with pytest.raises(AlreadySettledError):
-            await settle(held.id)
+            await settle(reservation.id)
 
 
 async def test_ten_cancelled_calls_hold_no_slots(decider):
     for number in range(10):
         await cancelled_after(3 + number % 3, decider.acquire(Subject("one", "k")))
-    assert await settled(decider, "one", 0) == (0, 0)
+    assert await wait_until_charged(decider, "one", 0) == (0, 0)
     assert await decider.acquire(Subject("one", "k"))

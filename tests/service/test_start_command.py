@@ -1,4 +1,4 @@
-"""`tidegate start`: decisions, sources, a budget and a swarm in one process, by file, environment and flags."""
+"""`tidegate start` with sources, a budget and a swarm, configured by file, environment and options."""
 
 import json
 import os
@@ -27,7 +27,7 @@ def write(path: Path, text: str) -> Path:
 
 @pytest.fixture
 def folder(tmp_path):
-    """Providers and sources beside the service's file, and the server that they are fetched from."""
+    """Yields a directory with provider and source files, and the server of the sources."""
     with QuotaServer() as server:
         write(tmp_path / "providers" / "local.yaml", "domain: 127.0.0.1\nlimit: 3\nperiod: 1h\napi_key: hunter2\n")
         write(tmp_path / "sources" / "prices.yaml", f"name: prices\nurl: {server.url}/prices\ninterval: 1h\n")
@@ -56,28 +56,28 @@ def test_one_process_decides_and_fetches(folder, capsys):
         assert service.logged("source prices: every 3600 s, limited by provider local")
         assert service.logged("stopped; sources that were not fetched are queued for the next start")
         assert not service.logged("hunter2")
-    assert (path / "data" / "quota.db").exists()  # although decisions are kept in memory
+    assert (path / "data" / "quota.db").exists()  # although the store of decisions is in memory
     assert not (path / "data" / "control.json").exists()
 
 
-def test_stopping_lets_both_parts_end(folder):
-    """A question that waits and a fetch under way, when the signal comes."""
+def test_a_stop_waits_for_an_active_fetch(folder):
+    """The service gets SIGTERM during a fetch."""
     path, server = folder
-    server.respond = lambda _request: Answer() if slow.wait_closed() else Answer(503)
-    slow = Gate()
+    server.respond = lambda _request: Answer() if delayed.wait() else Answer(503)
+    delayed = DelayedResponse()
     with serving(path, FILE, "--stop-within", "20s") as service:
-        until(lambda: slow.waiting, "the fetch")
+        until(lambda: delayed.waiting, "the fetch")
         service.process.send_signal(signal.SIGTERM)
-        until(lambda: refuses(service), "the end of answering")
+        until(lambda: refuses(service), "the refusal of requests")
         assert service.process.poll() is None  # the fetch is still under way
-        slow.open()
+        delayed.send()
         assert service.stop() == 0
         assert not service.logged("queued again")
     assert len(list((path / "data" / "bodies" / "prices").iterdir())) == 1
 
 
-class Gate:
-    """Lets the server's answer wait until it is opened."""
+class DelayedResponse:
+    """Delays the response of the server until `send` is called."""
 
     def __init__(self):
         import threading  # noqa: PLC0415 - only here
@@ -85,11 +85,11 @@ class Gate:
         self.waiting = False
         self._event = threading.Event()
 
-    def wait_closed(self):
+    def wait(self):
         self.waiting = True
         return self._event.wait(60)
 
-    def open(self):
+    def send(self):
         self._event.set()
 
 
@@ -109,10 +109,10 @@ def test_several_processes_fetch_once(folder):
         assert main(["sources", "--data", str(path / "data"), "--json"]) == 0
         assert service.stop() == 0
     assert len(server.requests) == 1
-    assert not (path / "data" / "quota.db").exists()  # the store that all share counts for the provider, too
+    assert not (path / "data" / "quota.db").exists()  # the shared store counts for the provider, too
 
 
-def test_settings_by_flag_and_environment(folder):
+def test_settings_from_options_and_environment(folder):
     path, server = folder
     environment = {"TIDEGATE_PROVIDERS": str(path / "providers/local.yaml"), "TIDEGATE_DATA": str(path / "data")}
     flags = ("--source", str(path / "sources/prices.yaml"), "--source", str(path / "more.yaml"), "--fetchers", "1")
@@ -120,14 +120,14 @@ def test_settings_by_flag_and_environment(folder):
         until(lambda: len(server.requests) == 2, "both fetches")
 
 
-def test_lists_are_read_from_everywhere(tmp_path):
+def test_lists_from_file_environment_and_options(tmp_path):
     file = write(tmp_path / "service.yaml", "sources: one.yaml\nprovider_dirs: [a, /b]\ndata: data\n")
     settings = load_settings(
         file,
         environment={"TIDEGATE_PROVIDERS": "x.yaml; y.yaml"},
         flags={"source_dirs": ["c", "d e"], "bus": "local://b"},
     )
-    assert settings.sources == (tmp_path / "one.yaml",)  # beside the file that names it
+    assert settings.sources == (tmp_path / "one.yaml",)  # relative to the file that names it
     assert settings.provider_dirs == (tmp_path / "a", Path("/b"))
     assert settings.data == tmp_path / "data"
     assert settings.providers == (Path("x.yaml"), Path("y.yaml"))
@@ -137,7 +137,7 @@ def test_lists_are_read_from_everywhere(tmp_path):
     assert str(load_settings().data_folder) == "tidegate-data"
 
 
-def test_the_words_for_permissions_are_those_of_providers():
+def test_the_permissions_setting_has_the_values_of_providers():
     from typing import get_args  # noqa: PLC0415 - only here
 
     from tidegate.outbound.providers.registry import Permissions  # noqa: PLC0415 - only here
@@ -155,14 +155,14 @@ def test_the_words_for_permissions_are_those_of_providers():
         ("swarm: mars://here", "bus: unknown scheme mars://"),
     ],
 )
-def test_what_is_wrong_with_a_part_is_refused_before_anything_runs(tmp_path, capfd, text, message):
+def test_a_misconfigured_component_is_refused_before_the_start(tmp_path, capfd, text, message):
     write(tmp_path / "bad.yaml", "name: x\nurl: nowhere\ninterval: 1m\n")
     file = write(tmp_path / "service.yaml", f"data: data\n{text}\n".replace("data: data\nbus", "bus"))
     assert main(["start", str(file), "--listen", "127.0.0.1:0"]) == 2
     assert message in capfd.readouterr().err
 
 
-def test_a_budget_is_shown(tmp_path):
+def test_the_overview_shows_a_budget(tmp_path):
     write(tmp_path / "budget.yaml", f"name: nightly\ntiers: {{day: 50}}\nstorage: {tmp_path / 'budget.db'}\n")
     with serving(tmp_path, "budget: budget.yaml\n") as service:
         panel = service.get("/v1/overview").json()["panels"]["budgets"]
@@ -173,22 +173,22 @@ def test_a_budget_is_shown(tmp_path):
         assert panel[0]["tiers"][0]["quota"] == 70
 
 
-def test_ready_only_while_the_bus_is_there(tmp_path):
+def test_the_service_is_ready_only_while_the_bus_is_connected(tmp_path):
     with ValkeyServer() as valkey, serving(tmp_path, f"swarm: {valkey.url}\n") as service:
         until(lambda: service.get("/readyz").status_code == 200, "the bus")
         assert service.get("/v1/overview").json()["panels"]["swarm"]["agents"] == []
         valkey.kill()
-        until(lambda: service.get("/readyz").status_code == 503, "the loss of the bus")
+        until(lambda: service.get("/readyz").status_code == 503, "the outage of the bus")
         assert "the bus cannot be reached" in service.get("/readyz").json()["detail"]
-        assert service.post("acquire", {"policy": "nope", "key": "k"}).status_code == 404  # decisions go on
+        assert service.post("acquire", {"policy": "nope", "key": "k"}).status_code == 404  # decisions still work
         assert service.get("/healthz").status_code == 200
         valkey.start()
         until(lambda: service.get("/readyz").status_code == 200, "the return of the bus")
 
 
-def test_ready_is_said_for_programs(folder):
+def test_json_output_reports_ready(folder):
     path, _ = folder
-    words = [
+    options = [
         "--json",
         "--listen",
         f"127.0.0.1:{free_port()}",
@@ -198,15 +198,15 @@ def test_ready_is_said_for_programs(folder):
         str(path / "d"),
     ]
     process = subprocess.Popen(
-        [sys.executable, "-m", "tidegate", "start", *words],
+        [sys.executable, "-m", "tidegate", "start", *options],
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         cwd=ROOT,
         env=os.environ,
     )
     try:
-        said = json.loads(process.stdout.readline())
-        assert (said["ready"], said["sources"], said["providers"]) == (True, ["prices"], [])
+        message = json.loads(process.stdout.readline())
+        assert (message["ready"], message["sources"], message["providers"]) == (True, ["prices"], [])
         process.send_signal(signal.SIGINT)
         assert process.wait(30) == 0
     finally:
