@@ -1,6 +1,6 @@
-"""A small task server: offers tasks, accepts them back, and stores which are done.
+"""A small task server: hands out tasks, takes failed tasks back, and stores which are done.
 
-GET  /tasks?limit=10       up to ten tasks, which are not offered to others meanwhile
+GET  /tasks?limit=10       returns up to ten tasks, and offers them to nobody else
 POST /tasks/ID/done        the task is done
 POST /tasks/ID/failed      the task is offered again
 """
