@@ -139,7 +139,7 @@ def alarms():
 def interrupt_calls(call, times, longest=0.002):
     """Interrupt a call that is made again and again."""
     chance = random.Random(1)
-    with alarms():
+    with quiet_finalizers(), alarms():
         for _ in range(times):
             try:
                 # Again after a while, since a finalizer may swallow the first.
