@@ -189,7 +189,7 @@ class _Engine:
         ask = self._make_ask("adjust", normal_key(key), cost)
         slots = slots_of(ask.policy, ask.costs)
         if not any(limit.algorithm == "concurrency" for limit in ask.policy.limits):
-            message = f"policy {ask.policy.name!r} has no concurrency limit to release: use refund to give permits back"
+            message = f"policy {ask.policy.name!r} has no concurrency limit, so it has no slots to release"
             raise ConfigError(message)
         at = None if decision is None else decision.at
         return self._adjust_flow(ask._replace(costs=tuple(-slot for slot in slots), at=at))

@@ -152,7 +152,7 @@ def did_you_mean(given: object, known: Iterable[str]) -> str:
 def _quota(value: object) -> str | None:
     if value is None or (isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= MAX_INTEGER):
         return None
-    return f"expected an integer from 1, not {value!r}; leave it out for no limit"
+    return f"expected an integer of at least 1, not {value!r}; leave it out for no limit"
 
 
 def _quotas_by(what: str) -> Callable[[object], str | None]:
@@ -176,7 +176,7 @@ def _tier_quotas(what: str, name: object, quotas: object) -> str | None:
         if period not in PERIODS:
             return f"{name}: unknown period {period!r}: use {', '.join(PERIODS)}{did_you_mean(period, PERIODS)}"
         if quota is None or _quota(quota) is not None:
-            return f"{name}.{period}: expected an integer from 1, not {quota!r}"
+            return f"{name}.{period}: expected an integer of at least 1, not {quota!r}"
     return None
 
 
@@ -192,7 +192,7 @@ def _reserved(shares: object) -> str | None:
     total = Fraction()
     for priority, share in shares.items():
         if not isinstance(priority, int) or isinstance(priority, bool) or priority < 1:
-            return f"expected priorities that are integers from 1 (tasks have 0 by default), not {priority!r}"
+            return f"expected priorities that are integers of at least 1 (tasks have 0 by default), not {priority!r}"
         if priority > MAX_PRIORITY:
             return f"expected priorities up to {MAX_PRIORITY}, the largest that a task may have, not {priority}"
         try:

@@ -59,7 +59,7 @@ class SourceRunner:
     ) -> None:
         """Store all state in the folder `data`, unless `store` is where quotas are counted."""
         if not isinstance(workers, int) or workers < 1:
-            raise ConfigError(f"must be an integer from 1, not {workers!r}", field="workers")
+            raise ConfigError(f"must be an integer of at least 1, not {workers!r}", field="workers")
         self.data = Path(data)
         try:
             make_private_folder(self.data)

@@ -154,7 +154,7 @@ class SyncPipeline:
         for call in self._batch:
             if call.answer is None:
                 call.set_answer(
-                    driver.explain(self._address, ConnectionError("the call that carried this one was interrupted"))
+                    driver.explain(self._address, ConnectionError("the thread that sent this call was interrupted"))
                 )
 
     def _finish(self, leader: SyncScriptCall, *, failed: bool) -> None:

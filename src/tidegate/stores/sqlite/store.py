@@ -31,7 +31,7 @@ from tidegate.stores.sqlite.database import (
     read_migrations,
 )
 from tidegate.stores.sqlite.rows import KeyRow, StateRows, storable
-from tidegate.urls import redact, split_url
+from tidegate.urls import redact, split_url, unknown_option
 
 if TYPE_CHECKING:
     import os
@@ -453,7 +453,5 @@ def open_sqlite(url: str, clock: Clock | None) -> Store:
     options: dict[str, str] = dict(parse_qsl(parts.query, keep_blank_values=True))
     unknown = sorted(options.keys() - {"synchronous", "busy_timeout"})
     if unknown:
-        raise ConfigError(
-            f"sqlite:// has no option {unknown[0]!r}: expected synchronous or busy_timeout", field="store"
-        )
+        raise ConfigError(unknown_option(unknown[0], ("synchronous", "busy_timeout")), field="store")
     return SQLiteStore(path, **options, clock=clock)  # type: ignore[arg-type]  # SQLiteStore checks its options
