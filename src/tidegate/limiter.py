@@ -47,7 +47,7 @@ class Usage(NamedTuple):
 
 
 class _Engine:
-    """What Limiter and AsyncLimiter share."""
+    """Base class of Limiter and AsyncLimiter."""
 
     def __init__(
         self,
@@ -312,7 +312,7 @@ class Limiter(_Engine):
         self._drive(self._adjust_flow(ask))
 
     def refund(self, key: Key, cost: Cost = 1) -> None:
-        """Give back the most recently taken permits."""
+        """Refund the most recently taken permits."""
         self._drive(self._refund_flow(key, cost))
 
     def release(self, key: Key, cost: Cost = 1, decision: Decision | None = None) -> None:
@@ -461,7 +461,7 @@ class AsyncLimiter(_Engine):
         await self._drive(self._adjust_flow(ask))
 
     async def refund(self, key: Key, cost: Cost = 1) -> None:
-        """Give back the most recently taken permits."""
+        """Refund the most recently taken permits."""
         await self._drive(self._refund_flow(key, cost))
 
     async def release(self, key: Key, cost: Cost = 1, decision: Decision | None = None) -> None:

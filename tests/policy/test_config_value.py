@@ -82,8 +82,10 @@ def test_unknown_settings_are_rejected_with_the_closest_name():
         ("a: [1\nb: 2\n", "f.yaml:2: is not valid YAML: expected ',' or ']', but got ':'"),
         (
             "a:\n\t- b\n",
-            "f.yaml:2: is not valid YAML: found character '\\t' that cannot start any token: "
-            "indent with spaces, not tabs",
+            (
+                "f.yaml:2: is not valid YAML: found character '\\t' that cannot start any token: "
+                "indent with spaces, not tabs"
+            ),
         ),
         ("a: b\n\nc: \0", "f.yaml:3: is not valid YAML: the character U+0000 is not allowed"),
         ("[a]: 1\n", "f.yaml:1: keys must be strings, not lists or mappings"),

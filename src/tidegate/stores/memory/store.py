@@ -127,7 +127,7 @@ class MemoryStore(Store):
                 return Decision((allowed, now, limits, states, left))
             return self._decide(verb, ((policy, key, costs),), now, at)[0]
         finally:
-            lock.give(None)
+            lock.release(None)
             if self._warn:
                 del held
                 self._warn_full()

@@ -164,7 +164,7 @@ class PostgresStore(Store):
             await caller.run(self._apply_flow("adjust", asks, now, at, caller)).finish_anyway()
         except RateLimitError as error:
             self._not_given_back += 1
-            log.warning("a cancelled call could not give its permits back: %s", error)
+            log.warning("could not refund the permits of a cancelled call: %s", error)
         else:
             self._given_back += 1
             self.wake(asks)
