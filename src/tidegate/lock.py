@@ -28,10 +28,10 @@ replaced.
 Why this never admits two holders: assume that the token is missing when the search begins. Every `del` and every
 `release` changes the deque, and an iterator over a deque raises once the deque has changed. The token is replaced by
 one call of `extend`, which first advances such an iterator, created before the search. So it succeeds only if the deque
-did not change in between. A thread that held the token when the stacks were read was found by its `held`, or has returned the
-token since, or has lost it. In the first case nothing is replaced, in the second `extend` fails, and the third is the
-case to repair. A waiting thread has `held` set as well, but it is recognised by the frame of `contend` above it with
-`idle` set: `idle` is never set after the thread took the token.
+did not change in between. A thread that held the token when the stacks were read was found by its `held`, or has
+returned the token since, or has lost it. In the first case nothing is replaced, in the second `extend` fails, and the
+third is the case to repair. A waiting thread has `held` set as well, but it is recognised by the frame of `contend`
+above it with `idle` set: `idle` is never set after the thread took the token.
 
 Changes that an interrupted critical section made are not undone. Order its steps so that the next holder can continue
 from any of them.

@@ -73,7 +73,7 @@ def test_a_mapping_is_read_like_a_file(open_budget, path):
         ("reserved: {1: lots}", "1: reserved.1: expected a share such as 0.2 or 20%, not lots"),
         (
             "tiers: {day: 9}\nreserved: {1: 60%, 2: 40%}",
-            "2: reserved: the shares add up to 1: they must stay below 1 together",
+            "2: reserved: the shares add up to 1: expected a sum below 1",
         ),
         ("schedule:\n  - {scale: 50%}", "2: schedule[0]: the rule has no condition"),
         ("schedule:\n  - {days: mon}", "2: schedule[0]: the rule changes no quota"),

@@ -237,7 +237,7 @@ def test_acquire_waits_through_an_outage(link, clock):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"deadline": 0}, "deadline: must be a number of seconds of at least 0.001"),
+        ({"deadline": 0}, "deadline: must be a number of seconds from 0.001"),
         ({"local_for": "1h"}, "local_for: must be a number of seconds"),
         ({"beat": True}, "beat: must be a number of seconds"),
     ],

@@ -202,7 +202,7 @@ def _reserved(shares: object) -> str | None:
         if not 0 < part < 1:
             return f"expected a share such as 0.2 or 20% for priority {priority}, not {share!r}"
         total += part
-    return f"the shares add up to {float(total):g}: they must stay below 1 together" if total >= 1 else None
+    return f"the shares add up to {float(total):g}: expected a sum below 1" if total >= 1 else None
 
 
 def _choice(kind: Any) -> Callable[[object], str | None]:  # noqa: ANN401 - a Literal

@@ -124,7 +124,7 @@ class SourceRunner:
         if self._wake is not None:
             self._wake.set()
         if not task.cancelled() and task.exception() is not None:
-            log.error("a worker failed", exc_info=task.exception())
+            log.error("a worker that fetches sources failed", exc_info=task.exception())
 
     async def _work(self, source: Source) -> None:
         """Fetch one source, in a worker task."""
