@@ -54,6 +54,11 @@ def test_two_files_of_one_name_are_refused_with_both_names(tmp_path):
     assert str(error.value).startswith(f"{second} and {first}: two providers have the name 'fmp'")
 
 
+def test_one_path_instead_of_a_list_is_refused():
+    with pytest.raises(ConfigError, match=r"files: must be a list of paths such as \['fmp.yaml'\], not one path"):
+        Providers.load("fmp.yaml")
+
+
 def test_a_missing_file_or_directory_is_named(tmp_path):
     with pytest.raises(ConfigError, match=r"nowhere\.yaml: cannot be read: No such file"):
         Providers.load(files=[tmp_path / "nowhere.yaml"])

@@ -301,6 +301,8 @@ def _unknown_algorithm(name: object) -> str:
 def _option(text: str, place: int, word: str) -> tuple[str, str | int]:
     name, is_option, value = word.partition("=")
     if not is_option:
+        if "/" in word:
+            raise ConfigError(_with_position(text, place, "expected one limit: write several limits as a list"))
         if word not in algorithms.ALGORITHMS:
             raise ConfigError(_with_position(text, place, _unknown_algorithm(word)))
         return "algorithm", word

@@ -139,7 +139,8 @@ def problems(given: Mapping[str, Any]) -> Iterator[Problem]:
         for name in sorted(set(map(str, values["types"])) & set(map(str, values["costs"]))):
             yield "types", f"{name!r} is a task type and a unit of costs: rename one of them"
     quotas = [values[f"per_{period}"] for period in PERIODS]
-    if values["enabled"] is True and not any((*quotas, values["concurrency"], values["types"], values["costs"])):
+    has_limits = any(quota is not None for quota in (*quotas, values["concurrency"]))
+    if values["enabled"] is True and not (has_limits or values["types"] or values["costs"]):
         yield "per_minute", f"the budget is enabled but has no limits: {NO_TIERS}"
 
 
