@@ -137,7 +137,7 @@ def test_a_stale_snapshot_does_not_undo_a_refusal():
 
 
 class Slow(MemoryStore):
-    """Charges without an end when it is told to."""
+    """Delays charges without a maximum until the event `until` is set."""
 
     instant = False
     until = None

@@ -21,7 +21,7 @@ PATIENCE = 40.0
 
 
 class AgentProcess:
-    """What runs in an agent's process: a limiter that recovers in a second, and one that takes hours."""
+    """The code of an agent's process: a limiter that recovers in a second, and one that takes hours."""
 
     def __init__(self, url: str, name: str) -> None:
         self.bus = open_bus(url)
