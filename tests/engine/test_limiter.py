@@ -302,7 +302,7 @@ def test_invalid_timeouts_are_rejected_before_anything_is_charged(timeout):
         lambda: limiter.acquire("k", priority=timeout),
         lambda: limiter.reserve("k", ttl=timeout),
     ):
-        with pytest.raises(ConfigError, match="must be a number( of seconds)?, not"):
+        with pytest.raises(ConfigError, match=r"must be a number( of seconds)?, not"):
             ask()
     assert limiter.usage("k")["1m"].used == 0
 
