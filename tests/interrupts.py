@@ -16,11 +16,11 @@ TOOL = 4  # of sys.monitoring: neither the debugger, the profiler nor coverage
 
 
 class Interrupted(BaseException):
-    """What a signal handler raises; no `except Exception` may swallow it."""
+    """Raised by a signal handler; no `except Exception` may swallow it."""
 
 
 class Countdown:
-    """Raises at the step it was told, once."""
+    """Raises once, at the given step."""
 
     def __init__(self, step):
         self.left = step

@@ -105,4 +105,4 @@ def run(owner: object | None, function: Callable[[Any], object] | None) -> None:
     try:
         function(owner)
     except BaseException:  # no exception of a hook may reach the program
-        log.exception("%s failed around a fork", getattr(function, "__qualname__", function))
+        log.exception("fork hook %s failed", getattr(function, "__qualname__", function))

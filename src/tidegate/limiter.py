@@ -47,7 +47,7 @@ class Usage(NamedTuple):
 
 
 class _Engine:
-    """What Limiter and AsyncLimiter share."""
+    """Base class of Limiter and AsyncLimiter."""
 
     def __init__(
         self,
@@ -189,7 +189,7 @@ class _Engine:
         ask = self._make_ask("adjust", normal_key(key), cost)
         slots = slots_of(ask.policy, ask.costs)
         if not any(limit.algorithm == "concurrency" for limit in ask.policy.limits):
-            message = f"policy {ask.policy.name!r} has no concurrency limit to release: use refund to give permits back"
+            message = f"policy {ask.policy.name!r} has no concurrency limit, so it has no slots to release"
             raise ConfigError(message)
         at = None if decision is None else decision.at
         return self._adjust_flow(ask._replace(costs=tuple(-slot for slot in slots), at=at))
@@ -212,18 +212,18 @@ class _Engine:
         raise NotImplementedError
 
 
-def seconds(name: str, value: object) -> float:
+def seconds(name: str, value: object, expected: str = "a number of seconds") -> float:
     """Read a number of seconds or a timedelta, capped at about a thousand years."""
     if isinstance(value, timedelta):
         value = value.total_seconds()
     if isinstance(value, (int, float)) and not isinstance(value, bool) and value == value:  # noqa: PLR0124 - not NaN
         return max(-MAX_SECONDS, min(MAX_SECONDS, value))
-    raise ConfigError(f"must be a number of seconds, not {value!r}", field=name)
+    raise ConfigError(f"must be {expected}, not {value!r}", field=name)
 
 
 def check_priority(priority: object, max_priority: float) -> float:
     """Raise ConfigError for a priority that could overtake other calls indefinitely."""
-    number = seconds("priority", priority)
+    number = seconds("priority", priority, "a number")
     if abs(number) > max_priority:
         bound = f"{max_priority:g}"
         raise ConfigError(f"must be from -{bound} to {bound} (max_priority), not {priority!r}", field="priority")
@@ -232,7 +232,7 @@ def check_priority(priority: object, max_priority: float) -> float:
 
 def at_least_zero(name: str, value: object) -> float:
     """Read a finite number that is not negative."""
-    number = seconds(name, value)
+    number = seconds(name, value, "a number")
     if not 0 <= number < MAX_SECONDS:
         raise ConfigError(f"must be a finite number >= 0, not {value!r}", field=name)
     return number
@@ -312,7 +312,7 @@ class Limiter(_Engine):
         self._drive(self._adjust_flow(ask))
 
     def refund(self, key: Key, cost: Cost = 1) -> None:
-        """Give back the most recently taken permits."""
+        """Refund the most recently taken permits."""
         self._drive(self._refund_flow(key, cost))
 
     def release(self, key: Key, cost: Cost = 1, decision: Decision | None = None) -> None:
@@ -461,7 +461,7 @@ class AsyncLimiter(_Engine):
         await self._drive(self._adjust_flow(ask))
 
     async def refund(self, key: Key, cost: Cost = 1) -> None:
-        """Give back the most recently taken permits."""
+        """Refund the most recently taken permits."""
         await self._drive(self._refund_flow(key, cost))
 
     async def release(self, key: Key, cost: Cost = 1, decision: Decision | None = None) -> None:

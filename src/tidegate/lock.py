@@ -18,20 +18,20 @@ Every holder follows one pattern, written out where each nanosecond counts, and 
     try:
         ...                        # 3. the critical section: no `yield`, no `await`
     finally:
-        lock.give(None)            # 4. returns the token
+        lock.release(None)         # 4. returns the token
     del held                       # 5. needed only if the frame continues with other work
 
 A thread that holds the lock therefore has a frame on its stack whose local variable `held` is the token. After waiting
 for a while, `contend` searches the stacks of all threads for such a frame. If there is none, the token is lost and is
 replaced.
 
-Why this never admits two holders: assume that the token is missing when the search begins. Every `del` and every `give`
-changes the deque, and an iterator over a deque raises once the deque has changed. The token is replaced by one call of
-`extend`, which first advances such an iterator, created before the search. So it succeeds only if the deque did not
-change in between. A thread that held the token when the stacks were read was found by its `held`, or has returned the
-token since, or has lost it. In the first case nothing is replaced, in the second `extend` fails, and the third is the
-case to repair. A waiting thread has `held` set as well, but it is recognised by the frame of `contend` above it with
-`idle` set: `idle` is never set after the thread took the token.
+Why this never admits two holders: assume that the token is missing when the search begins. Every `del` and every
+`release` changes the deque, and an iterator over a deque raises once the deque has changed. The token is replaced by
+one call of `extend`, which first advances such an iterator, created before the search. So it succeeds only if the deque
+did not change in between. A thread that held the token when the stacks were read was found by its `held`, or has
+returned the token since, or has lost it. In the first case nothing is replaced, in the second `extend` fails, and the
+third is the case to repair. A waiting thread has `held` set as well, but it is recognised by the frame of `contend`
+above it with `idle` set: `idle` is never set after the thread took the token.
 
 Changes that an interrupted critical section made are not undone. Order its steps so that the next holder can continue
 from any of them.
@@ -65,18 +65,18 @@ RETRY_SLEEP: Final = 0.0001  # seconds of such a sleep
 class Lock:
     """A lock for critical sections without blocking calls; the module docstring shows how to hold it.
 
-    A waiting thread first yields `spins` times, then sleeps `rest` seconds between attempts. If the holder may
+    A waiting thread first yields `spins` times, then sleeps `pause` seconds between attempts. If the holder may
     block, as in a transaction, set `spins` to 0.
     """
 
-    __slots__ = ("_rest", "_spins", "give", "token")
+    __slots__ = ("_pause", "_spins", "release", "token")
 
-    def __init__(self, spins: int = MAX_SPINS, rest: float = RETRY_SLEEP) -> None:
+    def __init__(self, spins: int = MAX_SPINS, pause: float = RETRY_SLEEP) -> None:
         """Create an unlocked lock."""
         self.token: deque[None] = deque((None,))
-        self.give = self.token.append
+        self.release = self.token.append
         self._spins = spins
-        self._rest = rest
+        self._pause = pause
 
     def contend(self, expired: Callable[[], bool] | None = None) -> bool:
         """Wait for the token and take it; return False once `expired` returns true."""
@@ -85,7 +85,7 @@ class Lock:
         next_check = self._spins + 1
         while True:
             idle = True
-            sleep(0 if attempts < self._spins else self._rest)
+            sleep(0 if attempts < self._spins else self._pause)
             attempts += 1
             if attempts >= next_check:
                 next_check += max(1, attempts // 2)
@@ -174,6 +174,6 @@ def locked(method: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P]
         try:
             return method(self, *args, **kwargs)
         finally:
-            lock.give(None)
+            lock.release(None)
 
     return run

@@ -127,7 +127,7 @@ class Reservation(_Reservation):
         self._send(self._commit_asks(actual))
 
     def cancel(self) -> None:
-        """Give back the whole charge."""
+        """Refund the whole charge."""
         self._send(self._cancel_asks())
 
     def _send(self, asks: list[Ask]) -> None:
@@ -162,7 +162,7 @@ class AsyncReservation(_Reservation):
         await self._send(self._commit_asks(actual))
 
     async def cancel(self) -> None:
-        """Give back the whole charge."""
+        """Refund the whole charge."""
         await self._send(self._cancel_asks())
 
     async def _send(self, asks: list[Ask]) -> None:

@@ -136,5 +136,5 @@ def unknown_option(name: str, known: Sequence[str], driver: Sequence[str] = ()) 
     `driver` are options that the driver of a store accepts; the message suggests them but does not list them.
     """
     close = get_close_matches(name, (*known, *driver), n=1)
-    advice = f"did you mean {close[0]!r}?" if close else f"the options are {', '.join(known)}"
-    return f"there is no option {name!r}; {advice}"
+    advice = f"did you mean {close[0]!r}?" if close else f"expected one of {', '.join(known)}"
+    return f"unknown option {name!r}: {advice}"

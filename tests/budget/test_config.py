@@ -65,7 +65,7 @@ def test_a_mapping_is_read_like_a_file(open_budget, path):
         ("tiers: {day: 5}\ntimezone: Berlin", "2: timezone: unknown time zone 'Berlin'"),
         ("types:\n  a:b: {day: 5}", "1: types: expected a task type without ':' and '<', not 'a:b'"),
         ("costs: {tasks: {day: 5}}", "1: costs: 'tasks' cannot be a unit: it is a reserved name"),
-        ("reserved: {high: 0.5}", "1: reserved.high: expected an integer from 1 as priority, not high"),
+        ("reserved: {high: 0.5}", "1: reserved.high: expected an integer of at least 1 as priority, not high"),
         (
             "tiers: {day: 9}\nreserved: {101: 0.5}",
             "2: reserved: expected priorities up to 100, the largest that a task may have, not 101",
@@ -73,7 +73,7 @@ def test_a_mapping_is_read_like_a_file(open_budget, path):
         ("reserved: {1: lots}", "1: reserved.1: expected a share such as 0.2 or 20%, not lots"),
         (
             "tiers: {day: 9}\nreserved: {1: 60%, 2: 40%}",
-            "2: reserved: the shares add up to 1: they must stay below 1 together",
+            "2: reserved: the shares add up to 1: expected a sum below 1",
         ),
         ("schedule:\n  - {scale: 50%}", "2: schedule[0]: the rule has no condition"),
         ("schedule:\n  - {days: mon}", "2: schedule[0]: the rule changes no quota"),
@@ -103,11 +103,11 @@ def test_errors_name_file_line_and_field(tmp_path, text, message):
     ("options", "message"),
     [
         ({}, "the budget is enabled but has no limits"),
-        ({"per_day": 0}, "per_day: expected an integer from 1, not 0"),
+        ({"per_day": 0}, "per_day: expected an integer of at least 1, not 0"),
         ({"per_day": True}, "per_day: expected an integer"),
         ({"per_day": 1, "types": {"a": {"year": 5}}}, "types: a: unknown period 'year'"),
         ({"per_day": 1, "costs": {"tokens": 5}}, "costs: tokens: expected quotas such as"),
-        ({"per_day": 1, "reserved": {0: 0.5}}, "reserved: expected priorities that are integers from 1"),
+        ({"per_day": 1, "reserved": {0: 0.5}}, "reserved: expected priorities that are integers of at least 1"),
         ({"per_day": 9, "reserved": {101: 0.5}}, "reserved: expected priorities up to 100"),
         ({"per_day": 1, "reserved": {1: 0.5}}, "reserved: the shares reserve all of 1 per day"),
         ({"types": {"a": {"day": 5}}, "costs": {"a": {"day": 5}}}, "types: 'a' is a task type and a unit of costs"),

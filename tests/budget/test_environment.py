@@ -98,12 +98,15 @@ def test_one_error_lists_every_wrong_variable(environ):
     assert lines[0] == f"{len(wrong)} settings of the budget are wrong:"
     assert sorted(line.split(":")[0].strip() for line in lines[1:]) == sorted(wrong)
     messages = dict(line.strip().split(": ", 1) for line in lines[1:])
-    assert messages["RATE_LIMIT_PER_MINUTE"] == "expected an integer from 1, not 'twenty'; leave it out for no limit"
+    assert (
+        messages["RATE_LIMIT_PER_MINUTE"]
+        == "expected an integer of at least 1, not 'twenty'; leave it out for no limit"
+    )
     assert messages["RATE_LIMIT_STRATEGY"] == "expected rolling or fixed, not 'sliding'"
 
 
 def test_one_wrong_variable_is_named(environ):
-    with pytest.raises(ConfigError, match=r"^RATE_LIMIT_PER_DAY: expected an integer from 1"):
+    with pytest.raises(ConfigError, match=r"^RATE_LIMIT_PER_DAY: expected an integer of at least 1"):
         TaskBudget.from_env(environ | {"RATE_LIMIT_PER_DAY": "five"})
 
 
@@ -114,7 +117,9 @@ def test_wrong_variables_are_refused_even_if_the_budget_is_disabled(environ):
 
 
 def test_an_enabled_budget_needs_a_limit():
-    with pytest.raises(ConfigError, match="RATE_LIMIT_ENABLED is true, but no limit is set"):
+    with pytest.raises(
+        ConfigError, match="the budget is enabled but has no limits: set at least one of RATE_LIMIT_PER_"
+    ):
         TaskBudget.from_env({"RATE_LIMIT_ENABLED": "true"})
 
 

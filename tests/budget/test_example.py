@@ -16,7 +16,7 @@ from tidegate.budget import AsyncTaskBudget
 ROOT = Path(__file__).parents[2]
 
 
-class Work:
+class TaskProcessor:
     """Processes tasks: stores when, and how many at once; fails some of them the first time."""
 
     def __init__(self, clock, fails=()):
@@ -40,7 +40,7 @@ class Work:
 
 async def test_a_scheduler_stays_within_its_budget(path, clock):
     start = clock.now()
-    work = Work(clock, fails=["task-3", "task-17"])
+    work = TaskProcessor(clock, fails=["task-3", "task-17"])
     sleeps = []
 
     async def sleep(seconds):

@@ -57,6 +57,26 @@ def test_an_unknown_command_is_refused(capsys):
 
 
 @pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["acquir"], "did you mean 'acquire'?"),
+        (["completion", "bsh"], "did you mean 'bash'?"),
+        (["top", "--onse"], "unrecognized arguments: --onse; did you mean '--once'?"),
+        (["top", "--rows", "x"], "argument --rows: expected an integer, not 'x'"),
+        (
+            ["acquire", "api", "bob", "--wait", "x"],
+            "argument --wait: expected a number of seconds such as 0.5, not 'x'",
+        ),
+    ],
+)
+def test_mistakes_in_arguments_are_explained(arguments, message, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    assert ended.value.code == EXIT_BAD_INPUT
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
     ("error", "code"),
     [(ConfigError("no such file", field="config"), EXIT_BAD_INPUT), (StoreUnavailable("gone"), EXIT_UNAVAILABLE)],
 )

@@ -187,7 +187,7 @@ def test_limits_at_the_bound_and_just_beyond():
          ("quota: 1 permits per 1s with a burst of 9007199254740991 cannot be counted with enough precision: "
          "use a larger unit, a shorter period or a smaller burst")),
         ((1, "100000d", "token_bucket"),
-         "period: '100000d' must be a whole number of microseconds between 1 microsecond and 142 years"),
+         "period: expected a period from 1 microsecond to 142 years, not '100000d'"),
         ((2, f"{MAX_DURATION}us", "token_bucket", "requests", 5),
          ("quota: 2 permits per 4503599627370496us with a burst of 5 cannot be counted with enough precision: "
          "use a larger unit, a shorter period or a smaller burst")),

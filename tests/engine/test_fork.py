@@ -49,8 +49,8 @@ def postgres():
         yield server
 
 
-class Place:
-    """A store by its URL, patient with a busy machine, and what is connected to its server."""
+class StoreUnderTest:
+    """The URL of a store, with a long deadline, and the sessions of its server."""
 
     def __init__(self, url, sessions=frozenset):
         self.url = url
@@ -59,11 +59,11 @@ class Place:
 
 
 def memory_place(_request, _folder):
-    return Place("memory://")
+    return StoreUnderTest("memory://")
 
 
 def sqlite_place(_request, folder):
-    return Place(f"sqlite:///{folder / 'store.db'}?deadline=20s")
+    return StoreUnderTest(f"sqlite:///{folder / 'store.db'}?deadline=20s")
 
 
 def redis_place(request, _folder):
@@ -73,11 +73,11 @@ def redis_place(request, _folder):
         lines = server.ask("CLIENT", "LIST").decode().splitlines()
         return {line.split()[0] for line in lines if line.startswith("id=") and "cmd=client" not in line}
 
-    return Place(f"{server.url}?deadline=20s&prefix=fork{next(numbers)}", sessions)
+    return StoreUnderTest(f"{server.url}?deadline=20s&prefix=fork{next(numbers)}", sessions)
 
 
 def cluster_place(request, _folder):
-    return Place(f"{request.getfixturevalue('cluster').url}?deadline=20s&prefix=fork{next(numbers)}")
+    return StoreUnderTest(f"{request.getfixturevalue('cluster').url}?deadline=20s&prefix=fork{next(numbers)}")
 
 
 def postgres_place(request, _folder):
@@ -88,7 +88,7 @@ def postgres_place(request, _folder):
         with psycopg.connect(server.url) as connection:
             return {pid for (pid,) in connection.execute(query)}
 
-    return Place(f"{server.url}?deadline=20s&schema=fork{next(numbers)}", sessions)
+    return StoreUnderTest(f"{server.url}?deadline=20s&schema=fork{next(numbers)}", sessions)
 
 
 PLACES = {

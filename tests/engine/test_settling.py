@@ -17,7 +17,7 @@ START = 1_735_689_600  # 2025-01-01, a whole minute
 SECOND = 1_000_000
 
 
-class Fixed:
+class FixedModel:
     """One window: it opens at the first charge, and closes at its end or when nothing is used in it."""
 
     def __init__(self, limit):
@@ -44,7 +44,7 @@ class Fixed:
             self.count = max(0, self.count + delta)
 
 
-class Calendar(Fixed):
+class CalendarModel(FixedModel):
     """One calendar window."""
 
     def window(self, now):
@@ -115,8 +115,8 @@ class Slots(Log):
 
 
 ORACLES = {
-    "fixed_window": Fixed,
-    "calendar_window": Calendar,
+    "fixed_window": FixedModel,
+    "calendar_window": CalendarModel,
     "sliding_window": Sliding,
     "sliding_log": Log,
     "concurrency": Slots,
@@ -135,7 +135,7 @@ def instants(now, charged):
     return st.one_of(st.none(), st.sampled_from(charged), invented) if charged else st.one_of(st.none(), invented)
 
 
-class Play:
+class ChargeHistory:
     """Calls at one key of one limit, and what was charged."""
 
     def __init__(self, algorithm, quota, data):
@@ -189,20 +189,20 @@ class Play:
 def test_remaining_agrees_with_the_oracle(algorithm):
     @given(quota=st.integers(1, 12), data=st.data())
     def check(quota, data):
-        play = Play(algorithm, quota, data)
-        oracle = ORACLES[algorithm](play.limit)
+        history = ChargeHistory(algorithm, quota, data)
+        oracle = ORACLES[algorithm](history.limit)
         for _ in range(data.draw(st.integers(1, 20))):
-            what, number, at = play.step()
-            before = oracle.used(play.now)
+            what, number, at = history.step()
+            before = oracle.used(history.now)
             if what == "denied":
                 assert number > quota - before
             elif what == "charged":
                 assert number <= quota - before
-                oracle.charge(number, play.now)
+                oracle.charge(number, history.now)
             elif number:
-                oracle.adjust(number, play.now, at)
-                assert oracle.used(play.now) >= before + min(0, number), "more came back than was given"
-            assert play.limiter.peek("k", 0).remaining == max(0, quota - oracle.used(play.now))
+                oracle.adjust(number, history.now, at)
+                assert oracle.used(history.now) >= before + min(0, number), "more came back than was given"
+            assert history.limiter.peek("k", 0).remaining == max(0, quota - oracle.used(history.now))
 
     check()
 
@@ -210,24 +210,24 @@ def test_remaining_agrees_with_the_oracle(algorithm):
 @given(quota=st.integers(1, 12), data=st.data())
 def test_a_bucket_admits_at_most_its_burst_its_refill_and_its_refunds(quota, data):
     """In any interval. What an instant gives back was taken since it: without a charge from then on, nothing comes."""
-    play = Play("token_bucket", quota, data)
+    history = ChargeHistory("token_bucket", quota, data)
     events, left = [], Fraction(quota)  # (instant, what was admitted, what came back)
 
     def level():
-        remaining, _, reset = play.limiter.peek("k", 0).views[0]
-        missing = Fraction(reset * play.limit.rate, play.limit.scale)
+        remaining, _, reset = history.limiter.peek("k", 0).views[0]
+        missing = Fraction(reset * history.limit.rate, history.limit.scale)
         assert remaining in (int(max(0, quota - missing) // 1), int(max(0, quota - missing) // 1) + 1)
         return quota - missing
 
     for _ in range(data.draw(st.integers(1, 20))):
-        what, number, at = play.step()
-        now, rate = play.now, Fraction(play.limit.rate, play.limit.scale)
+        what, number, at = history.step()
+        now, rate = history.now, Fraction(history.limit.rate, history.limit.scale)
         passed = now - events[-1][0] if events else 0
         before, left = min(Fraction(quota), left + passed * rate), level()
         came_back = left - before + (number if what == "charged" else 0)
         if what == "adjust":
             assert came_back <= max(0, -number) + rate, "more came back than was given"
-            if at is not None and number < 0 and (at > now or not any(held <= at for held in play.charged)):
+            if at is not None and number < 0 and (at > now or not any(held <= at for held in history.charged)):
                 assert came_back <= rate, "an invented instant gave something back"
         events.append((now, number if what == "charged" else 0, max(Fraction(0), came_back)))
         for place, (since, _, _) in enumerate(events):

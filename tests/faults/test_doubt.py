@@ -14,8 +14,8 @@ from tidegate.stores.outage import GuardedStore
 from tidegate.testing import ManualClock
 
 
-class Deaf(MemoryStore):
-    """A shared store that does what it is asked, and whose answers are lost for a while."""
+class LostAnswersStore(MemoryStore):
+    """A shared store that applies every call, and loses its answers for a while."""
 
     instant = False
     lost = False
@@ -37,7 +37,7 @@ def clock():
 
 @pytest.fixture(params=[True, False], ids=["bounded", "by workers"])
 def stores(request, clock):
-    shared = Deaf(clock=clock)
+    shared = LostAnswersStore(clock=clock)
     guarded = GuardedStore(shared, bounded=request.param, deadline=5.0, clock=clock, background=False)
     yield shared, guarded
     guarded.close()
@@ -115,7 +115,7 @@ async def test_a_settlement_of_the_service_is_made_once(stores, clock):
 
 
 def test_leftovers_of_a_lease_as_well(clock):
-    shared = Deaf(clock=clock)
+    shared = LostAnswersStore(clock=clock)
     guarded = GuardedStore(shared, bounded=True, clock=clock, background=False)
     limiter = Limiter("1000/1h fixed_window", store=LeasedStore(guarded))
     for _ in range(50):

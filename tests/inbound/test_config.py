@@ -206,7 +206,7 @@ def test_the_admin_endpoint_can_be_limited():
 def test_mistakes_in_a_mapping_name_the_field():
     with pytest.raises(ConfigError) as error:
         load_rules({"rate_limiting": {"categories": {"read": {"limit": "many"}}}})
-    assert str(error.value) == "rate_limiting.categories.read.limit: expected an integer from 1, not 'many'"
+    assert str(error.value) == "rate_limiting.categories.read.limit: expected an integer of at least 1, not 'many'"
     assert (error.value.file, error.value.line) == (None, None)
 
 

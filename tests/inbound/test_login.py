@@ -117,7 +117,7 @@ def test_only_failures_count_on_memory_and_sqlite(make_app, tmp_path, store):
         ({"count": [999]}, "expected a status such as 401 or 5xx, not 999"),
         ({"count": ["7xx"]}, "expected a status such as 401 or 5xx, not 7xx"),
         ({"count": [401], "refund": [500]}, "cannot be combined with count"),
-        ({"penalty": {"404": 0}}, "expected an integer from 1"),
+        ({"penalty": {"404": 0}}, "expected an integer of at least 1"),
         ({"penalty": {"x": 1}}, "expected a status"),
         (
             {"count": [401], "limits": ["1/1m", "1/1m unit=tokens"], "cost": {"tokens": 1}},

@@ -64,7 +64,7 @@ def mounted(api, path, root="/v1", **more):
     return api.request(path, SCRIPT_NAME=root, **more)
 
 
-class Found:
+class ScopeRoute:
     """A route as routers store it in the scope."""
 
     def __init__(self, path):
@@ -75,7 +75,7 @@ class Found:
 def test_a_route_matched_by_the_framework_selects_the_category():
     config = {"categories": {"heavy": {"limit": 2, "endpoints": ["/feed/{name}/cluster"]}}}
     api = AsgiHarness(config)
-    route = Found("/feed/{id}/cluster")
+    route = ScopeRoute("/feed/{id}/cluster")
     assert [api.request(f"/elsewhere/{i}", route=route).status for i in range(3)] == [200, 200, 429]
     assert api.request("/feed/9/cluster")["x-ratelimit-limit"] == "2"
     api.close()

@@ -147,7 +147,7 @@ def changes(node: ast.AST) -> Iterator[tuple[str, Callable[[Any], object]]]:
                 yield "statement dropped", lambda n, i=i: n.body.__setitem__(i, ast.Pass())
 
 
-class Planted(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+class MutantImporter(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     """Imports one module from the mutant's source instead of its file."""
 
     def __init__(self, mutant: Mutant) -> None:
@@ -171,7 +171,7 @@ def start(mutant: Mutant, tests: list[str]) -> int:
     quiet = os.open(os.devnull, os.O_WRONLY)
     os.dup2(quiet, 1)
     os.dup2(quiet, 2)
-    sys.meta_path.insert(0, Planted(mutant))
+    sys.meta_path.insert(0, MutantImporter(mutant))
     import pytest  # noqa: PLC0415 - imported by the parent already
 
     options = ["-x", "-q", "-n0", "-p", "no:cacheprovider", "--hypothesis-profile=quick", "--no-header"]

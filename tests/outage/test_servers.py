@@ -32,7 +32,7 @@ DEADLINE = 0.5  # seconds: this machine may be busy
 PATIENCE = 60.0
 
 
-class Counted(Store):
+class CountingStore(Store):
     """Counts the calls that reach a store, except those of the maintenance thread."""
 
     def __init__(self, store):
@@ -59,7 +59,7 @@ class Counted(Store):
 
 
 def open_limiter(url, mode="deny", limit=None, **options):
-    counted = Counted(open_store(url))
+    counted = CountingStore(open_store(url))
     guarded = GuardedStore(counted, deadline=DEADLINE, **{"bounded": True} | options)
     policy = Policy("p", (limit or Limit(QUOTA, "1h", algorithm="fixed_window"),), on_store_error=mode)
     return Limiter(policy, store=guarded), guarded, counted

@@ -44,7 +44,7 @@ async def settle():
 
 
 class Failing(MemoryStore):
-    """Cannot be asked while it is told to fail."""
+    """Raises StoreUnavailable while `fail` is set."""
 
     fail = False
 
@@ -60,10 +60,10 @@ class Failing(MemoryStore):
 
 
 class Waiting(MemoryStore):
-    """Answers tasks when it is told to."""
+    """Delays the calls of tasks until the event `until` is set."""
 
     instant = False
-    blocked = ""  # asked of a policy whose name begins so
+    blocked = ""  # prefix of the names of the delayed policies
     until = None
 
     async def apply_async(self, verb, asks, *rest):

@@ -36,7 +36,7 @@ async def send(url: str, store: str, limit: int, period: float, tasks: int, seco
         await asyncio.gather(*workers, return_exceptions=True)
 
 
-class Telling(httpx.AsyncHTTPTransport):
+class ReportingTransport(httpx.AsyncHTTPTransport):
     """Writes a byte to a pipe before each request and after each answer; a fatal one ends within the first request."""
 
     def __init__(self, pipe: int, context: ssl.SSLContext, *, fatal: bool = False) -> None:
@@ -65,7 +65,7 @@ def be_killed(url: str, folder: str, kills: int, limit: int, period: float, seed
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 
     async def serve(pipe: int, each: int | None, *, fatal: bool = False) -> None:
-        transport = Telling(pipe, context, fatal=fatal)
+        transport = ReportingTransport(pipe, context, fatal=fatal)
         options = {"data": folder, "workers": 3, "cycle": 0.05, "grace": 0.2, "transport": transport}
         async with SourceRunner(providers, sources, **options) as service:
             running = asyncio.create_task(service.run())

@@ -18,7 +18,7 @@ REASONS = {200: "OK", 302: "Found", 404: "Not Found", 429: "Too Many Requests", 
 
 
 class Request(NamedTuple):
-    """What was received, and when by the server's clock."""
+    """A received request, with its time by the server's clock."""
 
     at: float
     method: str
@@ -28,7 +28,7 @@ class Request(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """What to answer: pieces are sent one after another, chunked if there are several."""
+    """A response to send: pieces are sent one after another, chunked if there are several."""
 
     status: int = 200
     headers: tuple[tuple[str, str], ...] = ()

@@ -14,8 +14,8 @@ from tidegate.stores import MemoryStore
 from tidegate.testing import ManualClock
 
 
-class Far:
-    """A provider whose requests are on their way for 0.2 s, and answered 0.1 s later."""
+class SlowProvider:
+    """A provider that requests reach after 0.2 s, and that responds 0.1 s later."""
 
     def __init__(self, clock):
         self.clock = clock
@@ -42,7 +42,7 @@ async def test_requests_in_flight_at_the_end_of_a_window_count_in_the_next(algor
     if not patient:
         monkeypatch.setattr(DelayAllowance, "spend", lambda *_: False)
     clock = ManualClock(START)
-    far = Far(clock)
+    far = SlowProvider(clock)
     gate = AsyncGate(limited({"limit": 5, "period": "1m", "algorithm": algorithm}, *longer), MemoryStore(clock=clock))
     await gate.run(gate.send_flow(CALL, lambda _: asyncio.sleep(0, reply())))  # opens the first window
     clock.advance(59.9)
@@ -137,7 +137,7 @@ def test_a_stale_snapshot_does_not_undo_a_refusal():
 
 
 class Slow(MemoryStore):
-    """Charges without an end when it is told to."""
+    """Delays charges without a maximum until the event `until` is set."""
 
     instant = False
     until = None

@@ -79,7 +79,7 @@ async def test_a_task_cancelled_before_sending_returns_its_permit():
 
 async def test_a_request_in_flight_stays_tracked_when_it_cannot_be_recharged():
     clock = ManualClock(START)
-    store, known, hang = Unwilling(clock=clock), providers(2), asyncio.Event()
+    store, known, hang = FailingChargeStore(clock=clock), providers(2), asyncio.Event()
     gate = AsyncGate(known, store, timeout=0)
 
     async def slow(_provider):
@@ -92,11 +92,11 @@ async def test_a_request_in_flight_stays_tracked_when_it_cannot_be_recharged():
     late = asyncio.create_task(gate.run(gate.send_flow(CALL, slow)))
     await settle()
     clock.advance(61)
-    store.unwilling = True
+    store.failing = True
     with pytest.raises(StoreUnavailable):
         await gate.run(gate.send_flow(CALL, quick))
     assert used(store, known) == [0]
-    store.unwilling = False
+    store.failing = False
     await gate.run(gate.send_flow(CALL, quick))
     assert used(store, known) == [2]
     hang.set()
@@ -104,12 +104,12 @@ async def test_a_request_in_flight_stays_tracked_when_it_cannot_be_recharged():
     await gate.close()
 
 
-class Unwilling(MemoryStore):
-    """Cannot be asked to charge without an end."""
+class FailingChargeStore(MemoryStore):
+    """Raises StoreUnavailable for charges without a maximum, while `failing` is set."""
 
-    unwilling = False
+    failing = False
 
     def apply(self, verb, asks, *rest):
-        if self.unwilling and verb == "acquire" and asks[0][0].limits[0].quota > 10**9:
+        if self.failing and verb == "acquire" and asks[0][0].limits[0].quota > 10**9:
             raise StoreUnavailable("lost")
         return super().apply(verb, asks, *rest)

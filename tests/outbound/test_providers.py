@@ -54,6 +54,11 @@ def test_two_files_of_one_name_are_refused_with_both_names(tmp_path):
     assert str(error.value).startswith(f"{second} and {first}: two providers have the name 'fmp'")
 
 
+def test_one_path_instead_of_a_list_is_refused():
+    with pytest.raises(ConfigError, match=r"files: must be a list of paths such as \['fmp.yaml'\], not one path"):
+        Providers.load("fmp.yaml")
+
+
 def test_a_missing_file_or_directory_is_named(tmp_path):
     with pytest.raises(ConfigError, match=r"nowhere\.yaml: cannot be read: No such file"):
         Providers.load(files=[tmp_path / "nowhere.yaml"])
@@ -105,7 +110,7 @@ def test_an_invalid_file_leaves_the_previous_version_in_force(tmp_path, caplog):
     path.write_text("domain: a.test\nlimit: none\nperiod: 1m\n")
     assert known.reload() == ()
     assert known.match("https://a.test").limits[0].quota == 5
-    assert known.problems == (f"{path}:2: limit: expected an integer from 1, not none",)
+    assert known.problems == (f"{path}:2: limit: expected an integer of at least 1, not none",)
     assert "the previous version stays in force" in caplog.text
     caplog.clear()
     known.reload()

@@ -49,12 +49,12 @@ def test_a_value_has_its_file_line_and_field():
 @pytest.mark.parametrize(
     ("field", "method", "message"),
     [
-        ("name", "integer", "f.yaml:1: name: expected an integer from 1, not no"),
+        ("name", "integer", "f.yaml:1: name: expected an integer of at least 1, not no"),
         ("count", "boolean", "f.yaml:2: count: expected true or false, not 1_000"),
         ("count", "items", "f.yaml:2: count: expected a list, not 1_000"),
         ("count", "entries", "f.yaml:2: count: expected a mapping, not 1_000"),
-        ("share", "integer", "f.yaml:3: share: expected an integer from 1, not 0.5"),
-        ("quoted", "integer", "f.yaml:5: quoted: expected an integer from 1, not '5'"),
+        ("share", "integer", "f.yaml:3: share: expected an integer of at least 1, not 0.5"),
+        ("quoted", "integer", "f.yaml:5: quoted: expected an integer of at least 1, not '5'"),
         ("quoted", "number", "f.yaml:5: quoted: expected a number above 0, not '5'"),
         ("empty", "string", "f.yaml:6: empty: expected a string, not null"),
         ("nested", "string", "f.yaml:7: nested: expected a string, not a mapping"),
@@ -75,9 +75,18 @@ def test_unknown_settings_are_rejected_with_the_closest_name():
     ("text", "message"),
     [
         ("a: 1\nb: 2\na: 3\n", "f.yaml:3: a: duplicate key, first set on line 1"),
-        ("a: 1\n---\nb: 2\n", "f.yaml:2: is not valid YAML: but found another document"),
+        (
+            "a: 1\n---\nb: 2\n",
+            "f.yaml:2: is not valid YAML: expected a single document in the stream, but found another document",
+        ),
         ("a: [1\nb: 2\n", "f.yaml:2: is not valid YAML: expected ',' or ']', but got ':'"),
-        ("a:\n\t- b\n", "f.yaml:2: is not valid YAML: found character '\\t' that cannot start any token"),
+        (
+            "a:\n\t- b\n",
+            (
+                "f.yaml:2: is not valid YAML: found character '\\t' that cannot start any token: "
+                "indent with spaces, not tabs"
+            ),
+        ),
         ("a: b\n\nc: \0", "f.yaml:3: is not valid YAML: the character U+0000 is not allowed"),
         ("[a]: 1\n", "f.yaml:1: keys must be strings, not lists or mappings"),
         ("? {a: 1}\n: 1\n", "f.yaml:1: keys must be strings, not lists or mappings"),
@@ -136,8 +145,8 @@ def test_python_mappings_are_read():
     assert fields["d"].entries()["e"].number() == 0.5
     assert fields["f"].is_null
     assert refused(fields["g"].boolean) == "g: expected true or false, not 'no'"
-    assert refused(fields["b"].integer) == "b: expected an integer from 1, not True"
-    assert refused(fields["d"].entries()["e"].integer) == "d.e: expected an integer from 1, not 0.5"
+    assert refused(fields["b"].integer) == "b: expected an integer of at least 1, not True"
+    assert refused(fields["d"].entries()["e"].integer) == "d.e: expected an integer of at least 1, not 0.5"
     assert refused(ConfigValue({1: 2}).entries) == "keys must be strings, not 1"
 
 

@@ -77,6 +77,8 @@ def test_a_rollout_enforces_its_percentage_and_keeps_selected_keys():
 
 
 def test_the_error_for_an_unknown_policy_lists_known_policies():
+    with pytest.raises(ResourceUnknown, match="there is no policy 'aa': did you mean 'a'"):
+        make_policies(policies={"a": "1/1m"}).choose("aa", "x")
     with pytest.raises(ResourceUnknown, match="there is no policy 'b': known names are a"):
         make_policies(policies={"a": "1/1m"}).choose("b", "x")
     with pytest.raises(ResourceUnknown, match="none is configured"):

@@ -149,7 +149,7 @@ def test_the_permissions_setting_has_the_values_of_providers():
     ("text", "message"),
     [
         ("providers: missing.yaml", "missing.yaml: cannot be read"),
-        ("sources: bad.yaml", "bad.yaml:2: url: has no host"),
+        ("sources: bad.yaml", "bad.yaml:2: url: expected a URL with a host"),
         ("budget: missing.yaml", "missing.yaml: cannot be read"),
         ("bus: mars://here\ndata: data", "bus: unknown scheme mars://"),
         ("swarm: mars://here", "bus: unknown scheme mars://"),

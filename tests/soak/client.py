@@ -59,7 +59,7 @@ class Recorder:
 
 
 class Traffic:
-    """What the tasks of this process do."""
+    """The tasks of this process."""
 
     def __init__(self, url: str, journal: Journal, draw: random.Random, round_number: int) -> None:
         self._journal = journal

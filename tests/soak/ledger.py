@@ -60,7 +60,7 @@ class Call:
 
 @dataclass
 class Balance:
-    """What is known of one account."""
+    """The recorded calls of one account."""
 
     calls: list[Call] = field(default_factory=list)
     used: list[Call] = field(default_factory=list)  # served from leases

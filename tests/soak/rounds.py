@@ -38,7 +38,7 @@ MINUTE: Final = 60 * 10**9
 
 
 class Plan(NamedTuple):
-    """What a round is made of. The same plan draws the same calls, though not at the same instants."""
+    """The parameters of a round. The same plan draws the same calls, though not at the same instants."""
 
     seed: str
     number: int

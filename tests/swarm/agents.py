@@ -20,8 +20,8 @@ ROUNDS = 10
 PATIENCE = 40.0
 
 
-class Inside:
-    """What runs in an agent's process: a limiter that recovers in a second, and one that takes hours."""
+class AgentProcess:
+    """The code of an agent's process: a limiter that recovers in a second, and one that takes hours."""
 
     def __init__(self, url: str, name: str) -> None:
         self.bus = open_bus(url)
@@ -92,7 +92,7 @@ class Inside:
 
 def main(url: str, name: str, connection: Connection) -> None:
     """Run an agent: each command is a method's name and arguments; its result is sent back."""
-    inside = Inside(url, name)
+    inside = AgentProcess(url, name)
     connection.send("ready")
     with suppress(EOFError):
         while True:

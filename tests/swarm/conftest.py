@@ -33,8 +33,8 @@ def hub(clock):
         bus.close()
 
 
-class Face:
-    """One of the two colours: its classes, and how to get the result of a call."""
+class LimiterKind:
+    """Sync or async: its classes, and how to get the result of a call."""
 
     def __init__(self, memory, swarm, run):
         self.memory = memory
@@ -45,14 +45,14 @@ class Face:
 @pytest.fixture(params=["threads", "tasks"])
 def face(request):
     if request.param == "threads":
-        yield Face(MemoryLimiter, SwarmLimiter, lambda result: result)
+        yield LimiterKind(MemoryLimiter, SwarmLimiter, lambda result: result)
         return
 
     async def finish(call):
         return await call
 
     with asyncio.Runner() as runner:
-        yield Face(
+        yield LimiterKind(
             AsyncMemoryLimiter,
             AsyncSwarmLimiter,
             lambda call: runner.run(finish(call)) if inspect.isawaitable(call) else call,

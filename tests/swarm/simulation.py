@@ -28,8 +28,8 @@ RETAINED = 5000
 
 
 @dataclass
-class Trouble:
-    """What goes wrong: shares of messages, seconds, and crashes per agent and day."""
+class SimulatedFaults:
+    """The faults of the network and the agents: shares of messages, seconds, and crashes per agent and day."""
 
     loss: float = 0.05
     duplicate: float = 0.05
@@ -38,17 +38,17 @@ class Trouble:
     crashes: float = 4.0
 
 
-class Ether:
-    """What lies between the buses."""
+class SimulatedNetwork:
+    """The network between the buses: loses, delays and repeats messages."""
 
     def __init__(self, simulation: Simulation) -> None:
         self.simulation = simulation
         self.buses: dict[str, list[Subscription]] = {}
         self.retained: dict[tuple[str, str], tuple[int, bytes]] = {}
 
-    def carry(self, event: Event, retain: Retain | None) -> None:
-        """Pass a message on to everybody, in its own time."""
-        simulation, rng, trouble = self.simulation, self.simulation.rng, self.simulation.trouble
+    def send(self, event: Event, retain: Retain | None) -> None:
+        """Deliver a message to each subscriber, with its own delay."""
+        simulation, rng, faults = self.simulation, self.simulation.rng, self.simulation.faults
         if retain is not None:
             kept = self.retained.get((event.subject, retain.key), (0, b""))
             if kept[0] < retain.version:
@@ -56,39 +56,39 @@ class Ether:
             while len(self.retained) > RETAINED:
                 del self.retained[next(iter(self.retained))]
         for subscription in self.buses.get(event.subject, ()):
-            if rng.random() < trouble.loss:
+            if rng.random() < faults.loss:
                 simulation.lost += 1
                 continue
-            copies = 2 if rng.random() < trouble.duplicate else 1
+            copies = 2 if rng.random() < faults.duplicate else 1
             for _ in range(copies):
-                late = rng.random() < trouble.straggler
-                delay = rng.uniform(0, MINUTE) if late else rng.expovariate(1 / trouble.delay)
+                late = rng.random() < faults.straggler
+                delay = rng.uniform(0, MINUTE) if late else rng.expovariate(1 / faults.delay)
                 simulation.after(delay, subscription.deliver, event)
 
 
 class SimulatedBus(Bus):
     """The bus of one agent."""
 
-    def __init__(self, ether: Ether, clock: ManualClock) -> None:
+    def __init__(self, network: SimulatedNetwork, clock: ManualClock) -> None:
         self.clock = clock
-        self._ether = ether
+        self._network = network
         self._own: list[Subscription] = []
 
     def publish(self, subject: str, payload: bytes, retain: Retain | None = None, *, late: bool = False) -> None:
-        self._ether.carry(Event(subject, payload, late), retain)
+        self._network.send(Event(subject, payload, late), retain)
 
     def subscribe(self, subject: str, handler: Any, synced: Any = None) -> Subscription:
         subscription = Subscription(self, subject, handler, synced)
         self._own.append(subscription)
-        self._ether.buses.setdefault(subject, []).append(subscription)
-        retained = {key: kept for (of, key), kept in self._ether.retained.items() if of == subject}
+        self._network.buses.setdefault(subject, []).append(subscription)
+        retained = {key: kept for (of, key), kept in self._network.retained.items() if of == subject}
         for _, payload in retained.values():
             subscription.deliver(Event(subject, payload, late=True))
         subscription.sync({key: version for key, (version, _) in retained.items()})
         return subscription
 
     def forget(self, subscription: Subscription) -> None:
-        self._ether.buses[subscription.subject].remove(subscription)
+        self._network.buses[subscription.subject].remove(subscription)
 
     @property
     def connected(self) -> bool:
@@ -107,7 +107,7 @@ class SimulatedBus(Bus):
 
 @dataclass
 class Outcome:
-    """What came of it, minute by minute."""
+    """The result of a simulation, minute by minute."""
 
     hidden: int
     sent: list[int] = field(default_factory=list)
@@ -141,7 +141,7 @@ class Outcome:
 
 
 class Simulation:
-    """Agents, the server, and what happens next."""
+    """Agents, the server, and the queue of events."""
 
     def __init__(
         self,
@@ -150,14 +150,14 @@ class Simulation:
         *,
         shared: bool = False,
         seed: int = 0,
-        trouble: Trouble | None = None,
+        faults: SimulatedFaults | None = None,
         own_capacity: int = 20,
         share: float = 0.3,
         recovery_interval: float = 60.0,
     ) -> None:
-        """Let the hidden limit be a `share` of what the agents together are configured for."""
+        """Set the hidden limit to a `share` of the configured capacity of all agents."""
         self.rng = random.Random(seed)
-        self.trouble = trouble or Trouble()
+        self.faults = faults or SimulatedFaults()
         self.clock = ManualClock(START)
         self.now = 0.0
         self.shared = shared
@@ -167,7 +167,7 @@ class Simulation:
         self.hidden = round(agents * own_capacity * share)
         self.server = Limiter(f"{self.hidden}/1m burst={max(1, self.hidden // 6)}", clock=self.clock)
         self.store = MemoryStore(clock=self.clock)
-        self.ether = Ether(self)
+        self.network = SimulatedNetwork(self)
         self.lost = 0
         self.outcome = Outcome(self.hidden)
         self._queue: list[tuple[float, int, Callable[..., object], tuple[Any, ...]]] = []
@@ -180,11 +180,11 @@ class Simulation:
             self._agents.append(self._join())
             self.after(self.rng.uniform(0, 60 / own_capacity), self._call, number)
         self.after(MINUTE, self._count)
-        if self.trouble.crashes:
+        if self.faults.crashes:
             self.after(self._until_crash(), self._crash)
 
     def after(self, seconds: float, what: Callable[..., object], *arguments: Any) -> None:
-        """Have something happen later."""
+        """Schedule an event."""
         heapq.heappush(self._queue, (self.now + seconds, next(self._order), what, arguments))
 
     def run(self) -> Outcome:
@@ -199,7 +199,7 @@ class Simulation:
         return self.outcome
 
     def _join(self) -> tuple[SwarmLimiter, SimulatedBus]:
-        bus = SimulatedBus(self.ether, self.clock)
+        bus = SimulatedBus(self.network, self.clock)
         options: dict[str, Any] = {"store": self.store, "lease": True} if self.shared else {}
         limiter = SwarmLimiter(
             bus,
@@ -237,7 +237,7 @@ class Simulation:
         self.outcome.most_in_a_window = max(self.outcome.most_in_a_window, len(window))
 
     def _until_crash(self) -> float:
-        return self.rng.expovariate(len(self._agents) * self.trouble.crashes / 86_400)
+        return self.rng.expovariate(len(self._agents) * self.faults.crashes / 86_400)
 
     def _crash(self) -> None:
         """Let an agent end without a word, and another take its place."""

@@ -63,8 +63,8 @@ def test_factors_are_exact_fractions():
         ({"reduce_factor": "half"}, "reduce_factor: must be a number, not 'half'"),
         ({"recovery_factor": 1.0}, "recovery_factor: must be greater than 1"),
         ({"recovery_interval": 0}, "recovery_interval: must be greater than 0, not 0"),
-        ({"recovery_interval": -1}, "recovery_interval: must be a number of seconds from 0, not -1"),
-        ({"cooldown": "1s"}, "cooldown: must be a number of seconds from 0, not '1s'"),
+        ({"recovery_interval": -1}, "recovery_interval: must be a non-negative number of seconds, not -1"),
+        ({"cooldown": "1s"}, "cooldown: must be a non-negative number of seconds, not '1s'"),
     ],
 )
 def test_invalid_settings_are_refused(wrong, message):

@@ -1,4 +1,4 @@
-"""20 agents in processes of their own, on a real NATS and a real Redis server that die now and then, as agents do."""
+"""20 agents in processes of their own, on a real NATS and a real Redis server; servers and agents are killed."""
 
 import time
 
@@ -12,8 +12,8 @@ from tests.swarm.agents import Agent
 AGENTS = 20
 
 
-class Herd:
-    """All agents, and questions to all of them."""
+class AgentProcesses:
+    """The processes of all agents, and requests to all of them."""
 
     def __init__(self, url):
         self.url = url
@@ -48,46 +48,48 @@ class Herd:
 @pytest.mark.parametrize("kind", [NatsServer, ValkeyServer])
 def test_twenty_agents_reduce_and_recover_through_crashes(kind):
     with kind() as server:
-        herd = Herd(server.url)
+        processes = AgentProcesses(server.url)
         try:
-            agents = herd.agents
+            agents = processes.agents
             delays = []
             for number in range(5):
                 name = f"r{number}"
                 began = agents[number].ask("announce", name)
-                herd.all(lambda state, name=name: name in state["heard"], "all reduced", but=number)
-                heard = [state["heard"].get(name) for state in herd.states()]
+                processes.all(lambda state, name=name: name in state["heard"], "all reduced", but=number)
+                heard = [state["heard"].get(name) for state in processes.states()]
                 delays += [instant - began for place, instant in enumerate(heard) if place != number]
             assert len(delays) == 5 * (AGENTS - 1)
-            assert max(delays) < 10 * 10**9, "the benchmark tells how long it takes; here, that it happens"
+            assert max(delays) < 10 * 10**9, "bench/ measures the delay; here only that every agent is informed"
 
             server.kill()
             agents[1].ask("announce", "slow")
-            assert herd.states()[1]["totals"]["slow"] == 50, "at once where it happened, server or not"
+            assert processes.states()[1]["totals"]["slow"] == 50, (
+                "the announcing agent reduces at once, with or without a server"
+            )
             server.start()
-            herd.all(lambda state: state["totals"]["slow"] == 50, "all reduced once the server is back")
+            processes.all(lambda state: state["totals"]["slow"] == 50, "all reduced once the server is back")
 
-            herd.replace(0, 1, 2)  # the one that announced it among them
-            herd.all(lambda state: state["totals"]["slow"] == 50, "those that joined late reduced")
+            processes.replace(0, 1, 2)  # the one that announced it among them
+            processes.all(lambda state: state["totals"]["slow"] == 50, "those that joined late reduced")
 
             server.kill()
             server.start()
-            herd.all(lambda state: state["connected"], "all connected again")
-            herd.replace(3, 4)  # a server that has lost its memory is told again by those who know
-            herd.all(lambda state: state["totals"]["slow"] == 50, "those that joined later still reduced")
+            processes.all(lambda state: state["connected"], "all connected again")
+            processes.replace(3, 4)  # agents publish reductions again that the server has lost
+            processes.all(lambda state: state["totals"]["slow"] == 50, "those that joined later still reduced")
 
-            before = [state["done"] for state in herd.states()]
-            herd.all(
+            before = [state["done"] for state in processes.states()]
+            processes.all(
                 lambda state: all(total == 100 for name, total in state["totals"].items() if name != "slow"), "recovery"
             )
             until(
-                lambda: all(now["done"] > then for now, then in zip(herd.states(), before, strict=True)),
+                lambda: all(now["done"] > then for now, then in zip(processes.states(), before, strict=True)),
                 "everybody making calls",
                 40,
             )
-            assert [state["errors"] for state in herd.states()] == [[]] * AGENTS
+            assert [state["errors"] for state in processes.states()] == [[]] * AGENTS
         finally:
-            herd.close()
+            processes.close()
 
 
 def test_an_agent_process_ends_with_its_parent():

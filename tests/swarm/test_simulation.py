@@ -4,19 +4,19 @@ import os
 
 import pytest
 
-from tests.swarm.simulation import Simulation, Trouble
+from tests.swarm.simulation import SimulatedFaults, Simulation
 
 SCALE = float(os.environ.get("TIDEGATE_SIMULATION", "1"))
 AGENTS = round(20 * SCALE)
 MINUTES = round(45 * SCALE)
-EVIL = Trouble(loss=0.2, duplicate=0.2, delay=0.5, straggler=0.1, crashes=200)
+MANY_FAULTS = SimulatedFaults(loss=0.2, duplicate=0.2, delay=0.5, straggler=0.1, crashes=200)
 
 
 @pytest.mark.parametrize("seed", [1, 2])
-@pytest.mark.parametrize("trouble", [Trouble(), EVIL], ids=["usual", "evil"])
-def test_agents_with_buckets_of_their_own_settle_below_a_limit_they_do_not_know(seed, trouble):
+@pytest.mark.parametrize("faults", [SimulatedFaults(), MANY_FAULTS], ids=["usual", "many faults"])
+def test_agents_with_buckets_of_their_own_settle_below_a_limit_they_do_not_know(seed, faults):
     """They are configured for more than three times the limit."""
-    outcome = Simulation(AGENTS, MINUTES, seed=seed, trouble=trouble).run()
+    outcome = Simulation(AGENTS, MINUTES, seed=seed, faults=faults).run()
     assert max(outcome.capacity) <= AGENTS * 20, "never above the original"
     assert outcome.settled is not None
     assert outcome.settled <= 30
@@ -28,7 +28,7 @@ def test_agents_with_buckets_of_their_own_settle_below_a_limit_they_do_not_know(
 
 @pytest.mark.parametrize("seed", [1, 2])
 def test_agents_that_share_never_exceed_the_quota_together(seed):
-    simulation = Simulation(AGENTS, MINUTES // 3, shared=True, seed=seed, trouble=EVIL)
+    simulation = Simulation(AGENTS, MINUTES // 3, shared=True, seed=seed, faults=MANY_FAULTS)
     outcome = simulation.run()
     assert outcome.most_in_a_window <= simulation.hidden
     assert sum(outcome.sent) > 0.8 * simulation.hidden * simulation.minutes

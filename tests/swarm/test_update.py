@@ -128,7 +128,7 @@ def test_with_a_secret_only_signed_messages_count():
         json.dumps({**fields, "signature": None}),
         json.dumps({**fields, "extra": 1}),
     ):
-        with pytest.raises(MalformedError, match="not signed with our secret"):
+        with pytest.raises(MalformedError, match="not signed with the shared secret"):
             CapacityUpdate.from_json(forged, "secret")
 
 

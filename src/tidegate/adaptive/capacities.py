@@ -150,7 +150,7 @@ class Capacities:
         `retry_after` asks all agents to make no calls for so many seconds.
         """
         if retry_after is not None and not 0 <= retry_after < float("inf"):
-            raise ConfigError(f"must be a number of seconds from 0, not {retry_after!r}", field="retry_after")
+            raise ConfigError(f"must be a non-negative number of seconds, not {retry_after!r}", field="retry_after")
         now, wall = self.clock.steady(), self.clock.ns() // 1000
         with self._lock:
             entry = self._resources.get(resource)

@@ -95,7 +95,7 @@ def _micros(name: str, value: float | timedelta) -> int:
     seconds = value.total_seconds() if isinstance(value, timedelta) else value
     if isinstance(seconds, (int, float)) and not isinstance(seconds, bool) and 0 <= seconds <= MAX_INTEGER // SECOND:
         return round(seconds * SECOND)
-    raise ConfigError(f"must be a number of seconds from 0, not {value!r}", field=name)
+    raise ConfigError(f"must be a non-negative number of seconds, not {value!r}", field=name)
 
 
 class Reduction(NamedTuple):

@@ -118,12 +118,12 @@ class GatedStore(Store):
         return {**self.inner.metrics(), "frozen": len(self._frozen)}
 
     def close(self) -> None:
-        """Close the other store, if it is ours."""
+        """Close the wrapped store, if this store owns it."""
         if self._owns:
             self.inner.close()
 
     async def close_async(self) -> None:
-        """Close the other store, if it is ours."""
+        """Close the wrapped store, if this store owns it."""
         if self._owns:
             await self.inner.close_async()
 

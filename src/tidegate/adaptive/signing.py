@@ -76,15 +76,17 @@ def read_signed(text: bytes | str, secret: str | bytes | None, max_bytes: int) -
     try:
         fields = json.loads(text)
         if not isinstance(fields, dict):
-            raise MalformedError("not a JSON object")
+            raise MalformedError("the message is not a JSON object")
         given = fields.pop("signature", None)
         if key is None:
             return SignedMessage(fields, "")
         expected = _signature(fields, key)
     except (ValueError, RecursionError) as error:
-        raise MalformedError(f"not JSON: {error}" if not isinstance(error, MalformedError) else str(error)) from None
+        raise MalformedError(
+            f"the message is not JSON: {error}" if not isinstance(error, MalformedError) else str(error)
+        ) from None
     if not isinstance(given, str) or not given.isascii() or not hmac.compare_digest(given, expected):
-        raise MalformedError("not signed with our secret")
+        raise MalformedError("the message is not signed with the shared secret")
     return SignedMessage(fields, expected)
 
 
@@ -136,7 +138,7 @@ class MessageSigner:
             instant = (read_instant(fields.get("timestamp")) - EPOCH) // timedelta(microseconds=1)
             age_class = self.classify(signature, instant, late=False)
             if age_class != "new":
-                raise MalformedError(f"the message is not new but {age_class}")
+                raise MalformedError(f"the message is {age_class}")
         return fields
 
     def classify(self, signature: str, instant: int, *, late: bool) -> MessageAge:

@@ -84,7 +84,7 @@ class CapacityUpdate:
         """Build an update from the fields of a parsed message."""
         capacity, epoch, pause = fields.get("new_capacity"), fields.get("epoch"), fields.get("retry_after")
         if capacity is None or not _whole(capacity):
-            raise MalformedError(f"new_capacity must be an integer from 1, not {capacity!r}")
+            raise MalformedError(f"new_capacity must be an integer of at least 1, not {capacity!r}")
         if epoch is not None and not (_whole(epoch) and epoch <= MAX_EPOCH):
             raise MalformedError(f"epoch must be an integer from 1 to 2**52, not {epoch!r}")
         if pause is not None and not (_number(pause) and 0 <= pause <= MAX_INTEGER // SECOND):

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class _Batch:
-    """What both kinds share: how many tasks are recorded, and what happens at the end of the block."""
+    """Base class of Batch and AsyncBatch: how many tasks are recorded, and what happens at the end of the block."""
 
     def __init__(
         self, operations: BudgetOperations, drive: Callable[[Flow[None]], Any], arguments: tuple[Any, ...]

@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 
 class _ConfiguredBudget:
-    """What never waits, the same in both: construction, settings, and the state of the database."""
+    """Base class of both budgets: construction, settings, and the state of the database. No method waits."""
 
     _limiter_type: ClassVar[type[Limiter | AsyncLimiter]]
 

@@ -364,7 +364,7 @@ class BudgetOperations:
         return self._retry_queue.catch_up() if self.settings.enabled else True
 
     def _refresh_policy(self) -> TierPolicy:
-        """Return the policy of this moment, after giving it to the limiter if it has changed."""
+        """Return the current policy; if it has changed, pass it to the limiter first."""
         tier_policy = self._tier_policies.current(self._now(), self.clock.steady())
         if tier_policy is not self._tier_policy:
             self._tier_policy = tier_policy

@@ -44,12 +44,12 @@ class RateLimitResult:
 
     @property
     def retry_after(self) -> float | None:
-        """The same as `wait`, by its name in a Decision."""
+        """Alias of `wait`, with the name that Decision uses."""
         return self.wait
 
     @property
     def violated(self) -> tuple[str, ...]:
-        """The same as `exceeded`, by its name in a Decision."""
+        """Alias of `exceeded`, with the name that Decision uses."""
         return self.exceeded
 
     @property

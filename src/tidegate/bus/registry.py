@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from difflib import get_close_matches
 from importlib import import_module
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Final
@@ -40,7 +41,9 @@ def open_bus(url: str, *, clock: Clock | None = None) -> Bus:
         openers = {**BUILT_IN, **{point.name: point.value for point in entry_points(group=ENTRY_POINT_GROUP)}}
     if scheme not in openers:
         known = ", ".join(f"{name}://" for name in openers)
-        raise ConfigError(f"unknown scheme {scheme}://: expected one of {known}", field="bus")
+        close = get_close_matches(scheme, openers, n=1)
+        hint = f"; did you mean '{close[0]}://'?" if close else ""
+        raise ConfigError(f"unknown scheme {scheme}://: expected one of {known}{hint}", field="bus")
     module, _, function = openers[scheme].partition(":")
     opener: Callable[[str, Clock | None], Bus] = getattr(import_module(module), function)
     return opener(url, clock)

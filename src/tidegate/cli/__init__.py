@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import re
 import sys
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NoReturn
 
 from tidegate.cli.output import Output
 from tidegate.errors import Closed, RateLimitError, StoreUnavailable
@@ -73,12 +74,28 @@ def main(argv: Sequence[str] | None = None) -> int:
         return EXIT_OK
 
 
-def build_parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
+class CommandParser(argparse.ArgumentParser):
+    """A parser whose errors suggest the command or option with the most similar name."""
+
+    known_options: Sequence[str] = ()
+
+    def error(self, message: str) -> NoReturn:
+        """Exit with an error message."""
+        from difflib import get_close_matches  # noqa: PLC0415 - only needed after a mistake
+
+        wrong, known = "", self.known_options
+        if choice := re.search(r"invalid choice: '(.*)' \(choose from (.*)\)", message):
+            wrong, known = choice[1], re.findall(r"[\w-]+", choice[2])
+        elif option := re.search(r"unrecognized arguments:.* (--[\w-]+)", message):
+            wrong = option[1]
+        near = get_close_matches(wrong, known, n=1)
+        super().error(f"{message}; did you mean {near[0]!r}?" if near else message)
+
+
+def build_parser(arguments: Sequence[str]) -> CommandParser:
     """Build the parser; only the commands that the arguments name are imported and have their options."""
     form = argparse.RawDescriptionHelpFormatter  # keeps the line breaks of the table
-    parser = argparse.ArgumentParser(
-        prog="tidegate", description=DESCRIPTION, epilog=EXIT_CODES_HELP, formatter_class=form
-    )
+    parser = CommandParser(prog="tidegate", description=DESCRIPTION, epilog=EXIT_CODES_HELP, formatter_class=form)
     parser.add_argument("--version", action="version", version=_version())
     parser.set_defaults(json=False)
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands")
@@ -89,6 +106,7 @@ def build_parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
             module = importlib.import_module(f"tidegate.cli.{name}")
             module.add_options(child)
             child.set_defaults(run=module.run)
+            parser.known_options = tuple(child._option_string_actions)  # noqa: SLF001 - argparse has no other way
     return parser
 
 

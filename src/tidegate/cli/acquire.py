@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tidegate.cli import EXIT_DENIED, EXIT_OK
+from tidegate.cli.arguments import seconds
 from tidegate.cli.service_args import add_key_arguments, add_service_options, open_client, read_cost, read_key
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the key, the cost, the time to wait, and the service."""
     add_key_arguments(parser)
     parser.add_argument("--cost", default="1", metavar="COST", help="an integer, or units as in tokens=100 (1)")
-    parser.add_argument("--wait", type=float, default=0.0, metavar="SECONDS", help="how long to wait for permits (0)")
+    parser.add_argument("--wait", type=seconds, default=0.0, metavar="SECONDS", help="how long to wait for permits (0)")
     add_service_options(parser)
 
 

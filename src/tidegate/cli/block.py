@@ -19,9 +19,11 @@ if TYPE_CHECKING:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the key to block, and for how long."""
-    parser.add_argument("policy", nargs="?", metavar="POLICY")
+    parser.add_argument("policy", nargs="?", metavar="POLICY", help="the name of the policy")
     parser.add_argument("key", nargs="*", metavar="KEY", help="the key; several words are the parts of one key")
-    parser.add_argument("--for", default="1h", metavar="TIME", dest="duration", help="how long, as in 10m (1h)")
+    parser.add_argument(
+        "--for", default="1h", metavar="TIME", dest="duration", help="how long to block the key, as in 10m (1h)"
+    )
     parser.add_argument("--remove", action="store_true", help="remove the block of the key")
     add_service_options(parser)
 

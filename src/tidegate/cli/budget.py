@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tidegate.budget import TaskBudget
 from tidegate.budget.alerts.forecast import Forecast, forecast
+from tidegate.cli.arguments import seconds
 from tidegate.clock import Clock, SystemClock, ThreadSignal
 from tidegate.core.bounds import SECOND
 from tidegate.errors import ConfigError, StoreUnavailable
@@ -30,7 +31,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--storage", metavar="PATH", help="the SQLite file or store URL, used instead of the configured one"
     )
     parser.add_argument(
-        "--watch", metavar="SECONDS", nargs="?", type=float, const=1.0, help="repeat until interrupted (every second)"
+        "--watch", metavar="SECONDS", nargs="?", type=seconds, const=1.0, help="repeat until interrupted (every second)"
     )
 
 

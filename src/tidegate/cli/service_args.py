@@ -25,7 +25,7 @@ def add_service_options(parser: argparse.ArgumentParser) -> None:
 
 def add_key_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the policy and the key."""
-    parser.add_argument("policy", metavar="POLICY")
+    parser.add_argument("policy", metavar="POLICY", help="the name of the policy")
     parser.add_argument("key", nargs="+", metavar="KEY", help="the key; several words are the parts of one key")
 
 

@@ -33,7 +33,9 @@ def add_settings_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--policy", action="append", default=[], metavar="NAME=LIMITS", help="a policy, as in 'api=100/1m, 1000/1h'"
     )
-    parser.epilog = "Each setting is also read from the environment: TIDEGATE_ and its name in capitals."
+    parser.epilog = (
+        "Each setting is also read from the environment: TIDEGATE_ and its name in capitals, such as TIDEGATE_LISTEN."
+    )
     for option in OPTIONS:
         if not option.secret:  # other users of the machine can read a command line
             action = "append" if option.many else "store"

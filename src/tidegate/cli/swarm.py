@@ -12,6 +12,7 @@ from tidegate.adaptive import SUBJECT, CapacityUpdate
 from tidegate.adaptive.signing import MalformedError, MessageSigner, read_signed
 from tidegate.adaptive.update import MAX_UPDATE_BYTES
 from tidegate.bus import open_bus
+from tidegate.cli.arguments import seconds
 from tidegate.cli.output import Output
 from tidegate.clock import SystemClock, ThreadSignal
 from tidegate.core.bounds import SECOND
@@ -33,7 +34,7 @@ clean: Final = Output.clean
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the bus, and how often to refresh."""
     parser.add_argument("bus", nargs="?", help="URL of the bus, nats://… or redis://… (or TIDEGATE_BUS)")
-    parser.add_argument("--interval", type=float, default=1.0, metavar="SECONDS", help="how often to refresh (1)")
+    parser.add_argument("--interval", type=seconds, default=1.0, metavar="SECONDS", help="how often to refresh (1)")
     parser.add_argument("--once", action="store_true", help="show the swarm once and exit")
 
 
@@ -43,7 +44,7 @@ def run(args: argparse.Namespace, output: Output) -> int:
     if not url:
         raise ConfigError("expected the URL of a bus, such as: tidegate swarm nats://127.0.0.1:4222", field="bus")
     if not (math.isfinite(args.interval) and args.interval > 0):
-        raise ConfigError(f"expected a number of seconds above 0, not {args.interval}", field="--interval")
+        raise ConfigError(f"expected a number of seconds above 0, not {args.interval:g}", field="--interval")
     with open_bus(url) as bus:
         if not bus.wait(CONNECT_TIMEOUT):
             raise StoreUnavailable(f"no answer from the bus at {redact(url)}: is the server running?")

@@ -7,6 +7,7 @@ import shutil
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
+from tidegate.cli.arguments import integer, seconds
 from tidegate.cli.budget import format_duration
 from tidegate.cli.service_args import add_service_options, open_client
 from tidegate.clock import SystemClock, ThreadSignal
@@ -29,18 +30,18 @@ COLUMNS: Final = ("policy", "admitted/s", "denied/s", "waiting", "admitted", "de
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the service, how often to refresh, and how much to show."""
-    parser.add_argument("--interval", type=float, default=1.0, metavar="SECONDS", help="how often to refresh (1)")
+    parser.add_argument("--interval", type=seconds, default=1.0, metavar="SECONDS", help="how often to refresh (1)")
     parser.add_argument("--once", action="store_true", help="show the service once and exit")
-    parser.add_argument("--rows", type=int, default=10, metavar="N", help="rows in each table (10)")
+    parser.add_argument("--rows", type=integer, default=10, metavar="N", help="rows in each table (10)")
     add_service_options(parser)
 
 
 def run(args: argparse.Namespace, output: Output) -> int:
     """Show the service until interrupted."""
     if not (math.isfinite(args.interval) and args.interval > 0):
-        raise ConfigError(f"expected a number of seconds above 0, not {args.interval}", field="--interval")
+        raise ConfigError(f"expected a number of seconds above 0, not {args.interval:g}", field="--interval")
     if args.rows < 1:
-        raise ConfigError(f"expected an integer from 1, not {args.rows}", field="--rows")
+        raise ConfigError(f"expected an integer of at least 1, not {args.rows}", field="--rows")
     clock = SystemClock()
     with open_client(args) as client:
         while True:

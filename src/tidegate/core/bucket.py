@@ -113,7 +113,7 @@ def rescale(level: int, old: Limit, new: Limit) -> int:
 
 
 def adjust_bucket(state: State | None, limit: Limit, delta: int, now: int, at: int | None) -> State | None:
-    """Give permits back to a bucket, or take more.
+    """Refund permits to a bucket, or charge more.
 
     Permits that were charged earlier may have been refilled since. Had they never been taken, the bucket would have
     been full sooner and the refill would have been lost. So at most the free space at the highest level since then is

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 from datetime import timedelta
+from difflib import get_close_matches
 from typing import TYPE_CHECKING, Final
 
 from tidegate.core import algorithms
@@ -94,8 +95,7 @@ class Limit:
         """Check the arguments and compute the derived numbers."""
         rules = algorithms.ALGORITHMS.get(self.algorithm)
         if rules is None:
-            known = ", ".join(algorithms.ALGORITHMS)
-            raise ConfigError(f"unknown algorithm {self.algorithm!r}: use one of {known}", field="algorithm")
+            raise ConfigError(_unknown_algorithm(self.algorithm), field="algorithm")
         _check_integer("quota", self.quota)
         if not isinstance(self.unit, str) or not self.unit:
             raise ConfigError(
@@ -200,7 +200,8 @@ class Limit:
         try:
             return cls(_number(match["quota"]), period, **options)  # type: ignore[arg-type]  # checked by Limit
         except ConfigError as error:
-            place = match.start("period") if error.field == "period" else match.start("quota")
+            option = text.find(f"{error.field}=", match.start("rest"))
+            place = match.start("period") if error.field == "period" else max(option, match.start("quota"))
             raise ConfigError(_with_position(text, place, str(error))) from None
 
     def __str__(self) -> str:
@@ -237,8 +238,9 @@ def parse_period(period: str | timedelta | float) -> int:
         message = f"expected a string such as '30s', a timedelta or a number of seconds, not {period!r}"
         raise ConfigError(message, field="period")
     if not exact or not 1 <= length <= MAX_DURATION:
-        message = f"{period!r} must be a whole number of microseconds between 1 microsecond and 142 years"
-        raise ConfigError(message, field="period")
+        given = f"{period!r} seconds" if isinstance(period, (int, float)) else repr(period)
+        expected = "a period from 1 microsecond to 142 years" if exact else "a multiple of 1 microsecond"
+        raise ConfigError(f"expected {expected}, not {given}", field="period")
     return length
 
 
@@ -286,15 +288,23 @@ def _check_integer(name: str, value: object) -> None:
 
 def _check_range(name: str, value: object, low: int, high: int, what: str) -> None:
     if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
-        raise ConfigError(f"the {name} {what} must be from {low} to {high}, not {value!r}", field=name)
+        expected = f"from {low} to {high}" if low < high else f"{low} (the default)"
+        raise ConfigError(f"the {name} {what} must be {expected}, not {value!r}", field=name)
+
+
+def _unknown_algorithm(name: object) -> str:
+    near = get_close_matches(str(name), algorithms.ALGORITHMS, n=1)
+    hint = f"; did you mean {near[0]!r}?" if near else ""
+    return f"unknown algorithm {name!r}: use one of {', '.join(algorithms.ALGORITHMS)}{hint}"
 
 
 def _option(text: str, place: int, word: str) -> tuple[str, str | int]:
     name, is_option, value = word.partition("=")
     if not is_option:
+        if "/" in word:
+            raise ConfigError(_with_position(text, place, "expected one limit: write several limits as a list"))
         if word not in algorithms.ALGORITHMS:
-            known = ", ".join(algorithms.ALGORITHMS)
-            raise ConfigError(_with_position(text, place, f"unknown algorithm {word!r}: use one of {known}"))
+            raise ConfigError(_with_position(text, place, _unknown_algorithm(word)))
         return "algorithm", word
     if name in ("burst", "reset_day", "reset_hour"):
         if not value.replace("_", "").isdecimal():

@@ -154,7 +154,9 @@ class ConfigValue:
         """Read one of several strings."""
         word = self._scalar
         if word not in choices:
-            raise self.error(f"expected {', '.join(choices[:-1])} or {choices[-1]}, not {self}")
+            near = get_close_matches(str(word), choices, n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise self.error(f"expected {', '.join(choices[:-1])} or {choices[-1]}, not {self}{hint}")
         return str(word)
 
     def boolean(self) -> bool:
@@ -171,7 +173,7 @@ class ConfigValue:
             value = int(self._plain) if len(self._plain) <= MAX_SHOWN_LENGTH else high + 1
         if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
             too_large = isinstance(value, int) and value > high
-            bounds = f"from {low} to {high}" if high < MAX_INTEGER or too_large else f"from {low}"
+            bounds = f"from {low} to {high}" if high < MAX_INTEGER or too_large else f"of at least {low}"
             raise self.error(f"expected an integer {bounds}, not {self}")
         return value
 

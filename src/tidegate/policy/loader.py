@@ -44,12 +44,22 @@ def compose(text: str, file: str | None = None) -> yaml.Node | None:
             loader.dispose()
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        message = f"is not valid YAML: {error.problem or error.context}"
+        message = f"is not valid YAML: {_describe(error)}"
         raise ConfigError(message, file=file, line=mark.line + 1 if mark else None) from None
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
         message = f"is not valid YAML: the character U+{int(error.character):04X} is not allowed"
         raise ConfigError(message, file=file, line=line) from None
+
+
+def _describe(error: yaml.MarkedYAMLError) -> str:
+    """Return what PyYAML reports about an error, with advice for the two most frequent mistakes."""
+    problem = str(error.problem or error.context)
+    if problem.startswith("but ") and error.context:
+        return f"{error.context}, {problem}"
+    if "'\\t'" in problem:
+        return f"{problem}: indent with spaces, not tabs"
+    return f"{problem}: check the indentation" if "<block end>" in problem else problem
 
 
 class _BoundedLoader(yaml.BaseLoader):

@@ -104,7 +104,7 @@ def read_limits(rules: str | Limit | Iterable[str | Limit]) -> tuple[Limit, ...]
     names = [limit.name for limit in limits]
     for limit in limits:
         if names.count(limit.name) > 1:
-            message = f"two limits have the name {limit.name!r}: name one of them, such as Limit(…, name='burst')"
+            message = f"two limits are named {limit.name!r}: rename one of them, as in '60/1m name=a'"
             raise ConfigError(message, field="limits")
     return limits
 

@@ -23,7 +23,7 @@ class WaitQueue(Protocol):
     """Callers that wait for permits of a store."""
 
     def wake(self, key: Key) -> None:
-        """Let callers that wait for the key try again: permits may be available."""
+        """Wake callers that wait for the key: permits may be available."""
 
 
 class Store(ABC):
@@ -67,7 +67,7 @@ class Store(ABC):
         return self.apply(verb, asks, now, at)
 
     def wake(self, asks: Sequence[Ask]) -> None:
-        """Let callers that wait for these keys try again: permits may be available."""
+        """Wake callers that wait for these keys: permits may be available."""
         for queue in tuple(self.wait_queues):
             for _, key, _ in asks:
                 queue.wake(key)

@@ -1,4 +1,4 @@
-"""Gives back the charge of a call whose task was cancelled, in the same way for every store.
+"""Refunds the charge of a call whose task was cancelled, in the same way for every store.
 
 A decision charges when it is made, but a cancelled task never reads it. So every store guarantees:
 
@@ -37,7 +37,7 @@ TRANSIT: Final = SECOND  # microseconds that a correction may take to reach the 
 
 
 class GiveBack(NamedTuple):
-    """The arguments of an `adjust` that gives a charge back: the asks, and the time of their charge."""
+    """The arguments of an `adjust` that refunds a charge: the asks, and the time of their charge."""
 
     asks: list[Ask]
     at: int | None
@@ -114,7 +114,7 @@ class BackgroundTasks:
             await self.finish()
 
     def give_back(self, store: Store, verb: str, asks: Sequence[Ask], decisions: Sequence[Decision]) -> None:
-        """Give back the charge of a call whose decisions are no longer needed."""
+        """Refund the charge of a call whose decisions are no longer needed."""
         passed = max(0, store.clock.ns() // 1000 - decisions[0].at) if decisions else 0
         found = corrections(verb, asks, decisions, passed)
         if found:
@@ -126,7 +126,7 @@ class BackgroundTasks:
             try:
                 await store.apply_async("adjust", asks, None, at)
             except RateLimitError as error:
-                log.warning("could not give back the permits of a cancelled call: %s", error)
+                log.warning("could not refund the permits of a cancelled call: %s", error)
             else:
                 store.wake(asks)
 

@@ -11,7 +11,7 @@ from urllib.parse import parse_qsl
 
 from tidegate.errors import ConfigError
 from tidegate.stores.memory.store import MemoryStore
-from tidegate.urls import redact, server_url
+from tidegate.urls import redact, server_url, unknown_option
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -71,7 +71,7 @@ def open_memory(url: str, clock: Clock | None) -> Store:
     options: dict[str, object] = dict(parse_qsl(parts.query, keep_blank_values=True))
     unknown = sorted(options.keys() - {"max_entries", "overflow"})
     if unknown:
-        raise ConfigError(f"memory:// has no option {unknown[0]!r}: expected max_entries or overflow", field="store")
+        raise ConfigError(unknown_option(unknown[0], ("max_entries", "overflow")), field="store")
     if INTEGER.fullmatch(str(options.get("max_entries", ""))):
         options["max_entries"] = int(str(options["max_entries"]))
     return MemoryStore(**options, clock=clock)  # type: ignore[arg-type]  # MemoryStore checks its options

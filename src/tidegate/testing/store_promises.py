@@ -120,7 +120,7 @@ def peek_changes_nothing(store: Store) -> None:
         peeks = [ask(store, "peek", policy, "k", (1, 1), NOW) for _ in range(3)]
         check(peeks[0] == peeks[1] == peeks[2], f"peeks differ: {peeks}")
         taken = ask(store, "acquire", policy, "k", (1, 1), NOW)
-        check(peeks[0] == taken, f"peek rereordered {peeks[0]}, acquire {taken}")
+        check(peeks[0] == taken, f"peek returned {peeks[0]}, acquire {taken}")
         expect(taken, allowed=True, remaining=[2 - used, 2 - used], what=f"call {used + 1} after peeks")
 
 

@@ -158,4 +158,4 @@ def test_invalid_files_are_refused_before_anything_runs(folder, capsys):
     assert "chmod 600" in capsys.readouterr().err
     (folder[0] / "bad.yaml").write_text("name: x\nurl: nowhere\ninterval: 1m\n")
     assert main(["add", "bad.yaml"]) == 2
-    assert "bad.yaml:2: url: has no host" in capsys.readouterr().err
+    assert "bad.yaml:2: url: expected a URL with a host" in capsys.readouterr().err

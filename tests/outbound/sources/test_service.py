@@ -26,7 +26,7 @@ def source(name, url="https://fmp.test/x", interval="1h", **more):
     return read_source({"name": name, "url": url, "interval": interval, **more})
 
 
-class World:
+class RunnerHarness:
     """A service in virtual time, and the host it fetches from."""
 
     def __init__(self, tmp_path, sources, provider=FMP, respond=None, **options):
@@ -60,7 +60,7 @@ class World:
 
 @asynccontextmanager
 async def world(*args, **options):
-    made = World(*args, **options)
+    made = RunnerHarness(*args, **options)
     async with made.service:
         yield made
 
@@ -276,7 +276,7 @@ async def test_requests_in_flight_at_a_crash_are_charged_again_and_reported(tmp_
         stuck.set()
         await asyncio.Event().wait()
 
-    first = World(tmp_path, [source("a")], provider, never, clock=clock, store=store)
+    first = RunnerHarness(tmp_path, [source("a")], provider, never, clock=clock, store=store)
     task = asyncio.create_task(first.service._cycle_once())  # noqa: SLF001 - killed in the middle of it
     await stuck.wait()
     await task

@@ -53,10 +53,10 @@ def test_all_fields_of_a_source():
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("url: https://a.test/", "f.yaml:1: needs a field 'name'"),
-        ("name: a", "f.yaml:1: needs a field 'url'"),
-        ("name: a/b\nurl: https://a.test/", "f.yaml:1: name: expected letters, digits"),
-        ("name: a\nurl: a.test", "f.yaml:2: url: has no host"),
+        ("url: https://a.test/", "f.yaml:1: needs a name, such as name: prices"),
+        ("name: a", "f.yaml:1: needs a url, such as url: https://example.com/prices"),
+        ("name: a/b\nurl: https://a.test/", "f.yaml:1: name: expected a name of letters, digits"),
+        ("name: a\nurl: a.test", "f.yaml:2: url: expected a URL with a host"),
         ("name: a\nurl: ftp://a.test/x\ninterval: 1m", "f.yaml:2: url: expected a URL that begins with http"),
         ("name: a\nurl: https://a.test/", "f.yaml:1: needs either an interval"),
         ("name: a\nurl: https://a.test/\ninterval: 1m\ncron: '* * * * *'", "f.yaml:1: needs either an interval"),
@@ -69,7 +69,10 @@ def test_all_fields_of_a_source():
             "f.yaml:4: timezone: can only be combined with 'cron'",
         ),
         ("name: a\nurl: https://a.test/\ninterval: 1m\nto: {files: x, sqlite: y}", "f.yaml:4: to: expected one of"),
-        ("name: a\nurl: https://a.test/\ninterval: 1m\nto: {webhook: y}", "f.yaml:4: to.webhook: has no host"),
+        (
+            "name: a\nurl: https://a.test/\ninterval: 1m\nto: {webhook: y}",
+            "f.yaml:4: to.webhook: expected a URL with a host",
+        ),
         (
             "name: a\nurl: https://a.test/\nintervall: 1m",
             "f.yaml:3: intervall: unknown setting: did you mean 'interval'?",

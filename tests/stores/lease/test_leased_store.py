@@ -256,7 +256,7 @@ def test_an_invalid_lease_is_refused(lease):
 
 @pytest.mark.parametrize("option", [{"spread": 0}, {"max_keys": 0.5}, {"spread": True}])
 def test_invalid_lease_options_are_refused(option):
-    with pytest.raises(ConfigError, match="must be an integer from 1"):
+    with pytest.raises(ConfigError, match="must be an integer of at least 1"):
         Lease(**option)
 
 

@@ -14,11 +14,11 @@ SECRET = "s3cret-w0rd"  # noqa: S105 - a test password
 @pytest.mark.parametrize(
     ("url", "message"),
     [
-        ("postgresql://u:{}@h/d?shema=x", "there is no option 'shema'; did you mean 'schema'"),
+        ("postgresql://u:{}@h/d?shema=x", "unknown option 'shema': did you mean 'schema'"),
         ("postgresql://u:{}@h/d?timeout=soon", "timeout: must be a number of seconds, not 'soon'"),
         ("postgresql://u:{}@h/d?timeout=0", "timeout: must be a number of seconds above 0"),
         ("postgresql://u:{}@h/d?timeout=nan", "timeout: must be a number of seconds above 0"),
-        ("postgresql://u:{}@h/d?pool_size=0", "pool_size: must be an integer from 1"),
+        ("postgresql://u:{}@h/d?pool_size=0", "pool_size: must be an integer of at least 1"),
         ("postgresql://u:{}@h/d?pool_size=many", "pool_size: must be an integer, not 'many'"),
         ("postgresql://u:{}@h/d?unlogged=maybe", "unlogged: must be true or false"),
         ("postgresql://u:{}@h/d?synchronous_commit=no", "synchronous_commit: must be one of on, off"),

@@ -45,9 +45,9 @@ def test_options_of_the_query() -> None:
     ("url", "message"),
     [
         ("redis://user:hush@host:port", "a port is a number"),
-        ("redis://user:hush@host/one", "db must be an integer from 0, not 'one'"),
+        ("redis://user:hush@host/one", "db must be an integer of at least 0, not 'one'"),
         ("redis://user:hush@host/1/2", "the path must be a database number"),
-        ("redis://user:hush@host?timout=1", "there is no option 'timout'; did you mean 'timeout'"),
+        ("redis://user:hush@host?timout=1", "unknown option 'timout': did you mean 'timeout'"),
         ("redis://user:hush@host?timeout=soon", "timeout must be a number"),
         ("redis://user:hush@host?hash_tag=user", "hash_tag must be key, policy or all, not 'user'"),
         ("redis://user:hush@host?prefix={x}", "prefix must be a non-empty string without braces, not '{x}'"),

@@ -43,7 +43,7 @@ def test_percent_encoded_characters_are_decoded(tmp_path):
         ("sqlite:///folder/", "sqlite:///relative.db"),
         ("sqlite:///limits#1.db", "sqlite:///relative.db"),
         ("sqlite:///:memory:", "use memory://"),
-        ("sqlite:///limits.db?mode=ro", "has no option 'mode'"),
+        ("sqlite:///limits.db?mode=ro", "unknown option 'mode': expected one of synchronous, busy_timeout"),
         ("sqlite:///limits.db?synchronous=off", "must be 'normal', 'full' or 'extra'"),
         ("sqlite:///limits.db?busy_timeout=5", "5s or 5ms"),
         ("sqlite:///limits.db?busy_timeout=soon", "busy_timeout: .*unknown unit of time"),

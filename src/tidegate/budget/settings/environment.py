@@ -51,7 +51,7 @@ def read_environment(environ: Mapping[str, str] | None = None) -> BudgetSettings
     for name, message in problems(values):
         variable = VARIABLES.get(name, name)
         if message.endswith(NO_TIERS):
-            message = f"{VARIABLES['enabled']} is true, but no limit is set: set at least one of RATE_LIMIT_PER_*"  # noqa: PLW2901 - names the variables
+            message = "the budget is enabled but has no limits: set at least one of RATE_LIMIT_PER_*"  # noqa: PLW2901 - names the variables
             if found:  # the file that may set them could not be read
                 continue
         found.append((variable, message))

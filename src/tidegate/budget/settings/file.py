@@ -95,7 +95,7 @@ def _read_reserved(setting: ConfigValue) -> dict[int, Fraction]:
     found = {}
     for priority, share in setting.entries().items():
         if not priority.isdecimal():
-            raise share.error(f"expected an integer from 1 as priority, not {priority}")
+            raise share.error(f"expected an integer of at least 1 as priority, not {priority}")
         found[int(priority)] = _read_share(share)
     return found
 

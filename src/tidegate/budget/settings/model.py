@@ -139,7 +139,8 @@ def problems(given: Mapping[str, Any]) -> Iterator[Problem]:
         for name in sorted(set(map(str, values["types"])) & set(map(str, values["costs"]))):
             yield "types", f"{name!r} is a task type and a unit of costs: rename one of them"
     quotas = [values[f"per_{period}"] for period in PERIODS]
-    if values["enabled"] is True and not any((*quotas, values["concurrency"], values["types"], values["costs"])):
+    has_limits = any(quota is not None for quota in (*quotas, values["concurrency"]))
+    if values["enabled"] is True and not (has_limits or values["types"] or values["costs"]):
         yield "per_minute", f"the budget is enabled but has no limits: {NO_TIERS}"
 
 
@@ -152,7 +153,7 @@ def did_you_mean(given: object, known: Iterable[str]) -> str:
 def _quota(value: object) -> str | None:
     if value is None or (isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= MAX_INTEGER):
         return None
-    return f"expected an integer from 1, not {value!r}; leave it out for no limit"
+    return f"expected an integer of at least 1, not {value!r}; leave it out for no limit"
 
 
 def _quotas_by(what: str) -> Callable[[object], str | None]:
@@ -176,7 +177,7 @@ def _tier_quotas(what: str, name: object, quotas: object) -> str | None:
         if period not in PERIODS:
             return f"{name}: unknown period {period!r}: use {', '.join(PERIODS)}{did_you_mean(period, PERIODS)}"
         if quota is None or _quota(quota) is not None:
-            return f"{name}.{period}: expected an integer from 1, not {quota!r}"
+            return f"{name}.{period}: expected an integer of at least 1, not {quota!r}"
     return None
 
 
@@ -192,7 +193,7 @@ def _reserved(shares: object) -> str | None:
     total = Fraction()
     for priority, share in shares.items():
         if not isinstance(priority, int) or isinstance(priority, bool) or priority < 1:
-            return f"expected priorities that are integers from 1 (tasks have 0 by default), not {priority!r}"
+            return f"expected priorities that are integers of at least 1 (tasks have 0 by default), not {priority!r}"
         if priority > MAX_PRIORITY:
             return f"expected priorities up to {MAX_PRIORITY}, the largest that a task may have, not {priority}"
         try:
@@ -202,7 +203,7 @@ def _reserved(shares: object) -> str | None:
         if not 0 < part < 1:
             return f"expected a share such as 0.2 or 20% for priority {priority}, not {share!r}"
         total += part
-    return f"the shares add up to {float(total):g}: they must stay below 1 together" if total >= 1 else None
+    return f"the shares add up to {float(total):g}: expected a sum below 1" if total >= 1 else None
 
 
 def _choice(kind: Any) -> Callable[[object], str | None]:  # noqa: ANN401 - a Literal

@@ -189,9 +189,9 @@ class BudgetStore(SQLiteStore):
     def _migrations(self) -> list[Migration]:
         return [*super()._migrations(), *read_migrations(__package__, table="budget_open")]
 
-    def _take_over(self) -> None:
+    def _reset_after_fork(self) -> None:
         """Become another owner in a forked process: the open batches of the parent stay with the parent."""
-        super()._take_over()
+        super()._reset_after_fork()
         self._process_lock.close_inherited()
         self.owner = secrets.randbits(53)
         self._process_lock = ProcessLock(self.path, self.owner)

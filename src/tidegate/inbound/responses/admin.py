@@ -39,6 +39,7 @@ log = logging.getLogger("tidegate.inbound")
 
 MAX_BODY_BYTES: Final = 16_384
 MAX_KEY_LENGTH: Final = 512
+MAX_SHOWN_LENGTH: Final = 60  # characters of a value in an error message
 MAX_CLIENTS_LISTED: Final = 1000  # for `top`
 MAX_BLOCK_SECONDS: Final = 366 * 86_400
 FORWARDING_HEADERS: Final = ("x-forwarded-for", "forwarded", "x-real-ip", "via", "x-forwarded-host", "cf-connecting-ip")
@@ -144,7 +145,7 @@ def _run_action_flow(request_limiter: RequestLimiter, action_request: dict[str, 
     action, key = action_request.get("action"), action_request.get("key")
     known = ("reset", "block", "unblock", "allow", "disallow", "reload")
     if action not in known:
-        raise ConfigError(f"must be one of {', '.join(known)}, not {action!r}", field="action")
+        raise ConfigError(f"must be one of {', '.join(known)}, not {_describe_value(action)}", field="action")
     log.warning("admin action: %s %s", action, shown(str(key)))
     if action == "reload":
         error = request_limiter.reload()
@@ -153,11 +154,20 @@ def _run_action_flow(request_limiter: RequestLimiter, action_request: dict[str, 
         return {"done": action}
     if not isinstance(key, str) or not key or len(key) > MAX_KEY_LENGTH:
         raise ConfigError(
-            "must be a string: a client address, a network, or a key as shown in the statistics", field="key"
+            "must be a client address, a network, or a key as shown in the statistics, "
+            f"as a string of 1 to {MAX_KEY_LENGTH} characters, not {_describe_value(key)}",
+            field="key",
         )
     if action == "reset":
         return (yield from _reset_flow(request_limiter, key, action_request.get("category")))
     return _change_list(request_limiter, action, key, action_request.get("seconds"))
+
+
+def _describe_value(value: object) -> str:
+    """Return a JSON value as error messages show it."""
+    if isinstance(value, (list, dict)):
+        return "a list" if isinstance(value, list) else "an object"
+    return json.dumps(value)[:MAX_SHOWN_LENGTH]
 
 
 def _change_list(request_limiter: RequestLimiter, action: str, key: str, seconds: object) -> dict[str, Any]:
@@ -166,7 +176,8 @@ def _change_list(request_limiter: RequestLimiter, action: str, key: str, seconds
     now = request_limiter.now()
     if action in ("block", "allow"):
         if not isinstance(seconds, (int, float)) or isinstance(seconds, bool) or not 0 < seconds <= MAX_BLOCK_SECONDS:
-            raise ConfigError(f"must be a number above 0 and at most {MAX_BLOCK_SECONDS}", field="seconds")
+            expected = f"must be a number of seconds above 0 and at most {MAX_BLOCK_SECONDS}"
+            raise ConfigError(f"{expected}, not {_describe_value(seconds)}", field="seconds")
         name = clients.add(key, now + round(seconds * SECOND), now, request_limiter.client_identifier.ipv6_prefix)
         done = {"done": action, "key": name, "seconds": seconds}
     else:
@@ -179,7 +190,8 @@ def _reset_flow(request_limiter: RequestLimiter, text: str, category: object) ->
     """Reset a client, in one category or in all."""
     if category is not None and (not isinstance(category, str) or category not in request_limiter.category_limiters):
         raise ConfigError(
-            f"must be one of {', '.join(request_limiter.category_limiters)}, not {category!r}", field="category"
+            f"must be one of {', '.join(request_limiter.category_limiters)}, not {_describe_value(category)}",
+            field="category",
         )
     names = [category] if isinstance(category, str) else list(request_limiter.category_limiters)
     wanted: Key = address_key(text, request_limiter.client_identifier.ipv6_prefix) if parse_address(text) else text

@@ -189,7 +189,7 @@ class _Reader:
     def _check_endpoints_missing(self, name: str, section: ConfigValue, fields: Fields) -> None:
         """Raise if no request could match the category: it has no endpoints, not even by default."""
         if "methods" in fields:
-            raise fields["methods"].error("applies to endpoints: add endpoints, a list of paths")
+            raise fields["methods"].error("requires endpoints, a list of paths such as [/login, /api/*]")
         if name in self.defaults or name == self.unmatched:
             return
         near = get_close_matches(name, self.defaults, n=1)

@@ -1,1 +1,1 @@
-"""What responses teach about a provider's capacity, and how processes share it."""
+"""Learns the capacity of a provider from its responses, and shares it between processes."""

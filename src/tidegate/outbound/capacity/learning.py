@@ -1,4 +1,4 @@
-"""What a provider's response teaches about its limits. Pure functions: rate limit advice in, corrections out.
+"""Learns the limits of a provider from its responses. Pure functions: rate limit advice in, corrections out.
 
 A provider may only lower the remaining quota that tidegate assumes: others may use the same quota, or its limit may be
 stricter than the file says. Nothing raises it above what is configured; the provider may return what it took away. The

@@ -73,12 +73,12 @@ class SharedCapacity:
 
     def hold(self, resource: str, value: int) -> None:
         """Stay at a value; other processes received the same refusals and hold it themselves."""
-        self.capacities.receive(self._update(resource, value, 0, "refused at more than this before", 0))
+        self.capacities.receive(self._update(resource, value, 0, "the provider refused more than this before", 0))
 
     def receive(self, resource: str, value: int, pause: int, age: int) -> bool:
         """Apply what another process received so many microseconds ago; return whether it changes anything."""
         return self.capacities.receive(
-            self._update(resource, value, pause, "another process was refused", age), late=True
+            self._update(resource, value, pause, "the provider refused a request of another process", age), late=True
         )
 
     def _update(self, resource: str, value: int, pause: int, reason: str, age: int) -> CapacityUpdate:

@@ -59,6 +59,7 @@ CALENDAR_FIELDS: Final = ("timezone", "reset_day", "reset_hour")
 DEFAULT_SLOT_LEASE: Final = "2m"  # how long a slot is held at most: most clients time out long before
 HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 QUOTED = re.compile(r"'[^']*'|\"[^\"]*\"")
+YAML_TOKEN = re.compile(r"'(?:[,:?\[\]{}-]|<[a-z ]+>)'")  # as the YAML parser names it
 
 
 def read_provider(source: str | Path | Mapping[str, object]) -> Provider:
@@ -67,7 +68,7 @@ def read_provider(source: str | Path | Mapping[str, object]) -> Provider:
         section = load(source)
     except ConfigError as error:  # the YAML parser may quote a part of a key
         text = str(error)
-        raise ConfigError(QUOTED.sub("'…'", text) if "is not valid YAML" in text else text) from None
+        raise ConfigError(QUOTED.sub(_hide_value, text) if "is not valid YAML" in text else text) from None
     fields = section.fields(*LIMIT_FIELDS, *PROVIDER_FIELDS)
     if "domain" not in fields:
         raise section.error("needs a domain, such as financialmodelingprep.com")
@@ -90,15 +91,21 @@ def read_provider(source: str | Path | Mapping[str, object]) -> Provider:
     return replace(provider, endpoints=_endpoints(fields, provider))
 
 
+def _hide_value(quoted: re.Match[str]) -> str:
+    return quoted[0] if YAML_TOKEN.fullmatch(quoted[0]) else "'…'"
+
+
 def _domain(setting: ConfigValue) -> str:
     text = setting.string()
     if "//" in text or "/" in text or "@" in text:
-        raise setting.error("expected a domain such as example.com, without scheme, user and path")
+        raise setting.error("expected only a domain such as example.com: remove the scheme, user and path")
     if "*" in text:
-        raise setting.error("expected a domain such as example.com without *: its subdomains are always included")
+        raise setting.error(f"expected a domain such as example.com, not {setting}: subdomains are always included")
     bare = text.removeprefix("[").removesuffix("]")
     if bare.count(":") == 1 or "]:" in bare:
-        raise setting.error("expected a domain without a port: all ports of a host share its provider's quota")
+        raise setting.error(
+            f"expected a domain without a port, not {setting}: all ports of a host share the quota of its provider"
+        )
     domain = normal_host(bare)
     if domain is None:
         raise setting.error(f"expected a domain such as example.com, not {setting}")
@@ -125,7 +132,9 @@ def _limits(section: ConfigValue, fields: Fields) -> tuple[Limit, ...]:
     names = [limit.name for limit in limits]
     for name in names:
         if names.count(name) > 1:
-            raise fields.get("limits", section).error(f"two limits are named {name!r}: give each a different name")
+            raise fields.get("limits", section).error(
+                f"two limits are named {name!r}: rename one of them, as in '60/1m name=a'"
+            )
     return tuple(limits)
 
 
@@ -265,7 +274,8 @@ def _endpoints(fields: Fields, provider: Provider) -> tuple[EndpointCost, ...]:
             raise entry.error("needs a path, such as {path: /v1/search/*, cost: 5}")
         path = parts["path"].string()
         if not path.startswith("/") or "?" in path or "*" in path.replace("/*", ""):
-            raise parts["path"].error("expected a path such as /v1/search or /v1/*/history, where * is a whole segment")
+            expected = "a path that starts with / and has * only as an entire segment, such as /v1/*/history"
+            raise parts["path"].error(f"expected {expected}, not {parts['path']}")
         methods = tuple(each.string().upper() for each in parts["methods"].one_or_many()) if "methods" in parts else ()
         endpoint = EndpointCost(path, methods, _cost(parts["cost"]) if "cost" in parts else 1)
         with entry.locate_errors(cost=parts.get("cost")):

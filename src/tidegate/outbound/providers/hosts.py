@@ -32,15 +32,21 @@ def host_of(url: object) -> str:
     try:
         parts = urlsplit(text)
     except ValueError:  # its message may contain the password
-        raise ConfigError(f"has no valid host: {redact(text)!r}", field="url") from None
+        raise _no_valid_host(text) from None
     if not parts.scheme or not parts.netloc:
         raise ConfigError(
-            f"has no host: {redact(text)!r} (expected a URL such as https://example.com/path)", field="url"
+            f"expected a URL with a host, such as https://example.com/path, not {redact(text)!r}", field="url"
         )
     normal = _normal(parts.netloc.rpartition("@")[2])
     if normal is None or "\\" in parts.netloc:  # URL parsers disagree about a backslash
-        raise ConfigError(f"has no valid host: {redact(text)!r}", field="url")
+        raise _no_valid_host(text)
     return normal
+
+
+def _no_valid_host(text: str) -> ConfigError:
+    return ConfigError(
+        f"expected a URL with a valid host, such as https://example.com/path, not {redact(text)!r}", field="url"
+    )
 
 
 @lru_cache(maxsize=1024)

@@ -66,6 +66,9 @@ class Providers:
         """
         if permissions not in get_args(Permissions):
             raise ConfigError(f"must be warn, refuse or ignore, not {permissions!r}", field="permissions")
+        for field, paths in (("files", files), ("directories", directories)):
+            if isinstance(paths, (str, Path)):
+                raise ConfigError(f"must be a list of paths such as [{str(paths)!r}], not one path", field=field)
         self = cls()
         self._files = tuple(Path(file) for file in files)
         self._directories = tuple(Path(folder) for folder in directories)

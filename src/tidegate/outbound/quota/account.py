@@ -1,4 +1,4 @@
-"""An Account: one quota at a provider, how much of it may be used now, and what its responses have taught.
+"""An Account: one quota at a provider, how much of it may be used now, and what was learned from its responses.
 
 **When a permit counts.** See `arrival`: no window of the provider exceeds its limit, whatever the network delays.
 

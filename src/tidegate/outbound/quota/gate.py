@@ -76,7 +76,7 @@ def suppress_errors_flow(step: Callable[[], Any]) -> Flow:
 
 
 class _Gate:
-    """What Gate and AsyncGate share."""
+    """Base class of Gate and AsyncGate."""
 
     _limiter: Callable[..., Any]
 

@@ -108,7 +108,9 @@ def send_command(data: Path, **command: object) -> dict[str, Any]:
             with connection.makefile("rb") as response:
                 reply: dict[str, Any] = json.loads(response.readline())
     except (OSError, ValueError, KeyError) as error:
-        message = f"no service responds on {data} ({error}): start one with 'tidegate start --data {data}'"
+        message = (
+            f"no service with the data folder {data} responds ({error}): start one with 'tidegate start --data {data}'"
+        )
         raise StoreUnavailable(message) from None
     if "error" in reply:
         raise ConfigError(reply["error"])

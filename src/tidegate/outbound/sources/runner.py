@@ -59,7 +59,7 @@ class SourceRunner:
     ) -> None:
         """Store all state in the folder `data`, unless `store` is where quotas are counted."""
         if not isinstance(workers, int) or workers < 1:
-            raise ConfigError(f"must be an integer from 1, not {workers!r}", field="workers")
+            raise ConfigError(f"must be an integer of at least 1, not {workers!r}", field="workers")
         self.data = Path(data)
         try:
             make_private_folder(self.data)
@@ -124,7 +124,7 @@ class SourceRunner:
         if self._wake is not None:
             self._wake.set()
         if not task.cancelled() and task.exception() is not None:
-            log.error("a worker failed", exc_info=task.exception())
+            log.error("a worker that fetches sources failed", exc_info=task.exception())
 
     async def _work(self, source: Source) -> None:
         """Fetch one source, in a worker task."""

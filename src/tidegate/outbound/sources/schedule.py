@@ -56,9 +56,11 @@ def read_cron(expression: str, timezone: str) -> Cron:
         found = Cron(expression, timezone)
         found.after(0, 0)
     except error as wrong:
-        raise ConfigError(f"{wrong}: expected a cron expression such as '*/5 * * * *'", field="cron") from None
+        raise ConfigError(
+            f"{wrong}: expected a cron expression such as '*/5 * * * *', not {expression!r}", field="cron"
+        ) from None
     except StopIteration:
-        raise ConfigError("never matches any time", field="cron") from None
+        raise ConfigError(f"{expression!r} never matches a date and time", field="cron") from None
     return found
 
 

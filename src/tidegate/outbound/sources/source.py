@@ -108,18 +108,20 @@ def parse_source(text: str, file: str | None = None) -> Source:
 
 def _source(section: ConfigValue) -> Source:
     fields = section.fields(*SOURCE_FIELDS)
-    for needed in ("name", "url"):
+    for needed, example in (("name", "prices"), ("url", "https://example.com/prices")):
         if needed not in fields:
-            raise section.error(f"needs a field {needed!r}")
+            raise section.error(f"needs a {needed}, such as {needed}: {example}")
     name = fields["name"].string()
     if not NAME_PATTERN.fullmatch(name):
-        raise fields["name"].error("expected letters, digits, dots, dashes and underscores only")
+        raise fields["name"].error(
+            f"expected a name of letters, digits, dots, dashes and underscores, not {fields['name']}"
+        )
 
     url = fields["url"].string()
     with fields["url"].locate_errors(url=fields["url"]):
         host_of(url)
     if not url.lower().startswith(("http://", "https://")):
-        raise fields["url"].error("expected a URL that begins with http:// or https://")
+        raise fields["url"].error(f"expected a URL that begins with http:// or https://, not {fields['url']}")
     return Source(
         name,
         url,

@@ -128,7 +128,7 @@ class _EnvoyConverter:
     def check_counterparts(self, fields: dict[str, ConfigValue], converted: Converted) -> None:
         """Refuse settings that are not supported; add remarks on settings that have no effect."""
         if converted.get("key", "").endswith("*") and "value" not in converted:
-            raise fields["key"].error("a star in a key is not supported: list each key")
+            raise fields["key"].error("* is not supported in a key: list each key")
         if "quota_mode" in fields and fields["quota_mode"].boolean():
             raise fields["quota_mode"].error("is not supported: remove it, or use shadow_mode")
         for name in IGNORED_METRIC_FIELDS:

@@ -152,7 +152,7 @@ OPTIONS: Final = (
     ServiceOption(
         "data",
         read_path,
-        "data folder of the sources, which run if it, a source or a provider is set (tidegate-data)",
+        "data folder of the sources; they run if this, a source or a provider is set (tidegate-data)",
         STRING,
         "DIR",
     ),
@@ -174,10 +174,12 @@ OPTIONS: Final = (
     ServiceOption(
         "budget",
         read_budget,
-        "show a task budget: true for the one of the environment, or a YAML file (false)",
+        "task budget to show: a YAML file, or true to read the RATE_LIMIT_* variables (false)",
         {"type": ["boolean", "string"]},
         "FILE",
     ),
-    ServiceOption("swarm", read_url, "URL of a bus: show the agents on it (none)", STRING, "URL"),
+    ServiceOption(
+        "swarm", read_url, "URL of the bus of a swarm, whose agents the dashboard shows (none)", STRING, "URL"
+    ),
     ServiceOption("telemetry", ConfigValue.boolean, "export metrics to OpenTelemetry (false)", BOOLEAN, "BOOL"),
 )

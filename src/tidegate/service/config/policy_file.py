@@ -137,9 +137,9 @@ def _overrides(setting: ConfigValue, policy: Policy) -> tuple[KeyOverride, ...]:
         if not parts:
             raise fields["key"].error("expected a key such as 'partner:*', not an empty list")
         if key in lines:
-            raise fields["key"].error(f"is defined twice, first in line {lines[key]}")
+            raise fields["key"].error(f"is defined twice, first on line {lines[key]}")
         if found and (earlier := _find_covering(found, key)) is not None:
-            message = f"is never reached: {earlier!r} in line {lines[earlier]} matches all of its keys"
+            message = f"is never reached: {earlier!r} on line {lines[earlier]} matches all of its keys"
             raise fields["key"].error(message)
         lines[key] = fields["key"].line
         limits = read_limits(fields["limits"])
@@ -176,7 +176,7 @@ class _DomainReader:
             place = (node.key, node.value)
             if place in lines:
                 what = node.key if node.value is None else f"{node.key} {node.value}"
-                raise entry.error(f"duplicate descriptor for {what}, first defined in line {lines[place]}")
+                raise entry.error(f"duplicate descriptor for {what}, first defined on line {lines[place]}")
             lines[place] = entry.line
             found.append(node)
         return tuple(found)
@@ -189,7 +189,7 @@ class _DomainReader:
         key = fields["key"].string()
         value = scalar(fields["value"]) if "value" in fields and not fields["value"].is_null else None
         if value is not None and "*" in value[:-1]:
-            raise fields["value"].error(f"a star is only allowed at the end, not as in {value}")
+            raise fields["value"].error(f"* is only allowed at the end, not as in {value}")
         shared = "share_threshold" in fields and fields["share_threshold"].boolean()
         if shared and (value is None or not value.endswith("*")):
             raise fields["share_threshold"].error("is only allowed with a value that ends with *")
@@ -275,7 +275,7 @@ def read_domains(section: ConfigValue) -> dict[str, DescriptorDomain]:
             raise entry.error("needs a domain, the name that Envoy sends")
         name = fields["domain"].string()
         if name in found:
-            raise fields["domain"].error(f"is defined twice, first in line {lines[name]}")
+            raise fields["domain"].error(f"is defined twice, first on line {lines[name]}")
         lines[name] = fields["domain"].line
         children = (
             _DomainReader(name).children(fields["descriptors"], escape(name), 1) if "descriptors" in fields else ()

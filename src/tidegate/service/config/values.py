@@ -178,7 +178,7 @@ def read_url(setting: ConfigValue) -> str:
 
 
 def read_budget(setting: ConfigValue) -> bool | Path:
-    """Read which budget to show: true for the one of the environment, or the path of a file."""
+    """Read which budget to show: true for the RATE_LIMIT_* variables, or the path of a file."""
     try:
         return setting.boolean()
     except ConfigError:

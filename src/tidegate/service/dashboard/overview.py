@@ -192,5 +192,5 @@ async def read_panel(name: str, panel: Callable[[], Awaitable[object] | object])
     except TimeoutError:
         return {"error": f"no response within {PANEL_TIMEOUT:g} s"}
     except Exception as error:  # a panel may raise anything, and the rest of the page is still shown
-        log.debug("panel %s failed", name, exc_info=True)
+        log.debug("dashboard panel %s failed", name, exc_info=True)
         return {"error": str(error) or type(error).__name__}

@@ -97,7 +97,7 @@ class KeyedStore:
         try:
             entry, *decisions = await complete(self._store.apply_async(verb, (self._entry, *asks), now, at))
         except ConfigError as error:  # a cluster keeps the two entries on different nodes
-            log.debug("only this process remembers an idempotency key: %s", error)
+            log.debug("could not store an idempotency key, only this process remembers it: %s", error)
             return await self._store.apply_async(verb, asks, now, at)
         if not self._was_charged(entry):
             return decisions

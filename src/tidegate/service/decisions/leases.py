@@ -8,7 +8,7 @@ token_bucket       The bucket refills while a permit is unused, so another clien
                    burst + rate * (e - a), so all clients use at most burst + rate * (e - s) from s to e.
 fixed_window,      A permit used after its window would count in no window. So a lease ends with the window.
 calendar_window
-sliding_log,       A charge expires before the permit's own time is over, and a client that dies cannot be told. So
+sliding_log,       A charge expires before the permit's own time is over, and a client that dies cannot be notified. So
 sliding_window,    there are no leases: each call needs a request, and `seconds` is 0. The same applies to slots,
 concurrency        policies in shadow mode, costs by unit, and an unavailable store.
 

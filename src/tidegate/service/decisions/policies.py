@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
 from functools import cached_property
 from typing import TYPE_CHECKING, Final, NamedTuple
 from zlib import crc32
@@ -24,7 +25,8 @@ if TYPE_CHECKING:
 
 FULL_ROLLOUT: Final = 100.0  # percent
 ROLLOUT_STEPS: Final = 10_000  # a roll-out is exact to 0.01 percent
-MAX_NAMES_LISTED: Final = 10  # names that an error message lists
+MAX_NAMES_LISTED: Final = 10  # names that an error message lists, or that are compared with an unknown name
+MAX_COMPARED_LENGTH: Final = 50  # characters of an unknown name that are compared
 
 
 class PolicyVariant(NamedTuple):
@@ -115,14 +117,14 @@ class ServicePolicies:
         """Return the variant for a key of a policy."""
         entry = self.entries.get(name)
         if entry is None:
-            raise ResourceUnknown(f"there is no policy {name!r}: {describe_names(self.entries)}")
+            raise ResourceUnknown(f"there is no policy {name!r}: {describe_names(self.entries, name)}")
         return entry.only_variant or entry.choose(key)
 
     def match_descriptor(self, domain: str, descriptor: Sequence[tuple[str, str]]) -> tuple[PolicyVariant, Key] | None:
         """Return the variant and the key for a descriptor; None if it is not limited."""
         found = self.domains.get(domain)
         if found is None:
-            raise ResourceUnknown(f"there is no domain {domain!r}: {describe_names(self.domains)}")
+            raise ResourceUnknown(f"there is no domain {domain!r}: {describe_names(self.domains, domain)}")
         return found.match(descriptor)
 
     def variants(self) -> Iterator[PolicyVariant]:
@@ -159,10 +161,14 @@ def rollout_percent(name: str, key: Key) -> float:
     )
 
 
-def describe_names(names: dict[str, object] | dict[str, ConfiguredPolicy] | dict[str, DescriptorDomain]) -> str:
-    """List the configured names, for an error message."""
+def describe_names(
+    names: dict[str, object] | dict[str, ConfiguredPolicy] | dict[str, DescriptorDomain], unknown: str
+) -> str:
+    """Return advice for an unknown name: the closest configured name, or all of them."""
     if not names:
         return "none is configured"
+    if len(names) <= MAX_NAMES_LISTED and (close := get_close_matches(unknown[:MAX_COMPARED_LENGTH], names, n=1)):
+        return f"did you mean {close[0]!r}?"
     shown = ", ".join(sorted(names)[:MAX_NAMES_LISTED])
     return f"known names are {shown}" + (
         f" and {len(names) - MAX_NAMES_LISTED} more" if len(names) > MAX_NAMES_LISTED else ""

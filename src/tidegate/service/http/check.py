@@ -66,7 +66,12 @@ def read_key(pairs: list[tuple[str, str]], headers: Mapping[bytes, bytes]) -> tu
             continue
         found = read_header(value, headers) if name.endswith("_header") else value
         if not found:
-            raise ProblemError("bad-request", f"{name} is empty or missing, so there is no key")
+            empty = (
+                f"the header field {value[:50]!r} is missing or empty"
+                if name.endswith("_header")
+                else "the value is empty"
+            )
+            raise ProblemError("bad-request", f"{name}: {empty}, so there is no key")
         if name.startswith("address"):
             if parse_address(found) is None:
                 raise ProblemError("bad-request", f"{name}: expected an IP address, not {found[:50]!r}")
@@ -91,10 +96,10 @@ async def check(decider: Decider, query: bytes, headers: Mapping[bytes, bytes], 
     pairs = read_query(query)
     values = dict(pairs)
     if not values.get("policy"):
-        raise ProblemError("bad-request", "missing parameter 'policy'")
+        raise ProblemError("bad-request", "missing parameter 'policy', as in ?policy=api&key=bob")
     cost, deny = values.get("cost", "1"), values.get("deny", "429")
     if not cost.isdecimal() or not cost.isascii() or len(cost) > MAX_COST_DIGITS:
-        raise ProblemError("bad-request", f"cost: expected an integer from 0, not {cost[:50]!r}")
+        raise ProblemError("bad-request", f"cost: expected an integer of at least 0, not {cost[:50]!r}")
     if deny not in DENIAL_STATUSES:
         raise ProblemError("bad-request", f"deny: expected one of {', '.join(DENIAL_STATUSES)}, not {deny[:50]!r}")
     key = read_key(pairs, headers)

@@ -104,7 +104,7 @@ class Connections:
             try:
                 connection.expire()
             except Exception:
-                log.exception("cannot close a connection: it is no longer counted")
+                log.exception("could not close a connection; it no longer counts towards max_connections")
                 self.remove(connection)
         self._report()
 

@@ -196,17 +196,17 @@ class RequestFields(NamedTuple):
                 return Subject(policy, key)
             if isinstance(key, list) and key and all(part.__class__ is str for part in key):
                 return Subject(policy, tuple(key) if len(key) > 1 else key[0])
-            raise self.error("key", "expected a string, or a non-empty list of strings")
+            raise self.error("key", f"expected a string, or a non-empty list of strings, {self._given('key')}")
         if "domain" not in values:
-            if "policy" in values or "key" in values:
-                raise self.error("policy", f"expected the name of a policy, not {type_name(policy)}")
+            if "policy" in values:
+                raise self.error("policy", f"expected the name of a policy, {self._given('policy')}")
             raise self.error("policy", "missing: expected policy and key, or domain and descriptor")
         for other in ("policy", "key"):
             if other in values:
                 raise self.error(other, "cannot be combined with domain")
         domain = values["domain"]
         if domain.__class__ is not str or not domain:
-            raise self.error("domain", "expected the name of a domain, as a non-empty string")
+            raise self.error("domain", f"expected the name of a domain, {self._given('domain')}")
         return Subject(domain=domain, descriptor=self._descriptor())
 
     def _descriptor(self) -> tuple[tuple[str, str], ...]:
@@ -216,7 +216,8 @@ class RequestFields(NamedTuple):
             for pair in pairs
         )
         if not valid or not pairs or len(pairs) > MAX_DESCRIPTOR_PAIRS:
-            raise self.error("descriptor", f'expected 1 to {MAX_DESCRIPTOR_PAIRS} pairs such as [["path", "/login"]]')
+            expected = f'expected a list of 1 to {MAX_DESCRIPTOR_PAIRS} pairs such as [["path", "/login"]]'
+            raise self.error("descriptor", expected if pairs else f"{expected}, {self._given('descriptor')}")
         return tuple((key, value) for key, value in pairs)
 
     def cost(self, default: int | None = 1) -> Cost | None:
@@ -227,8 +228,9 @@ class RequestFields(NamedTuple):
         values = cost if isinstance(cost, dict) else {"": cost}
         amounts = {unit: amount for unit, value in values.items() if (amount := read_integer(value)) is not None}
         if len(amounts) < len(values):
+            wrong = next(value for unit, value in values.items() if unit not in amounts)
             message = f'expected an integer from 0 to {MAX_INTEGER}, or one for each unit such as {{"tokens": 100}}'
-            raise self.error("cost", message)
+            raise self.error("cost", f"{message}, not {describe_value(wrong)}")
         return amounts if isinstance(cost, dict) else amounts[""]
 
     def number(self, name: str, default: float) -> float:
@@ -236,21 +238,25 @@ class RequestFields(NamedTuple):
         value = self.values.get(name, default)
         if value.__class__ is int or value.__class__ is float:
             return float(min(max(value, -1e15), 1e15))
-        raise self.error(name, f"expected a number, not {type_name(value)}")
+        raise self.error(name, f"expected a number, {self._given(name)}")
 
     def integer(self, name: str, default: int, maximum: int) -> int:
         """Read an integer from 1."""
         value = self.values.get(name, default)
         if value.__class__ is int and 1 <= value <= maximum:
             return int(value)
-        raise self.error(name, f"expected an integer from 1 to {maximum}")
+        raise self.error(name, f"expected an integer from 1 to {maximum}, {self._given(name)}")
 
     def string(self, name: str) -> str:
         """Read a required string."""
         value = self.values.get(name)
         if value.__class__ is str and value:
             return value
-        raise self.error(name, "expected a non-empty string")
+        raise self.error(name, f"expected a non-empty string, {self._given(name)}")
+
+    def _given(self, name: str) -> str:
+        """Return the end of an error message: what the request has instead of the expected value."""
+        return f"not {describe_value(self.values[name])}" if name in self.values else "but the field is missing"
 
 
 def read_integer(value: object) -> int | None:
@@ -288,6 +294,18 @@ def type_name(value: object) -> str:
         (dict, "an object"),
     )
     return next((name for each, name in names if isinstance(value, each)), "null")
+
+
+def describe_value(value: object) -> str:
+    """Return a JSON value as error messages show it: a number itself, its type otherwise."""
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        return repr(value)[:MAX_SHOWN_NAME]
+    if isinstance(value, list) and value:
+        unexpected = next((each for each in value if not isinstance(each, str)), None)
+        return f"a list of {len(value)} items" if unexpected is None else f"a list with {type_name(unexpected)}"
+    if isinstance(value, (str, list)) and not value:
+        return f"an empty {'string' if isinstance(value, str) else 'list'}"
+    return type_name(value)
 
 
 def suggest(name: str, known: Sequence[str]) -> str:

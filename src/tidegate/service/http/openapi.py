@@ -57,7 +57,7 @@ PROPERTIES: Final[dict[str, dict[str, Any]]] = {
         **NUMBER,
         "exclusiveMinimum": 0,
         "maximum": MAX_BLOCK_SECONDS,
-        "description": "Duration. 3600 by default.",
+        "description": "Duration in seconds. 3600 by default.",
     },
     "most": {
         "type": "integer",
@@ -72,7 +72,7 @@ PROPERTIES: Final[dict[str, dict[str, Any]]] = {
 SUMMARIES: Final = {
     "acquire": "Take permits, waiting if requested.",
     "peek": "Return the decision that acquire would return, without changing anything.",
-    "reserve": "Charge an estimate; its id settles it later.",
+    "reserve": "Charge an estimate. The response has the id that settles it.",
     "lease": "Take permits in advance, to use for a while without further requests.",
     "commit": "Settle a reservation with its actual cost.",
     "cancel": "Cancel a reservation and refund its estimate.",
@@ -118,7 +118,7 @@ LEASE_FIELDS: Final = {
     "id": {"type": ["string", "null"], "description": "The id that settles the lease; null: nothing was leased."},
     "permits": {**INTEGER, "description": "Permits taken, including the call itself; 0: each call needs a request."},
     "seconds": {**SECONDS, "description": "How long the permits may be used, counted from the request."},
-    "decay": {**SECONDS, "description": "Permits that become void each second."},
+    "decay": {**SECONDS, "description": "Permits that expire each second."},
 }
 BLOCK_FIELDS: Final = {
     "policy": STRING,
@@ -299,7 +299,7 @@ def document() -> bytes:
         "/healthz": {"get": get("healthz", "The service is alive.", ok)},
         "/readyz": {"get": get("readyz", "The service can decide: the store answers.", ok)},
         "/metrics": {"get": get("metrics", "Metrics for Prometheus.", "", "text/plain", 401)},
-        "/openapi.json": {"get": get("openapi", "This description.", "", "application/json")},
+        "/openapi.json": {"get": get("openapi", "This OpenAPI document.", "", "application/json")},
     }
     bearer = {"type": "http", "scheme": "bearer"}
     return json.dumps({

@@ -18,6 +18,7 @@ from tidegate.service.http.json_protocol import (
     RequestFields,
     describe,
     describe_usage,
+    type_name,
 )
 from tidegate.service.http.problems import HTTPReply, ProblemError, problem_from
 
@@ -194,7 +195,7 @@ class Verbs:
             try:
                 results.append(write(fast_path(key)))
             except RateLimitError as error:
-                results.append(_error_json(error, f"/{name}/{number}"))
+                results.append(_error_json(_key_error(key) or error, f"/{name}/{number}"))
         return HTTPReply(200, f'{{"answers":[{",".join(results)}]}}'.encode())
 
     def _find_fast_paths(self, asks: list[Any]) -> list[tuple[Callable[[Any], Decision], Any]] | None:
@@ -232,7 +233,8 @@ def read_list(fields: RequestFields, name: str) -> list[Any]:
     """Read a list within the maximum size of a batch."""
     values = fields.values[name]
     if not isinstance(values, list) or not 1 <= len(values) <= MAX_BATCH:
-        raise fields.error(name, f"expected a list of 1 to {MAX_BATCH} items")
+        given = f"{len(values)} items" if isinstance(values, list) else type_name(values)
+        raise fields.error(name, f"expected a list of 1 to {MAX_BATCH} items, not {given}")
     return values
 
 
@@ -241,6 +243,15 @@ def _subject(policy: str, key: object, number: int) -> Subject:
         return RequestFields({"policy": policy, "key": key}).subject()
     except BadFieldError as error:
         raise BadFieldError(f"/keys/{number}", error.detail) from None
+
+
+def _key_error(key: object) -> BadFieldError | None:
+    """Return the error about a key of a wrong JSON type; the error of a limiter describes Python types."""
+    try:
+        _subject("", key, 0)
+    except BadFieldError as error:
+        return error
+    return None
 
 
 def _error_json(error: RateLimitError, pointer: str | None = None) -> str:

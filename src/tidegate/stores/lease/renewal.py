@@ -144,7 +144,7 @@ class BackgroundRenewal:
 
     @locked
     def _request_stop(self) -> threading.Thread | asyncio.Task[None] | None:
-        """Tell the runner to end, and return it."""
+        """Request the end of the runner, and return it."""
         self._stopping = True
         self._wake()
         return self._runner
@@ -163,7 +163,7 @@ class BackgroundRenewal:
 
     @locked
     def _stop_if_idle(self) -> bool:
-        """Let the runner end if there are no jobs and no shares; returns whether it does."""
+        """Make the runner end if there are no jobs and no shares; returns whether it does."""
         needed = self._manager.jobs or (self._real_time and not self._stopping and self._manager.next_due() is not None)
         if not needed:
             self._runner = self._signal = None

@@ -53,7 +53,7 @@ class LeasedStore(Store):
             self.lease, self.clock.steady, self._store_lost if isinstance(inner, GuardedStore) else None
         )
         self._renewal = BackgroundRenewal(self)
-        at_fork(child=self._disown)
+        at_fork(child=self._reset_after_fork)
         self._at_exit = call_if_alive(weakref.WeakMethod(self._return_all))
         atexit.register(self._at_exit)
 
@@ -65,7 +65,7 @@ class LeasedStore(Store):
         if not policy_leases.length or not any(policy.one):
             return slow_path
         lock, steady = self.manager.lock, self.clock.steady
-        token, give, contend = lock.token, lock.give, lock.contend
+        token, release, contend = lock.token, lock.release, lock.contend
         key_leases, limits, single = policy_leases.key_leases, policy.limits, policy.only is not None
 
         def try_acquire(key: Key, cost: Cost = 1) -> Any:  # noqa: ANN401 - a Decision, or what `slow_path` returns
@@ -91,7 +91,7 @@ class LeasedStore(Store):
                 except (KeyError, TypeError):
                     pass  # a key without a lease, or not a valid key
                 finally:
-                    give(None)
+                    release(None)
                 del held
             return slow_path(key, cost)
 
@@ -200,7 +200,7 @@ class LeasedStore(Store):
         self.manager.close()
         self._renewal.run_jobs()
 
-    def _disown(self) -> None:
+    def _reset_after_fork(self) -> None:
         """Start without shares in a forked child."""
         self.manager.discard_all()
         self._renewal = BackgroundRenewal(self)

@@ -62,7 +62,7 @@ class Lease:
             )
         for name, value in (("spread", self.spread), ("max_keys", self.max_keys)):
             if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= MAX_INTEGER:
-                raise ConfigError(f"must be an integer from 1, not {value!r}", field=f"lease.{name}")
+                raise ConfigError(f"must be an integer of at least 1, not {value!r}", field=f"lease.{name}")
 
 
 def read_lease(lease: bool | float | Lease | None) -> Lease | None:  # noqa: FBT001 - the value of `lease=`

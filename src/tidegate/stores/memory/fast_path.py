@@ -50,7 +50,7 @@ def _one_bucket(
     policy: Policy, table: Table, slow_path: TryAcquire, access: StoreAccess, disablers: list[Disable]
 ) -> TryAcquire:
     lock, ns, insert = access
-    token, give, contend = lock.token, lock.give, lock.contend
+    token, release, contend = lock.token, lock.release, lock.contend
     entries, limits, one, nothing = table.entries, policy.limits, policy.one, (0,)
     limit = limits[0]
     capacity, rate, scale = limit.capacity, limit.rate, limit.scale
@@ -96,7 +96,7 @@ def _one_bucket(
             except (ValueError, TypeError):
                 pass  # a state of another shape, or not a valid key
             finally:
-                give(None)
+                release(None)
             del held
         return slow_path(key, cost)
 
@@ -107,7 +107,7 @@ def _one_log(
     policy: Policy, table: Table, slow_path: TryAcquire, access: StoreAccess, disablers: list[Disable]
 ) -> TryAcquire:
     lock, ns, _ = access
-    token, give, contend = lock.token, lock.give, lock.contend
+    token, release, contend = lock.token, lock.release, lock.contend
     entries, limits, one, nothing = table.entries, policy.limits, policy.one, (0,)
     limit = limits[0]
     charge, quota, length = limit.charge, limit.quota, limit.length
@@ -148,7 +148,7 @@ def _one_log(
             except (KeyError, ValueError, TypeError):
                 pass  # a new key, a state of another shape, or not a valid key
             finally:
-                give(None)
+                release(None)
             del held
         return slow_path(key, cost)
 
@@ -159,7 +159,7 @@ def _one_limit(
     policy: Policy, table: Table, slow_path: TryAcquire, access: StoreAccess, disablers: list[Disable]
 ) -> TryAcquire:
     lock, ns, _ = access
-    token, give, contend = lock.token, lock.give, lock.contend
+    token, release, contend = lock.token, lock.release, lock.contend
     entries, limits, one, nothing = table.entries, policy.limits, policy.one, (0,)
     limit = limits[0]
     charge = limit.charge
@@ -191,7 +191,7 @@ def _one_limit(
             except (KeyError, TypeError):
                 pass  # a new key, or not a valid key
             finally:
-                give(None)
+                release(None)
             del held
         return slow_path(key, cost)
 
@@ -202,7 +202,7 @@ def _several(
     policy: Policy, table: Table, slow_path: TryAcquire, access: StoreAccess, disablers: list[Disable]
 ) -> TryAcquire:
     lock, ns, _ = access
-    token, give, contend = lock.token, lock.give, lock.contend
+    token, release, contend = lock.token, lock.release, lock.contend
     entries, limits, one, nothing = table.entries, policy.limits, policy.one, (0,) * len(policy.limits)
     charges = [(limit.charge, limit) for limit in limits]
 
@@ -237,7 +237,7 @@ def _several(
             except (KeyError, TypeError):
                 pass  # a new key, or not a valid key
             finally:
-                give(None)
+                release(None)
             del held
         return slow_path(key, cost)
 
@@ -248,7 +248,7 @@ def _several_buckets(
     policy: Policy, table: Table, slow_path: TryAcquire, access: StoreAccess, disablers: list[Disable]
 ) -> TryAcquire:
     lock, ns, insert = access
-    token, give, contend = lock.token, lock.give, lock.contend
+    token, release, contend = lock.token, lock.release, lock.contend
     entries, limits, one, nothing = table.entries, policy.limits, policy.one, (0,) * len(policy.limits)
     parameters = [(limit, limit.capacity, limit.rate, limit.scale) for limit in limits]
     lifetime = max(ceil_div(limit.scale, limit.rate) for limit in limits)
@@ -300,7 +300,7 @@ def _several_buckets(
             except (ValueError, TypeError):
                 pass  # a state of another shape, or not a valid key
             finally:
-                give(None)
+                release(None)
             del held
         return slow_path(key, cost)
 

@@ -60,7 +60,7 @@ class MemoryStore(Store):
         """Keep at most `max_entries` keys; `group_of` returns the group of a key, or None."""
         super().__init__(clock)
         if not isinstance(max_entries, int) or max_entries < 1:
-            raise ConfigError(f"must be an integer from 1, not {max_entries!r}", field="max_entries")
+            raise ConfigError(f"must be an integer of at least 1, not {max_entries!r}", field="max_entries")
         if overflow not in ("share", "deny"):
             raise ConfigError(f"must be 'share' or 'deny', not {overflow!r}", field="overflow")
         self.max_entries = max_entries
@@ -127,7 +127,7 @@ class MemoryStore(Store):
                 return Decision((allowed, now, limits, states, left))
             return self._decide(verb, ((policy, key, costs),), now, at)[0]
         finally:
-            lock.give(None)
+            lock.release(None)
             if self._warn:
                 del held
                 self._warn_full()

@@ -129,7 +129,7 @@ class Pool(Generic[T]):
                 self._used.pop(caller, None)
 
     def _grant(self) -> list[ConnectionRequest[T]]:
-        """Give free connections to the first in the queue; return the requests to wake. The lock is held."""
+        """Assign free connections to the first calls in the queue; return the requests to wake. The lock is held."""
         granted = []
         while self._queue:
             request = self._queue[0]

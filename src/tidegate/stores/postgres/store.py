@@ -90,7 +90,7 @@ class PostgresStore(Store):
             if not 0 < seconds < SCHEMA_TIMEOUT // SECOND:
                 raise ConfigError(f"must be a number of seconds above 0 and below 60, not {seconds!r}", field=name)
         if not isinstance(pool_size, int) or pool_size < 1:
-            raise ConfigError(f"must be an integer from 1, not {pool_size!r}", field="pool_size")
+            raise ConfigError(f"must be an integer of at least 1, not {pool_size!r}", field="pool_size")
         if synchronous_commit not in (None, *SYNCHRONOUS_COMMIT_VALUES):
             message = f"must be one of {', '.join(SYNCHRONOUS_COMMIT_VALUES)}, not {synchronous_commit!r}"
             raise ConfigError(message, field="synchronous_commit")
@@ -164,7 +164,7 @@ class PostgresStore(Store):
             await caller.run(self._apply_flow("adjust", asks, now, at, caller)).finish_anyway()
         except RateLimitError as error:
             self._not_given_back += 1
-            log.warning("a cancelled call could not give its permits back: %s", error)
+            log.warning("could not refund the permits of a cancelled call: %s", error)
         else:
             self._given_back += 1
             self.wake(asks)
@@ -216,7 +216,7 @@ class PostgresStore(Store):
         requests = self._pool.take_queued(caller, MAX_CALLS_PER_STATEMENT - 1)
         calls = [call, *(request.call for request in requests)]
         error: Exception = StoreUnavailable(
-            f"PostgreSQL {self.target.name} gave no answer: the call that carried this one was cancelled"
+            f"PostgreSQL {self.target.name} gave no answer: the caller that sent this call was cancelled"
         )
         try:
             result = yield from connection.call_flow(call.verb, self._parameters(calls), until)

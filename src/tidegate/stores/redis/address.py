@@ -123,7 +123,7 @@ def _read_number(name: str, text: str, number: Callable[[str], float], minimum: 
         value = -1
     if not minimum <= value <= 2**31:
         kind = "an integer" if number is int else "a number"
-        raise _error(f"{name} must be {kind} from {minimum}, not {text!r}")
+        raise _error(f"{name} must be {kind} of at least {minimum}, not {text!r}")
     return value
 
 

@@ -77,7 +77,7 @@ class AsyncScriptCall(PendingCall):
             raise
 
     def set_answer(self, answer: list[Decision] | RateLimitError) -> None:
-        """Wake the task; if it was cancelled or has timed out, give back the charge."""
+        """Wake the task; if it was cancelled or has timed out, refund the charge."""
         if isinstance(answer, list):
             if self.future.done():
                 self.pipeline.give_back(self, answer)
@@ -96,7 +96,7 @@ class GiveBackCall(PendingCall):
     __slots__ = ("failed", "pipeline")
 
     def __init__(self, pipeline: AsyncPipeline, asks: Sequence[Ask], now: int | None, at: int | None) -> None:
-        """Give back what was charged at `at`."""
+        """Refund what was charged at `at`."""
         super().__init__("adjust", asks, now, at)
         self.pipeline = pipeline
         self.failed = False
@@ -157,7 +157,7 @@ class AsyncPipeline:
             self.loop.call_soon(self._flush)
 
     def give_back(self, call: AsyncScriptCall, decisions: list[Decision]) -> None:
-        """Give back the charge of a cancelled call; a correction stands, and wakes waiters.
+        """Refund the charge of a cancelled call; a correction stays, and wakes waiters.
 
         A call that was answered with an error counts as denied, unless its policy has `on_store_error: allow`.
         """

@@ -205,12 +205,12 @@ async def connect_async(address: RedisAddress) -> AnyConnection:
 
 
 def discard(connection: AnyConnection) -> None:
-    """Abort a connection that is not needed any more."""
+    """Abort a connection that is no longer needed."""
     connection._writer.transport.abort()  # noqa: SLF001 - as below
 
 
 def take_over(connection: AnyConnection, protocol: asyncio.Protocol) -> asyncio.Transport:
-    """Let `protocol` read a connection from now on; redis-py has opened it and will close it.
+    """Make `protocol` read a connection from now on; redis-py has opened it and will close it.
 
     A stream would wake a task for each reply, which costs more than all else.
     """

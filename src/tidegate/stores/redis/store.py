@@ -66,14 +66,14 @@ class RedisStore(Store):
         self._watch = ServerWatch(self.protocol, self._counts)
         self._lock = fork_safe(threading.Lock())
         self._closed = False
-        at_fork(child=self._forget)
+        at_fork(child=self._reset_after_fork)
         self._start()
 
     def _start(self) -> None:
         self._sync_pipeline = SyncPipeline(self.address, self.protocol, self._counts, self._watch)
         self._async_pipelines: dict[asyncio.AbstractEventLoop, AsyncPipeline] = {}
 
-    def _forget(self) -> None:
+    def _reset_after_fork(self) -> None:
         """Start without connections in a forked process: those of the parent must not be used."""
         abandon(self._sync_pipeline, self._async_pipelines)
         self._start()

@@ -87,7 +87,7 @@ class SyncPipeline:
     def ask(self, call: SyncScriptCall) -> list[Decision]:
         """Queue a call and wait for its answer."""
         self._protocol.slot_of(call)
-        held = call  # by this `_take_over` recognizes the leader's frame
+        held = call  # by this `_replace_lost_leader` recognizes the leader's frame
         failed = False
         try:
             self._join(call)
@@ -122,10 +122,10 @@ class SyncPipeline:
         interval = FIRST_CHECK
         while call.answer is None and self._leader is not call:
             if not signal.acquire(timeout=interval):
-                self._take_over(call)
+                self._replace_lost_leader(call)
                 interval = min(2 * interval, MAX_CHECK)
 
-    def _take_over(self, call: SyncScriptCall) -> None:
+    def _replace_lost_leader(self, call: SyncScriptCall) -> None:
         """Make a call the leader if the leader's call has ended."""
         leader = self._leader
         if leader is call:
@@ -154,7 +154,7 @@ class SyncPipeline:
         for call in self._batch:
             if call.answer is None:
                 call.set_answer(
-                    driver.explain(self._address, ConnectionError("the call that carried this one was interrupted"))
+                    driver.explain(self._address, ConnectionError("the thread that sent this call was interrupted"))
                 )
 
     def _finish(self, leader: SyncScriptCall, *, failed: bool) -> None:

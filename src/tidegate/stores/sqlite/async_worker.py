@@ -1,11 +1,12 @@
-"""The async form of a store whose `apply` blocks: one thread decides, tasks wait.
+"""Async calls to a store whose `apply` blocks: one thread applies the calls while tasks wait.
 
-Calls that wait when the thread comes to look are decided in one transaction, one after another. A task that is
-cancelled before its call is looked at was never charged; one cancelled later, or in the moment between the answer
-and its reading, gets its permits given back (see `stores.cancellation`).
+The thread takes all queued calls and applies them in order, in one transaction. A task that is cancelled before the
+thread takes its call is not charged. If it is cancelled later, even after the call was applied and before the task
+resumes, its permits are refunded (see `stores.cancellation`).
 
-A signal handler may raise at any instruction of an event loop's thread, so the lock is one that can be lost
-(`tidegate.lock`), and results are delivered by two callbacks: the second does what the first could not.
+A signal handler may raise at any instruction of an event loop's thread. So the lock is one that other threads can
+recover (`tidegate.lock`), and results are delivered by two callbacks: the second one continues if the first one was
+interrupted.
 """
 
 from __future__ import annotations
@@ -31,18 +32,18 @@ if TYPE_CHECKING:
     StoreCall = tuple[str, Sequence[Ask], int | None, int | None, object]
     Results = list[Decision] | BaseException
 
-MAX_CALLS_PER_TRANSACTION: Final = 64  # calls decided in one transaction at most: others wait for the file meanwhile
-POLL_INTERVAL: Final = 0.001  # seconds between two looks whether the thread has ended, when closing
+MAX_CALLS_PER_TRANSACTION: Final = 64  # bounds how long other processes wait for the file
+POLL_INTERVAL: Final = 0.001  # seconds between two checks whether the thread has ended, when closing
 steady: Final = SystemClock.steady
 
 
 class QueuedCall:
-    """One call of `apply`, and who waits for its answer."""
+    """One call of `apply`, and the future of the task that waits for its result."""
 
     __slots__ = ("arguments", "loop", "queued_at", "results", "waiter")
 
     def __init__(self, asked: StoreCall) -> None:
-        """Ask; nobody waits."""
+        """Create a call that no task waits for."""
         self.arguments = asked
         self.results: Results = []
         self.queued_at = steady()
@@ -51,13 +52,13 @@ class QueuedCall:
 
     @property
     def dropped(self) -> bool:
-        """Whether it need not be asked, since nobody waits any more; what gives back or writes down has to be."""
+        """Whether the call can be skipped: its task was cancelled. Corrections and records are never skipped."""
         if self.waiter is None or not self.waiter.cancelled():
             return False
         return self.arguments[0] in DROPPABLE and self.arguments[4] is None
 
     def make_corrections(self) -> list[QueuedCall]:
-        """Word what gives back the permits that nobody learned of, once."""
+        """Build the calls that refund the permits of this call; a second time, none."""
         verb, asks, now, _, more = self.arguments
         results, self.results = self.results, []
         if isinstance(results, BaseException) or not results or more is not None:
@@ -67,17 +68,17 @@ class QueuedCall:
 
 
 class AsyncWorker:
-    """A thread that results calls, started by the first."""
+    """A thread that applies queued calls, started by the first call."""
 
     def __init__(self, apply: Callable[[list[QueuedCall]], None], wake: Callable[[Sequence[Ask]], None]) -> None:
-        """Leave lists of calls to `apply`, which sets their `results` and does not raise.
+        """Pass lists of calls to `apply`, which sets their `results` and does not raise.
 
-        `wake` lets whoever waits for keys ask again.
+        `wake` makes callers that wait for these keys try again.
         """
         self._apply = apply
         self._wake = wake
         self._queue: deque[QueuedCall] = deque()
-        self._undelivered: list[list[QueuedCall]] = []  # answered, and on the way to their event loop
+        self._undelivered: list[list[QueuedCall]] = []  # applied, and not delivered to their event loop yet
         self.lock = Lock()
         self._thread = ThreadPoolExecutor(1, "tidegate-sqlite")
         self._busy = False
@@ -85,7 +86,7 @@ class AsyncWorker:
         self._ended = False
 
     async def apply(self, call: QueuedCall) -> list[Decision]:
-        """Have a call answered."""
+        """Queue a call, and wait for its result."""
         call.loop = asyncio.get_running_loop()
         call.waiter = call.loop.create_future()
         self._enter(call)
@@ -104,13 +105,13 @@ class AsyncWorker:
         self._put([call])
 
     def _put(self, calls: list[QueuedCall]) -> None:
-        """Let the thread answer these, if it still does. The lock is ours."""
+        """Queue calls, unless the thread has ended. Requires the lock."""
         if self._ended or not calls:
             return
         self._queue.extend(calls)
         if not self._busy:
             self._thread.submit(self._work)
-            self._busy = True  # after it, so that nobody counts on work that an interrupt kept from being submitted
+            self._busy = True  # after `submit`: an interrupt between both must not leave calls without a thread
 
     def _work(self) -> None:
         while some := self._take_some():
@@ -119,7 +120,7 @@ class AsyncWorker:
             loops: dict[Any, list[QueuedCall]] = {}
             for call in asked:
                 loops.setdefault(call.loop, []).append(call)
-            for call in loops.pop(None, ()):  # what was given back
+            for call in loops.pop(None, ()):  # refunds
                 if not isinstance(call.results, BaseException):
                     self._wake(call.arguments[1])
             for loop, answered in loops.items():
@@ -132,12 +133,12 @@ class AsyncWorker:
         return some
 
     def _send(self, loop: asyncio.AbstractEventLoop, calls: list[QueuedCall]) -> None:
-        """Hand results over to the event loop that waits for them."""
+        """Schedule the delivery of results in their event loop."""
         self._add_undelivered(calls)
         try:
             loop.call_soon_threadsafe(self._deliver, calls)
             loop.call_soon_threadsafe(self._deliver, calls)  # if a signal handler raises in the first
-        except RuntimeError:  # the loop is closed: nobody will learn of it
+        except RuntimeError:  # the loop is closed: no task will resume
             self._delivered(calls)
             self._abandon(calls)
 
@@ -146,7 +147,7 @@ class AsyncWorker:
         self._undelivered.append(calls)
 
     def _deliver(self, calls: list[QueuedCall]) -> None:
-        """Hand the results over, in the event loop; those that nobody waits for any more are undone."""
+        """Set the results, in the event loop; refund the calls of cancelled tasks."""
         if not any(others is calls for others in self._undelivered):
             return
         for call in calls:
@@ -154,7 +155,7 @@ class AsyncWorker:
             if waiter is None or waiter.cancelled():
                 self._abandon([call])
             elif waiter.done():
-                continue  # handed over before a signal handler raised
+                continue  # set before a signal handler raised
             elif isinstance(results, BaseException):
                 waiter.set_exception(results)
             else:
@@ -166,7 +167,7 @@ class AsyncWorker:
         self._undelivered = [others for others in self._undelivered if others is not calls]
 
     def _abandon(self, calls: list[QueuedCall]) -> None:
-        """Undo charges that nobody learned of; other changes stand, and may have made permits free."""
+        """Refund charges whose tasks were cancelled; other changes stay, and may have freed permits."""
         for call in calls:
             if call.arguments[0] in CHARGING:
                 self._undo(call)
@@ -178,7 +179,7 @@ class AsyncWorker:
         self._put(call.make_corrections())
 
     def close(self) -> None:
-        """Answer what was asked, give back what was cancelled meanwhile, then end."""
+        """Apply queued calls, refund cancelled ones, then end the thread."""
         try:
             here = asyncio.get_running_loop()
         except RuntimeError:
@@ -189,7 +190,7 @@ class AsyncWorker:
             if loop is None or loop.is_closed():
                 self._delivered(calls)
                 self._abandon(calls)
-            elif loop is here:  # which stands still while this waits
+            elif loop is here:  # it runs nothing while this method waits
                 self._abandon([call for call in calls if call.waiter and call.waiter.cancelled()])
         deadline = steady() + round(MAX_CLOSING * SECOND)
         while not self._is_done(here) and steady() < deadline:

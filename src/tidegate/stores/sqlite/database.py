@@ -134,7 +134,7 @@ def find_version(db: sqlite3.Connection, path: Path) -> int:
     version = int(db.execute("PRAGMA user_version").fetchone()[0])
     if db.execute("PRAGMA application_id").fetchone()[0] != APPLICATION_ID:
         if version or db.execute("SELECT * FROM sqlite_master LIMIT 1").fetchone():
-            raise StoreUnavailable(f"{path} is the database of another program: give the store a separate path")
+            raise StoreUnavailable(f"{path} is the database of another program: use another path for the store")
         return 0
     if version > SCHEMA_VERSION:
         raise StoreUnavailable(

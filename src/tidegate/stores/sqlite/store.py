@@ -31,7 +31,7 @@ from tidegate.stores.sqlite.database import (
     read_migrations,
 )
 from tidegate.stores.sqlite.rows import KeyRow, StateRows, storable
-from tidegate.urls import redact, split_url
+from tidegate.urls import redact, split_url, unknown_option
 
 if TYPE_CHECKING:
     import os
@@ -104,7 +104,7 @@ class SQLiteStore(Store):
         self.path = Path(path).absolute()
         self.synchronous = synchronous
         self._busy_timeout = read_timeout(busy_timeout)
-        self.lock = Lock(spins=0, rest=CONNECTION_POLL_INTERVAL)
+        self.lock = Lock(spins=0, pause=CONNECTION_POLL_INTERVAL)
         self._queue_lock = threading.Lock()
         self._db: sqlite3.Connection | None = None
         self._rows: StateRows | None = None
@@ -118,7 +118,7 @@ class SQLiteStore(Store):
         self._sweep_due = False
         self._waits = 0
         self._failures = 0
-        at_fork(before=self._prepare_fork, parent=self._resume, child=self._take_over)
+        at_fork(before=self._prepare_fork, parent=self._resume, child=self._reset_after_fork)
 
     def apply(self, verb: str, asks: Sequence[Ask], now: int | None = None, at: int | None = None) -> list[Decision]:
         """Apply the verb to all keys together, in one transaction."""
@@ -223,7 +223,7 @@ class SQLiteStore(Store):
         try:
             return function(*args, **kwargs)
         finally:
-            lock.give(None)
+            lock.release(None)
 
     def _retry_while_busy(self, calls: Sequence[StoreCall], work: Work) -> list[list[Decision]]:
         deadline = None
@@ -341,7 +341,7 @@ class SQLiteStore(Store):
     def _resume(self) -> None:
         self._forking = 0
 
-    def _take_over(self) -> None:
+    def _reset_after_fork(self) -> None:
         """Start afresh in a forked process: a connection must not be used there, nor closed, which would drop locks."""
         self._forking = 0
         abandon(self._db)
@@ -453,7 +453,5 @@ def open_sqlite(url: str, clock: Clock | None) -> Store:
     options: dict[str, str] = dict(parse_qsl(parts.query, keep_blank_values=True))
     unknown = sorted(options.keys() - {"synchronous", "busy_timeout"})
     if unknown:
-        raise ConfigError(
-            f"sqlite:// has no option {unknown[0]!r}: expected synchronous or busy_timeout", field="store"
-        )
+        raise ConfigError(unknown_option(unknown[0], ("synchronous", "busy_timeout")), field="store")
     return SQLiteStore(path, **options, clock=clock)  # type: ignore[arg-type]  # SQLiteStore checks its options
