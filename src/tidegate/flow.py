@@ -2,7 +2,7 @@
 
 A flow yields each step that may have to wait, as data or as a function to call, and receives the result. The function
 `perform` executes a step. `run` calls `perform` in a thread; `run_async` awaits what `perform` returns if it is
-awaitable. Functions that return a flow have names that end in `_flow`.
+awaitable. The name of a generator function of steps ends in `_flow`.
 
     def double_flow(number: int) -> Flow[Square, int]:
         return 2 * (yield Square(number))

@@ -158,6 +158,7 @@ class AsyncRun(Generic[T]):
                 except (asyncio.CancelledError, GeneratorExit):
                     raise
                 except BaseException as error:  # noqa: BLE001 - the flow handles it, or raises it again
+                    self._waiting = None
                     self._step = self._flow.throw(error)
                 else:
                     self._step = self._flow.send(answer)
