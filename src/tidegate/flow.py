@@ -28,6 +28,7 @@ closes the flow, the flow is closed when the exception is released. A flow can b
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
+from types import CoroutineType
 from typing import Any, TypeVar
 
 S = TypeVar("S")
@@ -70,7 +71,7 @@ async def run_async(flow: Flow[S, R], perform: Callable[[S], Any]) -> R:
         while True:
             try:
                 value = perform(step)
-                if hasattr(value, "__await__"):
+                if type(value) is CoroutineType or hasattr(value, "__await__"):  # the usual type first: faster
                     value = await value
             except GeneratorExit:
                 raise
