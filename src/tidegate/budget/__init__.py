@@ -1,6 +1,6 @@
 """Budgets for batches of tasks: by minute, hour, day, week and month, in tasks and in what they cost.
 
-budget         TaskBudget and AsyncTaskBudget, which users hold; they drive the operations
+budget         TaskBudget and AsyncTaskBudget, which users hold; they run the operations
 operations     every operation of a budget, written once as flows
 batch          a batch around a block
 open_batch     batches that are reserved and not settled yet
