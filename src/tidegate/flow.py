@@ -53,9 +53,8 @@ def run(flow: Flow[S, R], perform: Callable[[S], Any]) -> R:
             else:
                 step = flow.send(value)
                 continue
-            step = flow.throw(
-                error
-            )  # not in the except clause: once the flow has handled it, it is no context of later errors
+            # Not in the except clause: an error that the flow has handled is no context of its later errors.
+            step = flow.throw(error)
     except StopIteration as done:
         return done.value  # type: ignore[no-any-return]  # R, by the type of Flow
     finally:
