@@ -1,7 +1,7 @@
 """Limiter for threads and AsyncLimiter for tasks.
 
-Logic that both need is written once in `_Engine`, as functions and as generators of steps (`_flow`). The two classes
-differ only in how they call the store, sleep and return.
+Logic that both need is written once in `_Engine`, as functions and as flows. The two classes differ only in how they
+call the store, sleep and return.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from tidegate.core.algorithms import NEVER
 from tidegate.core.bounds import MAX_DURATION, SECOND
 from tidegate.core.decision import Decision, ShadowDecision
 from tidegate.errors import Closed, ConfigError, Denied
+from tidegate.flow import run, run_async
 from tidegate.limited import AsyncLimited, Limited
 from tidegate.observe import Observer, Record
 from tidegate.policy.key import Key, normal_key
@@ -23,13 +24,14 @@ from tidegate.reservation import AsyncReservation, Reservation, Reserving
 from tidegate.stores import MemoryStore, Store
 from tidegate.stores.lease import Lease, LeasedStore, read_lease
 from tidegate.stores.outage import open_guarded
-from tidegate.waiting import MAX_PRIORITY, Ask, Steps, TaskCall, ThreadCall, WaitQueues, wait_flow
+from tidegate.waiting import MAX_PRIORITY, Ask, TaskCall, ThreadCall, WaitQueues, wait_flow
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from tidegate.clock import Signal
-    from tidegate.waiting import Call
+    from tidegate.flow import Flow
+    from tidegate.waiting import Call, Step, WaitFlow
 
     AsyncApply = Callable[..., Awaitable[list[Decision]]]  # as Store.apply_async
 
@@ -118,6 +120,12 @@ class _Engine:
     def _current_time(self) -> int | None:
         return None if self._now is None else self._now()
 
+    def _ask_now(self, ask: Ask) -> Decision:
+        """Ask the store, in the calling thread."""
+        verb, policy, key, costs, at = ask
+        decision = self._apply(verb, policy, key, costs, self._current_time(), at)
+        return self._observe(ask, decision) if self._observed else decision
+
     def _observe(self, ask: Ask, decision: Decision) -> Decision:
         """Make a shadow policy allow the call, and call the observer."""
         if ask.policy.mode == "shadow":
@@ -133,14 +141,15 @@ class _Engine:
 
     def _acquire_flow(
         self, call: Call, verb: str, key: Key, cost: Cost, timeout: float | None, priority: float
-    ) -> Steps:
+    ) -> WaitFlow:
         """Ask at once if no call waits for the key; otherwise, or if denied, wait in the queue until the deadline."""
         key = normal_key(key)
         timeout = None if timeout is None else seconds("timeout", timeout)
         ahead = round(check_priority(priority, self._max_priority) * self._ageing)
         ask = self._make_ask(verb, key, cost)
-        impossible = any(c > limit.burst for limit, c in zip(ask.policy.limits, ask.costs, strict=True))
-        if key not in self._queues or impossible:
+        if key not in self._queues or any(
+            c > limit.burst for limit, c in zip(ask.policy.limits, ask.costs, strict=True)
+        ):
             decision: Decision = yield ask
             if decision.allowed or decision.retry == NEVER or (timeout is not None and timeout <= 0):
                 return self._raise_if_denied(decision, key, timeout)
@@ -151,8 +160,7 @@ class _Engine:
         # Another process may release a slot long before its lease ends, and cannot wake this one.
         slots = any(limit.algorithm == "concurrency" for limit in ask.policy.limits)
         max_sleep = SECOND if slots and not self._instant_store else MAX_DURATION
-        steps = wait_flow(self._queues, waiter, verb, make_ask, deadline, max_sleep, self.clock.steady)
-        decision = yield from steps
+        decision = yield from wait_flow(self._queues, waiter, verb, make_ask, deadline, max_sleep, self.clock.steady)
         return self._raise_if_denied(decision, key, timeout)
 
     def _raise_if_denied(self, decision: Decision, key: Key, timeout: float | None) -> Decision:
@@ -174,18 +182,18 @@ class _Engine:
         same = decision[2] is policy.limits
         return policy if same else Policy(policy.name, decision[2], policy.mode, policy.on_store_error)
 
-    def _adjust_flow(self, ask: Ask) -> Steps:
+    def _adjust_flow(self, ask: Ask) -> Flow[Ask, Decision]:
         """Correct a charge, and wake the first waiter of the key."""
         decision: Decision = yield ask
         for queues in tuple(self.store.wait_queues):
             queues.wake(ask.key)
         return decision
 
-    def _refund_flow(self, key: Key, cost: Cost) -> Steps:
+    def _refund_flow(self, key: Key, cost: Cost) -> Flow[Ask, Decision]:
         ask = self._make_ask("adjust", normal_key(key), cost)
         return self._adjust_flow(ask._replace(costs=tuple(-c for c in ask.costs)))
 
-    def _release_flow(self, key: Key, cost: Cost, decision: Decision | None) -> Steps:
+    def _release_flow(self, key: Key, cost: Cost, decision: Decision | None) -> Flow[Ask, Decision]:
         ask = self._make_ask("adjust", normal_key(key), cost)
         slots = slots_of(ask.policy, ask.costs)
         if not any(limit.algorithm == "concurrency" for limit in ask.policy.limits):
@@ -194,7 +202,7 @@ class _Engine:
         at = None if decision is None else decision.at
         return self._adjust_flow(ask._replace(costs=tuple(-slot for slot in slots), at=at))
 
-    def _reset_flow(self, key: Key) -> Steps:
+    def _reset_flow(self, key: Key) -> Flow[Ask, Decision]:
         return self._adjust_flow(Ask("reset", self.policy, normal_key(key), (0,) * len(self.policy.limits)))
 
     def _usage_ask(self, key: Key) -> Ask:
@@ -277,11 +285,11 @@ class Limiter(_Engine):
 
         Returns a Decision, allowed or denied. Ignores calls that wait for the key.
         """
-        return self._ask(self._make_ask("acquire", normal_key(key), cost))
+        return self._ask_now(self._make_ask("acquire", normal_key(key), cost))
 
     def peek(self, key: Key, cost: Cost = 1) -> Decision:
         """Return the decision that `try_acquire` would return, and change nothing."""
-        return self._ask(self._make_ask("peek", normal_key(key), cost))
+        return self._ask_now(self._make_ask("peek", normal_key(key), cost))
 
     def acquire(self, key: Key, cost: Cost = 1, timeout: float | None = None, priority: float = 0) -> Decision:
         """Wait until enough permits are available, and take them.
@@ -291,7 +299,7 @@ class Limiter(_Engine):
         `tidegate.waiting`).
         """
         call = ThreadCall()
-        return call.run(self._drive, self._acquire_flow(call, "acquire", key, cost, timeout, priority))
+        return call.run(self._acquire_flow(call, "acquire", key, cost, timeout, priority), self._perform)
 
     def reserve(
         self, key: Key, cost: Cost = 1, ttl: float = 60.0, timeout: float | None = 0.0, priority: float = 0
@@ -304,28 +312,28 @@ class Limiter(_Engine):
         """
         ttl = seconds("ttl", ttl)
         call = ThreadCall()
-        decision = call.run(self._drive, self._acquire_flow(call, "hold", key, cost, timeout, priority))
+        decision = call.run(self._acquire_flow(call, "hold", key, cost, timeout, priority), self._perform)
         policy = self._policy_of(decision)
         return Reservation(self._settle, self.clock, policy, normal_key(key), policy.costs(cost), decision, ttl)
 
     def _settle(self, ask: Ask) -> None:
-        self._drive(self._adjust_flow(ask))
+        run(self._adjust_flow(ask), self._ask_now)
 
     def refund(self, key: Key, cost: Cost = 1) -> None:
         """Refund the most recently taken permits."""
-        self._drive(self._refund_flow(key, cost))
+        run(self._refund_flow(key, cost), self._ask_now)
 
     def release(self, key: Key, cost: Cost = 1, decision: Decision | None = None) -> None:
         """Release slots of concurrency limits: those that `decision` took, or those whose lease ends first."""
-        self._drive(self._release_flow(key, cost, decision))
+        run(self._release_flow(key, cost, decision), self._ask_now)
 
     def reset(self, key: Key) -> None:
         """Clear the state of a key."""
-        self._drive(self._reset_flow(key))
+        run(self._reset_flow(key), self._ask_now)
 
     def usage(self, key: Key) -> dict[str, Usage]:
         """Return the usage of a key at each limit, by the name of the limit."""
-        return usage_of(self._ask(self._usage_ask(key)))
+        return usage_of(self._ask_now(self._usage_ask(key)))
 
     def limited(
         self,
@@ -354,26 +362,11 @@ class Limiter(_Engine):
         """Close."""
         self.close()
 
-    def _ask(self, ask: Ask) -> Decision:
-        verb, policy, key, costs, at = ask
-        decision = self._apply(verb, policy, key, costs, self._current_time(), at)
-        return self._observe(ask, decision) if self._observed else decision
-
-    def _drive(self, steps: Steps) -> Decision:
-        """Drive a generator of steps: call the store and sleep."""
-        decision = None
-        try:
-            while True:
-                try:
-                    step = steps.send(decision)
-                except StopIteration as done:
-                    return done.value  # type: ignore[no-any-return]  # a Decision, by the type of Steps
-                if isinstance(step, Ask):
-                    decision = self._ask(step)
-                else:
-                    self.clock.wait(*step)
-        finally:
-            steps.close()
+    def _perform(self, step: Step) -> Decision | None:
+        if isinstance(step, Ask):
+            return self._ask_now(step)
+        self.clock.wait(*step)
+        return None
 
 
 class AsyncLimiter(_Engine):
@@ -435,8 +428,8 @@ class AsyncLimiter(_Engine):
     ) -> Decision:
         """Charge a cost, and wait if needed; `apply` replaces `store.apply_async`."""
         call = TaskCall()
-        steps = self._acquire_flow(call, verb, key, cost, timeout, priority)
-        return await call.run(functools.partial(self._drive, apply=apply), steps)
+        perform = self._perform if apply is None else functools.partial(self._perform, apply=apply)
+        return await call.run(self._acquire_flow(call, verb, key, cost, timeout, priority), perform)
 
     def reserve(
         self, key: Key, cost: Cost = 1, ttl: float = 60.0, timeout: float | None = 0.0, priority: float = 0
@@ -458,19 +451,19 @@ class AsyncLimiter(_Engine):
         return AsyncReservation(self._settle, self.clock, policy, normal_key(key), policy.costs(cost), decision, ttl)
 
     async def _settle(self, ask: Ask) -> None:
-        await self._drive(self._adjust_flow(ask))
+        await run_async(self._adjust_flow(ask), self._perform)
 
     async def refund(self, key: Key, cost: Cost = 1) -> None:
         """Refund the most recently taken permits."""
-        await self._drive(self._refund_flow(key, cost))
+        await run_async(self._refund_flow(key, cost), self._perform)
 
     async def release(self, key: Key, cost: Cost = 1, decision: Decision | None = None) -> None:
         """Release slots of concurrency limits: those that `decision` took, or those whose lease ends first."""
-        await self._drive(self._release_flow(key, cost, decision))
+        await run_async(self._release_flow(key, cost, decision), self._perform)
 
     async def reset(self, key: Key) -> None:
         """Clear the state of a key."""
-        await self._drive(self._reset_flow(key))
+        await run_async(self._reset_flow(key), self._perform)
 
     async def usage(self, key: Key) -> dict[str, Usage]:
         """Return the usage of a key at each limit, by the name of the limit."""
@@ -501,26 +494,15 @@ class AsyncLimiter(_Engine):
         await self.close()
 
     async def _ask(self, ask: Ask, apply: AsyncApply | None = None) -> Decision:
-        verb, policy, key, costs, at = ask
         if self._instant_store or self._queues.closed:
-            decision = self._apply(verb, policy, key, costs, self._current_time(), at)
-        else:
-            apply = apply or self.store.apply_async
-            decision = (await apply(verb, ((policy, key, costs),), self._current_time(), at))[0]
+            return self._ask_now(ask)
+        verb, policy, key, costs, at = ask
+        apply = apply or self.store.apply_async
+        decision = (await apply(verb, ((policy, key, costs),), self._current_time(), at))[0]
         return self._observe(ask, decision) if self._observed else decision
 
-    async def _drive(self, steps: Steps, apply: AsyncApply | None = None) -> Decision:
-        """Drive a generator of steps: call the store and sleep; `apply` replaces `store.apply_async`."""
-        decision = None
-        try:
-            while True:
-                try:
-                    step = steps.send(decision)
-                except StopIteration as done:
-                    return done.value  # type: ignore[no-any-return]  # a Decision, by the type of Steps
-                if isinstance(step, Ask):
-                    decision = await self._ask(step, apply)
-                else:
-                    await self.clock.wait_async(*step)
-        finally:
-            steps.close()
+    def _perform(self, step: Step, apply: AsyncApply | None = None) -> Decision | Awaitable[Decision | None]:
+        """Execute a step; `apply` replaces `store.apply_async`."""
+        if not isinstance(step, Ask):
+            return self.clock.wait_async(*step)
+        return self._ask_now(step) if self._instant_store or self._queues.closed else self._ask(step, apply)

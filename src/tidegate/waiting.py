@@ -24,6 +24,7 @@ from tidegate.core.algorithms import NEVER
 from tidegate.core.bounds import SECOND
 from tidegate.core.decision import Decision
 from tidegate.errors import Closed
+from tidegate.flow import Flow, run, run_async
 from tidegate.fork import at_fork
 from tidegate.lock import Lock, locked
 
@@ -53,7 +54,7 @@ class Sleep(NamedTuple):
 
 
 Step = Ask | Sleep
-Steps = Generator[Step, Any, Decision]  # sent the Decision after an Ask
+WaitFlow = Flow[Step, Decision]  # receives the Decision of an Ask, and None after a Sleep
 MakeAsk = Callable[[str], Ask]
 
 
@@ -74,9 +75,9 @@ class ThreadCall:
         """Create a call that is not running yet."""
         self._generator: Generator[Decision, None, None] | None = None
 
-    def run(self, drive: Callable[[Steps], Decision], steps: Steps) -> Decision:
-        """Drive the steps of this call."""
-        self._generator = generator = _drive_in_generator(drive, steps)
+    def run(self, flow: WaitFlow, perform: Callable[[Step], Decision | None]) -> Decision:
+        """Run the flow of this call."""
+        self._generator = generator = _run_in_generator(flow, perform)
         return next(generator)
 
     @property
@@ -85,8 +86,8 @@ class ThreadCall:
         return self._generator is not None and self._generator.gi_running  # type: ignore[attr-defined]  # a generator function made it
 
 
-def _drive_in_generator(drive: Callable[[Steps], Decision], steps: Steps) -> Generator[Decision, None, None]:
-    yield drive(steps)
+def _run_in_generator(flow: WaitFlow, perform: Callable[[Step], Decision | None]) -> Generator[Decision, None, None]:
+    yield run(flow, perform)
 
 
 class TaskCall:
@@ -99,9 +100,9 @@ class TaskCall:
         self._task = asyncio.current_task()
         self._coroutine: Coroutine[Any, Any, Decision] | None = None
 
-    async def run(self, drive: Callable[[Steps], Coroutine[Any, Any, Decision]], steps: Steps) -> Decision:
-        """Drive the steps of this call."""
-        self._coroutine = coroutine = drive(steps)
+    async def run(self, flow: WaitFlow, perform: Callable[[Step], Any]) -> Decision:
+        """Run the flow of this call."""
+        self._coroutine = coroutine = run_async(flow, perform)
         return await coroutine
 
     @property
@@ -218,8 +219,8 @@ def wait_flow(
     deadline: int | None,
     max_sleep: int,
     steady: Callable[[], int],
-) -> Steps:
-    """Wait for a permit, as a generator of steps.
+) -> WaitFlow:
+    """Wait for a permit.
 
     `make_ask` builds the Ask for a verb by the current policy. `max_sleep` bounds each sleep where permits may come
     back without a wake-up in this process. Returns the decision that ended the wait: allowed, impossible, or denied at

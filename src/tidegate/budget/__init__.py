@@ -1,7 +1,7 @@
 """Budgets for batches of tasks: by minute, hour, day, week and month, in tasks and in what they cost.
 
-budget         TaskBudget and AsyncTaskBudget, which users hold; they drive the operations
-operations     every operation of a budget, written once as generators of steps
+budget         TaskBudget and AsyncTaskBudget, which users hold; they run the operations
+operations     every operation of a budget, written once as flows
 batch          a batch around a block
 open_batch     batches that are reserved and not settled yet
 short_term     the limits per minute and hour in memory, which decide while the database is lost

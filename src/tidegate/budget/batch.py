@@ -11,7 +11,7 @@ from tidegate.errors import Denied, RateLimitError
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Mapping
 
-    from tidegate.budget.operations import BudgetOperations, Flow
+    from tidegate.budget.operations import BudgetFlow, BudgetOperations
     from tidegate.budget.result import RateLimitResult
 
 
@@ -19,11 +19,11 @@ class _Batch:
     """Base class of Batch and AsyncBatch: how many tasks are recorded, and what happens at the end of the block."""
 
     def __init__(
-        self, operations: BudgetOperations, drive: Callable[[Flow[None]], Any], arguments: tuple[Any, ...]
+        self, operations: BudgetOperations, run: Callable[[BudgetFlow[None]], Any], arguments: tuple[Any, ...]
     ) -> None:
         """Take the arguments of the check; called by `batch`."""
         self._operations = operations
-        self._drive = drive
+        self._run = run
         self._arguments = arguments
         self._recorded = False
         self.task_count: int = arguments[0]
@@ -31,7 +31,7 @@ class _Batch:
         self.failed = 0
         self.result: RateLimitResult | None = None
 
-    def _enter_flow(self) -> Flow[None]:
+    def _enter_flow(self) -> BudgetFlow[None]:
         result = yield from self._operations.check_flow(*self._arguments, in_block=True)
         if not result.allowed:
             raise Denied(result.reason, result)  # type: ignore[arg-type]  # has the attributes of a Decision
@@ -44,7 +44,7 @@ class _Batch:
 
     def _record_flow(
         self, task_count: int | None, task_ids: Iterable[str] | None, cost: Mapping[str, int] | None
-    ) -> Flow[None]:
+    ) -> BudgetFlow[None]:
         ids = read_task_ids(task_ids)
         count = task_count if task_count is not None else len(ids) or 1
         batch = self._open_batch()
@@ -57,7 +57,7 @@ class _Batch:
         """Count tasks as failed: they are returned at the end of the block."""
         self.failed += task_count
 
-    def _exit_flow(self, *, succeeded: bool) -> Flow[None]:
+    def _exit_flow(self, *, succeeded: bool) -> BudgetFlow[None]:
         """Record the rest, unless single tasks were recorded, and return what was not recorded."""
         batch = self._open_batch()
         rest = 0
@@ -84,22 +84,22 @@ class Batch(_Batch):
         cost: Mapping[str, int] | None = None,
     ) -> None:
         """Record some of the tasks as completed now, so that a crash does not lose them."""
-        self._drive(self._record_flow(task_count, task_ids, cost))
+        self._run(self._record_flow(task_count, task_ids, cost))
 
     def __enter__(self) -> Self:
         """Reserve the batch."""
-        self._drive(self._enter_flow())
+        self._run(self._enter_flow())
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         """Settle the batch."""
-        self._drive(self._exit_flow(succeeded=kind is None))
+        self._run(self._exit_flow(succeeded=kind is None))
 
 
 class AsyncBatch(_Batch):
     """A batch for tasks: `async with budget.batch(20) as batch:`; see Batch."""
 
-    _drive: Callable[[Flow[None]], Awaitable[Any]]
+    _run: Callable[[BudgetFlow[None]], Awaitable[Any]]
 
     async def record(
         self,
@@ -109,13 +109,13 @@ class AsyncBatch(_Batch):
         cost: Mapping[str, int] | None = None,
     ) -> None:
         """Record some of the tasks as completed now, so that a crash does not lose them."""
-        await self._drive(self._record_flow(task_count, task_ids, cost))
+        await self._run(self._record_flow(task_count, task_ids, cost))
 
     async def __aenter__(self) -> Self:
         """Reserve the batch."""
-        await self._drive(self._enter_flow())
+        await self._run(self._enter_flow())
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
         """Settle the batch."""
-        await self._drive(self._exit_flow(succeeded=kind is None))
+        await self._run(self._exit_flow(succeeded=kind is None))

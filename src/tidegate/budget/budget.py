@@ -1,9 +1,8 @@
-"""TaskBudget for threads and AsyncTaskBudget for tasks: two drivers of the same operations."""
+"""TaskBudget for threads and AsyncTaskBudget for tasks: both run the same operations."""
 
 from __future__ import annotations
 
 import asyncio
-from contextlib import closing
 from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
 
 from tidegate.budget.batch import AsyncBatch, Batch
@@ -12,13 +11,14 @@ from tidegate.budget.settings.environment import read_environment
 from tidegate.budget.settings.file import read_config
 from tidegate.budget.settings.model import BudgetSettings
 from tidegate.errors import ConfigError
+from tidegate.flow import run, run_async
 from tidegate.limiter import AsyncLimiter, Limiter
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Coroutine, Iterable, Mapping
     from pathlib import Path
 
-    from tidegate.budget.operations import BudgetStep, Flow
+    from tidegate.budget.operations import BudgetFlow, BudgetStep
     from tidegate.budget.result import RateLimitResult, Usage
     from tidegate.clock import Clock
 
@@ -121,7 +121,7 @@ class TaskBudget(_ConfiguredBudget):
 
         `cost` is an estimate by unit. A batch that is not recorded or cancelled within `batch_ttl` is returned.
         """
-        return self._drive(self.operations.check_flow(task_count, task_type, cost, priority))
+        return self._run(self.operations.check_flow(task_count, task_type, cost, priority))
 
     def record_completed_tasks(
         self,
@@ -137,11 +137,11 @@ class TaskBudget(_ConfiguredBudget):
         `result` is the result of the batch's check; by default a batch of as many tasks is settled, or the oldest one.
         Tasks that were not reserved are counted, too. `task_count` defaults to 1, or to the number of `task_ids`.
         """
-        self._drive(self.operations.record_flow(task_count, task_type, task_ids, cost, result))
+        self._run(self.operations.record_flow(task_count, task_type, task_ids, cost, result))
 
     def cancel(self, result: RateLimitResult | None = None) -> None:
         """Return a batch that was not processed: that of `result`, or the oldest one."""
-        self._drive(self.operations.cancel_flow(result))
+        self._run(self.operations.cancel_flow(result))
 
     def batch(
         self,
@@ -156,26 +156,26 @@ class TaskBudget(_ConfiguredBudget):
 
         Raises Denied if a tier denies the batch, after waiting up to `timeout` seconds (None: without a limit).
         """
-        return Batch(self.operations, self._drive, (task_count, task_type, cost, priority, timeout))
+        return Batch(self.operations, self._run, (task_count, task_type, cost, priority, timeout))
 
     def get_current_usage(self) -> dict[str, Usage]:
         """Return the usage of each tier, including reservations."""
-        return self._drive(self.operations.usage_flow())
+        return self._run(self.operations.usage_flow())
 
     def reset_expired_windows(self) -> int:
         """Return expired batches and remove old completions; returns how many of both.
 
         Results are correct without it: windows that ended do not count in any case.
         """
-        return self._drive(self.operations.reset_expired_flow())
+        return self._run(self.operations.reset_expired_flow())
 
     def health(self) -> dict[str, Any]:
         """Describe the state of the budget, for a health endpoint: status, database, tiers."""
-        return self._drive(self.operations.health_flow())
+        return self._run(self.operations.health_flow())
 
     def close(self) -> None:
         """Return open batches, send queued settlements to the database, and close it."""
-        self._drive(self.operations.close_flow())
+        self._run(self.operations.close_flow())
 
     def __enter__(self) -> Self:
         """Return the budget, which is closed at the end of the block."""
@@ -185,21 +185,12 @@ class TaskBudget(_ConfiguredBudget):
         """Close the budget."""
         self.close()
 
-    def _drive(self, flow: Flow[T]) -> T:
-        """Run an operation: make the calls that it yields."""
-        with closing(flow):
-            resume: Callable[[Any], BudgetStep] = flow.send
-            value: Any = None
-            while True:
-                try:
-                    step = resume(value)
-                except StopIteration as done:
-                    return done.value  # type: ignore[no-any-return]  # T, by the type of Flow
-                try:
-                    call = getattr(step.target, step.method)
-                    resume, value = flow.send, call(*step.arguments, **step.options)
-                except BaseException as error:  # noqa: BLE001 - the operation handles it, or raises it again
-                    resume, value = flow.throw, error
+    def _run(self, flow: BudgetFlow[T]) -> T:
+        return run(flow, self._perform)
+
+    @staticmethod
+    def _perform(step: BudgetStep) -> Any:  # noqa: ANN401 - the result of the call
+        return getattr(step.target, step.method)(*step.arguments, **step.options)
 
 
 class AsyncTaskBudget(_ConfiguredBudget):
@@ -216,7 +207,7 @@ class AsyncTaskBudget(_ConfiguredBudget):
         priority: int = 0,
     ) -> RateLimitResult:
         """Reserve a batch on all tiers, or on none; see `TaskBudget.check_all_limits`."""
-        return await self._drive(self.operations.check_flow(task_count, task_type, cost, priority))
+        return await self._run(self.operations.check_flow(task_count, task_type, cost, priority))
 
     async def record_completed_tasks(
         self,
@@ -228,11 +219,11 @@ class AsyncTaskBudget(_ConfiguredBudget):
         result: RateLimitResult | None = None,
     ) -> None:
         """Record tasks of a batch as completed; see `TaskBudget.record_completed_tasks`."""
-        await self._drive(self.operations.record_flow(task_count, task_type, task_ids, cost, result))
+        await self._run(self.operations.record_flow(task_count, task_type, task_ids, cost, result))
 
     async def cancel(self, result: RateLimitResult | None = None) -> None:
         """Return a batch that was not processed: that of `result`, or the oldest one."""
-        await self._drive(self.operations.cancel_flow(result))
+        await self._run(self.operations.cancel_flow(result))
 
     def batch(
         self,
@@ -244,23 +235,23 @@ class AsyncTaskBudget(_ConfiguredBudget):
         timeout: float | None = 0.0,  # the same keywords as TaskBudget
     ) -> AsyncBatch:
         """Reserve a batch around a block (`async with`); see `TaskBudget.batch`."""
-        return AsyncBatch(self.operations, self._drive, (task_count, task_type, cost, priority, timeout))
+        return AsyncBatch(self.operations, self._run, (task_count, task_type, cost, priority, timeout))
 
     async def get_current_usage(self) -> dict[str, Usage]:
         """Return the usage of each tier, including reservations."""
-        return await self._drive(self.operations.usage_flow())
+        return await self._run(self.operations.usage_flow())
 
     async def reset_expired_windows(self) -> int:
         """Return expired batches and remove old completions; see `TaskBudget.reset_expired_windows`."""
-        return await self._drive(self.operations.reset_expired_flow())
+        return await self._run(self.operations.reset_expired_flow())
 
     async def health(self) -> dict[str, Any]:
         """Describe the state of the budget, for a health endpoint: status, database, tiers."""
-        return await self._drive(self.operations.health_flow())
+        return await self._run(self.operations.health_flow())
 
     async def close(self) -> None:
         """Return open batches, send queued settlements to the database, and close it."""
-        await self._drive(self.operations.close_flow())
+        await self._run(self.operations.close_flow())
 
     async def __aenter__(self) -> Self:
         """Return the budget, which is closed at the end of the block."""
@@ -270,22 +261,11 @@ class AsyncTaskBudget(_ConfiguredBudget):
         """Close the budget."""
         await self.close()
 
-    async def _drive(self, flow: Flow[T]) -> T:
-        """Run an operation: await the calls that it yields."""
-        with closing(flow):
-            resume: Callable[[Any], BudgetStep] = flow.send
-            value: Any = None
-            while True:
-                try:
-                    step = resume(value)
-                except StopIteration as done:
-                    return done.value  # type: ignore[no-any-return]  # T, by the type of Flow
-                try:
-                    resume, value = flow.send, await self._perform(step)
-                except BaseException as error:  # noqa: BLE001 - the operation handles it, or raises it again
-                    resume, value = flow.throw, error
+    def _run(self, flow: BudgetFlow[T]) -> Coroutine[Any, Any, T]:
+        return run_async(flow, self._perform)
 
-    async def _perform(self, step: BudgetStep) -> Any:  # noqa: ANN401 - the result of the call
+    @staticmethod
+    async def _perform(step: BudgetStep) -> Any:  # noqa: ANN401 - the result of the call
         if step.kind == "limiter":
             return await getattr(step.target, step.method)(*step.arguments, **step.options)
         if step.kind == "blocking":

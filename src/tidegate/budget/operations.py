@@ -1,6 +1,4 @@
-"""Every operation of a budget, written once as a generator of steps.
-
-TaskBudget and AsyncTaskBudget drive these generators: each one yields a BudgetStep and is sent the result of the call.
+"""Every operation of a budget, written once as a flow (see `tidegate.flow`) for TaskBudget and AsyncTaskBudget.
 
 check     the limiter reserves a batch on all tiers at once; the batch is open until it is settled
 record    settles a batch: completed tasks stay charged, the rest is returned
@@ -10,7 +8,7 @@ lost      while the database does not answer, the limits per minute and hour dec
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeVar
 
 from tidegate.budget.alerts.monitor import BudgetMonitor, log
@@ -26,6 +24,7 @@ from tidegate.clock import SystemClock
 from tidegate.core.bounds import SECOND
 from tidegate.core.decision import Decision, LocalDecision
 from tidegate.errors import ConfigError, Denied, StoreUnavailable
+from tidegate.flow import Flow
 from tidegate.policy.model import check_cost
 
 if TYPE_CHECKING:
@@ -39,7 +38,7 @@ KEY: Final = "tasks"  # of all states of a budget
 
 
 class BudgetStep(NamedTuple):
-    """A call that may wait, for the driver to make.
+    """A call that may wait.
 
     limiter     a method of the limiter, which AsyncTaskBudget awaits
     storage     a method with an `_async` form, which is completed even if the task that awaits it is cancelled
@@ -54,11 +53,11 @@ class BudgetStep(NamedTuple):
 
 
 T = TypeVar("T")
-Flow = Generator[BudgetStep, Any, T]
+BudgetFlow = Flow[BudgetStep, T]
 
 
 class BudgetOperations:
-    """The operations of a budget. Methods that end in `_flow` are generators of steps; the others do not wait."""
+    """The operations of a budget. Methods whose names do not end in `_flow` do not wait."""
 
     def __init__(
         self,
@@ -105,7 +104,7 @@ class BudgetOperations:
         timeout: float | None = 0.0,
         *,
         in_block: bool = False,
-    ) -> Flow[RateLimitResult]:
+    ) -> BudgetFlow[RateLimitResult]:
         """Reserve a batch on all tiers, or on none; if it is `in_block`, only its `with` block settles it."""
         check_cost(task_count, "task_count")
         estimate = read_cost(cost)
@@ -144,7 +143,7 @@ class BudgetOperations:
 
     def _reserve_flow(
         self, tier_policy: TierPolicy, cost: dict[str, int], timeout: float | None, priority: int
-    ) -> Flow[tuple[Decision, tuple[int, ...]]]:
+    ) -> BudgetFlow[tuple[Decision, tuple[int, ...]]]:
         options = {"ttl": self.settings.batch_ttl_microseconds / SECOND, "timeout": timeout, "priority": priority}
         while True:
             try:
@@ -164,7 +163,7 @@ class BudgetOperations:
         task_ids: Iterable[str] | None = None,
         cost: Mapping[str, int] | None = None,
         result: RateLimitResult | None = None,
-    ) -> Flow[None]:
+    ) -> BudgetFlow[None]:
         """Settle the batch of `result`, or the open batch that fits best."""
         ids = read_task_ids(task_ids)
         count = task_count if task_count is not None else len(ids) or 1
@@ -179,7 +178,7 @@ class BudgetOperations:
         elif count:
             yield from self._record_unreserved_flow(count, task_type, ids, read_cost(cost))
 
-    def cancel_flow(self, result: RateLimitResult | None = None) -> Flow[None]:
+    def cancel_flow(self, result: RateLimitResult | None = None) -> BudgetFlow[None]:
         """Return the batch of `result`, or the oldest open batch."""
         if not self.settings.enabled:
             return
@@ -196,7 +195,7 @@ class BudgetOperations:
         cost: Mapping[str, int] | None,
         *,
         last: bool,
-    ) -> Flow[None]:
+    ) -> BudgetFlow[None]:
         """Settle `count` tasks of a batch as completed; with the `last` ones, the rest of it is returned."""
         actual = batch.estimate(count) | read_cost(cost)
         task_type = batch.task_type if task_type is None else task_type
@@ -226,12 +225,12 @@ class BudgetOperations:
         for queue in tuple(self.store.wait_queues):
             queue.wake(KEY)
 
-    def _return_flow(self, batch: OpenBatch) -> Flow[None]:
+    def _return_flow(self, batch: OpenBatch) -> BudgetFlow[None]:
         return self.settle_flow(batch, 0, None, (), None, last=True)
 
     def _record_unreserved_flow(
         self, count: int, task_type: str | None, task_ids: tuple[str, ...], cost: dict[str, int]
-    ) -> Flow[None]:
+    ) -> BudgetFlow[None]:
         """Charge tasks without a reservation, even beyond a quota: they were completed, so they count."""
         tier_policy = self._refresh_policy()
         costs = tier_policy.costs(self.plan.charges(count, task_type, cost, 0))
@@ -240,7 +239,7 @@ class BudgetOperations:
         completion = Completion(count, task_type, task_ids, cost or None)
         yield from self._submit_flow("record", tier_policy.unlimited, KEY, costs, completion)
 
-    def _submit_flow(self, method: str, *arguments: Any) -> Flow[None]:  # noqa: ANN401 - those of the method
+    def _submit_flow(self, method: str, *arguments: Any) -> BudgetFlow[None]:  # noqa: ANN401 - those of the method
         """Call a method of the settlement storage, or queue the call while the database does not answer."""
         if self._retry_queue or self.lost:
             self._retry_queue.add(method, arguments)
@@ -249,7 +248,7 @@ class BudgetOperations:
 
     # ---- usage -------------------------------------------------------------------------------------------------------
 
-    def usage_flow(self) -> Flow[dict[str, Usage]]:
+    def usage_flow(self) -> BudgetFlow[dict[str, Usage]]:
         """Read the usage of each tier, after expired batches are returned."""
         if not self.settings.enabled:
             return {}
@@ -280,7 +279,7 @@ class BudgetOperations:
             return usage | self._last_usage | self._short_term.usage(self._tier_policy)
         return usage
 
-    def health_flow(self) -> Flow[dict[str, Any]]:
+    def health_flow(self) -> BudgetFlow[dict[str, Any]]:
         """Describe the state of the budget, for a health endpoint."""
         usage = yield from self.usage_flow()
         if not self.settings.enabled:
@@ -301,7 +300,7 @@ class BudgetOperations:
 
     # ---- maintenance -------------------------------------------------------------------------------------------------
 
-    def _maintain_flow(self) -> Flow[None]:
+    def _maintain_flow(self) -> BudgetFlow[None]:
         """Send queued settlements to the database, and return expired batches."""
         if self._retry_queue and not self.lost:
             yield BudgetStep("blocking", self._retry_queue, "catch_up")
@@ -313,7 +312,7 @@ class BudgetOperations:
             else:
                 yield from self._return_flow(batch)
 
-    def reset_expired_flow(self) -> Flow[int]:
+    def reset_expired_flow(self) -> BudgetFlow[int]:
         """Return expired batches and remove old completions; expired windows need no cleaning."""
         if not self.settings.enabled:
             return 0
@@ -329,7 +328,7 @@ class BudgetOperations:
             log.warning("could not clean up the database of the budget; the next call tries again: %s", error)
             return 0
 
-    def close_flow(self) -> Flow[None]:
+    def close_flow(self) -> BudgetFlow[None]:
         """Return open batches, send queued settlements if possible, and close the storage."""
         if not self.settings.enabled or self._closed:
             return

@@ -9,11 +9,12 @@ application.
 
 from __future__ import annotations
 
+from operator import call
 from typing import TYPE_CHECKING, Any, Final
 
 from tidegate.errors import RateLimitError
+from tidegate.flow import run_async
 from tidegate.inbound.client.request import MAX_METHOD_LENGTH, METHOD_OVERRIDES, Request, asgi_header, asgi_path
-from tidegate.inbound.limiting.flow import drive_async
 from tidegate.inbound.limiting.request_limiter import MISSING, LimitOutcome, RequestLimiter
 from tidegate.inbound.limiting.request_state import STATE_KEY, RequestState
 from tidegate.inbound.responses import admin
@@ -161,7 +162,7 @@ class RateLimitMiddleware:
         outcome = LimitOutcome(allowed=True)
         if target.category_limiter is not None and client.key is not None:
             request = make_request(scope, client)
-            outcome = await drive_async(self.guard.check_flow(request, target, client))
+            outcome = await run_async(self.guard.check_flow(request, target, client), call)
         await self._apply_outcome(outcome, scope, receive, send, target, client)
 
     async def _apply_outcome(
@@ -190,7 +191,7 @@ class RateLimitMiddleware:
                 await self._websocket(scope, receive, settling, client)
         finally:
             if response_charge is not None:
-                await drive_async(response_charge.settle_flow())
+                await run_async(response_charge.settle_flow(), call)
 
     def _deny(
         self,
@@ -227,7 +228,7 @@ class RateLimitMiddleware:
                 body += message.get("body", b"")
                 more = message["type"] == "http.request" and message.get("more_body", False)
             query = scope.get("query_string", b"").decode("latin-1")
-            response = await drive_async(admin.handle_flow(self.guard, request, query, body))
+            response = await run_async(admin.handle_flow(self.guard, request, query, body), call)
         await respond(scope, receive, send, response, [])
 
     def _find_client(self, scope: Scope) -> RequestClient:
@@ -288,7 +289,9 @@ class _SettlingSend:
         if message["type"] in START_MESSAGES:
             self._response_charge.status = message.get("status", 101)
             if self._response_charge.settles_at_start:
-                self._request_state.replace_decision(await drive_async(self._response_charge.settle_at_start_flow()))
+                self._request_state.replace_decision(
+                    await run_async(self._response_charge.settle_at_start_flow(), call)
+                )
         await self._send(message)
 
 
@@ -328,8 +331,8 @@ class _LimitedMessages:
         return {"type": "websocket.disconnect", "code": POLICY_VIOLATION, "reason": "Rate limit exceeded"}
 
     async def _allowed(self) -> bool:
-        steps = self._request_limiter.check_message_flow(self._target, self._client, self._key, self._path)
-        return await drive_async(steps)
+        flow = self._request_limiter.check_message_flow(self._target, self._client, self._key, self._path)
+        return await run_async(flow, call)
 
     async def send(self, message: Message) -> None:
         """Forward messages of the application until the websocket is closed."""

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import functools
 import inspect
+from operator import call
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from tidegate.errors import ConfigError
+from tidegate.flow import run, run_async
 from tidegate.inbound.client.request import Request, wsgi_header
-from tidegate.inbound.limiting.flow import drive, drive_async
 from tidegate.inbound.limiting.request_state import STATE_KEY
 from tidegate.inbound.limiting.route_limit import RouteLimit, find_client, route_name
 from tidegate.inbound.wsgi import forwarding_headers
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from tidegate.core.decision import Decision
-    from tidegate.inbound.limiting.flow import Steps
+    from tidegate.flow import CallFlow
 
 F = TypeVar("F", bound="Callable[..., Any]")
 
@@ -37,7 +38,7 @@ class limit(RouteLimit):  # noqa: N801 - used as a decorator
 
             @functools.wraps(view)
             async def limited(request: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - the view's
-                seen, request_state, decision = await drive_async(self._check_flow(request, route, tasks=True))
+                seen, request_state, decision = await run_async(self._check_flow(request, route, tasks=True), call)
                 if decision is not None and not decision:
                     return self._make_denial(seen, request_state, decision)
                 return self._with_fields(request_state, decision, await view(request, *args, **kwargs))
@@ -46,14 +47,14 @@ class limit(RouteLimit):  # noqa: N801 - used as a decorator
 
             @functools.wraps(view)
             def limited(request: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - the view's
-                seen, request_state, decision = drive(self._check_flow(request, route, tasks=False))
+                seen, request_state, decision = run(self._check_flow(request, route, tasks=False), call)
                 if decision is not None and not decision:
                     return self._make_denial(seen, request_state, decision)
                 return self._with_fields(request_state, decision, view(request, *args, **kwargs))
 
         return limited  # type: ignore[return-value]  # wraps keeps what callers see
 
-    def _check_flow(self, request: Any, route: str, *, tasks: bool) -> Steps[tuple[Request, Any, Decision | None]]:  # noqa: ANN401 - Django has no types
+    def _check_flow(self, request: Any, route: str, *, tasks: bool) -> CallFlow[tuple[Request, Any, Decision | None]]:  # noqa: ANN401 - Django has no types
         request_state = getattr(request, "scope", {}).get(STATE_KEY) or request.META.get(STATE_KEY)
         meta = request.META
         client = find_client(

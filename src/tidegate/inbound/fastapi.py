@@ -7,12 +7,13 @@ count.
 
 # No `from __future__ import annotations` here: FastAPI reads the types of a dependency's arguments.
 
+from operator import call
 from typing import Any
 
 from tidegate.core.decision import Decision
 from tidegate.errors import ConfigError
+from tidegate.flow import run_async
 from tidegate.inbound.asgi import find_template, has_fixed_mount
-from tidegate.inbound.limiting.flow import drive_async
 from tidegate.inbound.limiting.request_state import STATE_KEY
 from tidegate.inbound.starlette import AsgiLimit
 
@@ -40,7 +41,7 @@ class limit(AsgiLimit):  # noqa: N801 - used like a function
     async def __call__(self, connection: HTTPConnection, response: Response) -> None:
         """Decide about the current request."""
         scope = connection.scope
-        request, decision = await drive_async(self.check_flow(scope, route_name(scope)))
+        request, decision = await run_async(self.check_flow(scope, route_name(scope)), call)
         if decision is None:
             return
         if decision:

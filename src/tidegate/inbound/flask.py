@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import functools
 import inspect
+from operator import call
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from tidegate.errors import ConfigError
-from tidegate.inbound.limiting.flow import drive
+from tidegate.flow import run
 from tidegate.inbound.limiting.request_state import STATE_KEY
 from tidegate.inbound.limiting.route_limit import RouteLimit, find_client, route_name
 from tidegate.inbound.wsgi import forwarding_headers, make_request
@@ -54,7 +55,7 @@ class limit(RouteLimit):  # noqa: N801 - used as a decorator
             forwarding_headers(environ),
         )
         request = make_request(environ, client)
-        decision = drive(self.decide_flow(request, request_state, client, route))
+        decision = run(self.decide_flow(request, request_state, client, route), call)
         if decision is None:
             return None, []
         if decision:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import functools
 import inspect
+from operator import call
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from tidegate.errors import ConfigError
+from tidegate.flow import run, run_async
 from tidegate.inbound.client.request import Request, asgi_header, asgi_path
-from tidegate.inbound.limiting.flow import drive, drive_async
 from tidegate.inbound.limiting.request_state import STATE_KEY
 from tidegate.inbound.limiting.route_limit import RouteLimit, find_client, route_name
 
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from tidegate.core.decision import Decision
-    from tidegate.inbound.limiting.flow import Steps
+    from tidegate.flow import CallFlow
 
 F = TypeVar("F", bound="Callable[..., Any]")
 
@@ -30,7 +31,7 @@ F = TypeVar("F", bound="Callable[..., Any]")
 class AsgiLimit(RouteLimit):
     """A limit on routes whose requests have an ASGI scope."""
 
-    def check_flow(self, scope: Any, route: str, *, tasks: bool = True) -> Steps[tuple[Request, Decision | None]]:  # noqa: ANN401 - a scope is any mapping
+    def check_flow(self, scope: Any, route: str, *, tasks: bool = True) -> CallFlow[tuple[Request, Decision | None]]:  # noqa: ANN401 - a scope is any mapping
         """Decide about the request of a scope; yields the calls to make."""
         request_state = scope.get(STATE_KEY)
         peer = scope.get("client")
@@ -54,7 +55,7 @@ class limit(AsgiLimit):  # noqa: N801 - used as a decorator
             @functools.wraps(endpoint)
             async def limited(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - the endpoint's
                 scope = scope_of(endpoint, args, kwargs)
-                request, decision = await drive_async(self.check_flow(scope, route))
+                request, decision = await run_async(self.check_flow(scope, route), call)
                 if decision is not None and not decision:
                     return self._make_denial(request, decision)
                 return self._with_fields(scope, decision, await endpoint(*args, **kwargs))
@@ -64,7 +65,7 @@ class limit(AsgiLimit):  # noqa: N801 - used as a decorator
             @functools.wraps(endpoint)
             def limited(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - the endpoint's
                 scope = scope_of(endpoint, args, kwargs)
-                request, decision = drive(self.check_flow(scope, route, tasks=False))
+                request, decision = run(self.check_flow(scope, route, tasks=False), call)
                 if decision is not None and not decision:
                     return self._make_denial(request, decision)
                 return self._with_fields(scope, decision, endpoint(*args, **kwargs))

@@ -9,11 +9,12 @@ application unchanged. A denied request never reaches the application.
 
 from __future__ import annotations
 
+from operator import call
 from typing import TYPE_CHECKING, Any, Final
 
 from tidegate.errors import RateLimitError
+from tidegate.flow import run
 from tidegate.inbound.client.request import MAX_METHOD_LENGTH, METHOD_OVERRIDES, Request, wsgi_header
-from tidegate.inbound.limiting.flow import drive
 from tidegate.inbound.limiting.request_limiter import MISSING, LimitOutcome, RequestLimiter
 from tidegate.inbound.limiting.request_state import STATE_KEY, RequestState
 from tidegate.inbound.responses import admin
@@ -120,7 +121,7 @@ class RateLimitMiddleware:
         outcome = LimitOutcome(allowed=True)
         if target.category_limiter is not None and client.key is not None:
             request = make_request(environ, client)
-            outcome = drive(self.guard.check_flow(request, target, client))
+            outcome = run(self.guard.check_flow(request, target, client), call)
         return self._apply_outcome(outcome, environ, start, target, client)
 
     def _apply_outcome(
@@ -140,7 +141,7 @@ class RateLimitMiddleware:
                 app(environ, _SettlingStart(starting, request_state, response_charge)), response_charge
             )
         except BaseException:
-            drive(response_charge.settle_flow())
+            run(response_charge.settle_flow(), call)
             raise
 
     def _deny(
@@ -168,7 +169,7 @@ class RateLimitMiddleware:
             length = str(environ.get("CONTENT_LENGTH") or "")
             size = int(length) if length.isdecimal() and len(length) < MAX_LENGTH_DIGITS else 0
             body = environ["wsgi.input"].read(min(size, admin.MAX_BODY_BYTES + 1)) if size else b""
-            response = drive(admin.handle_flow(self.guard, request, environ.get("QUERY_STRING", ""), body))
+            response = run(admin.handle_flow(self.guard, request, environ.get("QUERY_STRING", ""), body), call)
         return respond(environ, start, response, [])
 
     def close(self) -> None:
@@ -215,7 +216,7 @@ class _SettlingStart:
         """Start the response."""
         self._response_charge.status = int(status[:3])
         if self._response_charge.settles_at_start:
-            self._request_state.replace_decision(drive(self._response_charge.settle_at_start_flow()))
+            self._request_state.replace_decision(run(self._response_charge.settle_at_start_flow(), call))
         return self._start(status, headers, exc_info)
 
 
@@ -236,7 +237,7 @@ class _SettlingBody:
             if hasattr(self._body, "close"):
                 self._body.close()
         finally:
-            drive(self._response_charge.settle_flow())
+            run(self._response_charge.settle_flow(), call)
 
 
 def respond(environ: Environ, start: Start, response: Response, fields: Fields) -> Iterable[bytes]:

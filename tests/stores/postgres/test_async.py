@@ -1,6 +1,7 @@
 """Tasks: several event loops share a store, and the charge of a cancelled task is given back."""
 
 import asyncio
+import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import psycopg
@@ -8,6 +9,7 @@ import pytest
 
 from tidegate import AsyncLimiter, Limit, Policy, StoreUnavailable
 from tidegate.stores.postgres import PostgresStore
+from tidegate.stores.postgres.io_flow import RunBlocking, TaskCaller
 
 LIMITS = tuple(
     Limit(10, "1d", algorithm, name=algorithm)
@@ -250,3 +252,39 @@ async def test_limiters_wait_for_permits_by_the_servers_clock(open_store):
         assert await limiter.try_acquire("k")
         assert not await limiter.try_acquire("k")
         assert await limiter.acquire("k", timeout=5)
+
+
+@pytest.mark.parametrize("failure", [OSError("no address"), SystemExit()])
+async def test_what_a_step_raises_is_raised_in_the_flow(failure):
+    def fail():
+        raise failure
+
+    def flow():
+        try:
+            yield RunBlocking(fail)
+        except (OSError, SystemExit) as error:
+            return error, (yield RunBlocking(lambda: "after"))
+
+    assert await TaskCaller().run(flow()).finish() == (failure, "after")
+
+
+async def test_a_run_continues_after_a_cancellation_at_the_step_that_has_begun():
+    begun, ending = threading.Event(), threading.Event()
+
+    def block():
+        assert not begun.is_set(), "the step is executed once"
+        begun.set()
+        ending.wait(10)
+        return "answer"
+
+    def flow():
+        return (yield RunBlocking(block))
+
+    run = TaskCaller().run(flow())
+    task = asyncio.create_task(run.finish())
+    await asyncio.to_thread(begun.wait, 10)
+    task.cancel()
+    await asyncio.wait([task])
+    ending.set()
+    assert task.cancelled()
+    assert await run.finish() == "answer"

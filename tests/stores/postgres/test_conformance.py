@@ -15,9 +15,10 @@ from tests.stores.postgres.faults import FAULTS
 from tests.stores.postgres.histories import DIRECTED
 from tidegate.core import bucket, log, sliding, state, windows
 from tidegate.errors import StoreUnavailable
+from tidegate.flow import run
 from tidegate.stores.postgres import PostgresStore
 from tidegate.stores.postgres.call import MISSING, decode_decisions
-from tidegate.stores.postgres.io_flow import SYSTEM_CLOCK, ThreadCaller, drive
+from tidegate.stores.postgres.io_flow import SYSTEM_CLOCK, ThreadCaller, perform
 from tidegate.testing import ReferenceStore, random_vectors, verify_store
 from tidegate.testing.reference import answer_of
 
@@ -79,9 +80,10 @@ def test_calls_of_one_statement_are_decided_one_after_another(open_empty, seed):
     for vectors in batched(random_vectors(2000 + seed, 240), 7):
         calls = [store._encode_call(verb, asks, now, at, now) for verb, asks, now, at, _ in vectors]  # noqa: SLF001 - to choose the calls of a statement
         caller = ThreadCaller()
-        connection = drive(store._pool.acquire_flow(calls[0], caller))  # noqa: SLF001 - as above
+        connection = run(store._pool.acquire_flow(calls[0], caller), perform)  # noqa: SLF001 - as above
         assert connection is not None
-        result = drive(connection.call_flow("apply", store._parameters(calls), SYSTEM_CLOCK.steady() + 10_000_000))  # noqa: SLF001 - as above
+        parameters = store._parameters(calls)  # noqa: SLF001 - as above
+        result = run(connection.call_flow("apply", parameters, SYSTEM_CLOCK.steady() + 10_000_000), perform)
         store._pool.release(caller)  # noqa: SLF001 - as above
         numbers = [int(number) for number in result.get_value(0, 0)[1:-1].split(b",")]
         for call, (verb, asks, now, at, _) in zip(calls, vectors, strict=True):

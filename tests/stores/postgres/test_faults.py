@@ -9,10 +9,11 @@ import pytest
 
 from tidegate import Limit, Policy, StoreUnavailable
 from tidegate.errors import Closed
+from tidegate.flow import run
 from tidegate.stores import open_store as open_url
 from tidegate.stores.postgres import PostgresStore
 from tidegate.stores.postgres.call import StoreCall
-from tidegate.stores.postgres.io_flow import ThreadCaller, drive
+from tidegate.stores.postgres.io_flow import ThreadCaller, perform
 
 TEN = Policy("p", (Limit(10, "1d", "fixed_window"), Limit(10, "1d", "sliding_log", name="log")))
 ONE = (1, 1)
@@ -126,7 +127,7 @@ def test_no_connection_becomes_free_in_time(open_store):
     store = open_store(pool_size=1, timeout=0.2)
     assert store.apply_one("acquire", TEN, "k", ONE)
     caller = OpenCaller()
-    assert drive(store._pool.acquire_flow(StoreCall("peek", 0), caller)) is not None  # noqa: SLF001 - as a call would
+    assert run(store._pool.acquire_flow(StoreCall("peek", 0), caller), perform) is not None  # noqa: SLF001 - as a call would
     with pytest.raises(StoreUnavailable, match=r"none of the 1 connections .* pool_size"):
         store.apply_one("acquire", TEN, "k", ONE)
     store._pool.release(caller)  # noqa: SLF001 - as a call would

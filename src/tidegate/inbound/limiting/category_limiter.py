@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from tidegate.core.decision import Decision
+    from tidegate.flow import CallFlow
     from tidegate.inbound.client.request import Request
-    from tidegate.inbound.limiting.flow import Steps
     from tidegate.inbound.responses.response import ResponseWriter
     from tidegate.inbound.rules.charging import Charging
     from tidegate.inbound.rules.model import Category
@@ -106,7 +106,7 @@ class CategoryCharge(NamedTuple):
     reservation: Any = None  # sync or async
 
 
-def charge_flow(category_limiter: CategoryLimiter, key: Key, cost: Cost, *, reserve: bool) -> Steps[CategoryCharge]:
+def charge_flow(category_limiter: CategoryLimiter, key: Key, cost: Cost, *, reserve: bool) -> CallFlow[CategoryCharge]:
     """Charge a category; `reserve`: as a reservation that can be corrected."""
     try:
         if reserve:
@@ -118,14 +118,14 @@ def charge_flow(category_limiter: CategoryLimiter, key: Key, cost: Cost, *, rese
     return CategoryCharge(category_limiter, cost, decision)
 
 
-def cancel_flow(charged: Iterable[CategoryCharge]) -> Steps[None]:
+def cancel_flow(charged: Iterable[CategoryCharge]) -> CallFlow[None]:
     """Cancel the reservations of a request that another category has denied."""
     for charge in charged:
         if charge.reservation is not None:
             yield from _correct_flow(charge.category_limiter, charge.reservation.cancel)
 
 
-def refund_flow(charged: Iterable[CategoryCharge], key: Key) -> Steps[None]:
+def refund_flow(charged: Iterable[CategoryCharge], key: Key) -> CallFlow[None]:
     """Refund charges that have no reservation."""
     for charge in charged:
         if charge.decision[0]:
@@ -134,7 +134,7 @@ def refund_flow(charged: Iterable[CategoryCharge], key: Key) -> Steps[None]:
             )
 
 
-def _correct_flow(category_limiter: CategoryLimiter, step: Callable[[], Any]) -> Steps[None]:
+def _correct_flow(category_limiter: CategoryLimiter, step: Callable[[], Any]) -> CallFlow[None]:
     """Correct a charge. The client gets its response even if the store fails."""
     try:
         yield step
@@ -156,7 +156,7 @@ class ResponseCharge:
         # Slots are held until the response is complete.
         self.settles_at_start = all(charge.category_limiter.slot_seconds is None for charge in charged)
 
-    def settle_at_start_flow(self) -> Steps[Decision | None]:
+    def settle_at_start_flow(self) -> CallFlow[Decision | None]:
         """Settle, then return the client's new state for the headers; None if the store fails."""
         category_limiters = [charge.category_limiter for charge in self._charged]
         yield from self.settle_flow()
@@ -170,7 +170,7 @@ class ResponseCharge:
             decisions.append(decision)
         return combine_decisions(decisions) if decisions else None
 
-    def settle_flow(self) -> Steps[None]:
+    def settle_flow(self) -> CallFlow[None]:
         """Commit the final cost of the request, once."""
         charged, self._charged = self._charged, []
         for charge in charged:

@@ -44,13 +44,13 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tidegate.clock import Clock
+    from tidegate.flow import CallFlow
     from tidegate.headers import Style
     from tidegate.headers.problem_details import Kind
     from tidegate.inbound.client.address import TrustedProxies
     from tidegate.inbound.client.identify import RequestClient
     from tidegate.inbound.client.request import Request
     from tidegate.inbound.limiting.category_limiter import Counts
-    from tidegate.inbound.limiting.flow import Steps
     from tidegate.inbound.rules.model import Match, Rules
     from tidegate.inbound.rules.path_readings import Route
     from tidegate.observe import Observer
@@ -300,7 +300,7 @@ class RequestLimiter:
         if self.observer is not None:
             self.observer(record)
 
-    def check_flow(self, request: Request, target: RequestTarget, client: RequestClient) -> Steps[LimitOutcome]:
+    def check_flow(self, request: Request, target: RequestTarget, client: RequestClient) -> CallFlow[LimitOutcome]:
         """Decide about a request, with all special cases."""
         key = self.client_identifier.choose_key(request, client.key or UNKNOWN)
         if target.category_limiter is not None and (self.blocked_clients or self.allowed_clients or client.blocked):
@@ -338,7 +338,7 @@ class RequestLimiter:
         response_charge = ResponseCharge(open_charges, key, request) if open_charges else None
         return LimitOutcome(allowed=True, decision=decision, key=key, response_charge=response_charge)
 
-    def check_message_flow(self, target: RequestTarget, client: RequestClient, key: Key, path: str) -> Steps[bool]:
+    def check_message_flow(self, target: RequestTarget, client: RequestClient, key: Key, path: str) -> CallFlow[bool]:
         """Decide about a message of a websocket; the lists may have changed since it was opened."""
         if self.blocked_clients or self.allowed_clients:
             now = self.now()

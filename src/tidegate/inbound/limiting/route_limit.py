@@ -28,10 +28,10 @@ from tidegate.policy.model import read_limits
 
 if TYPE_CHECKING:
     from tidegate.core.decision import Decision
+    from tidegate.flow import CallFlow
     from tidegate.headers import Style
     from tidegate.inbound.client.identify import RequestClient
     from tidegate.inbound.client.request import KeyOf, Request
-    from tidegate.inbound.limiting.flow import Steps
     from tidegate.inbound.limiting.request_state import RequestState
     from tidegate.inbound.responses.response import Denying, Response
     from tidegate.policy import Cost, Key
@@ -104,7 +104,7 @@ class RouteLimit:
         route: str,
         *,
         tasks: bool = False,
-    ) -> Steps[Decision | None]:
+    ) -> CallFlow[Decision | None]:
         """Decide about a request to a route; None if it is not limited. `tasks`: the caller awaits the limiters."""
         request_limiter = self.request_limiter_for(request_state)
         limits = self._limits(request) if callable(self._limits) else None

@@ -29,9 +29,9 @@ from tidegate.observe.logs import shown
 from tidegate.policy import join_key
 
 if TYPE_CHECKING:
+    from tidegate.flow import CallFlow
     from tidegate.inbound.client.recent import ClientNearLimit
     from tidegate.inbound.client.request import Request
-    from tidegate.inbound.limiting.flow import Steps
     from tidegate.inbound.limiting.request_limiter import RequestLimiter
     from tidegate.policy import Key
 
@@ -74,7 +74,7 @@ def _is_local(peer: str | None) -> bool:
     return ip_address(found.text).is_loopback if found else peer == TEST_CLIENT
 
 
-def handle_flow(request_limiter: RequestLimiter, request: Request, query: str, body: bytes) -> Steps[Response]:
+def handle_flow(request_limiter: RequestLimiter, request: Request, query: str, body: bytes) -> CallFlow[Response]:
     """Handle an authorized request."""
     if request.method != "POST":
         return json_response(200, statistics(request_limiter, dict(parse_qsl(query[:1024]))))
@@ -141,7 +141,7 @@ def format_key(key: Key) -> str:
     return key if isinstance(key, str) else join_key(key)
 
 
-def _run_action_flow(request_limiter: RequestLimiter, action_request: dict[str, Any]) -> Steps[dict[str, Any]]:
+def _run_action_flow(request_limiter: RequestLimiter, action_request: dict[str, Any]) -> CallFlow[dict[str, Any]]:
     action, key = action_request.get("action"), action_request.get("key")
     known = ("reset", "block", "unblock", "allow", "disallow", "reload")
     if action not in known:
@@ -186,7 +186,7 @@ def _change_list(request_limiter: RequestLimiter, action: str, key: str, seconds
     return done
 
 
-def _reset_flow(request_limiter: RequestLimiter, text: str, category: object) -> Steps[dict[str, Any]]:
+def _reset_flow(request_limiter: RequestLimiter, text: str, category: object) -> CallFlow[dict[str, Any]]:
     """Reset a client, in one category or in all."""
     if category is not None and (not isinstance(category, str) or category not in request_limiter.category_limiters):
         raise ConfigError(

@@ -25,7 +25,7 @@ from tidegate.policy import Policy
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tidegate.outbound.quota.charge import Flow
+    from tidegate.flow import CallFlow
     from tidegate.policy import Key
 
     Counters = tuple[int, int, int]
@@ -66,7 +66,7 @@ class SharedNotices:
             self._name, tuple(Limit(each, NOTICE_TTL, "fixed_window", unit=part, name=part) for part, each in pairs)
         )
 
-    def read_flow(self) -> Flow:
+    def read_flow(self) -> CallFlow[Any]:
         """Return the notice that another process wrote since the last check; None: there is none."""
         decision = yield from self._store_flow("peek", self._unbounded, NO_NOTICE)
         if decision is None:
@@ -78,7 +78,7 @@ class SharedNotices:
             return None
         return SharedNotice(Notice(number & MAX_CAPACITY, max(0, until - since)), max(0, decision.at - since))
 
-    def write_flow(self, notice: Notice) -> Flow:
+    def write_flow(self, notice: Notice) -> CallFlow[Any]:
         """Write a notice, right after a check; returns a notice that another process wrote in between instead."""
         number, since, until = self._seen
         count = (number >> CAPACITY_BITS) + 1
@@ -95,7 +95,7 @@ class SharedNotices:
         self._seen = counters
         return None
 
-    def _store_flow(self, verb: str, policy: Policy, costs: tuple[int, ...]) -> Flow:
+    def _store_flow(self, verb: str, policy: Policy, costs: tuple[int, ...]) -> CallFlow[Any]:
         """Call the store; None: it is unavailable, and a notice is not worth failing a request."""
         try:
             (decision,) = yield partial(self._apply, verb, ((policy, self._key, costs),))

@@ -37,12 +37,13 @@ if TYPE_CHECKING:
 
     from tidegate.adaptive.capacities import CapacitySnapshot
     from tidegate.core import Decision, Limit
+    from tidegate.flow import CallFlow
     from tidegate.headers import Advice
     from tidegate.limiter import AsyncLimiter, Limiter
     from tidegate.outbound.capacity.shared_capacity import SharedCapacity
     from tidegate.outbound.capacity.shared_notices import SharedNotice
     from tidegate.outbound.providers.provider import Provider
-    from tidegate.outbound.quota.charge import Charge, Flow
+    from tidegate.outbound.quota.charge import Charge
     from tidegate.policy import Cost, Key
     from tidegate.stores import Store
 
@@ -220,14 +221,14 @@ class Account:
 
     # ---- after a response --------------------------------------------------------------------------------------------
 
-    def recharge_if_late_flow(self, charge: Charge) -> Flow:
+    def recharge_if_late_flow(self, charge: Charge) -> CallFlow[Any]:
         """Charge a permit again from now on, if its response was slow."""
         try:
             yield from self._recharge_flow(charge, self.delays.recharge_costs(charge))
         except StoreUnavailable:
             return  # keep the first charge
 
-    def _recharge_flow(self, charge: Charge, costs: tuple[int, ...]) -> Flow:
+    def _recharge_flow(self, charge: Charge, costs: tuple[int, ...]) -> CallFlow[Any]:
         """Charge again and return the first charge; returns whether that succeeded."""
         if not costs:
             return True
@@ -244,7 +245,7 @@ class Account:
                 yield from self._give_back_flow(part, at)
         return True
 
-    def renew_flow(self, charge: Charge, at: int) -> Flow:
+    def renew_flow(self, charge: Charge, at: int) -> CallFlow[Any]:
         """Charge a request in flight again, while the delay allowance lasts; returns whether it was charged.
 
         It must count at the same time as a permit that was charged `at`.
@@ -265,7 +266,7 @@ class Account:
             self.delays.track(charge)
         return bool(costs)
 
-    def charge_unsettled_flow(self, amount: int, earlier: int | None) -> Flow:
+    def charge_unsettled_flow(self, amount: int, earlier: int | None) -> CallFlow[Any]:
         """Charge requests of which it is unknown whether and when they arrived, as if they arrived now.
 
         Replaces the charge made `earlier` for them, if any. Returns the instant of the charge.
@@ -281,7 +282,7 @@ class Account:
             yield from self._give_back_flow(costs, earlier)
         return decision.at
 
-    def learn_flow(self, advice: Advice) -> Flow:
+    def learn_flow(self, advice: Advice) -> CallFlow[Any]:
         """Apply the remaining quota that the provider reports if it is lower than ours; else undo corrections."""
         reported = find_corrections(self.provider.limits, advice)
         if not reported:
@@ -299,7 +300,7 @@ class Account:
                 self.refresh()
         return changed
 
-    def _correct_flow(self, reported: LimitCorrection, left: int, now: int) -> Flow:
+    def _correct_flow(self, reported: LimitCorrection, left: int, now: int) -> CallFlow[Any]:
         costs = [0] * len(self._unbounded.limits)
         self._provider_charges.drop_expired(self.provider.limits, now)
         try:
@@ -317,7 +318,7 @@ class Account:
             pass  # if others use the quota, the provider will refuse, and we learn from that
         return 0
 
-    def _peek_flow(self) -> Flow:
+    def _peek_flow(self) -> CallFlow[Any]:
         """Read the usage of all processes that share the store; None: it is unavailable."""
         try:
             (peeked,) = yield partial(
@@ -333,7 +334,7 @@ class Account:
 
     # ---- refusals ----------------------------------------------------------------------------------------------------
 
-    def handle_refusal_flow(self, status: int, charge: Charge, sent: int, retry_after: float | None) -> Flow:
+    def handle_refusal_flow(self, status: int, charge: Charge, sent: int, retry_after: float | None) -> CallFlow[Any]:
         """Reduce the capacity and pause; other processes are informed through the store and over the bus."""
         yield from self.check_notices_flow()
         used = (yield from self._let_through_flow(charge)) if status == TOO_MANY_REQUESTS else 0
@@ -346,7 +347,7 @@ class Account:
             self.shared_capacity.announce(self.resource, *notice, reason)
             self._apply_notice((yield from self._notices.write_flow(notice)))
 
-    def _let_through_flow(self, charge: Charge) -> Flow:
+    def _let_through_flow(self, charge: Charge) -> CallFlow[Any]:
         """Return how much of the narrowest limit was in use when a refused request arrived.
 
         That is the usage when it was charged. But if usage is much lower now, other requests were refused with it.
@@ -364,7 +365,7 @@ class Account:
         self._next_check = now + self._notices.check_interval
         return True
 
-    def check_notices_flow(self) -> Flow:
+    def check_notices_flow(self) -> CallFlow[Any]:
         """Check for refusals of other processes; returns whether that changes what may be sent."""
         return self._apply_notice((yield from self._notices.read_flow()))
 
@@ -387,7 +388,7 @@ class Account:
     def _store_call(self, verb: str, costs: tuple[int, ...], at: int | None = None) -> Callable[[], Any]:
         return partial(self._apply, verb, ((self._unbounded_stretched, self.key, costs),), None, at)
 
-    def _give_back_flow(self, costs: tuple[int, ...], at: int) -> Flow:
+    def _give_back_flow(self, costs: tuple[int, ...], at: int) -> CallFlow[Any]:
         yield self._store_call("adjust", tuple(-cost for cost in costs), at)
         for queues in tuple(self.store.wait_queues):
             queues.wake(self.key)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any, Final
 
 from tidegate.core.bounds import MAX_INTEGER
@@ -13,8 +12,6 @@ if TYPE_CHECKING:
     from tidegate.core import Decision
     from tidegate.limiter import AsyncLimiter
     from tidegate.policy import Cost, Key
-
-Flow = Generator[Callable[[], Any], Any, Any]  # yields functions to call (or call and await); receives their results
 
 CHARGE_TTL: Final = 600.0  # seconds within which a response must end for its estimate to be corrected downwards
 

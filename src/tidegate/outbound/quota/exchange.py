@@ -18,9 +18,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from tidegate.core import Decision
+    from tidegate.flow import CallFlow
     from tidegate.outbound.providers.provider import KeyLocation, Provider
     from tidegate.outbound.quota.account import Account
-    from tidegate.outbound.quota.charge import Charge, Flow
+    from tidegate.outbound.quota.charge import Charge
 
 R = TypeVar("R")
 
@@ -104,7 +105,7 @@ class PendingSettlement(NamedTuple):
     status: int
     counts_tokens: bool
 
-    def settle_flow(self, used: Mapping[str, int] | None) -> Flow:
+    def settle_flow(self, used: Mapping[str, int] | None) -> CallFlow[Any]:
         """Commit the usage that the response reports, or the estimate if it reports none."""
         if self.charge.settled:
             return

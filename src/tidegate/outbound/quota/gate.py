@@ -5,13 +5,14 @@
     send                   through the client library
     settle, learn          see `account`; after a refusal perhaps retry from `reserve` on
 
-The flow is a generator of steps: functions to be called, or called and awaited. The adapters `httpx`, `requests` and
+The steps of the flow are functions (see `tidegate.flow`). The adapters `httpx`, `requests` and
 `aiohttp` translate the requests and responses of their libraries.
 """
 
 from __future__ import annotations
 
 import logging
+import operator
 import random
 from collections import Counter
 from collections.abc import Mapping
@@ -23,6 +24,7 @@ from tidegate.bus import open_bus
 from tidegate.clock import TaskSignal, ThreadSignal
 from tidegate.core.bounds import SECOND
 from tidegate.errors import ConfigError, Denied
+from tidegate.flow import run, run_async
 from tidegate.headers import Advice, read
 from tidegate.limiter import AsyncLimiter, Limiter, seconds
 from tidegate.outbound.capacity.learning import SERVICE_UNAVAILABLE, TOO_MANY_REQUESTS
@@ -46,15 +48,15 @@ from tidegate.policy import join_key
 from tidegate.stores.outage import open_guarded
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
+    from collections.abc import Callable, Coroutine
 
     from tidegate.bus import Bus
     from tidegate.clock import Clock
     from tidegate.core import Decision
+    from tidegate.flow import CallFlow
     from tidegate.observe import Observer
     from tidegate.outbound.capacity.shared_capacity import SharedCapacity
     from tidegate.outbound.providers.provider import Provider
-    from tidegate.outbound.quota.charge import Flow
     from tidegate.outbound.quota.exchange import AddedKey, OutboundRequest, ProviderResponse
     from tidegate.policy import Cost, Key
     from tidegate.stores import Store
@@ -69,7 +71,7 @@ REFUSAL_STATUSES: Final = (TOO_MANY_REQUESTS, SERVICE_UNAVAILABLE)
 COUNTER_NAMES: Final = ("sent", "unlimited", "denied", "refused", "retried", "corrected")
 
 
-def suppress_errors_flow(step: Callable[[], Any]) -> Flow:
+def suppress_errors_flow(step: Callable[[], Any]) -> CallFlow[Any]:
     """Run a step whose failure would only hide a response or an error."""
     with suppress(Exception):
         yield step
@@ -156,9 +158,7 @@ class _Gate:
 
     # ---- the flow ----------------------------------------------------------------------------------------------------
 
-    def send_flow(
-        self, call: OutboundRequest, send: Callable[[Provider | None], Any]
-    ) -> Generator[Callable[[], Any], Any, SendResult[Any]]:
+    def send_flow(self, call: OutboundRequest, send: Callable[[Provider | None], Any]) -> CallFlow[SendResult[Any]]:
         """Send a request within its provider's quota; `send` returns (or is awaited for) a ProviderResponse."""
         provider = self.find_provider(call.url)
         if provider is None:
@@ -195,7 +195,9 @@ class _Gate:
             yield response.close
             yield partial(self._sleep, self.clock.steady() + pause)
 
-    def _reserve_flow(self, account: Account, call: OutboundRequest, options: RequestOptions, began: int) -> Flow:
+    def _reserve_flow(
+        self, account: Account, call: OutboundRequest, options: RequestOptions, began: int
+    ) -> CallFlow[Any]:
         """Wait for permits; if the capacity turns out to be lower than known, return them and wait again."""
         cost = cost_of(account, call, options.cost)
         account.recover()
@@ -214,7 +216,7 @@ class _Gate:
                 return charge
             yield charge.cancel
 
-    def _charge_flow(self, account: Account, cost: Cost, options: RequestOptions, began: int) -> Flow:
+    def _charge_flow(self, account: Account, cost: Cost, options: RequestOptions, began: int) -> CallFlow[Any]:
         limiter, key, timeout = account.limiter, account.key, options.timeout
         if account.plain and self._observer is None and not limiter.waiting:
             decision = yield partial(limiter.try_acquire, key, cost)
@@ -229,13 +231,15 @@ class _Gate:
             raise Denied(f"provider {account.provider.name}: {denied}", denied.decision) from None
         return Charge(limiter, key, cost, reservation.decision, reservation)
 
-    def _check_outdated_flow(self, account: Account, charge: Charge) -> Flow:
+    def _check_outdated_flow(self, account: Account, charge: Charge) -> CallFlow[Any]:
         """Return whether the capacity is lower than known when a permit was granted."""
         if (late := account.delays.find_expired(charge.at)) is not None:
             return (yield from account.renew_flow(late, charge.at))
         return (yield from account.check_notices_flow()) if account.is_check_due() else False
 
-    def _send_once_flow(self, account: Account, call: OutboundRequest, send: Callable[[], Any], charge: Charge) -> Flow:
+    def _send_once_flow(
+        self, account: Account, call: OutboundRequest, send: Callable[[], Any], charge: Charge
+    ) -> CallFlow[Any]:
         """Send; a request that was never sent returns its permits, any other may have arrived and is charged."""
         try:
             response = yield send
@@ -259,7 +263,7 @@ class _Gate:
         charge: Charge,
         response: ProviderResponse,
         when: tuple[int, int, int],
-    ) -> Flow:
+    ) -> CallFlow[Any]:
         """Learn from a response; returns the pause before a retry (None: do not retry).
 
         `when` is the instant at which it was sent, the start of its first attempt, and the number of attempts.
@@ -282,7 +286,7 @@ class _Gate:
 
     def _handle_refusal_flow(
         self, account: Account, charge: Charge, sent: int, status: int, retry_after: float | None
-    ) -> Flow:
+    ) -> CallFlow[Any]:
         """Learn from a refusal; a 429 returns its permit, after others can know of the lower capacity."""
         self._counts["refused"] += 1
         yield from account.handle_refusal_flow(status, charge, sent, retry_after)
@@ -331,19 +335,9 @@ class Gate(_Gate):
 
     _limiter = Limiter
 
-    def run(self, flow: Generator[Callable[[], Any], Any, R]) -> R:
-        """Run the steps of a flow."""
-        value, error = None, None
-        while True:
-            try:
-                step = flow.send(value) if error is None else flow.throw(error)
-            except StopIteration as done:
-                return done.value  # type: ignore[no-any-return]  # the result of the flow
-            value, error = None, None
-            try:
-                value = step()
-            except BaseException as failure:  # noqa: BLE001 - the flow's to judge
-                error = failure
+    def run(self, flow: CallFlow[R]) -> R:
+        """Run a flow."""
+        return run(flow, operator.call)
 
     def peek(self, call: OutboundRequest, times: int = 1) -> Decision | None:
         """Return the decision for sending a request now (or `times` such requests); None: no provider limits it."""
@@ -369,19 +363,9 @@ class AsyncGate(_Gate):
 
     _limiter = AsyncLimiter
 
-    async def run(self, flow: Generator[Callable[[], Any], Any, R]) -> R:
-        """Run the steps of a flow."""
-        value, error = None, None
-        while True:
-            try:
-                step = flow.send(value) if error is None else flow.throw(error)
-            except StopIteration as done:
-                return done.value  # type: ignore[no-any-return]  # the result of the flow
-            value, error = None, None
-            try:
-                value = await step()
-            except BaseException as failure:  # noqa: BLE001 - the flow's to judge
-                error = failure
+    def run(self, flow: CallFlow[R]) -> Coroutine[Any, Any, R]:
+        """Run a flow; to be awaited."""
+        return run_async(flow, operator.call)
 
     async def peek(self, call: OutboundRequest, times: int = 1) -> Decision | None:
         """Return the decision for sending a request now (or `times` such requests); None: no provider limits it."""

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from tidegate.clock import SystemClock
 from tidegate.errors import ConfigError, RateLimitError
+from tidegate.flow import run, run_async
 from tidegate.fork import abandon, at_fork
 from tidegate.service.client.lease_cache import LeaseCache, read_lease_duration
 from tidegate.service.client.protocol import (
@@ -40,8 +41,9 @@ except ImportError as error:  # pragma: no cover - the development environment h
     raise ConfigError("the client needs httpx: pip install 'tidegate[httpx]'") from error
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Sequence
+    from collections.abc import Sequence
 
+    from tidegate.flow import Flow
     from tidegate.policy import Cost, Key
 
 R = TypeVar("R")
@@ -72,20 +74,8 @@ class Client:
             self._http = httpx.Client(**self._options)
         return self._http
 
-    def _drive(self, flow: Generator[ServiceRequest, Any, R]) -> R:
-        try:
-            request = next(flow)
-            while True:
-                try:
-                    response = self._send(request)
-                except RateLimitError as error:
-                    request = flow.throw(error)
-                else:
-                    request = flow.send(response)
-        except StopIteration as done:
-            return done.value  # type: ignore[no-any-return]  # the return value of the flow
-        finally:
-            flow.close()  # also if cancelled or interrupted: the flow releases what other calls wait for
+    def _drive(self, flow: Flow[ServiceRequest, R]) -> R:
+        return run(flow, self._send)
 
     def _send(self, request: ServiceRequest) -> Any:  # noqa: ANN401 - any JSON value
         method, path, body, headers, timeout = request
@@ -201,20 +191,8 @@ class AsyncClient:
             self._http = httpx.AsyncClient(**self._options)
         return self._http
 
-    async def _drive(self, flow: Generator[ServiceRequest, Any, R]) -> R:
-        try:
-            request = next(flow)
-            while True:
-                try:
-                    response = await self._send(request)
-                except RateLimitError as error:
-                    request = flow.throw(error)
-                else:
-                    request = flow.send(response)
-        except StopIteration as done:
-            return done.value  # type: ignore[no-any-return]  # the return value of the flow
-        finally:
-            flow.close()  # also if cancelled or interrupted: the flow releases what other calls wait for
+    async def _drive(self, flow: Flow[ServiceRequest, R]) -> R:
+        return await run_async(flow, self._send)
 
     async def _send(self, request: ServiceRequest) -> Any:  # noqa: ANN401 - any JSON value
         method, path, body, headers, timeout = request

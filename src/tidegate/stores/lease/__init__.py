@@ -1,7 +1,7 @@
 """Decides at memory speed from shares of permits that it takes in advance from a shared store, one round trip each.
 
 store.py           LeasedStore: runs the flows in threads and tasks; the fast path for calls that a share answers
-manager.py         LeaseManager: acquires, renews and returns shares, as generators of store requests
+manager.py         LeaseManager: acquires, renews and returns shares, as flows of store requests
 policy_leases.py   the leases of one policy
 share.py           the shares of one key
 terms.py           how long a lease lasts, and the stricter limits for the store; the proof that no limit is exceeded

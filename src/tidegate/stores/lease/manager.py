@@ -1,8 +1,7 @@
-"""The logic of the leased store, as generators that a thread, a task or a test drives.
+"""The logic of the leased store, as flows (see `tidegate.flow`) that a thread, a task or a test runs.
 
-Every method that needs the store is a generator whose name ends in `_flow`. It yields StoreRequests, receives the list
-of Decisions (or an exception) for each, and returns its result. Nothing here blocks. The lock is held only between
-requests, in methods that are `locked`; methods whose docstring says "Requires the lock." are called by those.
+A flow yields StoreRequests and receives a list of Decisions for each. Nothing here blocks. The lock is held only
+between requests, in methods that are `locked`; methods whose docstring says "Requires the lock." are called by those.
 """
 
 from __future__ import annotations
@@ -10,13 +9,13 @@ from __future__ import annotations
 import weakref
 from asyncio import CancelledError
 from collections import Counter, deque
-from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from tidegate.core.algorithms import NEVER
 from tidegate.core.bounds import SECOND
 from tidegate.core.decision import Decision
 from tidegate.errors import StoreUnavailable
+from tidegate.flow import Flow
 from tidegate.lock import Lock, locked
 from tidegate.stores.cancellation import DROPPABLE
 from tidegate.stores.lease.policy_leases import PolicyLeases
@@ -24,7 +23,7 @@ from tidegate.stores.lease.share import CachedDenial, LeasedShare
 from tidegate.stores.lease.terms import share_lifetime
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from tidegate.policy import Key, Policy
     from tidegate.stores.base import Ask
@@ -47,7 +46,7 @@ class StoreRequest(NamedTuple):
     share: bool = False
 
 
-LeaseFlow = Generator[StoreRequest, Any, Any]  # receives a list of Decisions for each StoreRequest
+LeaseFlow = Flow[StoreRequest, Any]  # receives a list of Decisions for each StoreRequest
 
 
 class Renewal(NamedTuple):

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from tidegate.clock import SystemClock, TaskSignal, ThreadSignal
 from tidegate.errors import RateLimitError
+from tidegate.flow import run, run_async
 from tidegate.lock import Lock, locked
 
 if TYPE_CHECKING:
@@ -72,7 +73,7 @@ class BackgroundRenewal:
 
     def _run_job(self, job: LeaseFlow) -> None:
         try:
-            self._store.drive(job)
+            run(job, self._store.send)
         except RateLimitError as error:
             self._log_failure(error)
         else:
@@ -121,7 +122,7 @@ class BackgroundRenewal:
 
     async def _run_job_async(self, job: LeaseFlow) -> None:
         try:
-            await self._store.drive_async(job)
+            await run_async(job, self._store.send_async)
         except RateLimitError as error:
             self._log_failure(error)
         else:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import atexit
 import weakref
-from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 from tidegate.core.decision import Decision
 from tidegate.errors import StoreUnavailable
+from tidegate.flow import run, run_async
 from tidegate.fork import at_fork
 from tidegate.stores.base import Store
 from tidegate.stores.lease.manager import LeaseManager, StoreRequest
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from tidegate.clock import Clock
     from tidegate.policy import Cost, Key, Policy
     from tidegate.stores.base import Ask
-    from tidegate.stores.lease.manager import LeaseFlow
 
     TryAcquire = Callable[[Key, Cost], Any]
 
@@ -100,7 +99,7 @@ class LeasedStore(Store):
     def apply(self, verb: str, asks: Sequence[Ask], now: int | None = None, at: int | None = None) -> list[Decision]:
         """Apply the verb to all keys together."""
         try:
-            decisions: list[Decision] = self.drive(self.manager.apply_flow(verb, asks, now, at))
+            decisions: list[Decision] = run(self.manager.apply_flow(verb, asks, now, at), self.send)
         finally:
             self._renewal.ensure_running()
         return decisions
@@ -110,51 +109,23 @@ class LeasedStore(Store):
     ) -> list[Decision]:
         """Apply without blocking the event loop."""
         try:
-            decisions: list[Decision] = await self.drive_async(self.manager.apply_flow(verb, asks, now, at))
+            decisions: list[Decision] = await run_async(self.manager.apply_flow(verb, asks, now, at), self.send_async)
         finally:
             self._renewal.ensure_running_async()
         return decisions
 
-    def drive(self, flow: LeaseFlow) -> Any:  # noqa: ANN401 - the result of the flow
-        """Run a flow with blocking calls of the inner store; returns its result."""
-        with closing(flow):
-            advance: Callable[[Any], Any] = flow.send
-            value: object = None
-            while True:
-                try:
-                    request = advance(value)
-                except StopIteration as done:
-                    return done.value
-                try:
-                    advance, value = flow.send, self._send(request)
-                except BaseException as error:  # noqa: BLE001 - the flow counts lost permits and raises it again
-                    advance, value = flow.throw, error
-
-    async def drive_async(self, flow: LeaseFlow) -> Any:  # noqa: ANN401 - the result of the flow
-        """Run a flow with async calls of the inner store; returns its result."""
-        with closing(flow):
-            advance: Callable[[Any], Any] = flow.send
-            value: object = None
-            while True:
-                try:
-                    request = advance(value)
-                except StopIteration as done:
-                    return done.value
-                try:
-                    advance, value = flow.send, await self._send_async(request)
-                except BaseException as error:  # noqa: BLE001 - as above
-                    advance, value = flow.throw, error
-
     # During an outage a GuardedStore decides without the store. Such permits cannot be returned, so they are no share.
 
-    def _send(self, request: StoreRequest) -> list[Decision]:
+    def send(self, request: StoreRequest) -> list[Decision]:
+        """Send a request to the inner store."""
         verb, asks, now, at, share = request
         if share and isinstance(self.inner, GuardedStore):
             self._require_store()
             return self.inner.ask_store(verb, asks, now, at)  # within the deadline, but never without the store
         return self.inner.apply(verb, asks, now, at)
 
-    async def _send_async(self, request: StoreRequest) -> list[Decision]:
+    async def send_async(self, request: StoreRequest) -> list[Decision]:
+        """Send a request to the inner store, without blocking the event loop."""
         verb, asks, now, at, share = request
         if share and isinstance(self.inner, GuardedStore):
             self._require_store()

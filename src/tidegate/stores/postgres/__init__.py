@@ -5,7 +5,7 @@ pool.py        a few connections for all threads and event loops of a process
 heartbeat.py   checks a silent server with a heartbeat
 call.py        encodes calls and decodes answers
 connection.py  a connection to the server, and its errors
-io_flow.py     the two loops that wait, one for threads and one for tasks
+io_flow.py     the steps that wait, and how threads and tasks execute them
 schema.py      creates and migrates the schema: schema.sql (tables, views), core.sql (the core in PL/pgSQL)
 """
 

@@ -8,7 +8,7 @@ import psycopg
 from psycopg import pq
 
 from tidegate.errors import StoreUnavailable
-from tidegate.stores.postgres.io_flow import SYSTEM_CLOCK, Steps, WaitForSocket, readable
+from tidegate.stores.postgres.io_flow import SYSTEM_CLOCK, IOFlow, WaitForSocket, readable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -75,7 +75,7 @@ class Connection:
         self.heartbeat = heartbeat
         self.pgconn: pq.abc.PGconn | None = None
 
-    def connect_flow(self, until: int) -> Steps[None]:
+    def connect_flow(self, until: int) -> IOFlow[None]:
         """Connect; resolving the host name blocks."""
         try:
             pgconn = self.pgconn = pq.PGconn.connect_start(self.target.conninfo)
@@ -92,12 +92,12 @@ class Connection:
         except psycopg.Error as error:
             raise self.explain("connect", str(error)) from None
 
-    def prepare_flow(self, statement: bytes, until: int) -> Steps[None]:
+    def prepare_flow(self, statement: bytes, until: int) -> IOFlow[None]:
         """Prepare the statement that `call_flow` runs."""
         self._pgconn.send_prepare(STATEMENT, statement)
         yield from self._results_flow("prepare", until)
 
-    def query_flow(self, what: str, sql: str, until: int) -> Steps[list[pq.abc.PGresult]]:
+    def query_flow(self, what: str, sql: str, until: int) -> IOFlow[list[pq.abc.PGresult]]:
         """Run SQL without parameters. Several statements are one transaction unless they control it themselves."""
         try:
             self._pgconn.send_query(sql.encode())
@@ -105,7 +105,7 @@ class Connection:
         except psycopg.Error as error:
             raise self.explain(what, str(error)) from None
 
-    def call_flow(self, what: str, parameters: Sequence[bytes | None], until: int) -> Steps[pq.abc.PGresult]:
+    def call_flow(self, what: str, parameters: Sequence[bytes | None], until: int) -> IOFlow[pq.abc.PGresult]:
         """Run the prepared statement."""
         try:
             self._pgconn.send_query_prepared(STATEMENT, parameters)
@@ -113,7 +113,7 @@ class Connection:
         except psycopg.Error as error:
             raise self.explain(what, str(error)) from None
 
-    def _results_flow(self, what: str, until: int, heartbeat: Heartbeat | None = None) -> Steps[list[pq.abc.PGresult]]:
+    def _results_flow(self, what: str, until: int, heartbeat: Heartbeat | None = None) -> IOFlow[list[pq.abc.PGresult]]:
         """Send pending data and wait for the results; with a heartbeat, only while the server is alive."""
         pgconn = self._pgconn
         heartbeat_due = until if heartbeat is None else heartbeat.due_at(until)

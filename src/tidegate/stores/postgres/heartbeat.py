@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from tidegate.flow import run
 from tidegate.fork import abandon, at_fork
 from tidegate.stores.postgres.connection import Connection, ServerError
-from tidegate.stores.postgres.io_flow import SYSTEM_CLOCK, RunBlocking, Steps, drive
+from tidegate.stores.postgres.io_flow import SYSTEM_CLOCK, IOFlow, RunBlocking, perform
 
 if TYPE_CHECKING:
     from tidegate.stores.postgres.connection import ConnectionTarget
@@ -48,7 +49,7 @@ class Heartbeat:
         """Return when to check a server that is silent from now on."""
         return min(until, SYSTEM_CLOCK.steady() + self._silence)
 
-    def check_flow(self) -> Steps[None]:
+    def check_flow(self) -> IOFlow[None]:
         """Check the server unless it answered lately or a check is running. Raises StoreUnavailable if it fails."""
         now = SYSTEM_CLOCK.steady()
         if now - self._answered_at < self._silence or now < self._check_until:
@@ -71,7 +72,7 @@ class Heartbeat:
     def _open_blocking(self) -> Connection | Exception:
         connection = Connection(self._target)
         try:
-            drive(connection.connect_flow(SYSTEM_CLOCK.steady() + self._connect_timeout))
+            run(connection.connect_flow(SYSTEM_CLOCK.steady() + self._connect_timeout), perform)
         except Exception as error:  # noqa: BLE001 - carried to the caller's thread or task, and raised there
             connection.close()
             return error

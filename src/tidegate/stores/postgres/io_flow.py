@@ -1,17 +1,18 @@
-"""Two loops, for threads and for tasks, that run generators of steps; code that talks to the server is written once."""
+"""The steps of flows that talk to the server, and how threads and tasks execute them (see `tidegate.flow`)."""
 
 from __future__ import annotations
 
 import asyncio
 import select
 import weakref
-from collections.abc import Callable, Generator
-from contextlib import closing
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
 
 from tidegate.clock import SystemClock, TaskSignal, ThreadSignal
+from tidegate.flow import Flow, run
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Generator
+
     from tidegate.clock import Signal
 
 T = TypeVar("T")
@@ -30,19 +31,19 @@ class WaitForSocket(NamedTuple):
 class WaitForSignal(NamedTuple):
     """A step that waits until a signal is set, or until an instant of steady time. `under_way`: the call was sent."""
 
-    signal: Any  # a ThreadSignal or a TaskSignal, as the loop needs it
+    signal: Any  # a ThreadSignal or a TaskSignal, as `Caller.new_signal` returns it
     until: int
     under_way: Callable[[], bool]
 
 
 class RunBlocking(NamedTuple):
-    """A step that calls a blocking function; the generator receives its result."""
+    """A step that calls a blocking function; the flow receives its result."""
 
     function: Callable[[], Any]
 
 
 Step = WaitForSocket | WaitForSignal | RunBlocking
-Steps = Generator[Step, Any, T]
+IOFlow = Flow[Step, T]
 
 
 class Caller(Protocol):
@@ -65,14 +66,14 @@ class ThreadCaller:
         """Not running yet."""
         self._runs: Generator[Any, None, None] | None = None
 
-    def drive(self, steps: Steps[T]) -> T:
-        """Run the steps of this call in this thread."""
-        self._runs = runs = _within(steps)
-        return next(runs)  # type: ignore[no-any-return]  # a T, by drive
+    def run(self, flow: IOFlow[T]) -> T:
+        """Run the flow of this call in this thread."""
+        self._runs = runs = _within(flow)
+        return next(runs)  # type: ignore[no-any-return]  # a T, by `run`
 
     @property
     def alive(self) -> bool:
-        """Whether `drive` is running."""
+        """Whether `run` is running."""
         return self._runs is not None and self._runs.gi_running  # type: ignore[attr-defined]  # a generator function made it
 
     def new_signal(self) -> Signal:
@@ -80,51 +81,44 @@ class ThreadCaller:
         return ThreadSignal()
 
 
-def _within(steps: Steps[Any]) -> Generator[Any, None, None]:
-    yield drive(steps)
+def _within(flow: IOFlow[Any]) -> Generator[Any, None, None]:
+    yield run(flow, perform)
 
 
 class TaskCaller:
-    """A call of a task: alive until its steps have ended, whichever task runs them."""
+    """A call of a task: alive until its flow has ended, whichever task runs it."""
 
-    __slots__ = ("_steps",)
+    __slots__ = ("_flow",)
 
     def __init__(self) -> None:
         """Not running yet."""
-        self._steps: weakref.ref[Steps[Any]] | None = None
+        self._flow: weakref.ref[IOFlow[Any]] | None = None
 
-    def run(self, steps: Steps[T]) -> AsyncRun[T]:
-        """Return a run of these steps, for a task."""
-        self._steps = weakref.ref(steps)
-        return AsyncRun(steps)
+    def run(self, flow: IOFlow[T]) -> AsyncRun[T]:
+        """Return a run of this flow, for a task."""
+        self._flow = weakref.ref(flow)
+        return AsyncRun(flow)
 
     @property
     def alive(self) -> bool:
         """Whether steps remain."""
-        steps = None if self._steps is None else self._steps()
-        return steps is not None and steps.gi_frame is not None  # type: ignore[attr-defined]  # a generator function made it
+        flow = None if self._flow is None else self._flow()
+        return flow is not None and flow.gi_frame is not None  # type: ignore[attr-defined]  # a generator function made it
 
     def new_signal(self) -> Signal:
         """Return a signal that a task can wait for."""
         return TaskSignal()
 
 
-def drive(steps: Steps[T]) -> T:
-    """Run the steps in this thread."""
-    answer = None
-    with closing(steps):
-        while True:
-            try:
-                step = steps.send(answer)
-            except StopIteration as done:
-                return done.value  # type: ignore[no-any-return]  # a T, by the type of Steps
-            answer = None
-            if isinstance(step, WaitForSocket):
-                _wait(step)
-            elif isinstance(step, WaitForSignal):
-                SYSTEM_CLOCK.wait(step.signal, step.until)
-            else:
-                answer = step.function()
+def perform(step: Step) -> Any:  # noqa: ANN401 - the result of the blocking function
+    """Execute a step in this thread."""
+    if isinstance(step, RunBlocking):
+        return step.function()
+    if isinstance(step, WaitForSocket):
+        _wait(step)
+    else:
+        SYSTEM_CLOCK.wait(step.signal, step.until)
+    return None
 
 
 def _wait(step: WaitForSocket) -> None:
@@ -141,32 +135,48 @@ def readable(socket: int) -> bool:
 
 
 class AsyncRun(Generic[T]):
-    """Runs steps in a task. If that task is cancelled, another can continue from the same step."""
+    """Runs a flow in a task. If that task is cancelled, another can continue from the same step.
 
-    def __init__(self, steps: Steps[T]) -> None:
+    It differs from `tidegate.flow.run_async` in one rule: a cancellation is not raised in the flow. PostgreSQL executes
+    a statement that was sent, whether or not a task waits for it. Only its answer says what to give back, and the
+    statement may carry calls of other tasks. So the flow must receive the answer: the store lets a background task
+    continue the run, instead of ending the flow and its connection with every cancelled task.
+    """
+
+    def __init__(self, flow: IOFlow[T]) -> None:
         """Start at the first step."""
-        self._steps = steps
+        self._flow = flow
         self._step: Step | None = None
         self._waiting: asyncio.Future[Any] | None = None  # of the current step
 
     async def finish(self) -> T:
         """Run the remaining steps; it can be called again after a cancellation."""
-        while True:
-            if self._step is None:
-                answer = None
-            elif isinstance(self._step, WaitForSignal):
-                await SYSTEM_CLOCK.wait_async(self._step.signal, self._step.until)
-                answer = None
-            else:
-                self._waiting = self._waiting or _begin(self._step)
-                if not self._waiting.done():
-                    await asyncio.shield(self._waiting)
-                answer = self._waiting.result()
-            self._waiting = None
-            try:
-                self._step = self._steps.send(answer)
-            except StopIteration as done:
-                return done.value  # type: ignore[no-any-return]  # a T, by the type of Steps
+        try:
+            while True:
+                try:
+                    answer = await self._finish_step()
+                except (asyncio.CancelledError, GeneratorExit):
+                    raise
+                except BaseException as error:  # noqa: BLE001 - the flow handles it, or raises it again
+                    self._waiting = None
+                    self._step = self._flow.throw(error)
+                else:
+                    self._step = self._flow.send(answer)
+        except StopIteration as done:
+            return done.value  # type: ignore[no-any-return]  # a T, by the type of Flow
+
+    async def _finish_step(self) -> Any:  # noqa: ANN401 - the result of the blocking function
+        """Wait for the current step, which another task may have begun; before the first one, return None."""
+        if self._step is None:
+            return None
+        if isinstance(self._step, WaitForSignal):
+            await SYSTEM_CLOCK.wait_async(self._step.signal, self._step.until)
+            return None
+        self._waiting = self._waiting or _begin(self._step)
+        if not self._waiting.done():
+            await asyncio.shield(self._waiting)
+        waiting, self._waiting = self._waiting, None
+        return waiting.result()
 
     async def finish_anyway(self) -> T:
         """Run the remaining steps, even if this task is cancelled: they have their own deadline."""
@@ -180,7 +190,7 @@ class AsyncRun(Generic[T]):
         """Stop if nothing has been sent to the server; return whether that is so."""
         if self._step is not None and not (isinstance(self._step, WaitForSignal) and not self._step.under_way()):
             return False
-        self._steps.close()
+        self._flow.close()
         return True
 
 

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
 from tidegate.core.bounds import SECOND
 from tidegate.errors import Closed, StoreUnavailable
+from tidegate.flow import run
 from tidegate.fork import abandon, at_fork
 from tidegate.lock import Lock, locked
-from tidegate.stores.postgres.io_flow import SYSTEM_CLOCK, Caller, RunBlocking, Steps, WaitForSignal, drive
+from tidegate.stores.postgres.io_flow import SYSTEM_CLOCK, Caller, IOFlow, RunBlocking, WaitForSignal, perform
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -59,7 +60,7 @@ class Pool(Generic[T]):
     call that finds none free, and from time to time by waiting calls.
     """
 
-    def __init__(self, size: int, patience: int, open_flow: Callable[[], Steps[Connection]]) -> None:
+    def __init__(self, size: int, patience: int, open_flow: Callable[[], IOFlow[Connection]]) -> None:
         """Open connections with these steps."""
         self.size = size
         self._patience = patience
@@ -81,7 +82,7 @@ class Pool(Generic[T]):
         abandon(self._idle, self._used)
         self._start()
 
-    def acquire_flow(self, call: T, caller: Caller) -> Steps[Connection | None]:
+    def acquire_flow(self, call: T, caller: Caller) -> IOFlow[Connection | None]:
         """Acquire a connection, to be released or dropped. Returns None if another caller has sent the call."""
         request = self._take_or_queue(call, caller)
         if request is not None:
@@ -159,7 +160,7 @@ class Pool(Generic[T]):
                 request.error = error
         return failed + self._grant()
 
-    def _wait_flow(self, request: ConnectionRequest[T]) -> Steps[None]:
+    def _wait_flow(self, request: ConnectionRequest[T]) -> IOFlow[None]:
         interval = FIRST_CHECK
         try:
             while (
@@ -253,7 +254,7 @@ class Pool(Generic[T]):
 
     def _open_blocking(self) -> Connection | Exception:
         try:
-            return drive(self._open_flow())
+            return run(self._open_flow(), perform)
         except Exception as error:  # noqa: BLE001 - carried to the caller's thread or task, and raised there
             return error
         finally:

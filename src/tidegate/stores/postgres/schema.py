@@ -12,7 +12,7 @@ from tidegate.stores.postgres.connection import ServerError
 
 if TYPE_CHECKING:
     from tidegate.stores.postgres.connection import Connection
-    from tidegate.stores.postgres.io_flow import Steps
+    from tidegate.stores.postgres.io_flow import IOFlow
 
 MISSING_SCHEMA_CODES: Final = ("42P01", "3F000")  # no such table, no such schema
 SCHEMA_NAME = re.compile(r"[a-z_][a-z0-9_]{0,62}")
@@ -35,7 +35,7 @@ class Schema(NamedTuple):
         """Identify the version of the functions."""
         return hashlib.sha256(self.core.encode()).hexdigest()
 
-    def check_flow(self, connection: Connection, until: int) -> Steps[bool]:
+    def check_flow(self, connection: Connection, until: int) -> IOFlow[bool]:
         """Return whether the schema is up to date. Raises StoreUnavailable if it is from a newer tidegate."""
         sql = f'select version, core from "{self.name}".schema_version'  # noqa: S608 - SCHEMA_NAME allows only identifiers
         try:
@@ -55,7 +55,7 @@ class Schema(NamedTuple):
             raise StoreUnavailable(message)
         return int(version or 0) == len(self.steps) and core == self.digest.encode()
 
-    def migrate_flow(self, connection: Connection, until: int) -> Steps[None]:
+    def migrate_flow(self, connection: Connection, until: int) -> IOFlow[None]:
         """Create or migrate the schema in one transaction, one process at a time."""
         action = f"create or migrate its schema {self.name!r}"
         lock = (

@@ -31,7 +31,7 @@ from tidegate.stores.postgres.call import (
 )
 from tidegate.stores.postgres.connection import Connection, ConnectionTarget, ServerError
 from tidegate.stores.postgres.heartbeat import Heartbeat
-from tidegate.stores.postgres.io_flow import SYSTEM_CLOCK, Caller, Steps, TaskCaller, ThreadCaller
+from tidegate.stores.postgres.io_flow import SYSTEM_CLOCK, Caller, IOFlow, TaskCaller, ThreadCaller
 from tidegate.stores.postgres.pool import Pool
 from tidegate.stores.postgres.schema import Schema, read_schema
 
@@ -125,7 +125,7 @@ class PostgresStore(Store):
         """Apply the verb to every key together."""
         self._check_open()
         caller = ThreadCaller()
-        return caller.drive(self._apply_flow(verb, asks, now, at, caller))
+        return caller.run(self._apply_flow(verb, asks, now, at, caller))
 
     async def apply_async(
         self, verb: str, asks: Sequence[Ask], now: int | None = None, at: int | None = None
@@ -175,7 +175,7 @@ class PostgresStore(Store):
 
     def _apply_flow(
         self, verb: str, asks: Sequence[Ask], now: int | None, at: int | None, caller: Caller
-    ) -> Steps[list[Decision]]:
+    ) -> IOFlow[list[Decision]]:
         if len(asks) == 1:
             return (yield from self._decide_flow(verb, asks, now, at, caller))
         places, merged = merge(asks)
@@ -184,7 +184,7 @@ class PostgresStore(Store):
 
     def _decide_flow(
         self, verb: str, asks: Sequence[Ask], now: int | None, at: int | None, caller: Caller
-    ) -> Steps[list[Decision]]:
+    ) -> IOFlow[list[Decision]]:
         if now is None and not self._server_clock:
             now = self.clock.ns() // 1000
         around = SYSTEM_CLOCK.ns() // 1000 + self._clock_offset if now is None else now
@@ -204,7 +204,7 @@ class PostgresStore(Store):
             f"PostgreSQL {self.target.name} could not {verb}: the clock of the server jumps; check it"
         )
 
-    def _call_flow(self, call: StoreCall, caller: Caller) -> Steps[None]:
+    def _call_flow(self, call: StoreCall, caller: Caller) -> IOFlow[None]:
         """Send a call together with queued ones, or let another caller send it.
 
         Its timeout starts when it is sent: waiting for a connection does not count.
@@ -238,7 +238,7 @@ class PostgresStore(Store):
                 each.error = error
             self._pool.settle(requests)
 
-    def _open_flow(self) -> Steps[Connection]:
+    def _open_flow(self) -> IOFlow[Connection]:
         """Connect, and create or migrate the schema if necessary."""
         connection = Connection(self.target, self._heartbeat)
         until = SYSTEM_CLOCK.steady() + self._connect_timeout
