@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import ast
 import copy
+import importlib
 import importlib.abc
 import importlib.util
 import os
@@ -24,24 +25,25 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
+
+    Groups = Sequence[Sequence[str]]
 
 ROOT = Path(__file__).parents[2]
 CORE = ROOT / "src" / "tidegate" / "core"
-# Those that notice most, soonest, come first.
+# Run one group after the other: most mutants are caught by the first, which starts fast.
 TESTS = (
-    "tests/core/test_parse.py",
-    "tests/core/test_oracle.py",
-    "tests/core/test_calendar.py",
-    "tests/engine/test_limiter.py",
-    "tests/engine/test_reservation.py",
-    "tests/core/test_adjust.py",
-    "tests/core/test_window_changes.py",
-    "tests/core/test_changed_limits.py",
-    "tests/engine/test_settling.py",
-    "tests/core",
-    "tests/conformance",
+    ("tests/core/test_parse.py", "tests/core/test_oracle.py", "tests/core/test_calendar.py", "tests/core/test_adjust.py"),
+    (
+        "tests/core/test_window_changes.py",
+        "tests/core/test_changed_limits.py",
+        "tests/engine/test_limiter.py",
+        "tests/engine/test_reservation.py",
+        "tests/engine/test_settling.py",
+    ),
+    ("tests/core", "tests/conformance"),
 )
+PLUGINS = ("pytest_asyncio.plugin", "_hypothesis_pytestplugin", "pytest_timeout")
 SECONDS = 240  # a mutant that runs longer hangs, which is noticed too
 COMPARE = {ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
            ast.Is: ast.IsNot, ast.IsNot: ast.Is, ast.In: ast.NotIn, ast.NotIn: ast.In}  # fmt: skip
@@ -161,7 +163,7 @@ class Planted(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         exec(compile(self.source, self.name, "exec"), module.__dict__)  # noqa: S102 - the mutant is our own code
 
 
-def start(mutant: Mutant, tests: list[str]) -> int:
+def start(mutant: Mutant, groups: Groups) -> int:
     """Run the tests on a mutant in a process of its own."""
     child = os.fork()
     if child:
@@ -174,16 +176,18 @@ def start(mutant: Mutant, tests: list[str]) -> int:
     sys.meta_path.insert(0, Planted(mutant))
     import pytest  # noqa: PLC0415 - imported by the parent already
 
-    options = ["-x", "-q", "-n0", "-p", "no:cacheprovider", "--hypothesis-profile=quick", "--no-header"]
+    os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # the others take longer to import than most mutants live
+    options = [part for plugin in PLUGINS for part in ("-p", plugin)]
+    options += ["-x", "-q", "-p", "no:cacheprovider", "--hypothesis-profile=mutants", "--no-header", "--tb=no"]
     options += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]  # Hypothesis was imported before pytest looked
     try:
-        code = int(pytest.main([*options, *tests]))
+        code = next((code for tests in groups if (code := int(pytest.main([*options, *tests])))), 0)
     except BaseException:  # noqa: BLE001 - whatever a mutant does, it was noticed
         code = 1
     os._exit(0 if code == 0 else 1)
 
 
-def judge(queue: list[Mutant], tests: list[str], jobs: int) -> list[Mutant]:
+def judge(queue: list[Mutant], groups: Groups, jobs: int) -> list[Mutant]:
     """Run all mutants, some at a time; give those that survived."""
     survivors: list[Mutant] = []
     running: dict[int, tuple[Mutant, float]] = {}
@@ -192,7 +196,7 @@ def judge(queue: list[Mutant], tests: list[str], jobs: int) -> list[Mutant]:
     while queue or running:
         while queue and len(running) < jobs:
             mutant = queue.pop(0)
-            running[start(mutant, tests)] = (mutant, time.monotonic())
+            running[start(mutant, groups)] = (mutant, time.monotonic())
         done, status = os.waitpid(-1, os.WNOHANG)
         if done:
             mutant, _ = running.pop(done)
@@ -235,15 +239,15 @@ def main() -> None:
         for mutant in planted:
             print(f"core/{mutant.module}:{mutant.line} {mutant.what}")
         return
-    import hypothesis.stateful  # noqa: F401, PLC0415 - imported once, for all that are forked
-    import pytest  # noqa: F401, PLC0415 - as above
+    for name in ("pytest", "hypothesis.stateful", *PLUGINS):
+        importlib.import_module(name)  # once, for all that are forked
 
-    tests = options.tests or [test for test in TESTS if Path(test).exists()]
+    groups = [options.tests] if options.tests else TESTS
     control = Mutant("algorithms.py", 0, "nothing changed", (CORE / "algorithms.py").read_text(encoding="utf-8"))
-    if os.waitpid(start(control, tests), 0)[1]:
+    if os.waitpid(start(control, groups), 0)[1]:
         sys.exit("the tests fail without a mutant: nothing can be said")
     began = time.monotonic()
-    survivors = judge(planted, tests, options.jobs)
+    survivors = judge(planted, groups, options.jobs)
     caught = len(planted) - len(survivors)
     took = time.monotonic() - began
     print(f"{caught} of {len(planted)} mutants caught: {caught / len(planted):.1%}, in {took:.0f} s")
