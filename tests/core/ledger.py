@@ -77,7 +77,10 @@ class Ledger:
         self.calls.append(Call(cost, now, *window, self.admissions))
 
     def correct(self, limit, delta, now, at):
-        """Change what was used in the open windows that hold `at` (None: in all of them), the latest first."""
+        """Change what was used in the open windows that hold `at` (None: in all of them), the latest first.
+
+        Tells whether it reached anything.
+        """
         held = [
             call
             for call in self.calls
@@ -85,7 +88,8 @@ class Ledger:
         ]
         if delta > 0 and (at is None or (not held and self.window(limit, now)[0] <= at <= self.seen(now))):
             self.admit(limit, delta, now)
-        elif delta > 0 and held:
+            return True
+        if delta > 0 and held:
             max(held, key=lambda call: call.window).cost += delta
         else:
             for call in sorted(held, key=lambda call: -call.window):
@@ -93,6 +97,7 @@ class Ledger:
                 call.cost -= back
                 delta += back
             self.forget_what_is_unused()
+        return bool(held)
 
     def forget_what_is_unused(self):
         """Close older windows in which nothing is used any more, and the own one with the last of them."""

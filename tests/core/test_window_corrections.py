@@ -51,11 +51,10 @@ def next_instant(choose, ledger, algorithm, now):
 def correct_both(choose, limit, state, ledger, delta, now):
     """Correct the state and the ledger, for an instant at or beside one that matters, or for none."""
     at = choose([None, *(edge + beside for edge in instants(ledger, limit, now) for beside in (0, 0, -1))])
-    before = ledger.used(limit, now), ledger.alive(now), ledger.admissions
-    ledger.correct(limit, delta, now, at)
+    alive = ledger.alive(now)
+    reached = ledger.correct(limit, delta, now, at)
     after = limit.rules.adjust(state, limit, delta, now, at)
-    if before == (ledger.used(limit, now), ledger.alive(now), ledger.admissions):
-        assert after is state or not before[1], "a correction that reaches nothing leaves the state as it is"
+    assert reached or after is state or not alive, "a correction that reaches nothing leaves the state as it is"
     return after
 
 
