@@ -6,7 +6,7 @@ import pytest
 
 from tests.core.oracle import TokenBucket
 from tests.core.strategies import START
-from tests.core.test_adjust import corrected, exact_level, has_own_mark, marks, oracle_full_since
+from tests.core.test_adjust import corrected, exact_level, has_own_mark, held, marks, oracle_full_since
 from tidegate import Limit
 from tidegate.core.algorithms import MAX_PEAKS
 from tidegate.core.bucket import mark_bucket
@@ -70,3 +70,28 @@ def test_buckets_settle_like_a_replay_with_the_actual_costs(limit):
             else:
                 walk.charge()
             walk.compare()
+
+
+def test_a_level_that_equals_an_earlier_mark_leaves_both():
+    """Bucket of 10 per 10 s: at 4 s the level is 9, as it was before the reservations of 1 s."""
+    limit = Limit(10, "10s")
+    state = held(limit, None, 2, START)
+    for cost in (2, 1):
+        state = held(limit, state, cost, START + SECOND)
+    now = START + 4 * SECOND
+    state = corrected(limit, state, 2, now, START + SECOND)  # the second one cost 3
+    state = corrected(limit, state, -2, now, START + SECOND)  # and the first one nothing
+    replay = TokenBucket(limit)
+    replay.charge(2, START)
+    replay.charge(3, START + SECOND)
+    assert exact_level(limit, state, now) == replay.left(now) * limit.scale
+
+
+@pytest.mark.parametrize("least", range(1, MAX_PEAKS + 1))
+def test_of_too_many_marks_the_one_closest_to_its_predecessor_goes(least):
+    limit = Limit(1000, "1h")
+    state, instants = None, [START + number for number in range(MAX_PEAKS + 1)]
+    for number, now in enumerate(instants):
+        state = held(limit, state, 1 if number == least else 10, now)
+    instants.pop(least)
+    assert [since for since, _ in marks(state)] == instants

@@ -8,8 +8,10 @@ from hypothesis import strategies as st
 
 from tests.core.ledger import Ledger
 from tests.core.strategies import START
+from tests.core.test_bounds import Bounded, strict
 from tests.core.test_window_changes import DAY, HOUR, MINUTE, assert_agrees
 from tidegate import Limit
+from tidegate.core.bounds import MAX_INTEGER
 from tidegate.core.codec import dump, limit_of, load
 from tidegate.core.windows import MAX_OLDER_WINDOWS
 
@@ -42,10 +44,10 @@ def instants(ledger, limit, now):
     return sorted({now, *window, *(edge for call in ledger.calls for edge in (call.at, call.since, call.until))})
 
 
-def next_instant(choose, ledger, algorithm, now):
+def next_instant(choose, ledger, gaps, now):
     """Choose when the next step happens: after some time, or exactly when a window ends."""
     ends = [call.until for call in ledger.calls if call.until > now]
-    return choose(ends) if ends and choose([True, False, False, False]) else now + choose(GAPS[algorithm])
+    return choose(ends) if ends and choose([True, False, False, False]) else now + choose(gaps)
 
 
 def correct_both(choose, limit, state, ledger, delta, now):
@@ -58,15 +60,15 @@ def correct_both(choose, limit, state, ledger, delta, now):
     return after
 
 
-def walk(choose, algorithm):
+def walk(choose, algorithm, verbs=("charge", "correct"), back=()):
     """Charge and correct under limits that change; compare every answer with the ledger's."""
     state, ledger, now, limit = None, Ledger(), START, LIMITS[algorithm][-1]
     for _ in range(16):
-        now = next_instant(choose, ledger, algorithm, now)
+        now = next_instant(choose, ledger, [*GAPS[algorithm], *back], now)
         limit = choose([limit, *LIMITS[algorithm]])
         state = state if state is None else load(limit_of(state), dump(state))
         cost = choose([1, 2, 3, limit.quota])
-        if choose([True, False]):
+        if choose(verbs) == "correct":
             state = correct_both(choose, limit, state, ledger, choose([-cost, -cost, cost]), now)
         else:
             after = limit.charge(state, limit, cost, now)
@@ -96,3 +98,58 @@ def test_corrections_of_other_histories(algorithm):
         walk(lambda options: data.draw(st.sampled_from(options)), algorithm)
 
     check()
+
+
+@pytest.mark.parametrize("algorithm", LIMITS)
+def test_answers_while_the_clock_steps_back(algorithm):
+    for seed in range(250):
+        walk(random.Random(seed).choice, algorithm, ["charge"], [-1, -MINUTE // 3, -MINUTE, -HOUR])
+
+
+@pytest.mark.parametrize("count", [5, 6])
+def test_a_window_carries_four_older_ones(count):
+    """As many as the Lua and SQL ports carry; of more, the two that were opened first become one."""
+    state, windows, now = None, [], START + 100 * DAY
+    for number, period in enumerate(["year", "month", "week", "day", "hour", "minute"][:count]):
+        limit = Limit(1000, period, "calendar_window", name="l")
+        state = limit.charge(state, limit, 10 + number, now)
+        windows.append((10 + number, *limit.calendar.window(now)))
+    *older, (_, start, end) = windows
+    if count > 5:
+        (one, first, until), (other, second, _), *rest = older
+        assert first < second
+        older = [(one + other, first, until), *rest]
+    total = sum(used for used, _, _ in windows)
+    assert len(older) == 4
+    assert dump(state) == [total, start, end, now, 0, *(number for window in older for number in window)]
+
+
+@pytest.mark.parametrize("algorithm", LIMITS)
+@pytest.mark.parametrize("delta", [-1, 1])
+def test_a_correction_does_not_bring_back_what_had_ended_before_the_limit_changed(algorithm, delta):
+    period = {"calendar_window": ("hour", "day")}.get(algorithm, ("1h", "1d"))
+    before, after = (Limit(5, text, algorithm, name="l") for text in period)
+    state = before.charge(None, before, 5, START)
+    now = before.rules.expires(state)
+    corrected = after.rules.adjust(state, after, delta, now, START)
+    fresh = after.rules.adjust(None, after, delta, now, START)
+    assert (corrected and dump(corrected)) == (fresh and dump(fresh))
+
+
+@pytest.mark.parametrize("algorithm", LIMITS)
+def test_the_largest_numbers_of_changed_windows_stay_below_the_bound(algorithm):
+    versions = [strict(Limit(MAX_INTEGER, limit.period, algorithm, name="l")) for limit in LIMITS[algorithm]]
+    for seed in range(400):
+        choose = random.Random(seed).choice
+        state, now, instants = None, START, [START, None]
+        for _ in range(10):
+            now += choose(GAPS[algorithm])
+            limit, cost = choose(versions), Bounded(choose([1, 2**52, MAX_INTEGER - 1, MAX_INTEGER]))
+            if choose([True, False]):
+                state = limit.rules.adjust(state, limit, choose([cost, cost, -cost]), now, choose(instants))
+            else:
+                state = limit.charge(state, limit, cost, now) or state
+                instants.append(now)
+            left, retry, reset = limit.rules.view(state, limit, cost, now)
+            assert 0 <= left <= MAX_INTEGER
+            assert 0 <= retry <= reset
