@@ -73,6 +73,7 @@ class Ledger:
             call.gone = call not in counted
             if not call.gone and call.until <= window[1]:  # from now on, it counts in the present window
                 call.since, call.until, call.window = *window, self.admissions
+        self.calls = [call for call in self.calls if call.cost or call.until <= window[1]]
         self.own, self.last = window, max(self.seen(now), window[0])
         self.calls.append(Call(cost, now, *window, self.admissions))
 

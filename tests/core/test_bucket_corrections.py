@@ -6,7 +6,7 @@ import pytest
 
 from tests.core.oracle import TokenBucket
 from tests.core.strategies import START
-from tests.core.test_adjust import corrected, exact_level, has_own_mark, held, marks, oracle_full_since
+from tests.core.test_adjust import corrected, exact_level, has_own_mark, held, marks, oracle_full_since, remaining
 from tidegate import Limit
 from tidegate.core.algorithms import MAX_PEAKS
 from tidegate.core.bucket import mark_bucket
@@ -95,3 +95,15 @@ def test_of_too_many_marks_the_one_closest_to_its_predecessor_goes(least):
         state = held(limit, state, 1 if number == least else 10, now)
     instants.pop(least)
     assert [since for since, _ in marks(state)] == instants
+
+
+def test_a_refund_raises_the_marks_before_it():
+    """Bucket of 10 per 10 s: had the second reservation cost nothing, the bucket would have been full before 2 s."""
+    limit = Limit(10, "10s")
+    state = held(limit, None, 2, START)
+    state = held(limit, state, 4, START + SECOND)
+    now = START + 2 * SECOND
+    state = limit.charge(state, limit, 3, now)
+    state = corrected(limit, state, -4, now, START + SECOND)
+    assert remaining(limit, state, now) == 7
+    assert remaining(limit, corrected(limit, state, -2, now, START), now) == 7, "it would have spilled"

@@ -9,6 +9,7 @@ from tests.core.strategies import START
 from tidegate import Limit
 from tidegate.core.bounds import MAX_INTEGER
 from tidegate.core.codec import dump, limit_of, load
+from tidegate.core.log import LogEntries
 
 SECOND = 1_000_000
 VERSIONS = [(10, SECOND), (9, SECOND), (12, 3 * SECOND), (40, 10)]
@@ -68,6 +69,7 @@ def assert_agrees(limit, state, entries, cost, now):
     used = entries.used(limit, now)
     assert left == max(0, limit.quota - used)
     assert (retry == 0) == (cost <= limit.quota - used)
+    assert retry >= -1
     assert (retry == -1) == (cost > limit.quota)
     if retry > 0:
         assert cost > limit.quota - entries.used(limit, now + retry - 1)
@@ -80,14 +82,15 @@ def assert_agrees(limit, state, entries, cost, now):
         assert dump(state)[-2 * len(live) :] == [number for call in live for number in call]
 
 
-def walk(choose, limits, steps=14):
+def walk(choose, limits, steps=14, reloads=(True, False)):
     state, entries, now, limit = None, Entries(), START, limits[0]
     for _ in range(steps):
         leaving = [time + limit.length + beside for time, _ in entries.calls for beside in (0, -1)]
         now = choose([now, now, now + 1, now + limit.length // 3, now + limit.length // 9, now - 1, *leaving[:2]])
         limit = choose([limit, limit, *limits])
-        state = state if state is None or choose([True, False]) else load(limit_of(state), dump(state))
+        state = state if state is None or not choose(reloads) else load(limit_of(state), dump(state))
         cost = choose([1, 2, 3, limit.quota])
+        limit.charge(state, limit, cost, now)  # a state that is dropped has changed nothing
         if choose([True, True, False]):
             after = limit.charge(state, limit, cost, now)
             assert (after is not None) == (entries.used(limit, now) + cost <= limit.quota)
@@ -122,7 +125,7 @@ def test_long_logs(algorithm):
     """Long enough that entries that left are dropped from the front, again and again."""
     limit = Limit(40, "10us", algorithm, name="l")
     for seed in range(12):
-        walk(random.Random(seed).choice, [limit], 150)
+        walk(random.Random(seed).choice, [limit], 150, [False])
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
@@ -134,3 +137,31 @@ def test_no_correction_counts_beyond_the_bound(algorithm, at):
         state = limit.rules.adjust(state, limit, delta, START, at)
         assert limit.rules.view(state, limit, 0, START)[0] == left
     assert state is None
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_no_correction_of_one_of_two_calls_counts_beyond_the_bound(algorithm):
+    limit = Limit(MAX_INTEGER, "1s", algorithm)
+    state = limit.charge(None, limit, MAX_INTEGER - 10, START)
+    state = limit.charge(state, limit, 5, START + 1)
+    for delta, left in [(100, 0), (-1, 1), (1, 0)]:
+        state = limit.rules.adjust(state, limit, delta, START + 1, START + 1)
+        assert limit.rules.view(state, limit, 0, START + 1)[0] == left
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("delta", [-1, 1, -2])
+def test_a_small_correction_looks_at_few_entries(algorithm, delta, monkeypatch):
+    limit, state = Limit(1000, "1h", algorithm), None
+    for number in range(100):
+        state = limit.charge(state, limit, 1, START + number)
+    looks, plain = [], LogEntries.costs
+
+    def counting(*args):
+        for entry in plain(*args):
+            looks.append(entry)
+            yield entry
+
+    monkeypatch.setattr(LogEntries, "costs", counting)
+    limit.rules.adjust(state, limit, delta, START + 100, None)
+    assert len(looks) == abs(delta)

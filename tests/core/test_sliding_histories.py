@@ -87,6 +87,7 @@ def assert_agrees(limit, state, calls, cost, now):
     allowed = cost <= limit.quota - used
     assert (limit.charge(state, limit, cost, now) is not None) == allowed
     assert (retry == 0) == allowed
+    assert retry >= -1
     assert (retry == -1) == (cost > limit.quota)
     if retry > 0:
         assert cost > limit.quota - calls.used(limit, now + retry - 1)

@@ -83,6 +83,7 @@ def assert_agrees(limit, state, ledger, cost, now):
     if retry > 0:
         assert cost > limit.quota - ledger.used(limit, now + retry - 1)
         assert cost <= limit.quota - ledger.used(limit, now + retry)
+    assert retry >= -1
     assert (retry == -1) == (cost > limit.quota)
     assert not ledger.alive(now + reset)
     assert not reset or ledger.alive(now + reset - 1)

@@ -153,3 +153,22 @@ def test_the_largest_numbers_of_changed_windows_stay_below_the_bound(algorithm):
             left, retry, reset = limit.rules.view(state, limit, cost, now)
             assert 0 <= left <= MAX_INTEGER
             assert 0 <= retry <= reset
+
+
+@pytest.mark.parametrize("algorithm", LIMITS)
+@pytest.mark.parametrize("delta", [-1, 1])
+def test_a_correction_after_the_end_of_the_window_leaves_the_state_as_it_is(algorithm, delta):
+    """The clock may yet step back to where it counts."""
+    limit = LIMITS[algorithm][0]
+    state = limit.charge(None, limit, 5, START)
+    for now in (limit.rules.expires(state), limit.rules.expires(state) + DAY):
+        assert limit.rules.adjust(state, limit, delta, now, START) is state
+
+
+def test_a_window_in_which_nothing_is_used_is_not_carried():
+    year, month, day = (Limit(100, period, "calendar_window", name="l") for period in ("year", "month", "day"))
+    state = year.charge(None, year, 1, START)
+    state = month.charge(state, month, 2, START)
+    state = month.rules.adjust(state, month, -2, START, START)
+    state = day.charge(state, day, 4, START)
+    assert dump(state) == [5, *day.calendar.window(START), START, 0, 1, *year.calendar.window(START)]
