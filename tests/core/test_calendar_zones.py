@@ -7,6 +7,7 @@ import pytest
 
 from tests.core.oracle import CalendarWindow
 from tidegate import Limit
+from tidegate.core import calendar_bounds
 from tidegate.core.calendar import Calendar, find_zone
 
 SECOND = 1_000_000
@@ -43,3 +44,8 @@ def test_windows_do_not_depend_on_the_time_zone_of_the_machine(monkeypatch, zone
     finally:
         monkeypatch.undo()
         time.tzset()
+
+
+@pytest.mark.parametrize(("number", "year"), [(10**11, 1970), (10**11 - 1, 5138), (-(10**11), 1969), (0, 1970)])
+def test_numbers_below_a_hundred_billion_are_seconds(number, year):
+    assert calendar_bounds("year", number)[0].year == year

@@ -158,7 +158,7 @@ def test_coarse_ticks_never_count_less_and_hardly_more(limit, part):
     for offset in (length * 3 // 4, length * 3 // 4 + tick - 1, length - tick - 1, length - tick, length - 1):
         now = start + offset
         exact = count + Fraction(previous * (length - offset), length)
-        for cost in (1, quota // 1000, quota // 2, quota - count, quota):
+        for cost in (1, quota // 1000, quota // 2, quota * 3 // 4, quota - count, quota):
             left, retry, reset = limit.rules.view(state, limit, cost, now)
             assert 0 <= quota - left - exact < Fraction(previous * tick, length - tick) + 1
             assert (limit.charge(state, limit, cost, now) is not None) == (retry == 0) == (cost <= left)
