@@ -63,12 +63,16 @@ def test_buckets_settle_like_a_replay_with_the_actual_costs(limit):
         step = limit.length // limit.quota
         for _ in range(14):
             full = [] if walk.state is None else [limit.rules.expires(walk.state), limit.rules.expires(walk.state) - 1]
-            walk.now = max(walk.now, walk.choose([walk.now, walk.now + 1, walk.now + step, walk.now + step // 3, *full]))
+            later = [walk.now + passed for passed in (0, 1, step, step // 3)]
+            walk.now = max(walk.now, walk.choose([*later, *full]))
             walk.state = walk.state if walk.state is None else load(limit, dump(walk.state))
             if walk.open and walk.choose([True, False]):
                 walk.correct()
             else:
                 walk.charge()
+            walk.compare()
+        while walk.open:
+            walk.correct()
             walk.compare()
 
 
@@ -107,3 +111,15 @@ def test_a_refund_raises_the_marks_before_it():
     state = corrected(limit, state, -4, now, START + SECOND)
     assert remaining(limit, state, now) == 7
     assert remaining(limit, corrected(limit, state, -2, now, START), now) == 7, "it would have spilled"
+
+
+def test_a_refund_raises_the_marks_after_it():
+    """Bucket of 10 per 10 s: had neither reservation cost anything, it would have been full at 3 s, and 4 were taken."""
+    limit = Limit(10, "10s")
+    state = held(limit, None, 4, START)
+    state = held(limit, state, 4, START + 1)
+    now = START + 3 * SECOND
+    state = limit.charge(state, limit, 4, now)
+    for at in (START, START + 1):
+        state = corrected(limit, state, -4, now, at)
+    assert remaining(limit, state, now) == 6
