@@ -74,6 +74,9 @@ def test_a_bucket_fills_within_the_longest_duration():
     assert Limit(1, "1us", burst=MAX_DURATION).capacity == MAX_DURATION
     with pytest.raises(ConfigError):
         Limit(1, "1us", burst=MAX_DURATION + 1)
+    assert Limit(2, f"{2**52}us", burst=2).capacity == 2**52
+    with pytest.raises(ConfigError):
+        Limit(2, f"{2**52}us", burst=3)  # 2**52 + 2**51 microseconds
 
 
 @pytest.mark.parametrize(
@@ -115,3 +118,8 @@ def test_a_hundred_decimals_are_read_and_no_more():
 def test_further_decimals_do_not_change_a_period(text, length, decimals):
     """Found by a mutant: of more than a hundred digits the last were cut off, and 12.000…s became 1.2 s."""
     assert parse_period(text + "0" * decimals + "s") == length
+
+
+def test_short_names_of_calendar_periods():
+    names = {"1m": "minute", "1h": "hour", "1d": "day", "1w": "week", "1y": "year"}
+    assert {text: Limit(1, text, "calendar_window").period for text in names} == names
