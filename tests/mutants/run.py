@@ -83,6 +83,11 @@ EQUIVALENT = {
     ("calendar.py", "while _instant(kind, first, zone) > now:", "Gt -> GtE"): "the loop below steps forward again",
     ("calendar.py", "while (end := _instant(kind, following := _step(kind, first, 1), zone)) <= now:", "LtE -> Lt"):
         "an instant's local date is never before a reset at that instant, so the loop above has found its window",
+    ("decision.py", "def acquire(", "dropped: del at"): "only says that the argument is not used",
+    ("decision.py", "def reset(", "dropped: del states, costs, now, at"): "as above",
+    ("decision.py", "return ZERO_COSTS[: len(limits)] if len(limits) <= len(ZERO_COSTS) else (0,) * len(limits)", "LtE -> Lt"):
+        "both are as many zeros",
+    ("decision.py", "ZERO_COSTS: Final = (0,) * 8", "8 -> 9"): "as above",
     ("limit.py", "scale: int = field(init=False, repr=False, compare=False, default=1)", "1 -> 2"): "set before it is used",
     ("limit.py", "rate: int = field(init=False, repr=False, compare=False, default=0)", "0 -> 1"): "as above",
     ("limit.py", "capacity: int = field(init=False, repr=False, compare=False, default=0)", "0 -> 1"): "as above",
