@@ -49,3 +49,14 @@ def test_windows_do_not_depend_on_the_time_zone_of_the_machine(monkeypatch, zone
 @pytest.mark.parametrize(("number", "year"), [(10**11, 1970), (10**11 - 1, 5138), (-(10**11), 1969), (0, 1970)])
 def test_numbers_below_a_hundred_billion_are_seconds(number, year):
     assert calendar_bounds("year", number)[0].year == year
+
+
+@pytest.mark.parametrize("zone", ["Asia/Kathmandu", "Pacific/Chatham", "Asia/Kolkata", "UTC"])
+def test_hours_of_zones_beside_the_whole_hour(zone):
+    limit = Limit(1, "hour", "calendar_window", timezone=zone)
+    local = CalendarWindow(limit).period
+    for now in (instant(2025, 6, 15, 12), instant(2025, 6, 15, 12, 14, 59), instant(2025, 6, 15, 12, 15)):
+        start, end = limit.calendar.window(now)
+        assert end - start == 3600 * SECOND
+        assert local(start) == local(now) == local(end - 1)
+        assert local(start - 1) != local(now) != local(end)

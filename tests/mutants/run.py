@@ -81,6 +81,7 @@ EQUIVALENT = {
     ("calendar.py", "@lru_cache(maxsize=1024)", "1024 -> 1025"): "as above",
     ("calendar.py", "@lru_cache(maxsize=256)", "256 -> 257"): "as above",
     ("calendar.py", "while _instant(kind, first, zone) > now:", "Gt -> GtE"): "the loop below steps forward again",
+    ("calendar.py", "first = _step(kind, first, -1)", "1 -> 2"): "as above",
     ("calendar.py", "while (end := _instant(kind, following := _step(kind, first, 1), zone)) <= now:", "LtE -> Lt"):
         "an instant's local date is never before a reset at that instant, so the loop above has found its window",
     ("decision.py", "def acquire(", "dropped: del at"): "only says that the argument is not used",
