@@ -114,7 +114,7 @@ def test_a_refund_raises_the_marks_before_it():
 
 
 def test_a_refund_raises_the_marks_after_it():
-    """Bucket of 10 per 10 s: had neither reservation cost anything, it would have been full at 3 s, and 4 were taken."""
+    """Bucket of 10 per 10 s: had neither reservation cost anything, it would be full at 3 s, before 4 are taken."""
     limit = Limit(10, "10s")
     state = held(limit, None, 4, START)
     state = held(limit, state, 4, START + 1)
