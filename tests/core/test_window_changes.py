@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.core.ledger import Ledger
 from tests.core.strategies import START
 from tidegate import Limit
 from tidegate.core.bounds import SECOND
@@ -11,68 +12,6 @@ from tidegate.core.codec import dump, limit_of, load
 from tidegate.core.windows import MAX_OLDER_WINDOWS
 
 MINUTE, HOUR, DAY = 60 * SECOND, 3600 * SECOND, 86_400 * SECOND
-
-
-class Ledger:
-    """The brute-force oracle: every admitted call since the key was last unused, and until when each counts.
-
-    A call counts until its window ends, and what counts at a later admission also counts until that call's window ends.
-    What has ended since the last admission counts on for a limit whose window holds that admission; what had ended
-    before it counts again for one whose window begins before that admission's. A fixed window holds it while it is
-    open, and is taken to begin before it if it is longer.
-    """
-
-    def __init__(self):
-        self.calls = []  # [cost, counts until, admitted at, whether it had ended at a later admission]
-        self.own = (0, 0)
-        self.last = 0
-
-    def alive(self, now):
-        return any(until > now for _, until, _, _ in self.calls)
-
-    def seen(self, now):
-        """Return the instant that counts: a state without older windows knows only the start of its window."""
-        if not self.alive(now):
-            return now
-        carries = any(gone or until > self.own[1] for _, until, _, gone in self.calls)
-        return max(now, self.last if carries else self.own[0])
-
-    def window(self, limit, now):
-        now, alive = self.seen(now), self.alive(now)
-        if limit.calendar is not None:
-            return limit.calendar.window(now)
-        start = self.own[0] if alive and now - self.own[0] < limit.length else now
-        return start, start + limit.length
-
-    def counted(self, limit, now):
-        start = self.window(limit, now)[0]
-        holds, back = start <= self.last, start < self.own[0]
-        if limit.calendar is None:
-            holds = start == self.own[0]
-            back = holds and limit.length > self.own[1] - self.own[0]
-        now = self.seen(now)
-        if not self.alive(now):
-            return []
-        return [call for call in self.calls if call[1] > now or back or (holds and not call[3])]
-
-    def used(self, limit, now):
-        return sum(call[0] for call in self.counted(limit, now))
-
-    def admit(self, limit, cost, now):
-        if not self.alive(now):
-            self.calls.clear()
-        window = self.window(limit, now)
-        counted = self.counted(limit, now)
-        for call in self.calls:
-            call[3] = call not in counted
-            if not call[3]:
-                call[1] = max(call[1], window[1])
-        self.own, self.last = window, max(self.seen(now), window[0])
-        self.calls.append([cost, window[1], now, False])
-
-    def older(self):
-        """Count the different ends of usage that lasts longer than the window of the last admission."""
-        return len({until for _, until, _, _ in self.calls if until > self.own[1]})
 
 
 quotas = st.integers(1, 30)
@@ -128,7 +67,7 @@ def test_every_answer_agrees_with_the_ledger_of_calls(algorithm):
                 ledger.admit(limit, cost, now)
                 state = after
                 start = ledger.window(limit, now)[0]
-                assert sum(cost for cost, _, at, _ in ledger.calls if at >= start) <= limit.quota
+                assert sum(call.cost for call in ledger.calls if call.at >= start) <= limit.quota
             elif exact:
                 assert before + cost > limit.quota, "denied needlessly"
             exact = exact and ledger.older() <= MAX_OLDER_WINDOWS
@@ -144,6 +83,7 @@ def assert_agrees(limit, state, ledger, cost, now):
     if retry > 0:
         assert cost > limit.quota - ledger.used(limit, now + retry - 1)
         assert cost <= limit.quota - ledger.used(limit, now + retry)
+    assert retry >= -1
     assert (retry == -1) == (cost > limit.quota)
     assert not ledger.alive(now + reset)
     assert not reset or ledger.alive(now + reset - 1)

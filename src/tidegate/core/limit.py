@@ -269,7 +269,8 @@ def _read_period(text: str) -> tuple[int, bool]:
     whole, _, part = (match["count"] or "1").replace("_", "").partition(".")
     if len(part) > MAX_DIGITS:
         return 0, False
-    length, rest = divmod(_number(whole + part) * PERIOD_UNITS[unit], 10 ** len(part))
+    count = _number(whole) * 10 ** len(part) + _number(part)
+    length, rest = divmod(count * PERIOD_UNITS[unit], 10 ** len(part))
     return length, rest == 0
 
 
