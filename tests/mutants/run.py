@@ -43,6 +43,13 @@ TESTS = (
     (
         "tests/core/test_window_changes.py",
         "tests/core/test_changed_limits.py",
+        "tests/core/test_bucket_changes.py",
+        "tests/core/test_bucket_corrections.py",
+        "tests/core/test_window_corrections.py",
+        "tests/core/test_sliding_histories.py",
+        "tests/core/test_log_histories.py",
+        "tests/core/test_limit_numbers.py",
+        "tests/core/test_rate_fractions.py",
         "tests/engine/test_limiter.py",
         "tests/engine/test_reservation.py",
         "tests/engine/test_settling.py",
