@@ -22,9 +22,7 @@ from tidegate.errors import Closed, ConfigError, ResourceUnknown
 from tidegate.fork import fork_safe
 from tidegate.limiter import AsyncLimiter, Limiter
 from tidegate.policy import Policy
-from tidegate.stores import MemoryStore, Store
-from tidegate.stores.lease import Lease, LeasedStore, read_lease
-from tidegate.stores.outage import open_guarded
+from tidegate.stores.opened import OpenedStore
 from tidegate.swarm.capacity import Capacity
 from tidegate.swarm.presence import Presence
 
@@ -32,6 +30,8 @@ if TYPE_CHECKING:
     from tidegate.adaptive import CapacityUpdate, Listener
     from tidegate.clock import Clock
     from tidegate.reservation import AsyncReservation, Reservation
+    from tidegate.stores import Store
+    from tidegate.stores.lease import Lease
 
 L = TypeVar("L", Limiter, AsyncLimiter)
 Window = float | timedelta | str
@@ -106,7 +106,8 @@ class SwarmResources(Generic[L]):
         if lease is not None and store is None:
             raise ConfigError("a lease needs a shared store: pass its URL as store=", field="lease")
         self._clock = clock
-        self._store = _open_store(store, read_lease(lease), clock)
+        opened = OpenedStore.open("memory://" if store is None else store, clock=clock, lease=lease)
+        self._store = GatedStore(opened.store, owns=opened.owned)
         self._store.recovery_of = self._recovery_of
         self.clock = clock or self._store.clock
         self._owns_bus = isinstance(bus, str)
@@ -314,16 +315,6 @@ class SwarmResources(Generic[L]):
         if self._owns_bus and self._bus is not None:
             self._bus.close()
         return resources
-
-
-def _open_store(store: str | Store | None, share: Lease | None, clock: Clock | None) -> GatedStore:
-    if store is None:
-        return GatedStore(MemoryStore(clock=clock), owns=True)
-    owns = isinstance(store, str)
-    inner = open_guarded(store, clock=clock) if isinstance(store, str) else store
-    if share is not None:
-        inner, owns = LeasedStore(inner, share, clock=clock, owns=owns), True
-    return GatedStore(inner, owns=owns)
 
 
 @functools.lru_cache(4096)

@@ -43,7 +43,7 @@ from tidegate.outbound.quota.exchange import (
     is_confidential,
 )
 from tidegate.policy import join_key
-from tidegate.stores.outage import open_guarded
+from tidegate.stores.opened import OpenedStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
@@ -105,9 +105,10 @@ class _Gate:
         self._defaults = RequestOptions(
             None if timeout is None else seconds("timeout", timeout), seconds("priority", priority)
         )
-        self._owns = (isinstance(store, str), isinstance(bus, str))
-        self.store = open_guarded(store, clock=clock) if isinstance(store, str) else store
+        self._opened = OpenedStore.open(store, clock=clock)
+        self.store = self._opened.store
         self.clock = self.store.clock
+        self._owns_bus = isinstance(bus, str)
         self.bus = open_bus(bus, clock=clock) if isinstance(bus, str) else bus
         self._observer = observer
         self._chance = chance
@@ -315,7 +316,7 @@ class _Gate:
 
     def _close(self) -> list[Account]:
         accounts = self._accounts.close()
-        if self.bus is not None and self._owns[1]:
+        if self.bus is not None and self._owns_bus:
             self.bus.close()
         return accounts
 
@@ -354,8 +355,7 @@ class Gate(_Gate):
         """Refuse further requests, wake waiters with Closed, and close the store and bus that were opened here."""
         for account in self._close():
             account.limiter.close()
-        if self._owns[0]:
-            self.store.close()
+        self._opened.close()
 
     def _store_apply(self) -> Callable[..., Any]:
         return self.store.apply
@@ -392,8 +392,7 @@ class AsyncGate(_Gate):
         """Refuse further requests, wake waiters with Closed, and close the store and bus that were opened here."""
         for account in self._close():
             await account.limiter.close()
-        if self._owns[0]:
-            await self.store.close_async()
+        await self._opened.close_async()
 
     def _store_apply(self) -> Callable[..., Any]:
         return self.store.apply_async
