@@ -234,7 +234,7 @@ class _Gate:
         """Return whether the capacity is lower than known when a permit was granted."""
         if (late := account.delays.find_expired(charge.at)) is not None:
             return (yield from account.renew_flow(late, charge.at))
-        return (yield from account.check_notices_flow()) if account.is_check_due() else False
+        return (yield from account.account_capacity.check_flow()) if account.account_capacity.is_check_due() else False
 
     def _send_once_flow(self, account: Account, call: OutboundRequest, send: Callable[[], Any], charge: Charge) -> Flow:
         """Send; a request that was never sent returns its permits, any other may have arrived and is charged."""
@@ -276,7 +276,7 @@ class _Gate:
             spent = self.clock.steady() - began
             rules = account.provider.retries, attempt, response.status, call.method, spent, advice.retry_after
             return retry_pause(*rules, self._chance()) if call.replays else None
-        account.record_success()
+        account.account_capacity.record_success()
         if advice.limits and account.provider.learn != "off":
             self._counts["corrected"] += yield from account.learn_flow(advice)
         return None
