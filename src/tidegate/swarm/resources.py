@@ -14,7 +14,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Final, Generic, TypeVar
 from weakref import WeakSet
 
-from tidegate.adaptive import Capacities, GatedStore, RecoveringClock, RecoverySettings
+from tidegate.adaptive import Capacities, GatedStore, RecoveringClock, RecoverySettings, read_recovery_settings
 from tidegate.bus import Bus, open_bus
 from tidegate.core.bounds import SECOND
 from tidegate.core.limit import Limit, parse_period
@@ -315,6 +315,48 @@ class SwarmResources(Generic[L]):
         if self._owns_bus and self._bus is not None:
             self._bus.close()
         return resources
+
+
+class MemoryResources(SwarmResources[L]):
+    """The resources of a limiter without a swarm. A reduction leaves 75 % and stays until the capacity is set again."""
+
+    def __init__(self, *, clock: Clock | None = None) -> None:
+        """Start without resources."""
+        super().__init__(agent_id="memory", settings=read_recovery_settings(0.75, recovery_interval=None), clock=clock)
+
+    def _reduce(self, name: str, reason: str, retry_after: float | timedelta | None) -> CapacityUpdate | None:
+        update = super()._reduce(name, reason, retry_after)
+        if update is not None:
+            self._notify(update)  # there is no other agent to send it
+        return update
+
+
+class AgentResources(SwarmResources[L]):
+    """The resources of one agent of a swarm."""
+
+    def __init__(
+        self,
+        bus: str | Bus | None = None,
+        agent_id: str = "",
+        *,
+        reduce_factor: float = 0.5,
+        recovery_interval: float | timedelta = 30.0,
+        recovery_factor: float = 1.1,
+        max_recovery: bool = True,
+        cooldown: float | timedelta = 0.0,
+        secret: str | bytes | None = None,
+        store: str | Store | None = None,
+        lease: bool | float | Lease | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        """Join the swarm on `bus` (a Bus, or a URL: then the bus is closed with the limiter) as `agent_id`."""
+        check_swarm(bus, agent_id)
+        settings = read_recovery_settings(
+            reduce_factor, recovery_factor, recovery_interval, max_recovery=max_recovery, cooldown=cooldown
+        )
+        super().__init__(
+            agent_id=agent_id, settings=settings, bus=bus, secret=secret, store=store, lease=lease, clock=clock
+        )
 
 
 @functools.lru_cache(4096)
