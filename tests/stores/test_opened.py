@@ -114,26 +114,25 @@ async def test_a_store_without_a_fast_path_makes_the_same_decisions(store):
     assert [bool(await limiter.try_acquire("b")) for _ in range(3)] == [True, True, False]
 
 
-@pytest.mark.parametrize("kind", ["memory", "leased"])
-def test_a_fast_path_that_was_kept_is_closed_with_its_limiter(store, kind):
-    used = store if kind == "memory" else LeasedStore(store)
-    limiter = Limiter(RULE, store=used)
-    try_acquire = limiter.try_acquire
+@pytest.fixture(params=["memory", "leased"])
+def busy(request, store):
+    """A limiter that has made some decisions, by its fast path."""
+    limiter = Limiter(RULE, store=store if request.param == "memory" else LeasedStore(store))
     for _ in range(50):
-        assert try_acquire("k")
-    limiter.close()  # the store stays open: it belongs to the caller
+        assert limiter.try_acquire("k")
+    return limiter
+
+
+def test_a_fast_path_that_was_kept_is_closed_with_its_limiter(busy):
+    try_acquire = busy.try_acquire
+    busy.close()  # the store stays open: it belongs to the caller
     with pytest.raises(Closed):
         try_acquire("k")
 
 
-@pytest.mark.parametrize("kind", ["memory", "leased"])
-def test_a_fast_path_that_was_kept_follows_new_rules(store, kind):
-    used = store if kind == "memory" else LeasedStore(store)
-    limiter = Limiter(RULE, store=used)
-    try_acquire = limiter.try_acquire
-    for _ in range(50):
-        assert try_acquire("k")
-    limiter.update(Policy("default", (Limit(10, "1h", "fixed_window"),), mode="shadow"))
+def test_a_fast_path_that_was_kept_follows_new_rules(busy):
+    try_acquire = busy.try_acquire
+    busy.update(Policy("default", (Limit(10, "1h", "fixed_window"),), mode="shadow"))
     assert try_acquire("k").violated == ("1h",), "allowed, and reported: only the new rules do that"
 
 
