@@ -85,13 +85,6 @@ def test_anything_else_is_refused(build, wrong):
         build(wrong)
 
 
-def test_a_limiter_with_wrong_options_opens_no_store(tmp_path):
-    file = tmp_path / "limits.db"
-    with pytest.raises(ConfigError, match="ageing"):
-        Limiter(RULE, store=f"sqlite:///{file}", ageing=-1)
-    assert not file.exists()
-
-
 # ---- fast paths ------------------------------------------------------------------------------------------------------
 
 
