@@ -1,7 +1,9 @@
-"""What every test shares: how hard Hypothesis looks."""
+"""What every test shares: how hard Hypothesis looks, and how often threads switch."""
 
 import os
+import sys
 
+import pytest
 from hypothesis import Phase, settings
 
 # No deadline: a busy machine is not a failing property. Under CI the same examples each time, so that no
@@ -11,3 +13,12 @@ settings.register_profile("quick", settings.get_profile("main"), max_examples=20
 settings.register_profile("mutants", settings.get_profile("quick"), phases=(Phase.explicit, Phase.generate))
 settings.register_profile("deep", settings.get_profile("main"), max_examples=5000, derandomize=False)
 settings.load_profile("main")  # --hypothesis-profile on the command line goes before this
+
+
+@pytest.fixture
+def switching():
+    """Let threads switch as often as possible."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(before)

@@ -10,6 +10,7 @@ from tidegate.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
+    from contextlib import AbstractAsyncContextManager, AbstractContextManager
 
     from tidegate.core.decision import Decision
     from tidegate.limiter import AsyncLimiter, Limiter
@@ -18,6 +19,52 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 R = TypeVar("R")
 L = TypeVar("L", bound="Limiter | AsyncLimiter")
+
+
+class LimitsCalls:
+    """Decorates functions: each call runs in the `with` block that `_for_call` returns for its arguments."""
+
+    _for_coroutines = "limit it with an AsyncLimiter"  # what to do instead
+    _for_generators = "use `with limiter.limited(...)` inside it"
+
+    def _for_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> AbstractContextManager[Any]:
+        raise NotImplementedError
+
+    def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
+        """Decorate a function."""
+        if inspect.iscoroutinefunction(function):
+            raise ConfigError(f"{function.__qualname__} is a coroutine function: {self._for_coroutines}")
+        if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+            raise ConfigError(f"{function.__qualname__} is a generator function: {self._for_generators}")
+
+        @functools.wraps(function)
+        def limited(*args: P.args, **kwargs: P.kwargs) -> R:
+            with self._for_call(args, kwargs):
+                return function(*args, **kwargs)
+
+        return limited
+
+
+class LimitsCoroutines:
+    """Decorates coroutine functions: each call runs in the `async with` block that `_for_call` returns."""
+
+    _for_functions = "limit it with a Limiter"  # what to do instead
+
+    def _for_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> AbstractAsyncContextManager[Any]:
+        raise NotImplementedError
+
+    def __call__(self, function: Callable[P, Awaitable[R]]) -> Callable[P, Awaitable[R]]:
+        """Decorate a coroutine function."""
+        if not inspect.iscoroutinefunction(function):
+            name = getattr(function, "__qualname__", repr(function))
+            raise ConfigError(f"{name} is not a coroutine function: {self._for_functions}")
+
+        @functools.wraps(function)
+        async def limited(*args: P.args, **kwargs: P.kwargs) -> R:
+            async with self._for_call(args, kwargs):
+                return await function(*args, **kwargs)
+
+        return limited
 
 
 class _Limited(Generic[L]):
@@ -56,24 +103,8 @@ class _Limited(Generic[L]):
         return any(limit.algorithm == "concurrency" for limit in self._limiter.policy.limits)
 
 
-class Limited(_Limited["Limiter"]):
+class Limited(_Limited["Limiter"], LimitsCalls):
     """Limits a block, or every call of the function it decorates."""
-
-    def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
-        """Decorate a function."""
-        if inspect.iscoroutinefunction(function):
-            raise ConfigError(f"{function.__qualname__} is a coroutine function: limit it with an AsyncLimiter")
-        if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
-            raise ConfigError(
-                f"{function.__qualname__} is a generator function: use `with limiter.limited(...)` inside it"
-            )
-
-        @functools.wraps(function)
-        def limited(*args: P.args, **kwargs: P.kwargs) -> R:
-            with self._for_call(args, kwargs):
-                return function(*args, **kwargs)
-
-        return limited
 
     def __enter__(self) -> Decision:
         """Wait for a permit."""
@@ -87,21 +118,8 @@ class Limited(_Limited["Limiter"]):
             self._limiter.release(self._acquire_arguments()[0], self._acquire_arguments()[1], decision)
 
 
-class AsyncLimited(_Limited["AsyncLimiter"]):
+class AsyncLimited(_Limited["AsyncLimiter"], LimitsCoroutines):
     """Limits an `async with` block, or every call of the coroutine function it decorates."""
-
-    def __call__(self, function: Callable[P, Awaitable[R]]) -> Callable[P, Awaitable[R]]:
-        """Decorate a coroutine function."""
-        if not inspect.iscoroutinefunction(function):
-            name = getattr(function, "__qualname__", repr(function))
-            raise ConfigError(f"{name} is not a coroutine function: limit it with a Limiter")
-
-        @functools.wraps(function)
-        async def limited(*args: P.args, **kwargs: P.kwargs) -> R:
-            async with self._for_call(args, kwargs):
-                return await function(*args, **kwargs)
-
-        return limited
 
     async def __aenter__(self) -> Decision:
         """Wait for a permit."""

@@ -21,9 +21,7 @@ from tidegate.observe import Observer, Record
 from tidegate.policy.key import Key, normal_key
 from tidegate.policy.model import Cost, Policy, Rules, read_policy
 from tidegate.reservation import AsyncReservation, Reservation, Reserving
-from tidegate.stores import MemoryStore, Store
-from tidegate.stores.lease import Lease, LeasedStore, read_lease
-from tidegate.stores.outage import open_guarded
+from tidegate.stores.opened import OpenedStore
 from tidegate.waiting import MAX_PRIORITY, Ask, TaskCall, ThreadCall, WaitQueues, wait_flow
 
 if TYPE_CHECKING:
@@ -31,6 +29,8 @@ if TYPE_CHECKING:
 
     from tidegate.clock import Signal
     from tidegate.flow import Flow
+    from tidegate.stores import Store
+    from tidegate.stores.lease import Lease
     from tidegate.waiting import Call, Step, WaitFlow
 
     AsyncApply = Callable[..., Awaitable[list[Decision]]]  # as Store.apply_async
@@ -73,16 +73,12 @@ class _Engine:
         and decides in this process (see `tidegate.stores.lease`): True, the maximal length in seconds, or a Lease.
         """
         self.policy = read_policy(rules, name)
-        lease_terms = read_lease(lease)
-        self._owns_store = isinstance(store, str)
-        self.store = open_guarded(store, clock=clock) if isinstance(store, str) else store
-        if lease_terms is not None:
-            self.store = LeasedStore(self.store, lease_terms, owns=self._owns_store)
-            self._owns_store = True
-        self.clock = clock or self.store.clock
         self._observer = observer
         self._ageing = round(at_least_zero("ageing", ageing) * SECOND)
         self._max_priority = at_least_zero("max_priority", max_priority)
+        self._opened = OpenedStore.open(store, clock=clock, lease=lease)
+        self.store = self._opened.store
+        self.clock = clock or self.store.clock
         self._queues = WaitQueues()
         self.store.wait_queues.add(self._queues)
         self._fast_path_invalidators: list[Callable[[], None]] = []
@@ -272,13 +268,9 @@ class Limiter(_Engine):
         if not plain or type(self).try_acquire is not Limiter.try_acquire:
             return
         slow_path = functools.partial(Limiter.try_acquire, self)
-        if isinstance(self.store, MemoryStore):
-            fast_path = self.store.fast_path(policy, slow_path, self._fast_path_invalidators)
-        elif isinstance(self.store, LeasedStore):
-            fast_path = self.store.fast_path(policy, slow_path)
-        else:
-            return
-        self.__dict__["try_acquire"] = functools.wraps(Limiter.try_acquire)(fast_path)  # the same, faster
+        fast_path = self.store.fast_path(policy, slow_path, self._fast_path_invalidators)
+        if fast_path is not None:
+            self.__dict__["try_acquire"] = functools.wraps(Limiter.try_acquire)(fast_path)  # the same, faster
 
     def try_acquire(self, key: Key, cost: Cost = 1) -> Decision:
         """Take permits if enough are available; never waits.
@@ -351,8 +343,7 @@ class Limiter(_Engine):
     def close(self) -> None:
         """Reject further calls, wake waiting calls with Closed, and close the store if it was opened from a URL."""
         self._close()
-        if self._owns_store:
-            self.store.close()
+        self._opened.close()
 
     def __enter__(self) -> Self:
         """Close at the end of the block."""
@@ -380,17 +371,19 @@ class AsyncLimiter(_Engine):
         plain = not self._observed and self._now is None and not self._queues.closed
         self._fast_path = None
         self.__dict__.pop("try_acquire", None)
-        plain = plain and type(self).try_acquire is AsyncLimiter.try_acquire
-        if plain and isinstance(self.store, MemoryStore):
-            decide = self.store.fast_path(policy, self._slow_path, self._fast_path_invalidators)
+        if not plain or type(self).try_acquire is not AsyncLimiter.try_acquire:
+            return
+        if not self._instant_store:  # what the fast path cannot decide must be awaited
+            self._fast_path = self.store.fast_path(policy, lambda _key, _cost: None, self._fast_path_invalidators)
+            return
+        decide = self.store.fast_path(policy, self._slow_path, self._fast_path_invalidators)
+        if decide is not None:
 
             @functools.wraps(AsyncLimiter.try_acquire)
             async def try_acquire(key: Key, cost: Cost = 1) -> Decision:
-                return decide(key, cost)
+                return decide(key, cost)  # type: ignore[no-any-return]  # a Decision, as that of `_slow_path`
 
             self.__dict__["try_acquire"] = try_acquire  # the same, faster
-        elif plain and isinstance(self.store, LeasedStore):
-            self._fast_path = self.store.fast_path(policy, lambda _key, _cost: None)  # the store must be awaited
 
     def _slow_path(self, key: Key, cost: Cost) -> Decision:
         _, policy, key, costs, _ = self._make_ask("acquire", normal_key(key), cost)
@@ -482,8 +475,7 @@ class AsyncLimiter(_Engine):
     async def close(self) -> None:
         """Reject further calls, wake waiting calls with Closed, and close the store if it was opened from a URL."""
         self._close()
-        if self._owns_store:
-            await self.store.close_async()
+        await self._opened.close_async()
 
     async def __aenter__(self) -> Self:
         """Close at the end of the block."""

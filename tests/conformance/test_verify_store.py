@@ -1,7 +1,6 @@
 """verify_store: it passes for correct stores, and fails for every fault planted here."""
 
 import asyncio
-import sys
 from itertools import count, pairwise
 
 import pytest
@@ -379,14 +378,6 @@ def verify_often(store):
     """Try several times: a race happens by chance."""
     for _ in range(20):
         verify_store(store, rounds=0)
-
-
-@pytest.fixture
-def switching():
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    yield
-    sys.setswitchinterval(before)
 
 
 def test_a_failing_history_is_short(monkeypatch):

@@ -1,7 +1,6 @@
 """What well-known limiters get wrong, as far as it concerns the core and the memory store; a test or more for each."""
 # ruff: noqa: SLF001 - some tests check what the store keeps
 
-import sys
 import threading
 from itertools import pairwise
 
@@ -43,14 +42,6 @@ def test_2_calls_denied_by_another_limit_are_not_charged(clock, algorithm):
         admitted += bool(limiter.try_acquire("k"))
         clock.advance(1)
     assert admitted == 5
-
-
-@pytest.fixture
-def switching():
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    yield
-    sys.setswitchinterval(before)
 
 
 class Workers:

@@ -14,7 +14,7 @@ import pytest
 from tests.engine.forking import Spender, forking, goes_on, spending
 from tests.servers.postgres import PostgresServer, find_binaries
 from tests.servers.process import need, until
-from tests.servers.valkey import ValkeyCluster, ValkeyServer
+from tests.servers.valkey import ValkeyCluster
 from tidegate import AsyncLimiter, Denied, Limit, Limiter
 
 pytestmark = [
@@ -27,12 +27,6 @@ CALLS = 20  # of each child
 QUOTA = 10**8  # more than threads can spend before the last child has ended
 LIMIT = Limit(QUOTA, "day", "fixed_window")  # the window opens with the first call, and outlasts the test
 numbers = count(1)
-
-
-@pytest.fixture(scope="module")
-def valkey():
-    with ValkeyServer() as server:
-        yield server
 
 
 @pytest.fixture(scope="module")

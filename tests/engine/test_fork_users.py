@@ -13,7 +13,6 @@ from tests.engine.forking import forking, goes_on, spending
 from tests.inbound.servers import serving as serving_site
 from tests.servers.nats import NatsServer
 from tests.servers.process import until
-from tests.servers.valkey import ValkeyServer
 from tests.service.harness import serving
 from tidegate.adaptive.signing import MessageSigner
 from tidegate.bus import open_bus
@@ -30,12 +29,6 @@ pytestmark = [
 CHILDREN = 6
 CALLS = 5  # of each child
 numbers = count(1)
-
-
-@pytest.fixture(scope="module")
-def valkey():
-    with ValkeyServer() as server:
-        yield server
 
 
 @pytest.fixture(scope="module")

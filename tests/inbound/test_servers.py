@@ -79,13 +79,7 @@ def test_streams_background_tasks_mounts_and_websockets_work():
         assert client.get("/mounted/hello").headers["x-ratelimit-remaining"] == "2"
         with connect(f"{url.replace('http', 'ws')}/ws") as websocket:
             assert websocket.response.headers["x-ratelimit-remaining"] == "1"
-            for text in ("one", "two", "three"):
-                websocket.send(text)
-                assert websocket.recv(10) == text
-            websocket.send("four")
-            with pytest.raises(ConnectionClosed) as closed:
-                websocket.recv(10)
-            assert closed.value.rcvd.code == 1008
+            assert exceed_limit(websocket).code == 1008
         assert client.get("/hello").status_code == 200
         with pytest.raises(InvalidStatus) as refused, connect(f"{url.replace('http', 'ws')}/ws"):
             pass
@@ -93,16 +87,22 @@ def test_streams_background_tasks_mounts_and_websockets_work():
         assert int(refused.value.response.headers["retry-after"]) > 3000
 
 
+def exceed_limit(websocket):
+    """Send one message more than are allowed; returns how the server closed the websocket."""
+    for text in ("one", "two", "three"):
+        websocket.send(text)
+        assert websocket.recv(10) == text
+    websocket.send("four")
+    with pytest.raises(ConnectionClosed) as closed:
+        websocket.recv(10)
+    return closed.value.rcvd
+
+
 def test_a_message_over_the_limit_closes_a_fastapi_websocket():
     with serving("uvicorn", "socket_site:closing") as url:
         with connect(f"{url.replace('http', 'ws')}/ws/a") as websocket:
-            for text in ("one", "two", "three"):
-                websocket.send(text)
-                assert websocket.recv(10) == text
-            websocket.send("four")
-            with pytest.raises(ConnectionClosed) as closed:
-                websocket.recv(10)
-        assert (closed.value.rcvd.code, closed.value.rcvd.reason) == (1008, "Rate limit exceeded")
+            closing = exceed_limit(websocket)
+        assert (closing.code, closing.reason) == (1008, "Rate limit exceeded")
         with connect(f"{url.replace('http', 'ws')}/ws/b") as websocket:  # the client's messages, not the connection's
             websocket.send("five")
             with pytest.raises(ConnectionClosed):

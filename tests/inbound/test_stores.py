@@ -70,5 +70,5 @@ def test_a_store_passed_as_object_stays_open(make_app):
     store = MemoryStore()
     api = make_app(RULES, store=store)
     assert api.request().status == 200
-    assert not api.limiter.owns_store
+    assert not api.limiter.opened_store.owned
     assert store.metrics()["max_entries"] == 1_000_000  # it has its own bound

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import json
-import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable
-from typing import NamedTuple, Self
+from typing import NamedTuple
+
+from tests.servers.thread import ThreadServer
 
 REASONS = {200: "OK", 302: "Found", 404: "Not Found", 429: "Too Many Requests", 503: "Service Unavailable"}
 
@@ -38,28 +39,20 @@ class Answer(NamedTuple):
 Respond = Callable[[Request], Answer]
 
 
-class QuotaServer:
+class QuotaServer(ThreadServer):
     """One server. A context manager that leaves nothing behind."""
 
     def __init__(self, limit: int = 2**31, period: float = 1.0, respond: Respond | None = None) -> None:
         """Allow so many requests per period; `respond` answers what is let through."""
+        super().__init__()
         self.limit = limit
         self.period = period
         self.respond = respond or (lambda _request: Answer())
         self.requests: list[Request] = []
         self.statuses: Counter[int] = Counter()
         self.let_through: list[float] = []
-        self.port = 0
         self._recent: deque[float] = deque()
-        self._ready = threading.Event()
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._run, daemon=True)
         self._tasks: set[asyncio.Task[None]] = set()
-
-    @property
-    def url(self) -> str:
-        """Where it listens."""
-        return f"http://127.0.0.1:{self.port}"
 
     def most_within(self, period: float) -> int:
         """Tell the largest number of received requests within any window of a length."""
@@ -71,11 +64,6 @@ class QuotaServer:
         return most
 
     # ---- serving -----------------------------------------------------------------------------------------------------
-
-    def _run(self) -> None:
-        asyncio.set_event_loop(self._loop)
-        self._loop.run_until_complete(self._serve())
-        self._loop.close()
 
     async def _serve(self) -> None:
         self._stop = asyncio.Event()
@@ -150,17 +138,6 @@ class QuotaServer:
         whole = len(answer.pieces) == 1
         lines.append(f"Content-Length: {len(answer.pieces[0])}" if whole else "Transfer-Encoding: chunked")
         return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")
-
-    def __enter__(self) -> Self:
-        """Start."""
-        self._thread.start()
-        assert self._ready.wait(20)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Leave nothing behind."""
-        self._loop.call_soon_threadsafe(self._stop.set)
-        self._thread.join(20)
 
 
 def as_json(value: object) -> Answer:

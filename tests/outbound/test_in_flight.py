@@ -114,7 +114,7 @@ def test_a_stale_snapshot_does_not_undo_a_refusal():
     gate = Gate(providers(1000), MemoryStore(clock=clock), timeout=0)
     answer(gate)
     account = gate.account_of(CALL)
-    snapshot, peeked, refused = account.shared_capacity.snapshot, threading.Event(), threading.Event()
+    snapshot, peeked, refused = account.account_capacity.shared_capacity.snapshot, threading.Event(), threading.Event()
 
     def slow_snapshot(resource):
         found = snapshot(resource)
@@ -123,7 +123,7 @@ def test_a_stale_snapshot_does_not_undo_a_refusal():
             refused.wait(0.2)  # it never is within that time, unless somebody did not wait for this thread
         return found
 
-    account.shared_capacity.snapshot = slow_snapshot
+    account.account_capacity.shared_capacity.snapshot = slow_snapshot
     thread = threading.Thread(target=account.refresh)
     thread.start()
     peeked.wait()

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from tidegate.core.algorithms import NEVER
 from tidegate.core.decision import Decision
 from tidegate.stores.base import Store
+from tidegate.stores.opened import OpenedStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -39,7 +40,7 @@ class GatedStore(Store):
         self.wait_queues = inner.wait_queues
         self.inner = inner
         self.instant = inner.instant  # type: ignore[misc]  # same as the wrapped store
-        self._owns = owns
+        self._opened = OpenedStore(inner, owns)
         self._frozen: dict[str, int] = {}
         self.recovery_of: Callable[[str], tuple[int, int] | None] = lambda _name: None
 
@@ -119,13 +120,11 @@ class GatedStore(Store):
 
     def close(self) -> None:
         """Close the wrapped store, if this store owns it."""
-        if self._owns:
-            self.inner.close()
+        self._opened.close()
 
     async def close_async(self) -> None:
         """Close the wrapped store, if this store owns it."""
-        if self._owns:
-            await self.inner.close_async()
+        await self._opened.close_async()
 
 
 def _pairs(policy: Policy, costs: tuple[int, ...]) -> list[tuple[int, int]]:

@@ -29,6 +29,12 @@ def add_key_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("key", nargs="+", metavar="KEY", help="the key; several words are the parts of one key")
 
 
+def add_key_options(parser: argparse.ArgumentParser) -> None:
+    """Add the policy and the key, and the options of the service."""
+    add_key_arguments(parser)
+    add_service_options(parser)
+
+
 def open_client(args: argparse.Namespace) -> Client:
     """Open a client for the service that the arguments or the environment name."""
     token = os.environ.get("TIDEGATE_TOKEN") or None

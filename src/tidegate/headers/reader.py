@@ -1,14 +1,7 @@
 """Reads the rate limit fields of another server, in any of the dialects in use.
 
-The dialects are tried in this order, newest first. The first one that says how much remains is used: a server that
-sends two dialects describes the same limits twice.
-
-    RateLimit-Policy: "burst";q=100;w=60     RateLimit: "burst";r=50;t=30         the IETF's, from draft 08 on
-    RateLimit: limit=100, remaining=50, reset=5                                   draft 07
-    RateLimit-Limit: 100, 100;w=60    RateLimit-Remaining: 50    RateLimit-Reset: 5    drafts 00 to 06
-    anthropic-ratelimit-input-tokens-limit, -remaining, -reset                    Anthropic
-    x-ratelimit-limit-tokens, x-ratelimit-remaining-tokens, ...                   OpenAI and alike; Kong (-minute)
-    X-RateLimit-Limit, X-RateLimit-Remaining, X-RateLimit-Reset                   GitHub and most others
+The dialects (`headers/dialects.py`) are tried in order, newest first. The first one that says how much remains is used:
+a server that sends two dialects describes the same limits twice.
 
 The fields come from other servers, so they are not trusted. A malformed field is ignored as a whole, absurd values are
 clamped, and nothing raises. Advice is no guarantee: it may lower the number of permits left, never raise it above the
@@ -20,21 +13,29 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, TypeVar
 
 import http_sf
 
+from tidegate.headers.dialects import (
+    DIALECTS,
+    FIELD_PREFIXES,
+    RETRY_AFTER,
+    RETRY_AFTER_MS,
+    Dialect,
+    DictionaryField,
+    GroupedFields,
+    ListFields,
+    ThreeFields,
+)
 from tidegate.headers.values import clamp, parse_retry_after, read_count, seconds_until, to_text
 
 T = TypeVar("T")
 Fields = dict[str, list[str]]  # the values of all field lines by lower-case name, in order
+ReadDialect = Callable[["Fields", float], "list[LimitAdvice]"]
 
 MAX_LIMITS: Final = 32  # limits that are read from one response
-GROUPED_FIELDS: Final = (
-    re.compile(r"anthropic-(?P<tier>ratelimit|priority|fast)-(?P<name>(?:input-|output-)?tokens|requests)"
-               r"-(?P<what>limit|remaining|reset)"),
-    re.compile(r"x-rate-?limit-(?P<what>limit|remaining|reset|renewalperiod)-(?P<name>(?!after$)[a-z0-9_-]{1,64})"),
-)  # fmt: skip
 PERIOD_SECONDS: Final = {"second": 1.0, "minute": 60.0, "hour": 3600.0, "day": 86_400.0, "week": 604_800.0}
 REQUEST_WORDS: Final = ("req", "request", "requests")
 
@@ -108,7 +109,7 @@ def select_fields(headers: Mapping[Any, Any] | Iterable[Any] | None) -> Fields:
         if not isinstance(pair, (tuple, list)) or len(pair) != 2:  # noqa: PLR2004 - a name and a value
             continue
         name = (to_text(pair[0]) or "").lower()
-        if not name.startswith(("ratelimit", "x-rate", "retry-after", "anthropic-")):
+        if not name.startswith(FIELD_PREFIXES):
             continue
         values = pair[1] if isinstance(pair[1], (tuple, list)) else (pair[1],)
         texts = [text for text in map(to_text, values) if text is not None]
@@ -119,9 +120,9 @@ def select_fields(headers: Mapping[Any, Any] | Iterable[Any] | None) -> Fields:
 
 def _read_retry_after(fields: Fields, now: float) -> float | None:
     """Return the longest requested wait, from the milliseconds field if it agrees with the seconds."""
-    seconds = [parse_retry_after(text, now) for text in fields.get("retry-after", ())]
+    seconds = [parse_retry_after(text, now) for text in fields.get(RETRY_AFTER.lower(), ())]
     longest = max((wait for wait in seconds if wait is not None), default=None)
-    exact = [amount / 1000 for amount in map(read_count, fields.get("retry-after-ms", ())) if amount is not None]
+    exact = [amount / 1000 for amount in map(read_count, fields.get(RETRY_AFTER_MS.lower(), ())) if amount is not None]
     if exact and (longest is None or longest - max(exact) < 1):
         return clamp(max(exact))
     return longest
@@ -130,15 +131,19 @@ def _read_retry_after(fields: Fields, now: float) -> float | None:
 # ---- the IETF draft, from version 08 on ------------------------------------------------------------------------------
 
 
-def _read_lists(fields: Fields, now: float) -> list[LimitAdvice]:
-    """Read RateLimit-Policy and RateLimit as lists of Strings with parameters."""
-    del now
-    states = _read_items(fields, "ratelimit", _read_state)
-    found = _read_items(fields, "ratelimit-policy", _read_policy)
-    for name, state in states.items():
-        policy = found.get(name, state)
-        found[name] = LimitAdvice(name, policy.quota, state.remaining, state.reset_after, policy.unit, policy.window)
-    return list(found.values())
+def _lists_reader(dialect: ListFields) -> ReadDialect:
+    """Return a reader of RateLimit-Policy and RateLimit as lists of Strings with parameters."""
+
+    def read_lists(fields: Fields, _now: float) -> list[LimitAdvice]:
+        states = _read_items(fields, dialect.state, partial(_read_state, dialect))
+        found = _read_items(fields, dialect.policy, partial(_read_policy, dialect))
+        for name, state in states.items():
+            policy = found.get(name, state)
+            reset = state.reset_after
+            found[name] = LimitAdvice(name, policy.quota, state.remaining, reset, policy.unit, policy.window)
+        return list(found.values())
+
+    return read_lists
 
 
 def _read_items(
@@ -161,24 +166,25 @@ def _read_items(
     return found
 
 
-def _read_policy(name: str, parameters: dict[str, Any]) -> LimitAdvice | None:
-    quota, window = parameters.get("q"), parameters.get("w", 1)
-    unit, key = parameters.get("qu", "requests"), parameters.get("pk", b"")
+def _read_policy(dialect: ListFields, name: str, parameters: dict[str, Any]) -> LimitAdvice | None:
+    quota, window = parameters.get(dialect.quota), parameters.get(dialect.window, 1)
+    unit, key = parameters.get(dialect.unit, "requests"), parameters.get(dialect.partition, b"")
     if not (_is_count(quota) and _is_count(window) and window and isinstance(unit, str) and isinstance(key, bytes)):
         return None
-    return LimitAdvice(name, quota, unit=unit, window=clamp(window) if "w" in parameters else None)
+    return LimitAdvice(name, quota, unit=unit, window=clamp(window) if dialect.window in parameters else None)
 
 
-def _read_state(name: str, parameters: dict[str, Any]) -> LimitAdvice | None:
-    remaining, reset, key = parameters.get("r"), parameters.get("t", 0), parameters.get("pk", b"")
+def _read_state(dialect: ListFields, name: str, parameters: dict[str, Any]) -> LimitAdvice | None:
+    remaining, reset = parameters.get(dialect.remaining), parameters.get(dialect.reset, 0)
+    key = parameters.get(dialect.partition, b"")
     if not (_is_count(remaining) and _is_count(reset) and isinstance(key, bytes)):
         return None
-    return LimitAdvice(name, None, remaining, clamp(reset) if "t" in parameters else None)
+    return LimitAdvice(name, None, remaining, clamp(reset) if dialect.reset in parameters else None)
 
 
 def _parse_structured(fields: Fields, field: str, kind: str) -> Any:  # noqa: ANN401 - any structured value
     """Parse a structured field (RFC 9651); None if it is missing or malformed."""
-    text = to_text(", ".join(fields.get(field, ())))
+    text = to_text(", ".join(fields.get(field.lower(), ())))
     if not text or not text.isascii():
         return None
     try:
@@ -195,35 +201,39 @@ def _is_count(value: object) -> bool:
 # ---- drafts 00 to 07, and X-RateLimit --------------------------------------------------------------------------------
 
 
-def _read_dictionary(fields: Fields, now: float) -> list[LimitAdvice]:
-    """Read draft 07: a dictionary of limit, remaining and reset."""
-    del now
-    members = _parse_structured(fields, "ratelimit", "dictionary") or {}
-    values = [members.get(name, (None, {})) for name in ("limit", "remaining", "reset")]
-    bare = [value[0] if isinstance(value, tuple) else value for value in values]
-    if not all(map(_is_count, bare)):
-        return []
-    quota, remaining, reset = bare
-    windows = {
-        item[0]: item[1]["w"]
-        for item in _parse_structured(fields, "ratelimit-policy", "list") or ()
-        if isinstance(item, tuple) and _is_count(item[0]) and _is_count(item[1].get("w"))
-    }
-    window = windows.get(quota)
-    return [LimitAdvice("default", quota, remaining, clamp(reset), window=clamp(window) if window else None)]
+def _dictionary_reader(dialect: DictionaryField) -> ReadDialect:
+    """Return a reader of draft 07: a dictionary of limit, remaining and reset."""
+
+    def read_dictionary(fields: Fields, _now: float) -> list[LimitAdvice]:
+        members = _parse_structured(fields, dialect.state, "dictionary") or {}
+        values = [members.get(name, (None, {})) for name in dialect.members]
+        bare = [value[0] if isinstance(value, tuple) else value for value in values]
+        if not all(map(_is_count, bare)):
+            return []
+        quota, remaining, reset = bare
+        windows = {
+            item[0]: item[1][dialect.window]
+            for item in _parse_structured(fields, dialect.policy, "list") or ()
+            if isinstance(item, tuple) and _is_count(item[0]) and _is_count(item[1].get(dialect.window))
+        }
+        window = windows.get(quota)
+        return [LimitAdvice("default", quota, remaining, clamp(reset), window=clamp(window) if window else None)]
+
+    return read_dictionary
 
 
-def _three_fields_reader(prefix: str) -> Callable[[Fields, float], list[LimitAdvice]]:
+def _three_fields_reader(dialect: ThreeFields) -> ReadDialect:
     """Return a reader of three fields with one number each: drafts 00 to 06, and X-RateLimit."""
+    limit_field, remaining_field, reset_field, reset_after_field, resource_field = (name.lower() for name in dialect)
 
     def read_triple(fields: Fields, now: float) -> list[LimitAdvice]:
-        quotas, windows = _read_quotas(fields.get(f"{prefix}-limit", ()))
-        left = _read_numbers(fields.get(f"{prefix}-remaining", ()), read_count)
-        resets = _read_numbers(fields.get(f"{prefix}-reset", ()), lambda text: seconds_until(text, now))
-        resets = resets or _read_numbers(fields.get(f"{prefix}-reset-after", ()), lambda text: seconds_until(text, now))
+        quotas, windows = _read_quotas(fields.get(limit_field, ()))
+        left = _read_numbers(fields.get(remaining_field, ()), read_count)
+        resets = _read_numbers(fields.get(reset_field, ()), lambda text: seconds_until(text, now))
+        resets = resets or _read_numbers(fields.get(reset_after_field, ()), lambda text: seconds_until(text, now))
         if not quotas and not left:
             return []
-        resource = fields.get(f"{prefix}-resource", ["default"])[0]
+        resource = fields.get(resource_field, ["default"])[0]
         if len(quotas) == len(left) == len(resets) > 1:  # several limits, in the same order in each list
             rows = zip(quotas, left, resets, strict=True)
             return [LimitAdvice(f"{resource}-{i}", *row, window=windows.get(row[0])) for i, row in enumerate(rows, 1)]
@@ -269,8 +279,9 @@ def _read_numbers(texts: Iterable[str], parse: Callable[[str], T | None]) -> lis
 # ---- one field per limit and number: Anthropic, OpenAI, Kong ---------------------------------------------------------
 
 
-def _grouped_fields_reader(pattern: re.Pattern[str]) -> Callable[[Fields, float], list[LimitAdvice]]:
+def _grouped_fields_reader(dialect: GroupedFields) -> ReadDialect:
     """Return a reader of fields that have the name of the limit in their own names."""
+    pattern = dialect.pattern()
 
     def read_grouped(fields: Fields, now: float) -> list[LimitAdvice]:
         groups: dict[str, dict[str, str]] = {}
@@ -304,11 +315,13 @@ def _unit_of(words: list[str]) -> str:
     return "-".join(words) if words and not set(words).intersection(REQUEST_WORDS) else "requests"
 
 
-DIALECT_READERS: Final[tuple[Callable[[Fields, float], list[LimitAdvice]], ...]] = (
-    _read_lists,
-    _read_dictionary,
-    _three_fields_reader("ratelimit"),
-    *map(_grouped_fields_reader, GROUPED_FIELDS),
-    _three_fields_reader("x-ratelimit"),
-    _three_fields_reader("x-rate-limit"),
-)
+def _reader_of(dialect: Dialect) -> ReadDialect:
+    """Return the reader of a dialect."""
+    if isinstance(dialect, ListFields):
+        return _lists_reader(dialect)
+    if isinstance(dialect, DictionaryField):
+        return _dictionary_reader(dialect)
+    return _three_fields_reader(dialect) if isinstance(dialect, ThreeFields) else _grouped_fields_reader(dialect)
+
+
+DIALECT_READERS: Final = tuple(map(_reader_of, DIALECTS.values()))

@@ -11,6 +11,7 @@ import http_sf
 from tidegate.core.algorithms import NEVER
 from tidegate.core.bounds import SECOND, ceil_div
 from tidegate.errors import ConfigError
+from tidegate.headers.dialects import IETF, RETRY_AFTER, X_RATELIMIT
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -38,12 +39,12 @@ def write(decision: Decision, style: Style = "x") -> list[tuple[str, str]]:
     if style in ("x", "both"):
         fields += _write_x_fields(limits, views, decision.at)
     if style in ("ietf", "both"):
-        fields.append(("RateLimit-Policy", ", ".join(_write_policy(limit, decision.at) for limit in limits)))
-        fields.append(("RateLimit", ", ".join(map(_write_state, limits, views))))
+        fields.append((IETF.policy, ", ".join(_write_policy(limit, decision.at) for limit in limits)))
+        fields.append((IETF.state, ", ".join(map(_write_state, limits, views))))
     if not decision.allowed:
         waits = [view[1] for view in views]
         if NEVER not in waits:
-            fields.append(("Retry-After", str(max(1, ceil_div(max(waits), SECOND)))))
+            fields.append((RETRY_AFTER, str(max(1, ceil_div(max(waits), SECOND)))))
     return fields
 
 
@@ -56,9 +57,9 @@ def check_style(style: object) -> None:
 def _write_x_fields(limits: Sequence[Limit], views: Sequence[View], at: int) -> list[tuple[str, str]]:
     limit, (remaining, _, reset) = find_tightest(limits, views) if len(limits) > 1 else (limits[0], views[0])
     return [
-        ("X-RateLimit-Limit", str(limit.quota)),
-        ("X-RateLimit-Remaining", str(min(remaining, limit.quota))),
-        ("X-RateLimit-Reset", str(ceil_div(at + reset, SECOND))),
+        (X_RATELIMIT.limit, str(limit.quota)),
+        (X_RATELIMIT.remaining, str(min(remaining, limit.quota))),
+        (X_RATELIMIT.reset, str(ceil_div(at + reset, SECOND))),
     ]
 
 
@@ -78,18 +79,19 @@ def find_tightest(limits: Sequence[Limit], views: Sequence[View]) -> tuple[Limit
 
 def _write_policy(limit: Limit, at: int) -> str:
     """Write an item of RateLimit-Policy: the quota, its unit unless that is requests, and the window in seconds."""
-    item = f"{_write_string(limit.name)};q={min(limit.quota, MAX_SF_INTEGER)}"
+    item = f"{_write_string(limit.name)};{IETF.quota}={min(limit.quota, MAX_SF_INTEGER)}"
     if limit.algorithm == "concurrency":
         unit = "concurrent-requests" if limit.unit == "requests" else limit.unit
-        return f"{item};qu={_write_string(unit)}"  # slots have no window: they are free again when they are released
+        # Slots have no window: they are free again when they are released.
+        return f"{item};{IETF.unit}={_write_string(unit)}"
     if limit.unit != "requests":
-        item += f";qu={_write_string(limit.unit)}"
+        item += f";{IETF.unit}={_write_string(limit.unit)}"
     length = limit.length
     if limit.calendar is not None:
         start, end = limit.calendar.window(at)
         length = end - start
     # The window is optional, and the format has no fractions of a second.
-    return item if length % SECOND else f"{item};w={length // SECOND}"
+    return item if length % SECOND else f"{item};{IETF.window}={length // SECOND}"
 
 
 def _write_state(limit: Limit, view: View) -> str:
@@ -98,10 +100,10 @@ def _write_state(limit: Limit, view: View) -> str:
     For a violated limit, these are the seconds until the call would be allowed, so that Retry-After is never shorter.
     """
     remaining, retry, reset = view
-    item = f"{_write_string(limit.name)};r={min(remaining, limit.quota, MAX_SF_INTEGER)}"
+    item = f"{_write_string(limit.name)};{IETF.remaining}={min(remaining, limit.quota, MAX_SF_INTEGER)}"
     if limit.algorithm == "concurrency":
         return item
-    return f"{item};t={ceil_div(retry if retry > 0 else reset, SECOND)}"
+    return f"{item};{IETF.reset}={ceil_div(retry if retry > 0 else reset, SECOND)}"
 
 
 @lru_cache(maxsize=1024)

@@ -249,8 +249,7 @@ class RateLimitMiddleware:
     async def close(self) -> None:
         """Close the store, if this middleware opened it."""
         self.guard.flush()
-        if self.guard.owns_store:
-            await self.guard.store.close_async()
+        await self.guard.opened_store.close_async()
 
 
 def add_headers(request_state: RequestState, send: Send, write: Writer | None = None) -> Send:

@@ -175,8 +175,7 @@ class RateLimitMiddleware:
     def close(self) -> None:
         """Close the store, if this middleware opened it."""
         self.guard.flush()
-        if self.guard.owns_store:
-            self.guard.store.close()
+        self.guard.opened_store.close()
 
 
 class _HeaderStart:

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from tidegate.core.decision import Decision
+    from tidegate.observe.record import Record
 
+COUNTED_VERBS: Final = ("acquire", "hold")
 OTHER_LABEL: Final = "other"
 
 
@@ -29,6 +31,12 @@ class LabelNames:
             return OTHER_LABEL
         self._names.add(name)
         return name
+
+    def labels_of(self, record: Record) -> tuple[str, str] | None:
+        """Return the labels of a decision, its policy and its outcome; None if it is not counted."""
+        if record.verb not in COUNTED_VERBS:
+            return None
+        return self.label(record.policy.name), outcome_of(record.decision)
 
 
 def outcome_of(decision: Decision) -> str:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from tidegate.errors import ConfigError
-from tidegate.observe.names import OTHER_LABEL, LabelNames, outcome_of
+from tidegate.observe.names import OTHER_LABEL, LabelNames
 
 try:
     from opentelemetry import metrics, trace
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
     from tidegate.observe.record import Record
 
-COUNTED_VERBS: Final = ("acquire", "hold")
 POLICY: Final = "tidegate.policy"
 OUTCOME: Final = "tidegate.outcome"
 LIMIT: Final = "tidegate.limit"
@@ -44,11 +43,10 @@ class OpenTelemetryObserver:
 
     def __call__(self, record: Record) -> None:
         """Count one decision."""
-        if record.verb not in COUNTED_VERBS:
+        labels = self._names.labels_of(record)
+        if labels is None:
             return
-        decision = record.decision
-        policy = self._names.label(record.policy.name)
-        outcome = outcome_of(decision)
+        decision, (policy, outcome) = record.decision, labels
         self._decisions.add(1, {POLICY: policy, OUTCOME: outcome})
         if decision[0]:
             return

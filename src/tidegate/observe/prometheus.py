@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from tidegate.errors import ConfigError
-from tidegate.observe.names import OTHER_LABEL, LabelNames, outcome_of
+from tidegate.observe.names import OTHER_LABEL, LabelNames
 
 try:
     from prometheus_client import REGISTRY, Counter, Gauge, Histogram
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from tidegate.stores import Store
 
 REMAINING_BUCKETS: Final = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0)
-COUNTED_VERBS: Final = ("acquire", "hold")
 
 
 class PrometheusObserver:
@@ -65,11 +64,10 @@ class PrometheusObserver:
 
     def __call__(self, record: Record) -> None:
         """Count one decision."""
-        if record.verb not in COUNTED_VERBS:
+        labels = self._names.labels_of(record)
+        if labels is None:
             return
-        decision = record.decision
-        policy = self._names.label(record.policy.name)
-        outcome = outcome_of(decision)
+        decision, (policy, outcome) = record.decision, labels
         self._child(self._decisions, policy, outcome).inc()
         views = decision.views
         left = min(view[0] / limit.burst for limit, view in zip(decision[2], views, strict=True))

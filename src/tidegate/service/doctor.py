@@ -22,7 +22,8 @@ from tidegate.core.decision import LocalDecision
 from tidegate.errors import ConfigError, RateLimitError
 from tidegate.inbound.client.address import TrustedProxies
 from tidegate.service.decisions.decider import PROBE_POLICY
-from tidegate.stores.outage import GuardedStore, open_guarded
+from tidegate.stores.opened import OpenedStore
+from tidegate.stores.outage import GuardedStore
 from tidegate.urls import redact
 
 if TYPE_CHECKING:
@@ -130,7 +131,7 @@ def check_store(settings: Settings) -> Iterator[Finding]:
         )
         return
     try:
-        opened = open_guarded(settings.store)
+        opened = OpenedStore.open(settings.store).store
     except RateLimitError as error:
         yield wrong(f"the store {name} cannot be opened: {error}", "correct its URL, or install its extra")
         return

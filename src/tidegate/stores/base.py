@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 from weakref import WeakSet
 
 from tidegate.clock import Clock, SystemClock
@@ -11,12 +11,14 @@ from tidegate.core.bounds import MAX_INTEGER
 from tidegate.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from tidegate.core.decision import Decision
-    from tidegate.policy import Key, Policy
+    from tidegate.policy import Cost, Key, Policy
 
     Ask = tuple[Policy, Key, tuple[int, ...]]
+    TryAcquire = Callable[[Key, Cost], Any]  # returns a Decision, or what its slow path returns
+    Disable = Callable[[], None]
 
 
 class WaitQueue(Protocol):
@@ -55,6 +57,15 @@ class Store(ABC):
     ) -> Decision:
         """Apply the verb to one key: the common case, which a store may optimize."""
         return self.apply(verb, ((policy, key, costs),), now, at)[0]
+
+    def fast_path(self, policy: Policy, slow_path: TryAcquire, disablers: list[Disable]) -> TryAcquire | None:
+        """Build a faster `try_acquire` for a policy; None, the default, if the store has none.
+
+        It decides usual calls without blocking, as `apply_one` would, and passes all others to `slow_path`. A function
+        that it appends to `disablers` makes it pass every call: the limiter calls it when its rules change.
+        """
+        del policy, slow_path, disablers
+        return None
 
     async def apply_async(
         self, verb: str, asks: Sequence[Ask], now: int | None = None, at: int | None = None

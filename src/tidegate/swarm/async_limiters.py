@@ -7,24 +7,19 @@ import inspect
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Self
 
-from tidegate.adaptive import read_recovery_settings
 from tidegate.errors import Closed
 from tidegate.limiter import AsyncLimiter
 from tidegate.reservation import AsyncReservation, Reserving
 from tidegate.swarm.limited_calls import AsyncLimitedCall
-from tidegate.swarm.resources import SwarmResources, check_swarm
+from tidegate.swarm.resources import AgentResources, MemoryResources, SwarmResources
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Generator
     from datetime import timedelta
 
     from tidegate.adaptive import CapacityUpdate, Listener
-    from tidegate.bus import Bus
-    from tidegate.clock import Clock
     from tidegate.core.decision import Decision
     from tidegate.policy import Policy
-    from tidegate.stores import Store
-    from tidegate.stores.lease import Lease
     from tidegate.swarm.capacity import Capacity
     from tidegate.swarm.resources import Window
 
@@ -187,46 +182,9 @@ class _AsyncLimiter(SwarmResources[AsyncLimiter]):
             await self.close()
 
 
-class AsyncMemoryLimiter(_AsyncLimiter):
+class AsyncMemoryLimiter(_AsyncLimiter, MemoryResources[AsyncLimiter]):
     """Token buckets in this process, for tasks; see MemoryLimiter."""
 
-    def __init__(self, *, clock: Clock | None = None) -> None:
-        """Start without resources."""
-        super().__init__(agent_id="memory", settings=read_recovery_settings(0.75, recovery_interval=None), clock=clock)
 
-    async def announce_reduced(
-        self, resource: str, reason: str = "", retry_after: float | timedelta | None = None
-    ) -> CapacityUpdate | None:
-        """Reduce a resource to 75 %. With `retry_after`, no calls are allowed for so many seconds."""
-        update = self._reduce(resource, reason, retry_after)
-        if update is not None:
-            self._notify(update)  # there is no other agent to send it
-        return update
-
-
-class AsyncSwarmLimiter(_AsyncLimiter):
+class AsyncSwarmLimiter(_AsyncLimiter, AgentResources[AsyncLimiter]):
     """An agent's buckets, for tasks: same as SwarmLimiter, with coroutines."""
-
-    def __init__(
-        self,
-        bus: str | Bus | None = None,
-        agent_id: str = "",
-        *,
-        reduce_factor: float = 0.5,
-        recovery_interval: float | timedelta = 30.0,
-        recovery_factor: float = 1.1,
-        max_recovery: bool = True,
-        cooldown: float | timedelta = 0.0,
-        secret: str | bytes | None = None,
-        store: str | Store | None = None,
-        lease: bool | float | Lease | None = None,
-        clock: Clock | None = None,
-    ) -> None:
-        """Join the swarm on `bus` (a Bus, or a URL: then the bus is closed with the limiter) as `agent_id`."""
-        check_swarm(bus, agent_id)
-        settings = read_recovery_settings(
-            reduce_factor, recovery_factor, recovery_interval, max_recovery=max_recovery, cooldown=cooldown
-        )
-        super().__init__(
-            agent_id=agent_id, settings=settings, bus=bus, secret=secret, store=store, lease=lease, clock=clock
-        )

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import functools
-import inspect
 from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, ParamSpec, Self, TypeVar
 
 from tidegate.errors import ConfigError
 from tidegate.headers import parse_retry_after
+from tidegate.limited import LimitsCalls, LimitsCoroutines
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Callable
 
     from tidegate.core.decision import Decision
     from tidegate.swarm.async_limiters import _AsyncLimiter
@@ -95,22 +94,11 @@ class _LimitedCall(Generic[S]):
         return refusal_of(error, self._limiter.clock.ns() / 1e9) if self._announce and error is not None else None
 
 
-class LimitedCall(_LimitedCall["_Limiter"]):
+class LimitedCall(_LimitedCall["_Limiter"], LimitsCalls):
     """Limits a block, or each call of the function it decorates."""
 
-    def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
-        """Decorate a function."""
-        if inspect.iscoroutinefunction(function):
-            raise ConfigError(f"{function.__qualname__} is a coroutine function: use an async limiter")
-        if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
-            raise ConfigError(f"{function.__qualname__} is a generator function: use a 'with' block inside it")
-
-        @functools.wraps(function)
-        def limited(*args: P.args, **kwargs: P.kwargs) -> R:
-            with self._for_call(args, kwargs):
-                return function(*args, **kwargs)
-
-        return limited
+    _for_coroutines = "use an async limiter"
+    _for_generators = "use a 'with' block inside it"
 
     def __enter__(self) -> Decision:
         """Wait for a permit."""
@@ -126,21 +114,10 @@ class LimitedCall(_LimitedCall["_Limiter"]):
             self._limiter.announce_reduced(resource, *refusal)
 
 
-class AsyncLimitedCall(_LimitedCall["_AsyncLimiter"]):
+class AsyncLimitedCall(_LimitedCall["_AsyncLimiter"], LimitsCoroutines):
     """Limits an `async with` block, or each call of the coroutine function it decorates."""
 
-    def __call__(self, function: Callable[P, Awaitable[R]]) -> Callable[P, Awaitable[R]]:
-        """Decorate a coroutine function."""
-        if not inspect.iscoroutinefunction(function):
-            name = getattr(function, "__qualname__", repr(function))
-            raise ConfigError(f"{name} is not a coroutine function: use a MemoryLimiter or SwarmLimiter")
-
-        @functools.wraps(function)
-        async def limited(*args: P.args, **kwargs: P.kwargs) -> R:
-            async with self._for_call(args, kwargs):
-                return await function(*args, **kwargs)
-
-        return limited
+    _for_functions = "use a MemoryLimiter or SwarmLimiter"
 
     async def __aenter__(self) -> Decision:
         """Wait for a permit."""

@@ -14,7 +14,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Final, Generic, TypeVar
 from weakref import WeakSet
 
-from tidegate.adaptive import Capacities, GatedStore, RecoveringClock, RecoverySettings
+from tidegate.adaptive import Capacities, GatedStore, RecoveringClock, RecoverySettings, read_recovery_settings
 from tidegate.bus import Bus, open_bus
 from tidegate.core.bounds import SECOND
 from tidegate.core.limit import Limit, parse_period
@@ -22,9 +22,7 @@ from tidegate.errors import Closed, ConfigError, ResourceUnknown
 from tidegate.fork import fork_safe
 from tidegate.limiter import AsyncLimiter, Limiter
 from tidegate.policy import Policy
-from tidegate.stores import MemoryStore, Store
-from tidegate.stores.lease import Lease, LeasedStore, read_lease
-from tidegate.stores.outage import open_guarded
+from tidegate.stores.opened import OpenedStore
 from tidegate.swarm.capacity import Capacity
 from tidegate.swarm.presence import Presence
 
@@ -32,6 +30,8 @@ if TYPE_CHECKING:
     from tidegate.adaptive import CapacityUpdate, Listener
     from tidegate.clock import Clock
     from tidegate.reservation import AsyncReservation, Reservation
+    from tidegate.stores import Store
+    from tidegate.stores.lease import Lease
 
 L = TypeVar("L", Limiter, AsyncLimiter)
 Window = float | timedelta | str
@@ -106,7 +106,8 @@ class SwarmResources(Generic[L]):
         if lease is not None and store is None:
             raise ConfigError("a lease needs a shared store: pass its URL as store=", field="lease")
         self._clock = clock
-        self._store = _open_store(store, read_lease(lease), clock)
+        opened = OpenedStore.open("memory://" if store is None else store, clock=clock, lease=lease)
+        self._store = GatedStore(opened.store, owns=opened.owned)
         self._store.recovery_of = self._recovery_of
         self.clock = clock or self._store.clock
         self._owns_bus = isinstance(bus, str)
@@ -316,14 +317,46 @@ class SwarmResources(Generic[L]):
         return resources
 
 
-def _open_store(store: str | Store | None, share: Lease | None, clock: Clock | None) -> GatedStore:
-    if store is None:
-        return GatedStore(MemoryStore(clock=clock), owns=True)
-    owns = isinstance(store, str)
-    inner = open_guarded(store, clock=clock) if isinstance(store, str) else store
-    if share is not None:
-        inner, owns = LeasedStore(inner, share, clock=clock, owns=owns), True
-    return GatedStore(inner, owns=owns)
+class MemoryResources(SwarmResources[L]):
+    """The resources of a limiter without a swarm. A reduction leaves 75 % and stays until the capacity is set again."""
+
+    def __init__(self, *, clock: Clock | None = None) -> None:
+        """Start without resources."""
+        super().__init__(agent_id="memory", settings=read_recovery_settings(0.75, recovery_interval=None), clock=clock)
+
+    def _reduce(self, name: str, reason: str, retry_after: float | timedelta | None) -> CapacityUpdate | None:
+        update = super()._reduce(name, reason, retry_after)
+        if update is not None:
+            self._notify(update)  # there is no other agent to send it
+        return update
+
+
+class AgentResources(SwarmResources[L]):
+    """The resources of one agent of a swarm."""
+
+    def __init__(
+        self,
+        bus: str | Bus | None = None,
+        agent_id: str = "",
+        *,
+        reduce_factor: float = 0.5,
+        recovery_interval: float | timedelta = 30.0,
+        recovery_factor: float = 1.1,
+        max_recovery: bool = True,
+        cooldown: float | timedelta = 0.0,
+        secret: str | bytes | None = None,
+        store: str | Store | None = None,
+        lease: bool | float | Lease | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        """Join the swarm on `bus` (a Bus, or a URL: then the bus is closed with the limiter) as `agent_id`."""
+        check_swarm(bus, agent_id)
+        settings = read_recovery_settings(
+            reduce_factor, recovery_factor, recovery_interval, max_recovery=max_recovery, cooldown=cooldown
+        )
+        super().__init__(
+            agent_id=agent_id, settings=settings, bus=bus, secret=secret, store=store, lease=lease, clock=clock
+        )
 
 
 @functools.lru_cache(4096)

@@ -3,35 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import AsyncIterator, Callable
-from typing import Self
+
+from tests.servers.thread import ThreadServer
 
 Script = Callable[[str, dict[str, str]], AsyncIterator[bytes]]  # of a path and headers: the bytes to send
 
 
-class HostileServer:
+class HostileServer(ThreadServer):
     """Answers each request by what its script gives, until the client has gone. A context manager."""
 
     def __init__(self, script: Script) -> None:
         """Answer by this script; `requests` holds what was received: paths and headers."""
+        super().__init__()
         self.script = script
         self.requests: list[tuple[str, dict[str, str]]] = []
         self.sent = 0
-        self.port = 0
-        self._ready = threading.Event()
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._run, daemon=True)
-
-    @property
-    def url(self) -> str:
-        """Where it listens."""
-        return f"http://127.0.0.1:{self.port}"
-
-    def _run(self) -> None:
-        self._loop.run_until_complete(self._serve())
-        self._loop.run_until_complete(asyncio.sleep(0))  # sockets are closed by callbacks
-        self._loop.close()
 
     async def _serve(self) -> None:
         self._stop = asyncio.Event()
@@ -60,17 +47,6 @@ class HostileServer:
             pass
         finally:
             writer.close()
-
-    def __enter__(self) -> Self:
-        """Start."""
-        self._thread.start()
-        assert self._ready.wait(20)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Leave nothing behind."""
-        self._loop.call_soon_threadsafe(self._stop.set)
-        self._thread.join(20)
 
 
 def head(status: int = 200, *lines: str) -> bytes:

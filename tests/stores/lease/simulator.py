@@ -124,7 +124,7 @@ class Process:
         inner = MemoryStore(clock=self.clock)  # never used: `drive` asks the store of the simulation
         self.store = LeasedStore(inner, simulation.lease)
         self.manager = self.store.manager
-        self.fast_path = self.store.fast_path(simulation.policy, lambda _key, _cost: None)
+        self.fast_path = self.store.fast_path(simulation.policy, lambda _key, _cost: None, [])
         self.alive = True
         self._scheduled = 0
 

@@ -88,33 +88,31 @@ async def test_a_call_cancelled_while_it_is_decided_is_given_back(store, lock, v
     assert await remaining(store) == {100}
 
 
+async def cancel_queued(store, lock, first, second):
+    """Start a call that finds the file locked, and a second one behind it; cancel the second, and unlock the file."""
+    decided = asyncio.create_task(first)
+    await wait_until_locked(store)
+    cancelled = asyncio.create_task(second)
+    await asyncio.sleep(0)
+    cancelled.cancel()
+    lock.execute("ROLLBACK")
+    assert await decided
+    with pytest.raises(asyncio.CancelledError):
+        await cancelled
+
+
 async def test_a_call_cancelled_before_it_is_decided_is_never_charged(store, lock):
     lock.execute("BEGIN IMMEDIATE")
-    first = asyncio.create_task(apply(store))
-    await wait_until_locked(store)
-    second = asyncio.create_task(apply(store))
-    await asyncio.sleep(0)
-    second.cancel()
-    lock.execute("ROLLBACK")
-    assert await first
-    with pytest.raises(asyncio.CancelledError):
-        await second
+    await cancel_queued(store, lock, apply(store), apply(store))
     assert await remaining(store) == {99}
 
 
 async def test_a_correction_is_made_although_its_task_is_cancelled(store, lock):
     decision = await apply(store, "hold")
     lock.execute("BEGIN IMMEDIATE")
-    first = asyncio.create_task(store.apply_async("acquire", [(POLICY, "other", ONE)]))
-    await wait_until_locked(store)
     back = [(POLICY, "k", (-1,) * len(KINDS))]
-    second = asyncio.create_task(store.apply_async("adjust", back, None, decision.at))
-    await asyncio.sleep(0)
-    second.cancel()
-    lock.execute("ROLLBACK")
-    assert await first
-    with pytest.raises(asyncio.CancelledError):
-        await second
+    correction = store.apply_async("adjust", back, None, decision.at)
+    await cancel_queued(store, lock, store.apply_async("acquire", [(POLICY, "other", ONE)]), correction)
     assert await remaining(store) == {100}
 
 

@@ -26,20 +26,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("tidegate.budget")
 
-DURATION_BUCKETS: Final = (
-    100,
-    250,
-    500,
-    1000,
-    2500,
-    5000,
-    10_000,
-    25_000,
-    50_000,
-    100_000,
-    250_000,
-    1_000_000,
-)  # microseconds
+# In microseconds.
+DURATION_BUCKETS: Final = (100, 250, 500, 1000, 2500, 5000, 10_000, 25_000, 50_000, 100_000, 250_000, 1_000_000)
 REARM_FRACTION: Final = 0.75  # of a milestone
 FULL_PERCENT: Final = 100
 FALLBACK_DESCRIPTIONS: Final = {

@@ -9,7 +9,8 @@ from tidegate.budget.storage.sqlite import BudgetStore, Completion, Settlement
 from tidegate.core.bounds import SECOND
 from tidegate.core.decision import Decision, LocalDecision
 from tidegate.errors import StoreUnavailable
-from tidegate.stores.outage import GuardedStore, open_guarded
+from tidegate.stores.opened import OpenedStore
+from tidegate.stores.outage import GuardedStore
 from tidegate.urls import split_url
 
 if TYPE_CHECKING:
@@ -132,7 +133,7 @@ def open_storage(settings: BudgetSettings, clock: Clock | None) -> tuple[Store, 
     text = str(settings.storage)
     scheme = split_url(text, "storage").scheme if "://" in text else ""
     if scheme and scheme != "sqlite":
-        store = open_guarded(with_deadline(text, settings.deadline), clock=clock)
+        store = OpenedStore.open(with_deadline(text, settings.deadline), clock=clock).store
         test_clock = clock if clock is not None and clock is not store.clock else None
         return store, StoreSettlements(store, test_clock)
     options: dict[str, Any] = {

@@ -35,9 +35,8 @@ from tidegate.inbound.rules.reload import RulesSource
 from tidegate.limiter import AsyncLimiter, Limiter
 from tidegate.observe import Record
 from tidegate.observe.logs import BURST, DecisionLog, LogThrottle
-from tidegate.stores import MemoryStore, Store
-from tidegate.stores.lease import LeasedStore, read_lease
-from tidegate.stores.outage import open_guarded
+from tidegate.stores import MemoryStore
+from tidegate.stores.opened import OpenedStore
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -55,7 +54,7 @@ if TYPE_CHECKING:
     from tidegate.inbound.rules.path_readings import Route
     from tidegate.observe import Observer
     from tidegate.policy import Cost, Key, Policy
-    from tidegate.stores.lease import Lease
+    from tidegate.stores import Store
 
 log = logging.getLogger("tidegate.inbound")
 
@@ -118,9 +117,10 @@ class RequestLimiter:
         admin = get("admin", True)
         self.admin_path: str | None = ADMIN_PATH if admin is True else admin or None
         self.admin_token: str | None = get("admin_token")
-        self.store, self.owns_store = self._open(store, clock, get("lease"))
+        self.opened_store = OpenedStore.open(store, clock=clock, lease=get("lease"))
+        self.store = self.opened_store.store
         self._sets_max_entries = isinstance(store, str) and "max_entries" not in store
-        if isinstance(store, str) and isinstance(self.store, MemoryStore):
+        if self.opened_store.owned and isinstance(self.store, MemoryStore):
             self.store.limit_groups(self.client_identifier.group_of)
         self.own_clock = clock if clock is not self.store.clock else None
         self.clock = clock or self.store.clock
@@ -140,15 +140,6 @@ class RequestLimiter:
         self._last_maintenance = 0
         self.category_limiters: dict[str, CategoryLimiter] = {}
         self.update_rules(self._source.rules)
-
-    def _open(
-        self, store: str | Store, clock: Clock | None, lease: bool | float | Lease | None  # noqa: FBT001 - as limiters take it
-    ) -> tuple[Store, bool]:  # fmt: skip
-        opened = open_guarded(store, clock=clock) if isinstance(store, str) else store
-        lease_options = read_lease(lease)
-        if lease_options is None:
-            return opened, isinstance(store, str)
-        return LeasedStore(opened, lease_options, owns=isinstance(store, str)), True
 
     # ---- rules -------------------------------------------------------------------------------------------------------
 

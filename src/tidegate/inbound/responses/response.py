@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from tidegate.core.bounds import SECOND
 from tidegate.core.decision import Decision, LocalDecision
 from tidegate.headers import PROBLEM_TYPE, check_style, problem, write
+from tidegate.headers.dialects import IETF, RETRY_AFTER, X_RATELIMIT
 from tidegate.headers.writer import find_tightest
 
 if TYPE_CHECKING:
@@ -25,13 +26,16 @@ if TYPE_CHECKING:
 
 MAX_ACCEPT_LENGTH: Final = 1024  # longer Accept headers are truncated
 CACHED_REMAINING: Final = 1024
-REMAINING_FIELDS: Final = [(b"x-ratelimit-remaining", b"%d" % number) for number in range(CACHED_REMAINING)]
+LIMIT_FIELD, REMAINING_FIELD, RESET_FIELD = (name.lower().encode() for name in X_RATELIMIT[:3])
+RETRY_AFTER_FIELD: Final = RETRY_AFTER.lower().encode()
+EXPOSE_HEADERS: Final = "Access-Control-Expose-Headers"
+REMAINING_FIELDS: Final = [(REMAINING_FIELD, b"%d" % number) for number in range(CACHED_REMAINING)]
 ROUND_UP: Final = SECOND - 1
 EXPOSED_HEADERS: Final = {
-    "x": "X-RateLimit-Limit, X-RateLimit-Remaining, X-RateLimit-Reset, Retry-After",
-    "ietf": "RateLimit, RateLimit-Policy, Retry-After",
-    "both": "X-RateLimit-Limit, X-RateLimit-Remaining, X-RateLimit-Reset, RateLimit, RateLimit-Policy, Retry-After",
-    "none": "Retry-After",
+    "x": ", ".join((*X_RATELIMIT[:3], RETRY_AFTER)),
+    "ietf": f"{IETF.state}, {IETF.policy}, {RETRY_AFTER}",
+    "both": ", ".join((*X_RATELIMIT[:3], IETF.state, IETF.policy, RETRY_AFTER)),
+    "none": RETRY_AFTER,
 }
 REASONS: Final = {
     200: "OK",
@@ -45,11 +49,7 @@ REASONS: Final = {
 
 
 CANONICAL_NAMES: Final = {  # of the fields that `raw_fields` writes
-    b"x-ratelimit-limit": "X-RateLimit-Limit",
-    b"x-ratelimit-remaining": "X-RateLimit-Remaining",
-    b"x-ratelimit-reset": "X-RateLimit-Reset",
-    b"retry-after": "Retry-After",
-    b"access-control-expose-headers": "Access-Control-Expose-Headers",
+    name.lower().encode(): name for name in (*X_RATELIMIT[:3], RETRY_AFTER, EXPOSE_HEADERS)
 }
 
 
@@ -78,7 +78,7 @@ class ResponseWriter:
         check_style(style)
         self.style = style
         self.custom_denial = denied
-        self._extra: Fields = [("Access-Control-Expose-Headers", EXPOSED_HEADERS[style])] if expose else []
+        self._extra: Fields = [(EXPOSE_HEADERS, EXPOSED_HEADERS[style])] if expose else []
         self._raw_extra = raw(self._extra)
 
     def fields(self, decision: Decision) -> Fields:
@@ -105,13 +105,13 @@ class ResponseWriter:
             remaining, retry, reset = limit.rules.view(views_or_states[0], limit, costs[0], at)
         quota = limit.quota
         fields = [
-            (b"x-ratelimit-limit", b"%d" % quota),
+            (LIMIT_FIELD, b"%d" % quota),
             _remaining(min(remaining, quota)),
-            (b"x-ratelimit-reset", b"%d" % ((at + reset + ROUND_UP) // SECOND)),
+            (RESET_FIELD, b"%d" % ((at + reset + ROUND_UP) // SECOND)),
             *self._raw_extra,
         ]
         if retry > 0 and not decision.allowed:
-            fields.append((b"retry-after", b"%d" % ((retry + ROUND_UP) // SECOND)))
+            fields.append((RETRY_AFTER_FIELD, b"%d" % ((retry + ROUND_UP) // SECOND)))
         return fields
 
     def writer(self, policy: Policy) -> Callable[[Decision], RawFields]:
@@ -121,7 +121,7 @@ class ResponseWriter:
         if self.style != "x" or len(limits) > 1 or limit.algorithm != "sliding_log":
             return self.raw_fields
         quota, length, general = limit.quota, limit.length, self.raw_fields
-        first, extra = (b"x-ratelimit-limit", b"%d" % quota), tuple(self._raw_extra)
+        first, extra = (LIMIT_FIELD, b"%d" % quota), tuple(self._raw_extra)
         # Cache of one reset field: (after, until, field). It is valid for charges in the interval (after, until].
         last: tuple[int, int, RawField] = (0, 0, first)
 
@@ -139,12 +139,12 @@ class ResponseWriter:
             if not after < at <= until:
                 second = (at + length + ROUND_UP) // SECOND
                 until = second * SECOND - length
-                reset = (b"x-ratelimit-reset", b"%d" % second)
+                reset = (RESET_FIELD, b"%d" % second)
                 last = (until - SECOND, until, reset)
             left = quota - log.sums[tail - 1] + base
             return [
                 first,
-                REMAINING_FIELDS[left] if left < CACHED_REMAINING else (b"x-ratelimit-remaining", b"%d" % left),
+                REMAINING_FIELDS[left] if left < CACHED_REMAINING else (REMAINING_FIELD, b"%d" % left),
                 reset,
                 *extra,
             ]
@@ -186,7 +186,7 @@ def denial_kind(decision: Decision, policy: Policy, kind: Kind) -> Kind:
 
 
 def _remaining(left: int) -> RawField:
-    return REMAINING_FIELDS[left] if left < CACHED_REMAINING else (b"x-ratelimit-remaining", b"%d" % left)
+    return REMAINING_FIELDS[left] if left < CACHED_REMAINING else (REMAINING_FIELD, b"%d" % left)
 
 
 def _make_response(status: int, body: str | bytes, kind: str) -> Response:

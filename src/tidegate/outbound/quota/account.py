@@ -2,7 +2,7 @@
 
 **When a permit counts.** See `arrival`: no window of the provider exceeds its limit, whatever the network delays.
 
-**Refusals.** See `refusals` for their effect and `shared_notices` for how processes on one store share them.
+**Refusals.** See `account_capacity`.
 """
 
 from __future__ import annotations
@@ -17,14 +17,8 @@ from tidegate.adaptive import GatedStore, RecoveringClock, RecoverySettings
 from tidegate.core.bounds import MAX_INTEGER, SECOND, ceil_div
 from tidegate.errors import StoreUnavailable
 from tidegate.fork import fork_safe
-from tidegate.outbound.capacity.learning import (
-    TOO_MANY_REQUESTS,
-    LimitCorrection,
-    ProviderCharge,
-    ProviderCharges,
-    find_corrections,
-)
-from tidegate.outbound.capacity.refusals import Refusals
+from tidegate.outbound.capacity.account_capacity import AccountCapacity
+from tidegate.outbound.capacity.learning import LimitCorrection, ProviderCharge, ProviderCharges, find_corrections
 from tidegate.outbound.capacity.shared_notices import SharedNotices
 from tidegate.outbound.providers.provider import CONCURRENCY_UNIT, REQUESTS_UNIT
 from tidegate.outbound.quota.arrival import MOVABLE_ALGORITHMS, ArrivalDelays
@@ -35,13 +29,12 @@ from tidegate.reservation import charged_at
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from tidegate.adaptive.capacities import CapacitySnapshot
     from tidegate.core import Decision, Limit
     from tidegate.flow import CallFlow
     from tidegate.headers import Advice
     from tidegate.limiter import AsyncLimiter, Limiter
+    from tidegate.outbound.capacity.account_capacity import CurrentCapacity
     from tidegate.outbound.capacity.shared_capacity import SharedCapacity
-    from tidegate.outbound.capacity.shared_notices import SharedNotice
     from tidegate.outbound.providers.provider import Provider
     from tidegate.outbound.quota.charge import Charge
     from tidegate.policy import Cost, Key
@@ -86,20 +79,21 @@ class Account:
         """Share a store with other accounts; `limiter` creates a limiter, `apply` calls the store, awaited or not."""
         self.key = key
         self.resource = resource
-        self.shared_capacity = shared_capacity
         self.store = GatedStore(store)
         self.store.clock = RecoveringClock(store.clock, partial(shared_capacity.due, resource), self.refresh)
         self.clock = self.store.clock
         self._apply = apply
         self._lock = fork_safe(threading.RLock())
         self.last_used = self.clock.steady()  # when it was last used
-        self._exhausted_until = 0  # until then the provider has no remaining quota
         self._provider_charges = ProviderCharges()
         self._set_provider(provider)
         self.delays = ArrivalDelays(provider.limits, self._narrowest, self.clock, self.refresh)
-        self._reset_refusals()
         self.limiter: Any = limiter(provider.policy, store=self.store)
-        shared_capacity.set(resource, self._narrowest.quota, self.refresh, self._record_remote_refusal)
+        make_notices = partial(SharedNotices, provider.domain, key, apply)
+        self.account_capacity = AccountCapacity(
+            resource, self._narrowest, shared_capacity, make_notices, self.clock, self.refresh
+        )
+        self.account_capacity.register()
         self.refresh()
 
     def _set_provider(self, provider: Provider) -> None:
@@ -114,12 +108,6 @@ class Account:
         self.estimated = tuple(unit for unit in TOKEN_UNITS if unit in self.units)
         self.fixed_cost = self._compute_fixed_cost()
         self._unbounded = self._without_maximum(limits)
-
-    def _reset_refusals(self) -> None:
-        """Reset what was learned about the narrowest limit."""
-        self._refusals = Refusals(self._narrowest, self.shared_capacity.interval or 0)
-        self._notices = SharedNotices(self.provider.domain, self.key, self._apply, self._narrowest.length)
-        self._next_check = self.clock.steady()
 
     def _without_maximum(self, limits: tuple[Limit, ...]) -> Policy:
         """Return the same limits without a maximum, for charges that must be made whether they fit or not."""
@@ -139,54 +127,41 @@ class Account:
     def update_provider(self, provider: Provider) -> None:
         """Apply a changed provider file."""
         with self._lock:
-            before, limits = self._narrowest, self.provider.limits
+            limits = self.provider.limits
             self._set_provider(provider)
             if provider.limits != limits:
                 self.delays = ArrivalDelays(
                     provider.limits, self._narrowest, self.clock, self.refresh, self.delays.in_flight
                 )
                 self._provider_charges.clear()
-            if self._narrowest != before:
-                self._reset_refusals()
-            if self._narrowest.quota != before.quota:
-                self.shared_capacity.set(
-                    self.resource, self._narrowest.quota, self.refresh, self._record_remote_refusal
-                )
+            self.account_capacity.set_limit(self._narrowest)
             self.limiter.update(provider.policy)
             self.refresh()
 
     def refresh(self) -> None:
         """Apply the current capacity; of two threads, the second reads it after the first has finished."""
         with self._lock:
-            snapshot = self.shared_capacity.snapshot(self.resource)
-            if snapshot is None:
-                return
-            held_level = self._refusals.held_level(self.clock.steady(), snapshot.current)
-            if held_level is None:
-                self._apply_capacity(snapshot)
-            else:
-                self.shared_capacity.hold(self.resource, held_level)  # calls refresh again
+            current = self.account_capacity.current()
+            if current is not None:
+                self._apply_capacity(current)
 
-    def _apply_capacity(self, snapshot: CapacitySnapshot) -> None:
-        until = max(snapshot.frozen_until or 0, self._exhausted_until)
-        if until > self.clock.steady():
-            self.store.freeze(self.provider.policy.name, until)
+    def _apply_capacity(self, current: CurrentCapacity) -> None:
+        if current.frozen_until > self.clock.steady():
+            self.store.freeze(self.provider.policy.name, current.frozen_until)
         else:
             self.store.unfreeze(self.provider.policy.name)
         limits = self.delays.stretched()
         self._unbounded_stretched = self._without_maximum(tuple(limits))
-        if snapshot.current < self._narrowest.quota:
+        if current.quota < self._narrowest.quota:
             minimum = max((costs[self._index] for costs in self._costs()), default=1)  # each endpoint must still fit
-            burst = (
-                0 if self._narrowest.burst == self._narrowest.quota else min(self._narrowest.burst, snapshot.current)
-            )
-            limits[self._index] = replace(limits[self._index], quota=max(snapshot.current, minimum), burst=burst)
+            burst = 0 if self._narrowest.burst == self._narrowest.quota else min(self._narrowest.burst, current.quota)
+            limits[self._index] = replace(limits[self._index], quota=max(current.quota, minimum), burst=burst)
         if self.limiter.policy.limits != tuple(limits):
             self.limiter.update(replace(self.provider.policy, limits=tuple(limits)))
 
     def recover(self) -> None:
         """Apply a recovery step that is due: waiting callers do that too, but there may be none."""
-        due = self.shared_capacity.due(self.resource)
+        due = self.account_capacity.due()
         if due is not None and self.clock.steady() >= due:
             self.refresh()
 
@@ -196,10 +171,9 @@ class Account:
         idle_after = max(
             IDLE_AFTER, 2 * max(limit.length for limit in self.provider.limits)
         )  # includes leases of slots
-        if now - self.last_used < idle_after or self._exhausted_until > now or self.limiter.waiting or self.delays.busy:
+        if now - self.last_used < idle_after or self.limiter.waiting or self.delays.busy:
             return False
-        snapshot = self.shared_capacity.snapshot(self.resource)
-        return snapshot is None or (snapshot.current >= snapshot.original and snapshot.frozen_until is None)
+        return self.account_capacity.is_whole
 
     def _costs(self) -> list[tuple[int, ...]]:
         return [self.provider.policy.costs(self.provider.cost(endpoint)) for endpoint in self.provider.endpoints]
@@ -207,8 +181,7 @@ class Account:
     @property
     def capacity(self) -> int:
         """The current capacity of the narrowest limit."""
-        snapshot = self.shared_capacity.snapshot(self.resource)
-        return self._narrowest.quota if snapshot is None else snapshot.current
+        return self.account_capacity.quota
 
     def fit(self, cost: Mapping[str, int]) -> Cost:
         """Reduce an estimate to what can ever be allowed; requests are not reduced."""
@@ -296,8 +269,7 @@ class Account:
                     each, limit.burst - self._used(peeked, each.limit_index), peeked.at
                 )
             if not each.remaining and each.reset:
-                self._exhausted_until = max(self._exhausted_until, self.clock.steady() + each.reset)
-                self.refresh()
+                self.account_capacity.exhaust(each.reset)
         return changed
 
     def _correct_flow(self, reported: LimitCorrection, left: int, now: int) -> CallFlow[Any]:
@@ -332,20 +304,9 @@ class Account:
         limit = peeked[2][index]
         return limit.burst - peeked.views[index][0] if index < len(peeked.views) else 0
 
-    # ---- refusals ----------------------------------------------------------------------------------------------------
-
     def handle_refusal_flow(self, status: int, charge: Charge, sent: int, retry_after: float | None) -> CallFlow[Any]:
         """Reduce the capacity and pause; other processes are informed through the store and over the bus."""
-        yield from self.check_notices_flow()
-        used = (yield from self._let_through_flow(charge)) if status == TOO_MANY_REQUESTS else 0
-        current = self.capacity
-        notice = self._refusals.record(self.clock.steady(), sent, current, used, retry_after)
-        if notice.value < current or notice.pause:
-            reason = (
-                "answered 429 Too Many Requests" if status == TOO_MANY_REQUESTS else "answered 503 Service Unavailable"
-            )
-            self.shared_capacity.announce(self.resource, *notice, reason)
-            self._apply_notice((yield from self._notices.write_flow(notice)))
+        return self.account_capacity.refuse_flow(status, sent, retry_after, self._let_through_flow(charge))
 
     def _let_through_flow(self, charge: Charge) -> CallFlow[Any]:
         """Return how much of the narrowest limit was in use when a refused request arrived.
@@ -356,32 +317,6 @@ class Account:
         peeked = yield from self._peek_flow()
         now = charged if peeked is None else self._used(peeked, self._index)
         return (charged if charged * 7 <= now * 8 else now) - own
-
-    def is_check_due(self) -> bool:
-        """Return whether it is time to check for refusals of other processes."""
-        now = self.clock.steady()
-        if now < self._next_check:
-            return False
-        self._next_check = now + self._notices.check_interval
-        return True
-
-    def check_notices_flow(self) -> CallFlow[Any]:
-        """Check for refusals of other processes; returns whether that changes what may be sent."""
-        return self._apply_notice((yield from self._notices.read_flow()))
-
-    def _apply_notice(self, shared_notice: SharedNotice | None) -> bool:
-        if shared_notice is None:
-            return False
-        self._record_remote_refusal(shared_notice.notice.value, shared_notice.age)
-        return self.shared_capacity.receive(self.resource, *shared_notice.notice, shared_notice.age)
-
-    def _record_remote_refusal(self, value: int, age: int = 0) -> None:
-        now = self.clock.steady()
-        self._refusals.record_remote(now, now - age, self.capacity, value)
-
-    def record_success(self) -> None:
-        """Record a response that was not a refusal."""
-        self._refusals.record_success()
 
     # ---- store calls -------------------------------------------------------------------------------------------------
 

@@ -79,7 +79,7 @@ class Accounts(dict[tuple[str, Key], Account]):
                 if (
                     account.idle()
                 ):  # still idle: a thread that found it has updated `last_used`, or will not find it again
-                    account.shared_capacity.remove(account.resource)
+                    account.account_capacity.remove()
                 else:
                     self[account_key] = account
         self._drop_idle_at = max(ALWAYS_KEPT, 2 * len(self))

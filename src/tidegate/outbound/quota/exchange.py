@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeVar
 from urllib.parse import parse_qsl, urlsplit
 
 from tidegate.errors import ConfigError
+from tidegate.headers.dialects import FIELD_PREFIXES
 from tidegate.outbound.providers.hosts import host_of, is_loopback
 from tidegate.outbound.providers.secret import fingerprint
 from tidegate.outbound.quota.tokens import TOKEN_UNITS
@@ -26,8 +27,8 @@ if TYPE_CHECKING:
 R = TypeVar("R")
 
 FIRST_ERROR_STATUS: Final = 400
-RATE_LIMIT_PREFIXES: Final = ("ratel", "x-rat", "retry", "anthr")  # of the names of rate limit headers
-RATE_LIMIT_PREFIX_SET: Final = frozenset((*RATE_LIMIT_PREFIXES, *(word.encode() for word in RATE_LIMIT_PREFIXES)))
+# The first five characters of rate limit headers, which tell them from all others.
+RATE_LIMIT_PREFIXES: Final = frozenset(prefix for name in FIELD_PREFIXES for prefix in (name[:5], name[:5].encode()))
 
 
 class RequestOptions(NamedTuple):
@@ -134,7 +135,7 @@ class SendResult(NamedTuple, Generic[R]):
 def has_rate_limit_headers(headers: Iterable[tuple[str | bytes, object]]) -> bool:
     """Return whether headers may contain rate limits: most do not, and parsing takes time."""
     for name, _ in headers:  # noqa: SIM110 - half the time of any()
-        if name[:5].lower() in RATE_LIMIT_PREFIX_SET:
+        if name[:5].lower() in RATE_LIMIT_PREFIXES:
             return True
     return False
 

@@ -45,7 +45,7 @@ from tidegate.outbound.quota.exchange import (
     is_confidential,
 )
 from tidegate.policy import join_key
-from tidegate.stores.outage import open_guarded
+from tidegate.stores.opened import OpenedStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -107,9 +107,10 @@ class _Gate:
         self._defaults = RequestOptions(
             None if timeout is None else seconds("timeout", timeout), seconds("priority", priority)
         )
-        self._owns = (isinstance(store, str), isinstance(bus, str))
-        self.store = open_guarded(store, clock=clock) if isinstance(store, str) else store
+        self._opened = OpenedStore.open(store, clock=clock)
+        self.store = self._opened.store
         self.clock = self.store.clock
+        self._owns_bus = isinstance(bus, str)
         self.bus = open_bus(bus, clock=clock) if isinstance(bus, str) else bus
         self._observer = observer
         self._chance = chance
@@ -235,7 +236,7 @@ class _Gate:
         """Return whether the capacity is lower than known when a permit was granted."""
         if (late := account.delays.find_expired(charge.at)) is not None:
             return (yield from account.renew_flow(late, charge.at))
-        return (yield from account.check_notices_flow()) if account.is_check_due() else False
+        return (yield from account.account_capacity.check_flow()) if account.account_capacity.is_check_due() else False
 
     def _send_once_flow(
         self, account: Account, call: OutboundRequest, send: Callable[[], Any], charge: Charge
@@ -279,7 +280,7 @@ class _Gate:
             spent = self.clock.steady() - began
             rules = account.provider.retries, attempt, response.status, call.method, spent, advice.retry_after
             return retry_pause(*rules, self._chance()) if call.replays else None
-        account.record_success()
+        account.account_capacity.record_success()
         if advice.limits and account.provider.learn != "off":
             self._counts["corrected"] += yield from account.learn_flow(advice)
         return None
@@ -319,7 +320,7 @@ class _Gate:
 
     def _close(self) -> list[Account]:
         accounts = self._accounts.close()
-        if self.bus is not None and self._owns[1]:
+        if self.bus is not None and self._owns_bus:
             self.bus.close()
         return accounts
 
@@ -348,8 +349,7 @@ class Gate(_Gate):
         """Refuse further requests, wake waiters with Closed, and close the store and bus that were opened here."""
         for account in self._close():
             account.limiter.close()
-        if self._owns[0]:
-            self.store.close()
+        self._opened.close()
 
     def _store_apply(self) -> Callable[..., Any]:
         return self.store.apply
@@ -376,8 +376,7 @@ class AsyncGate(_Gate):
         """Refuse further requests, wake waiters with Closed, and close the store and bus that were opened here."""
         for account in self._close():
             await account.limiter.close()
-        if self._owns[0]:
-            await self.store.close_async()
+        await self._opened.close_async()
 
     def _store_apply(self) -> Callable[..., Any]:
         return self.store.apply_async

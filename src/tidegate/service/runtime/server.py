@@ -30,8 +30,7 @@ from tidegate.service.http.connections import (
 from tidegate.service.runtime.components import Components
 from tidegate.service.runtime.file_limits import raise_descriptor_limit
 from tidegate.service.runtime.logs import log_denial_counts
-from tidegate.stores.lease import LeasedStore
-from tidegate.stores.outage import open_guarded
+from tidegate.stores.opened import OpenedStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -149,8 +148,7 @@ def open_telemetry(app: App) -> Telemetry:
 
 def open_service_store(settings: Settings, clock: Clock | None = None) -> Store:
     """Open the store of the settings, with leases if `lease` is set."""
-    store = open_guarded(settings.store, clock=clock)
-    return store if settings.lease is None or store.instant else LeasedStore(store, settings.lease)
+    return OpenedStore.open(settings.store, clock=clock, lease=settings.lease).store
 
 
 def bounded_connections(settings: Settings, descriptors: int | None) -> Connections:

@@ -22,9 +22,7 @@ if TYPE_CHECKING:
 
     from tidegate.clock import Clock
     from tidegate.policy import Cost, Key, Policy
-    from tidegate.stores.base import Ask
-
-    TryAcquire = Callable[[Key, Cost], Any]
+    from tidegate.stores.base import Ask, Disable, TryAcquire
 
 
 class LeasedStore(Store):
@@ -58,17 +56,24 @@ class LeasedStore(Store):
 
     # ---- applying verbs ----------------------------------------------------------------------------------------------
 
-    def fast_path(self, policy: Policy, slow_path: TryAcquire) -> TryAcquire:
+    def fast_path(self, policy: Policy, slow_path: TryAcquire, disablers: list[Disable]) -> TryAcquire | None:
         """Build a faster `try_acquire` for calls that a share can answer; other calls go to `slow_path`."""
         policy_leases = self.manager.find_policy_leases(policy)
         if not policy_leases.length or not any(policy.one):
-            return slow_path
+            return None
         lock, steady = self.manager.lock, self.clock.steady
         token, release, contend = lock.token, lock.release, lock.contend
         key_leases, limits, single = policy_leases.key_leases, policy.limits, policy.only is not None
+        fast_cost: int | None = 1
+
+        def disable() -> None:
+            nonlocal fast_cost
+            fast_cost = None  # matches no cost: cheaper than a further check in each call
+
+        disablers.append(disable)
 
         def try_acquire(key: Key, cost: Cost = 1) -> Any:  # noqa: ANN401 - a Decision, or what `slow_path` returns
-            if cost == 1:
+            if cost == fast_cost:
                 held = token  # see tidegate.lock
                 try:
                     del held[0]

@@ -24,7 +24,7 @@ from tidegate.errors import Closed
 from tidegate.stores.cancellation import CHARGING, DROPPABLE, MAX_CLOSING, corrections
 from tidegate.stores.deadline import DeadlineTimer, wait_for
 from tidegate.stores.redis import driver
-from tidegate.stores.redis.late_replies import LateReplies
+from tidegate.stores.redis.late_replies import LateReplies, ScriptsInFlight
 from tidegate.stores.redis.protocol import MAX_IN_FLIGHT, PendingCall, Script
 from tidegate.stores.redis.reply_reader import ReplyReader
 
@@ -275,11 +275,10 @@ class ServerPipeline(AsyncPipeline):
         # Closes the connection, at the latest when the loop ends.
         self._connection_task: asyncio.Task[None] | None = None
         self._batches: deque[deque[Script]] = deque()  # not sent yet, one batch per iteration of the loop
-        self._in_flight: deque[Script] = deque()  # sent, in the order of their replies
+        self._in_flight = ScriptsInFlight()
         self._timeout_timer = DeadlineTimer(self.loop, self._timed_out)
         self._replies: ReplyReader | None = None  # of the connection
         self._late: asyncio.Future[LateReplies] | None = None  # done when the connection timed out but is still read
-        self._asking_answered = False  # the reply to ASKING, which precedes that of the script, has arrived
         self._answered = False  # this connection has received a reply
         self._last_data_at = 0.0  # loop time of the last data from the server
 
@@ -392,12 +391,9 @@ class ServerPipeline(AsyncPipeline):
         if not self._in_flight:  # an unexpected reply: the server closes the connection
             self._fail_connection(ConnectionError("Connection closed by server."))
             return
-        script = self._in_flight[0]
-        if script.asking and not self._asking_answered:
-            self._asking_answered = True
+        script = self._in_flight.take_answered()
+        if script is None:
             return
-        self._asking_answered = False
-        self._in_flight.popleft()
         if self._in_flight:
             self._restart_timeout()
         else:
@@ -417,9 +413,9 @@ class ServerPipeline(AsyncPipeline):
     def _timed_out(self) -> None:
         """Time out; late replies are still read, so that their charges can be given back."""
         self.counts.failures += 1
-        in_flight, replies, given_up = self._in_flight, self._replies, self._late
+        replies, given_up = self._replies, self._late
         if replies is not None and given_up is not None and not given_up.done():
-            late = LateReplies(deque(in_flight), asking_answered=self._asking_answered)
+            late = LateReplies(self._in_flight)
             replies.set_callbacks(lambda: None, late.handle_reply, late.connection_lost)
             given_up.set_result(late)
             # The task continues until the late replies have arrived or MAX_LATE has passed.
@@ -439,8 +435,7 @@ class ServerPipeline(AsyncPipeline):
             self._connection_task.cancel()
             self._connection_task = None
         self._timeout_timer.stop()
-        self._asking_answered = False
-        in_flight, self._in_flight = self._in_flight, deque()
+        in_flight, self._in_flight = self._in_flight, ScriptsInFlight()
         failure = driver.explain(self.address, error)
         for script in in_flight:
             script.fail(failure)

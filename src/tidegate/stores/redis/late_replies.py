@@ -7,23 +7,37 @@ was charged, so that it can be given back.
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from collections import deque
-
     from tidegate.stores.redis.protocol import Script
 
 MAX_LATE: Final = 2.0  # seconds for which a connection is read after a timeout
 
 
-class LateReplies:
-    """The scripts whose replies a connection still owes, in order."""
+class ScriptsInFlight(deque["Script"]):
+    """Scripts that were sent over a connection, in the order of their replies."""
 
-    def __init__(self, in_flight: deque[Script], *, asking_answered: bool) -> None:
-        """Wait for these. `asking_answered` means that the reply to ASKING has arrived."""
-        self._in_flight = in_flight
-        self._asking_answered = asking_answered
+    asking_answered = False  # the reply to ASKING, which precedes that of the first script, has arrived
+
+    def take_answered(self) -> Script | None:
+        """Remove and return the script that the next reply answers; None: the reply answers ASKING."""
+        script = self[0]
+        if script.asking and not self.asking_answered:
+            self.asking_answered = True
+            return None
+        self.asking_answered = False
+        return self.popleft()
+
+
+class LateReplies:
+    """Receives the replies that a connection still owes."""
+
+    def __init__(self, in_flight: ScriptsInFlight) -> None:
+        """Wait for the replies to a copy of these."""
+        self._in_flight = ScriptsInFlight(in_flight)
+        self._in_flight.asking_answered = in_flight.asking_answered
         self._ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def handle_reply(self, reply: bytes | Exception) -> None:
@@ -31,12 +45,9 @@ class LateReplies:
         if not self._in_flight:
             self.connection_lost()
             return
-        script = self._in_flight[0]
-        if script.asking and not self._asking_answered:
-            self._asking_answered = True
+        script = self._in_flight.take_answered()
+        if script is None:
             return
-        self._asking_answered = False
-        self._in_flight.popleft()
         if isinstance(reply, bytes):
             script.receive(reply)
         if not self._in_flight:

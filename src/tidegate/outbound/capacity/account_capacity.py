@@ -1,0 +1,164 @@
+"""How much of its narrowest limit an account may use now.
+
+A refused request (429 or 503) takes one path, `AccountCapacity.refuse_flow`:
+
+    SharedNotices.read_flow      what other processes were refused in the meantime
+    Refusals.record              the new capacity, and the pause
+    SharedCapacity.announce      applies both in this process, which calls `changed`, and publishes them on the bus
+    SharedNotices.write_flow     writes both to the store
+
+Refusals of other processes arrive over the bus (`SharedCapacity` calls `_record_remote`) or with `check_flow`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from tidegate.outbound.capacity.learning import SERVICE_UNAVAILABLE, TOO_MANY_REQUESTS
+from tidegate.outbound.capacity.refusals import Refusals
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tidegate.clock import Clock
+    from tidegate.core import Limit
+    from tidegate.flow import CallFlow
+    from tidegate.outbound.capacity.shared_capacity import SharedCapacity
+    from tidegate.outbound.capacity.shared_notices import SharedNotice, SharedNotices
+
+REASONS: Final = {
+    TOO_MANY_REQUESTS: "answered 429 Too Many Requests",
+    SERVICE_UNAVAILABLE: "answered 503 Service Unavailable",
+}
+
+
+class CurrentCapacity(NamedTuple):
+    """The quota that applies now, and the instant of steady time until which nothing is sent."""
+
+    quota: int
+    frozen_until: int
+
+
+class AccountCapacity:
+    """The capacity of one account. Instants are the clock's steady time.
+
+    `changed` is called, without a lock held, when `current` may return something else.
+    """
+
+    def __init__(
+        self,
+        resource: str,
+        limit: Limit,
+        shared_capacity: SharedCapacity,
+        make_notices: Callable[[int], SharedNotices],
+        clock: Clock,
+        changed: Callable[[], object],
+    ) -> None:
+        """Start with the whole quota of the narrowest limit; `make_notices` takes the length of its period."""
+        self._resource = resource
+        self.shared_capacity = shared_capacity
+        self._make_notices = make_notices
+        self._clock = clock
+        self._changed = changed
+        self._exhausted_until = 0  # until then the provider has no remaining quota
+        self._reset(limit)
+
+    def _reset(self, limit: Limit) -> None:
+        """Start again without refusals, for this limit."""
+        self._limit = limit
+        self._refusals = Refusals(limit, self.shared_capacity.interval or 0)
+        self._notices = self._make_notices(limit.length)
+        self._next_check = self._clock.steady()
+
+    def register(self) -> None:
+        """Apply and receive reductions of other processes from now on."""
+        self.shared_capacity.set(self._resource, self._limit.quota, self._changed, self._record_remote)
+
+    def remove(self) -> None:
+        """Stop receiving reductions of other processes."""
+        self.shared_capacity.remove(self._resource)
+
+    def set_limit(self, limit: Limit) -> None:
+        """Replace the narrowest limit."""
+        before = self._limit
+        if limit != before:
+            self._reset(limit)
+        if limit.quota != before.quota:
+            self.register()
+
+    # ---- the current capacity ----------------------------------------------------------------------------------------
+
+    @property
+    def quota(self) -> int:
+        """How much of the quota may be used now."""
+        snapshot = self.shared_capacity.snapshot(self._resource)
+        return self._limit.quota if snapshot is None else snapshot.current
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether nothing is reduced or paused."""
+        snapshot = self.shared_capacity.snapshot(self._resource)
+        if self._exhausted_until > self._clock.steady():
+            return False
+        return snapshot is None or (snapshot.current >= snapshot.original and snapshot.frozen_until is None)
+
+    def due(self) -> int | None:
+        """Return when the capacity recovers next."""
+        return self.shared_capacity.due(self._resource)
+
+    def current(self) -> CurrentCapacity | None:
+        """Return what applies now; None: it is not registered, or `changed` was called again for a held level."""
+        snapshot = self.shared_capacity.snapshot(self._resource)
+        if snapshot is None:
+            return None
+        held_level = self._refusals.held_level(self._clock.steady(), snapshot.current)
+        if held_level is not None:
+            self.shared_capacity.hold(self._resource, held_level)
+            return None
+        return CurrentCapacity(snapshot.current, max(snapshot.frozen_until or 0, self._exhausted_until))
+
+    def exhaust(self, reset: int) -> None:
+        """Send nothing for so many microseconds: the provider reports that no quota is left until then."""
+        self._exhausted_until = max(self._exhausted_until, self._clock.steady() + reset)
+        self._changed()
+
+    # ---- refusals ----------------------------------------------------------------------------------------------------
+
+    def refuse_flow(self, status: int, sent: int, retry_after: float | None, used_flow: CallFlow[Any]) -> CallFlow[Any]:
+        """Handle the refusal of a request that was `sent` at that instant: reduce the capacity, pause, tell others.
+
+        `used_flow` returns how much of the limit was in use; it is run for a 429 only.
+        """
+        yield from self.check_flow()
+        used = (yield from used_flow) if status == TOO_MANY_REQUESTS else 0
+        current = self.quota
+        notice = self._refusals.record(self._clock.steady(), sent, current, used, retry_after)
+        if notice.value < current or notice.pause:
+            self.shared_capacity.announce(self._resource, *notice, REASONS[status])
+            self._apply_notice((yield from self._notices.write_flow(notice)))
+
+    def record_success(self) -> None:
+        """Record a response that was not a refusal."""
+        self._refusals.record_success()
+
+    def is_check_due(self) -> bool:
+        """Return whether it is time to check for refusals of other processes."""
+        now = self._clock.steady()
+        if now < self._next_check:
+            return False
+        self._next_check = now + self._notices.check_interval
+        return True
+
+    def check_flow(self) -> CallFlow[Any]:
+        """Check for refusals of other processes; returns whether that changes what may be sent."""
+        return self._apply_notice((yield from self._notices.read_flow()))
+
+    def _apply_notice(self, shared_notice: SharedNotice | None) -> bool:
+        if shared_notice is None:
+            return False
+        self._record_remote(shared_notice.notice.value, shared_notice.age)
+        return self.shared_capacity.receive(self._resource, *shared_notice.notice, shared_notice.age)
+
+    def _record_remote(self, value: int, age: int = 0) -> None:
+        now = self._clock.steady()
+        self._refusals.record_remote(now, now - age, self.quota, value)
