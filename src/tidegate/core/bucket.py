@@ -13,6 +13,8 @@ from tidegate.core.bounds import MAX_INTEGER, ceil_div
 from tidegate.core.state import NEVER, State, View
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from tidegate.core.limit import Limit
 
 Peaks = tuple[tuple[int, int], ...]
@@ -49,18 +51,47 @@ def view_bucket(state: State | None, limit: Limit, cost: int, now: int) -> View:
     elif state[0] is limit:  # what refill does, for the common state
         _, level, seen = state
         if now > seen:
-            level, seen = topped_up(level, limit, now - seen), now
+            level += (now - seen) * limit.rate
+            if level > limit.capacity:  # noqa: PLR1730 - min() would cost a fifth of the view
+                level = limit.capacity
+            seen = now
     else:
         _, level, seen = refill(state, limit, now)
         if _owner(state) != limit and expires_bucket(state) > now:
             return _view_changed(state, limit, cost, now, level)
-    missing = limit.capacity - level
     retry = 0
-    if cost > limit.burst:
-        retry = NEVER
-    elif cost and cost * limit.scale > level:
-        retry = seen - now + ceil_div(cost * limit.scale - level, limit.rate)
-    return max(0, level // limit.scale), retry, seen - now + ceil_div(missing, limit.rate) if missing else 0
+    if cost:
+        if cost > limit.burst:
+            retry = NEVER
+        elif (after := level - cost * limit.scale) < 0:
+            retry = seen - now - after // limit.rate  # ceil_div, inlined, also below
+    if level == limit.capacity:
+        return limit.burst, retry, 0
+    return level // limit.scale if level > 0 else 0, retry, seen - now - (level - limit.capacity) // limit.rate
+
+
+def remaining_bucket(state: State | None, limit: Limit, now: int) -> int:
+    """Return the remaining permits as in `view_bucket`, at half of its cost."""
+    if state is None or state[0] is not limit:
+        return view_bucket(state, limit, 0, now)[0]
+    _, level, seen = state
+    if now > seen:
+        level += (now - seen) * limit.rate
+        if level > limit.capacity:
+            return limit.burst
+    return level // limit.scale if level > 0 else 0  # type: ignore[no-any-return]  # a State holds integers
+
+
+def retry_bucket(state: State | None, limit: Limit, cost: int, now: int) -> int:
+    """Return how long to wait as in `view_bucket`, at half of its cost."""
+    if state is None or state[0] is not limit or cost > limit.burst:
+        return view_bucket(state, limit, cost, now)[1]
+    _, level, seen = state
+    level -= cost * limit.scale
+    if now > seen:
+        level += (now - seen) * limit.rate
+        seen = now
+    return seen - now - level // limit.rate if level < 0 and cost else 0  # type: ignore[no-any-return]  # as above
 
 
 def _view_changed(state: State, limit: Limit, cost: int, now: int, level: int) -> View:
@@ -187,3 +218,16 @@ def raise_peaks(peaks: Peaks, level: int, limit: Limit) -> Peaks:
         return peaks
     kept = next(i for i, (_, top) in enumerate(peaks) if top < level)
     return (*peaks[:kept], (peaks[kept][0], level))
+
+
+def dump_bucket(state: State) -> list[int]:
+    """Return the level, its instant, the scale, and the marks."""
+    owner, level, at = state
+    limit, peaks = owner if isinstance(owner, MarkedLimit) else (owner, ())
+    return [level, at, limit.scale, *(number for peak in peaks for number in peak)]
+
+
+def load_bucket(limit: Limit, numbers: Sequence[int]) -> State:
+    """Restore a bucket, with its marks."""
+    level, at, _, *peaks = numbers
+    return (marked(limit, tuple(zip(peaks[::2], peaks[1::2], strict=True))), level, at)
