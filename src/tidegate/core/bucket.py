@@ -74,12 +74,13 @@ def remaining_bucket(state: State | None, limit: Limit, now: int) -> int:
     """Return the remaining permits as in `view_bucket`, at half of its cost."""
     if state is None or state[0] is not limit:
         return view_bucket(state, limit, 0, now)[0]
-    _, level, seen = state
+    level: int = state[1]
+    seen: int = state[2]
     if now > seen:
         level += (now - seen) * limit.rate
         if level > limit.capacity:
             return limit.burst
-    return level // limit.scale if level > 0 else 0  # type: ignore[no-any-return]  # a State holds integers
+    return level // limit.scale if level > 0 else 0
 
 
 def retry_bucket(state: State | None, limit: Limit, cost: int, now: int) -> int:
@@ -91,7 +92,7 @@ def retry_bucket(state: State | None, limit: Limit, cost: int, now: int) -> int:
     if now > seen:
         level += (now - seen) * limit.rate
         seen = now
-    return seen - now - level // limit.rate if level < 0 and cost else 0  # type: ignore[no-any-return]  # as above
+    return seen - now - level // limit.rate if level < 0 and cost else 0
 
 
 def _view_changed(state: State, limit: Limit, cost: int, now: int, level: int) -> View:

@@ -40,23 +40,18 @@ class Decision(
     @classmethod
     def of_states(
         cls,
-        within_limits: bool,  # noqa: FBT001 - the result of a verb, which is followed by the others
         at: int,
         limits: tuple[Limit, ...],
         states: Sequence[State | None],
         costs: Sequence[int],
+        *,
+        within_limits: bool,
     ) -> Self:
         """Create a decision from the states after the call, and the costs for which views are computed from them."""
         return cls((within_limits, at, limits, states, costs))
 
     @classmethod
-    def of_views(
-        cls,
-        within_limits: bool,  # noqa: FBT001 - as above
-        at: int,
-        limits: tuple[Limit, ...],
-        views: Sequence[View],
-    ) -> Self:
+    def of_views(cls, at: int, limits: tuple[Limit, ...], views: Sequence[View], *, within_limits: bool) -> Self:
         """Create a decision from the view of each limit."""
         return cls((within_limits, at, limits, views, None))
 
@@ -98,7 +93,7 @@ class Decision(
 
     def with_views(self) -> Self:
         """Return this decision with its views computed: it no longer depends on states."""
-        return self if self[4] is None else self.of_views(self[0], self[1], self[2], self.views)
+        return self if self[4] is None else self.of_views(self[1], self[2], self.views, within_limits=self[0])
 
     @property
     def remaining(self) -> int:

@@ -50,7 +50,7 @@ class OpenTelemetryObserver:
         policy = self._names.label(record.policy.name)
         outcome = outcome_of(decision)
         self._decisions.add(1, {POLICY: policy, OUTCOME: outcome})
-        if decision[0]:
+        if decision.within_limits:
             return
         violated = decision.violated
         for name in violated:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from tidegate.core.decision import Decision
+    from tidegate.core.limit import Limit
     from tidegate.policy import Key, Policy
 
     Ask = tuple[Policy, Key, tuple[int, ...]]
@@ -82,6 +83,13 @@ class Store(ABC):
     async def close_async(self) -> None:
         """Close connections and files, without blocking the event loop."""
         self.close()
+
+
+def check_ported(limit: Limit) -> None:
+    """Check that a store which runs a port of the core knows the algorithm of a limit."""
+    if not limit.rules.port_number:
+        message = f"{limit.algorithm!r} is not available in this store: use a store in memory or SQLite"
+        raise ConfigError(message, field="algorithm")
 
 
 def merge(asks: Sequence[Ask]) -> tuple[list[int], Sequence[Ask]]:

@@ -79,7 +79,7 @@ class CategoryLimiter:
         self.fields: Callable[[Decision], list[tuple[bytes, bytes]]] = self._response_writer.writer(self.limiter.policy)
         self.charging: Charging | None = category.charging
         # How long a request may hold a concurrency slot, at most until its response is complete; None: no slots.
-        slots = [limit.length for limit in category.policy.limits if limit.algorithm == "concurrency"]
+        slots = [limit.length for limit in category.policy.limits if limit.rules.holds_slots]
         self.slot_seconds: float | None = min(slots) / SECOND if slots else None
         self.reserves = bool(slots) or self.charging is not None or self._count is not None
 

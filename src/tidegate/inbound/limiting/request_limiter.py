@@ -370,7 +370,7 @@ class RequestLimiter:
         self, request: Request, category_limiter: CategoryLimiter, key: Key, now: int, until: int
     ) -> LimitOutcome:
         limits = category_limiter.category.policy.limits
-        decision = Decision((False, now, limits, ((0, until - now, until - now),) * len(limits), None))
+        decision = Decision.of_views(now, limits, ((0, until - now, until - now),) * len(limits), within_limits=False)
         category_limiter.denied += 1
         self.notify(category_limiter.limiter.policy, key, {}, decision, request.method, request.path)
         return LimitOutcome(
@@ -389,7 +389,9 @@ class RequestLimiter:
         if policy.on_store_error != "deny":
             return LimitOutcome(allowed=True)
         again = ((0, SECOND, SECOND),) * len(policy.limits)
-        return LimitOutcome(allowed=False, decision=LocalDecision((False, self.now(), policy.limits, again, None)))
+        return LimitOutcome(
+            allowed=False, decision=LocalDecision.of_views(self.now(), policy.limits, again, within_limits=False)
+        )
 
     def log_throttled(self, level: int, message: str, *args: object) -> None:
         """Log a message that any client can cause, at a limited rate."""
