@@ -294,7 +294,8 @@ class Limiter(_Engine):
             policy, lambda key, _cost: self._ask(self._usage_ask(key)), self._fast_path_invalidators
         )
         slow_peek = functools.partial(Limiter.peek, self)
-        self._set_fast_path("peek", store.fast_peek(policy, slow_peek, self._fast_path_invalidators))
+        if policy.counted:  # else an integer cost is an error
+            self._set_fast_path("peek", store.fast_peek(policy, slow_peek, self._fast_path_invalidators))
         self._set_fast_path("usage", fast_usage(policy, peek_usage))
 
     def _set_fast_path(self, name: str, fast_path: Callable[..., object]) -> None:

@@ -509,7 +509,7 @@ def test_fast_paths_accept_and_reject_the_same_calls(rules, key, cost):
     plain = [Limiter(rules, clock=ManualClock(1000)) for _ in range(2)]
     for verb in ("peek", "usage", *(() if cost is True else ("try_acquire",))):
         outcomes = []
-        for limiter, replaced in zip(plain, (limiter_method, vars_function), strict=True):
+        for limiter, replaced in zip(plain, (limiter_method, getattr), strict=True):
             limiter.try_acquire("known", {limiter.policy.limits[0].unit: 2})
             try:
                 found = replaced(limiter, verb)(*((key,) if verb == "usage" else (key, cost)))
@@ -521,11 +521,6 @@ def test_fast_paths_accept_and_reject_the_same_calls(rules, key, cost):
 
 def limiter_method(limiter, verb):
     return getattr(Limiter, verb).__get__(limiter)
-
-
-def vars_function(limiter, verb):
-    assert verb in vars(limiter)
-    return vars(limiter)[verb]
 
 
 @pytest.mark.parametrize("overflow", ["share", "deny"])

@@ -1,8 +1,9 @@
 """token_bucket: (limit, level, at).
 
 The level counts 1/scale permits, so that each microsecond adds exactly `rate`. Products stay within MAX_INTEGER: a
-level lies between floor and capacity, which differ by at most MAX_INTEGER; elapsed * rate is computed only if it is at
-most the missing amount, cost * scale only for costs within the burst.
+level lies between floor and capacity, which differ by at most MAX_INTEGER; cost * scale is computed only for costs
+within the burst, and elapsed * rate only if it is at most the missing amount. The functions for the common state, which
+Python's integers allow to be shorter, multiply first and compare then, with the same result.
 """
 
 from __future__ import annotations
@@ -32,12 +33,12 @@ def charge_bucket(state: State | None, limit: Limit, cost: int, now: int) -> Sta
     elif state[0] is limit:
         level = state[1]
         at = state[2]
-        if now <= at:
-            now = at
-        elif now - at > (limit.capacity - level) // limit.rate:
-            level = limit.capacity
-        else:
+        if now > at:
             level += (now - at) * limit.rate
+            if level > limit.capacity:  # noqa: PLR1730 - min() would cost a fifth of the charge
+                level = limit.capacity
+        else:
+            now = at
     else:
         owner, level, now = refill(state, limit, now)
     level -= cost * limit.scale
@@ -74,12 +75,11 @@ def remaining_bucket(state: State | None, limit: Limit, now: int) -> int:
     """Return the remaining permits as in `view_bucket`, at half of its cost."""
     if state is None or state[0] is not limit:
         return view_bucket(state, limit, 0, now)[0]
-    level: int = state[1]
-    seen: int = state[2]
+    _, level, seen = state
     if now > seen:
         level += (now - seen) * limit.rate
         if level > limit.capacity:
-            return limit.burst
+            return limit.burst  # type: ignore[no-any-return]  # mypy has lost the type of a limit that a state holds
     return level // limit.scale if level > 0 else 0
 
 

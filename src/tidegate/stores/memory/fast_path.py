@@ -333,7 +333,7 @@ def _other_costs_of_one(
     disablers.append(disable)
 
     def try_acquire(key: Key, cost: Cost) -> Decision:
-        if cost.__class__ is int and 0 <= cost <= max_cost:  # type: ignore[operator]  # an integer
+        if cost.__class__ is int and 0 <= cost <= max_cost:
             held = token
             try:
                 del held[0]
@@ -343,14 +343,14 @@ def _other_costs_of_one(
                 now = ns() // 1000
                 entry = entries[key]
                 if entry[0] is limit and now < table.due:
-                    state = charge(entry, limit, cost, now) if cost else entry  # type: ignore[arg-type]  # as above
+                    state = charge(entry, limit, cost, now) if cost else entry
                     if state is None:
-                        return Decision((False, now, limits, (entry,), (cost,)))  # type: ignore[arg-type]  # as above
+                        return Decision((False, now, limits, (entry,), (cost,)))
                     entries[key] = state
                     return Decision((True, now, limits, (state,), nothing))
             except KeyError:
                 if key.__class__ is str and cost and now < table.due:
-                    state = charge(None, limit, cost, now)  # type: ignore[arg-type]  # as above
+                    state = charge(None, limit, cost, now)
                     if state is not None and insert(table, key, state, expires(state), now):
                         return Decision((True, now, limits, (state,), nothing))
             except TypeError:
@@ -380,7 +380,7 @@ def _other_costs_of_several(
     disablers.append(disable)
 
     def try_acquire(key: Key, cost: Cost) -> Decision:
-        if cost.__class__ is int and 1 < cost <= max_cost:  # type: ignore[operator]  # an integer
+        if cost.__class__ is int and 1 < cost <= max_cost:
             held = token
             try:
                 del held[0]
@@ -393,9 +393,9 @@ def _other_costs_of_several(
                     before = entry[1]
                     states = []
                     for (charge, limit), state in zip(charges, before, strict=True):
-                        state = charge(state, limit, cost, now)  # type: ignore[arg-type]  # noqa: PLW2901 - before becomes after
+                        state = charge(state, limit, cost, now)  # noqa: PLW2901 - before becomes after
                         if state is None:
-                            return Decision((False, now, limits, before, (cost,) * len(limits)))  # type: ignore[arg-type]  # as above
+                            return Decision((False, now, limits, before, (cost,) * len(limits)))
                         states.append(state)
                     entries[key] = (limits, states)
                     return Decision((True, now, limits, states, nothing))

@@ -11,8 +11,9 @@ from tidegate.core.bounds import MAX_INTEGER
 from tidegate.core.decision import Decision, acquire
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
+    from tidegate.core.decision import States
     from tidegate.policy import Cost, Key, Policy
     from tidegate.stores.memory.fast_path import Disable, StoreAccess
     from tidegate.stores.memory.table import Table
@@ -48,7 +49,7 @@ def _one_limit(policy: Policy, table: Table, slow_path: Peek, access: StoreAcces
     disablers.append(disable)
 
     def peek(key: Key, cost: Cost = 1) -> Decision:
-        if cost.__class__ is int and 0 <= cost <= max_cost:  # type: ignore[operator]  # an integer
+        if cost.__class__ is int and 0 <= cost <= max_cost:
             held = token
             try:
                 del held[0]
@@ -61,9 +62,9 @@ def _one_limit(policy: Policy, table: Table, slow_path: Peek, access: StoreAcces
                 if known and now < table.due:
                     if not cost:
                         return Decision((True, now, limits, (view(entry, limit, 0, now),), None))
-                    state = charge(entry, limit, cost, now)  # type: ignore[arg-type]  # as above
+                    state = charge(entry, limit, cost, now)
                     if state is None:
-                        return Decision((False, now, limits, (view(entry, limit, cost, now),), None))  # type: ignore[arg-type]  # as above
+                        return Decision((False, now, limits, (view(entry, limit, cost, now),), None))
                     return Decision((True, now, limits, (view(state, limit, 0, now),), None))
             except TypeError:
                 pass  # not a valid key
@@ -79,7 +80,8 @@ def _several(policy: Policy, table: Table, slow_path: Peek, access: StoreAccess,
     lock, ns, _, has_room = access
     token, give, contend = lock.token, lock.give, lock.contend
     entries, limits, ones = table.entries, policy.limits, policy.one
-    no_states, nothing = (None,) * len(limits), (0,) * len(limits)
+    no_states: States = (None,) * len(limits)
+    nothing: Sequence[int] = (0,) * len(limits)
 
     max_cost = MAX_INTEGER if policy.counted else 0  # without a unit to count, an integer other than 0 is an error
 
@@ -90,7 +92,7 @@ def _several(policy: Policy, table: Table, slow_path: Peek, access: StoreAccess,
     disablers.append(disable)
 
     def peek(key: Key, cost: Cost = 1) -> Decision:
-        if cost.__class__ is int and 0 <= cost <= max_cost:  # type: ignore[operator]  # an integer
+        if cost.__class__ is int and 0 <= cost <= max_cost:
             held = token
             try:
                 del held[0]
@@ -101,12 +103,10 @@ def _several(policy: Policy, table: Table, slow_path: Peek, access: StoreAccess,
                 entry = entries.get(key)
                 known = entry[0] is limits if entry is not None else key.__class__ is str and has_room(key)
                 if known and now < table.due:
-                    states = no_states if entry is None else entry[1]
+                    states: States = no_states if entry is None else entry[1]
+                    allowed, costs = True, nothing
                     if cost:
-                        costs = [cost * one for one in ones]  # type: ignore[operator]  # as above
-                        allowed, states, costs = acquire(limits, states, costs, now)
-                    else:
-                        allowed, costs = True, nothing
+                        allowed, states, costs = acquire(limits, states, [cost * one for one in ones], now)
                     triples = zip(limits, states, costs, strict=True)
                     views = [limit.view(state, limit, each, now) for limit, state, each in triples]
                     return Decision((allowed, now, limits, views, None))

@@ -294,7 +294,9 @@ class MemoryStore(Store):
 
     def _insert(self, table: Table, key: Key, entry: Entry, ends: int, now: int) -> bool:
         """Add the entry of a new key, which expires at `ends`, if there is room; returns whether there was."""
-        if not self._has_room_for(key):
+        if self._counting:
+            self._recount()
+        if not self._has_room(key, self.max_entries):
             return False
         self._add(table, key, entry, ends, now)
         return True
