@@ -628,6 +628,7 @@ def interrupted_at(step):
 INTERRUPTED = {
     "new": lambda limiter: limiter.store.apply("acquire", [(limiter.policy, ("new",), (1,))]),
     "short": lambda limiter: limiter.try_acquire("new"),
+    "short, another cost": lambda limiter: limiter.try_acquire("new", 2),
     "due": lambda limiter: limiter.try_acquire("due"),
     "forget": lambda limiter: limiter.reset("a5"),
     "remove_stale": lambda limiter: limiter.reset("a199"),

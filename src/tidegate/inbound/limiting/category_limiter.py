@@ -128,7 +128,7 @@ def cancel_flow(charged: Iterable[CategoryCharge]) -> Steps[None]:
 def refund_flow(charged: Iterable[CategoryCharge], key: Key) -> Steps[None]:
     """Refund charges that have no reservation."""
     for charge in charged:
-        if charge.decision[0]:
+        if charge.decision.within_limits:
             yield from _correct_flow(
                 charge.category_limiter, partial(charge.category_limiter.limiter.refund, key, charge.cost)
             )

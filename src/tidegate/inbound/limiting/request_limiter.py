@@ -274,7 +274,7 @@ class RequestLimiter:
         `fast_path_until`.
         """
         category_limiter.recent_clients.record(key, decision)
-        now = decision[1]
+        now = decision.at
         if now >= self.maintenance_due:
             self.run_maintenance(now)
         allowed = self.is_allowed(key, decision)
@@ -282,7 +282,7 @@ class RequestLimiter:
             category_limiter.allowed += 1
         else:
             category_limiter.denied += 1
-        if decision.allowed == allowed and (self.observed or not decision[0]):
+        if decision.allowed == allowed and (self.observed or not decision.within_limits):
             self.notify(category_limiter.limiter.policy, key, cost, decision, method, path)
         return allowed
 
@@ -292,7 +292,7 @@ class RequestLimiter:
 
     def notify(self, policy: Policy, key: Key, cost: Cost, decision: Decision, method: str, path: str) -> None:
         """Pass a decision to the log and the observer."""
-        if self.observer is None and not log.isEnabledFor(logging.INFO if decision[0] else logging.WARNING):
+        if self.observer is None and not log.isEnabledFor(logging.INFO if decision.within_limits else logging.WARNING):
             return  # nothing to notify; keeps floods of denials cheap
         costs = policy.one if cost == 1 else policy.costs(cost)
         record = Record("acquire", policy, key, costs, decision, f"{method} {path}")
