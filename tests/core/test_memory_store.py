@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from tests.core.strategies import gaps, limits
 from tidegate import Closed, ConfigError, Limit, Limiter, Policy
+from tidegate.core.algorithms import ALGORITHMS
 from tidegate.core.bounds import MAX_INTEGER
 from tidegate.core.codec import dump
 from tidegate.limiter import usage_of
@@ -521,6 +522,21 @@ def test_fast_paths_accept_and_reject_the_same_calls(rules, key, cost):
 
 def limiter_method(limiter, verb):
     return getattr(Limiter, verb).__get__(limiter)
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_a_fast_cost_of_0_changes_nothing_and_is_never_denied(algorithm):
+    clock = ManualClock(NOW / SECOND)
+    policy = Policy("p", (Limit(5, "hour" if algorithm == "calendar_window" else "1h", algorithm),))
+    limiter = Limiter(policy, store=MemoryStore(clock=clock))
+    assert limiter.try_acquire("k", 3)
+    limiter.store.apply_one("adjust", policy, "k", (4,))  # beyond the limit
+    before = kept(limiter.store, "k")
+    clock.advance(1)
+    for decision in (limiter.try_acquire("k", 0), limiter.peek("k", 0)):
+        assert decision.allowed
+        assert decision.remaining == 0
+    assert kept(limiter.store, "k") == before
 
 
 @pytest.mark.parametrize("overflow", ["share", "deny"])
