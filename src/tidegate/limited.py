@@ -100,7 +100,7 @@ class _Limited(Generic[L]):
         return self._key, self._cost, self._timeout, self._priority
 
     def _holds_slots(self) -> bool:
-        return any(limit.algorithm == "concurrency" for limit in self._limiter.policy.limits)
+        return any(limit.rules.holds_slots for limit in self._limiter.policy.limits)
 
 
 class Limited(_Limited["Limiter"], LimitsCalls):
@@ -114,7 +114,7 @@ class Limited(_Limited["Limiter"], LimitsCalls):
     def __exit__(self, *_: object) -> None:
         """Release slots."""
         decision = self._decisions.pop()
-        if decision[0] and self._holds_slots():  # a call that only shadow mode allowed holds no slots
+        if decision.within_limits and self._holds_slots():  # a call that only shadow mode allowed holds no slots
             self._limiter.release(self._acquire_arguments()[0], self._acquire_arguments()[1], decision)
 
 
@@ -129,5 +129,5 @@ class AsyncLimited(_Limited["AsyncLimiter"], LimitsCoroutines):
     async def __aexit__(self, *_: object) -> None:
         """Release slots."""
         decision = self._decisions.pop()
-        if decision[0] and self._holds_slots():  # a call that only shadow mode allowed holds no slots
+        if decision.within_limits and self._holds_slots():  # a call that only shadow mode allowed holds no slots
             await self._limiter.release(self._acquire_arguments()[0], self._acquire_arguments()[1], decision)

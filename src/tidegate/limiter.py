@@ -154,7 +154,7 @@ class _Engine:
         waiter = self._queues.join(key, now - ahead, self._signal(), call)
         make_ask = functools.partial(self._make_ask, key=key, cost=cost)
         # Another process may release a slot long before its lease ends, and cannot wake this one.
-        slots = any(limit.algorithm == "concurrency" for limit in ask.policy.limits)
+        slots = any(limit.rules.holds_slots for limit in ask.policy.limits)
         max_sleep = SECOND if slots and not self._instant_store else MAX_DURATION
         decision = yield from wait_flow(self._queues, waiter, verb, make_ask, deadline, max_sleep, self.clock.steady)
         return self._raise_if_denied(decision, key, timeout)
@@ -175,8 +175,8 @@ class _Engine:
     def _policy_of(self, decision: Decision) -> Policy:
         """Return the policy of a decision: the current one, unless the rules changed meanwhile."""
         policy = self.policy
-        same = decision[2] is policy.limits
-        return policy if same else Policy(policy.name, decision[2], policy.mode, policy.on_store_error)
+        limits = decision.policy_limits
+        return policy if limits is policy.limits else Policy(policy.name, limits, policy.mode, policy.on_store_error)
 
     def _adjust_flow(self, ask: Ask) -> Flow[Ask, Decision]:
         """Correct a charge, and wake the first waiter of the key."""
@@ -192,7 +192,7 @@ class _Engine:
     def _release_flow(self, key: Key, cost: Cost, decision: Decision | None) -> Flow[Ask, Decision]:
         ask = self._make_ask("adjust", normal_key(key), cost)
         slots = slots_of(ask.policy, ask.costs)
-        if not any(limit.algorithm == "concurrency" for limit in ask.policy.limits):
+        if not any(limit.rules.holds_slots for limit in ask.policy.limits):
             message = f"policy {ask.policy.name!r} has no concurrency limit, so it has no slots to release"
             raise ConfigError(message)
         at = None if decision is None else decision.at
@@ -245,15 +245,33 @@ def at_least_zero(name: str, value: object) -> float:
 def slots_of(policy: Policy, costs: tuple[int, ...]) -> tuple[int, ...]:
     """Return the costs at concurrency limits, and 0 at all others."""
     pairs = zip(policy.limits, costs, strict=True)
-    return tuple(cost if limit.algorithm == "concurrency" else 0 for limit, cost in pairs)
+    return tuple(cost if limit.rules.holds_slots else 0 for limit, cost in pairs)
 
 
 def usage_of(decision: Decision) -> dict[str, Usage]:
     """Return the usage of each limit from a decision of `peek`, by the name of the limit."""
+    pairs = zip(decision.policy_limits, decision.views, strict=True)
     return {
-        view.name: Usage(view.quota, view.limit.burst - view.remaining, view.remaining, view.reset_after, view.unit)
-        for view in decision.limits
+        limit.name: Usage(limit.quota, limit.burst - remaining, remaining, reset / SECOND, limit.unit)
+        for limit, (remaining, _, reset) in pairs
     }
+
+
+def fast_usage(policy: Policy, peek: Callable[[Key, int], Decision]) -> Callable[[Key], dict[str, Usage]]:
+    """Build a function that returns `usage_of` a peek, written out for the common policy with one limit."""
+    if policy.only is None:
+        return lambda key: usage_of(peek(key, 0))
+    limit = policy.only
+    name, quota, burst, unit, create = limit.name, limit.quota, limit.burst, limit.unit, tuple.__new__
+
+    def usage(key: Key) -> dict[str, Usage]:
+        decision = peek(key, 0)
+        if decision[2][0] is not limit:  # positions: this is a fast path
+            return usage_of(decision)  # the rules changed meanwhile
+        ((remaining, _, reset),) = decision.views
+        return {name: create(Usage, (quota, burst - remaining, remaining, reset / SECOND, unit))}
+
+    return usage
 
 
 class Limiter(_Engine):
@@ -263,14 +281,25 @@ class Limiter(_Engine):
 
     def _set_policy(self, policy: Policy) -> None:
         super()._set_policy(policy)
-        self.__dict__.pop("try_acquire", None)
-        plain = not self._observed and self._now is None and not self._queues.closed
-        if not plain or type(self).try_acquire is not Limiter.try_acquire:
+        for name in ("try_acquire", "peek", "usage"):
+            self.__dict__.pop(name, None)
+        if self._observed or self._now is not None or self._queues.closed:
             return
         slow_path = functools.partial(Limiter.try_acquire, self)
-        fast_path = self.store.fast_path(policy, slow_path, self._fast_path_invalidators)
-        if fast_path is not None:
-            self.__dict__["try_acquire"] = functools.wraps(Limiter.try_acquire)(fast_path)  # the same, faster
+        self._set_fast_path("try_acquire", self.store.fast_path(policy, slow_path, self._fast_path_invalidators))
+        slow_peek = functools.partial(Limiter.peek, self)
+        if policy.counted:  # else an integer cost is an error
+            self._set_fast_path("peek", self.store.fast_peek(policy, slow_peek, self._fast_path_invalidators))
+        peek_usage = self.store.fast_peek(
+            policy, lambda key, _cost: self._ask_now(self._usage_ask(key)), self._fast_path_invalidators
+        )
+        self._set_fast_path("usage", None if peek_usage is None else fast_usage(policy, peek_usage))
+
+    def _set_fast_path(self, name: str, fast_path: Callable[..., object] | None) -> None:
+        """Let this object use a fast path that does the same as its method, unless a subclass has another method."""
+        method = getattr(Limiter, name)
+        if fast_path is not None and getattr(type(self), name) is method:
+            self.__dict__[name] = functools.wraps(method)(fast_path)
 
     def try_acquire(self, key: Key, cost: Cost = 1) -> Decision:
         """Take permits if enough are available; never waits.

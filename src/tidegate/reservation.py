@@ -28,7 +28,7 @@ def charged_at(decision: Decision, policy: Policy) -> int | None:
     while the store is unavailable.
     """
     free = isinstance(decision, LocalDecision) and policy.on_store_error == "allow"
-    return decision.at if decision[0] and not free else None
+    return decision.at if decision.within_limits and not free else None
 
 
 class _Reservation:
@@ -84,7 +84,7 @@ class _Reservation:
         deltas, unplanned = [], []
         for limit, new, old, at in zip(self.policy.limits, actual, self.costs, self.ats, strict=True):
             change = max(0, new - old) if expired else new - old
-            if limit.algorithm == "concurrency":  # the work is over: its slots are free again
+            if limit.rules.holds_slots:  # the work is over: its slots are free again
                 change = -old
             # A limit that was not charged has nothing to correct: its usage is charged now.
             fresh = not old and at is not None

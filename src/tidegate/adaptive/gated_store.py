@@ -79,7 +79,7 @@ class GatedStore(Store):
             if wait:
                 return self._denied(asks, wait, now)[0]
         decision = self.inner.apply_one(verb, policy, key, costs, now, at)
-        return decision if decision[0] else self._with_retry_time(decision, policy, key, costs)
+        return decision if decision.within_limits else self._with_retry_time(decision, policy, key, costs)
 
     async def apply_async(
         self, verb: str, asks: Sequence[Ask], now: int | None = None, at: int | None = None
@@ -95,14 +95,14 @@ class GatedStore(Store):
 
     def _with_retry_time(self, decision: Decision, policy: Policy, _key: Key, costs: tuple[int, ...]) -> Decision:
         """Replace a permanent denial by a retry time if the cost will fit after recovery."""
-        if decision[0] or decision.retry != NEVER:
+        if decision.within_limits or decision.retry != NEVER:
             return decision
         recovery = self.recovery_of(policy.name)
         if recovery is None or max(costs) > recovery[0]:
             return decision
         wait = max(1, recovery[1] - self.clock.steady())
         views = tuple((left, wait if retry == NEVER else retry, reset) for left, retry, reset in decision.views)
-        return Decision((False, decision.at, decision[2], views, None))
+        return Decision.of_views(decision.at, decision.policy_limits, views, within_limits=False)
 
     def _wait(self, verb: str, asks: Sequence[Ask]) -> int:
         return max(self.frozen_for(policy.name) for policy, _, _ in asks) if verb in PERMIT_VERBS else 0
@@ -110,7 +110,9 @@ class GatedStore(Store):
     def _denied(self, asks: Sequence[Ask], wait: int, now: int | None) -> list[Decision]:
         instant = self.clock.ns() // 1000 if now is None else now
         return [
-            Decision((False, instant, policy.limits, tuple(_view(*pair, wait) for pair in _pairs(policy, costs)), None))
+            Decision.of_views(
+                instant, policy.limits, tuple(_view(*pair, wait) for pair in _pairs(policy, costs)), within_limits=False
+            )
             for policy, _, costs in asks
         ]
 

@@ -85,7 +85,7 @@ class OpenBatch:
 
     def _settle(self, used: tuple[int, ...], count: int, *, last: bool) -> BatchShare:
         limits = self.tier_policy.policy.limits
-        slots = tuple(limit.algorithm == "concurrency" for limit in limits)
+        slots = tuple(limit.rules.holds_slots for limit in limits)
         before = self.reserved
         unreserved = tuple(
             cost if cost and not reserved and not slot else 0

@@ -40,7 +40,7 @@ class ShortTermLimits:
     def reserve(self, tier_policy: TierPolicy, costs: tuple[int, ...], tasks: int) -> Decision:
         """Decide on a batch of so many tasks."""
         if tier_policy.short_term is None or not tasks:
-            return Decision((True, self._clock.ns() // 1000, (), (), None))
+            return Decision.of_views(self._clock.ns() // 1000, (), (), within_limits=True)
         costs = tier_policy.short_term_costs(costs)
         return self._store.apply_one("hold", tier_policy.short_term, self._key, costs)
 

@@ -1,4 +1,4 @@
-"""The six algorithms, as pure functions of integers.
+"""The six algorithms, as pure functions of integers, and the traits by which other packages tell them apart.
 
     charge(state, limit, cost, now)       -> the new state, or None if denied
     view(state, limit, cost, now)         -> (remaining, retry, reset)
@@ -16,6 +16,9 @@ that an earlier version of the limit wrote is read so that the change itself ref
 their usage, a bucket keeps its available permits, up to the new burst.
 
 Each algorithm has its own module. The Lua and SQL ports have the same function names in the same order.
+
+No module outside the core compares the name of an algorithm: it asks for a trait, such as `limit.rules.holds_slots`. So
+a new algorithm needs a module here, an entry in ALGORITHMS, and its ports.
 """
 
 from __future__ import annotations
@@ -27,29 +30,52 @@ from tidegate.core.bucket import (
     MarkedLimit,
     adjust_bucket,
     charge_bucket,
+    dump_bucket,
     expires_bucket,
+    load_bucket,
     mark_bucket,
     marked,
     refill,
+    remaining_bucket,
+    retry_bucket,
     view_bucket,
 )
-from tidegate.core.log import Changes, LogEntries, adjust_log, adjust_slots, charge_log, expires_log, view_log
-from tidegate.core.sliding import adjust_sliding, charge_sliding, expires_sliding, view_sliding
-from tidegate.core.state import NEVER, State, View
+from tidegate.core.log import (
+    Changes,
+    LogEntries,
+    adjust_log,
+    adjust_slots,
+    charge_log,
+    dump_log,
+    expires_log,
+    load_log,
+    view_log,
+)
+from tidegate.core.sliding import (
+    adjust_sliding,
+    charge_sliding,
+    dump_sliding,
+    expires_sliding,
+    load_sliding,
+    view_sliding,
+)
+from tidegate.core.state import NEVER, State, View, dump_integers, load_integers
 from tidegate.core.windows import (
     CarriedWindows,
     adjust_calendar,
     adjust_fixed,
     charge_calendar,
     charge_fixed,
+    dump_window,
     expires_calendar,
     expires_fixed,
+    load_window,
     view_calendar,
     view_fixed,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from tidegate.core.limit import Limit
 
@@ -74,21 +100,150 @@ def unmarked(state: State) -> State:
     return state
 
 
+def remaining_of_view(state: State | None, limit: Limit, now: int) -> int:
+    """Return the remaining permits, which do not depend on a cost."""
+    return limit.rules.view(state, limit, 0, now)[0]
+
+
+def retry_of_view(state: State | None, limit: Limit, cost: int, now: int) -> int:
+    """Return how long to wait for a cost."""
+    return limit.rules.view(state, limit, cost, now)[1]
+
+
 class Algorithm(NamedTuple):
-    """The transitions of one algorithm; `mark` is called on the state of a charge that may be corrected later."""
+    """The transitions of one algorithm, and its traits.
+
+    `mark` is called on the state of a charge that may be corrected later. `dump` and `load` convert a state to the
+    integers that stores keep, and back (see `tidegate.core.codec`). `remaining` and `retry` return one number of the
+    view; an algorithm may have a cheaper way to compute it. The traits say when a charge stops counting, and
+    what the state knows about it; a limit without any of them is counted, stored and decided on like the others.
+    """
 
     charge: Callable[[State | None, Limit, int, int], State | None]
     view: Callable[[State | None, Limit, int, int], View]
     adjust: Callable[[State | None, Limit, int, int, int | None], State | None]
     expires: Callable[[State], int]
     mark: Callable[[State], State] = unmarked
+    dump: Callable[[State], list[int]] = dump_integers
+    load: Callable[[Limit, Sequence[int]], State] = load_integers
+    remaining: Callable[[State | None, Limit, int], int] = remaining_of_view
+    retry: Callable[[State | None, Limit, int, int], int] = retry_of_view
+
+    refills: bool = False
+    """Permits come back continuously, at `limit.rate` / `limit.scale`, up to a burst. The state is a level, which does
+    not know when a permit was taken."""
+    windowed: bool = False
+    """All permits taken in a window come back together, when it ends."""
+    by_calendar: bool = False
+    """The windows are those of a calendar: `limit.calendar`."""
+    weighted: bool = False
+    """The previous window counts in part, so a charge counts for up to two periods."""
+    logged: bool = False
+    """The state is a log with an entry for each charge. Later states share it, so a view must be computed before the
+    next charge, and long logs may be stored apart."""
+    holds_slots: bool = False
+    """A charge takes slots, which count until they are released, or for one period. They are no permits that come back
+    by themselves: no quota of a provider, no leases, no shares."""
+    leasable: bool = False
+    """Permits may be used a little later than they are taken, or be divided among processes: `stores.lease.terms` and
+    `stores.outage.local_share` compute by the other traits what this takes."""
+
+    port_number: int = 0
+    """The number of the algorithm in `core.lua`, from 1 to 7; 0: only stores that run this core have it."""
+    port_size: int = 0
+    """How many numbers a state has in `core.lua`."""
+    port_cost: int = 3
+    """The time that the ports take to decide, in multiples of that of a token bucket (about 3 us in Redis)."""
+
+    @property
+    def rolling(self) -> bool:
+        """Whether each permit comes back exactly one period after it was taken."""
+        return self.logged and not self.holds_slots
+
+    @property
+    def movable(self) -> bool:
+        """Whether a charge can be moved to another instant: the state knows when each permit was taken."""
+        return self.windowed or self.rolling
 
 
 ALGORITHMS: Final = {
-    "token_bucket": Algorithm(charge_bucket, view_bucket, adjust_bucket, expires_bucket, mark_bucket),
-    "fixed_window": Algorithm(charge_fixed, view_fixed, adjust_fixed, expires_fixed),
-    "calendar_window": Algorithm(charge_calendar, view_calendar, adjust_calendar, expires_calendar),
-    "sliding_window": Algorithm(charge_sliding, view_sliding, adjust_sliding, expires_sliding),
-    "sliding_log": Algorithm(charge_log, view_log, adjust_log, expires_log),
-    "concurrency": Algorithm(charge_log, view_log, adjust_slots, expires_log),
+    "token_bucket": Algorithm(
+        charge_bucket,
+        view_bucket,
+        adjust_bucket,
+        expires_bucket,
+        mark_bucket,
+        dump_bucket,
+        load_bucket,
+        remaining_bucket,
+        retry_bucket,
+        refills=True,
+        leasable=True,
+        port_number=1,
+        port_size=5,
+        port_cost=1,
+    ),
+    "fixed_window": Algorithm(
+        charge_fixed,
+        view_fixed,
+        adjust_fixed,
+        expires_fixed,
+        dump=dump_window,
+        load=load_window,
+        windowed=True,
+        leasable=True,
+        port_number=2,
+        port_size=2,
+    ),
+    "calendar_window": Algorithm(
+        charge_calendar,
+        view_calendar,
+        adjust_calendar,
+        expires_calendar,
+        dump=dump_window,
+        load=load_window,
+        windowed=True,
+        by_calendar=True,
+        leasable=True,
+        port_number=3,
+        port_size=2,
+    ),
+    "sliding_window": Algorithm(
+        charge_sliding,
+        view_sliding,
+        adjust_sliding,
+        expires_sliding,
+        dump=dump_sliding,
+        load=load_sliding,
+        weighted=True,
+        leasable=True,
+        port_number=4,
+        port_size=4,
+    ),
+    "sliding_log": Algorithm(
+        charge_log,
+        view_log,
+        adjust_log,
+        expires_log,
+        dump=dump_log,
+        load=load_log,
+        logged=True,
+        leasable=True,
+        port_number=5,
+        port_size=6,
+        port_cost=5,
+    ),
+    "concurrency": Algorithm(
+        charge_log,
+        view_log,
+        adjust_slots,
+        expires_log,
+        dump=dump_log,
+        load=load_log,
+        logged=True,
+        holds_slots=True,
+        port_number=6,
+        port_size=6,
+        port_cost=5,
+    ),
 }

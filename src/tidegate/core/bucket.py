@@ -1,8 +1,9 @@
 """token_bucket: (limit, level, at).
 
 The level counts 1/scale permits, so that each microsecond adds exactly `rate`. Products stay within MAX_INTEGER: a
-level lies between floor and capacity, which differ by at most MAX_INTEGER; elapsed * rate is computed only if it is at
-most the missing amount, cost * scale only for costs within the burst.
+level lies between floor and capacity, which differ by at most MAX_INTEGER; cost * scale is computed only for costs
+within the burst, and elapsed * rate only if it is at most the missing amount. The functions for the common state, which
+Python's integers allow to be shorter, multiply first and compare then, with the same result.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from tidegate.core.bounds import MAX_INTEGER, ceil_div
 from tidegate.core.state import NEVER, State, View
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from tidegate.core.limit import Limit
 
 Peaks = tuple[tuple[int, int], ...]
@@ -30,12 +33,12 @@ def charge_bucket(state: State | None, limit: Limit, cost: int, now: int) -> Sta
     elif state[0] is limit:
         level = state[1]
         at = state[2]
-        if now <= at:
-            now = at
-        elif now - at > (limit.capacity - level) // limit.rate:
-            level = limit.capacity
-        else:
+        if now > at:
             level += (now - at) * limit.rate
+            if level > limit.capacity:  # noqa: PLR1730 - min() would cost a fifth of the charge
+                level = limit.capacity
+        else:
+            now = at
     else:
         owner, level, now = refill(state, limit, now)
     level -= cost * limit.scale
@@ -49,18 +52,47 @@ def view_bucket(state: State | None, limit: Limit, cost: int, now: int) -> View:
     elif state[0] is limit:  # what refill does, for the common state
         _, level, seen = state
         if now > seen:
-            level, seen = topped_up(level, limit, now - seen), now
+            level += (now - seen) * limit.rate
+            if level > limit.capacity:  # noqa: PLR1730 - min() would cost a fifth of the view
+                level = limit.capacity
+            seen = now
     else:
         _, level, seen = refill(state, limit, now)
         if _owner(state) != limit and expires_bucket(state) > now:
             return _view_changed(state, limit, cost, now, level)
-    missing = limit.capacity - level
     retry = 0
-    if cost > limit.burst:
-        retry = NEVER
-    elif cost and cost * limit.scale > level:
-        retry = seen - now + ceil_div(cost * limit.scale - level, limit.rate)
-    return max(0, level // limit.scale), retry, seen - now + ceil_div(missing, limit.rate) if missing else 0
+    if cost:
+        if cost > limit.burst:
+            retry = NEVER
+        elif (after := level - cost * limit.scale) < 0:
+            retry = seen - now - after // limit.rate  # ceil_div, inlined, also below
+    if level == limit.capacity:
+        return limit.burst, retry, 0
+    return level // limit.scale if level > 0 else 0, retry, seen - now - (level - limit.capacity) // limit.rate
+
+
+def remaining_bucket(state: State | None, limit: Limit, now: int) -> int:
+    """Return the remaining permits as in `view_bucket`, at half of its cost."""
+    if state is None or state[0] is not limit:
+        return view_bucket(state, limit, 0, now)[0]
+    _, level, seen = state
+    if now > seen:
+        level += (now - seen) * limit.rate
+        if level > limit.capacity:
+            return limit.burst  # type: ignore[no-any-return]  # mypy has lost the type of a limit that a state holds
+    return level // limit.scale if level > 0 else 0
+
+
+def retry_bucket(state: State | None, limit: Limit, cost: int, now: int) -> int:
+    """Return how long to wait as in `view_bucket`, at half of its cost."""
+    if state is None or state[0] is not limit or cost > limit.burst:
+        return view_bucket(state, limit, cost, now)[1]
+    _, level, seen = state
+    level -= cost * limit.scale
+    if now > seen:
+        level += (now - seen) * limit.rate
+        seen = now
+    return seen - now - level // limit.rate if level < 0 and cost else 0
 
 
 def _view_changed(state: State, limit: Limit, cost: int, now: int, level: int) -> View:
@@ -187,3 +219,16 @@ def raise_peaks(peaks: Peaks, level: int, limit: Limit) -> Peaks:
         return peaks
     kept = next(i for i, (_, top) in enumerate(peaks) if top < level)
     return (*peaks[:kept], (peaks[kept][0], level))
+
+
+def dump_bucket(state: State) -> list[int]:
+    """Return the level, its instant, the scale, and the marks."""
+    owner, level, at = state
+    limit, peaks = owner if isinstance(owner, MarkedLimit) else (owner, ())
+    return [level, at, limit.scale, *(number for peak in peaks for number in peak)]
+
+
+def load_bucket(limit: Limit, numbers: Sequence[int]) -> State:
+    """Restore a bucket, with its marks."""
+    level, at, _, *peaks = numbers
+    return (marked(limit, tuple(zip(peaks[::2], peaks[1::2], strict=True))), level, at)

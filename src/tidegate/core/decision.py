@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, Self
 
 from tidegate.core.algorithms import NEVER, State, View
 from tidegate.core.bounds import SECOND
@@ -30,11 +30,35 @@ class Decision(
 ):
     """The result of one call; true if the call may proceed.
 
-    It is a tuple of: whether the call is allowed, the instant, the limits, and either their views and None, or their
-    states and the costs from which the views are computed when they are read.
+    `of_states` and `of_views` create one. It is a tuple, the cheapest object to create, of: whether the call is within
+    the limits, the instant, the limits, and either their views and None, or their states and the costs from which the
+    views are computed when they are read. Only the core and the fast paths use these positions.
     """
 
     __slots__ = ()
+
+    @classmethod
+    def of_states(
+        cls,
+        at: int,
+        limits: tuple[Limit, ...],
+        states: Sequence[State | None],
+        costs: Sequence[int],
+        *,
+        within_limits: bool,
+    ) -> Self:
+        """Create a decision from the states after the call, and the costs for which views are computed from them."""
+        return cls((within_limits, at, limits, states, costs))
+
+    @classmethod
+    def of_views(cls, at: int, limits: tuple[Limit, ...], views: Sequence[View], *, within_limits: bool) -> Self:
+        """Create a decision from the view of each limit."""
+        return cls((within_limits, at, limits, views, None))
+
+    @property
+    def within_limits(self) -> bool:
+        """Whether no limit denied the call: the same as `allowed`, except in shadow mode, which allows every call."""
+        return self[0]
 
     @property
     def allowed(self) -> bool:
@@ -47,33 +71,63 @@ class Decision(
         return self[1]
 
     @property
+    def policy_limits(self) -> tuple[Limit, ...]:
+        """The limits that were decided on, in the order of the policy; `limits` has the result for each."""
+        return self[2]
+
+    @property
+    def states(self) -> Sequence[State | None] | None:
+        """The state of each limit after the call; None if the store returned views."""
+        return None if self[4] is None else self[3]
+
+    @property
     def views(self) -> Sequence[View]:
         """The view of each limit, in integers: remaining, retry and reset."""
         _, at, limits, results, costs = self
         if costs is None:
             return results  # type: ignore[return-value]  # without costs, views
         if len(limits) == 1:
-            return (limits[0].rules.view(results[0], limits[0], costs[0], at),)
+            return (limits[0].view(results[0], limits[0], costs[0], at),)
         triples = zip(limits, results, costs, strict=True)
-        return [limit.rules.view(state, limit, cost, at) for limit, state, cost in triples]
+        return [limit.view(state, limit, cost, at) for limit, state, cost in triples]
+
+    def with_views(self) -> Self:
+        """Return this decision with its views computed: it no longer depends on states."""
+        return self if self[4] is None else self.of_views(self[1], self[2], self.views, within_limits=self[0])
 
     @property
     def remaining(self) -> int:
         """Permits left at the limit with the fewest."""
+        within_limits, at, limits, results, costs = self
+        if costs is not None and len(limits) == 1:  # the most common decision, without lists
+            if not within_limits and costs[0] == 1:
+                return 0  # a limit that denies one permit has none
+            limit = limits[0]
+            return limit.remaining_of(results[0], limit, at)
         return min([view[0] for view in self.views])  # a list: a generator costs as much as the view
 
     @property
     def retry(self) -> int:
         """Microseconds until the same call would be allowed: 0 if it is allowed now, NEVER (-1) if it can never be."""
+        _, at, limits, results, costs = self
+        if costs is not None and len(limits) == 1:  # the most common decision, without lists
+            limit = limits[0]
+            return limit.retry_of(results[0], limit, costs[0], at)
         waits = [view[1] for view in self.views]
         return NEVER if NEVER in waits else max(waits)
 
     @property
     def retry_after(self) -> float | None:
         """Seconds until the same call would be allowed: 0.0 if it is allowed now, None if it can never be."""
-        if self.allowed:
+        within_limits, at, limits, results, costs = self
+        if within_limits:
             return 0.0
-        return None if self.retry == NEVER else self.retry / SECOND
+        if costs is not None and len(limits) == 1:  # as in `retry`: a further call would cost a third of the view
+            limit = limits[0]
+            retry = limit.retry_of(results[0], limit, costs[0], at)
+        else:
+            retry = self.retry
+        return None if retry == NEVER else retry / SECOND
 
     @property
     def reset_after(self) -> float:
@@ -130,6 +184,11 @@ class ShadowDecision(Decision):
     def allowed(self) -> bool:
         """Whether the call may proceed: always."""
         return True
+
+    @property
+    def retry_after(self) -> float | None:
+        """Seconds until the same call would be allowed: always 0.0."""
+        return 0.0
 
 
 # ---- verbs: apply to the states of all limits of a key at once -------------------------------------------------------

@@ -16,7 +16,7 @@ from tidegate.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tidegate.core.algorithms import State
+    from tidegate.core.algorithms import State, View
 
 PERIOD_UNITS: Final = {
     **dict.fromkeys(("us", "µs", "microsecond", "microseconds"), 1),
@@ -88,8 +88,12 @@ class Limit:
     floor: int = field(init=False, repr=False, compare=False, default=0)
     tick: int = field(init=False, repr=False, compare=False, default=1)
     calendar: Calendar | None = field(init=False, repr=False, compare=False, default=None)
-    charge: Callable[[State | None, Limit, int, int], State | None] = field(init=False, repr=False, compare=False)
+    # The algorithm, and those of its functions that most calls need, which a look-up in `rules` would slow down.
     rules: algorithms.Algorithm = field(init=False, repr=False, compare=False)
+    charge: Callable[[State | None, Limit, int, int], State | None] = field(init=False, repr=False, compare=False)
+    view: Callable[[State | None, Limit, int, int], View] = field(init=False, repr=False, compare=False)
+    remaining_of: Callable[[State | None, Limit, int], int] = field(init=False, repr=False, compare=False)
+    retry_of: Callable[[State | None, Limit, int, int], int] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         """Check the arguments and compute the derived numbers."""
@@ -103,8 +107,9 @@ class Limit:
             )
         if not isinstance(self.name, str):
             raise ConfigError(f"must be a string, not {self.name!r}", field="name")
-        self._set(rules=rules, charge=rules.charge)
-        if self.algorithm == "calendar_window":
+        self._set(rules=rules, charge=rules.charge, view=rules.view)
+        self._set(remaining_of=rules.remaining, retry_of=rules.retry)
+        if rules.by_calendar:
             self._set_calendar()
         else:
             length = parse_period(self.period)
@@ -116,6 +121,11 @@ class Limit:
         self._set_numbers()
         if not self.name:
             self._set(name=self._default_name())
+
+    @property
+    def identity(self) -> tuple[str, str]:
+        """What identifies the limit in the states of a key: its name and algorithm."""
+        return self.name, self.algorithm
 
     def _default_name(self) -> str:
         return str(self.period) if self.unit == "requests" else f"{self.unit}-{self.period}"
@@ -140,7 +150,7 @@ class Limit:
         self._set(period=period, length=longest, calendar=kind)
 
     def _set_numbers(self) -> None:
-        if self.algorithm == "token_bucket":
+        if self.rules.refills:
             burst = self.burst or self.quota
             _check_integer("burst", burst)
             rate = rate_below(self.quota, self.length, burst)
@@ -158,7 +168,7 @@ class Limit:
         if self.burst not in (0, self.quota):
             raise ConfigError(f"burst requires the algorithm token_bucket, not {self.algorithm}", field="burst")
         self._set(burst=self.quota)
-        if self.algorithm == "sliding_window":
+        if self.rules.weighted:
             if self.length > MAX_DURATION // 2:  # a call counts for up to two periods
                 raise ConfigError("the period of a sliding_window must be at most 71 years", field="period")
             tick = ceil_div(self.quota * self.length, MAX_INTEGER)

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left, bisect_right
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tidegate.core.bounds import MAX_INTEGER
 from tidegate.core.state import NEVER, State, View, current
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from tidegate.core.limit import Limit
 
@@ -180,3 +181,16 @@ def _correct(limit: Limit, log: Log, delta: int, order: range) -> State | None:
 def expires_log(state: State) -> int:
     """Return when the last entry expires."""
     return int(state[1].times[state[3] - 1] + state[0].length)
+
+
+def dump_log(state: State) -> list[int]:
+    """Return the time and cost of each entry."""
+    _, (times, sums), head, tail, base = state
+    costs = (after - before for before, after in pairwise([base, *sums[head:tail]]))
+    return [number for entry in zip(times[head:tail], costs, strict=True) for number in entry]
+
+
+def load_log(limit: Limit, numbers: Sequence[int]) -> State:
+    """Restore a log."""
+    times, costs = array("q", numbers[::2]), numbers[1::2]
+    return (limit, LogEntries(times, array("q", accumulate(costs))), 0, len(times), 0)

@@ -12,6 +12,8 @@ from tidegate.core.bounds import MAX_INTEGER, ceil_div
 from tidegate.core.state import NEVER, State, View, current
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from tidegate.core.limit import Limit
 
 
@@ -106,3 +108,13 @@ def heaviest(limit: Limit) -> int:
 def expires_sliding(state: State) -> int:
     """Return when neither window counts any more."""
     return int(state[3] + state[0].length * (2 if state[1] else 1))
+
+
+def dump_sliding(state: State) -> list[int]:
+    """Return both counts, the start, and the length of the windows."""
+    return [*state[1:], state[0].length]
+
+
+def load_sliding(limit: Limit, numbers: Sequence[int]) -> State:
+    """Restore both windows."""
+    return (limit, *numbers[:3])

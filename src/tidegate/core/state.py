@@ -1,10 +1,12 @@
-"""Shared by the algorithms: the types State and View, and when the state of a changed limit has expired."""
+"""Shared by the algorithms: State, View, when the state of a changed limit has expired, and the plain stored format."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from tidegate.core.limit import Limit
 
 State = tuple[Any, ...]
@@ -18,3 +20,13 @@ def current(state: State | None, limit: Limit, now: int) -> State | None:
     if state is None or state[0] is limit or limit.rules.expires(state) > now:
         return state
     return None
+
+
+def dump_integers(state: State) -> list[int]:
+    """Return the integers of a state that has nothing else."""
+    return list(state[1:])
+
+
+def load_integers(limit: Limit, numbers: Sequence[int]) -> State:
+    """Restore a state that consists of integers."""
+    return (limit, *numbers)

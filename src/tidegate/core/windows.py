@@ -17,7 +17,7 @@ from tidegate.core.bounds import MAX_INTEGER
 from tidegate.core.state import NEVER, State, View, current
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from tidegate.core.limit import Limit
 
@@ -232,3 +232,22 @@ def _adjust_window(
     last, ended = (owner.last, owner.ended) if isinstance(owner, CarriedWindows) else (now, 0)
     own = not kept and not ended and (since, until) == (start, end)
     return limit if own else CarriedWindows(limit, until, last, ended, kept), used + _sum(kept), since
+
+
+def dump_window(state: State) -> list[int]:
+    """Return the usage and the start, and what the window carries."""
+    owner, used, start = state
+    if isinstance(owner, CarriedWindows):
+        numbers = (number for window in owner.older for number in window)
+        return [used, start, owner.end, owner.last, owner.ended, *numbers]
+    return [used, start]
+
+
+def load_window(limit: Limit, numbers: Sequence[int]) -> State:
+    """Restore a window, with those that it carries."""
+    used, start, *carried = numbers
+    if not carried:
+        return (limit, used, start)
+    end, last, ended, *older = carried
+    windows = tuple(zip(older[::3], older[1::3], older[2::3], strict=True))
+    return (CarriedWindows(limit, end, last, ended, windows), used, start)

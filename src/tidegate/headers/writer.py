@@ -34,7 +34,7 @@ def write(decision: Decision, style: Style = "x") -> list[tuple[str, str]]:
     A denial has `Retry-After` in any style: seconds, rounded up, at least 1. It is left out if the call never fits.
     """
     check_style(style)
-    limits, views = decision[2], decision.views
+    limits, views = decision.policy_limits, decision.views
     fields = []
     if style in ("x", "both"):
         fields += _write_x_fields(limits, views, decision.at)
@@ -80,7 +80,7 @@ def find_tightest(limits: Sequence[Limit], views: Sequence[View]) -> tuple[Limit
 def _write_policy(limit: Limit, at: int) -> str:
     """Write an item of RateLimit-Policy: the quota, its unit unless that is requests, and the window in seconds."""
     item = f"{_write_string(limit.name)};{IETF.quota}={min(limit.quota, MAX_SF_INTEGER)}"
-    if limit.algorithm == "concurrency":
+    if limit.rules.holds_slots:
         unit = "concurrent-requests" if limit.unit == "requests" else limit.unit
         # Slots have no window: they are free again when they are released.
         return f"{item};{IETF.unit}={_write_string(unit)}"
@@ -101,7 +101,7 @@ def _write_state(limit: Limit, view: View) -> str:
     """
     remaining, retry, reset = view
     item = f"{_write_string(limit.name)};{IETF.remaining}={min(remaining, limit.quota, MAX_SF_INTEGER)}"
-    if limit.algorithm == "concurrency":
+    if limit.rules.holds_slots:
         return item
     return f"{item};{IETF.reset}={ceil_div(retry if retry > 0 else reset, SECOND)}"
 

@@ -25,7 +25,6 @@ from tidegate.inbound.responses.response import (
     mentions_json,
     plain_denial,
     raw,
-    with_views,
 )
 from tidegate.inbound.rules.path_readings import Route, asgi_routes
 
@@ -123,6 +122,7 @@ class RateLimitMiddleware:
             )
             return
         last_decisions = category_limiter.last_decisions
+        # By position: a fast path.
         if decision[0] and decision[1] < request_limiter.fast_path_until and key in last_decisions:
             last_decisions[key] = decision  # fast path: a known client is allowed again
             category_limiter.allowed += 1
@@ -205,7 +205,7 @@ class RateLimitMiddleware:
     ) -> Awaitable[None]:
         """Send the response to a denied request. Not a coroutine itself, so that floods of denials stay cheap."""
         writer, policy = self.guard.response_writer, category_limiter.category.policy
-        decision = with_views(decision)
+        decision = decision.with_views()  # a denial reads them several times
         if writer.custom_denial is None and not mentions_json(scope["headers"]):
             response = plain_denial(decision, policy, kind)
         else:

@@ -18,7 +18,6 @@ from tidegate.inbound.client.request import MAX_METHOD_LENGTH, METHOD_OVERRIDES,
 from tidegate.inbound.limiting.request_limiter import MISSING, LimitOutcome, RequestLimiter
 from tidegate.inbound.limiting.request_state import STATE_KEY, RequestState
 from tidegate.inbound.responses import admin
-from tidegate.inbound.responses.response import with_views
 from tidegate.inbound.rules.path_readings import wsgi_routes
 
 if TYPE_CHECKING:
@@ -91,6 +90,7 @@ class RateLimitMiddleware:
             return self._apply_outcome(
                 request_limiter.handle_store_error(category_limiter, error), environ, start_response, target, client
             )
+        # By position: a fast path.
         if decision[0] and decision[1] < request_limiter.fast_path_until and key in category_limiter.last_decisions:
             category_limiter.last_decisions[key] = decision  # fast path: a known client is allowed again
             category_limiter.allowed += 1
@@ -154,7 +154,7 @@ class RateLimitMiddleware:
         kind: Kind = "quota-exceeded",
     ) -> Iterable[bytes]:
         writer = self.guard.response_writer
-        decision = with_views(decision)
+        decision = decision.with_views()  # a denial reads them several times
         response = writer.write_denial(make_request(environ, client), decision, category_limiter.category.policy, kind)
         outer: RequestState | None = environ.get(STATE_KEY)
         if outer is not None:

@@ -93,7 +93,7 @@ class DecisionLog:
     def __call__(self, record: Record) -> None:
         """Log a decision, unless it is suppressed."""
         if record.verb in ("acquire", "hold"):
-            if record.decision[0]:
+            if record.decision.within_limits:
                 self.log_allowed(record)
             else:
                 self.log_denied(record)

@@ -41,4 +41,4 @@ class LabelNames:
 
 def outcome_of(decision: Decision) -> str:
     """Return the outcome of a decision: allowed, shadow or denied."""
-    return "allowed" if decision[0] else "shadow" if decision.allowed else "denied"
+    return "allowed" if decision.within_limits else "shadow" if decision.allowed else "denied"

@@ -48,7 +48,7 @@ class OpenTelemetryObserver:
             return
         decision, (policy, outcome) = record.decision, labels
         self._decisions.add(1, {POLICY: policy, OUTCOME: outcome})
-        if decision[0]:
+        if decision.within_limits:
             return
         violated = decision.violated
         for name in violated:

@@ -70,11 +70,11 @@ class PrometheusObserver:
         decision, (policy, outcome) = record.decision, labels
         self._child(self._decisions, policy, outcome).inc()
         views = decision.views
-        left = min(view[0] / limit.burst for limit, view in zip(decision[2], views, strict=True))
+        left = min(view[0] / limit.burst for limit, view in zip(decision.policy_limits, views, strict=True))
         self._child(self._remaining, policy).observe(left)
-        if not decision[0]:
+        if not decision.within_limits:
             self._child(self._last, policy).set(decision.at / 1_000_000)
-            for limit, view in zip(decision[2], views, strict=True):
+            for limit, view in zip(decision.policy_limits, views, strict=True):
                 if view[1]:
                     self._child(self._denials, policy, OTHER_LABEL if policy == OTHER_LABEL else limit.name).inc()
 

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from tidegate.core.decision import Decision
+    from tidegate.core.limit import Limit
     from tidegate.policy import Cost, Key, Policy
 
     Ask = tuple[Policy, Key, tuple[int, ...]]
@@ -67,6 +68,11 @@ class Store(ABC):
         del policy, slow_path, disablers
         return None
 
+    def fast_peek(self, policy: Policy, slow_path: TryAcquire, disablers: list[Disable]) -> TryAcquire | None:
+        """Build a faster `peek` in the same way; it accepts a cost of 0 for any policy."""
+        del policy, slow_path, disablers
+        return None
+
     async def apply_async(
         self, verb: str, asks: Sequence[Ask], now: int | None = None, at: int | None = None
     ) -> list[Decision]:
@@ -93,6 +99,13 @@ class Store(ABC):
     async def close_async(self) -> None:
         """Close connections and files, without blocking the event loop."""
         self.close()
+
+
+def check_ported(limit: Limit) -> None:
+    """Check that a store which runs a port of the core knows the algorithm of a limit."""
+    if not limit.rules.port_number:
+        message = f"{limit.algorithm!r} is not available in this store: use a store in memory or SQLite"
+        raise ConfigError(message, field="algorithm")
 
 
 def merge(asks: Sequence[Ask]) -> tuple[list[int], Sequence[Ask]]:

@@ -49,7 +49,7 @@ def corrections(verb: str, asks: Sequence[Ask], decisions: Sequence[Decision], p
     Windows, logs and marked buckets correct the charge made at the time of the decision. A bucket that was charged
     without a mark does not record it: it gets back what it cannot have refilled meanwhile (see `bucket_credit`).
     """
-    if verb not in CHARGING or not decisions or not decisions[0][0]:
+    if verb not in CHARGING or not decisions or not decisions[0].within_limits:
         return []
     places, merged = merge(asks)
     by_place = dict(zip(places, decisions, strict=True))
@@ -61,7 +61,7 @@ def corrections(verb: str, asks: Sequence[Ask], decisions: Sequence[Decision], p
         if verb == "hold":
             marked.append((policy, key, tuple(-cost for cost in costs)))
             continue
-        exact = tuple(0 if limit.algorithm == "token_bucket" else -cost for limit, cost, _ in rows)
+        exact = tuple(0 if limit.rules.refills else -cost for limit, cost, _ in rows)
         credit = tuple(-bucket_credit(limit, cost, view[2], passed + TRANSIT) for limit, cost, view in rows)
         marked.append((policy, key, exact))
         unmarked.append((policy, key, credit))
@@ -79,7 +79,7 @@ def bucket_credit(limit: Limit, cost: int, reset: int, passed: int) -> int:
     Without the charge, the bucket might have been full within `passed` microseconds, and refill beyond that would have
     been lost. That part is not given back (rounded down to permits), since the bucket has refilled it already.
     """
-    if limit.algorithm != "token_bucket" or not cost:
+    if not limit.rules.refills or not cost:
         return 0
     missing = max(0, (reset - 1) * limit.rate - cost * limit.scale)  # at least this much was missing before the charge
     overflow = max(0, passed * limit.rate - missing) // limit.scale

@@ -79,4 +79,4 @@ class ReferenceStore:
 
 
 def _places(policy: Policy, key: Key) -> list[Place]:
-    return [(policy.name, key, limit.name, limit.algorithm) for limit in policy.limits]
+    return [(policy.name, key, *limit.identity) for limit in policy.limits]

@@ -95,11 +95,16 @@ def a_key_twice_in_a_batch_pays_both_costs(store: Store) -> None:
     for algorithm in ("token_bucket", "fixed_window", "sliding_log"):
         policy = Policy(f"twice-{algorithm}", (Limit(10, "1h", algorithm),))
         asks: tuple[Ask, ...] = ((policy, "k", (1,)), (policy, "k", (2,)))
-        check(all(decision[0] for decision in store.apply("acquire", asks, NOW)), f"{algorithm}: 1 and 2 of 10")
+        check(
+            all(decision.within_limits for decision in store.apply("acquire", asks, NOW)), f"{algorithm}: 1 and 2 of 10"
+        )
         left = ask(store, "peek", policy, "k", (0,), NOW)
         expect(left, remaining=[7], what=f"{algorithm}: after 1 and 2 of 10 in one batch")
         asks = ((policy, "k", (4,)), (policy, "k", (4,)))
-        check(not any(decision[0] for decision in store.apply("acquire", asks, NOW)), f"{algorithm}: 4 and 4 of 7")
+        check(
+            not any(decision.within_limits for decision in store.apply("acquire", asks, NOW)),
+            f"{algorithm}: 4 and 4 of 7",
+        )
 
 
 def a_denied_call_changes_nothing(store: Store) -> None:

@@ -6,7 +6,8 @@ from itertools import pairwise
 from struct import unpack
 from typing import TYPE_CHECKING
 
-from tidegate.stores.redis.protocol import ALGORITHM_NUMBERS, limit_id
+from tidegate.core.algorithms import ALGORITHMS
+from tidegate.stores.redis.protocol import limit_id
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
     Ask = Callable[..., object]
 
-LOGS = (ALGORITHM_NUMBERS["sliding_log"], ALGORITHM_NUMBERS["concurrency"])
+LOGS = [rules.port_number for rules in ALGORITHMS.values() if rules.logged]
 
 
 def stored_states(
@@ -31,7 +32,7 @@ def stored_states(
     while position < len(numbers):
         count, limit = numbers[position], numbers[position + 1]
         state = list(numbers[position + 4 : position + 4 + count])
-        if limit % 8 == ALGORITHM_NUMBERS["token_bucket"]:
+        if limit % 8 == ALGORITHMS["token_bucket"].port_number:
             del state[3:5]  # rate and capacity of the limit that wrote it
         elif limit % 8 in LOGS:
             head, tail, base = state[:3]

@@ -229,10 +229,10 @@ class BudgetStore(SQLiteStore):
             self._return_expired(rows, policy, key, instant)
         decisions = decide(rows, call, now)
         # A denied call, or one that only reads usage, needs to know what owners that have ended left open.
-        needs_ended = verb != "adjust" and not (decisions[0][0] and any(costs))
+        needs_ended = verb != "adjust" and not (decisions[0].within_limits and any(costs))
         if needs_ended and self._expire_ended(rows, policy) and self._return_expired(rows, policy, key, instant):
             decisions = decide(rows, call, now)
-        if verb == "hold" and decisions[0][0] and any(costs):
+        if verb == "hold" and decisions[0].within_limits and any(costs):
             self._insert_open(rows, policy, costs, decisions[0].at, instant)
         elif verb == "adjust" and charged_at is not None:  # undoes a check whose caller was cancelled
             reserved = tuple(-cost for cost in costs)

@@ -95,7 +95,7 @@ class RecentClients:
         self.remove_expired(now)
         found = []
         for key, decision in self._items():
-            pairs = zip(decision[2], decision.views, strict=True)
+            pairs = zip(decision.policy_limits, decision.views, strict=True)
             limit, (remaining, _, reset) = min(pairs, key=lambda pair: pair[1][0] / pair[0].burst)
             found.append(
                 ClientNearLimit(key, limit.name, limit.quota, remaining, ceil_div(decision.at + reset, SECOND))

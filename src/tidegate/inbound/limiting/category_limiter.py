@@ -79,7 +79,7 @@ class CategoryLimiter:
         self.fields: Callable[[Decision], list[tuple[bytes, bytes]]] = self._response_writer.writer(self.limiter.policy)
         self.charging: Charging | None = category.charging
         # How long a request may hold a concurrency slot, at most until its response is complete; None: no slots.
-        slots = [limit.length for limit in category.policy.limits if limit.algorithm == "concurrency"]
+        slots = [limit.length for limit in category.policy.limits if limit.rules.holds_slots]
         self.slot_seconds: float | None = min(slots) / SECOND if slots else None
         self.reserves = bool(slots) or self.charging is not None or self._count is not None
 
@@ -128,7 +128,7 @@ def cancel_flow(charged: Iterable[CategoryCharge]) -> CallFlow[None]:
 def refund_flow(charged: Iterable[CategoryCharge], key: Key) -> CallFlow[None]:
     """Refund charges that have no reservation."""
     for charge in charged:
-        if charge.decision[0]:
+        if charge.decision.within_limits:
             yield from _correct_flow(
                 charge.category_limiter, partial(charge.category_limiter.limiter.refund, key, charge.cost)
             )

@@ -265,7 +265,7 @@ class RequestLimiter:
         `fast_path_until`.
         """
         category_limiter.recent_clients.record(key, decision)
-        now = decision[1]
+        now = decision.at
         if now >= self.maintenance_due:
             self.run_maintenance(now)
         allowed = self.is_allowed(key, decision)
@@ -273,7 +273,7 @@ class RequestLimiter:
             category_limiter.allowed += 1
         else:
             category_limiter.denied += 1
-        if decision.allowed == allowed and (self.observed or not decision[0]):
+        if decision.allowed == allowed and (self.observed or not decision.within_limits):
             self.notify(category_limiter.limiter.policy, key, cost, decision, method, path)
         return allowed
 
@@ -283,7 +283,7 @@ class RequestLimiter:
 
     def notify(self, policy: Policy, key: Key, cost: Cost, decision: Decision, method: str, path: str) -> None:
         """Pass a decision to the log and the observer."""
-        if self.observer is None and not log.isEnabledFor(logging.INFO if decision[0] else logging.WARNING):
+        if self.observer is None and not log.isEnabledFor(logging.INFO if decision.within_limits else logging.WARNING):
             return  # nothing to notify; keeps floods of denials cheap
         costs = policy.one if cost == 1 else policy.costs(cost)
         record = Record("acquire", policy, key, costs, decision, f"{method} {path}")
@@ -361,7 +361,7 @@ class RequestLimiter:
         self, request: Request, category_limiter: CategoryLimiter, key: Key, now: int, until: int
     ) -> LimitOutcome:
         limits = category_limiter.category.policy.limits
-        decision = Decision((False, now, limits, ((0, until - now, until - now),) * len(limits), None))
+        decision = Decision.of_views(now, limits, ((0, until - now, until - now),) * len(limits), within_limits=False)
         category_limiter.denied += 1
         self.notify(category_limiter.limiter.policy, key, {}, decision, request.method, request.path)
         return LimitOutcome(
@@ -380,7 +380,9 @@ class RequestLimiter:
         if policy.on_store_error != "deny":
             return LimitOutcome(allowed=True)
         again = ((0, SECOND, SECOND),) * len(policy.limits)
-        return LimitOutcome(allowed=False, decision=LocalDecision((False, self.now(), policy.limits, again, None)))
+        return LimitOutcome(
+            allowed=False, decision=LocalDecision.of_views(self.now(), policy.limits, again, within_limits=False)
+        )
 
     def log_throttled(self, level: int, message: str, *args: object) -> None:
         """Log a message that any client can cause, at a limited rate."""

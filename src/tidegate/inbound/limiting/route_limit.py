@@ -20,7 +20,7 @@ from tidegate.headers import check_style
 from tidegate.inbound.client.address import UNKNOWN, TrustedProxies
 from tidegate.inbound.limiting.options import OPTIONAL_FUNCTION
 from tidegate.inbound.limiting.request_limiter import RequestLimiter
-from tidegate.inbound.responses.response import ResponseWriter, with_views
+from tidegate.inbound.responses.response import ResponseWriter
 from tidegate.inbound.rules.config import with_default_algorithm
 from tidegate.limiter import AsyncLimiter, Limiter
 from tidegate.policy import Policy
@@ -120,7 +120,7 @@ class RouteLimit:
             if outcome.allowed or outcome.decision is None:
                 return None
             decision = outcome.decision
-        if request_limiter.observed or not decision[0]:
+        if request_limiter.observed or not decision.within_limits:
             request_limiter.notify(limiter.policy, key, cost, decision, request.method, request.path)
         if request_state is not None:
             request_state.add(decision)
@@ -170,8 +170,8 @@ class RouteLimit:
             if self._denied is not None
             else request_limiter.response_writer
         )
-        decision = with_views(decision)
-        policy = Policy("route", decision[2], self._mode, self._on_store_error)
+        decision = decision.with_views()  # a denial reads them several times
+        policy = Policy("route", decision.policy_limits, self._mode, self._on_store_error)
         response = writer.write_denial(request, decision, policy)
         return response._replace(headers=(*response.headers, *self.fields(request_state, decision)))
 

@@ -91,7 +91,7 @@ class ResponseWriter:
         """Return the header fields of a decision as bytes, for ASGI."""
         if self.style != "x":
             return raw(self.fields(decision))
-        # The same as `write`, but in bytes and faster: this runs for every request.
+        # The same as `write`, but in bytes, by position and faster: this runs for every request.
         _, at, limits, views_or_states, costs = decision
         limit = limits[0]
         if len(limits) > 1:
@@ -102,7 +102,7 @@ class ResponseWriter:
         elif costs is None:
             remaining, retry, reset = views_or_states[0]  # type: ignore[misc]  # without costs, it is a view
         else:
-            remaining, retry, reset = limit.rules.view(views_or_states[0], limit, costs[0], at)
+            remaining, retry, reset = limit.view(views_or_states[0], limit, costs[0], at)
         quota = limit.quota
         fields = [
             (LIMIT_FIELD, b"%d" % quota),
@@ -118,7 +118,7 @@ class ResponseWriter:
         """Return the fastest function that writes the fields of a policy: a single sliding_log has a fast path."""
         limits = policy.limits
         limit = limits[0]
-        if self.style != "x" or len(limits) > 1 or limit.algorithm != "sliding_log":
+        if self.style != "x" or len(limits) > 1 or not limit.rules.rolling:
             return self.raw_fields
         quota, length, general = limit.quota, limit.length, self.raw_fields
         first, extra = (LIMIT_FIELD, b"%d" % quota), tuple(self._raw_extra)
@@ -127,7 +127,7 @@ class ResponseWriter:
 
         def fields(decision: Decision) -> RawFields:
             nonlocal last
-            state = decision[3][0]
+            state = decision[3][0]  # by position: a fast path
             if not decision[0] or decision[2] is not limits or state is None or state[0] is not limit:
                 return general(decision)
             # The same as view_log for a state whose last entry is this request.
@@ -211,20 +211,13 @@ def raw(fields: Iterable[tuple[str, str]]) -> RawFields:
     return [(name.lower().encode("latin-1"), value.encode("latin-1", "replace")) for name, value in fields]
 
 
-def with_views(decision: Decision) -> Decision:
-    """Return a decision with computed views, because a denial reads them several times."""
-    if decision[4] is None:
-        return decision
-    return type(decision)((decision[0], decision[1], decision[2], decision.views, None))
-
-
 def combine_decisions(decisions: Sequence[Decision]) -> Decision:
     """Combine several decisions about one request, so that headers show the tightest of all limits."""
     if len(decisions) == 1:
         return decisions[0]
-    limits = tuple(limit for decision in decisions for limit in decision[2])
+    limits = tuple(limit for decision in decisions for limit in decision.policy_limits)
     views = tuple(view for decision in decisions for view in decision.views)
-    return Decision((all(decisions), max(decision.at for decision in decisions), limits, views, None))
+    return Decision.of_views(max(decision.at for decision in decisions), limits, views, within_limits=all(decisions))
 
 
 def mentions_json(headers: Iterable[RawField]) -> bool:

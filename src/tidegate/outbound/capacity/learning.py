@@ -23,7 +23,6 @@ TOO_MANY_REQUESTS: Final = 429
 SERVICE_UNAVAILABLE: Final = 503
 MAX_PROVIDER_CHARGES: Final = 1_000  # per account, that may be returned
 SAME_WINDOW_RATIO: Final = 1.05  # windows whose lengths differ by less are considered the same
-COUNTED_ALGORITHMS: Final = ("token_bucket", "fixed_window", "calendar_window", "sliding_window", "sliding_log")
 
 
 class LimitCorrection(NamedTuple):
@@ -55,9 +54,7 @@ def find_corrections(limits: Sequence[Limit], advice: Advice) -> list[LimitCorre
 
 def match_limit(limits: Sequence[Limit], reported: LimitAdvice) -> int | None:
     """Return the index of the reported limit: same unit, then same window, same quota, or the only one that fits."""
-    same = [
-        i for i, limit in enumerate(limits) if limit.unit == reported.unit and limit.algorithm in COUNTED_ALGORITHMS
-    ]
+    same = [i for i, limit in enumerate(limits) if limit.unit == reported.unit and not limit.rules.holds_slots]
     if reported.window is not None:
         length = reported.window * SECOND
         close = [

@@ -21,7 +21,7 @@ from tidegate.outbound.capacity.account_capacity import AccountCapacity
 from tidegate.outbound.capacity.learning import LimitCorrection, ProviderCharge, ProviderCharges, find_corrections
 from tidegate.outbound.capacity.shared_notices import SharedNotices
 from tidegate.outbound.providers.provider import CONCURRENCY_UNIT, REQUESTS_UNIT
-from tidegate.outbound.quota.arrival import MOVABLE_ALGORITHMS, ArrivalDelays
+from tidegate.outbound.quota.arrival import ArrivalDelays
 from tidegate.outbound.quota.tokens import TOKEN_UNITS
 from tidegate.policy import Policy
 from tidegate.reservation import charged_at
@@ -101,9 +101,9 @@ class Account:
         limits = provider.limits
         self._index = narrowest_index(limits)
         self._narrowest = limits[self._index]
-        self.settles = any(limit.algorithm == "concurrency" or limit.unit in TOKEN_UNITS for limit in limits)
+        self.settles = any(limit.rules.holds_slots or limit.unit in TOKEN_UNITS for limit in limits)
         # Charges of a plain account are not corrected as a rule, so they need no reservation.
-        self.plain = not self.settles and all(limit.algorithm in MOVABLE_ALGORITHMS for limit in limits)
+        self.plain = not self.settles and all(limit.rules.movable for limit in limits)
         self.units = frozenset(limit.unit for limit in limits)
         self.estimated = tuple(unit for unit in TOKEN_UNITS if unit in self.units)
         self.fixed_cost = self._compute_fixed_cost()
@@ -111,10 +111,7 @@ class Account:
 
     def _without_maximum(self, limits: tuple[Limit, ...]) -> Policy:
         """Return the same limits without a maximum, for charges that must be made whether they fit or not."""
-        unbounded = [
-            replace(each, quota=MAX_INTEGER, burst=0) if each.algorithm in MOVABLE_ALGORITHMS else each
-            for each in limits
-        ]
+        unbounded = [replace(each, quota=MAX_INTEGER, burst=0) if each.rules.movable else each for each in limits]
         return Policy(self.provider.policy.name, tuple(unbounded), "enforce", self.provider.policy.on_store_error)
 
     def _compute_fixed_cost(self) -> Cost | None:
@@ -244,7 +241,7 @@ class Account:
 
         Replaces the charge made `earlier` for them, if any. Returns the instant of the charge.
         """
-        pairs = ((limit.algorithm in MOVABLE_ALGORITHMS, limit.unit == REQUESTS_UNIT) for limit in self.provider.limits)
+        pairs = ((limit.rules.movable, limit.unit == REQUESTS_UNIT) for limit in self.provider.limits)
         costs = tuple(amount if all(pair) else 0 for pair in pairs)
         if not any(costs):
             return None
@@ -264,7 +261,7 @@ class Account:
         peeked = yield from self._peek_flow()
         for each in reported:
             limit = self.provider.limits[each.limit_index]
-            if limit.algorithm in MOVABLE_ALGORITHMS and peeked is not None:
+            if limit.rules.movable and peeked is not None:
                 changed += yield from self._correct_flow(
                     each, limit.burst - self._used(peeked, each.limit_index), peeked.at
                 )
@@ -301,7 +298,7 @@ class Account:
         return peeked
 
     def _used(self, peeked: Decision, index: int) -> int:
-        limit = peeked[2][index]
+        limit = peeked.policy_limits[index]
         return limit.burst - peeked.views[index][0] if index < len(peeked.views) else 0
 
     def handle_refusal_flow(self, status: int, charge: Charge, sent: int, retry_after: float | None) -> CallFlow[Any]:

@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from tidegate.core import Limit
     from tidegate.outbound.quota.charge import Charge
 
-MOVABLE_ALGORITHMS: Final = ("sliding_log", "fixed_window", "calendar_window")  # they know when a permit was taken
 MAX_MOVED_QUOTA: Final = 2000
 MAX_DELAY: Final = 5 * SECOND  # of a network
 MAX_CLOCK_READS: Final = 1000  # to see whether time passes by itself
@@ -81,7 +80,7 @@ class ArrivalDelays:
         self._allowance = DelayAllowance(narrowest)
         self._has_movable = any(map(is_movable, limits))
         self._min_covered_age = min((self._covered_age(limit) for limit in limits if is_movable(limit)), default=0)
-        self._windows = [place for place, limit in enumerate(limits) if is_windowed(limit)]
+        self._windows = [place for place, limit in enumerate(limits) if limit.rules.windowed]
         self.in_flight: deque[Charge] = (
             deque() if in_flight is None else in_flight
         )  # in flight, in the order of their charges
@@ -91,7 +90,7 @@ class ArrivalDelays:
         return [self._stretched(limit) for limit in self._limits]
 
     def _stretched(self, limit: Limit) -> Limit:
-        if limit.algorithm != "sliding_log":
+        if not limit.rules.rolling:
             return limit
         if self._allowance.exhausted:
             longer = min(limit.length // 40, MAX_DELAY)
@@ -103,7 +102,7 @@ class ArrivalDelays:
 
     def _covered_age(self, limit: Limit) -> int:
         """Return how old a charge may be at its response without being made again."""
-        return margin(limit) if self._clock_runs and limit.algorithm == "sliding_log" else 0
+        return margin(limit) if self._clock_runs and limit.rules.rolling else 0
 
     def recharge_costs(self, charge: Charge, at: int = 0) -> tuple[int, ...]:
         """Return the costs to charge again from now on, by limit; empty: the charge is correct.
@@ -134,7 +133,7 @@ class ArrivalDelays:
             cost
             if (
                 age >= view[2]
-                if is_windowed(limit)
+                if limit.rules.windowed
                 else recharge and is_movable(limit) and age > self._covered_age(limit)
             )
             else 0
@@ -187,14 +186,7 @@ class ArrivalDelays:
 
 def is_movable(limit: Limit) -> bool:
     """Return whether permits of a limit are charged again after a slow response."""
-    return limit.algorithm in MOVABLE_ALGORITHMS and (
-        limit.algorithm != "sliding_log" or limit.quota <= MAX_MOVED_QUOTA
-    )
-
-
-def is_windowed(limit: Limit) -> bool:
-    """Return whether the permits of a limit expire together, with their window."""
-    return limit.algorithm in MOVABLE_ALGORITHMS and limit.algorithm != "sliding_log"
+    return limit.rules.windowed or (limit.rules.rolling and limit.quota <= MAX_MOVED_QUOTA)
 
 
 def margin(limit: Limit) -> int:

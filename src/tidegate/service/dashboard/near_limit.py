@@ -76,12 +76,12 @@ def current_usage(policy: str, key: Key, decision: Decision, now: int) -> tuple[
     If the decision holds states, the usage is computed for `now`. Otherwise it is the usage at the time of the
     decision, with the time until the reset reduced by the time that has passed.
     """
-    at, costs = decision.at, decision[4]
-    passed = 0 if costs is not None else now - at
-    if costs is not None:
-        at = max(at, now)
-        decision = Decision((True, at, decision[2], decision[3], zero_costs(decision[2])))
-    pairs = zip(decision[2], decision.views, strict=True)
+    limits, states = decision.policy_limits, decision.states
+    passed = 0 if states is not None else now - decision.at
+    if states is not None:
+        at = max(decision.at, now)
+        decision = Decision.of_states(at, limits, states, zero_costs(limits), within_limits=True)
+    pairs = zip(limits, decision.views, strict=True)
     limit, (remaining, _, reset) = min(pairs, key=lambda pair: pair[1][0] / pair[0].burst)
     if remaining >= limit.burst:
         return None

@@ -180,7 +180,11 @@ class BaseDecider:
         """Refund, in the background, what a decision charged if its caller was cancelled."""
         if decision is None or charged_at(decision, policy) is None:
             return
-        policy = policy if decision[2] is policy.limits else Policy(policy.name, decision[2], policy.mode)
+        policy = (
+            policy
+            if decision.policy_limits is policy.limits
+            else Policy(policy.name, decision.policy_limits, policy.mode)
+        )
         self._background.give_back(self.store, verb, ((policy, key, policy.costs(cost)),), (decision,))
 
     def _keyed_store(self, call: KeyedCall | None) -> KeyedStore | None:
@@ -201,7 +205,7 @@ class BaseDecider:
     ) -> Decision:
         """Count a decision and notify observers; raise if the store was unavailable and the policy denies then."""
         policy, stats = policy_limiter.policy, self.stats
-        if decision[0]:
+        if decision.within_limits:
             policy_limiter.count.allowed += 1
             if stats.near_limit.samples_left:
                 stats.near_limit.record(policy.name, key, decision)
@@ -231,7 +235,7 @@ class BaseDecider:
         if self.blocks.active and (denial := await self.blocks.find(policy.name, key)) is not None:
             return denial
         decision = await policy_limiter.limiter.peek(key, cost)
-        if not decision[0] and is_store_lost(decision, policy):
+        if not decision.within_limits and is_store_lost(decision, policy):
             raise StoreUnavailable(f"the store of policy {policy.name!r} is unavailable")
         return decision
 
@@ -321,7 +325,7 @@ class BaseDecider:
             if key.__class__ is not str or len(key) > MAX_KEY_LENGTH or not key.isascii():
                 key = check_key(key)
             decision = acquire_now(key, 1)
-            if decision[0]:
+            if decision.within_limits:
                 count.allowed += 1
                 if near_limit.samples_left:
                     near_limit.record(policy, key, decision)
@@ -380,12 +384,12 @@ class BaseDecider:
         if is_store_lost(decision, policy):
             raise StoreUnavailable(f"the store of policy {policy.name!r} is unavailable")
         count = self.stats.count(policy.name)
-        if decision[0]:
+        if decision.within_limits:
             count.allowed += 1
             if self.stats.near_limit.samples_left:
                 self.stats.near_limit.record(policy.name, key, decision)
             return decision
-        if policy.mode == "shadow" and decision[2] is not BLOCKED_LIMITS:  # a block denies in any mode
+        if policy.mode == "shadow" and decision.policy_limits is not BLOCKED_LIMITS:  # a block denies in any mode
             decision = ShadowDecision(decision)
             count.shadow += 1
         elif decision.retry:

@@ -109,7 +109,7 @@ class Blocks:
         return self._denial(decision.retry)
 
     def _denial(self, left: int) -> Decision:
-        return Decision((False, self._clock.ns() // 1000, BLOCKED_LIMITS, ((0, left, left),), None))
+        return Decision.of_views(self._clock.ns() // 1000, BLOCKED_LIMITS, ((0, left, left),), within_limits=False)
 
     # ---- changing ----------------------------------------------------------------------------------------------------
 

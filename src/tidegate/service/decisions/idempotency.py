@@ -161,4 +161,4 @@ async def forget_call(keyed_store: KeyedStore | None) -> None:
 def _allowed(decision: Decision, at: int) -> Decision:
     """Turn the denial that a repeated call shares with its entry into an allowed decision with the current numbers."""
     views = tuple((remaining, 0, reset) for remaining, _, reset in decision.views)
-    return Decision((True, at, decision[2], views, None))
+    return Decision.of_views(at, decision.policy_limits, views, within_limits=True)

@@ -30,8 +30,6 @@ MAX_LEASE_SECONDS: Final = 60.0  # seconds
 MAX_LEASE_PERMITS: Final = 100_000  # permits
 BURST_DIVISOR: Final = 4  # a lease takes at most a quarter of a burst
 SETTLE_GRACE: Final = 60.0  # seconds after its end within which a lease can be settled
-WINDOW_ALGORITHMS: Final = ("fixed_window", "calendar_window")
-LEASABLE_ALGORITHMS: Final = ("token_bucket", *WINDOW_ALGORITHMS)
 
 
 class GrantedLease(NamedTuple):
@@ -50,7 +48,7 @@ def can_lease(policy: Policy, cost: Cost) -> bool:
     return (
         bool(plain)
         and policy.mode == "enforce"
-        and all(limit.algorithm in LEASABLE_ALGORITHMS for limit in policy.limits)
+        and all(limit.rules.refills or limit.rules.windowed for limit in policy.limits)
     )
 
 
@@ -58,7 +56,7 @@ def lease_terms(policy: Policy, decision: Decision, duration: float) -> tuple[fl
     """Return for how many seconds the permits may be used, and how many per second become void."""
     seconds, decay = duration, 0.0
     for limit, one, (_, _, reset) in zip(policy.limits, policy.one, decision.views, strict=True):
-        if limit.algorithm in WINDOW_ALGORITHMS:
+        if limit.rules.windowed:
             seconds = min(seconds, reset / SECOND)
         elif one:
             decay = max(decay, limit.rate * SECOND / limit.scale)
@@ -67,4 +65,4 @@ def lease_terms(policy: Policy, decision: Decision, duration: float) -> tuple[fl
 
 def was_charged(decision: Decision) -> bool:
     """Return whether the store has charged the call: not if it denied the call or was unavailable."""
-    return bool(decision[0]) and not isinstance(decision, LocalDecision)
+    return decision.within_limits and not isinstance(decision, LocalDecision)

@@ -103,7 +103,7 @@ def notify_observers(observers: Sequence[Observer], record: Record) -> None:
 
 def is_store_lost(decision: Decision, policy: Policy) -> bool:
     """Return whether a denial only means that the store was unavailable."""
-    return decision.__class__ is LocalDecision and not decision[0] and policy.on_store_error == "deny"
+    return decision.__class__ is LocalDecision and not decision.within_limits and policy.on_store_error == "deny"
 
 
 def check_key(key: object) -> Key:

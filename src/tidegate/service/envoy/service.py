@@ -172,7 +172,7 @@ class RateLimitService:
         """Describe the tightest limit of a descriptor."""
         views = decision.views
         tightest = min(range(len(views)), key=lambda index: (views[index][1] == 0, views[index][0]))
-        limit, (remaining, _, reset) = decision[2][tightest], views[tightest]
+        limit, (remaining, _, reset) = decision.policy_limits[tightest], views[tightest]
         status.current_limit.requests_per_unit = min(MAX_UINT32, limit.quota)
         status.current_limit.unit = envoy_unit(limit)
         status.current_limit.name = limit.name

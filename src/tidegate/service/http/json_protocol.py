@@ -49,7 +49,7 @@ class DecisionWriter:
 
     def write(self, decision: Decision | None) -> str:
         """Write a decision as JSON; None means not limited."""
-        if decision.__class__ is not Decision or not decision[0]:
+        if decision.__class__ is not Decision or not decision[0]:  # by position: a fast path
             return UNLIMITED if decision is None else write_without_template(decision)
         limits = decision[2]
         found = self._templates.get(id(limits))
@@ -68,10 +68,10 @@ class DecisionWriter:
 def _single_limit_writer(limit: Limit) -> Write:
     """Build the function that writes an allowed decision of one limit."""
     head, middle, end = HEAD, MIDDLE, "}]}"
-    name, view = f"{TAIL}{_limit_prefix(limit)}", limit.rules.view
+    name, view = f"{TAIL}{_limit_prefix(limit)}", limit.view
 
     def write(decision: Decision) -> str:
-        _, at, _, states, costs = decision
+        _, at, _, states, costs = decision  # by position: a fast path
         remaining, _, reset = states[0] if costs is None else view(states[0], limit, costs[0], at)  # type: ignore[misc]  # as Decision.views
         left, after = str(remaining), repr(reset / SECOND)
         return f"{head}{left}{middle}{after}{name}{left}{middle}{after}{end}"
@@ -114,7 +114,7 @@ def describe(decision: Decision) -> dict[str, object]:
         "retry_after": decision.retry_after,
         "reset_after": decision.reset_after,
         "violated": list(decision.violated),
-        "shadow": isinstance(decision, ShadowDecision) and not decision[0],
+        "shadow": isinstance(decision, ShadowDecision) and not decision.within_limits,
         "local": isinstance(decision, LocalDecision),
         "limits": [
             {
@@ -126,7 +126,7 @@ def describe(decision: Decision) -> dict[str, object]:
                 "retry_after": None if retry == NEVER else retry / SECOND,
                 "reset_after": reset / SECOND,
             }
-            for limit, (remaining, retry, reset) in zip(decision[2], decision.views, strict=True)
+            for limit, (remaining, retry, reset) in zip(decision.policy_limits, decision.views, strict=True)
         ],
     }
 

@@ -86,7 +86,7 @@ class DemoTraffic:
     def _choose_call(self, client: AsyncClient, name: str, policy: Policy, caller: str) -> Callable[[], Any]:
         """Choose the kind of call for a policy: acquire and release, reserve and commit, or acquire alone."""
         units = {limit.unit for limit in policy.limits}
-        if any(limit.algorithm == "concurrency" for limit in policy.limits):
+        if any(limit.rules.holds_slots for limit in policy.limits):
             return lambda: self._acquire_and_release(client, name, caller)
         if units != {"requests"}:
             return lambda: self._reserve_and_commit(client, name, policy, caller)

@@ -439,6 +439,6 @@ def is_running(flow: weakref.ref[LeaseFlow]) -> bool:
 
 def with_policy_limits(policy: Policy, decision: Decision) -> Decision:
     """Return a decision on the stricter limits as one on the policy's own limits."""
-    if decision[2] is policy.limits:
+    if decision.policy_limits is policy.limits:
         return decision
-    return Decision((decision.allowed, decision.at, policy.limits, decision.views, None))
+    return Decision.of_views(decision.at, policy.limits, decision.views, within_limits=decision.within_limits)

@@ -104,7 +104,7 @@ class LeasedShare:
         """Build the Decision that allows a call, with the permits left now, or as given by `left`."""
         units, spares = left or (self.units, self.spare)
         permits = tuple(units * o + spare for o, spare in zip(self.one, spares, strict=True))
-        return Decision((True, self.offset + now, limits, LazyViews(self, permits, now), None))
+        return Decision.of_views(self.offset + now, limits, LazyViews(self, permits, now), within_limits=True)
 
 
 class LazyViews(Sequence["View"]):
@@ -159,10 +159,10 @@ class CachedDenial:
         ago = now - self.received
         views = [(left, max(1, retry - ago) if retry > 0 else retry, max(0, reset - ago))
                  for left, retry, reset in self.decision.views]  # fmt: skip
-        return Decision((False, self.decision.at + ago, self.decision[2], views, None))
+        return Decision.of_views(self.decision.at + ago, self.decision.policy_limits, views, within_limits=False)
 
 
-NO_SHARE: Final = LeasedShare((), (), Decision((True, 0, (), ((0, 0, 0),), None)), 0, 0, 0)
+NO_SHARE: Final = LeasedShare((), (), Decision.of_views(0, (), ((0, 0, 0),), within_limits=True), 0, 0, 0)
 
 
 class KeyLease:

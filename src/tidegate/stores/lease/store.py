@@ -91,7 +91,7 @@ class LeasedStore(Store):
                             views: Any = ((units + remaining, 0, reset if reset > 0 else 0),)  # noqa: FURB136 - no call
                         else:
                             views = LazyViews(share, units, now)
-                        return Decision((True, share.offset + now, limits, views, None))
+                        return Decision((True, share.offset + now, limits, views, None))  # of_views, inlined
                 except (KeyError, TypeError):
                     pass  # a key without a lease, or not a valid key
                 finally:

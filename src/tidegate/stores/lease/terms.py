@@ -84,7 +84,7 @@ class LeaseTerms(NamedTuple):
 def compute_terms(policy: Policy, lease: Lease) -> LeaseTerms:
     """Compute the terms of a policy."""
     limits = policy.limits
-    if any(limit.algorithm == "concurrency" or limit.burst < MIN_QUOTA for limit in limits):
+    if any(not limit.rules.leasable or limit.burst < MIN_QUOTA for limit in limits):
         return LeaseTerms(policy, 0)
     shortest = min(_refill_time(limit) for limit in limits)
     length = min(SECOND, shortest // 20) if lease.seconds is None else min(round(lease.seconds * SECOND), shortest // 2)
@@ -102,9 +102,9 @@ def _refill_time(limit: Limit) -> int:
 
 def make_stricter(limit: Limit, length: int) -> Limit:
     """Return the stricter limit for the store, so that its permits may be used up to `length` microseconds later."""
-    if limit.algorithm == "token_bucket":
+    if limit.rules.refills:
         return replace(limit, burst=limit.burst - ceil_div(limit.quota * length, limit.length))
-    if limit.algorithm == "sliding_log":
+    if limit.rules.rolling:
         return replace(limit, period=timedelta(microseconds=limit.length + length))
     return limit
 
@@ -112,8 +112,8 @@ def make_stricter(limit: Limit, length: int) -> Limit:
 def share_lifetime(limits: Sequence[Limit], costs: Sequence[int], views: Sequence[View], length: int) -> int:
     """Return how many microseconds after its charge a share may be used: no charged window may end before."""
     for limit, cost, (_, _, reset) in zip(limits, costs, views, strict=True):
-        if cost and limit.algorithm in ("fixed_window", "calendar_window"):
+        if cost and limit.rules.windowed:
             length = min(length, reset)
-        elif cost and limit.algorithm == "sliding_window":
+        elif cost and limit.rules.weighted:
             length = min(length, reset - limit.length)
     return length - ceil_div(length, DRIFT_DIVISOR)

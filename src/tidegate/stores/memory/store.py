@@ -13,6 +13,7 @@ from tidegate.errors import ConfigError
 from tidegate.lock import Lock, locked
 from tidegate.stores.base import Store
 from tidegate.stores.memory.fast_path import StoreAccess, build_fast_path
+from tidegate.stores.memory.fast_peek import build_fast_peek
 from tidegate.stores.memory.group_shares import GroupShares, shared_key
 from tidegate.stores.memory.table import Table, expires, read_entry, write_entry
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from tidegate.policy import Key, Policy
     from tidegate.stores.base import Ask
     from tidegate.stores.memory.fast_path import Disable, TryAcquire
+    from tidegate.stores.memory.fast_peek import Peek
     from tidegate.stores.memory.group_shares import GroupOf
     from tidegate.stores.memory.table import Entry
 
@@ -90,8 +92,14 @@ class MemoryStore(Store):
 
     def fast_path(self, policy: Policy, slow_path: TryAcquire, disablers: list[Disable]) -> TryAcquire:
         """Build a faster `try_acquire` for usual calls; others go to `slow_path`, and all calls once it is disabled."""
-        access = StoreAccess(self.lock, self._ns, self._insert)
-        return build_fast_path(policy, self._prepare_table(policy), slow_path, access, disablers)
+        return build_fast_path(policy, self._prepare_table(policy), slow_path, self._access(), disablers)
+
+    def fast_peek(self, policy: Policy, slow_path: Peek, disablers: list[Disable]) -> Peek:
+        """Build a faster `peek` in the same way; it accepts a cost of 0 for any policy."""
+        return build_fast_peek(policy, self._prepare_table(policy), slow_path, self._access(), disablers)
+
+    def _access(self) -> StoreAccess:
+        return StoreAccess(self.lock, self._ns, self._insert, self._has_room_for)
 
     def apply_one(
         self, verb: str, policy: Policy, key: Key, costs: tuple[int, ...], now: int | None = None, at: int | None = None
@@ -124,7 +132,7 @@ class MemoryStore(Store):
                 allowed, states, left = acquire(limits, before, costs, now)
                 if allowed:
                     self._write(table, key, policy, states, now)
-                return Decision((allowed, now, limits, states, left))
+                return Decision.of_states(now, limits, states, left, within_limits=allowed)
             return self._decide(verb, ((policy, key, costs),), now, at)[0]
         finally:
             lock.release(None)
@@ -176,9 +184,11 @@ class MemoryStore(Store):
             table, key = slot  # type: ignore[misc]  # not None, checked above
             place = places[slot, id(policy)]
             end = place + len(policy.limits)
-            decision = Decision((allowed, now, policy.limits, changed[place:end], left[place:end]))
+            decision = Decision.of_states(
+                now, policy.limits, changed[place:end], left[place:end], within_limits=allowed
+            )
             if verb == "peek":  # the next charge may overwrite a log, so the views are computed now
-                decision = Decision((allowed, now, policy.limits, decision.views, None))
+                decision = decision.with_views()
             elif verb == "reset":
                 self._forget(table, key)
             elif changed is not states:
@@ -238,6 +248,12 @@ class MemoryStore(Store):
             self._shares is None or self._entries < free or self._shares.find_full_group(key, free) is None
         )
 
+    def _has_room_for(self, key: Key) -> bool:
+        """Return whether a new key may have its own entry."""
+        if self._counting:
+            self._recount()
+        return self._has_room(key, self.max_entries)
+
     def _sweep(self, table: Table, now: int) -> None:
         if table.due <= now:
             self._counting = True
@@ -262,7 +278,7 @@ class MemoryStore(Store):
         wait = max(1, min(table.due for table in self._tables.values()) - now)
         pairs = zip(policy.limits, costs, strict=True)
         views = tuple((0, NEVER if cost > limit.burst else wait, wait) for limit, cost in pairs)
-        return Decision((False, now, policy.limits, views, None))
+        return Decision.of_views(now, policy.limits, views, within_limits=False)
 
     def _write(self, table: Table, key: Key, policy: Policy, states: States, now: int) -> None:
         """Store the new states, together with live states of limits that are not in the policy (any more)."""

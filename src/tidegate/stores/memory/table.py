@@ -142,16 +142,16 @@ def read_entry(entry: Entry | None, policy: Policy) -> Sequence[State | None]:
         return [None] * len(policy.limits)
     if entry[0] is policy.limits:
         return entry[1]  # type: ignore[no-any-return]  # the states of exactly these limits
-    known = {(limit_of(state).name, limit_of(state).algorithm): state for state in states_of(entry)}
-    return [known.get((limit.name, limit.algorithm)) for limit in policy.limits]
+    known = {limit_of(state).identity: state for state in states_of(entry)}
+    return [known.get(limit.identity) for limit in policy.limits]
 
 
 def write_entry(old: Entry | None, policy: Policy, states: States, now: int) -> Entry | None:
     """Build an entry of new states, keeping live states of limits that are not in the policy (any more)."""
     if old is not None and old[0] is not policy.limits and old[0] is not policy.only:
-        names = {(limit.name, limit.algorithm) for limit in policy.limits}
+        names = {limit.identity for limit in policy.limits}
         known = [(limit_of(state), state) for state in states_of(old)]
-        others = [s for limit, s in known if (limit.name, limit.algorithm) not in names and expires(s) > now]
+        others = [s for limit, s in known if limit.identity not in names and expires(s) > now]
         if others:
             return ((), [*states, *others])  # does not match the limits of any policy
     if policy.only is not None:

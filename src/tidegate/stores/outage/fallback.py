@@ -140,7 +140,7 @@ class Fallback:
                 indexes.append(index)
                 share_asks.append((share_policy.share, key, shared_costs(share_policy, costs)))
         local_decisions = self.memory.apply(verb, share_asks, now) if share_asks else []
-        nothing = Decision((True, now, (), (), None))
+        nothing = Decision.of_views(now, (), (), within_limits=True)
         return dict.fromkeys(local, nothing) | dict(zip(indexes, local_decisions, strict=True))
 
     def _correct(self, ask: Ask, now: int, at: int | None, *, in_doubt: bool) -> Decision:

@@ -512,13 +512,13 @@ def _run_maintenance(reference: weakref.ref[GuardedStore], wake: Signal, clock: 
 def doubled(policy: Policy, costs: tuple[int, ...]) -> tuple[int, ...]:
     """Double the costs, except for limits without local shares."""
     pairs = zip(policy.limits, costs, strict=True)
-    return tuple(cost if limit.algorithm == "concurrency" else min(2 * cost, MAX_INTEGER) for limit, cost in pairs)
+    return tuple(cost if limit.rules.holds_slots else min(2 * cost, MAX_INTEGER) for limit, cost in pairs)
 
 
 def halve(decision: Decision, costs: tuple[int, ...], wait: int) -> Decision:
     """Return the decision for the original costs of an ask at double cost."""
-    limits, views = decision[2], []
+    limits, views = decision.policy_limits, []
     for limit, cost, (remaining, retry, reset) in zip(limits, costs, decision.views, strict=True):
-        left = remaining if limit.algorithm == "concurrency" else remaining // 2
+        left = remaining if limit.rules.holds_slots else remaining // 2
         views.append((left, wait if retry == NEVER and cost <= limit.burst else retry, reset))
-    return Decision((decision.allowed, decision.at, limits, views, None))
+    return Decision.of_views(decision.at, limits, views, within_limits=decision.within_limits)

@@ -34,9 +34,8 @@ if TYPE_CHECKING:
     from tidegate.stores.memory.store import MemoryStore
     from tidegate.stores.outage.peers import AskStore, Peers
 
-LOCAL_ALGORITHM: Final = {"fixed_window": "sliding_log"}
+WINDOW_ALGORITHM: Final = "sliding_log"  # counts the share of a limit with fixed windows
 REFILL_DIVISOR: Final = 8  # a bucket's share is what it refills within this part of a term
-LOG_ALGORITHMS: Final = ("sliding_log", "concurrency")
 MAX_KEYS: Final = 100_000  # keys whose spending is remembered; further keys are denied
 
 
@@ -105,13 +104,13 @@ def divide_limit(limit: Limit, units: int, longest: int) -> Limit | None:
     """Return so many units of a limit; None if that is less than a permit. A bucket refills within `longest`."""
     quota, burst = limit.quota * units // WHOLE_LIMIT, limit.burst * units // WHOLE_LIMIT
     burst = min(burst, quota * longest // limit.length)
-    if limit.algorithm != "token_bucket":
+    if not limit.rules.refills:
         burst = quota
-    if limit.algorithm == "concurrency" or not quota or not burst:
+    if not limit.rules.leasable or not quota or not burst:
         return None
-    algorithm = LOCAL_ALGORITHM.get(limit.algorithm, limit.algorithm)
+    algorithm = WINDOW_ALGORITHM if limit.rules.windowed and limit.calendar is None else limit.algorithm
     try:
-        return replace(limit, quota=quota, algorithm=algorithm, burst=burst if algorithm == "token_bucket" else 0)
+        return replace(limit, quota=quota, algorithm=algorithm, burst=burst if limit.rules.refills else 0)
     except ConfigError:
         return None  # the fraction is too small to be counted
 
@@ -135,9 +134,9 @@ def max_lifetime(limit: Limit, now: int) -> int:
     """Return for how long, at most, the limit remembers a charge made now."""
     if limit.calendar is not None:
         return limit.calendar.window(now)[1] - now
-    if limit.algorithm == "token_bucket":
+    if limit.rules.refills:
         return ceil_div(limit.capacity, limit.rate)
-    return 2 * limit.length if limit.algorithm == "sliding_window" else limit.length
+    return 2 * limit.length if limit.rules.weighted else limit.length
 
 
 def shared_costs(share_policy: SharePolicy, costs: Sequence[int]) -> tuple[int, ...]:
@@ -169,7 +168,7 @@ def share_decision(share_policy: SharePolicy, costs: Sequence[int], decision: De
             remaining, retry, reset = next(shared)
             limits.append(limit)
             views.append((remaining, wait if retry == NEVER and cost <= original.burst else retry, reset))
-    return LocalDecision((decision.allowed, decision.at, tuple(limits), views, None))
+    return LocalDecision.of_views(decision.at, tuple(limits), views, within_limits=decision.within_limits)
 
 
 def deny_locally(policy: Policy, costs: Sequence[int], at: int, wait: int) -> LocalDecision:
@@ -180,13 +179,13 @@ def deny_locally(policy: Policy, costs: Sequence[int], at: int, wait: int) -> Lo
     ]
     if not any(retry for _, retry, _ in views):  # it costs nothing, and is denied with the rest of its batch
         views = [(0, wait, wait)] * len(views)
-    return LocalDecision((False, at, policy.limits, views, None))
+    return LocalDecision.of_views(at, policy.limits, views, within_limits=False)
 
 
 def allow_locally(policy: Policy, costs: Sequence[int], at: int) -> LocalDecision:
     """Return a permit, as from a limit that is unused."""
     views: list[View] = [(max(0, limit.burst - cost), 0, 0) for limit, cost in zip(policy.limits, costs, strict=True)]
-    return LocalDecision((True, at, policy.limits, views, None))
+    return LocalDecision.of_views(at, policy.limits, views, within_limits=True)
 
 
 def read_usage(memory: MemoryStore, key: Key, share_policy: SharePolicy, now: int) -> list[int]:
@@ -201,13 +200,11 @@ def read_usage(memory: MemoryStore, key: Key, share_policy: SharePolicy, now: in
 def charge_store(ask: AskStore, key: Key, share_policy: SharePolicy, used: Sequence[int], owed: dict[str, int]) -> None:
     """Charge spending to the store as of now, even beyond the limit."""
     policy = share_policy.policy
-    plain = tuple(
-        0 if limit.algorithm in LOG_ALGORITHMS else count for limit, count in zip(policy.limits, used, strict=True)
-    )
+    plain = tuple(0 if limit.rules.logged else count for limit, count in zip(policy.limits, used, strict=True))
     if any(plain):
         ask("adjust", policy, key, plain)
     for index, (limit, count) in enumerate(zip(policy.limits, used, strict=True)):
-        if limit.algorithm in LOG_ALGORITHMS and count + owed.get(limit.name, 0):
+        if limit.rules.logged and count + owed.get(limit.name, 0):
             charge_log(ask, policy, key, index, count, owed)
 
 

@@ -144,4 +144,4 @@ class Peers:
 
 def read_used(decision: Decision) -> list[int]:
     """Return how much of each limit is used."""
-    return [limit.quota - view[0] for limit, view in zip(decision[2], decision.views, strict=True)]
+    return [limit.quota - view[0] for limit, view in zip(decision.policy_limits, decision.views, strict=True)]

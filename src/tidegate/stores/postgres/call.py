@@ -6,6 +6,7 @@ import hashlib
 from typing import TYPE_CHECKING, Final
 
 from tidegate.core.decision import Decision
+from tidegate.stores.base import check_ported
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -69,7 +70,7 @@ def decode_decisions(
     decisions, position = [], 0
     for policy, _, _ in asks:
         end = position + len(policy.limits)
-        decisions.append(Decision((allowed, at, policy.limits, views[position:end], None)))
+        decisions.append(Decision.of_views(at, policy.limits, views[position:end], within_limits=allowed))
         position = end
     return decisions
 
@@ -79,6 +80,7 @@ def decode_decisions(
 
 def encode_limit(limit: Limit, around: int) -> str:
     """Encode a limit as an element of an array of limit_t."""
+    check_ported(limit)
     names = (limit.name, limit.algorithm, limit.unit, str(limit))
     numbers = (limit.quota, limit.burst, limit.length, limit.rate, limit.scale, limit.capacity, limit.floor, limit.tick)
     bounds = "" if limit.calendar is None else quote(encode_array(map(str, window_bounds(limit, around))).decode())

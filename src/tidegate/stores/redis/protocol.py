@@ -16,9 +16,9 @@ from pathlib import Path
 from struct import Struct, unpack
 from typing import TYPE_CHECKING, Final
 
-from tidegate.core.algorithms import ALGORITHMS
 from tidegate.core.decision import VERBS, Decision
 from tidegate.errors import Closed, ConfigError, RateLimitError, StoreUnavailable
+from tidegate.stores.base import check_ported
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -37,24 +37,13 @@ MANUAL_EXPIRY: Final = 3_600_000  # the same for a manual clock: real time may p
 MAX_LIMITS_PER_CALL: Final = 1000  # limits in one call, since a script blocks the server
 MAX_WINDOW_RETRIES: Final = 4  # how often a call is sent again because a calendar window was missing
 VERB_NUMBERS: Final = {verb: number for number, verb in enumerate(VERBS, start=1)}
-ALGORITHM_NUMBERS: Final = {name: number for number, name in enumerate(ALGORITHMS, start=1)}
-STATE_SIZES: Final = (0, 5, 2, 2, 4, 6, 6)  # numbers in a state of each algorithm
 CALL_HEAD: Final = Struct("<5d")
 SHORT_CALL: Final = Struct("<3d")
 MAX_SHORT_FORM_LIMITS: Final = (
     1000  # limits in a script of the short form, whose replies are all on the stack of Lua at once
 )
 MAX_IN_FLIGHT: Final = 8  # scripts in flight on a connection: a few milliseconds of the server's time
-# Measured cost of deciding a limit in the server, in multiples of the cost of a token bucket (about 3 us).
-ALGORITHM_COSTS: Final = {
-    "token_bucket": 1,
-    "fixed_window": 3,
-    "calendar_window": 3,
-    "sliding_window": 3,
-    "sliding_log": 5,
-    "concurrency": 5,
-}
-COST_UNIT_TIMEOUT: Final = 0.000_05  # seconds for one unit of ALGORITHM_COSTS, on a slow and busy machine
+COST_UNIT_TIMEOUT: Final = 0.000_05  # seconds for one unit of `Algorithm.port_cost`, on a slow and busy machine
 ASK_STRUCTS: Final = [Struct(f"<{1 + count}d") for count in range(MAX_LIMITS_PER_CALL + 1)]
 LIMIT_NUMBERS: Final = Struct("<13d")
 ESCAPES: Final = str.maketrans({"%": "%25", "/": "%2F", "{": "%7B", "}": "%7D"})
@@ -92,7 +81,7 @@ class PendingCall(ABC):
 class Script:
     """One round trip. `full` means that the source is sent, for a server that does not know the script.
 
-    `cost` is its cost in the server, in units of ALGORITHM_COSTS.
+    `cost` is its cost in the server, in units of `Algorithm.port_cost`.
     """
 
     __slots__ = ("_encoded", "asking", "calls", "cost", "full", "protocol", "redirected", "slot")
@@ -161,7 +150,7 @@ class Script:
                 limits = policy.limits
                 end = position + 3 * len(limits)
                 views = [numbers[i : i + 3] for i in range(position, end, 3)]
-                decisions.append(Decision((status == 1, at, limits, views, None)))
+                decisions.append(Decision.of_views(at, limits, views, within_limits=status == 1))
                 position = end
             call.set_answer(decisions)
         return repeated
@@ -346,9 +335,9 @@ class EncodedPolicy:
         self.policy = policy  # kept alive, so that its id() stays unique
         self._before = before
         self._after = after
-        self.logs = [b":%x" % limit_id(limit) for limit in policy.limits if ALGORITHM_NUMBERS[limit.algorithm] >= 5]  # noqa: PLR2004 - the two algorithms with logs
-        self.buckets = all(limit.algorithm == "token_bucket" for limit in policy.limits)
-        self.cost = sum(ALGORITHM_COSTS[limit.algorithm] for limit in policy.limits)
+        self.logs = [b":%x" % limit_id(limit) for limit in policy.limits if limit.rules.logged]
+        self.buckets = all(limit.rules.refills for limit in policy.limits)
+        self.cost = sum(limit.rules.port_cost for limit in policy.limits)
         self.encoded = b""
         self._recent, self._since, self._until = b"", 0, 0
         self._short: dict[tuple[int, tuple[int, ...]], bytes] = {}
@@ -394,15 +383,16 @@ def encode_limit(limit: Limit, instants: tuple[int, ...]) -> bytes:
             before, after = limit.calendar.window(start - 1), limit.calendar.window(end)
             spans.update({start: end, before[0]: before[1], after[0]: after[1]})
         windows = [bound for span in spans.items() for bound in span]
-    algorithm = ALGORITHM_NUMBERS[limit.algorithm]
+    check_ported(limit)
+    rules = limit.rules
     numbers = LIMIT_NUMBERS.pack(
-        STATE_SIZES[algorithm],
+        rules.port_size,
         limit_id(limit),
         owner_id(limit),
         limit.scale,
         limit.rate,
         limit.capacity,
-        algorithm,
+        rules.port_number,
         limit.quota,
         limit.length,
         limit.burst,
@@ -415,7 +405,7 @@ def encode_limit(limit: Limit, instants: tuple[int, ...]) -> bytes:
 
 def limit_id(limit: Limit) -> int:
     """Return the identifier of a limit in the store, from its name and algorithm. Below 2**52."""
-    return _digest(limit.name) * 8 + ALGORITHM_NUMBERS[limit.algorithm]
+    return _digest(limit.name) * 8 + limit.rules.port_number
 
 
 def owner_id(limit: Limit) -> int:

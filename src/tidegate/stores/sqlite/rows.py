@@ -33,8 +33,6 @@ SWEEP_ROWS: Final = 64  # rows checked in one sweep
 MAX_SHAPES: Final = 1024  # cached sets of limits
 UNMARKED_NUMBERS: Final = 3  # numbers of a bucket without marks
 PLAIN_WINDOW: Final = 3  # numbers of a window without older windows, at most
-LOG_NUMBERS: Final = 5  # parts of the state of a log; no other state has as many
-LOG_ALGORITHMS: Final = ("sliding_log", "concurrency")
 
 SELECT_STATE: Final = "SELECT id, limits, numbers FROM state WHERE policy = ? AND key = ?"
 INSERT_STATE: Final = "INSERT INTO state (policy, key, limits, numbers, updated, due) VALUES (?, ?, ?, ?, ?, ?)"
@@ -85,11 +83,11 @@ class StateRows:
         if text == shape.text:
             states, logs = self._read_states(shape, numbers)
             return KeyRow(row_id, states, limits, states, logs)
-        mine = {(limit.name, limit.algorithm): limit for limit in limits}
-        pairs = ((limit, mine.get((limit.name, limit.algorithm))) for limit in read_limits(text))
+        mine = {limit.identity: limit for limit in limits}
+        pairs = ((limit, mine.get(limit.identity)) for limit in read_limits(text))
         owners = tuple(now if now is not None and now == then else then for then, now in pairs)
         stored, logs = self._read_states(make_shape(owners), numbers)
-        known = {(limit.name, limit.algorithm): state for limit, state in zip(owners, stored, strict=True)}
+        known = {limit.identity: state for limit, state in zip(owners, stored, strict=True)}
         return KeyRow(row_id, [known.get(name) for name in mine], owners, stored, logs)
 
     def _read_states(self, shape: RowShape, text: str) -> tuple[list[State | None], Sequence[int]]:
@@ -146,7 +144,7 @@ class StateRows:
         logs: list[int] = []
         numbers = [
             self._write_log(state, logs, inline)
-            if state is not None and len(state) == LOG_NUMBERS
+            if state is not None and limit_of(state).rules.logged
             else write_state(state)
             for state in states
         ]
@@ -154,7 +152,7 @@ class StateRows:
 
     def _write_log(self, state: State, logs: list[int], inline: int) -> list[Any]:
         """Write a log: inside the row, or as rows if it has more than `inline` entries."""
-        _, log, head, tail, base = state
+        _, log, head, tail, base = state  # as in `tidegate.core.log`
         if log.__class__ is not LogRows:
             if tail - head <= inline:
                 return dump(state)
@@ -169,11 +167,11 @@ class StateRows:
 
     def _merge(self, row: KeyRow, limits: Limits, states: States, now: int) -> tuple[Limits, States]:
         """Return the limits and states to write: an unchanged state may belong to an older version of a limit."""
-        names = {(limit.name, limit.algorithm) for limit in limits}
+        names = {limit.identity for limit in limits}
         owners = [limit if state is None else limit_of(state) for limit, state in zip(limits, states, strict=True)]
         all_states = list(states)
         for limit, state in zip(row.limits, row.stored, strict=True):
-            if state is not None and (limit.name, limit.algorithm) not in names and limit.rules.expires(state) > now:
+            if state is not None and limit.identity not in names and limit.rules.expires(state) > now:
                 owners.append(limit)
                 all_states.append(state)
         same = len(owners) == len(limits) and all(a is b for a, b in zip(owners, limits, strict=True))
@@ -236,8 +234,8 @@ class StateRows:
 def make_shape(limits: Limits) -> RowShape:
     """Compute what is needed to read and write the states of these limits."""
     no_states = (None,) * len(limits)
-    read = tuple(READERS.get(limit.algorithm, read_other) for limit in limits)
-    plain = all(limit.algorithm not in LOG_ALGORITHMS for limit in limits)
+    read = tuple(reader_of(limit) for limit in limits)
+    plain = not any(limit.rules.logged for limit in limits)
     return RowShape(limits, write_limits(limits), read, plain, KeyRow(0, no_states, limits, no_states))
 
 
@@ -257,19 +255,23 @@ def read_other(limit: Limit, numbers: list[int]) -> State | None:
 
 
 def write_state(state: State | None) -> list[int]:
-    """Write a state that is not a log."""
+    """Write a state that is not a log; the usual ones by position, as `dump` would."""
     if state is None:
         return []
     limit = state[0]
     if limit.__class__ is Limit:
-        if limit.algorithm == "token_bucket":
+        if limit.rules.refills:
             return [state[1], state[2], limit.scale]
         if limit.calendar is not None:
             return [state[1], state[2], limit.calendar.window(state[2])[1]]
     return dump(state)
 
 
-READERS: Final = {"token_bucket": read_bucket, "fixed_window": read_window, "calendar_window": read_window}
+def reader_of(limit: Limit) -> Callable[[Limit, list[int]], State | None]:
+    """Return the function that reads the states of a limit: most states are shorter than the algorithm allows."""
+    if limit.rules.refills:
+        return read_bucket
+    return read_window if limit.rules.windowed else read_other
 
 
 def storable(text: str) -> str | bytes:

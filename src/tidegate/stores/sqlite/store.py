@@ -420,8 +420,8 @@ def build_decision(
     left: Sequence[int],
 ) -> Decision:
     """Build a Decision; views of logs are computed now, before the next transaction changes them."""
-    decision = Decision((allowed, now, policy.limits, states, left))
-    return Decision((allowed, now, policy.limits, decision.views, None)) if row.logs else decision
+    decision = Decision.of_states(now, policy.limits, states, left, within_limits=allowed)
+    return decision.with_views() if row.logs else decision
 
 
 def key_text(key: Key) -> str | bytes:
