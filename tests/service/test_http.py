@@ -147,6 +147,24 @@ async def test_invalid_requests_name_the_problem_and_the_field(service, verb, bo
     assert service.decider.stats.errors[kind] == 1
 
 
+async def test_errors_are_classified_by_type_whatever_the_names_of_policies():
+    async with InProcessService(policies={"reservations": "2/1m"}) as service:
+        for body in ({"policy": "reservation", "key": "k"}, {"domain": "reservation", "descriptor": [["a", "b"]]}):
+            assert problem(await service.post("acquire", body))[0] == "unknown-policy"
+        assert problem(await service.post("acquire", {"policy": "nope", "key": "k"}))[0] == "unknown-policy"
+        assert problem(await service.post("commit", {"id": "nope"}))[0] == "unknown-reservation"
+
+
+async def test_only_requests_that_may_wait_are_timed_as_waiting():
+    async with InProcessService(policies={"wait": "20/1m, 5/1m unit=tokens"}) as service:
+        await service.post("acquire", {"policy": "wait", "key": ["wait", "timeout"]})
+        await service.post("batch", {"policy": "wait", "keys": ["wait", "timeout"]})
+        await service.post("acquire", {"policy": "wait", "key": "k", "wait": 0})
+        assert set(service.decider.stats.latency) == {"acquire", "batch"}
+        await service.post("acquire", {"policy": "wait", "key": "k", "wait": 1})
+        assert set(service.decider.stats.latency) == {"acquire", "batch", "acquire wait"}
+
+
 async def test_unknown_names_get_a_suggestion(service):
     detail = (await service.post("acquire", {**K, "costs": 1})).json()["detail"]
     assert detail == "unknown field: did you mean 'cost'?"

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from tidegate.core.bounds import SECOND
 from tidegate.errors import ConfigError, RateLimitError, ResourceUnknown, StoreUnavailable
 from tidegate.policy import normal_key
-from tidegate.service.decisions.reservation_ids import AlreadySettledError
+from tidegate.service.decisions.reservation_ids import AlreadySettledError, UnknownReservationError
 from tidegate.urls import redact
 
 if TYPE_CHECKING:
@@ -36,6 +36,9 @@ ERROR_BY_STATUS: Final[dict[int, type[RateLimitError]]] = {
     413: ConfigError,
     415: ConfigError,
     422: ConfigError,
+}
+ERROR_BY_TYPE: Final[dict[str, type[RateLimitError]]] = {
+    "urn:tidegate:problem:unknown-reservation": UnknownReservationError,
 }
 
 
@@ -108,8 +111,13 @@ def read_response(response: httpx.Response) -> Any:  # noqa: ANN401 - any JSON v
         raise StoreUnavailable(message) from None
     if response.status_code == 200:  # noqa: PLR2004 - the only status of a success
         return data
-    detail = data.get("detail") if isinstance(data, dict) else None
-    raise ERROR_BY_STATUS.get(response.status_code, StoreUnavailable)(str(detail or f"status {response.status_code}"))
+    raise read_problem(data if isinstance(data, dict) else {}, response.status_code)
+
+
+def read_problem(problem: dict[str, Any], status: int) -> RateLimitError:
+    """Return the error that a problem describes: by its type, or else by the status."""
+    error = ERROR_BY_TYPE.get(str(problem.get("type"))) or ERROR_BY_STATUS.get(status, StoreUnavailable)
+    return error(str(problem.get("detail") or f"status {status}"))
 
 
 def read_batch(data: dict[str, Any]) -> list[ServiceDecision | RateLimitError]:
@@ -117,7 +125,7 @@ def read_batch(data: dict[str, Any]) -> list[ServiceDecision | RateLimitError]:
     found: list[ServiceDecision | RateLimitError] = []
     for each in data["answers"]:
         if "error" in each:
-            found.append(ERROR_BY_STATUS.get(each["error"]["status"], StoreUnavailable)(each["error"]["detail"]))
+            found.append(read_problem(each["error"], each["error"]["status"]))
         else:
             found.append(ServiceDecision.read(each))
     return found

@@ -34,7 +34,7 @@ from tidegate.service.decisions.policy_limiters import (
     Subject,
     check_key,
 )
-from tidegate.service.decisions.reservation_ids import ReservationIds
+from tidegate.service.decisions.reservation_ids import ReservationIds, UnknownReservationError
 from tidegate.service.decisions.signing import SigningKeys
 from tidegate.waiting import MAX_PRIORITY
 
@@ -192,7 +192,7 @@ class Decider(BaseDecider):
         content = await self._reservation_ids.read(reservation_id)
         variant = self.policies.slots.get(content.slot)
         if variant is None:
-            raise ResourceUnknown(f"the policy of this reservation no longer exists: {content.slot!r}")
+            raise UnknownReservationError(f"the policy of this reservation no longer exists: {content.slot!r}")
         if actual is not None:
             variant.policy.costs(actual)  # an invalid cost is refused before the id is marked as settled
         reservation = content.restore(self._limiter_for(variant).limiter, variant.policy)

@@ -107,9 +107,13 @@ class App:
                     body = await read_body(headers, receive, self.settings.max_body)
                     key = headers.get(b"idempotency-key")
                     fast = self._verbs.fast_acquire(body) if verb == "acquire" and key is None else None
-                    # Calls that may wait have their own histogram: the client chooses most of their time.
-                    verb = f"{verb} wait" if fast is None and b'"wait"' in body else verb
-                    reply = fast or await self._post(post[0], post[1], body, key, scope, receive)
+                    if fast is not None:
+                        reply = fast
+                    elif may_wait(data := loads(body)):
+                        verb = f"{verb} wait"  # has its own histogram: the client chooses most of the time
+                        reply = await self._run_waiting(self._post(*post, body, data, key), scope, receive)
+                    else:
+                        reply = await self._post(*post, body, data, key)
                 elif (get := self._gets.get(path)) is not None:
                     verb = get[0] or verb
                     reply = await self._get(scope, *get)
@@ -164,17 +168,12 @@ class App:
             raise ProblemError("unsupported-type", "send JSON, with the header 'Content-Type: application/json'")
         return headers
 
-    async def _post(
-        self, name: str, verb: Verb, body: bytes, key: bytes | None, scope: Scope, receive: Receive
-    ) -> HTTPReply:
-        data = loads(body)
+    def _post(
+        self, name: str, verb: Verb, body: bytes, data: object, key: bytes | None
+    ) -> Coroutine[Any, Any, HTTPReply]:
         if key is None or name not in IDEMPOTENT_VERBS:
-            reply = verb(data)
-        else:
-            reply = self._replays.reply(key, (name, body), lambda: self._run_keyed(name, verb, body, data, key))
-        if isinstance(data, dict) and data.get("wait"):
-            return await self._run_waiting(reply, scope, receive)
-        return await reply
+            return verb(data)
+        return self._replays.reply(key, (name, body), lambda: self._run_keyed(name, verb, body, data, key))
 
     async def _run_keyed(self, name: str, verb: Verb, body: bytes, data: object, key: bytes) -> HTTPReply:
         """Run a verb with an idempotency key; a shared store remembers the key, too."""
@@ -259,6 +258,11 @@ class App:
 
     async def _openapi(self, _scope: Scope, _headers: dict[bytes, bytes]) -> HTTPReply:
         return HTTPReply(200, document())
+
+
+def may_wait(data: object) -> bool:
+    """Return whether a request asks to wait for a permit."""
+    return isinstance(data, dict) and bool(data.get("wait"))
 
 
 async def run_until_disconnect(reply: Coroutine[Any, Any, HTTPReply], receive: Receive) -> HTTPReply:
