@@ -6,8 +6,8 @@ from hashlib import blake2b
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from tidegate.core import Limit
-from tidegate.core.decision import Decision, LocalDecision
-from tidegate.errors import ConfigError, Denied
+from tidegate.core.decision import Decision, LocalDecision, ShadowDecision
+from tidegate.errors import ConfigError, Denied, StoreUnavailable
 from tidegate.limiter import AsyncLimiter, Limiter
 from tidegate.policy import Policy, join_key, normal_key
 from tidegate.reservation import AsyncReservation
@@ -42,6 +42,13 @@ class ReserveResult(NamedTuple):
 
     decision: Decision | None
     id: str | None
+
+
+class CountedPolicy(NamedTuple):
+    """A policy that is decided together with others, without a limiter of its own, and its counts."""
+
+    policy: Policy
+    count: DecisionCount
 
 
 class PolicyLimiter:
@@ -99,6 +106,16 @@ def notify_observers(observers: Sequence[Observer], record: Record) -> None:
     """Call every observer."""
     for observer in observers:
         observer(record)
+
+
+def apply_mode(policy: Policy, decision: Decision) -> Decision:
+    """Make a shadow policy allow the call, as a limiter does."""
+    return ShadowDecision(decision) if policy.mode == "shadow" else decision
+
+
+def store_lost_error(policy: Policy) -> StoreUnavailable:
+    """Build the error for a policy that denies while its store is unavailable."""
+    return StoreUnavailable(f"the store of policy {policy.name!r} is unavailable, and its on_store_error is deny")
 
 
 def is_store_lost(decision: Decision, policy: Policy) -> bool:
