@@ -269,7 +269,9 @@ async def test_an_unavailable_store_returns_unavailable_so_that_envoys_failure_m
 
 async def test_observers_are_called_for_every_decision_as_over_http(clock):
     records, subject = [], Subject(domain="edge", descriptor=(("path", "/login"),))
-    decider = Decider(load_settings({"domains": DOMAINS}).policies, MemoryStore(clock=clock), observers=[records.append])
+    decider = Decider(
+        load_settings({"domains": DOMAINS}).policies, MemoryStore(clock=clock), observers=[records.append]
+    )
     async for envoy in run(decider):
         await envoy.call(({"path": "/login"},), ({"ip": "1"},))
         await envoy.call(({"path": "/new"},))

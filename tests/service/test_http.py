@@ -168,6 +168,8 @@ async def test_only_requests_that_may_wait_are_timed_as_waiting():
 async def test_unknown_names_get_a_suggestion(service):
     detail = (await service.post("acquire", {**K, "costs": 1})).json()["detail"]
     assert detail == "unknown field: did you mean 'cost'?"
+    detail = (await service.post("acquire", {"key": 5, "cost": -1, "costs": 1})).json()["detail"]
+    assert detail == "unknown field: did you mean 'cost'?"  # before other errors
     detail = (await service.post("cancel", {"colour": 1})).json()["detail"]
     assert detail == "unknown field: expected one of id"
     detail = (await service.http.get("/v1/check?polcy=api&key=k")).json()["detail"]
@@ -333,7 +335,7 @@ WITH_DECISION = {
     *("/v1/acquire", "/v1/peek", "/v1/reserve", "/v1/lease", "/v1/commit", "/v1/cancel", "/v1/release", "/v1/batch"),
     *("/v1/usage", "/v1/check", "/v1/policies", "/v1/overview", "/metrics"),
 }
-WITH_ADMIN = {"/v1/reset", "/v1/block", "/v1/unblock", "/v1/blocks"}
+WITH_ADMIN = {"/v1/refund", "/v1/reset", "/v1/block", "/v1/unblock", "/v1/blocks"}
 
 
 async def test_a_decision_token_allows_only_the_listed_paths():

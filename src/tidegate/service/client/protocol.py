@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from tidegate.core.bounds import SECOND
 from tidegate.errors import ConfigError, RateLimitError, ResourceUnknown, StoreUnavailable
 from tidegate.policy import normal_key
+from tidegate.service.api.verbs import VERBS
 from tidegate.service.decisions.reservation_ids import AlreadySettledError, UnknownReservationError
 from tidegate.urls import redact
 
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
 
 RESPONSE_MARGIN: Final = 5.0  # seconds that a response may take in addition to the requested wait
 MAX_TRIES: Final = 2  # of a request with an idempotency key
-RETRIED_VERBS: Final = ("acquire", "reserve", "lease", "batch", "commit", "cancel", "release")
 OMITTED_WHEN_ZERO: Final = ("wait", "priority")  # fields whose default is 0
 ERROR_BY_STATUS: Final[dict[int, type[RateLimitError]]] = {
     400: ConfigError,
@@ -81,7 +81,7 @@ class ServiceRequest(NamedTuple):
 
 def post_request(verb: str, body: dict[str, Any], wait: float = 0.0) -> ServiceRequest:
     """Build the request for a verb."""
-    headers = {"idempotency-key": secrets.token_hex(12)} if verb in RETRIED_VERBS else {}
+    headers = {"idempotency-key": secrets.token_hex(12)} if VERBS[verb].idempotent else {}
     return ServiceRequest("POST", f"/v1/{verb}", body, headers, max(0.0, wait) + RESPONSE_MARGIN)
 
 

@@ -113,11 +113,14 @@ class BaseDecider:
         self,
         subject: Subject,
         cost: Cost = 1,
-        wait: float = 0.0,
+        timeout: float = 0.0,  # noqa: ASYNC109 - the deadline is part of the contract
         priority: float = 0.0,
         call: KeyedCall | None = None,
     ) -> Decision | None:
-        """Take permits, waiting up to `wait` seconds; None if the subject is not limited. A `call` is charged once."""
+        """Take permits, waiting up to `timeout` seconds; None if the subject is not limited.
+
+        A `call` is charged once.
+        """
         if priority:
             check_priority(priority, self.max_priority)
         found = self.find(subject)
@@ -126,8 +129,8 @@ class BaseDecider:
         policy_limiter, key = found
         if self.blocks.active and (denial := await self._deny_if_blocked(policy_limiter, key, cost)) is not None:
             return denial
-        if wait or call is not None:
-            bounded = self._bound_wait(wait) if wait else None
+        if timeout or call is not None:
+            bounded = self._bound_timeout(timeout) if timeout else None
             return await self._charge(policy_limiter, key, cost, bounded, priority, call)
         acquire_now = policy_limiter.acquire_now
         if acquire_now is not None:
@@ -141,14 +144,14 @@ class BaseDecider:
         policy_limiter: PolicyLimiter,
         key: Key,
         cost: Cost,
-        wait: float | None,
+        timeout: float | None,  # noqa: ASYNC109 - the deadline is part of the contract
         priority: float,
         call: KeyedCall | None,
     ) -> Decision:
         """Take permits for a call that may wait or may be a repetition."""
         keyed_store = self._keyed_store(call)
-        decision = await policy_limiter.charge("acquire", key, cost, wait, priority, keyed_store)
-        if wait and decision.allowed:
+        decision = await policy_limiter.charge("acquire", key, cost, timeout, priority, keyed_store)
+        if timeout and decision.allowed:
             denial = await self._deny_if_blocked_meanwhile(policy_limiter, key, cost, decision, call)
             if denial is not None:
                 if charged_at(decision, policy_limiter.policy) is not None and not was_repeated(call):
@@ -192,12 +195,12 @@ class BaseDecider:
     async def _deny_if_blocked(
         self, policy_limiter: PolicyLimiter, key: Key, cost: Cost, verb: str = "acquire"
     ) -> Decision | None:
-        """Return a denial if the key is blocked, whatever its limits, its policy's mode and its wait."""
+        """Return a denial if the key is blocked, whatever its limits, its policy's mode and its timeout."""
         decision = await self.blocks.find(policy_limiter.policy.name, key)
         return None if decision is None else self._record(policy_limiter, key, cost, decision, verb)
 
-    def _bound_wait(self, wait: float) -> float:
-        return min(self.max_wait, max(0.0, seconds("wait", wait)))
+    def _bound_timeout(self, timeout: float) -> float:
+        return min(self.max_wait, max(0.0, seconds("timeout", timeout)))
 
     def _record(
         self,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -44,7 +45,8 @@ class ReserveResult(NamedTuple):
     id: str | None
 
 
-class CountedPolicy(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class CountedPolicy:
     """A policy that is decided together with others, without a limiter of its own, and its counts."""
 
     policy: Policy
@@ -78,19 +80,19 @@ class PolicyLimiter:
         verb: str,
         key: Key,
         cost: Cost,
-        wait: float | None,
+        timeout: float | None,  # noqa: ASYNC109 - the deadline is part of the contract
         priority: float = 0.0,
         keyed_store: KeyedStore | None = None,
     ) -> Decision:
-        """Charge a cost, waiting up to `wait` seconds; None decides at once, regardless of the wait queue.
+        """Charge a cost, waiting up to `timeout` seconds; None decides at once, regardless of the wait queue.
 
         A `keyed_store` replaces the store of the limiter.
         """
         limiter, apply = self.limiter, None if keyed_store is None else keyed_store.apply_async
-        if wait is None:
+        if timeout is None:
             return await limiter._ask(limiter._make_ask(verb, normal_key(key), cost), apply)  # noqa: SLF001 - as try_acquire
         try:
-            return await limiter._wait_for(verb, key, cost, wait, priority, apply)  # noqa: SLF001 - as acquire
+            return await limiter._wait_for(verb, key, cost, timeout, priority, apply)  # noqa: SLF001 - as acquire
         except Denied as denied:
             return denied.decision
 

@@ -7,9 +7,9 @@ from typing import Final, NamedTuple
 
 from tidegate.errors import Closed, ConfigError, RateLimitError, ResourceUnknown, StoreUnavailable
 from tidegate.headers import PROBLEM_TYPE
+from tidegate.service.api.fields import BadFieldError
 from tidegate.service.decisions.idempotency import IdempotencyMismatchError
 from tidegate.service.decisions.reservation_ids import AlreadySettledError, UnknownReservationError
-from tidegate.service.http.json_protocol import BadFieldError
 
 PROBLEM_PREFIX: Final = "urn:tidegate:problem:"
 JSON_CONTENT_TYPE: Final = b"application/json"
