@@ -212,7 +212,8 @@ class BaseDecider:
     ) -> Decision:
         """Count a decision and notify observers; raise if the store was unavailable and the policy denies then.
 
-        Every decision of the service passes here, except those of `fast_path`, which counts what it allows itself.
+        Every decision that takes permits passes here, over HTTP and from Envoy, except those that `fast_path` allows:
+        it counts them itself.
         """
         policy, stats = counted.policy, self.stats
         if decision[0]:
