@@ -190,7 +190,7 @@ SECONDS: Final = Parameter(
     },
     methodcaller("number", "seconds"),
 )
-MOST: Final = Parameter(
+LEASE_PERMITS: Final = Parameter(
     "most",
     {
         "most": {
@@ -240,7 +240,7 @@ VERBS: Final[dict[str, ServiceVerb]] = {
         ),
         ServiceVerb(
             "lease", "Take permits in advance, to use for a while without further requests.",
-            RequestType(SUBJECT, COST, MOST, TTL), "Leased", idempotent=True,
+            RequestType(SUBJECT, COST, LEASE_PERMITS, TTL), "Leased", idempotent=True,
         ),
         ServiceVerb(
             "commit", "Settle a reservation with its actual cost.",
