@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tidegate.cli.service_args import add_key_arguments, add_service_options, open_client, read_key
+from tidegate.cli.service_args import add_verb_arguments, open_client, read_key
 
 if TYPE_CHECKING:
     import argparse
@@ -14,8 +14,7 @@ if TYPE_CHECKING:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the key and the service."""
-    add_key_arguments(parser)
-    add_service_options(parser)
+    add_verb_arguments(parser, "reset")
 
 
 def run(args: argparse.Namespace, output: Output) -> int:
