@@ -64,9 +64,10 @@ def test_an_unknown_command_is_refused(capsys):
         (["top", "--onse"], "unrecognized arguments: --onse; did you mean '--once'?"),
         (["top", "--rows", "x"], "argument --rows: expected an integer, not 'x'"),
         (
-            ["acquire", "api", "bob", "--wait", "x"],
-            "argument --wait: expected a number of seconds such as 0.5, not 'x'",
+            ["acquire", "api", "bob", "--timeout", "x"],
+            "argument --timeout: expected a number of seconds such as 0.5, not 'x'",
         ),
+        (["acquire", "api", "bob", "--priority", "x"], "argument --priority: expected a number, not 'x'"),
     ],
 )
 def test_mistakes_in_arguments_are_explained(arguments, message, capsys):

@@ -129,3 +129,16 @@ def test_no_message_repeats_a_key(tmp_path):
             read_provider(path)
         assert "hunter2" not in str(error.value)
         assert str(path) in str(error.value)
+
+
+def test_only_errors_of_the_yaml_parser_hide_quoted_text_and_never_the_name_of_the_file(tmp_path):
+    folder = tmp_path / "'is not valid YAML'"
+    folder.mkdir()
+    with pytest.raises(ConfigError) as error:
+        read_provider(folder / "missing.yaml")
+    assert str(error.value) == f"{folder / 'missing.yaml'}: cannot be read: No such file or directory"
+    (folder / "bad.yaml").write_text("domain: 'hunter2\napi_key: *hunter2")
+    with pytest.raises(ConfigError) as error:
+        read_provider(folder / "bad.yaml")
+    assert str(folder / "bad.yaml") in str(error.value)
+    assert "hunter2" not in str(error.value)

@@ -30,7 +30,7 @@ def waiting(service):
 
 def request(verb, key, body):
     """Write a request that waits, as any HTTP client would."""
-    result = json.dumps({**body, "wait": 25}).encode()
+    result = json.dumps({**body, "timeout": 25}).encode()
     named = f"Idempotency-Key: {key}\r\n" if key else ""
     head = f"POST /v1/{verb} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n{named}"
     return f"{head}Content-Length: {len(result)}\r\n\r\n".encode() + result
@@ -53,9 +53,9 @@ def test_many_abandoned_waits_do_not_make_the_service_busy(service, verb, keyed)
 
 async def test_cancelled_waits_do_not_delay_other_calls(service):
     async with AsyncClient(service.url) as client:
-        while await client.acquire("steady", "k"):
+        while await client.try_acquire("steady", "k"):
             pass
-        abandoned = [asyncio.create_task(client.acquire("steady", "k", wait=25)) for _ in range(20)]
+        abandoned = [asyncio.create_task(client.acquire("steady", "k", timeout=25)) for _ in range(20)]
         while await asyncio.to_thread(waiting, service) < 15:  # they would be served in forty seconds
             await asyncio.sleep(0)
         for task in abandoned:
@@ -63,4 +63,4 @@ async def test_cancelled_waits_do_not_delay_other_calls(service):
         for task in abandoned:
             with suppress(asyncio.CancelledError):
                 await task
-        assert (await client.acquire("steady", "k", wait=20)).allowed
+        assert (await client.acquire("steady", "k", timeout=20)).allowed

@@ -51,7 +51,7 @@ async def test_a_blocked_key_is_denied_until_the_block_ends():
 async def test_a_waiting_call_is_blocked_too(verb):
     async with InProcessService(policies=POLICIES) as app_service:
         await app_service.post("acquire", {**BAD, "cost": 5})
-        waiting = asyncio.create_task(app_service.post(verb, {**BAD, "wait": 30}))
+        waiting = asyncio.create_task(app_service.post(verb, {**BAD, "timeout": 30}))
         while not app_service.decider.waiting:
             await asyncio.sleep(0)
         await app_service.post("block", {**BAD, "seconds": 90})
@@ -84,7 +84,7 @@ async def test_blocks_apply_to_every_verb_and_mode(policy):
         for verb in ("acquire", "peek", "reserve"):
             result = (await app_service.post(verb, ask)).json()
             assert (result["allowed"], result["violated"], result["retry_after"]) == (False, ["blocked"], 3600.0)
-        assert (await app_service.post("acquire", {**ask, "wait": 20})).json()["allowed"] is False  # at once
+        assert (await app_service.post("acquire", {**ask, "timeout": 20})).json()["allowed"] is False  # at once
         assert (await app_service.http.get("/v1/check", params=ask)).status_code == 429
         assert (await app_service.post("usage", ask)).json()["limits"][0]["used"] == 0
 
@@ -272,7 +272,7 @@ def test_the_block_command_and_the_client_list_blocks(tmp_path, capsys):
         assert capsys.readouterr().out.startswith("api: a b?[2J, for another ")
         assert main(["block", "--json", "--url", service.url]) == 0
         assert json.loads(capsys.readouterr().out)["blocks"][0]["key"] == ["a", "b\x1b[2J"]
-        assert client.acquire("api", ("a", "b\x1b[2J")).violated == ("blocked",)
+        assert client.try_acquire("api", ("a", "b\x1b[2J")).violated == ("blocked",)
         client.unblock("api", ("a", "b\x1b[2J"))
         assert client.blocks() == []
         with pytest.raises(ResourceUnknown):

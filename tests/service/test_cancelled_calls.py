@@ -104,7 +104,7 @@ async def test_cancelled_waits_are_refunded_while_a_block_exists(decider, verb):
     answered = 0
     for number in range(120):
         decider.blocks._free.clear()  # noqa: SLF001 - so that the store is asked
-        result = await cancelled_after(number % 30, getattr(decider, verb)(Subject("api", "k"), wait=5))
+        result = await cancelled_after(number % 30, getattr(decider, verb)(Subject("api", "k"), timeout=5))
         answered += bool(result)
     charged, answered = await wait_until_charged(decider, "api", answered)
     assert charged == answered > 0

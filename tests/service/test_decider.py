@@ -59,10 +59,10 @@ async def test_acquire_peek_usage_reset(decider):
 async def test_waiting_is_served_when_permits_come_back(decider, clock):
     subject = Subject("api", "k")
     await decider.acquire(subject, 2)
-    decision = await decider.acquire(subject, wait=61)
+    decision = await decider.acquire(subject, timeout=61)
     assert not decision.allowed  # a wait is cut to max_wait
     decider.max_wait = 100
-    assert (await decider.acquire(subject, wait=61)).allowed
+    assert (await decider.acquire(subject, timeout=61)).allowed
     assert clock.now() == START + 60
 
 
@@ -177,7 +177,7 @@ async def test_slots_are_released(decider):
 async def test_new_policies_keep_consumed_permits_and_waiting_calls(decider, clock):
     subject = Subject("api", "k")
     await decider.acquire(subject, 2)
-    waiting = asyncio.create_task(decider.acquire(subject, wait=30))
+    waiting = asyncio.create_task(decider.acquire(subject, timeout=30))
     while not decider.waiting:
         await asyncio.sleep(0)
     decider.update_policies(load_settings({"policies": {"api": "3/1m fixed_window"}}).policies)
@@ -190,7 +190,7 @@ async def test_new_policies_keep_consumed_permits_and_waiting_calls(decider, clo
 async def test_removing_a_policy_raises_closed_in_its_waiting_calls(decider):
     subject = Subject("api", "k")
     await decider.acquire(subject, 2)
-    waiting = asyncio.create_task(decider.acquire(subject, wait=30))
+    waiting = asyncio.create_task(decider.acquire(subject, timeout=30))
     while not decider.waiting:
         await asyncio.sleep(0)
     decider.update_policies(load_settings({"policies": {"other": "1/1m"}}).policies)

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from tidegate.cli import COMMANDS
+from tidegate.service.api.verbs import VERBS
 from tidegate.service.config.settings import OPTIONS, SECTIONS, load_settings
-from tidegate.service.http.json_protocol import VERB_FIELDS
 from tidegate.service.http.metrics import METRICS
 from tidegate.service.http.problems import KINDS
 
@@ -32,15 +32,28 @@ def test_every_command_is_described(name):
 
 @pytest.mark.parametrize("name", KINDS)
 def test_every_problem_is_described(name):
-    row = next(line for line in WIRE.splitlines() if f"`{name}`" in line and line.startswith("|"))
+    rows = WIRE.partition("## Problems")[2].splitlines()
+    row = next(line for line in rows if f"`{name}`" in line and line.startswith("|"))
     assert str(KINDS[name][0]) in row
 
 
-@pytest.mark.parametrize("verb", VERB_FIELDS)
-def test_every_verb_and_its_fields_are_described(verb):
-    row = next(line for line in WIRE.splitlines() if line.startswith(f"| `/v1/{verb}`"))
-    for field in VERB_FIELDS[verb]:
-        assert f"`{field}`" in row or "subject" in row
+@pytest.mark.parametrize("verb", VERBS.values(), ids=lambda verb: verb.name)
+def test_every_verb_its_fields_and_its_token_are_described(verb):
+    row = next(line for line in WIRE.splitlines() if line.startswith(f"| `/v1/{verb.name}`"))
+    assert ("(GET)" in row) == (verb.method == "GET")
+    assert ("needs the admin token" in row) == verb.admin
+    for parameter in verb.request.parameters if verb.request else ():
+        assert parameter.name == "subject" or any(f"`{field}`" in row for field in parameter.schemas)
+        assert ("subject" in row) or parameter.name != "subject"
+    for field in verb.request.fields if verb.request else ():
+        assert f"`{field}`" in WIRE
+
+
+@pytest.mark.parametrize("verb", [verb for verb in VERBS.values() if verb.name in COMMANDS], ids=lambda verb: verb.name)
+def test_every_command_of_an_admin_verb_names_the_token(verb):
+    assert ("admin token" in COMMANDS[verb.name]) == verb.admin
+    row = next(line for line in SERVICE.splitlines() if line.startswith(f"| `tidegate {verb.name}"))
+    assert ("admin token" in row) == verb.admin
 
 
 def test_the_example_file_is_valid():

@@ -10,7 +10,7 @@ from tests.servers.valkey import ValkeyServer
 from tests.service.harness import START
 from tidegate import StoreUnavailable
 from tidegate.service.config.settings import load_settings
-from tidegate.service.decisions.decider import Decider
+from tidegate.service.decisions.decider import Decider, Subject
 from tidegate.service.envoy.messages import CODE_OK, CODE_OVER_LIMIT, METHOD, SERVICE, message_classes
 from tidegate.service.envoy.service import serve
 from tidegate.stores import MemoryStore
@@ -256,5 +256,37 @@ async def test_an_unavailable_store_returns_unavailable_so_that_envoys_failure_m
                     await envoy.call(({"path": "/login"},))
                 assert error.value.code() == grpc.StatusCode.UNAVAILABLE
             assert await envoy.codes(({"open": "x"},)) == (CODE_OK, [CODE_OK])
+            # As over HTTP: a lost store is counted, and a policy in shadow mode never denies.
+            assert decider.stats.count("edge/path=%2Flogin").local == 2
+            assert await envoy.codes(({"path": "/new"},), ({"path": "/new"}, {"hits": 0})) == (CODE_OK, [CODE_OK] * 2)
+            new = Subject(domain="edge", descriptor=(("path", "/new"),))
+            assert (await decider.acquire(new)).allowed
+            assert (await decider.peek(new)).allowed
+            assert decider.stats.count("edge/path=%2Fnew").shadow == 2
             with pytest.raises(StoreUnavailable):
                 await decider.probe()
+
+
+async def test_observers_are_called_for_every_decision_as_over_http(clock):
+    records, subject = [], Subject(domain="edge", descriptor=(("path", "/login"),))
+    decider = Decider(
+        load_settings({"domains": DOMAINS}).policies, MemoryStore(clock=clock), observers=[records.append]
+    )
+    async for envoy in run(decider):
+        await envoy.call(({"path": "/login"},), ({"ip": "1"},))
+        await envoy.call(({"path": "/new"},))
+        await decider.acquire(subject)
+        await envoy.call(({"path": "/login"},), ({"ip": "1"},))  # only /login is over its limit
+        await decider.acquire(subject)
+        await envoy.call(({"path": "/new"},))
+    seen = [(record.policy.name, record.verb, record.decision.allowed, record.decision.violated) for record in records]
+    login, ip, new = "edge/path=%2Flogin", "edge/ip", "edge/path=%2Fnew"
+    assert seen == [
+        (login, "acquire", True, ()),
+        (ip, "acquire", True, ()),
+        (new, "acquire", True, ()),
+        (login, "acquire", True, ()),
+        (login, "acquire", False, ("per-hour",)),
+        (login, "acquire", False, ("per-hour",)),
+        (new, "acquire", True, ("per-hour",)),
+    ]

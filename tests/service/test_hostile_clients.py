@@ -220,7 +220,7 @@ def test_a_stop_refuses_incomplete_requests(tmp_path):
         half_body = stack.enter_context(connect(service, ASK[:-5]))
         chunked = ASK.partition(b"Content-Length")[0] + b"Transfer-Encoding: chunked\r\n\r\n5\r\n12345"
         half_chunk = stack.enter_context(connect(service, chunked))
-        waiting = stack.enter_context(connect(service, post(b'{"policy":"slow","key":"k","wait":25}')))
+        waiting = stack.enter_context(connect(service, post(b'{"policy":"slow","key":"k","timeout": 25}')))
         idle = stack.enter_context(connect(service, GET))
         until(lambda: "tidegate_requests_in_flight 4" in service.get("/metrics").text, "three requests, and this one")
         service.process.send_signal(signal.SIGTERM)

@@ -124,7 +124,10 @@ async def test_a_batch_has_at_most_a_thousand_keys():
         ("acquire", {**K, "cost": -1}, "bad-field", "/cost"),
         ("acquire", {**K, "cost": 2**60}, "bad-field", "/cost"),
         ("acquire", {**K, "cost": {"usd": 1}}, "bad-field", "/cost"),
+        ("acquire", {**K, "timeout": "long"}, "bad-field", "/timeout"),
         ("acquire", {**K, "wait": "long"}, "bad-field", "/wait"),
+        ("acquire", {**K, "wait": 1, "timeout": 1}, "bad-field", "/wait"),
+        ("peek", {**K, "timeout": 1}, "bad-field", "/timeout"),
         ("acquire", {"policy": "api", "key": "k" * 1025}, "bad-field", "/key"),
         ("acquire", {"policy": "api", "key": "\ud800"}, "bad-field", "/key"),
         ("acquire", {"policy": "nope", "key": "k"}, "unknown-policy", None),
@@ -147,9 +150,62 @@ async def test_invalid_requests_name_the_problem_and_the_field(service, verb, bo
     assert service.decider.stats.errors[kind] == 1
 
 
+async def test_errors_are_classified_by_type_whatever_the_names_of_policies():
+    async with InProcessService(policies={"reservations": "2/1m"}) as service:
+        for body in ({"policy": "reservation", "key": "k"}, {"domain": "reservation", "descriptor": [["a", "b"]]}):
+            assert problem(await service.post("acquire", body))[0] == "unknown-policy"
+        assert problem(await service.post("acquire", {"policy": "nope", "key": "k"}))[0] == "unknown-policy"
+        assert problem(await service.post("commit", {"id": "nope"}))[0] == "unknown-reservation"
+
+
+async def test_only_requests_that_may_wait_are_timed_as_waiting():
+    async with InProcessService(policies={"wait": "20/1m, 5/1m unit=tokens"}) as service:
+        await service.post("acquire", {"policy": "wait", "key": ["wait", "timeout"]})
+        await service.post("batch", {"policy": "wait", "keys": ["wait", "timeout"]})
+        await service.post("acquire", {"policy": "wait", "key": "k", "timeout": 0})
+        assert set(service.decider.stats.latency) == {"acquire", "batch"}
+        await service.post("acquire", {"policy": "wait", "key": "k", "wait": 1})
+        await service.post("reserve", {"policy": "wait", "key": "k", "timeout": 1})
+        assert set(service.decider.stats.latency) == {"acquire", "batch", "acquire wait", "reserve wait"}
+
+
+async def test_wait_is_the_older_name_of_timeout(service):
+    await service.post("acquire", {**K, "cost": 2})
+    for name in ("wait", "timeout"):
+        for verb in ("acquire", "reserve"):
+            waiting = asyncio.create_task(service.post(verb, {**K, name: 25}))
+            while not service.decider.waiting:
+                await asyncio.sleep(0)
+            service.clock.advance(24)
+            await asyncio.sleep(0)
+            assert service.decider.waiting == 1
+            service.clock.advance(2)
+            result = (await waiting).json()
+            await service.post("reset", K)
+            await service.post("acquire", {**K, "cost": 2})
+            assert result["retry_after"] is not None
+    response = await service.post("acquire", {**K, "wait": 1, "timeout": 1})
+    assert response.json()["detail"] == "cannot be combined with timeout: wait is its older name"
+
+
+async def test_refunds_are_given_once_and_need_the_admin_token():
+    async with InProcessService(policies=POLICIES, decision_token=DECISION, admin_token=ADMIN) as service:
+        admin = {"x-tidegate-token": ADMIN}
+        await service.post("acquire", {**K, "cost": 2}, headers=admin)
+        assert problem(await service.post("refund", K, headers={"x-tidegate-token": DECISION}))[0] == "forbidden"
+        for _ in range(2):  # the second is a repetition
+            again = await service.post("refund", K, headers={**admin, "idempotency-key": "1"})
+            assert again.json() == {"ok": True}
+        usage = (await service.post("usage", K, headers=admin)).json()["limits"][0]
+        assert (usage["used"], usage["remaining"]) == (1, 1)
+        assert problem(await service.post("refund", {**K, "cost": -1}, headers=admin)) == ("bad-field", "/cost")
+
+
 async def test_unknown_names_get_a_suggestion(service):
     detail = (await service.post("acquire", {**K, "costs": 1})).json()["detail"]
     assert detail == "unknown field: did you mean 'cost'?"
+    detail = (await service.post("acquire", {"key": 5, "cost": -1, "costs": 1})).json()["detail"]
+    assert detail == "unknown field: did you mean 'cost'?"  # before other errors
     detail = (await service.post("cancel", {"colour": 1})).json()["detail"]
     assert detail == "unknown field: expected one of id"
     detail = (await service.http.get("/v1/check?polcy=api&key=k")).json()["detail"]
@@ -183,10 +239,10 @@ async def test_paths_methods_and_content_types(service):
 
 async def test_waiting_over_http(service):
     await service.post("acquire", {**K, "cost": 2})
-    result = (await service.post("acquire", {**K, "wait": 30})).json()
+    result = (await service.post("acquire", {**K, "timeout": 30})).json()
     assert not result["allowed"]
     assert service.clock.now() == START + 30
-    result = (await service.post("acquire", {**K, "wait": 30})).json()
+    result = (await service.post("acquire", {**K, "timeout": 30})).json()
     assert result["allowed"]
     assert service.clock.now() == START + 60
 
@@ -196,7 +252,7 @@ async def test_waiting_over_http(service):
 
 async def test_too_many_concurrent_requests_get_busy(service):
     await service.post("acquire", {**K, "cost": 2})
-    waiting = [asyncio.create_task(service.post("acquire", {**K, "wait": 20})) for _ in range(2)]
+    waiting = [asyncio.create_task(service.post("acquire", {**K, "timeout": 20})) for _ in range(2)]
     while service.decider.waiting < 2:
         await asyncio.sleep(0)
     busy = await service.post("acquire", {"policy": "many", "key": "k"})
@@ -247,7 +303,7 @@ async def test_a_body_in_several_messages(service):
 
 async def test_a_client_that_disconnects_leaves_the_wait_queue(service):
     await service.post("acquire", {**K, "cost": 2})
-    waiting = json.dumps({**K, "wait": 30}).encode()
+    waiting = json.dumps({**K, "timeout": 30}).encode()
     assert await raw(service.app, [piece(waiting, more=False), {"type": "http.disconnect"}]) is None
     while service.decider.waiting:
         await asyncio.sleep(0)
@@ -315,7 +371,7 @@ WITH_DECISION = {
     *("/v1/acquire", "/v1/peek", "/v1/reserve", "/v1/lease", "/v1/commit", "/v1/cancel", "/v1/release", "/v1/batch"),
     *("/v1/usage", "/v1/check", "/v1/policies", "/v1/overview", "/metrics"),
 }
-WITH_ADMIN = {"/v1/reset", "/v1/block", "/v1/unblock", "/v1/blocks"}
+WITH_ADMIN = {"/v1/refund", "/v1/reset", "/v1/block", "/v1/unblock", "/v1/blocks"}
 
 
 async def test_a_decision_token_allows_only_the_listed_paths():
@@ -408,7 +464,7 @@ async def test_the_size_of_remembered_responses_is_bounded():
 async def test_a_repeated_request_waits_for_the_first(service):
     await service.post("acquire", {**K, "cost": 1})
     headers = {"idempotency-key": "two"}
-    both = [service.post("acquire", {**K, "cost": 2, "wait": 30}, headers=headers) for _ in range(2)]
+    both = [service.post("acquire", {**K, "cost": 2, "timeout": 30}, headers=headers) for _ in range(2)]
     answers = [response.json() for response in await asyncio.gather(*both)]
     assert answers[0] == answers[1]
     assert service.decider.stats.count("api").denied == 1
@@ -417,7 +473,7 @@ async def test_a_repeated_request_waits_for_the_first(service):
 @pytest.mark.parametrize("verb", ["acquire", "reserve"])
 async def test_a_client_with_a_key_that_disconnects_leaves_the_wait_queue(service, verb):
     await service.post("acquire", {**K, "cost": 2})
-    ask, key = {**K, "wait": 90}, (b"idempotency-key", b"abandoned")
+    ask, key = {**K, "timeout": 90}, (b"idempotency-key", b"abandoned")
     for _ in range(3):
         messages = [piece(json.dumps(ask).encode(), more=False), {"type": "http.disconnect"}]
         assert await raw(service.app, messages, [key], f"/v1/{verb}") is None
@@ -436,7 +492,7 @@ async def test_a_client_with_a_key_that_disconnects_leaves_the_wait_queue(servic
 async def test_a_repeated_request_keeps_waiting_when_the_first_client_disconnects(service):
     await service.post("acquire", {**K, "cost": 2})
     gone = asyncio.Event()
-    body = json.dumps({**K, "wait": 20}).encode()
+    body = json.dumps({**K, "timeout": 20}).encode()
 
     async def ask(*messages):
         sent, left = [], [piece(body, more=False), *messages]
@@ -466,7 +522,7 @@ async def test_a_repeated_request_keeps_waiting_when_the_first_client_disconnect
 async def test_waiting_calls_leave_capacity_for_other_calls():
     async with InProcessService(policies=POLICIES, max_concurrency=8) as service:
         await service.post("acquire", {**K, "cost": 2})
-        asking = [asyncio.create_task(service.post("acquire", {**K, "wait": 20})) for _ in range(8)]
+        asking = [asyncio.create_task(service.post("acquire", {**K, "timeout": 20})) for _ in range(8)]
         while service.app.waiting < 7 or service.app.in_flight > 7:
             await asyncio.sleep(0)
         assert (await service.post("acquire", {"policy": "many", "key": "k"})).json()["allowed"]
@@ -586,7 +642,7 @@ async def test_metrics_are_valid_and_contain_no_keys(service):
 @pytest.mark.parametrize("wait", [0, 1])
 @pytest.mark.parametrize("priority", [101, -101, 1e300])
 async def test_a_priority_beyond_the_bound_is_refused_whether_or_not_the_call_waits(service, verb, wait, priority):
-    body = {"policy": "api", "key": "k", "wait": wait, "priority": priority}
+    body = {"policy": "api", "key": "k", "timeout": wait, "priority": priority}
     answer = await service.post(verb, body)
     assert (answer.status_code, problem(answer)) == (422, ("bad-field", "/priority"))
     assert "must be from -100 to 100 (max_priority)" in answer.json()["detail"]
@@ -596,6 +652,6 @@ async def test_a_priority_beyond_the_bound_is_refused_whether_or_not_the_call_wa
 async def test_the_bound_of_priorities_is_a_setting():
     async with InProcessService(policies=POLICIES, max_priority=500) as service:
         for wait in (0, 1):
-            body = {"policy": "api", "key": "k", "wait": wait}
+            body = {"policy": "api", "key": "k", "timeout": wait}
             assert (await service.post("acquire", {**body, "priority": 500})).json()["allowed"]
             assert (await service.post("acquire", {**body, "priority": 501})).status_code == 422

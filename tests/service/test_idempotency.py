@@ -152,7 +152,7 @@ async def test_waiting_calls_with_one_key_are_charged_once(pair):
     ask, key = {"policy": "slots", "key": secrets.token_hex(8)}, keyed()
     pair[0].post("acquire", {**ask, "cost": 3})
     async with httpx.AsyncClient(timeout=60, trust_env=False) as http:
-        waiting = [http.post(f"{service.url}/v1/acquire", json={**ask, "wait": 25}, **key) for service in pair]
+        waiting = [http.post(f"{service.url}/v1/acquire", json={**ask, "timeout": 25}, **key) for service in pair]
         asking = asyncio.gather(*waiting)
         for service in pair:
             await asyncio.to_thread(until, partial(waits, service), "a call that waits")
@@ -255,7 +255,7 @@ async def test_a_call_that_is_blocked_while_waiting_is_forgotten(tmp_path):
         ask, key = {"policy": "api", "key": "k"}, keyed("one")
         await app_service.post("acquire", ask)
         app_service.decider.max_wait = 90
-        waiting = asyncio.create_task(app_service.post("acquire", {**ask, "wait": 80}, **key))
+        waiting = asyncio.create_task(app_service.post("acquire", {**ask, "timeout": 80}, **key))
         while not app_service.decider.waiting:
             await asyncio.sleep(0)
         await app_service.post("block", {**ask, "seconds": 70})
@@ -264,7 +264,7 @@ async def test_a_call_that_is_blocked_while_waiting_is_forgotten(tmp_path):
         clock.advance(10)
         app = App(app_service.decider, app_service.settings)  # another process
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://127.0.0.1") as other:
-            result = (await other.post("/v1/acquire", json={**ask, "wait": 80}, **key)).json()
+            result = (await other.post("/v1/acquire", json={**ask, "timeout": 80}, **key)).json()
         assert (result["allowed"], result["remaining"]) == (True, 0)  # charged now
 
 

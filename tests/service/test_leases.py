@@ -14,7 +14,7 @@ from tidegate import ConfigError, Limit, RateLimitError, ResourceUnknown, StoreU
 from tidegate.core.bounds import SECOND
 from tidegate.service.client.client import AsyncClient, Client
 from tidegate.service.client.lease_cache import LeaseCache, read_lease_duration
-from tidegate.service.client.protocol import MAX_TRIES, acquire_flow, read_response, settle_flow
+from tidegate.service.client.protocol import MAX_TRIES, decide_flow, read_response, settle_flow
 from tidegate.testing import ManualClock
 
 
@@ -26,8 +26,8 @@ class VirtualClient:
         self.lease_cache = None if duration is None else LeaseCache(duration, app_service.clock.steady)
         self.requests = Counter()
 
-    async def acquire(self, key="k", cost=1, policy="api", wait=0.0):
-        return await self._drive(acquire_flow(self.lease_cache, policy, key, cost, wait, 0.0))
+    async def try_acquire(self, key="k", cost=1, policy="api", timeout=0.0):  # noqa: ASYNC109 - as the client's
+        return await self._drive(decide_flow(self.lease_cache, policy, key, cost, timeout))
 
     async def close(self):
         if self.lease_cache is not None:
@@ -113,7 +113,7 @@ def test_no_limit_is_ever_exceeded(text, steps, duration):
                     await clients[who].close()
                     continue
                 for _ in range(calls):
-                    if not await clients[who].acquire(cost=cost):
+                    if not await clients[who].try_acquire(cost=cost):
                         break
                     uses.append((app_service.clock.ns() // 1000, cost))
         return exceeded(limit, uses)
@@ -138,7 +138,7 @@ async def test_many_calls_need_few_requests():
         client = VirtualClient(app_service)
         answers = []
         for _ in range(2000):
-            answers.append(await client.acquire())
+            answers.append(await client.try_acquire())
             app_service.clock.advance(0.001)
         assert all(answers)
         assert sum(client.requests.values()) < 30
@@ -152,29 +152,29 @@ async def test_unused_permits_are_returned_exactly(text):
     async with InProcessService(policies={"api": text}) as app_service:
         client, other = VirtualClient(app_service, 60.0), VirtualClient(app_service, None)
         for _ in range(7):
-            assert await client.acquire()
+            assert await client.try_acquire()
         assert client.requests["lease"] < 7
         await client.close()
         assert (await app_service.post("usage", {"policy": "api", "key": "k"})).json()["limits"][0]["used"] == 7
-        assert await other.acquire(cost=33)
-        assert not await client.acquire()
+        assert await other.try_acquire(cost=33)
+        assert not await client.try_acquire()
 
 
 async def test_an_expired_lease_is_settled_by_a_later_call():
     async with InProcessService(policies={"api": "40/1h fixed_window"}) as app_service:
         client = VirtualClient(app_service, 1.0)
-        assert await client.acquire("one")
+        assert await client.try_acquire("one")
         app_service.clock.advance(1.0)
-        assert await client.acquire("two")
+        assert await client.try_acquire("two")
         assert (await app_service.post("usage", {"policy": "api", "key": "one"})).json()["limits"][0]["used"] == 1
 
 
 async def test_all_permits_are_used_before_a_denial():
     async with InProcessService(policies={"api": "9/1h fixed_window"}) as app_service:
         first, second = VirtualClient(app_service, 60.0), VirtualClient(app_service, 60.0)
-        got = [bool(await client.acquire()) for _ in range(6) for client in (first, second)]
+        got = [bool(await client.try_acquire()) for _ in range(6) for client in (first, second)]
         assert sum(got) == 9
-        result = await first.acquire()
+        result = await first.try_acquire()
         assert (result.allowed, result.violated, result.retry_after) == (False, ("1h",), 3600.0)
 
 
@@ -191,23 +191,23 @@ async def test_all_permits_are_used_before_a_denial():
 async def test_policies_without_safe_terms_send_a_request_per_call(policy):
     async with InProcessService(policies={"api": policy}) as app_service:
         client = VirtualClient(app_service)
-        answers = [await client.acquire() for _ in range(11)]
+        answers = [await client.try_acquire() for _ in range(11)]
         assert [bool(answer) for answer in answers] == [True] * 10 + [isinstance(policy, dict)]
         assert client.requests == {"lease": 1, "acquire": 10}  # then no lease is tried for a while
         app_service.clock.advance(60)
-        await client.acquire()
+        await client.try_acquire()
         assert client.requests["lease"] == 2
 
 
 async def test_costs_by_unit_and_waits_send_requests():
     async with InProcessService(policies={"api": "10/1m, 100/1m unit=tokens name=tpm"}) as app_service:
         client = VirtualClient(app_service)
-        assert await client.acquire(cost={"requests": 1, "tokens": 60})
+        assert await client.try_acquire(cost={"requests": 1, "tokens": 60})
         assert client.requests == {"acquire": 1}
-        assert await client.acquire(wait=5.0)
+        assert await client.try_acquire(timeout=5.0)
         assert client.requests == {"acquire": 2}
-        assert await client.acquire()
-        assert await client.acquire(wait=5.0)  # served from the lease
+        assert await client.try_acquire()
+        assert await client.try_acquire(timeout=5.0)  # served from the lease
         assert client.requests == {"acquire": 2, "lease": 1}
 
 
@@ -215,24 +215,24 @@ async def test_a_blocked_key_gets_no_lease():
     async with InProcessService(policies={"api": "10/1h"}) as app_service:
         await app_service.post("block", {"policy": "api", "key": "k"})
         client = VirtualClient(app_service)
-        assert (await client.acquire()).violated == ("blocked",)
+        assert (await client.try_acquire()).violated == ("blocked",)
         await app_service.post("unblock", {"policy": "api", "key": "k"})
-        assert await client.acquire()
+        assert await client.try_acquire()
 
 
 async def test_a_cost_above_the_limit_and_an_unknown_policy():
     async with InProcessService(policies={"api": "10/1h"}) as app_service:
         client = VirtualClient(app_service)
-        result = await client.acquire(cost=11)
+        result = await client.try_acquire(cost=11)
         assert (result.allowed, result.retry_after) == (False, None)
         with pytest.raises(RateLimitError, match="there is no policy 'nope'"):
-            await client.acquire(policy="nope")
+            await client.try_acquire(policy="nope")
 
 
 async def test_a_lease_that_cannot_be_settled_stays_charged():
     async with InProcessService(policies={"api": "10/1h fixed_window"}) as app_service:
         client = VirtualClient(app_service)
-        assert await client.acquire()
+        assert await client.try_acquire()
         for share in next(iter(client.lease_cache._leases.values())):  # noqa: SLF001 - as if the service had forgotten it
             share.id = "unknown"
         await client.close()
@@ -271,7 +271,7 @@ async def test_a_cancelled_call_lets_other_calls_request_a_lease():
     server = await asyncio.start_server(say_nothing, "127.0.0.1", 0)
     async with server:
         client = AsyncClient(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", lease="1s")
-        asking = asyncio.create_task(client.acquire("api", "k"))
+        asking = asyncio.create_task(client.try_acquire("api", "k"))
         await heard.wait()
         assert not client._lease_cache.begin_lease(("api", "k"))  # noqa: SLF001 - what the next call asks
         asking.cancel()
@@ -320,9 +320,9 @@ def test_threads_of_several_clients(tmp_path):
             mine, count = [], Counter()
             for _ in range(150):
                 start = time.monotonic()
-                if client.acquire("api", "k"):
+                if client.try_acquire("api", "k"):
                     mine.append((start, time.monotonic()))
-                count["once"] += bool(client.acquire("once", "k"))
+                count["once"] += bool(client.try_acquire("once", "k"))
             with lock:
                 uses.extend(mine)
                 counted.update(count)
@@ -349,8 +349,8 @@ def test_threads_of_several_clients(tmp_path):
 async def test_tasks_of_one_client(tmp_path):
     with serving(tmp_path, "policies: {api: 100/1h fixed_window}\n") as service:
         async with AsyncClient(service.url, lease="30s") as client:
-            answers = await asyncio.gather(*(client.acquire("api", "k") for _ in range(60)))
+            answers = await asyncio.gather(*(client.try_acquire("api", "k") for _ in range(60)))
             assert sum(map(bool, answers)) == 60
         async with AsyncClient(service.url, lease="30s") as client:
-            got = [bool(await client.acquire("api", "k")) for _ in range(45)]
+            got = [bool(await client.try_acquire("api", "k")) for _ in range(45)]
             assert got == [True] * 40 + [False] * 5  # nothing was lost on the way

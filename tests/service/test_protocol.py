@@ -275,7 +275,7 @@ async def test_each_request_has_its_own_timeout():
 async def test_a_waiting_request_does_not_time_out():
     async with running() as it:
         await it.ask(post(json.dumps({"policy": "slow", "key": "k"}).encode()))
-        client = await it.ask(post(json.dumps({"policy": "slow", "key": "k", "wait": 30}).encode()))
+        client = await it.ask(post(json.dumps({"policy": "slow", "key": "k", "timeout": 30}).encode()))
         client.send(GET[:10])  # a second request, not read to its end before the first is answered
         await it.ticks(10 * IDLE)
         assert (client.state, client.written) == ("open", b"")
@@ -293,7 +293,7 @@ async def test_an_incomplete_pipelined_request():
         late = await it.ask(GET + post(acquire_body())[:-5])
         assert late.statuses() == [OK]
         await it.ask(post(json.dumps({"policy": "slow", "key": "k"}).encode()))
-        waiting = post(json.dumps({"policy": "slow", "key": "k", "wait": 30}).encode())
+        waiting = post(json.dumps({"policy": "slow", "key": "k", "timeout": 30}).encode())
         patient = await it.ask(GET + waiting + GET[:10])
         await it.ticks(READ + 1)
         assert late.statuses() == [OK, 408]
@@ -371,7 +371,7 @@ async def test_pipelined_requests_are_answered_in_order_and_bounded():
 async def test_requests_after_one_that_waits():
     async with running() as it:
         await it.ask(post(json.dumps({"policy": "slow", "key": "k"}).encode()))
-        waiting = post(json.dumps({"policy": "slow", "key": "k", "wait": 30}).encode())
+        waiting = post(json.dumps({"policy": "slow", "key": "k", "timeout": 30}).encode())
         client = await it.ask(waiting + GET + post(acquire_body()))
         for _ in range(100):
             client.send(GET)
@@ -475,7 +475,7 @@ async def test_input_that_is_not_http_1_is_refused(sent):
 async def test_a_refusal_follows_the_earlier_responses():
     async with running() as it:
         await it.ask(post(json.dumps({"policy": "slow", "key": "k"}).encode()))
-        waiting = post(json.dumps({"policy": "slow", "key": "k", "wait": 30}).encode())
+        waiting = post(json.dumps({"policy": "slow", "key": "k", "timeout": 30}).encode())
         bad_chunk = post(b"zzz\r\n", CHUNKED)
         for bad in (b"\x00garbage", GET + b"\x00garbage", bad_chunk, GET + bad_chunk, GET * 2 + bad_chunk):
             client = await it.ask(waiting + bad)
@@ -581,7 +581,7 @@ async def test_requests_leave_connections_for_health_metrics_and_admin():
         decision, admin = f"X-Tidegate-Token: {DECISION}", f"X-Tidegate-Token: {ADMIN}"
         slow = json.dumps({"policy": "slow", "key": "k"}).encode()
         await it.ask(post(slow, decision))
-        waiting = post(json.dumps({"policy": "slow", "key": "k", "wait": 30}).encode(), decision)
+        waiting = post(json.dumps({"policy": "slow", "key": "k", "timeout": 30}).encode(), decision)
         callers = [await it.ask(waiting) for _ in range(bound + 3)]
         may_wait = bound - bound // FREE_SHARE_DIVISOR
         assert [client.problems() for client in callers] == [[]] * may_wait + [["busy"]] * (bound + 3 - may_wait)
@@ -603,7 +603,7 @@ async def test_requests_leave_connections_for_health_metrics_and_admin():
 async def test_connections_with_active_requests_are_not_closed():
     async with running(max_connections=16, policies=POLICIES) as it:
         await it.ask(post(json.dumps({"policy": "slow", "key": "k"}).encode()))
-        waiting = post(json.dumps({"policy": "slow", "key": "k", "wait": 30}).encode())
+        waiting = post(json.dumps({"policy": "slow", "key": "k", "timeout": 30}).encode())
         callers = [await it.ask(waiting) for _ in range(16)]
         late = await it.ask(waiting)
         assert (late.state, {client.state for client in callers}) == ("closed", {"open"})
@@ -662,7 +662,7 @@ async def test_stopping_finishes_active_requests():
         await it.ask(post(json.dumps({"policy": "slow", "key": "k"}).encode()))
         silent, half_head, idle = it.connect(), it.connect(GET[:9]), await it.ask(GET)
         half_body = await it.ask(post(acquire_body())[:-5])
-        caller = await it.ask(post(json.dumps({"policy": "slow", "key": "k", "wait": 30}).encode()) + GET)
+        caller = await it.ask(post(json.dumps({"policy": "slow", "key": "k", "timeout": 30}).encode()) + GET)
         behind = await it.ask(GET + post(acquire_body())[:-5])
         stopping = asyncio.create_task(it.server.stop(20))
         await it.settle()
@@ -683,7 +683,7 @@ async def test_stopping_finishes_active_requests():
 async def test_a_client_that_disconnects_before_its_responses():
     async with running() as it:
         await it.ask(post(json.dumps({"policy": "slow", "key": "k"}).encode()))
-        waiting = post(json.dumps({"policy": "slow", "key": "k", "wait": 30}).encode())
+        waiting = post(json.dumps({"policy": "slow", "key": "k", "timeout": 30}).encode())
         for behind in (b"", GET * 5, GET * 5000, post(acquire_body())[:-5], b"\x00"):
             client = await it.ask(waiting + behind)
             client.abort()

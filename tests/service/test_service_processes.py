@@ -60,7 +60,7 @@ async def test_grpc_and_http_share_counters(service):
 
 def test_the_client_for_threads(service):
     with Client(service.url) as client:
-        responses = [client.acquire("api", ("thread", "1")) for _ in range(4)]
+        responses = [client.try_acquire("api", ("thread", "1")) for _ in range(4)]
         assert [bool(response) for response in responses] == [True, True, True, False]
         assert responses[3].violated == ("1h",)
         assert not client.peek("api", ("thread", "1"))
@@ -69,15 +69,15 @@ def test_the_client_for_threads(service):
         with pytest.raises(AlreadySettledError):
             client.cancel(reservation.id)
         client.cancel(client.reserve("tokens", "t", 90).id)
-        assert [limit["used"] for limit in client.usage("tokens", "t")] == [10]
+        assert [usage.used for usage in client.usage("tokens", "t").values()] == [10]
         client.reset("tokens", "t")
-        assert client.usage("tokens", "t")[0]["used"] == 0
+        assert [usage.used for usage in client.usage("tokens", "t").values()] == [0]
         results = client.batch([("api", "b"), ("api", "b", 3), ("nope", "b")])
         assert [getattr(each, "allowed", type(each)) for each in results] == [True, False, ResourceUnknown]
         assert [each.allowed for each in client.batch([("api", "c")] * 4)] == [True, True, True, False]
         assert {policy["name"] for policy in client.policies()["policies"]} == {"api", "slow", "tokens"}
         with pytest.raises(ResourceUnknown, match="there is no policy 'nope'"):
-            client.acquire("nope", "x")
+            client.try_acquire("nope", "x")
 
 
 def test_the_client_sends_zeros_and_checks_keys(service):
@@ -86,21 +86,21 @@ def test_the_client_sends_zeros_and_checks_keys(service):
             client.block("slow", "zero", seconds=0)
         with pytest.raises(ConfigError, match="ttl"):
             client.reserve("slow", "zero", ttl=0)
-        assert client.acquire("slow", "zero", wait=0, priority=0)  # neither blocked nor charged
+        assert client.acquire("slow", "zero", timeout=0, priority=0)  # neither blocked nor charged
         for key in (5, (), ("a", 1)):
             with pytest.raises(ConfigError, match="a key is a string or a tuple of strings"):
-                client.acquire("api", key)
+                client.try_acquire("api", key)
             with pytest.raises(ConfigError, match="a key is a string or a tuple of strings"):
                 client.batch([("api", key)])
 
 
 async def test_the_client_for_tasks(service):
     async with AsyncClient(service.url) as client:
-        responses = [await client.acquire("api", "task") for _ in range(4)]
+        responses = [await client.try_acquire("api", "task") for _ in range(4)]
         assert [bool(response) for response in responses] == [True, True, True, False]
         reservation = await client.reserve("tokens", "task", 60)
         await client.commit(reservation.id, 7)
-        assert (await client.usage("tokens", "task"))[0]["used"] == 7
+        assert [usage.used for usage in (await client.usage("tokens", "task")).values()] == [7]
         await client.cancel((await client.reserve("tokens", "task", 5)).id)
         await client.reset("tokens", "task")
         assert (await client.peek("tokens", "task", 100)).allowed
@@ -110,7 +110,7 @@ async def test_the_client_for_tasks(service):
 
 def test_a_client_without_a_service():
     with Client(f"http://127.0.0.1:{free_port()}") as client, pytest.raises(StoreUnavailable, match="tidegate start"):
-        client.acquire("api", "k")
+        client.try_acquire("api", "k")
 
 
 def test_commands(service, capsys):
@@ -207,7 +207,7 @@ def test_a_stop_answers_waiting_calls(tmp_path):
     with serving(tmp_path, RULES, "--stop-within", "100ms") as service, ThreadPoolExecutor() as pool:
         ask = {"policy": "slow", "key": "k"}
         assert service.post("acquire", ask).json()["allowed"]
-        waiting = pool.submit(service.post, "acquire", {**ask, "wait": 25})
+        waiting = pool.submit(service.post, "acquire", {**ask, "timeout": 25})
         until(lambda: "tidegate_waiting 1" in service.get("/metrics").text, "a call that waits")
         assert service.stop() == 0
         # It waits longer than `stop_within`: it gets a response, and is not disconnected.
@@ -275,7 +275,7 @@ def test_an_unavailable_store_is_not_a_denial(tmp_path):
 def test_a_client_that_disconnects_leaves_the_wait_queue(service):
     ask = {"policy": "slow", "key": "hangs up"}
     service.post("acquire", ask)
-    body = json.dumps({**ask, "wait": 25}).encode()
+    body = json.dumps({**ask, "timeout": 25}).encode()
     head = (
         f"POST /v1/acquire HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
     )

@@ -85,18 +85,18 @@ class Traffic:
     async def _leased(self) -> None:
         """Take a permit, mostly from a lease, without asking."""
         sent, account = time.monotonic_ns(), ("leased", f"leased:{self._round}:{self._draw.randrange(2)}")
-        if (await self._leasing.acquire(*account)).allowed:
+        if (await self._leasing.try_acquire(*account)).allowed:
             self._journal.used(account, 1, sent)
         await asyncio.sleep(0)  # a call from a lease gives nobody else a turn
 
     async def _acquire(self) -> None:
-        wait = self._draw.choice((0.0, 0.0, 0.1))
-        await self._impatient(self._plain.acquire(*self._account(), cost=self._draw.randint(1, 3), wait=wait))
+        timeout = self._draw.choice((0.0, 0.0, 0.1))
+        await self._impatient(self._plain.acquire(*self._account(), self._draw.randint(1, 3), timeout))
 
     async def _reserve(self) -> None:
         cost = self._draw.randint(1, 4)
-        held = await self._impatient(self._plain.reserve(*self._account(), cost=cost))
-        if held is None or held.id is None:
+        held = await self._impatient(self._plain.reserve(*self._account(), cost))
+        if held is None:
             return
         if self._draw.random() < 0.5:
             await self._impatient(self._plain.commit(held.id, self._draw.randint(0, cost)))

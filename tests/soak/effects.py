@@ -42,7 +42,7 @@ def expected_effects(verb: str, body: dict[str, Any], held: dict[str, Effect]) -
 
 def label_of(verb: str, body: dict[str, Any]) -> str:
     """Name a request in a journal; one that may wait asks the store again and again."""
-    return f"{verb}{WAITING}" if body.get("wait") else verb
+    return f"{verb}{WAITING}" if body.get("timeout") else verb
 
 
 def account_of(body: dict[str, Any]) -> Account:

@@ -83,13 +83,13 @@ class RawClient:
         if self._draw.random() < 0.4:
             await self._reserve(subject, give_up=None)
             return
-        wait = self._draw.uniform(0.01, MAX_WAIT)
-        give_up = self._draw.uniform(0, wait) if self._draw.random() < 0.5 else None
-        await self._post("acquire", {**subject, "wait": wait}, give_up=give_up)
+        timeout = self._draw.uniform(0.01, MAX_WAIT)
+        give_up = self._draw.uniform(0, timeout) if self._draw.random() < 0.5 else None
+        await self._post("acquire", {**subject, "timeout": timeout}, give_up=give_up)
 
     async def acquire_slot(self) -> None:
         key = self._key("slots")
-        body = {"policy": "slots", "key": key, "wait": self._draw.choice((0, MAX_WAIT / 2))}
+        body = {"policy": "slots", "key": key, "timeout": self._draw.choice((0, MAX_WAIT / 2))}
         reply = await self._post("acquire", body, give_up=self._patience())
         if reply is not None and reply.status == 200 and reply.body["allowed"]:
             self._slots.append(key)
@@ -110,7 +110,7 @@ class RawClient:
         """Reserve; some hang up."""
         body = {**self._subject("reserve"), "cost": self._draw.randint(1, 4)}
         if self._draw.random() < 0.3:
-            body["wait"] = MAX_WAIT / 2
+            body["timeout"] = MAX_WAIT / 2
         await self._reserve(body, give_up=self._patience())
 
     async def _reserve(self, body: dict[str, Any], give_up: float | None) -> None:

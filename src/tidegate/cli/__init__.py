@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 COMMANDS: Final = {
-    "acquire": "take permits from a running service, and wait for them with --wait",
+    "acquire": "take permits from a running service, and wait for them with --timeout",
     "add": "add a source to the running service",
     "block": "deny every call of a key for a while; without a key: list the blocked keys (needs the admin token)",
     "budget": "show how much of a task budget is used, and when it runs out",

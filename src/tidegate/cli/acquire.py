@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from tidegate.cli import EXIT_DENIED, EXIT_OK
-from tidegate.cli.arguments import seconds
-from tidegate.cli.service_args import add_key_arguments, add_service_options, open_client, read_cost, read_key
+from tidegate.cli.service_args import add_verb_arguments, open_client, read_cost, read_key
+from tidegate.errors import Denied
 
 if TYPE_CHECKING:
     import argparse
@@ -17,16 +17,16 @@ if TYPE_CHECKING:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the key, the cost, the time to wait, and the service."""
-    add_key_arguments(parser)
-    parser.add_argument("--cost", default="1", metavar="COST", help="an integer, or units as in tokens=100 (1)")
-    parser.add_argument("--wait", type=seconds, default=0.0, metavar="SECONDS", help="how long to wait for permits (0)")
-    add_service_options(parser)
+    add_verb_arguments(parser, "acquire")
 
 
 def run(args: argparse.Namespace, output: Output) -> int:
     """Take the permits, and write the decision."""
     with open_client(args) as client:
-        decision = client.acquire(args.policy, read_key(args), read_cost(args.cost), wait=args.wait)
+        try:
+            decision = client.acquire(args.policy, read_key(args), read_cost(args.cost), args.timeout, args.priority)
+        except Denied as denied:
+            decision = cast("ServiceDecision", denied.decision)
     return write_decision(decision, output)
 
 

@@ -13,6 +13,14 @@ def seconds(text: str) -> float:
         raise ArgumentTypeError(f"expected a number of seconds such as 0.5, not {text!r}") from None
 
 
+def number(text: str) -> float:
+    """Read a number."""
+    try:
+        return float(text)
+    except ValueError:
+        raise ArgumentTypeError(f"expected a number, not {text!r}") from None
+
+
 def integer(text: str) -> int:
     """Read an integer."""
     try:

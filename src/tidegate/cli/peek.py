@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tidegate.cli.acquire import write_decision
-from tidegate.cli.service_args import add_key_arguments, add_service_options, open_client, read_cost, read_key
+from tidegate.cli.service_args import add_verb_arguments, open_client, read_cost, read_key
 
 if TYPE_CHECKING:
     import argparse
@@ -15,9 +15,7 @@ if TYPE_CHECKING:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the key, the cost, and the service."""
-    add_key_arguments(parser)
-    parser.add_argument("--cost", default="1", metavar="COST", help="an integer, or units as in tokens=100 (1)")
-    add_service_options(parser)
+    add_verb_arguments(parser, "peek")
 
 
 def run(args: argparse.Namespace, output: Output) -> int:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tidegate.cli.service_args import add_key_options as add_options
-from tidegate.cli.service_args import open_client, read_key
+from tidegate.cli.service_args import add_verb_arguments, open_client, read_key
 
 if TYPE_CHECKING:
     import argparse
 
     from tidegate.cli.output import Output
 
-__all__ = ["add_options", "run"]
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the key and the service."""
+    add_verb_arguments(parser, "reset")
 
 
 def run(args: argparse.Namespace, output: Output) -> int:

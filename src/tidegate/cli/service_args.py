@@ -4,15 +4,25 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
+from tidegate.cli.arguments import number, seconds
 from tidegate.errors import ConfigError
+from tidegate.service.api.verbs import VERBS
 from tidegate.service.client.client import Client
 
 if TYPE_CHECKING:
     import argparse
 
 DEFAULT_URL = "http://127.0.0.1:8080"
+# By parameter of a verb: see `service.api.verbs`.
+OPTIONS: Final[dict[str, dict[str, Any]]] = {
+    "cost": {"default": "1", "metavar": "COST", "help": "an integer, or units as in tokens=100 (1)"},
+    "timeout": {"type": seconds, "default": 0.0, "metavar": "SECONDS", "help": "how long to wait for permits (0)"},
+    "priority": {
+        "type": number, "default": 0.0, "metavar": "NUMBER", "help": "calls with a higher priority are served first (0)"
+    },
+}  # fmt: skip
 
 
 def add_service_options(parser: argparse.ArgumentParser) -> None:
@@ -21,6 +31,16 @@ def add_service_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--token-file", type=Path, metavar="FILE", help="a file that contains the token (or TIDEGATE_TOKEN)"
     )
+
+
+def add_verb_arguments(parser: argparse.ArgumentParser, name: str) -> None:
+    """Add the policy, the key, the options for the parameters of a verb, and the service."""
+    add_key_arguments(parser)
+    request = VERBS[name].request
+    for parameter in request.parameters if request else ():
+        if parameter.name in OPTIONS:
+            parser.add_argument(f"--{parameter.name}", **OPTIONS[parameter.name])
+    add_service_options(parser)
 
 
 def add_key_arguments(parser: argparse.ArgumentParser) -> None:

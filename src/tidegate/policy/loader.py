@@ -19,6 +19,15 @@ MAX_DEPTH: Final = 100
 MAX_BYTES: Final = 16 * 2**20
 
 
+class InvalidYAMLError(ConfigError):
+    """A file is not valid YAML; `problem` says why, and may quote a part of the file."""
+
+    def __init__(self, problem: str, *, file: str | None = None, line: int | None = None) -> None:
+        """Set the problem and its location."""
+        super().__init__(f"is not valid YAML: {problem}", file=file, line=line)
+        self.problem = problem
+
+
 def read_text(path: str | Path) -> str:
     """Read a UTF-8 file of at most `MAX_BYTES`."""
     file = str(path)
@@ -44,12 +53,11 @@ def compose(text: str, file: str | None = None) -> yaml.Node | None:
             loader.dispose()
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        message = f"is not valid YAML: {_describe(error)}"
-        raise ConfigError(message, file=file, line=mark.line + 1 if mark else None) from None
+        raise InvalidYAMLError(_describe(error), file=file, line=mark.line + 1 if mark else None) from None
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
-        message = f"is not valid YAML: the character U+{int(error.character):04X} is not allowed"
-        raise ConfigError(message, file=file, line=line) from None
+        problem = f"the character U+{int(error.character):04X} is not allowed"
+        raise InvalidYAMLError(problem, file=file, line=line) from None
 
 
 def _describe(error: yaml.MarkedYAMLError) -> str:

@@ -67,7 +67,7 @@ async def test_the_history_is_bounded(site):
 
 async def test_waiting_calls_are_counted_by_policy(site):
     await acquire(site, "login", "a", 2)
-    waiting = asyncio.create_task(site.post("acquire", {"policy": "login", "key": "a", "wait": 30}))
+    waiting = asyncio.create_task(site.post("acquire", {"policy": "login", "key": "a", "timeout": 30}))
     while not site.decider.waiting:
         await asyncio.sleep(0)
     site.app.overview.history.tick -= 1  # the virtual clock does not advance while a call waits

@@ -216,10 +216,11 @@ def parse_network(entry: str, field: str) -> Network | None:
         return None
     try:
         network = ip_network(entry)
-    except ValueError as error:
-        hint = "use addresses and networks such as '10.0.0.0/8' or '::1'"
-        if "host bits" in str(error):
-            hint = f"the network is {ip_network(entry, strict=False)}"
+    except ValueError:
+        try:
+            hint = f"the network is {ip_network(entry, strict=False)}"  # it has host bits set
+        except ValueError:
+            hint = "use addresses and networks such as '10.0.0.0/8' or '::1'"
         raise ConfigError(f"{entry!r} is not an address or network: {hint}", field=field) from None
     mapped = network.network_address.ipv4_mapped if isinstance(network, IPv6Network) else None
     if mapped is not None and network.prefixlen >= 96:  # noqa: PLR2004 - the IPv4 addresses are ::ffff:0:0/96

@@ -31,6 +31,7 @@ from tidegate.outbound.providers.provider import (
 )
 from tidegate.outbound.providers.secret import Secret
 from tidegate.policy.config_value import ConfigValue, load
+from tidegate.policy.loader import InvalidYAMLError
 from tidegate.policy.model import OnStoreError
 
 if TYPE_CHECKING:
@@ -66,9 +67,8 @@ def read_provider(source: str | Path | Mapping[str, object]) -> Provider:
     """Read a provider from a file or a mapping."""
     try:
         section = load(source)
-    except ConfigError as error:  # the YAML parser may quote a part of a key
-        text = str(error)
-        raise ConfigError(QUOTED.sub(_hide_value, text) if "is not valid YAML" in text else text) from None
+    except InvalidYAMLError as error:  # the YAML parser may quote a part of a key
+        raise InvalidYAMLError(QUOTED.sub(_hide_value, error.problem), file=error.file, line=error.line) from None
     fields = section.fields(*LIMIT_FIELDS, *PROVIDER_FIELDS)
     if "domain" not in fields:
         raise section.error("needs a domain, such as financialmodelingprep.com")

@@ -2,5 +2,6 @@
 
 from tidegate.service.client.client import AsyncClient, Client
 from tidegate.service.client.protocol import ServiceDecision
+from tidegate.service.client.reservation import AsyncServiceReservation, ServiceReservation
 
-__all__ = ["AsyncClient", "Client", "ServiceDecision"]
+__all__ = ["AsyncClient", "AsyncServiceReservation", "Client", "ServiceDecision", "ServiceReservation"]

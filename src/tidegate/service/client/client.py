@@ -1,12 +1,13 @@
 """Calls a running service: `Client` for threads, `AsyncClient` for tasks, with the same method names.
 
     with Client("http://127.0.0.1:8080", token="...") as client:
-        if client.acquire("api", "user:42"):
+        if client.try_acquire("api", "user:42"):
             ...
 
-Mutating requests carry an idempotency key: if the connection breaks, the client retries them without a second charge.
-With `lease="1s"`, `acquire` takes permits in advance and serves further calls from them without a request. All limits
-still hold (see `decisions.leases`), and unused permits are returned.
+The verbs have the names and parameters of Limiter, after the policy: `try_acquire` returns a decision, and `acquire`
+waits and raises Denied. Mutating requests carry an idempotency key: if the connection breaks, the client retries them
+without a second charge. With `lease="1s"`, `try_acquire` takes permits in advance and serves further calls from them
+without a request. All limits still hold (see `decisions.leases`), and unused permits are returned.
 """
 
 from __future__ import annotations
@@ -26,14 +27,20 @@ from tidegate.service.client.protocol import (
     batch_request,
     client_options,
     cost_body,
+    decide_flow,
     get_request,
     post_request,
+    raise_if_denied,
     read_batch,
     read_response,
+    read_timeout,
+    read_usage,
+    reserve_request,
     settle_flow,
     subject_body,
     unreachable_error,
 )
+from tidegate.service.client.reservation import AsyncServiceReservation, ServiceReservation, ServiceReserving
 
 try:
     import httpx
@@ -44,6 +51,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from tidegate.flow import Flow
+    from tidegate.limiter import Usage
     from tidegate.policy import Cost, Key
 
 R = TypeVar("R")
@@ -88,23 +96,46 @@ class Client:
                     raise unreachable_error(self.url, error) from None
         raise AssertionError("the last try returns or raises")
 
+    def try_acquire(self, policy: str, key: Key, cost: Cost = 1) -> ServiceDecision:
+        """Take permits if enough are available; never waits. Returns a decision, allowed or denied."""
+        return self._drive(decide_flow(self._lease_cache, policy, key, cost))
+
     def acquire(
-        self, policy: str, key: Key, cost: Cost = 1, *, wait: float = 0.0, priority: float = 0.0
+        self,
+        policy: str,
+        key: Key,
+        cost: Cost = 1,
+        timeout: float | None = None,
+        priority: float = 0.0,
     ) -> ServiceDecision:
-        """Take permits, waiting up to `wait` seconds."""
-        return self._drive(acquire_flow(self._lease_cache, policy, key, cost, wait, priority))
+        """Wait until enough permits are available, and take them; raise Denied after `timeout` seconds.
+
+        None means 30 seconds. The service does not wait longer than its `max_wait`.
+        """
+        return self._drive(acquire_flow(self._lease_cache, policy, key, cost, timeout, priority))
 
     def peek(self, policy: str, key: Key, cost: Cost = 1) -> ServiceDecision:
-        """Return the decision that `acquire` would return, without changing anything."""
+        """Return the decision that `try_acquire` would return, without changing anything."""
         return ServiceDecision.read(self._send(post_request("peek", cost_body(policy, key, cost))))
 
     def reserve(
-        self, policy: str, key: Key, cost: Cost = 1, *, ttl: float = 60.0, wait: float = 0.0
-    ) -> ServiceDecision:
-        """Charge an estimate; its `id` settles it."""
-        return ServiceDecision.read(
-            self._send(post_request("reserve", cost_body(policy, key, cost, ttl=ttl, wait=wait), wait))
-        )
+        self,
+        policy: str,
+        key: Key,
+        cost: Cost = 1,
+        ttl: float = 60.0,
+        timeout: float | None = 0.0,
+        priority: float = 0.0,
+    ) -> ServiceReservation:
+        """Charge an estimate now and settle it later: `commit` the actual cost, or `cancel`.
+
+        As a context manager, the reservation commits the estimate at the end of the block, or cancels after an
+        exception, unless it was settled before. If it is not settled within `ttl` seconds, the estimate stays charged.
+        Waits up to `timeout` seconds, then raises Denied.
+        """
+        seconds = read_timeout(timeout)
+        response = self._send(reserve_request(policy, key, cost, ttl, seconds, priority))
+        return ServiceReservation(self, raise_if_denied(ServiceDecision.read(response), key, seconds))
 
     def commit(self, reservation: str, cost: Cost | None = None) -> None:
         """Settle a reservation with its actual cost."""
@@ -122,9 +153,13 @@ class Client:
         """Decide on up to a thousand (policy, key) or (policy, key, cost) tuples, each independently."""
         return read_batch(self._send(batch_request(asks)))
 
-    def usage(self, policy: str, key: Key) -> list[dict[str, Any]]:
-        """Return how much of each limit a key has used."""
-        return list(self._send(post_request("usage", subject_body(policy, key)))["limits"])
+    def usage(self, policy: str, key: Key) -> dict[str, Usage]:
+        """Return the usage of a key at each limit, by the name of the limit."""
+        return read_usage(self._send(post_request("usage", subject_body(policy, key))))
+
+    def refund(self, policy: str, key: Key, cost: Cost = 1) -> None:
+        """Give back the most recently taken permits; needs the admin token."""
+        self._send(post_request("refund", cost_body(policy, key, cost)))
 
     def reset(self, policy: str, key: Key) -> None:
         """Delete the state of a key; needs the admin token."""
@@ -206,23 +241,51 @@ class AsyncClient:
                     raise unreachable_error(self.url, error) from None
         raise AssertionError("the last try returns or raises")
 
+    async def try_acquire(self, policy: str, key: Key, cost: Cost = 1) -> ServiceDecision:
+        """Take permits if enough are available; never waits. Returns a decision, allowed or denied."""
+        return await self._drive(decide_flow(self._lease_cache, policy, key, cost))
+
     async def acquire(
-        self, policy: str, key: Key, cost: Cost = 1, *, wait: float = 0.0, priority: float = 0.0
+        self,
+        policy: str,
+        key: Key,
+        cost: Cost = 1,
+        timeout: float | None = None,  # noqa: ASYNC109 - the deadline is part of the contract
+        priority: float = 0.0,
     ) -> ServiceDecision:
-        """Take permits, waiting up to `wait` seconds."""
-        return await self._drive(acquire_flow(self._lease_cache, policy, key, cost, wait, priority))
+        """Wait until enough permits are available, and take them; raise Denied after `timeout` seconds.
+
+        None means 30 seconds. The service does not wait longer than its `max_wait`.
+        """
+        return await self._drive(acquire_flow(self._lease_cache, policy, key, cost, timeout, priority))
 
     async def peek(self, policy: str, key: Key, cost: Cost = 1) -> ServiceDecision:
-        """Return the decision that `acquire` would return, without changing anything."""
+        """Return the decision that `try_acquire` would return, without changing anything."""
         return ServiceDecision.read(await self._send(post_request("peek", cost_body(policy, key, cost))))
 
-    async def reserve(
-        self, policy: str, key: Key, cost: Cost = 1, *, ttl: float = 60.0, wait: float = 0.0
-    ) -> ServiceDecision:
-        """Charge an estimate; its `id` settles it."""
-        return ServiceDecision.read(
-            await self._send(post_request("reserve", cost_body(policy, key, cost, ttl=ttl, wait=wait), wait))
-        )
+    def reserve(
+        self,
+        policy: str,
+        key: Key,
+        cost: Cost = 1,
+        ttl: float = 60.0,
+        timeout: float | None = 0.0,
+        priority: float = 0.0,
+    ) -> ServiceReserving:
+        """Charge an estimate now and settle it later: await it or use it in `async with`; see `Client.reserve`."""
+        return ServiceReserving(lambda: self._reserve(policy, key, cost, ttl, read_timeout(timeout), priority))
+
+    async def _reserve(
+        self,
+        policy: str,
+        key: Key,
+        cost: Cost,
+        ttl: float,
+        timeout: float,  # noqa: ASYNC109 - as above
+        priority: float,
+    ) -> AsyncServiceReservation:
+        response = await self._send(reserve_request(policy, key, cost, ttl, timeout, priority))
+        return AsyncServiceReservation(self, raise_if_denied(ServiceDecision.read(response), key, timeout))
 
     async def commit(self, reservation: str, cost: Cost | None = None) -> None:
         """Settle a reservation with its actual cost."""
@@ -242,9 +305,13 @@ class AsyncClient:
         """Decide on up to a thousand (policy, key) or (policy, key, cost) tuples, each independently."""
         return read_batch(await self._send(batch_request(asks)))
 
-    async def usage(self, policy: str, key: Key) -> list[dict[str, Any]]:
-        """Return how much of each limit a key has used."""
-        return list((await self._send(post_request("usage", subject_body(policy, key))))["limits"])
+    async def usage(self, policy: str, key: Key) -> dict[str, Usage]:
+        """Return the usage of a key at each limit, by the name of the limit."""
+        return read_usage(await self._send(post_request("usage", subject_body(policy, key))))
+
+    async def refund(self, policy: str, key: Key, cost: Cost = 1) -> None:
+        """Give back the most recently taken permits; needs the admin token."""
+        await self._send(post_request("refund", cost_body(policy, key, cost)))
 
     async def reset(self, policy: str, key: Key) -> None:
         """Delete the state of a key; needs the admin token."""

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import secrets
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 from tidegate.core.bounds import SECOND
-from tidegate.errors import ConfigError, RateLimitError, ResourceUnknown, StoreUnavailable
+from tidegate.errors import ConfigError, Denied, RateLimitError, ResourceUnknown, StoreUnavailable
+from tidegate.limiter import Usage
 from tidegate.policy import normal_key
-from tidegate.service.decisions.reservation_ids import AlreadySettledError
+from tidegate.service.api.verbs import VERBS
+from tidegate.service.decisions.reservation_ids import AlreadySettledError, UnknownReservationError
 from tidegate.urls import redact
 
 if TYPE_CHECKING:
@@ -20,13 +22,14 @@ if TYPE_CHECKING:
 
     import httpx
 
+    from tidegate.core.decision import Decision
     from tidegate.policy import Cost, Key
     from tidegate.service.client.lease_cache import LeaseCache
 
-RESPONSE_MARGIN: Final = 5.0  # seconds that a response may take in addition to the requested wait
+RESPONSE_MARGIN: Final = 5.0  # seconds that a response may take in addition to the timeout of the call
+DEFAULT_TIMEOUT: Final = 30.0  # seconds: the default of the service's max_wait
 MAX_TRIES: Final = 2  # of a request with an idempotency key
-RETRIED_VERBS: Final = ("acquire", "reserve", "lease", "batch", "commit", "cancel", "release")
-OMITTED_WHEN_ZERO: Final = ("wait", "priority")  # fields whose default is 0
+OMITTED_WHEN_ZERO: Final = ("timeout", "priority")  # fields whose default is 0
 ERROR_BY_STATUS: Final[dict[int, type[RateLimitError]]] = {
     400: ConfigError,
     401: ConfigError,
@@ -37,11 +40,29 @@ ERROR_BY_STATUS: Final[dict[int, type[RateLimitError]]] = {
     415: ConfigError,
     422: ConfigError,
 }
+ERROR_BY_TYPE: Final[dict[str, type[RateLimitError]]] = {
+    "urn:tidegate:problem:unknown-reservation": UnknownReservationError,
+}
+
+
+class ServiceLimitDecision(NamedTuple):
+    """The result for one limit. Times are in seconds; `retry_after` is None if the cost can never fit."""
+
+    name: str
+    quota: int
+    remaining: int
+    retry_after: float | None
+    reset_after: float
+    allowed: bool
+    unit: str
 
 
 @dataclass(frozen=True)
 class ServiceDecision:
-    """A decision of the service; true if the call is allowed. `raw` is the JSON object of the response."""
+    """A decision of the service, with the attributes of a Decision; true if the call is allowed.
+
+    `remaining` is None if no limit applies. `raw` is the JSON object of the response.
+    """
 
     allowed: bool
     remaining: int | None
@@ -52,6 +73,11 @@ class ServiceDecision:
     local: bool
     raw: dict[str, Any] = field(repr=False, compare=False)
     id: str | None = None  # of a reservation
+
+    @property
+    def limits(self) -> tuple[ServiceLimitDecision, ...]:
+        """The result for each limit, in the order of the policy."""
+        return tuple(ServiceLimitDecision(**limit) for limit in self.raw["limits"])
 
     @classmethod
     def read(cls, data: dict[str, Any]) -> ServiceDecision:
@@ -76,10 +102,10 @@ class ServiceRequest(NamedTuple):
     timeout: float
 
 
-def post_request(verb: str, body: dict[str, Any], wait: float = 0.0) -> ServiceRequest:
+def post_request(verb: str, body: dict[str, Any], timeout: float = 0.0) -> ServiceRequest:
     """Build the request for a verb."""
-    headers = {"idempotency-key": secrets.token_hex(12)} if verb in RETRIED_VERBS else {}
-    return ServiceRequest("POST", f"/v1/{verb}", body, headers, max(0.0, wait) + RESPONSE_MARGIN)
+    headers = {"idempotency-key": secrets.token_hex(12)} if VERBS[verb].idempotent else {}
+    return ServiceRequest("POST", f"/v1/{verb}", body, headers, max(0.0, timeout) + RESPONSE_MARGIN)
 
 
 def get_request(name: str) -> ServiceRequest:
@@ -108,8 +134,18 @@ def read_response(response: httpx.Response) -> Any:  # noqa: ANN401 - any JSON v
         raise StoreUnavailable(message) from None
     if response.status_code == 200:  # noqa: PLR2004 - the only status of a success
         return data
-    detail = data.get("detail") if isinstance(data, dict) else None
-    raise ERROR_BY_STATUS.get(response.status_code, StoreUnavailable)(str(detail or f"status {response.status_code}"))
+    raise read_problem(data if isinstance(data, dict) else {}, response.status_code)
+
+
+def read_problem(problem: dict[str, Any], status: int) -> RateLimitError:
+    """Return the error that a problem describes: by its type, or else by the status."""
+    error = ERROR_BY_TYPE.get(str(problem.get("type"))) or ERROR_BY_STATUS.get(status, StoreUnavailable)
+    return error(str(problem.get("detail") or f"status {status}"))
+
+
+def read_usage(data: dict[str, Any]) -> dict[str, Usage]:
+    """Read the usage of a key at each limit, by the name of the limit."""
+    return {limit["name"]: Usage(**{field: limit[field] for field in Usage._fields}) for limit in data["limits"]}
 
 
 def read_batch(data: dict[str, Any]) -> list[ServiceDecision | RateLimitError]:
@@ -117,7 +153,7 @@ def read_batch(data: dict[str, Any]) -> list[ServiceDecision | RateLimitError]:
     found: list[ServiceDecision | RateLimitError] = []
     for each in data["answers"]:
         if "error" in each:
-            found.append(ERROR_BY_STATUS.get(each["error"]["status"], StoreUnavailable)(each["error"]["detail"]))
+            found.append(read_problem(each["error"], each["error"]["status"]))
         else:
             found.append(ServiceDecision.read(each))
     return found
@@ -137,15 +173,49 @@ def batch_request(asks: Sequence[tuple[str, Key] | tuple[str, Key, Cost]]) -> Se
 
 
 def acquire_flow(
-    lease_cache: LeaseCache | None, policy: str, key: Key, cost: Cost, wait: float, priority: float
+    lease_cache: LeaseCache | None, policy: str, key: Key, cost: Cost, timeout: float | None, priority: float
 ) -> Generator[ServiceRequest, Any, ServiceDecision]:
-    """Run an acquire: yields requests, and is sent the JSON value of each response."""
+    """Run an acquire that waits; raise Denied if it is denied."""
+    seconds = read_timeout(timeout)
+    decision = yield from decide_flow(lease_cache, policy, key, cost, seconds, priority)
+    return raise_if_denied(decision, key, seconds)
+
+
+def reserve_request(policy: str, key: Key, cost: Cost, ttl: float, timeout: float, priority: float) -> ServiceRequest:
+    """Build the request for a reservation."""
+    return post_request("reserve", cost_body(policy, key, cost, ttl=ttl, timeout=timeout, priority=priority), timeout)
+
+
+def read_timeout(timeout: float | None) -> float:
+    """Return the seconds that a call may wait."""
+    return DEFAULT_TIMEOUT if timeout is None else timeout
+
+
+def raise_if_denied(decision: ServiceDecision, key: Key, timeout: float) -> ServiceDecision:
+    """Return a decision that allows the call; raise Denied for one that does not."""
+    if decision.allowed:
+        return decision
+    names = ", ".join(decision.violated)
+    if decision.retry_after is None:
+        message = f"{key!r}: the cost exceeds what {names} can ever allow"
+    elif decision.retry_after:
+        message = f"{key!r} got no permit within {timeout} s: {names} would allow it in {decision.retry_after} s"
+    else:
+        message = f"{key!r} got no permit within {timeout} s: other calls are ahead of it in the queue"
+    raise Denied(message, cast("Decision", decision))
+
+
+def decide_flow(
+    lease_cache: LeaseCache | None, policy: str, key: Key, cost: Cost, timeout: float = 0.0, priority: float = 0.0
+) -> Generator[ServiceRequest, Any, ServiceDecision]:
+    """Take permits, from a lease if possible: yields requests, and is sent the JSON value of each response."""
     policy_key = (policy, normal_key(key))
-    plain_request = post_request("acquire", cost_body(policy, key, cost, wait=wait, priority=priority), wait)
+    body = cost_body(policy, key, cost, timeout=timeout, priority=priority)
+    plain_request = post_request("acquire", body, timeout)
     if lease_cache is None or not isinstance(cost, int) or cost < 1 or not lease_cache.may_lease(policy_key):
         return ServiceDecision.read((yield plain_request))
     found = lease_cache.take(policy_key, cost)
-    if found is None and not wait and lease_cache.begin_lease(policy_key):
+    if found is None and not timeout and lease_cache.begin_lease(policy_key):
         try:
             yield from settle_flow(lease_cache, lease_cache.pop_finished(policy_key))
             started_at = lease_cache.now()

@@ -9,23 +9,26 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
-from tidegate.core.decision import Decision, ShadowDecision
-from tidegate.errors import RateLimitError, StoreUnavailable
+from tidegate.core.decision import Decision
+from tidegate.errors import Closed, RateLimitError
 from tidegate.limiter import check_priority, seconds
 from tidegate.observe import Observer, Record
 from tidegate.policy import Policy
 from tidegate.reservation import charged_at
-from tidegate.service.decisions.blocks import BLOCKED_LIMITS, Blocks
+from tidegate.service.decisions.blocks import Blocks
 from tidegate.service.decisions.idempotency import KeyedStore, forget_call, was_repeated
 from tidegate.service.decisions.policy_limiters import (
     ASK_STORE,
     MAX_KEY_LENGTH,
+    CountedPolicy,
     PolicyLimiter,
     Subject,
+    apply_mode,
     bound_key,
     check_key,
     is_store_lost,
     notify_observers,
+    store_lost_error,
 )
 from tidegate.service.decisions.stats import Stats
 from tidegate.stores.cancellation import BackgroundTasks
@@ -110,11 +113,14 @@ class BaseDecider:
         self,
         subject: Subject,
         cost: Cost = 1,
-        wait: float = 0.0,
+        timeout: float = 0.0,  # noqa: ASYNC109 - the deadline is part of the contract
         priority: float = 0.0,
         call: KeyedCall | None = None,
     ) -> Decision | None:
-        """Take permits, waiting up to `wait` seconds; None if the subject is not limited. A `call` is charged once."""
+        """Take permits, waiting up to `timeout` seconds; None if the subject is not limited.
+
+        A `call` is charged once.
+        """
         if priority:
             check_priority(priority, self.max_priority)
         found = self.find(subject)
@@ -123,8 +129,8 @@ class BaseDecider:
         policy_limiter, key = found
         if self.blocks.active and (denial := await self._deny_if_blocked(policy_limiter, key, cost)) is not None:
             return denial
-        if wait or call is not None:
-            bounded = self._bound_wait(wait) if wait else None
+        if timeout or call is not None:
+            bounded = self._bound_timeout(timeout) if timeout else None
             return await self._charge(policy_limiter, key, cost, bounded, priority, call)
         acquire_now = policy_limiter.acquire_now
         if acquire_now is not None:
@@ -138,14 +144,14 @@ class BaseDecider:
         policy_limiter: PolicyLimiter,
         key: Key,
         cost: Cost,
-        wait: float | None,
+        timeout: float | None,  # noqa: ASYNC109 - the deadline is part of the contract
         priority: float,
         call: KeyedCall | None,
     ) -> Decision:
         """Take permits for a call that may wait or may be a repetition."""
         keyed_store = self._keyed_store(call)
-        decision = await policy_limiter.charge("acquire", key, cost, wait, priority, keyed_store)
-        if wait and decision.allowed:
+        decision = await policy_limiter.charge("acquire", key, cost, timeout, priority, keyed_store)
+        if timeout and decision.allowed:
             denial = await self._deny_if_blocked_meanwhile(policy_limiter, key, cost, decision, call)
             if denial is not None:
                 if charged_at(decision, policy_limiter.policy) is not None and not was_repeated(call):
@@ -193,34 +199,41 @@ class BaseDecider:
     async def _deny_if_blocked(
         self, policy_limiter: PolicyLimiter, key: Key, cost: Cost, verb: str = "acquire"
     ) -> Decision | None:
-        """Return a denial if the key is blocked, whatever its limits, its policy's mode and its wait."""
+        """Return a denial if the key is blocked, whatever its limits, its policy's mode and its timeout."""
         decision = await self.blocks.find(policy_limiter.policy.name, key)
         return None if decision is None else self._record(policy_limiter, key, cost, decision, verb)
 
-    def _bound_wait(self, wait: float) -> float:
-        return min(self.max_wait, max(0.0, seconds("wait", wait)))
+    def _bound_timeout(self, timeout: float) -> float:
+        return min(self.max_wait, max(0.0, seconds("timeout", timeout)))
 
     def _record(
-        self, policy_limiter: PolicyLimiter, key: Key, cost: Cost, decision: Decision, verb: str = "acquire"
+        self,
+        counted: PolicyLimiter | CountedPolicy,
+        key: Key,
+        cost: Cost,
+        decision: Decision,
+        verb: str = "acquire",
     ) -> Decision:
-        """Count a decision and notify observers; raise if the store was unavailable and the policy denies then."""
-        policy, stats = policy_limiter.policy, self.stats
+        """Count a decision and notify observers; raise if the store was unavailable and the policy denies then.
+
+        Every decision that takes permits passes here, over HTTP and from Envoy, except those that `fast_path` allows:
+        it counts them itself.
+        """
+        policy, stats = counted.policy, self.stats
         if decision.within_limits:
-            policy_limiter.count.allowed += 1
+            counted.count.allowed += 1
             if stats.near_limit.samples_left:
                 stats.near_limit.record(policy.name, key, decision)
             if self._observers:
                 notify_observers(self._observers, Record(verb, policy, key, policy.costs(cost), decision))
             return decision
         if is_store_lost(decision, policy):
-            policy_limiter.count.local += 1
-            raise StoreUnavailable(
-                f"the store of policy {policy.name!r} is unavailable, and its on_store_error is deny"
-            )
+            counted.count.local += 1
+            raise store_lost_error(policy)
         if decision.allowed:
-            policy_limiter.count.shadow += 1
+            counted.count.shadow += 1
         else:
-            policy_limiter.count.denied += 1
+            counted.count.denied += 1
         stats.record_denial(policy.name, key, decision)
         notify_observers(self._on_denial, Record(verb, policy, key, policy.costs(cost), decision))
         return decision
@@ -228,16 +241,7 @@ class BaseDecider:
     async def peek(self, subject: Subject, cost: Cost = 1) -> Decision | None:
         """Return the decision that `acquire` would return, without changing anything."""
         found = self.find(subject)
-        if found is None:
-            return None
-        policy_limiter, key = found
-        policy = policy_limiter.policy
-        if self.blocks.active and (denial := await self.blocks.find(policy.name, key)) is not None:
-            return denial
-        decision = await policy_limiter.limiter.peek(key, cost)
-        if not decision.within_limits and is_store_lost(decision, policy):
-            raise StoreUnavailable(f"the store of policy {policy.name!r} is unavailable")
-        return decision
+        return None if found is None else await self.peek_policy(found[0].policy, found[1], cost)
 
     async def batch(
         self, asks: Iterable[tuple[Subject, Cost]], call: KeyedCall | None = None
@@ -357,7 +361,7 @@ class BaseDecider:
                     self._refund_abandoned(*ask, earlier)
                 raise
             for number, decision in zip(group, decisions, strict=True):
-                found[number] = self._record_in_group(*asks[number], decision)
+                found[number] = self._record_one_of_group(*asks[number], decision)
         return [decision for decision in found if decision is not None]
 
     async def _deny_if_one_is_blocked(self, asks: Sequence[tuple[Policy, Key, int]]) -> list[Decision] | None:
@@ -366,35 +370,30 @@ class BaseDecider:
         if not any(denial is not None for denial in denials):
             return None
         return [
-            await self.peek_policy(policy, key) if denial is None else self._record_in_group(policy, key, cost, denial)
+            await self.peek_policy(policy, key)
+            if denial is None
+            else self._record(self._counted(policy), key, cost, denial)
             for (policy, key, cost), denial in zip(asks, denials, strict=True)
         ]
 
-    async def peek_policy(self, policy: Policy, key: Key) -> Decision:
-        """Return whether one more call would be allowed, without charging it."""
+    async def peek_policy(self, policy: Policy, key: Key, cost: Cost = 1) -> Decision:
+        """Return whether a call would be allowed, without charging it."""
+        if self.closed:
+            raise Closed("the service is stopping")
         if self.blocks.active and (denial := await self.blocks.find(policy.name, key)) is not None:
             return denial
-        decision = (await self.store.apply_async("peek", ((policy, key, policy.costs(1)),)))[0]
+        decision = (await self.store.apply_async("peek", ((policy, key, policy.costs(cost)),)))[0]
+        decision = apply_mode(policy, decision)
         if is_store_lost(decision, policy):
-            raise StoreUnavailable(f"the store of policy {policy.name!r} is unavailable")
-        return ShadowDecision(decision) if policy.mode == "shadow" else decision
-
-    def _record_in_group(self, policy: Policy, key: Key, cost: int, decision: Decision) -> Decision:
-        """Count one decision of a group; a decision that only shares another's denial is not counted as denied."""
-        if is_store_lost(decision, policy):
-            raise StoreUnavailable(f"the store of policy {policy.name!r} is unavailable")
-        count = self.stats.count(policy.name)
-        if decision.within_limits:
-            count.allowed += 1
-            if self.stats.near_limit.samples_left:
-                self.stats.near_limit.record(policy.name, key, decision)
-            return decision
-        if policy.mode == "shadow" and decision.policy_limits is not BLOCKED_LIMITS:  # a block denies in any mode
-            decision = ShadowDecision(decision)
-            count.shadow += 1
-        elif decision.retry:
-            count.denied += 1
-        if decision.retry:
-            self.stats.record_denial(policy.name, key, decision)
-            notify_observers(self._on_denial, Record("acquire", policy, key, policy.costs(cost), decision))
+            raise store_lost_error(policy)
         return decision
+
+    def _record_one_of_group(self, policy: Policy, key: Key, cost: int, decision: Decision) -> Decision:
+        """Record a decision that was made together with others, unless it only shares the denial of another one."""
+        decision = apply_mode(policy, decision)
+        if not decision.allowed and not decision.retry and not is_store_lost(decision, policy):
+            return decision
+        return self._record(self._counted(policy), key, cost, decision)
+
+    def _counted(self, policy: Policy) -> CountedPolicy:
+        return CountedPolicy(policy, self.stats.count(policy.name))

@@ -34,12 +34,12 @@ from tidegate.service.decisions.policy_limiters import (
     Subject,
     check_key,
 )
-from tidegate.service.decisions.reservation_ids import ReservationIds
+from tidegate.service.decisions.reservation_ids import ReservationIds, UnknownReservationError
 from tidegate.service.decisions.signing import SigningKeys
 from tidegate.waiting import MAX_PRIORITY
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Awaitable, Callable, Sequence
 
     from tidegate.core.decision import Decision
     from tidegate.limiter import Usage
@@ -82,7 +82,7 @@ class Decider(BaseDecider):
         subject: Subject,
         cost: Cost = 1,
         ttl: float = 60.0,
-        wait: float = 0.0,
+        timeout: float = 0.0,  # noqa: ASYNC109 - the deadline is part of the contract
         priority: float = 0.0,
         call: KeyedCall | None = None,
     ) -> ReserveResult:
@@ -102,12 +102,12 @@ class Decider(BaseDecider):
             if denial is not None:
                 return ReserveResult(denial, None)
         keyed_store = self._keyed_store(call)
-        decision = await policy_limiter.charge("hold", key, cost, self._bound_wait(wait), priority, keyed_store)
+        decision = await policy_limiter.charge("hold", key, cost, self._bound_timeout(timeout), priority, keyed_store)
         if not decision.allowed:
             return ReserveResult(self._record(policy_limiter, key, cost, decision, "hold"), None)
         reservation = policy_limiter.make_reservation(key, cost, ttl, decision)
         denial = None
-        if wait:
+        if timeout:
             denial = await self._deny_if_blocked_meanwhile(policy_limiter, key, cost, decision, call, "hold")
         if denial is not None:
             if not was_repeated(call):
@@ -192,7 +192,7 @@ class Decider(BaseDecider):
         content = await self._reservation_ids.read(reservation_id)
         variant = self.policies.slots.get(content.slot)
         if variant is None:
-            raise ResourceUnknown(f"the policy of this reservation no longer exists: {content.slot!r}")
+            raise UnknownReservationError(f"the policy of this reservation no longer exists: {content.slot!r}")
         if actual is not None:
             variant.policy.costs(actual)  # an invalid cost is refused before the id is marked as settled
         reservation = content.restore(self._limiter_for(variant).limiter, variant.policy)
@@ -204,13 +204,22 @@ class Decider(BaseDecider):
     async def release(self, subject: Subject, cost: Cost = 1, call: KeyedCall | None = None) -> None:
         """Release slots of concurrency limits."""
         found = self.find(subject)
-        if found is None:
-            return
+        if found is not None:
+            await self._adjust_once(lambda: found[0].limiter.release(found[1], cost), call)
+
+    async def refund(self, subject: Subject, cost: Cost = 1, call: KeyedCall | None = None) -> None:
+        """Give back the most recently taken permits."""
+        found = self.find(subject)
+        if found is not None:
+            await self._adjust_once(lambda: found[0].limiter.refund(found[1], cost), call)
+
+    async def _adjust_once(self, adjust: Callable[[], Awaitable[None]], call: KeyedCall | None) -> None:
+        """Correct a charge, unless the same call did so before."""
         keyed_store = self._keyed_store(call)
         if keyed_store is not None and not await keyed_store.write_entry():
             return
         try:
-            await found[0].limiter.release(found[1], cost)
+            await adjust()
         except ConfigError:
             await forget_call(keyed_store)
             raise

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from tidegate.core import Limit
-from tidegate.core.decision import Decision, LocalDecision
-from tidegate.errors import ConfigError, Denied
+from tidegate.core.decision import Decision, LocalDecision, ShadowDecision
+from tidegate.errors import ConfigError, Denied, StoreUnavailable
 from tidegate.limiter import AsyncLimiter, Limiter
 from tidegate.policy import Policy, join_key, normal_key
 from tidegate.reservation import AsyncReservation
@@ -44,6 +45,14 @@ class ReserveResult(NamedTuple):
     id: str | None
 
 
+@dataclass(frozen=True, slots=True)
+class CountedPolicy:
+    """A policy that is decided together with others, without a limiter of its own, and its counts."""
+
+    policy: Policy
+    count: DecisionCount
+
+
 class PolicyLimiter:
     """The limiter of one policy variant, and its counts."""
 
@@ -71,19 +80,19 @@ class PolicyLimiter:
         verb: str,
         key: Key,
         cost: Cost,
-        wait: float | None,
+        timeout: float | None,  # noqa: ASYNC109 - the deadline is part of the contract
         priority: float = 0.0,
         keyed_store: KeyedStore | None = None,
     ) -> Decision:
-        """Charge a cost, waiting up to `wait` seconds; None decides at once, regardless of the wait queue.
+        """Charge a cost, waiting up to `timeout` seconds; None decides at once, regardless of the wait queue.
 
         A `keyed_store` replaces the store of the limiter.
         """
         limiter, apply = self.limiter, None if keyed_store is None else keyed_store.apply_async
-        if wait is None:
+        if timeout is None:
             return await limiter._ask(limiter._make_ask(verb, normal_key(key), cost), apply)  # noqa: SLF001 - as try_acquire
         try:
-            return await limiter._wait_for(verb, key, cost, wait, priority, apply)  # noqa: SLF001 - as acquire
+            return await limiter._wait_for(verb, key, cost, timeout, priority, apply)  # noqa: SLF001 - as acquire
         except Denied as denied:
             return denied.decision
 
@@ -99,6 +108,16 @@ def notify_observers(observers: Sequence[Observer], record: Record) -> None:
     """Call every observer."""
     for observer in observers:
         observer(record)
+
+
+def apply_mode(policy: Policy, decision: Decision) -> Decision:
+    """Make a shadow policy allow the call, as a limiter does."""
+    return ShadowDecision(decision) if policy.mode == "shadow" else decision
+
+
+def store_lost_error(policy: Policy) -> StoreUnavailable:
+    """Build the error for a policy that denies while its store is unavailable."""
+    return StoreUnavailable(f"the store of policy {policy.name!r} is unavailable, and its on_store_error is deny")
 
 
 def is_store_lost(decision: Decision, policy: Policy) -> bool:

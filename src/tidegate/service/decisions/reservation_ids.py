@@ -45,6 +45,10 @@ UNKNOWN_ID: Final = "unknown reservation: the id is invalid, or was signed with 
 SETTLED_ALREADY: Final = "this reservation is already settled"
 
 
+class UnknownReservationError(ResourceUnknown):
+    """The id is invalid or has expired, or the policy of the reservation no longer exists."""
+
+
 class AlreadySettledError(RateLimitError):
     """This reservation was committed or cancelled before."""
 
@@ -137,17 +141,17 @@ class ReservationIds:
     async def read(self, reservation_id: str) -> ReservationId:
         """Verify an id and read its content."""
         if not isinstance(reservation_id, str) or len(reservation_id) > MAX_ID_LENGTH:
-            raise ResourceUnknown(UNKNOWN_ID)
+            raise UnknownReservationError(UNKNOWN_ID)
         try:
             head, _, tail = reservation_id.partition(".")
             payload, signature = urlsafe_b64decode(_padded(head)), urlsafe_b64decode(_padded(tail))
         except (ValueError, binascii.Error):
-            raise ResourceUnknown(UNKNOWN_ID) from None
+            raise UnknownReservationError(UNKNOWN_ID) from None
         if not any(hmac.compare_digest(signature, _sign(payload, key)) for key in await self._keys.all()):
-            raise ResourceUnknown(UNKNOWN_ID)
+            raise UnknownReservationError(UNKNOWN_ID)
         content = ReservationId(*json.loads(payload))
         if self._store.clock.ns() // 1000 > content.end:
-            raise ResourceUnknown("this reservation has expired: its estimate stays charged")
+            raise UnknownReservationError("this reservation has expired: its estimate stays charged")
         return content
 
     async def settle(self, content: ReservationId, settle: Callable[[], Awaitable[None]], caller: int = 0) -> bool:

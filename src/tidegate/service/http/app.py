@@ -10,6 +10,7 @@ import logging
 from typing import TYPE_CHECKING, Any, Final
 
 from tidegate.errors import RateLimitError
+from tidegate.service.api.verbs import VERBS
 from tidegate.service.dashboard.overview import Overview
 from tidegate.service.dashboard.static_files import read_files
 from tidegate.service.decisions.idempotency import KeyedCall
@@ -27,20 +28,19 @@ from tidegate.service.http.verbs import Verbs
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, MutableMapping
 
+    from tidegate.service.api.verbs import ServiceVerb
     from tidegate.service.config.settings import Settings
     from tidegate.service.decisions.decider import Decider
 
     Scope = MutableMapping[str, Any]
     Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
     Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
-    Verb = Callable[..., Coroutine[Any, Any, HTTPReply]]
+    Function = Callable[..., Coroutine[Any, Any, HTTPReply]]
     Get = Callable[[Scope, dict[bytes, bytes]], Awaitable[HTTPReply]]
     Panel = Callable[[], Awaitable[object] | object]
 
 log = logging.getLogger("tidegate.service")
 
-ADMIN_VERBS: Final = ("reset", "block", "unblock", "blocks")  # verbs that need the admin token
-IDEMPOTENT_VERBS: Final = ("acquire", "reserve", "lease", "batch", "commit", "cancel", "release")
 FREE_SHARE_DIVISOR: Final = 8  # an eighth of max_concurrency is reserved for calls that do not wait
 TASK_KEY: Final = "tidegate.task"  # in a scope: the task that handles the request
 CANCELS_KEY: Final = "tidegate.cancels"  # in a scope: the server cancels the task when the client disconnects
@@ -69,11 +69,12 @@ class App:
         self._replays = IdempotentReplies(self._clock)
         self._verbs = Verbs(decider)
         self._latency = decider.stats.latency
-        self._posts = {f"/v1/{name}": (name, verb) for name, verb in self._verbs.all.items()}
+        self._posts = {
+            f"/v1/{verb.name}": (verb, self._verbs.all[verb.name]) for verb in VERBS.values() if verb.method == "POST"
+        }
         self._gets: dict[str, tuple[str, Get]] = {
+            **{f"/v1/{name}": (name, self._list) for name, verb in VERBS.items() if verb.method == "GET"},
             "/v1/check": ("check", self._check),
-            "/v1/policies": ("policies", self._policies),
-            "/v1/blocks": ("blocks", self._blocks),
             "/healthz": ("", self._healthz),
             "/readyz": ("", self._readyz),
             "/metrics": ("metrics", self._metrics),
@@ -102,14 +103,14 @@ class App:
             try:
                 path = scope["path"]
                 if (post := self._posts.get(path)) is not None:
-                    verb = post[0]
-                    headers = self._check_head(scope, verb)
+                    verb = post[0].name
+                    headers = self._check_head(scope, post[0])
                     body = await read_body(headers, receive, self.settings.max_body)
                     key = headers.get(b"idempotency-key")
                     fast = self._verbs.fast_acquire(body) if verb == "acquire" and key is None else None
-                    # Calls that may wait have their own histogram: the client chooses most of their time.
-                    verb = f"{verb} wait" if fast is None and b'"wait"' in body else verb
-                    reply = fast or await self._post(post[0], post[1], body, key, scope, receive)
+                    if fast is None:
+                        verb, running = self._post(*post, body, key, scope, receive)
+                    reply = fast or await running
                 elif (get := self._gets.get(path)) is not None:
                     verb = get[0] or verb
                     reply = await self._get(scope, *get)
@@ -150,38 +151,40 @@ class App:
 
     # ---- verbs -------------------------------------------------------------------------------------------------------
 
-    def _check_head(self, scope: Scope, name: str) -> dict[bytes, bytes]:
+    def _check_head(self, scope: Scope, verb: ServiceVerb) -> dict[bytes, bytes]:
         """Check the head of a request before its body is read; return the header fields."""
         if scope["method"] != "POST":
             raise ProblemError("method-not-allowed", f"expected POST, not {scope['method'][:20]}", allow="POST")
         headers = dict(scope["headers"])
-        self._authenticator.check(headers, admin=name in ADMIN_VERBS)
+        self._authenticator.check(headers, admin=verb.admin)
         # Admin requests are accepted even if there are too many requests.
-        if self.stopping or (self.in_flight > self.settings.max_concurrency and name not in ADMIN_VERBS):
+        if self.stopping or (self.in_flight > self.settings.max_concurrency and not verb.admin):
             self._check_load()
         kind = headers.get(b"content-type", b"")
         if kind != b"application/json" and kind.partition(b";")[0].strip().lower() != b"application/json":
             raise ProblemError("unsupported-type", "send JSON, with the header 'Content-Type: application/json'")
         return headers
 
-    async def _post(
-        self, name: str, verb: Verb, body: bytes, key: bytes | None, scope: Scope, receive: Receive
-    ) -> HTTPReply:
+    def _post(
+        self, verb: ServiceVerb, run: Function, body: bytes, key: bytes | None, scope: Scope, receive: Receive
+    ) -> tuple[str, Coroutine[Any, Any, HTTPReply]]:
+        """Return the name of the histogram for a request, and the coroutine that answers it."""
         data = loads(body)
-        if key is None or name not in IDEMPOTENT_VERBS:
-            reply = verb(data)
+        if key is None or not verb.idempotent:
+            reply = run(data)
         else:
-            reply = self._replays.reply(key, (name, body), lambda: self._run_keyed(name, verb, body, data, key))
-        if isinstance(data, dict) and data.get("wait"):
-            return await self._run_waiting(reply, scope, receive)
-        return await reply
+            reply = self._replays.reply(key, (verb.name, body), lambda: self._run_keyed(verb, run, body, data, key))
+        if not verb.may_wait(data):
+            return verb.name, reply
+        # The client chooses most of the time of a call that may wait.
+        return f"{verb.name} wait", self._run_waiting(reply, scope, receive)
 
-    async def _run_keyed(self, name: str, verb: Verb, body: bytes, data: object, key: bytes) -> HTTPReply:
+    async def _run_keyed(self, verb: ServiceVerb, run: Function, body: bytes, data: object, key: bytes) -> HTTPReply:
         """Run a verb with an idempotency key; a shared store remembers the key, too."""
         if self.decider.store.instant:
-            return await verb(data)
-        call = KeyedCall.read(key, name, body)
-        reply = await verb(data, call)
+            return await run(data)
+        call = KeyedCall.read(key, verb.name, body)
+        reply = await run(data, call)
         return mark_replayed(reply) if call.repeated else reply
 
     async def _run_waiting(self, reply: Coroutine[Any, Any, HTTPReply], scope: Scope, receive: Receive) -> HTTPReply:
@@ -189,7 +192,7 @@ class App:
         most = self.settings.max_concurrency
         if self.waiting >= most - most // FREE_SHARE_DIVISOR:
             reply.close()
-            raise ProblemError("busy", f"{self.waiting} calls are already waiting: retry without wait, or later")
+            raise ProblemError("busy", f"{self.waiting} calls are already waiting: retry without a timeout, or later")
         self.waiting += 1
         try:
             # In a task of its own, a reply could be complete, and charged, at the moment the client disconnects.
@@ -211,7 +214,8 @@ class App:
         headers = dict(scope["headers"])
         if name:
             # The overview contains keys: if there is any token, the overview needs one.
-            admin = name in ADMIN_VERBS or (name == "overview" and self.settings.decision_token is None)
+            verb = VERBS.get(name)
+            admin = verb.admin if verb else name == "overview" and self.settings.decision_token is None
             self._authenticator.check(headers, admin=admin)
         return await get(scope, headers)
 
@@ -220,11 +224,9 @@ class App:
         self._check_load()
         return await check(self.decider, scope["query_string"], headers, self.settings.headers)
 
-    async def _policies(self, _scope: Scope, _headers: dict[bytes, bytes]) -> HTTPReply:
-        return await self._verbs.policies()
-
-    async def _blocks(self, _scope: Scope, _headers: dict[bytes, bytes]) -> HTTPReply:
-        return self._verbs.blocks()
+    async def _list(self, scope: Scope, _headers: dict[bytes, bytes]) -> HTTPReply:
+        """Run a verb without parameters."""
+        return await self._verbs.all[scope["path"].removeprefix("/v1/")]()
 
     # ---- the dashboard -----------------------------------------------------------------------------------------------
 
@@ -301,4 +303,4 @@ async def _lifespan(scope: Scope, receive: Receive, send: Send) -> None:
             return
 
 
-__all__ = ["ADMIN_VERBS", "IDEMPOTENT_VERBS", "KINDS", "App", "respond"]
+__all__ = ["KINDS", "App", "respond"]

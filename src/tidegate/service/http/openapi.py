@@ -7,91 +7,16 @@ from functools import cache
 from importlib.metadata import version
 from typing import Any, Final
 
-from tidegate.service.decisions.blocks import MAX_BLOCK_SECONDS
-from tidegate.service.decisions.decider import MAX_BATCH, MAX_KEY_LENGTH, MAX_KEY_PARTS
-from tidegate.service.decisions.leases import MAX_LEASE_PERMITS
-from tidegate.service.decisions.reservation_ids import MAX_TTL
+from tidegate.service.api.verbs import ASK, INTEGER, KEY, STRING, STRINGS, VERBS, ServiceVerb
 from tidegate.service.http.check import DENIAL_STATUSES, METHODS, PARAMETERS, REPEATABLE_PARAMETERS
-from tidegate.service.http.json_protocol import ASK_FIELDS, MAX_DESCRIPTOR_PAIRS, VERB_FIELDS
 from tidegate.service.http.problems import KINDS, PROBLEM_PREFIX
 from tidegate.service.http.replays import MAX_IDEMPOTENCY_KEY_LENGTH
-from tidegate.waiting import MAX_PRIORITY
 
-NUMBER: Final = {"type": "number"}
-SECONDS: Final = {"type": "number", "minimum": 0}
-STRING: Final = {"type": "string"}
-INTEGER: Final = {"type": "integer", "minimum": 0, "maximum": 2**53 - 1}
 BOOLEAN: Final = {"type": "boolean"}
-STRINGS: Final = {"type": "array", "items": STRING}
-KEY: Final = {
-    "description": "The key that is limited: a string, or a list of parts. Different lists are always different keys.",
-    "anyOf": [
-        {"type": "string", "maxLength": MAX_KEY_LENGTH},
-        {"type": "array", "items": STRING, "minItems": 1, "maxItems": MAX_KEY_PARTS},
-    ],
-}
-COST: Final = {
-    "description": "Permits: an integer, or one for each unit. 1 by default.",
-    "anyOf": [INTEGER, {"type": "object", "additionalProperties": INTEGER}],
-}
-PAIR: Final = {"type": "array", "items": STRING, "minItems": 2, "maxItems": 2}
-# In a batch, an invalid key gets its error as its result, and the other keys are decided.
-ANY_KEY: Final = {"description": "A key. An invalid key gets an error as its result."}
-LONG_KEY: Final = {**ANY_KEY, "anyOf": [STRING, {"type": "array", "items": STRING, "minItems": 1}]}
-# Every field of a request.
-PROPERTIES: Final[dict[str, dict[str, Any]]] = {
-    "policy": {"type": "string", "minLength": 1, "description": "The name of a policy."},
-    "key": KEY,
-    "domain": {"type": "string", "minLength": 1, "description": "A domain of descriptors, instead of a policy."},
-    "descriptor": {"type": "array", "items": PAIR, "minItems": 1, "maxItems": MAX_DESCRIPTOR_PAIRS},
-    "cost": COST,
-    "wait": {**NUMBER, "description": "Seconds to wait for a permit, at most max_wait. 0 by default."},
-    "priority": {
-        **NUMBER,
-        "minimum": -MAX_PRIORITY,
-        "maximum": MAX_PRIORITY,
-        "description": "Calls with a higher priority are served first. 0 by default.",
-    },
-    "ttl": {"type": "number", "exclusiveMinimum": 0, "maximum": MAX_TTL, "description": "Seconds until it expires."},
-    "seconds": {
-        **NUMBER,
-        "exclusiveMinimum": 0,
-        "maximum": MAX_BLOCK_SECONDS,
-        "description": "Duration in seconds. 3600 by default.",
-    },
-    "most": {
-        "type": "integer",
-        "minimum": 1,
-        "maximum": MAX_LEASE_PERMITS,
-        "description": "Permits to lease. 1 by default.",
-    },
-    "id": {"type": "string", "minLength": 1, "description": "The id that reserve or lease returned."},
-    "keys": {"type": "array", "items": ANY_KEY, "minItems": 1, "maxItems": MAX_BATCH},
-    "asks": {"type": "array", "items": {"$ref": "#/components/schemas/Ask"}, "minItems": 1, "maxItems": MAX_BATCH},
-}
-SUMMARIES: Final = {
-    "acquire": "Take permits, waiting if requested.",
-    "peek": "Return the decision that acquire would return, without changing anything.",
-    "reserve": "Charge an estimate. The response has the id that settles it.",
-    "lease": "Take permits in advance, to use for a while without further requests.",
-    "commit": "Settle a reservation with its actual cost.",
-    "cancel": "Cancel a reservation and refund its estimate.",
-    "release": "Release slots of concurrency limits.",
-    "batch": f"Decide on up to {MAX_BATCH} asks, each independently.",
-    "usage": "Return how much of each limit a key has used.",
-    "reset": "Delete the state of a key. Needs the admin token.",
-    "block": "Deny a key for a while, whatever its limits. Needs the admin token.",
-    "unblock": "Remove the block of a key. Needs the admin token.",
-}
-ADMIN_VERBS: Final = ("reset", "block", "unblock")
-RESPONSE_SCHEMAS: Final = {
-    "acquire": "Decision", "peek": "Decision", "reserve": "Held", "lease": "Leased", "commit": "Done",
-    "cancel": "Done", "release": "Done", "batch": "Answers", "usage": "Usage", "reset": "Done", "block": "Blocked",
-    "unblock": "Done",
-}  # fmt: skip
+DURATION: Final = {"type": "number", "minimum": 0}  # in seconds
 LIMIT_FIELDS: Final = {
     "name": STRING, "quota": INTEGER, "unit": STRING, "allowed": BOOLEAN, "remaining": INTEGER,
-    "retry_after": {"type": ["number", "null"], "minimum": 0}, "reset_after": SECONDS,
+    "retry_after": {"type": ["number", "null"], "minimum": 0}, "reset_after": DURATION,
 }  # fmt: skip
 DECISION_FIELDS: Final = {
     "allowed": BOOLEAN,
@@ -100,7 +25,7 @@ DECISION_FIELDS: Final = {
         "type": ["number", "null"],
         "description": "Seconds; null: never, because the cost exceeds a limit.",
     },
-    "reset_after": SECONDS,
+    "reset_after": DURATION,
     "violated": {**STRINGS, "description": "The limits that denied the call."},
     "shadow": {**BOOLEAN, "description": "Allowed only because the policy is in shadow mode."},
     "local": {**BOOLEAN, "description": "Decided without the store, which is unavailable."},
@@ -111,22 +36,22 @@ USAGE_FIELDS: Final = {
     "quota": INTEGER,
     "used": {"type": "integer"},
     "remaining": INTEGER,
-    "reset_after": SECONDS,
+    "reset_after": DURATION,
     "unit": STRING,
 }
 LEASE_FIELDS: Final = {
     "id": {"type": ["string", "null"], "description": "The id that settles the lease; null: nothing was leased."},
     "permits": {**INTEGER, "description": "Permits taken, including the call itself; 0: each call needs a request."},
-    "seconds": {**SECONDS, "description": "How long the permits may be used, counted from the request."},
-    "decay": {**SECONDS, "description": "Permits that expire each second."},
+    "seconds": {**DURATION, "description": "How long the permits may be used, counted from the request."},
+    "decay": {**DURATION, "description": "Permits that expire each second."},
 }
 BLOCK_FIELDS: Final = {
     "policy": STRING,
     "key": KEY,
-    "seconds": {**SECONDS, "description": "Seconds until it ends."},
+    "seconds": {**DURATION, "description": "Seconds until it ends."},
 }
 POLICY_FIELDS: Final = {
-    "name": STRING, "limits": STRINGS, "mode": {"enum": ["enforce", "shadow"]}, "rollout": SECONDS,
+    "name": STRING, "limits": STRINGS, "mode": {"enum": ["enforce", "shadow"]}, "rollout": DURATION,
     "on_store_error": {"enum": ["allow", "deny", "local"]},
     "overrides": {"type": "array", "items": {"type": "object"}},
 }  # fmt: skip
@@ -141,19 +66,18 @@ def closed_object(properties: dict[str, Any], **more: Any) -> dict[str, Any]:  #
 
 def schemas() -> dict[str, Any]:
     """Describe all requests and responses."""
-    found = {name.capitalize(): request_schema(name, fields) for name, fields in VERB_FIELDS.items()}
+    requests = {request_name(verb): verb.request.schema() for verb in VERBS.values() if verb.request is not None}
     problem = {"type": STRING, "title": STRING, "status": {"type": "integer"}, "detail": STRING, "pointer": STRING}
     return {
-        **found,
+        **requests,
         "Usage": closed_object({"limits": {"type": "array", "items": closed_object(USAGE_FIELDS)}}),
-        "UsageOf": found["Usage"],
-        "Ask": request_schema("ask", ASK_FIELDS),
+        "Ask": ASK.schema(),
         "Limit": closed_object(LIMIT_FIELDS),
         "Decision": closed_object(DECISION_FIELDS),
         "Held": closed_object({**DECISION_FIELDS, "id": {"type": ["string", "null"], "description": "null: denied."}}),
         "Leased": closed_object({**DECISION_FIELDS, **LEASE_FIELDS}),
         "Done": closed_object({"ok": {"const": True}}),
-        "Blocked": closed_object({"ok": {"const": True}, "seconds": SECONDS}),
+        "Blocked": closed_object({"ok": {"const": True}, "seconds": DURATION}),
         "Blocks": closed_object({"blocks": {"type": "array", "items": closed_object(BLOCK_FIELDS)}}),
         "Answers": closed_object({"answers": {"type": "array", "items": {"anyOf": [
             {"$ref": "#/components/schemas/Decision"},
@@ -175,25 +99,9 @@ def schemas() -> dict[str, Any]:
     }  # fmt: skip
 
 
-def request_schema(name: str, fields: tuple[str, ...]) -> dict[str, Any]:
-    """Describe a request, with each of the alternatives for its subject."""
-    if name in ("commit", "cancel"):
-        return object_schema(fields, "id")
-    subjects = (("policy", "keys"), ("asks",)) if name == "batch" else (("policy", "key"), ("domain", "descriptor"))
-    subject_fields = {field for subject in subjects for field in subject}
-    others = tuple(field for field in fields if field not in subject_fields)
-    found = [object_schema((*subject, *others), *subject) for subject in subjects]
-    if name == "ask":
-        found[0]["properties"] |= {"policy": STRING, "key": LONG_KEY}
-    return {"oneOf": found}
-
-
-def object_schema(fields: tuple[str, ...], *required: str) -> dict[str, Any]:
-    """Describe an object with these fields, some of them required."""
-    return {
-        "type": "object", "properties": {field: PROPERTIES[field] for field in fields}, "required": list(required),
-        "additionalProperties": False,
-    }  # fmt: skip
+def request_name(verb: ServiceVerb) -> str:
+    """Return the name of the schema of a request."""
+    return f"{verb.name.capitalize()}Request"
 
 
 def response(schema: str, description: str, content_type: str = "application/json") -> dict[str, Any]:
@@ -208,25 +116,27 @@ def problems(*statuses: int) -> dict[str, Any]:
     return {str(status): response("Problem", titles[status], "application/problem+json") for status in sorted(statuses)}
 
 
-def post(name: str) -> dict[str, Any]:
+def describe_verb(verb: ServiceVerb) -> dict[str, Any]:
     """Describe a verb."""
-    request = "UsageOf" if name == "usage" else name.capitalize()
+    security: list[dict[str, list[str]]] = [{"admin": []} if verb.admin else {"decision": []}, {}]
+    if verb.request is None:
+        return {**get(verb.name, verb.summary, verb.response, "application/json", 401), "security": security}
     idempotency_key = {
         "name": "Idempotency-Key", "in": "header", "required": False,
         "schema": {"type": "string", "minLength": 1, "maxLength": MAX_IDEMPOTENCY_KEY_LENGTH},
         "description": "A repeated request with the same key is decided once and gets the same response.",
     }  # fmt: skip
     return {
-        "operationId": name,
-        "summary": SUMMARIES[name],
-        "security": [{"admin": []} if name in ADMIN_VERBS else {"decision": []}, {}],
-        "parameters": [] if name in ("peek", "usage", *ADMIN_VERBS) else [idempotency_key],
+        "operationId": verb.name,
+        "summary": verb.summary,
+        "security": security,
+        "parameters": [idempotency_key] if verb.idempotent else [],
         "requestBody": {
             "required": True,
-            "content": {"application/json": {"schema": {"$ref": f"#/components/schemas/{request}"}}},
+            "content": {"application/json": {"schema": {"$ref": f"#/components/schemas/{request_name(verb)}"}}},
         },
         "responses": {
-            "200": response(RESPONSE_SCHEMAS[name], "The result."),
+            "200": response(verb.response, "The result."),
             **problems(400, 401, 403, 404, 405, 408, 409, 413, 415, 422, 500, 503),
         },
     }
@@ -285,16 +195,9 @@ def overview() -> dict[str, Any]:
 def document() -> bytes:
     """Write the whole description as JSON."""
     ok = "Done"
-    paths: dict[str, Any] = {f"/v1/{name}": {"post": post(name)} for name in SUMMARIES}
+    paths: dict[str, Any] = {f"/v1/{verb.name}": {verb.method.lower(): describe_verb(verb)} for verb in VERBS.values()}
     paths |= {
         "/v1/check": {method.lower(): check(method) for method in METHODS},
-        "/v1/policies": {"get": get("policies", "List the policies.", "Policies", "application/json", 401)},
-        "/v1/blocks": {
-            "get": {
-                **get("blocks", "List the blocks.", "Blocks", "application/json", 401),
-                "security": [{"admin": []}, {}],
-            }
-        },
         "/v1/overview": {"get": overview()},
         "/healthz": {"get": get("healthz", "The service is alive.", ok)},
         "/readyz": {"get": get("readyz", "The service can decide: the store answers.", ok)},

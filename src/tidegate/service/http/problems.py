@@ -7,9 +7,9 @@ from typing import Final, NamedTuple
 
 from tidegate.errors import Closed, ConfigError, RateLimitError, ResourceUnknown, StoreUnavailable
 from tidegate.headers import PROBLEM_TYPE
+from tidegate.service.api.fields import BadFieldError
 from tidegate.service.decisions.idempotency import IdempotencyMismatchError
-from tidegate.service.decisions.reservation_ids import AlreadySettledError
-from tidegate.service.http.json_protocol import BadFieldError
+from tidegate.service.decisions.reservation_ids import AlreadySettledError, UnknownReservationError
 
 PROBLEM_PREFIX: Final = "urn:tidegate:problem:"
 JSON_CONTENT_TYPE: Final = b"application/json"
@@ -84,9 +84,6 @@ def problem_from(error: RateLimitError) -> ProblemError:
     if isinstance(error, BadFieldError):
         kind = "bad-field" if error.pointer else "bad-request"
         return ProblemError(kind, error.detail, error.pointer or None)
-    if isinstance(error, ResourceUnknown):
-        reservation = "reservation" in str(error)
-        return ProblemError("unknown-reservation" if reservation else "unknown-policy", str(error))
     if isinstance(error, ConfigError):
         pointer = f"/{error.field.replace('.', '/')}" if error.field else None
         return ProblemError("bad-field", str(error), pointer)
@@ -94,7 +91,9 @@ def problem_from(error: RateLimitError) -> ProblemError:
     return ProblemError(kind, str(error))
 
 
-KIND_BY_ERROR: Final = (
+KIND_BY_ERROR: Final = (  # the first one that matches: a subclass goes before its base class
+    (UnknownReservationError, "unknown-reservation"),
+    (ResourceUnknown, "unknown-policy"),
     (AlreadySettledError, "already-settled"),
     (IdempotencyMismatchError, "idempotency-mismatch"),
     (StoreUnavailable, "store-unavailable"),

@@ -1,4 +1,4 @@
-"""The verbs as JSON over HTTP: each takes the JSON value of a request and returns an HTTPReply."""
+"""The functions of the verbs in `api.verbs`: each takes the parameters of a request and returns an HTTPReply."""
 
 from __future__ import annotations
 
@@ -6,30 +6,22 @@ import json
 from typing import TYPE_CHECKING, Any, Final
 
 from tidegate.errors import RateLimitError
+from tidegate.service.api.fields import BadFieldError, BatchRequest, RequestFields
+from tidegate.service.api.verbs import ASK, VERBS
 from tidegate.service.decisions.blocks import DEFAULT_BLOCK_SECONDS
-from tidegate.service.decisions.decider import MAX_BATCH, Subject
-from tidegate.service.decisions.leases import MAX_LEASE_PERMITS
-from tidegate.service.http.json_protocol import (
-    ASK_FIELDS,
-    DECODER,
-    VERB_FIELDS,
-    BadFieldError,
-    DecisionWriter,
-    RequestFields,
-    describe,
-    describe_usage,
-    type_name,
-)
+from tidegate.service.http.json_protocol import DECODER, DecisionWriter, describe, describe_usage
 from tidegate.service.http.problems import HTTPReply, ProblemError, problem_from
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
     from tidegate.core.decision import Decision
-    from tidegate.service.decisions.decider import Decider
+    from tidegate.policy import Cost
+    from tidegate.service.api.verbs import RequestType
+    from tidegate.service.decisions.decider import Decider, Subject
     from tidegate.service.decisions.idempotency import KeyedCall
 
-    Verb = Callable[..., Coroutine[Any, Any, HTTPReply]]  # takes a body and, if the verb is idempotent, a KeyedCall
+    Function = Callable[..., Coroutine[Any, Any, HTTPReply]]
 
 DONE: Final = HTTPReply(200, b'{"ok":true}')
 
@@ -41,19 +33,8 @@ class Verbs:
         """Use this decider."""
         self.decider = decider
         self._write = DecisionWriter().write
-        self.all: dict[str, Verb] = {
-            "acquire": self.acquire,
-            "peek": self.peek,
-            "reserve": self.reserve,
-            "lease": self.lease,
-            "commit": self.commit,
-            "cancel": self.cancel,
-            "release": self.release,
-            "batch": self.batch,
-            "usage": self.usage,
-            "reset": self.reset,
-            "block": self.block,
-            "unblock": self.unblock,
+        self.all: dict[str, Function] = {
+            verb.name: _read_first(verb.request, getattr(self, verb.name)) for verb in VERBS.values()
         }
 
     def fast_acquire(self, body: bytes) -> HTTPReply | None:
@@ -71,32 +52,40 @@ class Verbs:
         fast_path = self.decider.fast_path(policy)
         return None if fast_path is None else HTTPReply(200, self._write(fast_path(key)).encode())
 
-    async def acquire(self, body: object, call: KeyedCall | None = None) -> HTTPReply:
+    async def acquire(
+        self,
+        subject: Subject,
+        cost: Cost = 1,
+        timeout: float = 0.0,  # noqa: ASYNC109 - a field of the request
+        priority: float = 0.0,
+        call: KeyedCall | None = None,
+    ) -> HTTPReply:
         """Take permits, waiting if requested."""
-        fields = RequestFields.read(body, VERB_FIELDS["acquire"])
-        wait = priority = 0.0
-        if "wait" in fields.values or "priority" in fields.values:
-            wait, priority = fields.number("wait", 0.0), fields.number("priority", 0.0)
-        decision = await self.decider.acquire(fields.subject(), fields.cost() or 0, wait, priority, call)
+        decision = await self.decider.acquire(subject, cost, timeout, priority, call)
         return HTTPReply(200, self._write(decision).encode())
 
-    async def peek(self, body: object) -> HTTPReply:
+    async def peek(self, subject: Subject, cost: Cost = 1) -> HTTPReply:
         """Return the decision that acquire would return."""
-        fields = RequestFields.read(body, VERB_FIELDS["peek"])
-        return HTTPReply(200, self._write(await self.decider.peek(fields.subject(), fields.cost() or 0)).encode())
+        return HTTPReply(200, self._write(await self.decider.peek(subject, cost)).encode())
 
-    async def reserve(self, body: object, call: KeyedCall | None = None) -> HTTPReply:
+    async def reserve(
+        self,
+        subject: Subject,
+        cost: Cost = 1,
+        ttl: float = 60.0,
+        timeout: float = 0.0,  # noqa: ASYNC109 - a field of the request
+        priority: float = 0.0,
+        call: KeyedCall | None = None,
+    ) -> HTTPReply:
         """Charge an estimate."""
-        fields = RequestFields.read(body, VERB_FIELDS["reserve"])
-        wait, priority, ttl = fields.number("wait", 0.0), fields.number("priority", 0.0), fields.number("ttl", 60.0)
-        result = await self.decider.reserve(fields.subject(), fields.cost() or 0, ttl, wait, priority, call)
+        result = await self.decider.reserve(subject, cost, ttl, timeout, priority, call)
         return self._decision_reply(result.decision, id=result.id)
 
-    async def lease(self, body: object, call: KeyedCall | None = None) -> HTTPReply:
+    async def lease(
+        self, subject: Subject, cost: Cost = 1, most: int = 1, ttl: float = 1.0, call: KeyedCall | None = None
+    ) -> HTTPReply:
         """Take permits in advance."""
-        fields = RequestFields.read(body, VERB_FIELDS["lease"])
-        most, ttl = fields.integer("most", 1, MAX_LEASE_PERMITS), fields.number("ttl", 1.0)
-        lease = await self.decider.lease(fields.subject(), fields.cost() or 0, most, ttl, call)
+        lease = await self.decider.lease(subject, cost, most, ttl, call)
         terms = {"permits": lease.permits, "seconds": lease.seconds, "decay": lease.decay}
         return self._decision_reply(lease.decision, id=lease.id, **terms)
 
@@ -104,45 +93,46 @@ class Verbs:
         described = json.loads(self._write(None)) if decision is None else describe(decision)
         return HTTPReply(200, json.dumps({**described, **more}, separators=(",", ":")).encode())
 
-    async def commit(self, body: object, call: KeyedCall | None = None) -> HTTPReply:
+    async def commit(self, id: str, cost: Cost | None = None, call: KeyedCall | None = None) -> HTTPReply:  # noqa: A002 - a field of the request
         """Settle a reservation with its actual cost."""
-        fields = RequestFields.read(body, VERB_FIELDS["commit"])
-        await self.decider.commit(fields.string("id"), fields.cost(default=None), call)
+        await self.decider.commit(id, cost, call)
         return DONE
 
-    async def cancel(self, body: object, call: KeyedCall | None = None) -> HTTPReply:
+    async def cancel(self, id: str, call: KeyedCall | None = None) -> HTTPReply:  # noqa: A002 - as above
         """Cancel a reservation."""
-        await self.decider.cancel(RequestFields.read(body, VERB_FIELDS["cancel"]).string("id"), call)
+        await self.decider.cancel(id, call)
         return DONE
 
-    async def release(self, body: object, call: KeyedCall | None = None) -> HTTPReply:
+    async def release(self, subject: Subject, cost: Cost = 1, call: KeyedCall | None = None) -> HTTPReply:
         """Release slots."""
-        fields = RequestFields.read(body, VERB_FIELDS["release"])
-        await self.decider.release(fields.subject(), fields.cost() or 0, call)
+        await self.decider.release(subject, cost, call)
         return DONE
 
-    async def usage(self, body: object) -> HTTPReply:
+    async def usage(self, subject: Subject) -> HTTPReply:
         """Return how much a key has used."""
-        usage = await self.decider.usage(RequestFields.read(body, VERB_FIELDS["usage"]).subject())
-        return HTTPReply(200, json.dumps(describe_usage(usage)).encode())
+        return HTTPReply(200, json.dumps(describe_usage(await self.decider.usage(subject))).encode())
 
-    async def reset(self, body: object) -> HTTPReply:
+    async def refund(self, subject: Subject, cost: Cost = 1, call: KeyedCall | None = None) -> HTTPReply:
+        """Give permits back."""
+        await self.decider.refund(subject, cost, call)
+        return DONE
+
+    async def reset(self, subject: Subject) -> HTTPReply:
         """Delete the state of a key."""
-        await self.decider.reset(RequestFields.read(body, VERB_FIELDS["reset"]).subject())
+        await self.decider.reset(subject)
         return DONE
 
-    async def block(self, body: object) -> HTTPReply:
+    async def block(self, subject: Subject, seconds: float = DEFAULT_BLOCK_SECONDS) -> HTTPReply:
         """Deny a key for a while."""
-        fields = RequestFields.read(body, VERB_FIELDS["block"])
-        seconds = await self.decider.block(fields.subject(), fields.number("seconds", DEFAULT_BLOCK_SECONDS))
-        return HTTPReply(200, json.dumps({"ok": True, "seconds": seconds}).encode())
+        stored = await self.decider.block(subject, seconds)
+        return HTTPReply(200, json.dumps({"ok": True, "seconds": stored}).encode())
 
-    async def unblock(self, body: object) -> HTTPReply:
+    async def unblock(self, subject: Subject) -> HTTPReply:
         """Remove the block of a key."""
-        await self.decider.unblock(RequestFields.read(body, VERB_FIELDS["unblock"]).subject())
+        await self.decider.unblock(subject)
         return DONE
 
-    def blocks(self) -> HTTPReply:
+    async def blocks(self) -> HTTPReply:
         """List the blocks."""
         blocks = [
             {"policy": policy, "key": key if isinstance(key, str) else list(key), "seconds": seconds}
@@ -157,17 +147,11 @@ class Verbs:
 
     # ---- batches -----------------------------------------------------------------------------------------------------
 
-    async def batch(self, body: object, call: KeyedCall | None = None) -> HTTPReply:
-        """Decide on many asks: `keys` of one policy with a cost of 1 each, or `asks` with a subject and cost each."""
-        fields = RequestFields.read(body, VERB_FIELDS["batch"])
-        values = fields.values
-        if ("keys" in values) == ("asks" in values):
-            raise fields.error("asks", "expected either policy and keys, or asks")
-        if "asks" in values:
-            if "policy" in values:
-                raise fields.error("policy", "cannot be combined with asks: each ask has its own policy")
-            return await self._batch_asks(read_list(fields, "asks"), call)
-        policy, keys = fields.string("policy"), read_list(fields, "keys")
+    async def batch(self, batch: BatchRequest, call: KeyedCall | None = None) -> HTTPReply:
+        """Decide on many asks: keys of one policy with a cost of 1 each, or asks with a subject and cost each."""
+        policy, keys, asks = batch
+        if asks is not None:
+            return await self._batch_asks(asks, call)
         fast_path = self.decider.fast_path(policy)
         if fast_path is None:
             return self._batch_reply(await self._batch_keys(policy, keys, call))
@@ -220,8 +204,8 @@ class Verbs:
             return self._run_fast_paths(fast_paths, "asks")
         subjects = []
         for number, ask in enumerate(asks):
-            fields = RequestFields.read(ask, ASK_FIELDS, f"/asks/{number}")
-            subjects.append((fields.subject(), fields.cost() or 0))
+            parameters = ASK.read(ask, f"/asks/{number}")
+            subjects.append((parameters["subject"], parameters.get("cost", 1)))
         return self._batch_reply(await self.decider.batch(subjects, call))
 
     def _batch_reply(self, results: list[Decision | RateLimitError | None]) -> HTTPReply:
@@ -229,13 +213,17 @@ class Verbs:
         return HTTPReply(200, f'{{"answers":[{",".join(texts)}]}}'.encode())
 
 
-def read_list(fields: RequestFields, name: str) -> list[Any]:
-    """Read a list within the maximum size of a batch."""
-    values = fields.values[name]
-    if not isinstance(values, list) or not 1 <= len(values) <= MAX_BATCH:
-        given = f"{len(values)} items" if isinstance(values, list) else type_name(values)
-        raise fields.error(name, f"expected a list of 1 to {MAX_BATCH} items, not {given}")
-    return values
+def _read_first(request: RequestType | None, function: Function) -> Function:
+    """Return a function that reads the JSON value of a request and passes its parameters to the function of a verb."""
+    if request is None:
+        return function
+    read = request.read
+
+    def run(data: object, call: KeyedCall | None = None) -> Coroutine[Any, Any, HTTPReply]:
+        parameters = read(data)
+        return function(**parameters) if call is None else function(**parameters, call=call)
+
+    return run
 
 
 def _subject(policy: str, key: object, number: int) -> Subject:

@@ -90,11 +90,12 @@ class DemoTraffic:
             return lambda: self._acquire_and_release(client, name, caller)
         if units != {"requests"}:
             return lambda: self._reserve_and_commit(client, name, policy, caller)
-        wait = WAIT_TIMEOUT if caller == "busy" else 0.0
-        return lambda: client.acquire(name, caller, wait=wait)
+        if caller == "busy":
+            return lambda: client.acquire(name, caller, timeout=WAIT_TIMEOUT)
+        return lambda: client.try_acquire(name, caller)
 
     async def _acquire_and_release(self, client: AsyncClient, name: str, caller: str) -> None:
-        if await client.acquire(name, caller):
+        if await client.try_acquire(name, caller):
             await self._pause(2.0)
             await client.release(name, caller)
 
@@ -102,9 +103,8 @@ class DemoTraffic:
         bursts = {limit.unit: limit.burst for limit in policy.limits}
         cost = {unit: 1 if unit == "requests" else max(1, burst // 12) for unit, burst in bursts.items()}
         reservation = await client.reserve(name, caller, cost, ttl=30.0)
-        if reservation.id is not None:
-            await self._pause(0.5)
-            await client.commit(reservation.id, {unit: self._rng.randint(1, amount) for unit, amount in cost.items()})
+        await self._pause(0.5)
+        await reservation.commit({unit: self._rng.randint(1, amount) for unit, amount in cost.items()})
 
     # ---- the other components ----------------------------------------------------------------------------------------
 

@@ -1,0 +1,101 @@
+"""Reservations at a service: what `Client.reserve` and `AsyncClient.reserve` return."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Self
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Generator
+
+    from tidegate.policy import Cost
+    from tidegate.service.client.client import AsyncClient, Client
+    from tidegate.service.client.protocol import ServiceDecision
+
+
+class ServiceReservation:
+    """Permits that a service charged for a running call. Commit the actual cost, or cancel.
+
+    The `id` settles it too: `client.commit(id, cost)` and `client.cancel(id)` work in any process.
+    """
+
+    def __init__(self, client: Client, decision: ServiceDecision) -> None:
+        """Take what `Client.reserve` charged."""
+        self._client = client
+        self.decision = decision
+        self.id = str(decision.id)
+        self.settled = False
+
+    def commit(self, actual: Cost | None = None) -> None:
+        """Charge the actual cost instead of the estimate (None: the estimate)."""
+        self.settled = True
+        self._client.commit(self.id, actual)
+
+    def cancel(self) -> None:
+        """Give back the whole charge."""
+        self.settled = True
+        self._client.cancel(self.id)
+
+    def __enter__(self) -> Self:
+        """Settle at the end of the block."""
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """Commit the estimate, or cancel after an exception, unless it was settled before."""
+        if not self.settled:
+            if kind is None:
+                self.commit()
+            else:
+                self.cancel()
+
+
+class AsyncServiceReservation:
+    """A reservation at a service, for tasks: the methods of ServiceReservation as coroutines."""
+
+    def __init__(self, client: AsyncClient, decision: ServiceDecision) -> None:
+        """Take what `AsyncClient.reserve` charged."""
+        self._client = client
+        self.decision = decision
+        self.id = str(decision.id)
+        self.settled = False
+
+    async def commit(self, actual: Cost | None = None) -> None:
+        """Charge the actual cost instead of the estimate (None: the estimate)."""
+        self.settled = True
+        await self._client.commit(self.id, actual)
+
+    async def cancel(self) -> None:
+        """Give back the whole charge."""
+        self.settled = True
+        await self._client.cancel(self.id)
+
+    async def __aenter__(self) -> Self:
+        """Settle at the end of the block."""
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """Commit the estimate, or cancel after an exception, unless it was settled before."""
+        if not self.settled:
+            await (self.commit() if kind is None else self.cancel())
+
+
+class ServiceReserving:
+    """The awaitable that `AsyncClient.reserve` returns: `await` it, or use it in `async with`."""
+
+    def __init__(self, start: Callable[[], Coroutine[Any, Any, AsyncServiceReservation]]) -> None:
+        """Keep the function that reserves."""
+        self._start = start
+        self._reservation: AsyncServiceReservation | None = None
+
+    def __await__(self) -> Generator[Any, Any, AsyncServiceReservation]:
+        """Reserve."""
+        return self._start().__await__()
+
+    async def __aenter__(self) -> AsyncServiceReservation:
+        """Reserve, and settle at the end of the block."""
+        self._reservation = await self._start()
+        return self._reservation
+
+    async def __aexit__(self, kind: type[BaseException] | None, *rest: object) -> None:
+        """Commit the estimate, or cancel after an exception, unless it was settled before."""
+        if self._reservation is not None:
+            await self._reservation.__aexit__(kind, *rest)
