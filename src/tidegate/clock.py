@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 from tidegate.lock import Lock, locked
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 IDLE_GRACE = 0.5  # real seconds without activity after which a wait on a ManualClock advances the clock itself
-yield_thread = time.sleep  # yield_thread(0) lets another thread run
+yield_thread: Callable[[float], None] = time.sleep  # yield_thread(0) lets another thread run
 
 
 class Signal(Protocol):
@@ -108,7 +108,7 @@ class Clock(Protocol):
 class SystemClock:
     """The clock of the system."""
 
-    ns = staticmethod(time.time_ns)
+    ns: staticmethod[[], int] = staticmethod(time.time_ns)
 
     @staticmethod
     def steady() -> int:
@@ -140,7 +140,7 @@ class ManualClock:
     def __init__(self, start: float = 0.0) -> None:
         """Start at this many seconds since 1970."""
         self._now = round(start * 1_000_000)
-        self.lock = Lock()
+        self.lock: Lock = Lock()
         self._alarms: list[tuple[int, int, Signal]] = []
         self._order = count()
         self._waiting: set[int] = set()  # numbers of the alarms that are still needed; others are dropped when due

@@ -70,14 +70,14 @@ class _Engine:
         arrive more than `2 * max_priority * ageing` seconds after it. `lease` takes permits from the store in advance
         and decides in this process (see `tidegate.stores.lease`): True, the maximal length in seconds, or a Lease.
         """
-        self.policy = read_policy(rules, name)
+        self.policy: Policy = read_policy(rules, name)
         lease_terms = read_lease(lease)
         self._owns_store = isinstance(store, str)
-        self.store = open_guarded(store, clock=clock) if isinstance(store, str) else store
+        self.store: Store = open_guarded(store, clock=clock) if isinstance(store, str) else store
         if lease_terms is not None:
             self.store = LeasedStore(self.store, lease_terms, owns=self._owns_store)
             self._owns_store = True
-        self.clock = clock or self.store.clock
+        self.clock: Clock = clock or self.store.clock
         self._observer = observer
         self._ageing = round(at_least_zero("ageing", ageing) * SECOND)
         self._max_priority = at_least_zero("max_priority", max_priority)

@@ -74,7 +74,7 @@ class Lock:
     def __init__(self, spins: int = MAX_SPINS, rest: float = RETRY_SLEEP) -> None:
         """Create an unlocked lock."""
         self.token: deque[None] = deque((None,))
-        self.give = self.token.append
+        self.give: Callable[[None], None] = self.token.append
         self._spins = spins
         self._rest = rest
 

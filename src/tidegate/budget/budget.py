@@ -48,7 +48,7 @@ class _ConfiguredBudget:
         elif options:
             message = f"cannot be combined with {', '.join(sorted(options))}: set these fields in the settings"
             raise ConfigError(message, field="settings")
-        self.operations = BudgetOperations(settings, self._limiter_type, clock, load)
+        self.operations: BudgetOperations = BudgetOperations(settings, self._limiter_type, clock, load)
 
     @classmethod
     def from_env(

@@ -32,8 +32,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from tidegate.budget.settings.model import BudgetSettings
+    from tidegate.budget.settings.tiers import TierPlan
+    from tidegate.budget.storage.settlements import SettlementStorage
     from tidegate.clock import Clock
     from tidegate.limiter import AsyncLimiter, Limiter, Usage
+    from tidegate.stores.base import Store
 
 KEY: Final = "tasks"  # of all states of a budget
 
@@ -60,6 +63,9 @@ Flow = Generator[BudgetStep, Any, T]
 class BudgetOperations:
     """The operations of a budget. Methods that end in `_flow` are generators of steps; the others do not wait."""
 
+    settlements: SettlementStorage
+    store: Store
+
     def __init__(
         self,
         settings: BudgetSettings,
@@ -69,9 +75,11 @@ class BudgetOperations:
     ) -> None:
         """Open the storage, unless the budget is disabled."""
         self.settings = settings
-        self.plan = settings.plan
-        self.webhook = Webhook(settings.webhook_url, settings.webhook_secret) if settings.webhook_url else None
-        self.monitor = BudgetMonitor(
+        self.plan: TierPlan = settings.plan
+        self.webhook: Webhook | None = (
+            Webhook(settings.webhook_url, settings.webhook_secret) if settings.webhook_url else None
+        )
+        self.monitor: BudgetMonitor = BudgetMonitor(
             settings.name,
             settings.milestones,
             self.webhook.send if self.webhook else None,
@@ -92,7 +100,9 @@ class BudgetOperations:
             self._short_term = ShortTermLimits(KEY, self.clock)
             self._retry_queue = RetryQueue(self.settlements, lambda: self.lost, self._now)
             self._tier_policy = self._tier_policies.current(self._now(), self.clock.steady())
-            self.limiter = limiter_type(self._tier_policy.policy, store=self.store, clock=test_clock)
+            self.limiter: AsyncLimiter | Limiter = limiter_type(
+                self._tier_policy.policy, store=self.store, clock=test_clock
+            )
 
     # ---- check -------------------------------------------------------------------------------------------------------
 

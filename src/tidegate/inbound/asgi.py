@@ -75,7 +75,9 @@ class RateLimitMiddleware:
         """Read `config`: the path of a file, a mapping, or None for the defaults of the API limiting spec."""
         self.app = app
         # Public name: docs/inbound.md uses `middleware.guard.store`.
-        self.guard = RequestLimiter(config, store, trusted_proxies, headers, clock, tasks=True, **options)
+        self.guard: RequestLimiter = RequestLimiter(
+            config, store, trusted_proxies, headers, clock, tasks=True, **options
+        )
         self._own_root = self.guard.root_path or find_root_path(app)
         self._blank = any(type(wrapped).__module__.startswith("quart.") for wrapped in wrapped_apps(app))
 

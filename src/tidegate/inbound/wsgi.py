@@ -61,7 +61,7 @@ class RateLimitMiddleware:
         """Read `config`: the path of a file, a mapping, or None for the defaults of the API limiting spec."""
         self.app = app
         # Public name: docs/inbound.md uses `middleware.guard.store`.
-        self.guard = RequestLimiter(config, store, trusted_proxies, headers, clock, **options)
+        self.guard: RequestLimiter = RequestLimiter(config, store, trusted_proxies, headers, clock, **options)
 
     def __call__(self, environ: Environ, start_response: Start) -> Iterable[bytes]:
         """Pass a request to the application, or deny it."""

@@ -45,7 +45,7 @@ class LogThrottle:
         self._seconds: dict[Hashable, tuple[int, int]] = {}  # by kind: start of its second, and lines since
         self._over = 0  # when the first of these seconds ends
         self._latest = 0  # the latest instant: the clock may step back
-        self.lock = Lock()
+        self.lock: Lock = Lock()
 
     def may_write(self, name: Hashable, now: int) -> bool:
         """Return whether a line of this kind may be written now; call `unwritten` before."""

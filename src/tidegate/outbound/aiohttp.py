@@ -42,7 +42,7 @@ class RateLimitMiddleware:
 
     def __init__(self, providers: Providers, store: Any = "memory://", **options: Any) -> None:  # noqa: ANN401 - those of AsyncGate
         """Enforce the quotas of `providers`, counted in `store`; `options` are those of AsyncGate."""
-        self.gate = AsyncGate(providers, store, **options)
+        self.gate: AsyncGate = AsyncGate(providers, store, **options)
         self._outcomes: WeakKeyDictionary[aiohttp.ClientResponse, RequestOutcome] = WeakKeyDictionary()
         self._settling: set[asyncio.Task[None]] = set()
 

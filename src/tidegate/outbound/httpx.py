@@ -46,7 +46,7 @@ class RateLimitTransport(httpx.BaseTransport):
         **options: Any,  # noqa: ANN401 - those of Gate
     ) -> None:
         """Enforce the quotas of `providers`, counted in `store`; `options` are those of `tidegate.outbound.Gate`."""
-        self.gate = Gate(providers, store, **options)
+        self.gate: Gate = Gate(providers, store, **options)
         self._inner = transport or httpx.HTTPTransport()
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
@@ -83,7 +83,7 @@ class AsyncRateLimitTransport(httpx.AsyncBaseTransport):
         **options: Any,  # noqa: ANN401 - those of Gate
     ) -> None:
         """Enforce the quotas of `providers`, counted in `store`; `options` are those of `tidegate.outbound.Gate`."""
-        self.gate = AsyncGate(providers, store, **options)
+        self.gate: AsyncGate = AsyncGate(providers, store, **options)
         self._inner = transport or httpx.AsyncHTTPTransport()
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:

@@ -63,7 +63,7 @@ class RateLimitAdapter(HTTPAdapter):
                 "must be an integer: retries by urllib3 are not counted; use the 'retries' setting of the provider"
             )
             raise ConfigError(message, field="max_retries")
-        self.gate = Gate(providers, store, **options)
+        self.gate: Gate = Gate(providers, store, **options)
         self._secret_filter = SecretFilter()
         retry = Retry(total=max_retries, connect=max_retries, read=False, status=0, other=0, redirect=0)
         super().__init__(pool_connections, pool_maxsize, retry, pool_block)

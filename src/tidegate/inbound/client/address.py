@@ -65,7 +65,7 @@ class AddressSet:
         """Parse addresses, networks, and `unix` for peers on Unix sockets; errors name `field`."""
         if isinstance(addresses, str):
             addresses = addresses.split(",")
-        self.given = tuple(str(entry).strip() for entry in addresses)
+        self.given: tuple[str, ...] = tuple(str(entry).strip() for entry in addresses)
         self._unix = any(entry in UNIX_PEERS for entry in self.given)
         networks = [parse_network(entry, field) for entry in self.given if entry not in UNIX_PEERS]
         wildcards = sum(network is None or not network.prefixlen for network in networks)

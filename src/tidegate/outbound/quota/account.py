@@ -86,16 +86,16 @@ class Account:
         self.key = key
         self.resource = resource
         self.shared_capacity = shared_capacity
-        self.store = GatedStore(store)
+        self.store: GatedStore = GatedStore(store)
         self.store.clock = RecoveringClock(store.clock, partial(shared_capacity.due, resource), self.refresh)
-        self.clock = self.store.clock
+        self.clock: RecoveringClock = self.store.clock
         self._apply = apply
         self._lock = fork_safe(threading.RLock())
-        self.last_used = self.clock.steady()  # when it was last used
+        self.last_used: int = self.clock.steady()  # when it was last used
         self._exhausted_until = 0  # until then the provider has no remaining quota
         self._provider_charges = ProviderCharges()
         self._set_provider(provider)
-        self.delays = ArrivalDelays(provider.limits, self._narrowest, self.clock, self.refresh)
+        self.delays: ArrivalDelays = ArrivalDelays(provider.limits, self._narrowest, self.clock, self.refresh)
         self._reset_refusals()
         self.limiter: Any = limiter(provider.policy, store=self.store)
         shared_capacity.set(resource, self._narrowest.quota, self.refresh, self._record_remote_refusal)
@@ -106,12 +106,12 @@ class Account:
         limits = provider.limits
         self._index = narrowest_index(limits)
         self._narrowest = limits[self._index]
-        self.settles = any(limit.algorithm == "concurrency" or limit.unit in TOKEN_UNITS for limit in limits)
+        self.settles: bool = any(limit.algorithm == "concurrency" or limit.unit in TOKEN_UNITS for limit in limits)
         # Charges of a plain account are not corrected as a rule, so they need no reservation.
-        self.plain = not self.settles and all(limit.algorithm in MOVABLE_ALGORITHMS for limit in limits)
-        self.units = frozenset(limit.unit for limit in limits)
-        self.estimated = tuple(unit for unit in TOKEN_UNITS if unit in self.units)
-        self.fixed_cost = self._compute_fixed_cost()
+        self.plain: bool = not self.settles and all(limit.algorithm in MOVABLE_ALGORITHMS for limit in limits)
+        self.units: frozenset[str] = frozenset(limit.unit for limit in limits)
+        self.estimated: tuple[str, ...] = tuple(unit for unit in TOKEN_UNITS if unit in self.units)
+        self.fixed_cost: Cost | None = self._compute_fixed_cost()
         self._unbounded = self._without_maximum(limits)
 
     def _reset_refusals(self) -> None:

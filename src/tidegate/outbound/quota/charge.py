@@ -48,12 +48,13 @@ class Charge:
         self._key = key
         self._cost = cost
         self._reservation = reservation
-        self.decision = decision
-        self.at = decision.at  # when it was last charged, by the store's clock
-        self.since = limiter.clock.steady()  # ... and by ours
-        self.window_end = MAX_INTEGER  # end of the first window it was charged to, by the store's clock; see `arrival`
+        self.decision: Decision = decision
+        self.at: int = decision.at  # when it was last charged, by the store's clock
+        self.since: int = limiter.clock.steady()  # ... and by ours
+        # the end of the first window it was charged to, by the store's clock; see `arrival`
+        self.window_end: int = MAX_INTEGER
         self.recharged: Decision | None = None  # the decision of the store when it was charged again
-        self.answered = False
+        self.answered: bool = False
 
     @property
     def settled(self) -> bool:

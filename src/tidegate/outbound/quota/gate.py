@@ -61,7 +61,7 @@ if TYPE_CHECKING:
 
 R = TypeVar("R")
 
-log = logging.getLogger(__name__)
+log: logging.Logger = logging.getLogger(__name__)
 
 RELOAD_INTERVAL: Final = 5.0  # seconds between two checks of the provider files
 NO_ADVICE: Final = Advice()
@@ -106,9 +106,9 @@ class _Gate:
             None if timeout is None else seconds("timeout", timeout), seconds("priority", priority)
         )
         self._owns = (isinstance(store, str), isinstance(bus, str))
-        self.store = open_guarded(store, clock=clock) if isinstance(store, str) else store
-        self.clock = self.store.clock
-        self.bus = open_bus(bus, clock=clock) if isinstance(bus, str) else bus
+        self.store: Store = open_guarded(store, clock=clock) if isinstance(store, str) else store
+        self.clock: Clock = self.store.clock
+        self.bus: Bus | None = open_bus(bus, clock=clock) if isinstance(bus, str) else bus
         self._observer = observer
         self._chance = chance
         self._accounts = Accounts(self.clock, self.bus, self._make_account)

@@ -30,12 +30,14 @@ from tidegate.urls import redact
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from tidegate.clock import Clock
     from tidegate.outbound.providers.registry import Providers
     from tidegate.outbound.quota.account import Account
+    from tidegate.outbound.quota.gate import AsyncGate
     from tidegate.outbound.sources.ledger import UnsettledRequest
     from tidegate.outbound.sources.source import Source
 
-log = logging.getLogger(__name__)
+log: logging.Logger = logging.getLogger(__name__)
 
 EXHAUSTED_CHECK_INTERVAL: Final = 1.0  # seconds between two checks of sources whose provider is exhausted
 MAX_SLEEP: Final = 60 * SECOND  # a change of the wall clock is noticed after that
@@ -60,7 +62,7 @@ class SourceRunner:
         """Store all state in the folder `data`, unless `store` is where quotas are counted."""
         if not isinstance(workers, int) or workers < 1:
             raise ConfigError(f"must be an integer from 1, not {workers!r}", field="workers")
-        self.data = Path(data)
+        self.data: Path = Path(data)
         try:
             make_private_folder(self.data)
         except OSError as error:
@@ -69,11 +71,12 @@ class SourceRunner:
         store_url = store or f"sqlite:///{(self.data / 'quota.db').absolute()}?deadline=5s"
         inner = PermitObserver(transport or httpx.AsyncHTTPTransport())
         self._transport = AsyncRateLimitTransport(providers, store_url, inner, timeout=0, **options)
-        self.gate = self._transport.gate
-        self.clock = self.gate.clock
-        self.ledger = SourceLedger(self.data / "sources.db")  # opened last, after the checks that may raise
+        self.gate: AsyncGate = self._transport.gate
+        self.clock: Clock = self.gate.clock
+        # opened last, after the checks that may raise
+        self.ledger: SourceLedger = SourceLedger(self.data / "sources.db")
         self._cycle = round(cycle * SECOND)
-        self.scheduler = Scheduler(self.ledger, self.gate, self._cycle)
+        self.scheduler: Scheduler = Scheduler(self.ledger, self.gate, self._cycle)
         self.recovered: list[str] = []
         self._workers = workers
         self._grace = round(grace * SECOND)

@@ -57,16 +57,16 @@ class BaseDecider:
 
         `observers` are called for every decision, which adds their cost; `on_denial` only for denials.
         """
-        self.policies = policies
+        self.policies: ServicePolicies = policies
         self.store = store
-        self.stats = Stats()
+        self.stats: Stats = Stats()
         self.max_wait = max_wait
         self.max_priority = max_priority
         self._observers = tuple(observers)
         self._on_denial = (*self._observers, *on_denial)
         self._policy_limiters: dict[str, PolicyLimiter] = {}  # by slot
         self._fast_paths: dict[str, Callable[[Key], Decision]] = {}  # by policy, until the policies change
-        self.blocks = Blocks(store)
+        self.blocks: Blocks = Blocks(store)
         self._background = BackgroundTasks()
         self.closed = False
 

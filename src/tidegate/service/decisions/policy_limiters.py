@@ -51,14 +51,14 @@ class PolicyLimiter:
 
     def __init__(self, slot: str, policy: Policy, store: Store, count: DecisionCount, max_priority: float) -> None:
         """Create a limiter for the policy."""
-        self.slot = slot
-        self.limiter = AsyncLimiter(policy, store=store, max_priority=max_priority)
-        self.count = count
+        self.slot: str = slot
+        self.limiter: AsyncLimiter = AsyncLimiter(policy, store=store, max_priority=max_priority)
+        self.count: DecisionCount = count
         self.update(policy, store)
 
     def update(self, policy: Policy, store: Store) -> None:
         """Replace the policy."""
-        self.policy = policy
+        self.policy: Policy = policy
         if self.limiter.policy is not policy:
             self.limiter.update(policy)
         # A store in memory needs no coroutine: a synchronous call costs a third less.

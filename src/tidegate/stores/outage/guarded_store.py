@@ -34,9 +34,9 @@ if TYPE_CHECKING:
 
     from tidegate.clock import Signal
     from tidegate.policy import Key
-    from tidegate.stores.base import Ask
+    from tidegate.stores.base import Ask, WaitQueue
 
-log = logging.getLogger(__name__)
+log: logging.Logger = logging.getLogger(__name__)
 
 OUTAGE_ERRORS: Final = (
     StoreUnavailable,
@@ -83,7 +83,7 @@ class GuardedStore(Store):
     ) -> None:
         """Guard this store; closing the GuardedStore closes it."""
         super().__init__(store.clock)
-        self.wait_queues = store.wait_queues
+        self.wait_queues: weakref.WeakSet[WaitQueue] = store.wait_queues
         for name, value in (("deadline", deadline), ("local_for", local_for), ("beat", beat)):
             if (
                 isinstance(value, bool)

@@ -65,7 +65,7 @@ class ClusterPipeline(AsyncPipeline):
     ) -> None:
         """Connect with the first call."""
         super().__init__(address, protocol, counts, watch, wake)
-        self.slot_map = SlotMap(address)
+        self.slot_map: SlotMap = SlotMap(address)
         self._nodes: dict[tuple[str, int], NodePipeline] = {}
         self._waiting: list[Script] | None = None  # scripts that wait until the slots are known
 

@@ -56,9 +56,9 @@ class AsyncScriptCall(PendingCall):
     ) -> None:
         """Wait for an answer."""
         super().__init__(verb, asks, now, at)
-        self.pipeline = pipeline
-        self.created_at = pipeline.loop.time()
-        self.failed = False  # it was answered with an error; a reply may still arrive
+        self.pipeline: AsyncPipeline = pipeline
+        self.created_at: float = pipeline.loop.time()
+        self.failed: bool = False  # it was answered with an error; a reply may still arrive
         self.future: asyncio.Future[list[Decision]] = pipeline.create_future()
 
     @property
@@ -98,8 +98,8 @@ class GiveBackCall(PendingCall):
     def __init__(self, pipeline: AsyncPipeline, asks: Sequence[Ask], now: int | None, at: int | None) -> None:
         """Give back what was charged at `at`."""
         super().__init__("adjust", asks, now, at)
-        self.pipeline = pipeline
-        self.failed = False
+        self.pipeline: AsyncPipeline = pipeline
+        self.failed: bool = False
 
     def set_answer(self, answer: list[Decision] | RateLimitError) -> None:
         """Wake waiters of these permits; without an answer, the charge may stay."""
@@ -121,8 +121,9 @@ class AsyncPipeline:
         self, address: RedisAddress, protocol: ScriptProtocol, counts: CallCounts, watch: ServerWatch, wake: Wake
     ) -> None:
         """Serve the running event loop; connect with the first call. `wake` wakes waiters of keys."""
-        self.loop = asyncio.get_running_loop()
-        self.create_future = partial(asyncio.Future, loop=self.loop)  # as loop.create_future does, but faster
+        self.loop: asyncio.AbstractEventLoop = asyncio.get_running_loop()
+        # as loop.create_future does, but faster
+        self.create_future: Callable[[], asyncio.Future[Any]] = partial(asyncio.Future, loop=self.loop)
         self.address = address
         self.protocol = protocol
         self.counts = counts

@@ -43,9 +43,9 @@ class QueuedCall:
 
     def __init__(self, asked: StoreCall) -> None:
         """Ask; nobody waits."""
-        self.arguments = asked
+        self.arguments: StoreCall = asked
         self.results: Results = []
-        self.queued_at = steady()
+        self.queued_at: int = steady()
         self.loop: asyncio.AbstractEventLoop | None = None
         self.waiter: asyncio.Future[list[Decision]] | None = None
 
@@ -78,7 +78,7 @@ class AsyncWorker:
         self._wake = wake
         self._queue: deque[QueuedCall] = deque()
         self._undelivered: list[list[QueuedCall]] = []  # answered, and on the way to their event loop
-        self.lock = Lock()
+        self.lock: Lock = Lock()
         self._thread = ThreadPoolExecutor(1, "tidegate-sqlite")
         self._busy = False
         self._closed = False  # to new calls
