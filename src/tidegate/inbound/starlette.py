@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from tidegate.errors import ConfigError
 from tidegate.inbound.client.request import Request, asgi_header, asgi_path
@@ -72,7 +72,7 @@ class limit(AsgiLimit):  # noqa: N801 - used as a decorator
         return limited  # type: ignore[return-value]  # wraps keeps what callers see
 
     def _make_denial(self, request: Request, decision: Decision) -> Response:
-        denial = self.write_denial(request, request.raw.get(STATE_KEY), decision)
+        denial = self.write_denial(request, cast("dict[str, Any]", request.raw).get(STATE_KEY), decision)
         return Response(denial.body, denial.status, dict(denial.headers))
 
     def _with_fields(self, scope: Any, decision: Decision | None, response: Any) -> Any:  # noqa: ANN401 - any response

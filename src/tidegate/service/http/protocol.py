@@ -37,7 +37,7 @@ except ImportError as error:  # pragma: no cover - the development environment h
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from uvicorn._types import ASGI3Application
     from uvicorn.config import Config

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import atexit
 import logging
-import secrets
+import os
 import threading
 import weakref
 from contextlib import suppress
@@ -123,7 +123,7 @@ class GuardedStore(Store):
         self._failed_ask: Ask | None = None  # the ask that failed: in a cluster, other keys may still work
         self._decided_before = 0
         self._at_exit: Callable[[], None] | None = None
-        self._process_number = secrets.randbits(40) | 1 if self._number is None else self._number
+        self._process_number = int.from_bytes(os.urandom(5)) | 1 if self._number is None else self._number
 
     # ---- methods of Store --------------------------------------------------------------------------------------------
 
