@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Self, TypeVar
 from tidegate.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Callable, Coroutine
 
     from tidegate.core.decision import Decision
     from tidegate.limiter import AsyncLimiter, Limiter
@@ -90,7 +90,7 @@ class Limited(_Limited["Limiter"]):
 class AsyncLimited(_Limited["AsyncLimiter"]):
     """Limits an `async with` block, or every call of the coroutine function it decorates."""
 
-    def __call__(self, function: Callable[P, Awaitable[R]]) -> Callable[P, Awaitable[R]]:
+    def __call__(self, function: Callable[P, Coroutine[Any, Any, R]]) -> Callable[P, Coroutine[Any, Any, R]]:
         """Decorate a coroutine function."""
         if not inspect.iscoroutinefunction(function):
             name = getattr(function, "__qualname__", repr(function))

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeVar
 from tidegate.budget.alerts.monitor import BudgetMonitor, log
 from tidegate.budget.alerts.webhook import Webhook
 from tidegate.budget.open_batch import OpenBatch, OpenBatches
-from tidegate.budget.result import RateLimitResult, instant, result_of, usage_of
+from tidegate.budget.result import BudgetHealth, RateLimitResult, instant, result_of, usage_of
 from tidegate.budget.settings.tier_policies import TierPolicies, TierPolicy
 from tidegate.budget.short_term import ShortTermLimits
 from tidegate.budget.storage.retry_queue import RetryQueue
@@ -290,7 +290,7 @@ class BudgetOperations:
             return usage | self._last_usage | self._short_term.usage(self._tier_policy)
         return usage
 
-    def health_flow(self) -> Flow[dict[str, Any]]:
+    def health_flow(self) -> Flow[BudgetHealth]:
         """Describe the state of the budget, for a health endpoint."""
         usage = yield from self.usage_flow()
         if not self.settings.enabled:

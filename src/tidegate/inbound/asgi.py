@@ -50,8 +50,10 @@ if TYPE_CHECKING:
     Message = Any
     Receive = Callable[[], Awaitable[Any]]
     Send = Callable[[Any], Awaitable[None]]
-    App = Callable[[Any, Any, Any], Awaitable[None]]
+    App = Callable[..., Awaitable[None]]
     Writer = Callable[[Decision], RawFields]
+
+__all__ = ["RateLimitMiddleware"]
 
 POLICY_VIOLATION: Final = 1008  # the close code of a websocket that exceeds its limit
 OVERRIDES: Final = frozenset(name.encode() for name in METHOD_OVERRIDES)

@@ -24,7 +24,9 @@ if TYPE_CHECKING:
     from tidegate.core.decision import Decision
     from tidegate.inbound.limiting.flow import Steps
 
-F = TypeVar("F", bound="Callable[..., Any]")
+__all__ = ["limit"]
+
+F = TypeVar("F", bound="Callable[..., object]")
 
 
 class AsgiLimit(RouteLimit):

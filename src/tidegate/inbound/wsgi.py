@@ -39,8 +39,10 @@ if TYPE_CHECKING:
 
     Environ = dict[str, Any]
     Fields = list[tuple[str, str]]
-    Start = Callable[..., Any]
-    App = Callable[[Any, Any], Iterable[bytes]]
+    Start = Callable[..., object]
+    App = Callable[..., Iterable[bytes]]  # frameworks have different types for the environ
+
+__all__ = ["RateLimitMiddleware"]
 
 MAX_LENGTH_DIGITS: Final = 10  # more digits than any valid Content-Length
 

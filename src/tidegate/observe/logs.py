@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
     from tidegate.observe.record import Record
 
+__all__ = ["DecisionLog"]
+
 MAX_LOGGED_LENGTH: Final = 200  # characters of a value from a client in a line
 MAX_NAMES: Final = 1000  # kinds of lines that are counted separately: a program may create any number of policies
 BURST: Final = 10  # lines of a kind in a second

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
     from tidegate.observe.record import Record
 
+__all__ = ["OpenTelemetryObserver"]
+
 COUNTED_VERBS: Final = ("acquire", "hold")
 POLICY: Final = "tidegate.policy"
 OUTCOME: Final = "tidegate.outcome"

@@ -27,9 +27,14 @@ except ImportError:  # pragma: no cover - the extra is part of every test enviro
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator, Sequence
+    from typing import Unpack
 
     from tidegate.outbound.providers.provider import Provider
     from tidegate.outbound.providers.registry import Providers
+    from tidegate.outbound.quota.gate import GateOptions
+    from tidegate.stores import Store
+
+__all__ = ["AsyncRateLimitTransport", "RateLimitTransport"]
 
 UNREACHED: Final = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout, httpx.UnsupportedProtocol)
 EXTENSION: Final = "tidegate"
@@ -41,9 +46,9 @@ class RateLimitTransport(httpx.BaseTransport):
     def __init__(
         self,
         providers: Providers,
-        store: Any = "memory://",  # noqa: ANN401 - a URL or a Store, see Gate
+        store: str | Store = "memory://",
         transport: httpx.BaseTransport | None = None,
-        **options: Any,  # noqa: ANN401 - those of Gate
+        **options: Unpack[GateOptions],
     ) -> None:
         """Enforce the quotas of `providers`, counted in `store`; `options` are those of `tidegate.outbound.Gate`."""
         self.gate: Gate = Gate(providers, store, **options)
@@ -78,9 +83,9 @@ class AsyncRateLimitTransport(httpx.AsyncBaseTransport):
     def __init__(
         self,
         providers: Providers,
-        store: Any = "memory://",  # noqa: ANN401 - a URL or a Store, see Gate
+        store: str | Store = "memory://",
         transport: httpx.AsyncBaseTransport | None = None,
-        **options: Any,  # noqa: ANN401 - those of Gate
+        **options: Unpack[GateOptions],
     ) -> None:
         """Enforce the quotas of `providers`, counted in `store`; `options` are those of `tidegate.outbound.Gate`."""
         self.gate: AsyncGate = AsyncGate(providers, store, **options)

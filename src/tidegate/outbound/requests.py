@@ -32,9 +32,14 @@ except ImportError:  # pragma: no cover - the extra is part of every test enviro
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from typing import Unpack
 
     from tidegate.outbound.providers.provider import Provider
     from tidegate.outbound.providers.registry import Providers
+    from tidegate.outbound.quota.gate import GateOptions
+    from tidegate.stores import Store
+
+__all__ = ["RateLimitAdapter"]
 
 HIDDEN_TEXT: Final = "…"
 POOL_LOG: Final = "urllib3.connectionpool"
@@ -46,13 +51,13 @@ class RateLimitAdapter(HTTPAdapter):
     def __init__(
         self,
         providers: Providers,
-        store: Any = "memory://",  # noqa: ANN401 - a URL or a Store, see Gate
+        store: str | Store = "memory://",
         *,
         max_retries: int = 0,
         pool_connections: int = 10,
         pool_maxsize: int = 10,
         pool_block: bool = False,
-        **options: Any,  # noqa: ANN401 - those of Gate
+        **options: Unpack[GateOptions],
     ) -> None:
         """Enforce the quotas of `providers`, counted in `store`; `options` are those of `tidegate.outbound.Gate`.
 

@@ -10,7 +10,7 @@ from tidegate.errors import ConfigError
 from tidegate.headers import parse_retry_after
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Callable, Coroutine
 
     from tidegate.core.decision import Decision
     from tidegate.swarm.async_limiters import _AsyncLimiter
@@ -129,7 +129,7 @@ class LimitedCall(_LimitedCall["_Limiter"]):
 class AsyncLimitedCall(_LimitedCall["_AsyncLimiter"]):
     """Limits an `async with` block, or each call of the coroutine function it decorates."""
 
-    def __call__(self, function: Callable[P, Awaitable[R]]) -> Callable[P, Awaitable[R]]:
+    def __call__(self, function: Callable[P, Coroutine[Any, Any, R]]) -> Callable[P, Coroutine[Any, Any, R]]:
         """Decorate a coroutine function."""
         if not inspect.iscoroutinefunction(function):
             name = getattr(function, "__qualname__", repr(function))

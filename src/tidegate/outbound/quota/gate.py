@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypedDict, TypeVar
 
 from tidegate.bus import open_bus
 from tidegate.clock import TaskSignal, ThreadSignal
@@ -73,6 +73,23 @@ def suppress_errors_flow(step: Callable[[], Any]) -> Flow:
     """Run a step whose failure would only hide a response or an error."""
     with suppress(Exception):
         yield step
+
+
+class CommonGateOptions(TypedDict, total=False):
+    """The keyword options of a gate that a SourceRunner takes as well; it sets `timeout` itself."""
+
+    priority: float
+    bus: str | Bus | None
+    clock: Clock | None
+    observer: Observer | None
+    chance: Callable[[], float]
+    reload: float | None
+
+
+class GateOptions(CommonGateOptions, total=False):
+    """The keyword options of a gate, which every client adapter takes as well."""
+
+    timeout: float | None
 
 
 class _Gate:

@@ -13,7 +13,7 @@ import logging
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Final, Self
 
 import httpx
 
@@ -29,12 +29,13 @@ from tidegate.urls import redact
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+    from typing import Unpack
 
     from tidegate.clock import Clock
     from tidegate.outbound.providers.registry import Providers
     from tidegate.outbound.quota.account import Account
-    from tidegate.outbound.quota.gate import AsyncGate
-    from tidegate.outbound.sources.ledger import UnsettledRequest
+    from tidegate.outbound.quota.gate import AsyncGate, CommonGateOptions
+    from tidegate.outbound.sources.ledger import SourceRow, UnsettledRequest
     from tidegate.outbound.sources.source import Source
 
 log: logging.Logger = logging.getLogger(__name__)
@@ -57,7 +58,7 @@ class SourceRunner:
         cycle: float = EXHAUSTED_CHECK_INTERVAL,
         grace: float = 1.0,
         transport: httpx.AsyncBaseTransport | None = None,
-        **options: Any,  # noqa: ANN401 - those of AsyncGate
+        **options: Unpack[CommonGateOptions],
     ) -> None:
         """Store all state in the folder `data`, unless `store` is where quotas are counted."""
         if not isinstance(workers, int) or workers < 1:
@@ -231,7 +232,7 @@ class SourceRunner:
         log.info("%s", description)
         return description
 
-    def describe(self) -> list[dict[str, Any]]:
+    def describe(self) -> list[SourceRow]:
         """Return a row per source: next run, last result, and counts of skipped and requeued runs."""
         rows = self.scheduler.describe()
         for row in rows:

@@ -23,7 +23,7 @@ from tidegate.swarm.presence import Agent, Watcher
 from tidegate.urls import redact
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Mapping
 
     from tidegate.budget import TaskBudget
     from tidegate.bus import Bus, Event
@@ -81,7 +81,7 @@ def format_limit(limit: Limit) -> str:
     return str(limit).partition(" ")[0] + ("" if limit.unit == "requests" else f" {limit.unit}")
 
 
-def _describe_source(row: dict[str, Any], now: int) -> dict[str, Any]:
+def _describe_source(row: Mapping[str, Any], now: int) -> dict[str, Any]:
     names = ("name", "provider", "schedule", "state", "ok", "failed", "skipped", "requeued", "last_result")
     last = row["last_at"]
     return {

@@ -237,11 +237,13 @@ class GuardedStore(Store):
         """Whether there is an outage now."""
         return self._breaker.is_open
 
-    def ask_store(self, *arguments: Any) -> list[Decision]:  # noqa: ANN401 - the arguments of apply
+    def ask_store(
+        self, verb: str, asks: Sequence[Ask], now: int | None = None, at: int | None = None
+    ) -> list[Decision]:
         """Call the store itself, within the deadline. Raises StoreUnavailable if it does not answer."""
         if self._workers is None:
-            return self.store.apply(*arguments)
-        return self._workers.run(partial(self.store.apply, *arguments), self._call_deadline())
+            return self.store.apply(verb, asks, now, at)
+        return self._workers.run(partial(self.store.apply, verb, asks, now, at), self._call_deadline())
 
     async def ask_store_async(
         self, verb: str, asks: Sequence[Ask], now: int | None = None, at: int | None = None
