@@ -11,6 +11,25 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+# Modules that users name themselves, because each needs another package or is one of several alternatives. All other
+# public names are in the `__all__` of a package.
+NAMED_MODULES = (
+    "tidegate.budget.prometheus",
+    "tidegate.core.codec",
+    "tidegate.inbound.asgi",
+    "tidegate.inbound.django",
+    "tidegate.inbound.fastapi",
+    "tidegate.inbound.flask",
+    "tidegate.inbound.functions",
+    "tidegate.inbound.starlette",
+    "tidegate.inbound.wsgi",
+    "tidegate.observe.logs",
+    "tidegate.observe.otel",
+    "tidegate.observe.prometheus",
+    "tidegate.outbound.aiohttp",
+    "tidegate.outbound.httpx",
+    "tidegate.outbound.requests",
+)
 SOURCE = Path(__file__).parents[2] / "src"
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
@@ -75,8 +94,12 @@ def modules() -> dict[str, Module]:
 
 
 def public_modules() -> dict[str, tuple[str, ...]]:
-    """The names in `__all__`, by module."""
-    return {name: names for name, module in modules().items() if (names := module.public_names) is not None}
+    """The names in `__all__` of each package that has one, and of NAMED_MODULES, by module."""
+    return {
+        name: names
+        for name, module in modules().items()
+        if (module.is_package or name in NAMED_MODULES) and (names := module.public_names) is not None
+    }
 
 
 def resolve(module: str, name: str) -> tuple[Module, ast.stmt] | None:

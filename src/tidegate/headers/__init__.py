@@ -8,7 +8,7 @@
 Only these modules know the wire formats. The RateLimit fields are those of draft-ietf-httpapi-ratelimit-headers-11.
 """
 
-from tidegate.headers.problem_details import PROBLEM_TYPE, problem
+from tidegate.headers.problem_details import PROBLEM_TYPE, Kind, problem
 from tidegate.headers.reader import Advice, Headers, LimitAdvice, read
 from tidegate.headers.values import parse_retry_after
 from tidegate.headers.writer import STYLES, Style, check_style, write
@@ -18,6 +18,7 @@ __all__ = [
     "STYLES",
     "Advice",
     "Headers",
+    "Kind",
     "LimitAdvice",
     "Style",
     "check_style",

@@ -31,7 +31,7 @@ except ImportError:  # pragma: no cover - the extra is part of every test enviro
     raise ConfigError("needs requests: pip install 'tidegate[requests]'") from None
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
     from typing import Unpack
 
     from tidegate.outbound.providers.provider import Provider
@@ -73,11 +73,14 @@ class RateLimitAdapter(HTTPAdapter):
         retry = Retry(total=max_retries, connect=max_retries, read=False, status=0, other=0, redirect=0)
         super().__init__(pool_connections, pool_maxsize, retry, pool_block)
 
-    def send(  # type: ignore[override]  # other arguments are passed on unchanged
+    def send(
         self,
         request: requests.PreparedRequest,
         stream: bool = False,  # noqa: FBT001, FBT002 - as requests has it
-        **options: Any,  # noqa: ANN401 - as requests has it
+        timeout: float | tuple[float, float] | tuple[float, None] | None = None,
+        verify: bool | str = True,  # noqa: FBT001, FBT002 - as requests has it
+        cert: str | bytes | tuple[str | bytes, str | bytes] | None = None,
+        proxies: Mapping[str, str] | None = None,
     ) -> requests.Response:
         """Wait for a permit, send the request, and learn from the response."""
         call = to_outbound_request(request)
@@ -85,7 +88,7 @@ class RateLimitAdapter(HTTPAdapter):
 
         def send(provider: Provider | None) -> ProviderResponse:
             response = super(RateLimitAdapter, self).send(
-                self._with_key(request, self.gate.key_for(provider, call), keys), stream, **options
+                self._with_key(request, self.gate.key_for(provider, call), keys), stream, timeout, verify, cert, proxies
             )
             response.request, response.url = request, request.url or ""
             return ProviderResponse(response.status_code, response.raw.headers.items(), response.close, response)

@@ -9,14 +9,14 @@ from weakref import WeakSet
 from tidegate.clock import Clock, SystemClock
 from tidegate.core.bounds import MAX_INTEGER
 from tidegate.errors import ConfigError
+from tidegate.policy import Key, Policy
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from tidegate.core.decision import Decision
-    from tidegate.policy import Key, Policy
 
-    Ask = tuple[Policy, Key, tuple[int, ...]]
+Ask = tuple[Policy, Key, tuple[int, ...]]  # the policy, the key, and the cost at each limit of the policy
 
 
 class WaitQueue(Protocol):

@@ -3,27 +3,28 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from tidegate.core.bounds import SECOND
 from tidegate.errors import Denied, RateLimitError
 from tidegate.inbound.client.recent import RecentClients
+from tidegate.inbound.client.request import Request
 from tidegate.inbound.responses.response import combine_decisions
 from tidegate.limiter import AsyncLimiter, Limiter
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable
 
     from tidegate.core.decision import Decision
-    from tidegate.inbound.client.request import Request
     from tidegate.inbound.limiting.flow import Steps
     from tidegate.inbound.responses.response import ResponseWriter
     from tidegate.inbound.rules.charging import Charging
     from tidegate.inbound.rules.model import Category
     from tidegate.policy import Cost, Key
 
-    Counts = Callable[[Request, int], bool]  # whether a response with this status counts
+Counts = Callable[[Request, int], bool]  # whether a response with this status counts
 
 log: logging.Logger = logging.getLogger("tidegate.inbound")
 
