@@ -36,7 +36,7 @@ class Signal(Protocol):
     def is_set(self) -> bool:
         """Return whether it was set since it was last cleared."""
 
-    def wait(self, seconds: float | None) -> object:  # a boolean for threads, a coroutine for tasks
+    def wait(self, seconds: float | None, /) -> object:  # a boolean for threads, a coroutine for tasks
         """Wait until set, or for this many real seconds."""
 
 
