@@ -200,7 +200,9 @@ class _Engine:
     def _usage_ask(self, key: Key) -> Ask:
         return self._make_ask("peek", normal_key(key), {})
 
-    def _close(self) -> None:
+    def reject_calls(self) -> None:
+        """Reject further calls and wake waiting calls with Closed; the store stays open."""
+
         def closed(*_: object) -> Decision:
             raise Closed("the limiter is closed")
 
@@ -305,10 +307,15 @@ class Limiter(_Engine):
         ttl = seconds("ttl", ttl)
         call = ThreadCall()
         decision = call.run(self._drive, self._acquire_flow(call, "hold", key, cost, timeout, priority))
-        policy = self._policy_of(decision)
-        return Reservation(self._settle, self.clock, policy, normal_key(key), policy.costs(cost), decision, ttl)
+        return self.make_reservation(key, cost, decision, ttl)
 
-    def _settle(self, ask: Ask) -> None:
+    def make_reservation(self, key: Key, cost: Cost, decision: Decision, ttl: float) -> Reservation:
+        """Build the reservation of a cost that was charged by `decision`."""
+        policy = self._policy_of(decision)
+        return Reservation(self.settle, self.clock, policy, normal_key(key), policy.costs(cost), decision, ttl)
+
+    def settle(self, ask: Ask) -> None:
+        """Correct the charge of a reservation, which calls this; use its `commit` and `cancel`."""
         self._drive(self._adjust_flow(ask))
 
     def refund(self, key: Key, cost: Cost = 1) -> None:
@@ -342,7 +349,7 @@ class Limiter(_Engine):
 
     def close(self) -> None:
         """Reject further calls, wake waiting calls with Closed, and close the store if it was opened from a URL."""
-        self._close()
+        self.reject_calls()
         if self._owns_store:
             self.store.close()
 
@@ -424,6 +431,23 @@ class AsyncLimiter(_Engine):
         """Wait until enough permits are available, and take them; see `Limiter.acquire`."""
         return await self._wait_for("acquire", key, cost, timeout, priority)
 
+    async def charge(
+        self,
+        verb: str,
+        key: Key,
+        cost: Cost,
+        timeout: float | None,  # noqa: ASYNC109 - as above
+        priority: float,
+        apply: AsyncApply | None = None,
+    ) -> Decision:
+        """Charge a cost, for the service: `apply` replaces `store.apply_async`.
+
+        None as `timeout` decides at once, as `try_acquire` does; otherwise the call waits and raises Denied.
+        """
+        if timeout is None:
+            return await self._ask(self._make_ask(verb, normal_key(key), cost), apply)
+        return await self._wait_for(verb, key, cost, timeout, priority, apply)
+
     async def _wait_for(
         self,
         verb: str,
@@ -454,10 +478,15 @@ class AsyncLimiter(_Engine):
     ) -> AsyncReservation:
         ttl = seconds("ttl", ttl)
         decision = await self._wait_for("hold", key, cost, timeout, priority)
-        policy = self._policy_of(decision)
-        return AsyncReservation(self._settle, self.clock, policy, normal_key(key), policy.costs(cost), decision, ttl)
+        return self.make_reservation(key, cost, decision, ttl)
 
-    async def _settle(self, ask: Ask) -> None:
+    def make_reservation(self, key: Key, cost: Cost, decision: Decision, ttl: float) -> AsyncReservation:
+        """Build the reservation of a cost that was charged by `decision`."""
+        policy = self._policy_of(decision)
+        return AsyncReservation(self.settle, self.clock, policy, normal_key(key), policy.costs(cost), decision, ttl)
+
+    async def settle(self, ask: Ask) -> None:
+        """Correct the charge of a reservation, which calls this; use its `commit` and `cancel`."""
         await self._drive(self._adjust_flow(ask))
 
     async def refund(self, key: Key, cost: Cost = 1) -> None:
@@ -488,7 +517,7 @@ class AsyncLimiter(_Engine):
 
     async def close(self) -> None:
         """Reject further calls, wake waiting calls with Closed, and close the store if it was opened from a URL."""
-        self._close()
+        self.reject_calls()
         if self._owns_store:
             await self.store.close_async()
 

@@ -121,7 +121,7 @@ class RequestLimiter:
             trusted_proxies, self._source.rules, **client_options
         )
         self.root_path: str = get("root_path", "")
-        self.drops_messages = get("on_message", "close") == "drop"
+        self.drops_messages: bool = get("on_message", "close") == "drop"
         admin = get("admin", True)
         self.admin_path: str | None = ADMIN_PATH if admin is True else admin or None
         self.admin_token: str | None = get("admin_token")

@@ -6,13 +6,12 @@ from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any, Final
 
 from tidegate.core.bounds import MAX_INTEGER
-from tidegate.limiter import Limiter
-from tidegate.reservation import AsyncReservation, Reservation
 
 if TYPE_CHECKING:
     from tidegate.core import Decision
-    from tidegate.limiter import AsyncLimiter
+    from tidegate.limiter import AsyncLimiter, Limiter
     from tidegate.policy import Cost, Key
+    from tidegate.reservation import AsyncReservation, Reservation
 
 Flow = Generator[Callable[[], Any], Any, Any]  # yields functions to call (or call and await); receives their results
 
@@ -86,11 +85,5 @@ class Charge:
 
     def _get_reservation(self) -> Reservation | AsyncReservation:
         if self._reservation is None:
-            limiter, decision = self._limiter, self.decision
-            policy = limiter._policy_of(decision)  # noqa: SLF001 - as `reserve` itself does
-            settle: Any = limiter._settle  # noqa: SLF001 - what `reserve` itself hands to a reservation
-            kind = Reservation if isinstance(limiter, Limiter) else AsyncReservation
-            self._reservation = kind(
-                settle, limiter.clock, policy, self._key, policy.costs(self._cost), decision, CHARGE_TTL
-            )
+            self._reservation = self._limiter.make_reservation(self._key, self._cost, self.decision, CHARGE_TTL)
         return self._reservation

@@ -152,6 +152,11 @@ class _Gate:
         provider = self.find_provider(call.url)
         return None if provider is None else self.account(provider, call)
 
+    @property
+    def accounts(self) -> tuple[Account, ...]:
+        """The accounts that are open."""
+        return tuple(self._accounts.values())
+
     def open_account(self, provider: Provider, key: Key) -> Account:
         """Return the account of a key, opened if needed, with the current limits of the provider."""
         return self._accounts.open(provider, key)

@@ -53,7 +53,7 @@ def sources_panel(service: SourceRunner) -> Panel:
         for provider in list(gate.providers)[:MAX_ROWS]:
             if not provider.per:
                 gate.open_account(provider, provider.domain)  # so that it is shown before its first request
-        accounts = list(gate._accounts.values())[:MAX_ROWS]  # noqa: SLF001 - Gate has no method to list them
+        accounts = gate.accounts[:MAX_ROWS]
         return {
             "providers": [await _describe_account(account) for account in accounts],
             "sources": [_describe_source(row, now) for row in service.describe()[:MAX_ROWS]],

@@ -80,7 +80,7 @@ class BaseDecider:
             variant = policies.slots.get(slot)
             if variant is None:
                 del self._policy_limiters[slot]
-                policy_limiter.limiter._close()  # noqa: SLF001 - its store is ours: nothing is left to await
+                policy_limiter.limiter.reject_calls()
             elif variant.policy != policy_limiter.policy:
                 policy_limiter.update(variant.policy, self.store)
 

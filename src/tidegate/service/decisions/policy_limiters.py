@@ -10,13 +10,13 @@ from tidegate.core.decision import Decision, LocalDecision
 from tidegate.errors import ConfigError, Denied
 from tidegate.limiter import AsyncLimiter, Limiter
 from tidegate.policy import Policy, join_key, normal_key
-from tidegate.reservation import AsyncReservation
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from tidegate.observe import Observer, Record
     from tidegate.policy import Cost, Key
+    from tidegate.reservation import AsyncReservation
     from tidegate.service.decisions.idempotency import KeyedStore
     from tidegate.service.decisions.stats import DecisionCount
     from tidegate.stores import Store
@@ -80,19 +80,14 @@ class PolicyLimiter:
         A `keyed_store` replaces the store of the limiter.
         """
         limiter, apply = self.limiter, None if keyed_store is None else keyed_store.apply_async
-        if wait is None:
-            return await limiter._ask(limiter._make_ask(verb, normal_key(key), cost), apply)  # noqa: SLF001 - as try_acquire
         try:
-            return await limiter._wait_for(verb, key, cost, wait, priority, apply)  # noqa: SLF001 - as acquire
+            return await limiter.charge(verb, key, cost, wait, priority, apply)
         except Denied as denied:
             return denied.decision
 
     def make_reservation(self, key: Key, cost: Cost, ttl: float, decision: Decision) -> AsyncReservation:
         """Build the reservation of a cost that was charged."""
-        limiter = self.limiter
-        policy = limiter._policy_of(decision)  # noqa: SLF001 - as reserve
-        costs = policy.costs(cost)
-        return AsyncReservation(limiter._settle, limiter.clock, policy, normal_key(key), costs, decision, ttl)  # noqa: SLF001 - as reserve
+        return self.limiter.make_reservation(key, cost, decision, ttl)
 
 
 def notify_observers(observers: Sequence[Observer], record: Record) -> None:

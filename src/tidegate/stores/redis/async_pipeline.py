@@ -203,13 +203,14 @@ class AsyncPipeline:
         if not calls:
             return
         try:
-            self._send(list(self.protocol.scripts(calls)))
+            self.send_scripts(list(self.protocol.scripts(calls)))
         except Exception as error:  # noqa: BLE001 - any exception must reach the callers
             failure = driver.explain(self.address, error)
             for call in calls:
                 call.set_answer(failure)
 
-    def _send(self, scripts: Iterable[Script]) -> None:
+    def send_scripts(self, scripts: Iterable[Script]) -> None:
+        """Send scripts, or queue them until the server can be reached."""
         raise NotImplementedError
 
     def _start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
@@ -284,7 +285,8 @@ class ServerPipeline(AsyncPipeline):
         self._answered = False  # this connection has received a reply
         self._last_data_at = 0.0  # loop time of the last data from the server
 
-    def _send(self, scripts: Iterable[Script]) -> None:
+    def send_scripts(self, scripts: Iterable[Script]) -> None:
+        """Send scripts, or queue them until the server can be reached."""
         batch = deque(scripts)
         if not batch:
             return
