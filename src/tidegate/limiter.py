@@ -431,23 +431,6 @@ class AsyncLimiter(_Engine):
         """Wait until enough permits are available, and take them; see `Limiter.acquire`."""
         return await self._wait_for("acquire", key, cost, timeout, priority)
 
-    async def charge(
-        self,
-        verb: str,
-        key: Key,
-        cost: Cost,
-        timeout: float | None,  # noqa: ASYNC109 - as above
-        priority: float,
-        apply: AsyncApply | None = None,
-    ) -> Decision:
-        """Charge a cost, for the service: `apply` replaces `store.apply_async`.
-
-        None as `timeout` decides at once, as `try_acquire` does; otherwise the call waits and raises Denied.
-        """
-        if timeout is None:
-            return await self._ask(self._make_ask(verb, normal_key(key), cost), apply)
-        return await self._wait_for(verb, key, cost, timeout, priority, apply)
-
     async def _wait_for(
         self,
         verb: str,

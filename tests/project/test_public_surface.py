@@ -99,7 +99,6 @@ INTERNAL = {
     "tidegate.inbound.limiting.route_limit.RouteLimit.write_denial": "called by the adapters of frameworks",
     "tidegate.inbound.starlette.AsgiLimit.check_flow": "called by the adapters of frameworks",
     "tidegate.limited._Limited.__init__": "made by `Limiter.limited`",
-    "tidegate.limiter.AsyncLimiter.charge": "called by the service",
     "tidegate.limiter.AsyncLimiter.settle": "called by reservations",
     "tidegate.limiter.Limiter.settle": "called by reservations",
     "tidegate.outbound.quota.gate._Gate.account": "called by the adapters of HTTP clients",

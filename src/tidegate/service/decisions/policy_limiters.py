@@ -14,6 +14,7 @@ from tidegate.policy import Policy, join_key, normal_key
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from tidegate.limiter import AsyncApply
     from tidegate.observe import Observer, Record
     from tidegate.policy import Cost, Key
     from tidegate.reservation import AsyncReservation
@@ -44,6 +45,27 @@ class ReserveResult(NamedTuple):
     id: str | None
 
 
+class ServiceLimiter(AsyncLimiter):
+    """An AsyncLimiter whose calls may use another store: one that applies a request with an idempotency key once."""
+
+    async def charge(
+        self,
+        verb: str,
+        key: Key,
+        cost: Cost,
+        timeout: float | None,  # noqa: ASYNC109 - the deadline is part of the contract
+        priority: float,
+        apply: AsyncApply | None = None,
+    ) -> Decision:
+        """Charge a cost; `apply` replaces `store.apply_async`.
+
+        None as `timeout` decides at once, as `try_acquire` does; otherwise the call waits and raises Denied.
+        """
+        if timeout is None:
+            return await self._ask(self._make_ask(verb, normal_key(key), cost), apply)
+        return await self._wait_for(verb, key, cost, timeout, priority, apply)
+
+
 class PolicyLimiter:
     """The limiter of one policy variant, and its counts."""
 
@@ -52,7 +74,7 @@ class PolicyLimiter:
     def __init__(self, slot: str, policy: Policy, store: Store, count: DecisionCount, max_priority: float) -> None:
         """Create a limiter for the policy."""
         self.slot: str = slot
-        self.limiter: AsyncLimiter = AsyncLimiter(policy, store=store, max_priority=max_priority)
+        self.limiter: ServiceLimiter = ServiceLimiter(policy, store=store, max_priority=max_priority)
         self.count: DecisionCount = count
         self.update(policy, store)
 
