@@ -70,8 +70,7 @@ class ReservationId(NamedTuple):
         costs = tuple(self.costs.get(limit.name, 0) for limit in policy.limits)
         decision = Decision((self.charged, self.at, policy.limits, (), None))
         left = self.ttl - max(0, limiter.clock.ns() // 1000 - self.at) / SECOND
-        settle = limiter._settle  # noqa: SLF001 - what `reserve` itself hands to a reservation
-        return AsyncReservation(settle, limiter.clock, policy, normal_key(self.key), costs, decision, left)
+        return AsyncReservation(limiter.settle, limiter.clock, policy, normal_key(self.key), costs, decision, left)
 
 
 class SettledIds:

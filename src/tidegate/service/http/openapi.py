@@ -18,26 +18,26 @@ from tidegate.service.http.replays import MAX_IDEMPOTENCY_KEY_LENGTH
 from tidegate.waiting import MAX_PRIORITY
 
 NUMBER: Final = {"type": "number"}
-SECONDS: Final = {"type": "number", "minimum": 0}
+SECONDS: Final[dict[str, Any]] = {"type": "number", "minimum": 0}
 STRING: Final = {"type": "string"}
-INTEGER: Final = {"type": "integer", "minimum": 0, "maximum": 2**53 - 1}
+INTEGER: Final[dict[str, Any]] = {"type": "integer", "minimum": 0, "maximum": 2**53 - 1}
 BOOLEAN: Final = {"type": "boolean"}
-STRINGS: Final = {"type": "array", "items": STRING}
-KEY: Final = {
+STRINGS: Final[dict[str, Any]] = {"type": "array", "items": STRING}
+KEY: Final[dict[str, Any]] = {
     "description": "The key that is limited: a string, or a list of parts. Different lists are always different keys.",
     "anyOf": [
         {"type": "string", "maxLength": MAX_KEY_LENGTH},
         {"type": "array", "items": STRING, "minItems": 1, "maxItems": MAX_KEY_PARTS},
     ],
 }
-COST: Final = {
+COST: Final[dict[str, Any]] = {
     "description": "Permits: an integer, or one for each unit. 1 by default.",
     "anyOf": [INTEGER, {"type": "object", "additionalProperties": INTEGER}],
 }
-PAIR: Final = {"type": "array", "items": STRING, "minItems": 2, "maxItems": 2}
+PAIR: Final[dict[str, Any]] = {"type": "array", "items": STRING, "minItems": 2, "maxItems": 2}
 # In a batch, an invalid key gets its error as its result, and the other keys are decided.
 ANY_KEY: Final = {"description": "A key. An invalid key gets an error as its result."}
-LONG_KEY: Final = {**ANY_KEY, "anyOf": [STRING, {"type": "array", "items": STRING, "minItems": 1}]}
+LONG_KEY: Final[dict[str, Any]] = {**ANY_KEY, "anyOf": [STRING, {"type": "array", "items": STRING, "minItems": 1}]}
 # Every field of a request.
 PROPERTIES: Final[dict[str, dict[str, Any]]] = {
     "policy": {"type": "string", "minLength": 1, "description": "The name of a policy."},
@@ -89,11 +89,11 @@ RESPONSE_SCHEMAS: Final = {
     "cancel": "Done", "release": "Done", "batch": "Answers", "usage": "Usage", "reset": "Done", "block": "Blocked",
     "unblock": "Done",
 }  # fmt: skip
-LIMIT_FIELDS: Final = {
+LIMIT_FIELDS: Final[dict[str, Any]] = {
     "name": STRING, "quota": INTEGER, "unit": STRING, "allowed": BOOLEAN, "remaining": INTEGER,
     "retry_after": {"type": ["number", "null"], "minimum": 0}, "reset_after": SECONDS,
 }  # fmt: skip
-DECISION_FIELDS: Final = {
+DECISION_FIELDS: Final[dict[str, Any]] = {
     "allowed": BOOLEAN,
     "remaining": {"type": ["integer", "null"], "description": "Permits left at the tightest limit; null: not limited."},
     "retry_after": {
@@ -106,7 +106,7 @@ DECISION_FIELDS: Final = {
     "local": {**BOOLEAN, "description": "Decided without the store, which is unavailable."},
     "limits": {"type": "array", "items": {"$ref": "#/components/schemas/Limit"}},
 }
-USAGE_FIELDS: Final = {
+USAGE_FIELDS: Final[dict[str, Any]] = {
     "name": STRING,
     "quota": INTEGER,
     "used": {"type": "integer"},
@@ -114,18 +114,18 @@ USAGE_FIELDS: Final = {
     "reset_after": SECONDS,
     "unit": STRING,
 }
-LEASE_FIELDS: Final = {
+LEASE_FIELDS: Final[dict[str, Any]] = {
     "id": {"type": ["string", "null"], "description": "The id that settles the lease; null: nothing was leased."},
     "permits": {**INTEGER, "description": "Permits taken, including the call itself; 0: each call needs a request."},
     "seconds": {**SECONDS, "description": "How long the permits may be used, counted from the request."},
     "decay": {**SECONDS, "description": "Permits that expire each second."},
 }
-BLOCK_FIELDS: Final = {
+BLOCK_FIELDS: Final[dict[str, Any]] = {
     "policy": STRING,
     "key": KEY,
     "seconds": {**SECONDS, "description": "Seconds until it ends."},
 }
-POLICY_FIELDS: Final = {
+POLICY_FIELDS: Final[dict[str, Any]] = {
     "name": STRING, "limits": STRINGS, "mode": {"enum": ["enforce", "shadow"]}, "rollout": SECONDS,
     "on_store_error": {"enum": ["allow", "deny", "local"]},
     "overrides": {"type": "array", "items": {"type": "object"}},
