@@ -50,10 +50,12 @@ test-others: ## the suite on the other Pythons, with fewer random examples
 	    $(VENV)-$$version/bin/python -m pytest -n auto --hypothesis-profile=quick $$what $(ARGS) || exit 1; \
 	done
 
-lint: venv ## ruff (everything), mypy (strict), import contracts
+lint: venv ## ruff (everything), mypy (strict), pyright (examples, completeness), import contracts
 	@$(PY) -m ruff check .
 	@$(PY) -m ruff format --check .
-	@$(PY) -m mypy src tests $(wildcard bench/*.py tools/*.py)
+	@$(PY) tools/extract_examples.py build/examples
+	@$(PY) -m mypy src tests examples build/examples $(wildcard bench/*.py tools/*.py)
+	@$(PY) tools/check_pyright.py
 	@$(PY) -c 'from importlinter.cli import lint_imports_command; lint_imports_command(["--no-logo"])'
 
 format: venv ## let ruff format and fix what it can

@@ -1,20 +1,78 @@
-"""tidegate: one rate limiter for both sides of an API, the requests you receive and the requests you send."""
+"""tidegate: one rate limiter for both sides of an API, the requests you receive and the requests you send.
 
-from tidegate.core import Decision, Limit
-from tidegate.errors import Closed, ConfigError, Denied, RateLimitError, ResourceUnknown, StoreUnavailable
-from tidegate.limiter import AsyncLimiter, Limiter
-from tidegate.policy import Policy
+A name is imported from its module when it is first used, so that `import tidegate` is fast. `__all__` lists the public
+names; so does the `__all__` of every other public package and module.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tidegate.clock import Clock, Signal
+    from tidegate.core import Decision, Limit, LimitDecision
+    from tidegate.errors import Closed, ConfigError, Denied, RateLimitError, ResourceUnknown, StoreUnavailable
+    from tidegate.limited import AsyncLimited, Limited
+    from tidegate.limiter import AsyncLimiter, Limiter, Usage
+    from tidegate.observe import Observer, Record
+    from tidegate.policy import Cost, Key, Policy, Rules, join_key
+    from tidegate.reservation import AsyncReservation, Reservation, Reserving
+    from tidegate.stores import Store, open_store
+    from tidegate.stores.lease import Lease
 
 __all__ = [
+    "AsyncLimited",
     "AsyncLimiter",
+    "AsyncReservation",
+    "Clock",
     "Closed",
     "ConfigError",
+    "Cost",
     "Decision",
     "Denied",
+    "Key",
+    "Lease",
     "Limit",
+    "LimitDecision",
+    "Limited",
     "Limiter",
+    "Observer",
     "Policy",
     "RateLimitError",
+    "Record",
+    "Reservation",
+    "Reserving",
     "ResourceUnknown",
+    "Rules",
+    "Signal",
+    "Store",
     "StoreUnavailable",
+    "Usage",
+    "join_key",
+    "open_store",
 ]
+
+if not TYPE_CHECKING:  # a type checker would accept any name
+    NAMES_BY_MODULE = {
+        "tidegate.clock": "Clock Signal",
+        "tidegate.core": "Decision Limit LimitDecision",
+        "tidegate.errors": "Closed ConfigError Denied RateLimitError ResourceUnknown StoreUnavailable",
+        "tidegate.limited": "AsyncLimited Limited",
+        "tidegate.limiter": "AsyncLimiter Limiter Usage",
+        "tidegate.observe": "Observer Record",
+        "tidegate.policy": "Cost Key Policy Rules join_key",
+        "tidegate.reservation": "AsyncReservation Reservation Reserving",
+        "tidegate.stores": "Store open_store",
+        "tidegate.stores.lease": "Lease",
+    }
+
+    def __getattr__(name: str) -> object:
+        """Import a public name from its module."""
+        for module, names in NAMES_BY_MODULE.items():
+            if name in names.split():
+                value = globals()[name] = getattr(import_module(module), name)
+                return value
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+    def __dir__() -> list[str]:
+        """List the public names."""
+        return sorted({*globals(), *__all__})

@@ -13,15 +13,15 @@ import threading
 import time
 from contextlib import contextmanager
 from itertools import count
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol, cast
 
 from tidegate.lock import Lock, locked
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Awaitable, Callable, Iterator
 
 IDLE_GRACE = 0.5  # real seconds without activity after which a wait on a ManualClock advances the clock itself
-yield_thread = time.sleep  # yield_thread(0) lets another thread run
+yield_thread: Callable[[float], None] = time.sleep  # yield_thread(0) lets another thread run
 
 
 class Signal(Protocol):
@@ -36,7 +36,7 @@ class Signal(Protocol):
     def is_set(self) -> bool:
         """Return whether it was set since it was last cleared."""
 
-    def wait(self, seconds: float | None) -> Any:  # noqa: ANN401 - a boolean for threads, a coroutine for tasks
+    def wait(self, seconds: float | None, /) -> object:  # a boolean for threads, a coroutine for tasks
         """Wait until set, or for this many real seconds."""
 
 
@@ -108,7 +108,7 @@ class Clock(Protocol):
 class SystemClock:
     """The clock of the system."""
 
-    ns = staticmethod(time.time_ns)
+    ns: staticmethod[[], int] = staticmethod(time.time_ns)
 
     @staticmethod
     def steady() -> int:
@@ -121,7 +121,7 @@ class SystemClock:
 
     async def wait_async(self, signal: Signal, until: int | None) -> None:
         """Suspend this task until the signal is set or steady time reaches `until`."""
-        await signal.wait(self._seconds(until))
+        await cast("Awaitable[None]", signal.wait(self._seconds(until)))
 
     def _seconds(self, until: int | None) -> float | None:
         # Rounded up: a wake-up that is too early would only cost a second call to the store.
@@ -140,7 +140,7 @@ class ManualClock:
     def __init__(self, start: float = 0.0) -> None:
         """Start at this many seconds since 1970."""
         self._now = round(start * 1_000_000)
-        self.lock = Lock()
+        self.lock: Lock = Lock()
         self._alarms: list[tuple[int, int, Signal]] = []
         self._order = count()
         self._waiting: set[int] = set()  # numbers of the alarms that are still needed; others are dropped when due
@@ -237,6 +237,6 @@ class ManualClock:
                 if len(asyncio.all_tasks()) == 1 and until is not None:
                     self._jump(moves)
                     break
-                await signal.wait(0.001 if self._self_driven else IDLE_GRACE)
+                await cast("Awaitable[None]", signal.wait(0.001 if self._self_driven else IDLE_GRACE))
                 if not signal.is_set():
                     self._jump(moves)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Self, TypeVar
 from tidegate.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Callable, Coroutine
     from contextlib import AbstractAsyncContextManager, AbstractContextManager
 
     from tidegate.core.decision import Decision
@@ -53,7 +53,7 @@ class LimitsCoroutines:
     def _for_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> AbstractAsyncContextManager[Any]:
         raise NotImplementedError
 
-    def __call__(self, function: Callable[P, Awaitable[R]]) -> Callable[P, Awaitable[R]]:
+    def __call__(self, function: Callable[P, Coroutine[Any, Any, R]]) -> Callable[P, Coroutine[Any, Any, R]]:
         """Decorate a coroutine function."""
         if not inspect.iscoroutinefunction(function):
             name = getattr(function, "__qualname__", repr(function))

@@ -72,13 +72,13 @@ class _Engine:
         arrive more than `2 * max_priority * ageing` seconds after it. `lease` takes permits from the store in advance
         and decides in this process (see `tidegate.stores.lease`): True, the maximal length in seconds, or a Lease.
         """
-        self.policy = read_policy(rules, name)
+        self.policy: Policy = read_policy(rules, name)
         self._observer = observer
         self._ageing = round(at_least_zero("ageing", ageing) * SECOND)
         self._max_priority = at_least_zero("max_priority", max_priority)
         self._opened = OpenedStore.open(store, clock=clock, lease=lease)
-        self.store = self._opened.store
-        self.clock = clock or self.store.clock
+        self.store: Store = self._opened.store
+        self.clock: Clock = clock or self.store.clock
         self._queues = WaitQueues()
         self.store.wait_queues.add(self._queues)
         self._fast_path_invalidators: list[Callable[[], None]] = []
@@ -204,7 +204,9 @@ class _Engine:
     def _usage_ask(self, key: Key) -> Ask:
         return self._make_ask("peek", normal_key(key), {})
 
-    def _close(self) -> None:
+    def reject_calls(self) -> None:
+        """Reject further calls and wake waiting calls with Closed; the store stays open."""
+
         def closed(*_: object) -> Decision:
             raise Closed("the limiter is closed")
 
@@ -334,10 +336,15 @@ class Limiter(_Engine):
         ttl = seconds("ttl", ttl)
         call = ThreadCall()
         decision = call.run(self._acquire_flow(call, "hold", key, cost, timeout, priority), self._perform)
-        policy = self._policy_of(decision)
-        return Reservation(self._settle, self.clock, policy, normal_key(key), policy.costs(cost), decision, ttl)
+        return self.make_reservation(key, cost, decision, ttl)
 
-    def _settle(self, ask: Ask) -> None:
+    def make_reservation(self, key: Key, cost: Cost, decision: Decision, ttl: float) -> Reservation:
+        """Build the reservation of a cost that was charged by `decision`."""
+        policy = self._policy_of(decision)
+        return Reservation(self.settle, self.clock, policy, normal_key(key), policy.costs(cost), decision, ttl)
+
+    def settle(self, ask: Ask) -> None:
+        """Correct the charge of a reservation, which calls this; use its `commit` and `cancel`."""
         run(self._adjust_flow(ask), self._ask_now)
 
     def refund(self, key: Key, cost: Cost = 1) -> None:
@@ -371,7 +378,7 @@ class Limiter(_Engine):
 
     def close(self) -> None:
         """Reject further calls, wake waiting calls with Closed, and close the store if it was opened from a URL."""
-        self._close()
+        self.reject_calls()
         self._opened.close()
 
     def __enter__(self) -> Self:
@@ -469,10 +476,15 @@ class AsyncLimiter(_Engine):
     ) -> AsyncReservation:
         ttl = seconds("ttl", ttl)
         decision = await self._wait_for("hold", key, cost, timeout, priority)
-        policy = self._policy_of(decision)
-        return AsyncReservation(self._settle, self.clock, policy, normal_key(key), policy.costs(cost), decision, ttl)
+        return self.make_reservation(key, cost, decision, ttl)
 
-    async def _settle(self, ask: Ask) -> None:
+    def make_reservation(self, key: Key, cost: Cost, decision: Decision, ttl: float) -> AsyncReservation:
+        """Build the reservation of a cost that was charged by `decision`."""
+        policy = self._policy_of(decision)
+        return AsyncReservation(self.settle, self.clock, policy, normal_key(key), policy.costs(cost), decision, ttl)
+
+    async def settle(self, ask: Ask) -> None:
+        """Correct the charge of a reservation, which calls this; use its `commit` and `cancel`."""
         await run_async(self._adjust_flow(ask), self._perform)
 
     async def refund(self, key: Key, cost: Cost = 1) -> None:
@@ -503,7 +515,7 @@ class AsyncLimiter(_Engine):
 
     async def close(self) -> None:
         """Reject further calls, wake waiting calls with Closed, and close the store if it was opened from a URL."""
-        self._close()
+        self.reject_calls()
         await self._opened.close_async()
 
     async def __aenter__(self) -> Self:

@@ -74,7 +74,7 @@ class Lock:
     def __init__(self, spins: int = MAX_SPINS, pause: float = RETRY_SLEEP) -> None:
         """Create an unlocked lock."""
         self.token: deque[None] = deque((None,))
-        self.release = self.token.append
+        self.release: Callable[[None], None] = self.token.append
         self._spins = spins
         self._pause = pause
 

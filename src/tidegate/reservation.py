@@ -117,9 +117,18 @@ class _Reservation:
 class Reservation(_Reservation):
     """Permits reserved for a running call. Commit the actual cost, or cancel."""
 
-    def __init__(self, settle: Callable[[Ask], object], *arguments: Any) -> None:  # noqa: ANN401 - those of _Reservation
+    def __init__(
+        self,
+        settle: Callable[[Ask], object],
+        clock: Clock,
+        policy: Policy,
+        key: Key,
+        costs: tuple[int, ...],
+        decision: Decision,
+        ttl: float,
+    ) -> None:
         """Take what `Limiter.reserve` charged."""
-        super().__init__(*arguments)
+        super().__init__(clock, policy, key, costs, decision, ttl)
         self._settle = settle
 
     def commit(self, actual: Cost | None = None) -> None:
@@ -152,9 +161,18 @@ class Reservation(_Reservation):
 class AsyncReservation(_Reservation):
     """Permits reserved for a running call, for tasks: the methods of Reservation as coroutines."""
 
-    def __init__(self, settle: Callable[[Ask], Awaitable[object]], *arguments: Any) -> None:  # noqa: ANN401 - as above
+    def __init__(
+        self,
+        settle: Callable[[Ask], Awaitable[object]],
+        clock: Clock,
+        policy: Policy,
+        key: Key,
+        costs: tuple[int, ...],
+        decision: Decision,
+        ttl: float,
+    ) -> None:
         """Take what `AsyncLimiter.reserve` charged."""
-        super().__init__(*arguments)
+        super().__init__(clock, policy, key, costs, decision, ttl)
         self._settle = settle
 
     async def commit(self, actual: Cost | None = None) -> None:

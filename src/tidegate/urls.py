@@ -9,8 +9,6 @@ This package uses `redact` for every URL in an error, a log line, a table or a `
 from __future__ import annotations
 
 import re
-from difflib import get_close_matches
-from ipaddress import IPv6Address
 from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
@@ -120,6 +118,8 @@ def split_hosts(url: object, netloc: str, field: str) -> list[Host]:
 
 
 def _check_address(url: object, host: str, field: str) -> None:
+    from ipaddress import IPv6Address  # noqa: PLC0415 - few URLs need it
+
     try:
         IPv6Address(host.partition("%")[0])
     except ValueError:
@@ -135,6 +135,8 @@ def unknown_option(name: str, known: Sequence[str], driver: Sequence[str] = ()) 
 
     `driver` are options that the driver of a store accepts; the message suggests them but does not list them.
     """
+    from difflib import get_close_matches  # noqa: PLC0415 - only for errors
+
     close = get_close_matches(name, (*known, *driver), n=1)
     advice = f"did you mean {close[0]!r}?" if close else f"expected one of {', '.join(known)}"
     return f"unknown option {name!r}: {advice}"

@@ -128,10 +128,10 @@ class WaitQueues:
 
     def __init__(self) -> None:
         """Create empty queues."""
-        self.lock = Lock()
+        self.lock: Lock = Lock()
         self._queues: dict[Key, list[Waiter]] = {}
         self._numbers = count()
-        self.closed = False
+        self.closed: bool = False
         at_fork(child=self._clear)
 
     def __contains__(self, key: Key) -> bool:

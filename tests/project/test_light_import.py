@@ -1,20 +1,87 @@
-"""Importing tidegate loads no optional package."""
+"""Importing tidegate is cheap: it loads no optional package, and no module of the library that is slow to import."""
 
+import importlib
 import subprocess
 import sys
+
+import pytest
+
+import tidegate
 
 # Run in a new process, because the test runner has imported many packages.
 LIST = """
 import sys
 before = set(sys.modules)
-import tidegate
-names = {name.partition(".")[0] for name in set(sys.modules) - before}
-names -= sys.stdlib_module_names | {"tidegate"}
-print(*(name for name in names if not name.startswith("_sysconfigdata")))  # the library's own
+{statement}
+print(*(set(sys.modules) - before))
 """
+# Modules that take as long to import as the rest of the engine, and that only some limiters need.
+SLOW = {
+    "calendar",
+    "difflib",
+    "email",
+    "hashlib",
+    "importlib.metadata",
+    "secrets",
+    "sqlite3",
+    "ssl",
+    "yaml",
+    "zoneinfo",
+}
 
 
-def test_import_loads_no_optional_package():
-    command = [sys.executable, "-c", LIST]
-    names = subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()
-    assert set(names) <= {"yaml", "_yaml", "http_sf", "typing_extensions"}
+def modules_after(statement):
+    command = [sys.executable, "-c", LIST.format(statement=statement)]
+    return set(subprocess.run(command, check=True, capture_output=True, text=True).stdout.split())
+
+
+def packages(modules):
+    found = {name.partition(".")[0] for name in modules} - sys.stdlib_module_names - {"tidegate"}
+    return {name for name in found if not name.startswith("_sysconfigdata")}  # the library's own
+
+
+def test_import_of_the_package_loads_none_of_its_modules():
+    modules = modules_after("import tidegate")
+    assert {name for name in modules if name.startswith("tidegate")} == {"tidegate"}
+    assert packages(modules) == set()
+    assert not modules & {*SLOW, "asyncio", "dataclasses", "inspect", "logging"}
+
+
+@pytest.mark.parametrize("name", ["Limiter", "AsyncLimiter", "Limit", "Policy", "Denied"])
+def test_import_of_a_name_loads_only_what_it_needs(name):
+    modules = modules_after(f"from tidegate import {name}")
+    assert packages(modules) == set()
+    assert not modules & (SLOW - {"ssl"}), "asyncio imports ssl"
+    faces = {"adaptive", "budget", "bus", "headers", "inbound", "outbound", "service", "swarm", "testing"}
+    assert not {f"tidegate.{face}" for face in faces} & modules
+
+
+def test_a_limiter_in_memory_loads_no_other_store():
+    modules = modules_after("from tidegate import Limiter; Limiter('5/1m').try_acquire('key')")
+    assert packages(modules) == set()
+    assert not modules & (SLOW - {"ssl"})
+
+
+def test_a_calendar_window_loads_the_calendar():
+    limit = "from tidegate import Limit; Limit(5, 'month', algorithm='calendar_window', timezone='Europe/Berlin')"
+    assert "zoneinfo" in modules_after(limit)
+
+
+@pytest.mark.parametrize("name", tidegate.__all__)
+def test_each_public_name_is_the_one_of_its_module(name):
+    value = getattr(tidegate, name)
+    assert name in dir(tidegate)
+    home = getattr(value, "__module__", "")
+    if home.startswith("tidegate."):
+        assert getattr(importlib.import_module(home), name) is value
+
+
+def test_an_unknown_name_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="module 'tidegate' has no attribute 'Limitter'"):
+        tidegate.Limitter  # noqa: B018 - reading it raises
+
+
+def test_star_import_has_all_names():
+    names = {}
+    exec("from tidegate import *", names)  # noqa: S102 - a star import is not allowed in a function
+    assert set(tidegate.__all__) <= set(names)

@@ -10,19 +10,21 @@
 policies when `changed` is called.
 """
 
-from tidegate.adaptive.capacities import SUBJECT, Capacities, Listener
-from tidegate.adaptive.capacity import CapacityState, RecoverySettings, read_recovery_settings
+from tidegate.adaptive.capacities import SUBJECT, Capacities, CapacitySnapshot, Listener
+from tidegate.adaptive.capacity import CapacityState, RecoverySettings, Reduction, read_recovery_settings
 from tidegate.adaptive.gated_store import GatedStore, RecoveringClock
 from tidegate.adaptive.update import CapacityUpdate
 
 __all__ = [
     "SUBJECT",
     "Capacities",
+    "CapacitySnapshot",
     "CapacityState",
     "CapacityUpdate",
     "GatedStore",
     "Listener",
     "RecoveringClock",
     "RecoverySettings",
+    "Reduction",
     "read_recovery_settings",
 ]

@@ -79,8 +79,8 @@ class Capacities:
         if bus is not None and not isinstance(bus, Bus):
             raise ConfigError(f"must be a Bus, such as open_bus('nats://127.0.0.1:4222'), not {bus!r}", field="bus")
         self.agent_id = agent_id
-        self.settings = settings or RecoverySettings()
-        self.clock = clock or SystemClock()
+        self.settings: RecoverySettings = settings or RecoverySettings()
+        self.clock: Clock = clock or SystemClock()
         self._bus = bus
         self._signer = MessageSigner(secret, self.clock)
         self._subject = subject

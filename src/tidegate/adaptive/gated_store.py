@@ -15,11 +15,12 @@ from tidegate.stores.base import Store
 from tidegate.stores.opened import OpenedStore
 
 if TYPE_CHECKING:
+    import weakref
     from collections.abc import Callable, Sequence
 
     from tidegate.clock import Clock, Signal
     from tidegate.policy import Key, Policy
-    from tidegate.stores.base import Ask
+    from tidegate.stores.base import Ask, WaitQueue
 
 PERMIT_VERBS = frozenset(("acquire", "hold", "peek"))
 
@@ -37,9 +38,9 @@ class GatedStore(Store):
     def __init__(self, inner: Store, *, owns: bool = False) -> None:
         """Wrap `inner`; close it with this store if it `owns` it."""
         super().__init__(inner.clock)
-        self.wait_queues = inner.wait_queues
+        self.wait_queues: weakref.WeakSet[WaitQueue] = inner.wait_queues
         self.inner = inner
-        self.instant = inner.instant  # type: ignore[misc]  # same as the wrapped store
+        self.instant: bool = inner.instant  # type: ignore[misc]  # same as the wrapped store
         self._opened = OpenedStore(inner, owns)
         self._frozen: dict[str, int] = {}
         self.recovery_of: Callable[[str], tuple[int, int] | None] = lambda _name: None
@@ -148,8 +149,8 @@ class RecoveringClock:
         self._clock = clock
         self._due = due
         self._recover = recover
-        self.ns = clock.ns
-        self.steady = clock.steady
+        self.ns: Callable[[], int] = clock.ns
+        self.steady: Callable[[], int] = clock.steady
 
     def wait(self, signal: Signal, until: int | None) -> None:
         """Block this thread until the signal is set or steady time reaches `until`."""

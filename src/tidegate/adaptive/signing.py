@@ -115,7 +115,7 @@ class MessageSigner:
 
     def __init__(self, secret: str | bytes | None, clock: Clock) -> None:
         """Without a secret, messages are neither signed nor checked."""
-        self.secret = read_secret(secret)
+        self.secret: bytes | None = read_secret(secret)
         self._clock = clock
         self._lock = fork_safe(threading.Lock())
         self._received: dict[str, None] = {}

@@ -13,13 +13,14 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self, TypeGuard
 
 from tidegate.adaptive.signing import EPOCH, MalformedError, read_instant, read_signed, write_instant, write_signed
 from tidegate.core.bounds import MAX_INTEGER, SECOND
 from tidegate.policy.key import join_key
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from datetime import datetime
 
 MAX_UPDATE_BYTES: Final = 40_000
@@ -80,7 +81,7 @@ class CapacityUpdate:
         return cls.from_fields(read_signed(text, secret, MAX_UPDATE_BYTES).fields)
 
     @classmethod
-    def from_fields(cls, fields: dict[str, Any]) -> Self:
+    def from_fields(cls, fields: Mapping[str, object]) -> Self:
         """Build an update from the fields of a parsed message."""
         capacity, epoch, pause = fields.get("new_capacity"), fields.get("epoch"), fields.get("retry_after")
         if capacity is None or not _whole(capacity):
@@ -100,19 +101,19 @@ class CapacityUpdate:
         )
 
 
-def _whole(value: object) -> bool:
+def _whole(value: object) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= MAX_INTEGER
 
 
-def _number(value: object) -> bool:
+def _number(value: object) -> TypeGuard[int | float]:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
-def _text(fields: dict[str, Any], name: str, *, needed: bool = True) -> str:
+def _text(fields: Mapping[str, object], name: str, *, needed: bool = True) -> str:
     value = fields.get(name, "")
-    if not is_name(value) and (needed or value != ""):
+    if not isinstance(value, str) or not (is_name(value) or (value == "" and not needed)):
         raise MalformedError(f"{name} must be a string of 1 to {MAX_NAME} characters, not {value!r}")
-    return value  # type: ignore[no-any-return]  # a string
+    return value
 
 
 def is_name(value: object) -> bool:

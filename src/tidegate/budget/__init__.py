@@ -12,8 +12,25 @@ alerts         counters, log lines, forecasts and warnings
 prometheus     the counters as metrics
 """
 
+from tidegate.budget.batch import AsyncBatch, Batch
 from tidegate.budget.budget import AsyncTaskBudget, TaskBudget
-from tidegate.budget.result import RateLimitResult, Usage
-from tidegate.budget.settings.model import BudgetSettings
+from tidegate.budget.result import BudgetHealth, DatabaseHealth, RateLimitResult, Usage
+from tidegate.budget.settings.model import BudgetOptions, BudgetSettings, OnDatabaseError, Quotas, Strategy
+from tidegate.budget.settings.schedule import ScheduleRule
 
-__all__ = ["AsyncTaskBudget", "BudgetSettings", "RateLimitResult", "TaskBudget", "Usage"]
+__all__ = [
+    "AsyncBatch",
+    "AsyncTaskBudget",
+    "Batch",
+    "BudgetHealth",
+    "BudgetOptions",
+    "BudgetSettings",
+    "DatabaseHealth",
+    "OnDatabaseError",
+    "Quotas",
+    "RateLimitResult",
+    "ScheduleRule",
+    "Strategy",
+    "TaskBudget",
+    "Usage",
+]

@@ -27,8 +27,8 @@ class _Batch:
         self._arguments = arguments
         self._recorded = False
         self.task_count: int = arguments[0]
-        self.completed = 0
-        self.failed = 0
+        self.completed: int = 0
+        self.failed: int = 0
         self.result: RateLimitResult | None = None
 
     def _enter_flow(self) -> BudgetFlow[None]:

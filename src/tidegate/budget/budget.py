@@ -17,9 +17,11 @@ from tidegate.limiter import AsyncLimiter, Limiter
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable, Mapping
     from pathlib import Path
+    from typing import Unpack
 
     from tidegate.budget.operations import BudgetFlow, BudgetStep
-    from tidegate.budget.result import RateLimitResult, Usage
+    from tidegate.budget.result import BudgetHealth, RateLimitResult, Usage
+    from tidegate.budget.settings.model import BudgetOptions
     from tidegate.clock import Clock
 
 T = TypeVar("T")
@@ -36,7 +38,7 @@ class _ConfiguredBudget:
         *,
         clock: Clock | None = None,
         load: Callable[[], float] | None = None,
-        **options: Any,  # noqa: ANN401 - the fields of BudgetSettings
+        **options: Unpack[BudgetOptions],
     ) -> None:
         """Open a budget with settings, or with their fields as keywords, such as `per_minute=20, per_day=500`.
 
@@ -48,7 +50,7 @@ class _ConfiguredBudget:
         elif options:
             message = f"cannot be combined with {', '.join(sorted(options))}: set these fields in the settings"
             raise ConfigError(message, field="settings")
-        self.operations = BudgetOperations(settings, self._limiter_type, clock, load)
+        self.operations: BudgetOperations = BudgetOperations(settings, self._limiter_type, clock, load)
 
     @classmethod
     def from_env(
@@ -67,7 +69,7 @@ class _ConfiguredBudget:
     @classmethod
     def from_config(
         cls,
-        source: str | Path | Mapping[str, Any],
+        source: str | Path | Mapping[str, object],
         *,
         clock: Clock | None = None,
         load: Callable[[], float] | None = None,
@@ -169,7 +171,7 @@ class TaskBudget(_ConfiguredBudget):
         """
         return self._run(self.operations.reset_expired_flow())
 
-    def health(self) -> dict[str, Any]:
+    def health(self) -> BudgetHealth:
         """Describe the state of the budget, for a health endpoint: status, database, tiers."""
         return self._run(self.operations.health_flow())
 
@@ -245,7 +247,7 @@ class AsyncTaskBudget(_ConfiguredBudget):
         """Return expired batches and remove old completions; see `TaskBudget.reset_expired_windows`."""
         return await self._run(self.operations.reset_expired_flow())
 
-    async def health(self) -> dict[str, Any]:
+    async def health(self) -> BudgetHealth:
         """Describe the state of the budget, for a health endpoint: status, database, tiers."""
         return await self._run(self.operations.health_flow())
 

@@ -44,12 +44,13 @@ class OpenBatch:
         memory_at: int,
     ) -> None:
         """Keep what was reserved at the instant `at`, until the steady instant `expires`."""
-        self.tasks = self.left = tasks
+        self.tasks: int = tasks
+        self.left: int = tasks
         self.task_type = task_type
         self.cost = cost  # the estimate for the tasks left
         self.priority = priority
         self.tier_policy = tier_policy
-        self.reserved = reserved
+        self.reserved: tuple[int, ...] = reserved
         self.at = at
         self.expires = expires
         self.memory_at = memory_at  # the instant of the charge to the short-term limits in memory

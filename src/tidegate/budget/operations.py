@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeVar
 from tidegate.budget.alerts.monitor import BudgetMonitor, log
 from tidegate.budget.alerts.webhook import Webhook
 from tidegate.budget.open_batch import OpenBatch, OpenBatches
-from tidegate.budget.result import RateLimitResult, instant, result_of, usage_of
+from tidegate.budget.result import BudgetHealth, RateLimitResult, instant, result_of, usage_of
 from tidegate.budget.settings.tier_policies import TierPolicies, TierPolicy
 from tidegate.budget.short_term import ShortTermLimits
 from tidegate.budget.storage.retry_queue import RetryQueue
@@ -31,8 +31,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from tidegate.budget.settings.model import BudgetSettings
+    from tidegate.budget.settings.tiers import TierPlan
+    from tidegate.budget.storage.settlements import SettlementStorage
     from tidegate.clock import Clock
     from tidegate.limiter import AsyncLimiter, Limiter, Usage
+    from tidegate.stores.base import Store
 
 KEY: Final = "tasks"  # of all states of a budget
 
@@ -59,6 +62,9 @@ BudgetFlow = Flow[BudgetStep, T]
 class BudgetOperations:
     """The operations of a budget. Methods whose names do not end in `_flow` do not wait."""
 
+    settlements: SettlementStorage
+    store: Store
+
     def __init__(
         self,
         settings: BudgetSettings,
@@ -68,9 +74,11 @@ class BudgetOperations:
     ) -> None:
         """Open the storage, unless the budget is disabled."""
         self.settings = settings
-        self.plan = settings.plan
-        self.webhook = Webhook(settings.webhook_url, settings.webhook_secret) if settings.webhook_url else None
-        self.monitor = BudgetMonitor(
+        self.plan: TierPlan = settings.plan
+        self.webhook: Webhook | None = (
+            Webhook(settings.webhook_url, settings.webhook_secret) if settings.webhook_url else None
+        )
+        self.monitor: BudgetMonitor = BudgetMonitor(
             settings.name,
             settings.milestones,
             self.webhook.send if self.webhook else None,
@@ -91,7 +99,9 @@ class BudgetOperations:
             self._short_term = ShortTermLimits(KEY, self.clock)
             self._retry_queue = RetryQueue(self.settlements, lambda: self.lost, self._now)
             self._tier_policy = self._tier_policies.current(self._now(), self.clock.steady())
-            self.limiter = limiter_type(self._tier_policy.policy, store=self.store, clock=test_clock)
+            self.limiter: AsyncLimiter | Limiter = limiter_type(
+                self._tier_policy.policy, store=self.store, clock=test_clock
+            )
 
     # ---- check -------------------------------------------------------------------------------------------------------
 
@@ -279,7 +289,7 @@ class BudgetOperations:
             return usage | self._last_usage | self._short_term.usage(self._tier_policy)
         return usage
 
-    def health_flow(self) -> BudgetFlow[dict[str, Any]]:
+    def health_flow(self) -> BudgetFlow[BudgetHealth]:
         """Describe the state of the budget, for a health endpoint."""
         usage = yield from self.usage_flow()
         if not self.settings.enabled:

@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 
     from tidegate.budget.budget import AsyncTaskBudget, TaskBudget
 
+__all__ = ["BudgetCollector"]
+
 
 class BudgetCollector:
     """Collects the metrics of one budget for a Prometheus registry."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Literal, NotRequired, TypedDict
 
 from tidegate.budget.settings.tiers import is_tier, tier_of
 from tidegate.limiter import Usage
@@ -14,9 +14,27 @@ if TYPE_CHECKING:
 
     from tidegate.core.decision import Decision
 
-__all__ = ["RateLimitResult", "Usage"]
+__all__ = ["BudgetHealth", "DatabaseHealth", "RateLimitResult", "Usage"]
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+class DatabaseHealth(TypedDict):
+    """The state of the database of a budget. `connected` is None if the budget is disabled."""
+
+    connected: bool | None
+    losses: NotRequired[int]  # how often it did not answer
+    waiting: NotRequired[int]  # settlements that are queued for it
+    on_error: NotRequired[str]
+
+
+class BudgetHealth(TypedDict):
+    """The state of a budget, for a health endpoint."""
+
+    status: Literal["ok", "limited", "degraded", "disabled"]
+    database: DatabaseHealth
+    exhausted: NotRequired[list[str]]  # the tiers that have nothing left
+    tiers: dict[str, dict[str, object]]  # the fields of Usage, by tier
 
 
 @dataclass(frozen=True)
@@ -36,7 +54,7 @@ class RateLimitResult:
     wait: float | None = 0.0
     at: datetime = EPOCH
     local: bool = False  # decided without the database, which did not answer
-    batch: Any = field(default=None, repr=False, compare=False)  # the open batch, for `result=` of a record
+    batch: object = field(default=None, repr=False, compare=False)  # the open batch, for `result=` of a record
 
     def __bool__(self) -> bool:
         """Return whether the batch may be processed."""

@@ -15,7 +15,7 @@ from tidegate.errors import Closed, ConfigError
 if TYPE_CHECKING:
     from tidegate.clock import Clock
 
-log = logging.getLogger(__name__)
+log: logging.Logger = logging.getLogger(__name__)
 MAX_SUBJECT: Final = 250  # characters
 MAX_MESSAGE_BYTES: Final = 1_000_000  # NATS carries a little more by default
 SUBJECT: Final = re.compile(r"[\w-]+(\.[\w-]+)*", re.ASCII)
@@ -53,7 +53,7 @@ class Subscription:
         self._bus = bus
         self._handler = handler
         self._synced = synced
-        self.closed = False
+        self.closed: bool = False
 
     def deliver(self, event: Event) -> None:
         """Call the handler; its exceptions are logged and do not affect other handlers."""

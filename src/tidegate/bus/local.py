@@ -33,7 +33,7 @@ class LocalHub:
 
     def __init__(self, clock: Clock) -> None:
         self.clock = clock  # of the first bus: expiry is measured by one clock
-        self.lock = fork_safe(threading.Lock())
+        self.lock: threading.Lock = fork_safe(threading.Lock())
         self.subscriptions: list[Subscription] = []
         self.retained: dict[tuple[str, str], tuple[int, int, bytes]] = {}  # version, end in steady time, message
 
@@ -71,7 +71,7 @@ class LocalBus(Bus):
 
     def __init__(self, name: str = "", clock: Clock | None = None) -> None:
         """Join the hub of that name."""
-        self.clock = clock or SystemClock()
+        self.clock: Clock = clock or SystemClock()
         self.name = name
         with HUBS_LOCK:
             self._hub = HUBS.setdefault(name, LocalHub(self.clock))

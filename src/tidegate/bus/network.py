@@ -39,7 +39,7 @@ from tidegate.urls import redact_text
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-log = logging.getLogger(__name__)
+log: logging.Logger = logging.getLogger(__name__)
 MAX_QUEUED_MESSAGES: Final = 10_000  # to send, and to handle
 MAX_INBOX_BYTES: Final = 64 * 2**20  # of messages to handle
 RECONNECT_PAUSE: Final = SECOND // 10  # between two attempts to connect
@@ -92,7 +92,7 @@ class NetworkBus(Bus):
 
     def __init__(self, address: str, clock: Clock | None = None) -> None:
         """Start connecting to `address`, which is used in log messages."""
-        self.clock = clock or SystemClock()
+        self.clock: Clock = clock or SystemClock()
         self.address = address
         self._subscriptions: list[Subscription] = []
         self._closing = False

@@ -32,7 +32,7 @@ class RecalledMessages:
     def __init__(self) -> None:
         """Start without messages."""
         self.messages: list[RetainedMessage] = []
-        self.skipped = 0
+        self.skipped: int = 0
         self._bytes = 0
 
     @property

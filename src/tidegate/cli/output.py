@@ -15,8 +15,8 @@ class Output:
 
     def __init__(self, *, as_json: bool = False) -> None:
         self.as_json = as_json
-        self.live = sys.stdout.isatty() and not as_json
-        self.colours = self.live and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"
+        self.live: bool = sys.stdout.isatty() and not as_json
+        self.colours: bool = self.live and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"
 
     def style(self, text: str, *styles: str) -> str:
         """Colour text, if the terminal shows colours."""

@@ -1,7 +1,19 @@
 """Limits, decisions and algorithms: pure functions of integers, without a clock or I/O."""
 
-from tidegate.core.calendar import calendar_bounds
-from tidegate.core.decision import Decision, LimitDecision
+from tidegate.core.calendar import Calendar, calendar_bounds
+from tidegate.core.decision import VERBS, Decision, LimitDecision, LocalDecision
 from tidegate.core.limit import Limit, parse_period
+from tidegate.core.state import State, View
 
-__all__ = ["Decision", "Limit", "LimitDecision", "calendar_bounds", "parse_period"]
+__all__ = [
+    "VERBS",
+    "Calendar",
+    "Decision",
+    "Limit",
+    "LimitDecision",
+    "LocalDecision",
+    "State",
+    "View",
+    "calendar_bounds",
+    "parse_period",
+]

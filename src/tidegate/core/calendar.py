@@ -7,14 +7,15 @@ daylight-saving change has 23 or 25 hours. Every instant lies in exactly one win
 
 from __future__ import annotations
 
-import calendar
 from datetime import UTC, date, datetime, timedelta, timezone
 from functools import lru_cache
-from typing import NamedTuple
-from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+from typing import TYPE_CHECKING, NamedTuple
 
 from tidegate.core.bounds import SECOND
 from tidegate.errors import ConfigError
+
+if TYPE_CHECKING:
+    from zoneinfo import ZoneInfo
 
 PERIODS = ("minute", "hour", "day", "week", "month", "year")
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -82,7 +83,9 @@ def _step(kind: Calendar, first: date, steps: int) -> date:
 
 
 def _in_month(year: int, month: int, day: int) -> date:
-    return date(year, month, min(day, calendar.monthrange(year, month)[1]))
+    from calendar import monthrange  # noqa: PLC0415 - most limits have no calendar, and it is slow to import
+
+    return date(year, month, min(day, monthrange(year, month)[1]))
 
 
 def _instant(kind: Calendar, day: date, zone: ZoneInfo | timezone) -> int:
@@ -96,6 +99,8 @@ def find_zone(name: str) -> ZoneInfo | timezone:
     """Return the time zone with an IANA name."""
     if name == "UTC":
         return UTC
+    from zoneinfo import ZoneInfo, ZoneInfoNotFoundError  # noqa: PLC0415 - most limits have no zone
+
     try:
         return ZoneInfo(name)
     except (ZoneInfoNotFoundError, ValueError, OSError, TypeError):

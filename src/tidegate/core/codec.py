@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
     from tidegate.core.limit import Limit
 
+__all__ = ["dump", "limit_of", "load"]
+
 
 def limit_of(state: State) -> Limit:
     """Return the limit that wrote a state."""

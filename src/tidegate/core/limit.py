@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 from datetime import timedelta
-from difflib import get_close_matches
 from typing import TYPE_CHECKING, Final
 
 from tidegate.core import algorithms
@@ -304,6 +303,8 @@ def _check_range(name: str, value: object, low: int, high: int, what: str) -> No
 
 
 def _unknown_algorithm(name: object) -> str:
+    from difflib import get_close_matches  # noqa: PLC0415 - only for this error
+
     near = get_close_matches(str(name), algorithms.ALGORITHMS, n=1)
     hint = f"; did you mean {near[0]!r}?" if near else ""
     return f"unknown algorithm {name!r}: use one of {', '.join(algorithms.ALGORITHMS)}{hint}"

@@ -8,8 +8,8 @@
 Only these modules know the wire formats. The RateLimit fields are those of draft-ietf-httpapi-ratelimit-headers-11.
 """
 
-from tidegate.headers.problem_details import PROBLEM_TYPE, problem
-from tidegate.headers.reader import Advice, LimitAdvice, read
+from tidegate.headers.problem_details import PROBLEM_TYPE, Kind, problem
+from tidegate.headers.reader import Advice, Headers, LimitAdvice, read
 from tidegate.headers.values import parse_retry_after
 from tidegate.headers.writer import STYLES, Style, check_style, write
 
@@ -17,6 +17,8 @@ __all__ = [
     "PROBLEM_TYPE",
     "STYLES",
     "Advice",
+    "Headers",
+    "Kind",
     "LimitAdvice",
     "Style",
     "check_style",

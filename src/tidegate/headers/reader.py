@@ -32,6 +32,7 @@ from tidegate.headers.dialects import (
 from tidegate.headers.values import clamp, parse_retry_after, read_count, seconds_until, to_text
 
 T = TypeVar("T")
+Headers = Mapping[str, object] | Mapping[bytes, object] | Iterable[tuple[str | bytes, object]]
 Fields = dict[str, list[str]]  # the values of all field lines by lower-case name, in order
 ReadDialect = Callable[["Fields", float], "list[LimitAdvice]"]
 
@@ -84,7 +85,7 @@ class Advice:
         return bool(self.limits) or self.retry_after is not None
 
 
-def read(headers: Mapping[Any, Any] | Iterable[Any] | None, now: float) -> Advice:
+def read(headers: Headers | None, now: float) -> Advice:
     """Read what a server announced about its limits; `now` is the time of its response, in seconds since 1970.
 
     The headers are a mapping or a list of (name, value), as strings or bytes; names are case-insensitive. Fields that
@@ -101,7 +102,7 @@ def read(headers: Mapping[Any, Any] | Iterable[Any] | None, now: float) -> Advic
     return Advice(tuple(found[:MAX_LIMITS]), _read_retry_after(fields, now))
 
 
-def select_fields(headers: Mapping[Any, Any] | Iterable[Any] | None) -> Fields:
+def select_fields(headers: Headers | None) -> Fields:
     """Select the fields that may describe limits, by lower-case name."""
     pairs = headers.items() if isinstance(headers, Mapping) else headers or ()
     fields: Fields = {}

@@ -50,8 +50,10 @@ if TYPE_CHECKING:
     Message = Any
     Receive = Callable[[], Awaitable[Any]]
     Send = Callable[[Any], Awaitable[None]]
-    App = Callable[[Any, Any, Any], Awaitable[None]]
+    App = Callable[..., Awaitable[None]]
     Writer = Callable[[Decision], RawFields]
+
+__all__ = ["RateLimitMiddleware"]
 
 POLICY_VIOLATION: Final = 1008  # the close code of a websocket that exceeds its limit
 OVERRIDES: Final = frozenset(name.encode() for name in METHOD_OVERRIDES)
@@ -75,7 +77,9 @@ class RateLimitMiddleware:
         """Read `config`: the path of a file, a mapping, or None for the defaults of the API limiting spec."""
         self.app = app
         # Public name: docs/inbound.md uses `middleware.guard.store`.
-        self.guard = RequestLimiter(config, store, trusted_proxies, headers, clock, tasks=True, **options)
+        self.guard: RequestLimiter = RequestLimiter(
+            config, store, trusted_proxies, headers, clock, tasks=True, **options
+        )
         self._own_root = self.guard.root_path or find_root_path(app)
         self._blank = any(type(wrapped).__module__.startswith("quart.") for wrapped in wrapped_apps(app))
 

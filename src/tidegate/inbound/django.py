@@ -25,7 +25,9 @@ if TYPE_CHECKING:
     from tidegate.core.decision import Decision
     from tidegate.flow import CallFlow
 
-F = TypeVar("F", bound="Callable[..., Any]")
+__all__ = ["limit"]
+
+F = TypeVar("F", bound="Callable[..., object]")
 
 
 class limit(RouteLimit):  # noqa: N801 - used as a decorator

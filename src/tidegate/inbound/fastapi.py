@@ -23,6 +23,8 @@ try:
 except ImportError as error:  # pragma: no cover - the development environment has it
     raise ConfigError("tidegate.inbound.fastapi requires FastAPI: pip install fastapi") from error
 
+__all__ = ["RateLimitExceeded", "limit"]
+
 POLICY_VIOLATION = 1008
 
 

@@ -21,7 +21,9 @@ except ImportError as error:  # pragma: no cover - the development environment h
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-F = TypeVar("F", bound="Callable[..., Any]")
+__all__ = ["limit"]
+
+F = TypeVar("F", bound="Callable[..., object]")
 
 
 class limit(RouteLimit):  # noqa: N801 - used as a decorator

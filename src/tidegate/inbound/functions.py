@@ -14,12 +14,15 @@ from tidegate.policy import Policy
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from tidegate.clock import Clock
     from tidegate.core.decision import Decision
     from tidegate.inbound.limiting.route_limit import Limits
     from tidegate.policy import Cost, Key
     from tidegate.stores import Store
 
-F = TypeVar("F", bound="Callable[..., Any]")
+__all__ = ["limit"]
+
+F = TypeVar("F", bound="Callable[..., object]")
 
 
 class limit:  # noqa: N801 - used as a decorator
@@ -33,7 +36,7 @@ class limit:  # noqa: N801 - used as a decorator
         cost: Cost | Callable[..., Cost] = 1,
         scope: str | None = None,
         store: str | Store = "memory://",
-        clock: Any = None,  # noqa: ANN401 - a Clock
+        clock: Clock | None = None,
     ) -> None:
         """Take a string such as "5/1m", a Limit, or several; `key` and `cost` may be functions of the arguments."""
         self._limits = read_exact_limits(limits)

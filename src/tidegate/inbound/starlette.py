@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from operator import call
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from tidegate.errors import ConfigError
 from tidegate.flow import run, run_async
@@ -25,7 +25,9 @@ if TYPE_CHECKING:
     from tidegate.core.decision import Decision
     from tidegate.flow import CallFlow
 
-F = TypeVar("F", bound="Callable[..., Any]")
+__all__ = ["limit"]
+
+F = TypeVar("F", bound="Callable[..., object]")
 
 
 class AsgiLimit(RouteLimit):
@@ -73,7 +75,7 @@ class limit(AsgiLimit):  # noqa: N801 - used as a decorator
         return limited  # type: ignore[return-value]  # wraps keeps what callers see
 
     def _make_denial(self, request: Request, decision: Decision) -> Response:
-        denial = self.write_denial(request, request.raw.get(STATE_KEY), decision)
+        denial = self.write_denial(request, cast("dict[str, Any]", request.raw).get(STATE_KEY), decision)
         return Response(denial.body, denial.status, dict(denial.headers))
 
     def _with_fields(self, scope: Any, decision: Decision | None, response: Any) -> Any:  # noqa: ANN401 - any response

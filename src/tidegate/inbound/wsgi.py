@@ -39,8 +39,10 @@ if TYPE_CHECKING:
 
     Environ = dict[str, Any]
     Fields = list[tuple[str, str]]
-    Start = Callable[..., Any]
-    App = Callable[[Any, Any], Iterable[bytes]]
+    Start = Callable[..., object]
+    App = Callable[..., Iterable[bytes]]  # frameworks have different types for the environ
+
+__all__ = ["RateLimitMiddleware"]
 
 MAX_LENGTH_DIGITS: Final = 10  # more digits than any valid Content-Length
 
@@ -61,7 +63,7 @@ class RateLimitMiddleware:
         """Read `config`: the path of a file, a mapping, or None for the defaults of the API limiting spec."""
         self.app = app
         # Public name: docs/inbound.md uses `middleware.guard.store`.
-        self.guard = RequestLimiter(config, store, trusted_proxies, headers, clock, **options)
+        self.guard: RequestLimiter = RequestLimiter(config, store, trusted_proxies, headers, clock, **options)
 
     def __call__(self, environ: Environ, start_response: Start) -> Iterable[bytes]:
         """Pass a request to the application, or deny it."""

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
     from tidegate.observe.record import Record
 
+__all__ = ["DecisionLog"]
+
 MAX_LOGGED_LENGTH: Final = 200  # characters of a value from a client in a line
 MAX_NAMES: Final = 1000  # kinds of lines that are counted separately: a program may create any number of policies
 BURST: Final = 10  # lines of a kind in a second
@@ -45,7 +47,7 @@ class LogThrottle:
         self._seconds: dict[Hashable, tuple[int, int]] = {}  # by kind: start of its second, and lines since
         self._over = 0  # when the first of these seconds ends
         self._latest = 0  # the latest instant: the clock may step back
-        self.lock = Lock()
+        self.lock: Lock = Lock()
 
     def may_write(self, name: Hashable, now: int) -> bool:
         """Return whether a line of this kind may be written now; call `unwritten` before."""

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
     from tidegate.observe.record import Record
 
+__all__ = ["OpenTelemetryObserver"]
+
 POLICY: Final = "tidegate.policy"
 OUTCOME: Final = "tidegate.outcome"
 LIMIT: Final = "tidegate.limit"

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from tidegate.observe.record import Record
     from tidegate.stores import Store
 
+__all__ = ["PrometheusObserver", "StoreCollector"]
+
 REMAINING_BUCKETS: Final = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0)
 
 

@@ -10,21 +10,29 @@ sources/       URLs fetched on a schedule: scheduler, workers, service
 """
 
 from tidegate.outbound.providers.hosts import host_of
-from tidegate.outbound.providers.provider import EndpointCost, KeyLocation, Provider, Retries
-from tidegate.outbound.providers.registry import Providers
-from tidegate.outbound.quota.exchange import OutboundRequest, RequestOutcome, request_options
-from tidegate.outbound.quota.gate import AsyncGate, Gate
+from tidegate.outbound.providers.provider import EndpointCost, KeyLocation, Learn, Provider, QuotaScope, Retries
+from tidegate.outbound.providers.registry import Permissions, Providers
+from tidegate.outbound.providers.secret import Secret
+from tidegate.outbound.quota.exchange import OutboundRequest, RequestKeywords, RequestOutcome, request_options
+from tidegate.outbound.quota.gate import AsyncGate, CommonGateOptions, Gate, GateOptions
 
 __all__ = [
     "AsyncGate",
+    "CommonGateOptions",
     "EndpointCost",
     "Gate",
+    "GateOptions",
     "KeyLocation",
+    "Learn",
     "OutboundRequest",
+    "Permissions",
     "Provider",
     "Providers",
+    "QuotaScope",
+    "RequestKeywords",
     "RequestOutcome",
     "Retries",
+    "Secret",
     "host_of",
     "request_options",
 ]

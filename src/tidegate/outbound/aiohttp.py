@@ -29,9 +29,14 @@ except ImportError:  # pragma: no cover - the extra is part of every test enviro
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
+    from typing import Unpack
 
     from tidegate.outbound.providers.provider import Provider
     from tidegate.outbound.providers.registry import Providers
+    from tidegate.outbound.quota.gate import GateOptions
+    from tidegate.stores import Store
+
+__all__ = ["RateLimitMiddleware"]
 
 UNREACHED: Final = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError, aiohttp.InvalidURL)
 CHUNK: Final = 2**16
@@ -40,9 +45,9 @@ CHUNK: Final = 2**16
 class RateLimitMiddleware:
     """Sends requests within the quotas of providers."""
 
-    def __init__(self, providers: Providers, store: Any = "memory://", **options: Any) -> None:  # noqa: ANN401 - those of AsyncGate
+    def __init__(self, providers: Providers, store: str | Store = "memory://", **options: Unpack[GateOptions]) -> None:
         """Enforce the quotas of `providers`, counted in `store`; `options` are those of AsyncGate."""
-        self.gate = AsyncGate(providers, store, **options)
+        self.gate: AsyncGate = AsyncGate(providers, store, **options)
         self._outcomes: WeakKeyDictionary[aiohttp.ClientResponse, RequestOutcome] = WeakKeyDictionary()
         self._settling: set[asyncio.Task[None]] = set()
 

@@ -27,9 +27,14 @@ except ImportError:  # pragma: no cover - the extra is part of every test enviro
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator, Sequence
+    from typing import Unpack
 
     from tidegate.outbound.providers.provider import Provider
     from tidegate.outbound.providers.registry import Providers
+    from tidegate.outbound.quota.gate import GateOptions
+    from tidegate.stores import Store
+
+__all__ = ["AsyncRateLimitTransport", "RateLimitTransport"]
 
 UNREACHED: Final = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout, httpx.UnsupportedProtocol)
 EXTENSION: Final = "tidegate"
@@ -41,12 +46,12 @@ class RateLimitTransport(httpx.BaseTransport):
     def __init__(
         self,
         providers: Providers,
-        store: Any = "memory://",  # noqa: ANN401 - a URL or a Store, see Gate
+        store: str | Store = "memory://",
         transport: httpx.BaseTransport | None = None,
-        **options: Any,  # noqa: ANN401 - those of Gate
+        **options: Unpack[GateOptions],
     ) -> None:
         """Enforce the quotas of `providers`, counted in `store`; `options` are those of `tidegate.outbound.Gate`."""
-        self.gate = Gate(providers, store, **options)
+        self.gate: Gate = Gate(providers, store, **options)
         self._inner = transport or httpx.HTTPTransport()
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
@@ -78,12 +83,12 @@ class AsyncRateLimitTransport(httpx.AsyncBaseTransport):
     def __init__(
         self,
         providers: Providers,
-        store: Any = "memory://",  # noqa: ANN401 - a URL or a Store, see Gate
+        store: str | Store = "memory://",
         transport: httpx.AsyncBaseTransport | None = None,
-        **options: Any,  # noqa: ANN401 - those of Gate
+        **options: Unpack[GateOptions],
     ) -> None:
         """Enforce the quotas of `providers`, counted in `store`; `options` are those of `tidegate.outbound.Gate`."""
-        self.gate = AsyncGate(providers, store, **options)
+        self.gate: AsyncGate = AsyncGate(providers, store, **options)
         self._inner = transport or httpx.AsyncHTTPTransport()
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:

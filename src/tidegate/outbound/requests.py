@@ -31,10 +31,15 @@ except ImportError:  # pragma: no cover - the extra is part of every test enviro
     raise ConfigError("needs requests: pip install 'tidegate[requests]'") from None
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
+    from typing import Unpack
 
     from tidegate.outbound.providers.provider import Provider
     from tidegate.outbound.providers.registry import Providers
+    from tidegate.outbound.quota.gate import GateOptions
+    from tidegate.stores import Store
+
+__all__ = ["RateLimitAdapter"]
 
 HIDDEN_TEXT: Final = "…"
 POOL_LOG: Final = "urllib3.connectionpool"
@@ -46,13 +51,13 @@ class RateLimitAdapter(HTTPAdapter):
     def __init__(
         self,
         providers: Providers,
-        store: Any = "memory://",  # noqa: ANN401 - a URL or a Store, see Gate
+        store: str | Store = "memory://",
         *,
         max_retries: int = 0,
         pool_connections: int = 10,
         pool_maxsize: int = 10,
         pool_block: bool = False,
-        **options: Any,  # noqa: ANN401 - those of Gate
+        **options: Unpack[GateOptions],
     ) -> None:
         """Enforce the quotas of `providers`, counted in `store`; `options` are those of `tidegate.outbound.Gate`.
 
@@ -63,16 +68,19 @@ class RateLimitAdapter(HTTPAdapter):
                 "must be an integer: retries by urllib3 are not counted; use the 'retries' setting of the provider"
             )
             raise ConfigError(message, field="max_retries")
-        self.gate = Gate(providers, store, **options)
+        self.gate: Gate = Gate(providers, store, **options)
         self._secret_filter = SecretFilter()
         retry = Retry(total=max_retries, connect=max_retries, read=False, status=0, other=0, redirect=0)
         super().__init__(pool_connections, pool_maxsize, retry, pool_block)
 
-    def send(  # type: ignore[override]  # other arguments are passed on unchanged
+    def send(
         self,
         request: requests.PreparedRequest,
         stream: bool = False,  # noqa: FBT001, FBT002 - as requests has it
-        **options: Any,  # noqa: ANN401 - as requests has it
+        timeout: float | tuple[float, float] | tuple[float, None] | None = None,
+        verify: bool | str = True,  # noqa: FBT001, FBT002 - as requests has it
+        cert: str | bytes | tuple[str | bytes, str | bytes] | None = None,
+        proxies: Mapping[str, str] | None = None,
     ) -> requests.Response:
         """Wait for a permit, send the request, and learn from the response."""
         call = to_outbound_request(request)
@@ -80,7 +88,7 @@ class RateLimitAdapter(HTTPAdapter):
 
         def send(provider: Provider | None) -> ProviderResponse:
             response = super(RateLimitAdapter, self).send(
-                self._with_key(request, self.gate.key_for(provider, call), keys), stream, **options
+                self._with_key(request, self.gate.key_for(provider, call), keys), stream, timeout, verify, cert, proxies
             )
             response.request, response.url = request, request.url or ""
             return ProviderResponse(response.status_code, response.raw.headers.items(), response.close, response)

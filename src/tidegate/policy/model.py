@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Final, Literal, get_args
+from typing import TYPE_CHECKING, Final, Literal, get_args
 
 from tidegate.core.bounds import MAX_INTEGER
 from tidegate.core.limit import Limit
@@ -38,6 +38,17 @@ class Policy:
     only: Limit | None = field(init=False, repr=False, compare=False, default=None)  # the limit, if there is only one
     one: tuple[int, ...] = field(init=False, repr=False, compare=False, default=())  # a cost of 1 at each limit
     counted: tuple[str, ...] = field(init=False, repr=False, compare=False, default=())  # units of an integer cost
+
+    if TYPE_CHECKING:  # limits may be given as strings
+
+        def __init__(
+            self,
+            name: str,
+            limits: str | Limit | Iterable[str | Limit],
+            mode: Mode = "enforce",
+            on_store_error: OnStoreError = "deny",
+        ) -> None:
+            """Create a policy from limits or strings such as "60/1m"."""
 
     def __post_init__(self) -> None:
         """Check the arguments; compute which units an integer cost is charged to."""

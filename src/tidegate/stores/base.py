@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 from weakref import WeakSet
 
 from tidegate.clock import Clock, SystemClock
 from tidegate.core.bounds import MAX_INTEGER
 from tidegate.errors import ConfigError
+from tidegate.policy import Cost, Key, Policy
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from tidegate.core.decision import Decision
     from tidegate.core.limit import Limit
-    from tidegate.policy import Cost, Key, Policy
 
-    Ask = tuple[Policy, Key, tuple[int, ...]]
-    TryAcquire = Callable[[Key, Cost], Any]  # returns a Decision, or what its slow path returns
-    Disable = Callable[[], None]
+Ask = tuple[Policy, Key, tuple[int, ...]]  # the policy, the key, and the cost at each limit of the policy
+TryAcquire = Callable[[Key, Cost], Any]  # returns a Decision, or what its slow path returns
+Disable = Callable[[], None]  # makes a fast path call its slow path from now on
 
 
 class WaitQueue(Protocol):

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from tidegate.core.limit import Limit
     from tidegate.stores.base import Ask, Store
 
-log = logging.getLogger(__name__)
+log: logging.Logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 CHARGING: Final = frozenset(("acquire", "hold"))

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import re
-from difflib import get_close_matches
 from importlib import import_module
-from importlib.metadata import entry_points
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qsl
 
@@ -45,8 +43,10 @@ def open_store(url: str, *, clock: Clock | None = None) -> Store:
     if not isinstance(url, str) or ":" not in url:
         raise ConfigError(f"expected a URL such as 'memory://', not {redact(url)!r}", field="store")
     scheme = server_url(url, "store").scheme
-    openers = _openers()
+    openers = BUILT_IN if scheme in BUILT_IN else _openers()
     if scheme not in openers:
+        from difflib import get_close_matches  # noqa: PLC0415 - only for this error
+
         known = ", ".join(f"{name}://" for name in openers)
         close = get_close_matches(scheme, openers, n=1)
         hint = f"; did you mean '{close[0]}://'?" if close else ""
@@ -58,6 +58,8 @@ def open_store(url: str, *, clock: Clock | None = None) -> Store:
 
 def _openers() -> dict[str, str]:
     """Map schemes to their openers, as `module:function`, imported on use; packages cannot replace built-in ones."""
+    from importlib.metadata import entry_points  # noqa: PLC0415 - slow to import
+
     found = {point.name: point.value for point in entry_points(group=ENTRY_POINT_GROUP)}
     return {**found, **BUILT_IN}
 

@@ -11,13 +11,18 @@ presence.py        lists the agents and their resources, for `tidegate swarm`
 from tidegate.adaptive import CapacityUpdate
 from tidegate.swarm.async_limiters import AsyncMemoryLimiter, AsyncSwarmLimiter
 from tidegate.swarm.capacity import Capacity
+from tidegate.swarm.limited_calls import AsyncLimitedCall, LimitedCall
+from tidegate.swarm.resources import Window
 from tidegate.swarm.sync_limiters import MemoryLimiter, SwarmLimiter
 
 __all__ = [
+    "AsyncLimitedCall",
     "AsyncMemoryLimiter",
     "AsyncSwarmLimiter",
     "Capacity",
     "CapacityUpdate",
+    "LimitedCall",
     "MemoryLimiter",
     "SwarmLimiter",
+    "Window",
 ]

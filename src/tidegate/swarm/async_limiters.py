@@ -14,7 +14,7 @@ from tidegate.swarm.limited_calls import AsyncLimitedCall
 from tidegate.swarm.resources import AgentResources, MemoryResources, SwarmResources
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Generator
+    from collections.abc import Awaitable, Callable, Coroutine, Generator
     from datetime import timedelta
 
     from tidegate.adaptive import CapacityUpdate, Listener
@@ -133,7 +133,7 @@ class _AsyncLimiter(SwarmResources[AsyncLimiter]):
             return None
         return self._capacity(entry, usage["capacity"].remaining)
 
-    def on_capacity_change(self, callback: Listener) -> _Done:
+    def on_capacity_change(self, callback: Listener) -> Awaitable[None]:
         """Call a function or coroutine function with each CapacityUpdate that took effect here.
 
         It is called in the event loop that registers it. The result of this method need not be awaited.

@@ -97,7 +97,7 @@ class Watcher:
         self._lock = fork_safe(threading.Lock())
         self._answers: dict[str, _Answer] = {}
         self._bytes = 0  # total size of the answers
-        self.malformed = 0
+        self.malformed: int = 0
         self._subscription = bus.subscribe(ANSWER_SUBJECT, self._on_answer)
 
     def ask(self) -> None:

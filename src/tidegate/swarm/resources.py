@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 L = TypeVar("L", Limiter, AsyncLimiter)
 Window = float | timedelta | str
 POLICY_PREFIX: Final = "swarm/"
-log = logging.getLogger(__name__)
+log: logging.Logger = logging.getLogger(__name__)
 
 
 class Resource(Generic[L]):
@@ -47,7 +47,7 @@ class Resource(Generic[L]):
         self.policy = policy
         self.window = window
         self.limiter: L = limiter
-        self.changing = fork_safe(threading.Lock())  # one change of capacity at a time
+        self.changing: threading.Lock = fork_safe(threading.Lock())  # one change of capacity at a time
         self.original = 0
         self.due: int | None = None  # when the capacity changes next
         self._lock = fork_safe(threading.Lock())
@@ -102,14 +102,14 @@ class SwarmResources(Generic[L]):
         self._listeners: list[Listener] = []
         self._lock = fork_safe(threading.RLock())  # one change of the set of resources at a time
         self._closed = False
-        self.shared = store is not None
+        self.shared: bool = store is not None
         if lease is not None and store is None:
             raise ConfigError("a lease needs a shared store: pass its URL as store=", field="lease")
         self._clock = clock
         opened = OpenedStore.open("memory://" if store is None else store, clock=clock, lease=lease)
         self._store = GatedStore(opened.store, owns=opened.owned)
         self._store.recovery_of = self._recovery_of
-        self.clock = clock or self._store.clock
+        self.clock: Clock = clock or self._store.clock
         self._owns_bus = isinstance(bus, str)
         self._bus = open_bus(bus, clock=clock) if isinstance(bus, str) else bus
         try:

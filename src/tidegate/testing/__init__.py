@@ -10,9 +10,19 @@ for vector in random_vectors(seed=7, n=100):
 """
 
 from tidegate.clock import ManualClock
-from tidegate.testing.bus_kit import verify_bus
+from tidegate.testing.bus_kit import OpenBus, verify_bus
 from tidegate.testing.reference import ExpectedAnswer, ReferenceStore
-from tidegate.testing.store_kit import verify_store
+from tidegate.testing.store_kit import OpenStore, verify_store
 from tidegate.testing.vectors import Vector, random_vectors
 
-__all__ = ["ExpectedAnswer", "ManualClock", "ReferenceStore", "Vector", "random_vectors", "verify_bus", "verify_store"]
+__all__ = [
+    "ExpectedAnswer",
+    "ManualClock",
+    "OpenBus",
+    "OpenStore",
+    "ReferenceStore",
+    "Vector",
+    "random_vectors",
+    "verify_bus",
+    "verify_store",
+]

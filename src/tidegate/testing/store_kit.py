@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from tidegate.stores.base import Store
 from tidegate.testing.reference import ExpectedAnswer, ReferenceStore, answer_of
 from tidegate.testing.store_promises import PROMISES
 from tidegate.testing.vectors import Vector, random_vectors
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Iterator, Sequence
+    from collections.abc import Coroutine, Iterator, Sequence
 
     from tidegate.core.decision import Decision
-    from tidegate.stores.base import Ask, Store
+    from tidegate.stores.base import Ask
 
-    OpenStore = Callable[[], Store]
+OpenStore = Callable[[], Store]
 
 ROUND_LENGTH = 120  # vectors per round
 MAX_SHORTER_HISTORIES = 400  # shorter histories to try before a failure is reported

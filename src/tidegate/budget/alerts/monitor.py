@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     SendWarning = Callable[[dict[str, Any]], None]
 
-log = logging.getLogger("tidegate.budget")
+log: logging.Logger = logging.getLogger("tidegate.budget")
 
 # In microseconds.
 DURATION_BUCKETS: Final = (100, 250, 500, 1000, 2500, 5000, 10_000, 25_000, 50_000, 100_000, 250_000, 1_000_000)
@@ -52,10 +52,10 @@ class BudgetMonitor:
         """Report about the budget of this name; `fixed` if its windows are fixed."""
         self.name = name
         self.exceeded: dict[str, int] = {}
-        self.durations = [0] * (len(DURATION_BUCKETS) + 1)
-        self.duration_sum = 0
-        self.recorded = 0
-        self.returned = 0
+        self.durations: list[int] = [0] * (len(DURATION_BUCKETS) + 1)
+        self.duration_sum: int = 0
+        self.recorded: int = 0
+        self.returned: int = 0
         self._on_database_error = on_database_error
         self._milestones = sorted(milestones)
         self._reached: dict[str, int] = {}

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     import socket
     from collections.abc import Mapping
 
-log = logging.getLogger("tidegate.budget")
+log: logging.Logger = logging.getLogger("tidegate.budget")
 
 MAX_QUEUED_WARNINGS: Final = 256
 RETRY_PAUSES: Final = (1, 2, 4, 8)  # seconds before each further attempt
@@ -101,6 +101,10 @@ class _EncryptedHandler(urllib.request.HTTPSHandler):
 
 class Webhook:
     """Posts warnings from its own thread, which the first warning starts."""
+
+    dropped: int
+    retried: int
+    sent: int
 
     def __init__(
         self,

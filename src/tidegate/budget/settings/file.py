@@ -36,7 +36,7 @@ FIELDS: Final = (
 )  # fmt: skip
 
 
-def read_config(source: str | Path | Mapping[str, Any]) -> dict[str, Any]:
+def read_config(source: str | Path | Mapping[str, object]) -> dict[str, Any]:
     """Read settings, and return them as keyword arguments of BudgetSettings."""
     section = load(source).fields(*FIELDS)
     values: dict[str, Any] = {}

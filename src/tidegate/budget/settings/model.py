@@ -7,7 +7,7 @@ from dataclasses import MISSING, dataclass, field, fields
 from difflib import get_close_matches
 from fractions import Fraction
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal, get_args
+from typing import TYPE_CHECKING, Any, Final, Literal, TypedDict, get_args
 
 from tidegate.budget.settings.tiers import CONCURRENCY, PERIODS, SLOTS_UNIT, TASKS_UNIT, Tier, TierPlan
 from tidegate.core.bounds import MAX_INTEGER, SECOND
@@ -28,6 +28,33 @@ Quotas = Mapping[str, int]
 RETENTION_DAYS: Final = 35.0
 MILESTONES: Final = (50, 80, 95)
 NO_TIERS: Final = "set at least one of per_minute, per_hour, per_day, per_week, per_month"
+
+
+class BudgetOptions(TypedDict, total=False):
+    """The fields of BudgetSettings, as keyword arguments of a budget."""
+
+    per_minute: int | None
+    per_hour: int | None
+    per_day: int | None
+    per_week: int | None
+    per_month: int | None
+    concurrency: int | None
+    types: Mapping[str, Quotas]
+    costs: Mapping[str, Quotas]
+    reserved: Mapping[int, float]
+    schedule: tuple[ScheduleRule, ...]
+    strategy: Strategy
+    timezone: str
+    storage: str | Path
+    enabled: bool
+    name: str
+    batch_ttl: str | float | None
+    retention_days: float
+    on_database_error: OnDatabaseError
+    deadline: float
+    milestones: tuple[int, ...]
+    webhook_url: str | None
+    webhook_secret: str | None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,6 +14,8 @@ from tidegate.stores.outage import GuardedStore
 from tidegate.urls import split_url
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+
     from tidegate.budget.settings.model import BudgetSettings
     from tidegate.clock import Clock
     from tidegate.policy import Key, Policy
@@ -31,24 +33,24 @@ class SettlementStorage(Protocol):
     def has_more_expired(self) -> bool:
         """Whether more batches may have expired: the next call returns some of them."""
 
-    def take_number(self, policy: Policy, at: int, costs: tuple[int, ...]) -> int:
+    def take_number(self, policy: Policy, at: int, costs: tuple[int, ...], /) -> int:
         """Return the number of a batch that was just reserved; together with its instant it identifies the batch."""
 
-    def settle(self, settlement: Settlement) -> None:
+    def settle(self, settlement: Settlement, /) -> None:
         """Correct the charge of a batch."""
 
-    async def settle_async(self, settlement: Settlement) -> None:
+    async def settle_async(self, settlement: Settlement, /) -> None:
         """Correct the charge of a batch."""
 
-    def record(self, unlimited: Policy, key: Key, costs: tuple[int, ...], completion: Completion | None) -> None:
+    def record(self, unlimited: Policy, key: Key, costs: tuple[int, ...], completion: Completion | None, /) -> None:
         """Charge tasks that were not reserved."""
 
     async def record_async(
-        self, unlimited: Policy, key: Key, costs: tuple[int, ...], completion: Completion | None
+        self, unlimited: Policy, key: Key, costs: tuple[int, ...], completion: Completion | None, /
     ) -> None:
         """Charge tasks that were not reserved."""
 
-    def clean_up(self, policy: Policy, key: Key) -> int:
+    def clean_up(self, policy: Policy, key: Key, /) -> int:
         """Return expired batches and remove old completions; returns how many."""
 
 
@@ -115,12 +117,14 @@ class SQLiteSettlements:
     def __init__(self, budget_store: BudgetStore) -> None:
         """Settle with this file."""
         self.budget_store = budget_store
-        self.take_number = budget_store.take_number
-        self.settle = budget_store.settle
-        self.settle_async = budget_store.settle_async
-        self.record = budget_store.record
-        self.record_async = budget_store.record_async
-        self.clean_up = budget_store.clean_up
+        self.take_number: Callable[[Policy, int, tuple[int, ...]], int] = budget_store.take_number
+        self.settle: Callable[[Settlement], None] = budget_store.settle
+        self.settle_async: Callable[[Settlement], Coroutine[Any, Any, None]] = budget_store.settle_async
+        self.record: Callable[[Policy, Key, tuple[int, ...], Completion | None], None] = budget_store.record
+        self.record_async: Callable[[Policy, Key, tuple[int, ...], Completion | None], Coroutine[Any, Any, None]] = (
+            budget_store.record_async
+        )
+        self.clean_up: Callable[[Policy, Key], int] = budget_store.clean_up
 
     @property
     def has_more_expired(self) -> bool:

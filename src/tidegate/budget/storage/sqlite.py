@@ -112,14 +112,14 @@ class BudgetStore(SQLiteStore):
     ) -> None:
         """Return batches after `batch_ttl`, and remove completions after `retention`, both in microseconds."""
         super().__init__(path, busy_timeout=busy_timeout, clock=clock)
-        self.owner = secrets.randbits(53)
+        self.owner: int = secrets.randbits(53)
         self._process_lock = ProcessLock(self.path, self.owner)
         self._numbers = count()
         self._reservations_lock = fork_safe(threading.Lock())
         self._reservations: dict[int, list[tuple[str, int]]] = {}  # by instant: the costs and number of each batch
         self._new_reservations: list[tuple[int, str, int]] = []  # of the current transaction
         self._ended: list[int] = []  # owners that the current transaction found to have ended
-        self.has_more_expired = False  # whether more batches may have expired than the last transaction returned
+        self.has_more_expired: bool = False  # whether more batches may have expired than the last transaction returned
         self._batch_ttl = batch_ttl
         self._retention = retention
         self._next_removal = 0

@@ -15,7 +15,7 @@ header that your proxies write, name it: `TrustedProxies(…, header="x-forwarde
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from ipaddress import IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 from itertools import islice
@@ -24,11 +24,10 @@ from typing import TYPE_CHECKING, Final, Literal, NamedTuple, get_args
 from tidegate.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
-    Text = str | bytes
-    Headers = Iterable[tuple[Text, Text]] | Mapping[Text, Text]
-
+Text = str | bytes
+Headers = Iterable[tuple[Text, Text]] | Mapping[str, str] | Mapping[bytes, bytes]
 Network = IPv4Network | IPv6Network
 Header = Literal["both", "x-forwarded-for", "forwarded"]
 
@@ -65,7 +64,7 @@ class AddressSet:
         """Parse addresses, networks, and `unix` for peers on Unix sockets; errors name `field`."""
         if isinstance(addresses, str):
             addresses = addresses.split(",")
-        self.given = tuple(str(entry).strip() for entry in addresses)
+        self.given: tuple[str, ...] = tuple(str(entry).strip() for entry in addresses)
         self._unix = any(entry in UNIX_PEERS for entry in self.given)
         networks = [parse_network(entry, field) for entry in self.given if entry not in UNIX_PEERS]
         wildcards = sum(network is None or not network.prefixlen for network in networks)

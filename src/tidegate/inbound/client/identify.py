@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from tidegate.inbound.rules.model import Rules
     from tidegate.policy import Key
 
-log = logging.getLogger("tidegate.inbound")
+log: logging.Logger = logging.getLogger("tidegate.inbound")
 
 MAX_CACHED_CLIENTS: Final = 4096  # the cache is cleared when it is full
 
@@ -47,7 +47,7 @@ class ClientIdentifier:
             trusted_proxies = TrustedProxies(trusted_proxies)
         self.trusted = trusted_proxies
         self.ipv6_prefix = ipv6_prefix
-        self.allows_unknown = unknown == "allow"
+        self.allows_unknown: bool = unknown == "allow"
         self.key_function = key
         self._warned = False
         self.update_rules(rules)

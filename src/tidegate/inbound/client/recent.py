@@ -39,7 +39,7 @@ class RecentClients:
     def __init__(self, max_clients: int) -> None:
         """Keep at most `max_clients` clients."""
         self.last_decisions: dict[Key, Decision] = {}
-        self.max_clients = max_clients
+        self.max_clients: int = max_clients
 
     def resize(self, max_clients: int) -> None:
         """Change the maximum number of clients."""

@@ -32,14 +32,14 @@ class Request:
         method: str,
         path: str,
         address: str | None,
-        raw: Any,  # noqa: ANN401 - from the server
+        raw: object,
         header: Callable[[str], str | None],
     ) -> None:
         """Create a request; the middlewares do this."""
-        self.method = method
-        self.path = path
-        self.address = address
-        self.raw = raw
+        self.method: str = method
+        self.path: str = path
+        self.address: str | None = address
+        self.raw: object = raw
         self._header = header
 
     def header(self, name: str) -> str | None:

@@ -3,29 +3,30 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from tidegate.core.bounds import SECOND
 from tidegate.errors import Denied, RateLimitError
 from tidegate.inbound.client.recent import RecentClients
+from tidegate.inbound.client.request import Request
 from tidegate.inbound.responses.response import combine_decisions
 from tidegate.limiter import AsyncLimiter, Limiter
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable
 
     from tidegate.core.decision import Decision
     from tidegate.flow import CallFlow
-    from tidegate.inbound.client.request import Request
     from tidegate.inbound.responses.response import ResponseWriter
     from tidegate.inbound.rules.charging import Charging
     from tidegate.inbound.rules.model import Category
     from tidegate.policy import Cost, Key
 
-    Counts = Callable[[Request, int], bool]  # whether a response with this status counts
+Counts = Callable[[Request, int], bool]  # whether a response with this status counts
 
-log = logging.getLogger("tidegate.inbound")
+log: logging.Logger = logging.getLogger("tidegate.inbound")
 
 FIRST_SERVER_ERROR: Final = 500  # the status assumed if there is no response
 MAX_RESPONSE_SECONDS: Final = 3600.0  # after this time an unsettled charge becomes final
@@ -60,19 +61,19 @@ class CategoryLimiter:
         max_clients: int = 10_000,
     ) -> None:
         """Use this limiter; `count` returns whether a response counts; keep at most `max_clients` recent clients."""
-        self.limiter = limiter
+        self.limiter: Limiter | AsyncLimiter = limiter
         self._response_writer = response_writer
-        self.is_async = isinstance(limiter, AsyncLimiter)
-        self.recent_clients = RecentClients(max_clients)
-        self.last_decisions = self.recent_clients.last_decisions
+        self.is_async: bool = isinstance(limiter, AsyncLimiter)
+        self.recent_clients: RecentClients = RecentClients(max_clients)
+        self.last_decisions: dict[Key, Decision] = self.recent_clients.last_decisions
         self._count = count
-        self.allowed = 0
-        self.denied = 0
+        self.allowed: int = 0
+        self.denied: int = 0
         self.update_category(category)
 
     def update_category(self, category: Category) -> None:
         """Use the policy and charging rules of this category from now on."""
-        self.category = category
+        self.category: Category = category
         if self.limiter.policy != category.policy:
             self.limiter.update(category.policy)
         self.decide: Callable[[Key, Cost], Any] = self.limiter.try_acquire  # it changes with the policy
@@ -81,7 +82,7 @@ class CategoryLimiter:
         # How long a request may hold a concurrency slot, at most until its response is complete; None: no slots.
         slots = [limit.length for limit in category.policy.limits if limit.rules.holds_slots]
         self.slot_seconds: float | None = min(slots) / SECOND if slots else None
-        self.reserves = bool(slots) or self.charging is not None or self._count is not None
+        self.reserves: bool = bool(slots) or self.charging is not None or self._count is not None
 
     def reserve(self, key: Key, cost: Cost) -> Any:  # noqa: ANN401 - a reservation, or an awaitable of one
         """Reserve the cost of a request, to be corrected later."""
@@ -152,9 +153,9 @@ class ResponseCharge:
         self._charged = charged
         self._key = key
         self._request = request
-        self.status = FIRST_SERVER_ERROR
+        self.status: int = FIRST_SERVER_ERROR
         # Slots are held until the response is complete.
-        self.settles_at_start = all(charge.category_limiter.slot_seconds is None for charge in charged)
+        self.settles_at_start: bool = all(charge.category_limiter.slot_seconds is None for charge in charged)
 
     def settle_at_start_flow(self) -> CallFlow[Decision | None]:
         """Settle, then return the client's new state for the headers; None if the store fails."""

@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from tidegate.policy import Cost, Key, Policy
     from tidegate.stores import Store
 
-log = logging.getLogger("tidegate.inbound")
+log: logging.Logger = logging.getLogger("tidegate.inbound")
 
 MAX_CACHED_TARGETS: Final = 4096  # the cache is cleared when it is full
 MAX_CACHED_PATH_LENGTH: Final = 256  # targets of longer paths are not cached
@@ -109,34 +109,38 @@ class RequestLimiter:
         self._counts: Mapping[str, Counts] = get("count") or {}
         self._source = RulesSource(config)
         self._check_counts(self._source.rules)
-        self.response_writer = ResponseWriter(headers, expose=get("expose", False), denied=get("denied"))
+        self.response_writer: ResponseWriter = ResponseWriter(
+            headers, expose=get("expose", False), denied=get("denied")
+        )
         client_options = {name: options[name] for name in ("ipv6_prefix", "unknown", "key") if name in options}
-        self.client_identifier = ClientIdentifier(trusted_proxies, self._source.rules, **client_options)
+        self.client_identifier: ClientIdentifier = ClientIdentifier(
+            trusted_proxies, self._source.rules, **client_options
+        )
         self.root_path: str = get("root_path", "")
-        self.drops_messages = get("on_message", "close") == "drop"
+        self.drops_messages: bool = get("on_message", "close") == "drop"
         admin = get("admin", True)
         self.admin_path: str | None = ADMIN_PATH if admin is True else admin or None
         self.admin_token: str | None = get("admin_token")
-        self.opened_store = OpenedStore.open(store, clock=clock, lease=get("lease"))
-        self.store = self.opened_store.store
+        self.opened_store: OpenedStore = OpenedStore.open(store, clock=clock, lease=get("lease"))
+        self.store: Store = self.opened_store.store
         self._sets_max_entries = isinstance(store, str) and "max_entries" not in store
         if self.opened_store.owned and isinstance(self.store, MemoryStore):
             self.store.limit_groups(self.client_identifier.group_of)
-        self.own_clock = clock if clock is not self.store.clock else None
-        self.clock = clock or self.store.clock
+        self.own_clock: Clock | None = clock if clock is not self.store.clock else None
+        self.clock: Clock = clock or self.store.clock
         self._tasks = tasks and not self.store.instant
         every = get("log_every", 0)
-        self.log = DecisionLog(log, every=every, burst=get("log_burst", BURST))
+        self.log: DecisionLog = DecisionLog(log, every=every, burst=get("log_burst", BURST))
         self._throttle = LogThrottle(get("log_burst") or BURST)  # at least some errors are logged
         self.observer: Observer | None = get("observer")
         self.observed = self.observer is not None or every > 0
-        self.blocked_clients = TemporaryList()
-        self.allowed_clients = TemporaryList()
+        self.blocked_clients: TemporaryList = TemporaryList()
+        self.allowed_clients: TemporaryList = TemporaryList()
         # Whether every request needs the slow path: custom keys, clients on temporary lists.
-        self.special = self.client_identifier.key_function is not None
+        self.special: bool = self.client_identifier.key_function is not None
         self._maintenance_interval = round(get("reload", 1.0) * SECOND)
-        self.maintenance_due = 0  # the time of the next maintenance
-        self.fast_path_until = 0  # the fast path is used before this time; 0: never, because of observers
+        self.maintenance_due: int = 0  # the time of the next maintenance
+        self.fast_path_until: int = 0  # the fast path is used before this time; 0: never, because of observers
         self._last_maintenance = 0
         self.category_limiters: dict[str, CategoryLimiter] = {}
         self.update_rules(self._source.rules)
@@ -166,13 +170,13 @@ class RequestLimiter:
                 category_limiter.recent_clients.resize(rules.max_entries)
             category_limiters[category.name] = category_limiter
         self.rules = rules
-        self.by_method = rules.by_method  # cached here for speed
+        self.by_method: bool = rules.by_method  # cached here for speed
         self.category_limiters = category_limiters
-        self.idle = self._source.is_file and not rules.enabled  # no decisions, but the file may change
+        self.idle: bool = self._source.is_file and not rules.enabled  # no decisions, but the file may change
         if self._sets_max_entries and isinstance(self.store, MemoryStore):
             self.store.max_entries = rules.max_entries
         self.client_identifier.update_rules(rules)
-        self.known_clients = self.client_identifier.by_peer  # cached here for speed
+        self.known_clients: dict[str | None, RequestClient] = self.client_identifier.by_peer  # cached here for speed
         self.targets: dict[object, RequestTarget | None] = {}  # a new one: see ClientIdentifier.update_rules
 
     def run_maintenance(self, now: int) -> None:

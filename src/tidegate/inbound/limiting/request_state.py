@@ -34,11 +34,11 @@ class RequestState:
         outer: RequestState | None = None,
     ) -> None:
         """Start with the middleware's decision; client and decision are None if it does not limit the request."""
-        self.request_limiter = request_limiter
-        self.client = client
+        self.request_limiter: RequestLimiter = request_limiter
+        self.client: RequestClient | None = client
         self.decision = decision
         self.inner: list[Decision | RequestState] | None = None
-        self.nested = outer is not None
+        self.nested: bool = outer is not None
         if outer is not None:
             outer.add(self)
 

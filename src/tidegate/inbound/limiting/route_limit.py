@@ -27,6 +27,7 @@ from tidegate.policy import Policy
 from tidegate.policy.model import read_limits
 
 if TYPE_CHECKING:
+    from tidegate.clock import Clock
     from tidegate.core.decision import Decision
     from tidegate.flow import CallFlow
     from tidegate.headers import Style
@@ -59,7 +60,7 @@ class RouteLimit:
         trusted_proxies: Iterable[str] = (),
         headers: Style = "x",
         denied: Denying | None = None,
-        clock: Any = None,  # noqa: ANN401 - a Clock
+        clock: Clock | None = None,
     ) -> None:
         """Take a string such as "5/1m", a Limit, several, or a function of the request that returns one of these.
 

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from tidegate.inbound.limiting.request_limiter import RequestLimiter
     from tidegate.policy import Key
 
-log = logging.getLogger("tidegate.inbound")
+log: logging.Logger = logging.getLogger("tidegate.inbound")
 
 MAX_BODY_BYTES: Final = 16_384
 MAX_KEY_LENGTH: Final = 512

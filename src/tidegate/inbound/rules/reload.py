@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from tidegate.inbound.rules.model import Rules
 
-log = logging.getLogger("tidegate.inbound")
+log: logging.Logger = logging.getLogger("tidegate.inbound")
 
 
 class RulesSource:
@@ -25,7 +25,7 @@ class RulesSource:
         self._config = config
         self._path = Path(config) if isinstance(config, (str, Path)) else None
         self._last_fingerprint = self._fingerprint()
-        self.rules = load_rules(config)
+        self.rules: Rules = load_rules(config)
         self.error: str | None = None  # the error of the current file, if it is invalid
 
     @property

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from tidegate.adaptive import RecoverySettings
+    from tidegate.adaptive.capacities import CapacitySnapshot
     from tidegate.bus import Bus
     from tidegate.clock import Clock
 
@@ -33,14 +34,14 @@ class SharedCapacity:
         self._bus = bus
         self._clock = clock
         self._latest = 0
-        self.interval = settings.interval
+        self.interval: int | None = settings.interval
         self._changed: dict[str, Callable[[], object]] = {}
         self._received: dict[str, Callable[[int], object]] = {}
-        self.capacities = Capacities(
+        self.capacities: Capacities = Capacities(
             agent, settings=settings, clock=clock, bus=bus, changed=self._notify_changed, received=self._record
         )
-        self.snapshot = self.capacities.snapshot
-        self.due = self.capacities.due
+        self.snapshot: Callable[[str], CapacitySnapshot | None] = self.capacities.snapshot
+        self.due: Callable[[str], int | None] = self.capacities.due
 
     def rename(self, agent: str) -> None:
         """Send under another name from now on."""

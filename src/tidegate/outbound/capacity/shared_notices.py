@@ -58,7 +58,7 @@ class SharedNotices:
         self._unbounded = self._policy_up_to((MAX_INTEGER,) * 3)
         self._seen: Counters = NO_NOTICE
         self._at = 0  # when it was read, by the store's clock
-        self.check_interval = max(1, min(length // CHECKS_PER_PERIOD, MAX_CHECK_INTERVAL))
+        self.check_interval: int = max(1, min(length // CHECKS_PER_PERIOD, MAX_CHECK_INTERVAL))
 
     def _policy_up_to(self, maxima: Counters) -> Policy:
         pairs = zip(NOTICE_FIELDS, maxima, strict=True)

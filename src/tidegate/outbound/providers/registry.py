@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from tidegate.outbound.providers.provider import Provider
 
-log = logging.getLogger(__name__)
+log: logging.Logger = logging.getLogger(__name__)
 
 Permissions = Literal["warn", "refuse", "ignore"]
 YAML_SUFFIXES: Final = (".yaml", ".yml")
@@ -49,7 +49,7 @@ class Providers:
         self._permissions: Permissions = "ignore"
         self._refused: dict[Path, FileStamp | None] = {}
         self.problems: tuple[str, ...] = ()
-        self.changes = 0
+        self.changes: int = 0
 
     @classmethod
     def load(

@@ -79,18 +79,18 @@ class Account:
         """Share a store with other accounts; `limiter` creates a limiter, `apply` calls the store, awaited or not."""
         self.key = key
         self.resource = resource
-        self.store = GatedStore(store)
+        self.store: GatedStore = GatedStore(store)
         self.store.clock = RecoveringClock(store.clock, partial(shared_capacity.due, resource), self.refresh)
-        self.clock = self.store.clock
+        self.clock: RecoveringClock = self.store.clock
         self._apply = apply
         self._lock = fork_safe(threading.RLock())
-        self.last_used = self.clock.steady()  # when it was last used
+        self.last_used: int = self.clock.steady()  # when it was last used
         self._provider_charges = ProviderCharges()
         self._set_provider(provider)
-        self.delays = ArrivalDelays(provider.limits, self._narrowest, self.clock, self.refresh)
+        self.delays: ArrivalDelays = ArrivalDelays(provider.limits, self._narrowest, self.clock, self.refresh)
         self.limiter: Any = limiter(provider.policy, store=self.store)
         make_notices = partial(SharedNotices, provider.domain, key, apply)
-        self.account_capacity = AccountCapacity(
+        self.account_capacity: AccountCapacity = AccountCapacity(
             resource, self._narrowest, shared_capacity, make_notices, self.clock, self.refresh
         )
         self.account_capacity.register()
@@ -101,12 +101,12 @@ class Account:
         limits = provider.limits
         self._index = narrowest_index(limits)
         self._narrowest = limits[self._index]
-        self.settles = any(limit.rules.holds_slots or limit.unit in TOKEN_UNITS for limit in limits)
+        self.settles: bool = any(limit.rules.holds_slots or limit.unit in TOKEN_UNITS for limit in limits)
         # Charges of a plain account are not corrected as a rule, so they need no reservation.
-        self.plain = not self.settles and all(limit.rules.movable for limit in limits)
-        self.units = frozenset(limit.unit for limit in limits)
-        self.estimated = tuple(unit for unit in TOKEN_UNITS if unit in self.units)
-        self.fixed_cost = self._compute_fixed_cost()
+        self.plain: bool = not self.settles and all(limit.rules.movable for limit in limits)
+        self.units: frozenset[str] = frozenset(limit.unit for limit in limits)
+        self.estimated: tuple[str, ...] = tuple(unit for unit in TOKEN_UNITS if unit in self.units)
+        self.fixed_cost: Cost | None = self._compute_fixed_cost()
         self._unbounded = self._without_maximum(limits)
 
     def _without_maximum(self, limits: tuple[Limit, ...]) -> Policy:

@@ -35,7 +35,7 @@ class Accounts(dict[tuple[str, Key], Account]):
         self._lock = fork_safe(threading.Lock())
         self._shared_capacities: dict[str, SharedCapacity] = {}
         self._drop_idle_at = ALWAYS_KEPT  # with so many, idle accounts are dropped
-        self.closed = False
+        self.closed: bool = False
         at_fork(child=self._rename)
 
     def _rename(self) -> None:

@@ -46,7 +46,7 @@ class DelayAllowance:
         """Start with the whole allowance."""
         self._free = limit.length // 33
         self._most = self._left = limit.quota * limit.length
-        self.exhausted = False
+        self.exhausted: bool = False
 
     def spend(self, flight: int) -> bool:
         """Return whether to charge a permit again after a response that took so many microseconds."""

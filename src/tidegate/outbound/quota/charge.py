@@ -5,13 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from tidegate.core.bounds import MAX_INTEGER
-from tidegate.limiter import Limiter
-from tidegate.reservation import AsyncReservation, Reservation
 
 if TYPE_CHECKING:
     from tidegate.core import Decision
-    from tidegate.limiter import AsyncLimiter
+    from tidegate.limiter import AsyncLimiter, Limiter
     from tidegate.policy import Cost, Key
+    from tidegate.reservation import AsyncReservation, Reservation
 
 CHARGE_TTL: Final = 600.0  # seconds within which a response must end for its estimate to be corrected downwards
 
@@ -45,12 +44,13 @@ class Charge:
         self._key = key
         self._cost = cost
         self._reservation = reservation
-        self.decision = decision
-        self.at = decision.at  # when it was last charged, by the store's clock
-        self.since = limiter.clock.steady()  # ... and by ours
-        self.window_end = MAX_INTEGER  # end of the first window it was charged to, by the store's clock; see `arrival`
+        self.decision: Decision = decision
+        self.at: int = decision.at  # when it was last charged, by the store's clock
+        self.since: int = limiter.clock.steady()  # ... and by ours
+        # the end of the first window it was charged to, by the store's clock; see `arrival`
+        self.window_end: int = MAX_INTEGER
         self.recharged: Decision | None = None  # the decision of the store when it was charged again
-        self.answered = False
+        self.answered: bool = False
 
     @property
     def settled(self) -> bool:
@@ -82,11 +82,5 @@ class Charge:
 
     def _get_reservation(self) -> Reservation | AsyncReservation:
         if self._reservation is None:
-            limiter, decision = self._limiter, self.decision
-            policy = limiter._policy_of(decision)  # noqa: SLF001 - as `reserve` itself does
-            settle: Any = limiter._settle  # noqa: SLF001 - what `reserve` itself hands to a reservation
-            kind = Reservation if isinstance(limiter, Limiter) else AsyncReservation
-            self._reservation = kind(
-                settle, limiter.clock, policy, self._key, policy.costs(self._cost), decision, CHARGE_TTL
-            )
+            self._reservation = self._limiter.make_reservation(self._key, self._cost, self.decision, CHARGE_TTL)
         return self._reservation

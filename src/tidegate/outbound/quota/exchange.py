@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from difflib import get_close_matches
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypedDict, TypeVar
 from urllib.parse import parse_qsl, urlsplit
 
 from tidegate.errors import ConfigError
@@ -17,6 +17,7 @@ from tidegate.outbound.quota.tokens import TOKEN_UNITS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
+    from typing import Unpack
 
     from tidegate.core import Decision
     from tidegate.flow import CallFlow
@@ -39,11 +40,19 @@ class RequestOptions(NamedTuple):
     cost: Mapping[str, int] | None = None
 
 
+class RequestKeywords(TypedDict, total=False):
+    """The keywords of `request_options`: those that are given replace the options of the gate."""
+
+    timeout: float | None
+    priority: float
+    cost: Mapping[str, int] | None
+
+
 CURRENT_OPTIONS: ContextVar[Mapping[str, Any] | None] = ContextVar("tidegate_asked", default=None)
 
 
 @contextmanager
-def request_options(**options: Any) -> Iterator[None]:  # noqa: ANN401 - checked below
+def request_options(**options: Unpack[RequestKeywords]) -> Iterator[None]:
     """Send the requests of a block with another `timeout`, `priority` or `cost` (a mapping from units to amounts).
 
     Works with every client library: a context variable carries the options, also into tasks started in the block.

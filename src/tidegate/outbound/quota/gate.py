@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypedDict, TypeVar
 
 from tidegate.bus import open_bus
 from tidegate.clock import TaskSignal, ThreadSignal
@@ -48,7 +48,7 @@ from tidegate.policy import join_key
 from tidegate.stores.opened import OpenedStore
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
+    from collections.abc import Callable, Coroutine, Generator
 
     from tidegate.bus import Bus
     from tidegate.clock import Clock
@@ -63,7 +63,7 @@ if TYPE_CHECKING:
 
 R = TypeVar("R")
 
-log = logging.getLogger(__name__)
+log: logging.Logger = logging.getLogger(__name__)
 
 RELOAD_INTERVAL: Final = 5.0  # seconds between two checks of the provider files
 NO_ADVICE: Final = Advice()
@@ -75,6 +75,23 @@ def suppress_errors_flow(step: Callable[[], Any]) -> CallFlow[Any]:
     """Run a step whose failure would only hide a response or an error."""
     with suppress(Exception):
         yield step
+
+
+class CommonGateOptions(TypedDict, total=False):
+    """The keyword options of a gate that a SourceRunner takes as well; it sets `timeout` itself."""
+
+    priority: float
+    bus: str | Bus | None
+    clock: Clock | None
+    observer: Observer | None
+    chance: Callable[[], float]
+    reload: float | None
+
+
+class GateOptions(CommonGateOptions, total=False):
+    """The keyword options of a gate, which every client adapter takes as well."""
+
+    timeout: float | None
 
 
 class _Gate:
@@ -108,10 +125,10 @@ class _Gate:
             None if timeout is None else seconds("timeout", timeout), seconds("priority", priority)
         )
         self._opened = OpenedStore.open(store, clock=clock)
-        self.store = self._opened.store
-        self.clock = self.store.clock
+        self.store: Store = self._opened.store
+        self.clock: Clock = self.store.clock
         self._owns_bus = isinstance(bus, str)
-        self.bus = open_bus(bus, clock=clock) if isinstance(bus, str) else bus
+        self.bus: Bus | None = open_bus(bus, clock=clock) if isinstance(bus, str) else bus
         self._observer = observer
         self._chance = chance
         self._accounts = Accounts(self.clock, self.bus, self._make_account)
@@ -137,6 +154,11 @@ class _Gate:
         """Return the account that a request would be charged to; None: no provider limits it."""
         provider = self.find_provider(call.url)
         return None if provider is None else self.account(provider, call)
+
+    @property
+    def accounts(self) -> tuple[Account, ...]:
+        """The accounts that are open."""
+        return tuple(self._accounts.values())
 
     def open_account(self, provider: Provider, key: Key) -> Account:
         """Return the account of a key, opened if needed, with the current limits of the provider."""
@@ -336,7 +358,7 @@ class Gate(_Gate):
 
     _limiter = Limiter
 
-    def run(self, flow: CallFlow[R]) -> R:
+    def run(self, flow: Generator[Callable[[], Any], Any, R]) -> R:
         """Run a flow."""
         return run(flow, operator.call)
 
@@ -363,7 +385,7 @@ class AsyncGate(_Gate):
 
     _limiter = AsyncLimiter
 
-    def run(self, flow: CallFlow[R]) -> Coroutine[Any, Any, R]:
+    def run(self, flow: Generator[Callable[[], Any], Any, R]) -> Coroutine[Any, Any, R]:
         """Run a flow; to be awaited."""
         return run_async(flow, operator.call)
 

@@ -12,7 +12,9 @@ control.py     how commands talk to a running service
 configured.py  the sources that a service runs
 """
 
+from tidegate.outbound.sources.ledger import SourceRow
 from tidegate.outbound.sources.runner import SourceRunner
-from tidegate.outbound.sources.source import Source, read_source, read_sources
+from tidegate.outbound.sources.schedule import Schedule
+from tidegate.outbound.sources.source import Destination, Source, read_source, read_sources
 
-__all__ = ["Source", "SourceRunner", "read_source", "read_sources"]
+__all__ = ["Destination", "Schedule", "Source", "SourceRow", "SourceRunner", "read_source", "read_sources"]

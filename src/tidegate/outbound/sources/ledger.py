@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypedDict
 
 from tidegate.errors import StoreUnavailable
 from tidegate.files import make_private_file
@@ -56,6 +56,25 @@ class SourceRecord(NamedTuple):
     requeued: int = 0
     last_at: int | None = None
     last_result: str | None = None
+
+
+class SourceRow(TypedDict):
+    """A source as `SourceRunner.describe` shows it: the fields of its SourceRecord, and some of its settings."""
+
+    name: str
+    due: int
+    state: str
+    attempt: int
+    ok: int
+    failed: int
+    skipped: int
+    requeued: int
+    last_at: int | None
+    last_result: str | None
+    schedule: str
+    priority: int
+    url: str
+    provider: str | None
 
 
 class UnsettledRequest(NamedTuple):

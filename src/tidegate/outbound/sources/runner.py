@@ -13,7 +13,7 @@ import logging
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Final, Self
 
 import httpx
 
@@ -29,13 +29,16 @@ from tidegate.urls import redact
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+    from typing import Unpack
 
+    from tidegate.clock import Clock
     from tidegate.outbound.providers.registry import Providers
     from tidegate.outbound.quota.account import Account
-    from tidegate.outbound.sources.ledger import UnsettledRequest
+    from tidegate.outbound.quota.gate import AsyncGate, CommonGateOptions
+    from tidegate.outbound.sources.ledger import SourceRow, UnsettledRequest
     from tidegate.outbound.sources.source import Source
 
-log = logging.getLogger(__name__)
+log: logging.Logger = logging.getLogger(__name__)
 
 EXHAUSTED_CHECK_INTERVAL: Final = 1.0  # seconds between two checks of sources whose provider is exhausted
 MAX_SLEEP: Final = 60 * SECOND  # a change of the wall clock is noticed after that
@@ -55,12 +58,12 @@ class SourceRunner:
         cycle: float = EXHAUSTED_CHECK_INTERVAL,
         grace: float = 1.0,
         transport: httpx.AsyncBaseTransport | None = None,
-        **options: Any,  # noqa: ANN401 - those of AsyncGate
+        **options: Unpack[CommonGateOptions],
     ) -> None:
         """Store all state in the folder `data`, unless `store` is where quotas are counted."""
         if not isinstance(workers, int) or workers < 1:
             raise ConfigError(f"must be an integer of at least 1, not {workers!r}", field="workers")
-        self.data = Path(data)
+        self.data: Path = Path(data)
         try:
             make_private_folder(self.data)
         except OSError as error:
@@ -69,11 +72,12 @@ class SourceRunner:
         store_url = store or f"sqlite:///{(self.data / 'quota.db').absolute()}?deadline=5s"
         inner = PermitObserver(transport or httpx.AsyncHTTPTransport())
         self._transport = AsyncRateLimitTransport(providers, store_url, inner, timeout=0, **options)
-        self.gate = self._transport.gate
-        self.clock = self.gate.clock
-        self.ledger = SourceLedger(self.data / "sources.db")  # opened last, after the checks that may raise
+        self.gate: AsyncGate = self._transport.gate
+        self.clock: Clock = self.gate.clock
+        # opened last, after the checks that may raise
+        self.ledger: SourceLedger = SourceLedger(self.data / "sources.db")
         self._cycle = round(cycle * SECOND)
-        self.scheduler = Scheduler(self.ledger, self.gate, self._cycle)
+        self.scheduler: Scheduler = Scheduler(self.ledger, self.gate, self._cycle)
         self.recovered: list[str] = []
         self._workers = workers
         self._grace = round(grace * SECOND)
@@ -228,7 +232,7 @@ class SourceRunner:
         log.info("%s", description)
         return description
 
-    def describe(self) -> list[dict[str, Any]]:
+    def describe(self) -> list[SourceRow]:
         """Return a row per source: next run, last result, and counts of skipped and requeued runs."""
         rows = self.scheduler.describe()
         for row in rows:

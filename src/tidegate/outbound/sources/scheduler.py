@@ -11,10 +11,11 @@ skipped source keeps its position, so it precedes all that become due after it, 
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from tidegate.core.bounds import SECOND
 from tidegate.outbound.quota.exchange import OutboundRequest
+from tidegate.outbound.sources.ledger import SourceRow
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -173,15 +174,22 @@ class Scheduler:
             self._due[source.name] = due
             self._attempts[source.name] = attempt
 
-    def describe(self, names: Iterable[str] | None = None) -> list[dict[str, Any]]:
+    def describe(self, names: Iterable[str] | None = None) -> list[SourceRow]:
         """Return the rows that `tidegate sources` shows."""
         entries = self._ledger.records()
-        rows = []
+        rows: list[SourceRow] = []
         for name in sorted(self.sources if names is None else names):
             record, source = entries[name], self.sources[name]
             provider = self._gate.providers.match(source.url)
-            rows.append({**record._asdict(), "schedule": str(source.schedule), "priority": source.priority,
-                         "url": source.url, "provider": provider.name if provider else None})  # fmt: skip
+            rows.append(
+                SourceRow(
+                    **record._asdict(),  # type: ignore[typeddict-item]  # SourceRecord has the same fields and types
+                    schedule=str(source.schedule),
+                    priority=source.priority,
+                    url=source.url,
+                    provider=provider.name if provider else None,
+                )
+            )
         return rows
 
 

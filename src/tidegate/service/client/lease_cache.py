@@ -42,13 +42,13 @@ class ClientLease:
 
     def __init__(self, response: dict[str, Any], started_at: int) -> None:
         """Read a response; `started_at` is the instant before the request was sent."""
-        self.response = response
+        self.response: dict[str, Any] = response
         self.id: str | None = response["id"]
-        self.permits = int(response["permits"])
-        self.decay = float(response["decay"])
-        self.started_at = started_at
-        self.ends_at = started_at + int(response["seconds"] * SECOND)
-        self.used = 0
+        self.permits: int = int(response["permits"])
+        self.decay: float = float(response["decay"])
+        self.started_at: int = started_at
+        self.ends_at: int = started_at + int(response["seconds"] * SECOND)
+        self.used: int = 0
         self._late = 0.0  # permits that have to stay charged in addition to the used ones
 
     def usable(self, now: int) -> int:

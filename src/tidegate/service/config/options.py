@@ -57,11 +57,11 @@ class ServiceOption(NamedTuple):
         return "--" + (self.name.removesuffix("s") if self.many else self.name).replace("_", "-")
 
 
-STRING: Final = {"type": "string", "minLength": 1}
+STRING: Final[dict[str, Any]] = {"type": "string", "minLength": 1}
 DURATION: Final = {"type": ["string", "number"]}
 BOOLEAN: Final = {"type": "boolean"}
-INTEGER: Final = {"type": "integer", "minimum": 1}
-STRINGS: Final = {"anyOf": [STRING, {"type": "array", "items": STRING}]}
+INTEGER: Final[dict[str, Any]] = {"type": "integer", "minimum": 1}
+STRINGS: Final[dict[str, Any]] = {"anyOf": [STRING, {"type": "array", "items": STRING}]}
 OPTIONS: Final = (
     ServiceOption(
         "store",

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from tidegate.service.config.settings import Settings
     from tidegate.service.http import App
 
-log = logging.getLogger("tidegate.service")
+log: logging.Logger = logging.getLogger("tidegate.service")
 
 NO_POLICIES: Final = ServicePolicies()
 
@@ -32,7 +32,7 @@ class Reloader:
         self, settings: Settings, app: App, clock: Clock, environment: Mapping[str, str] | None = None
     ) -> None:
         """Reload into this app."""
-        self.settings = settings
+        self.settings: Settings = settings
         self._app = app
         self._clock = clock
         self._environment = os.environ if environment is None else environment

@@ -12,9 +12,9 @@ from tidegate.policy.model import Mode, OnStoreError
 from tidegate.service.config.settings import OPTIONS
 from tidegate.service.decisions.descriptors import UNIT_PERIODS
 
-STRING: Final = {"type": "string", "minLength": 1}
-INTEGER: Final = {"type": "integer", "minimum": 1}
-LIMIT_SCHEMA: Final = {
+STRING: Final[dict[str, Any]] = {"type": "string", "minLength": 1}
+INTEGER: Final[dict[str, Any]] = {"type": "integer", "minimum": 1}
+LIMIT_SCHEMA: Final[dict[str, Any]] = {
     "type": "object",
     "additionalProperties": False,
     "required": ["quota", "period"],
@@ -31,14 +31,16 @@ LIMIT_SCHEMA: Final = {
     },
 }
 ONE_LIMIT: Final = {"anyOf": [{"type": "string", "description": "as in 60/1m"}, {"$ref": "#/$defs/limit"}]}
-LIMITS_SCHEMA: Final = {"anyOf": [*ONE_LIMIT["anyOf"], {"type": "array", "minItems": 1, "items": ONE_LIMIT}]}
-REPLACES_SCHEMA: Final = {
+LIMITS_SCHEMA: Final[dict[str, Any]] = {
+    "anyOf": [*ONE_LIMIT["anyOf"], {"type": "array", "minItems": 1, "items": ONE_LIMIT}]
+}
+REPLACES_SCHEMA: Final[dict[str, Any]] = {
     "type": "object",
     "additionalProperties": False,
     "required": ["name"],
     "properties": {"name": STRING},
 }
-ON_STORE_ERROR_SCHEMA: Final = {
+ON_STORE_ERROR_SCHEMA: Final[dict[str, Any]] = {
     "enum": list(get_args(OnStoreError)),
     "description": "the decision while the store is unavailable",
 }

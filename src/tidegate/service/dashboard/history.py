@@ -33,7 +33,7 @@ class PolicyHistory:
         self.admitted: deque[int] = deque([0] * seconds, maxlen=HISTORY_SECONDS)
         self.denied: deque[int] = deque([0] * seconds, maxlen=HISTORY_SECONDS)
         self.waiting: deque[int] = deque([0] * seconds, maxlen=HISTORY_SECONDS)
-        self.last_counts = (0, 0)
+        self.last_counts: tuple[int, int] = (0, 0)
 
     def add(self, seconds: int, admitted: int, denied: int, waiting: int) -> None:
         """Add the seconds since the last call; `admitted` and `denied` are totals, `waiting` is the current number."""
@@ -50,7 +50,7 @@ class DecisionHistory:
         """Start with the current second."""
         self._decider = decider
         self._clock = decider.store.clock
-        self.tick = self._clock.steady() // SECOND
+        self.tick: int = self._clock.steady() // SECOND
         self.policies: dict[str, PolicyHistory] = {}
         self.median: deque[int | None] = deque(maxlen=HISTORY_SECONDS)  # microseconds; None: no request
         self.p99: deque[int | None] = deque(maxlen=HISTORY_SECONDS)

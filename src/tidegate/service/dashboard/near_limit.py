@@ -41,7 +41,7 @@ class NearLimitKeys:
     def __init__(self) -> None:
         """Start without keys."""
         self.decisions: dict[tuple[str, Key], Decision] = {}
-        self.samples_left = 0  # allowed calls that are still recorded
+        self.samples_left: int = 0  # allowed calls that are still recorded
 
     def record(self, policy: str, key: Key, decision: Decision) -> None:
         """Record a decision; if there are too many keys, the oldest are dropped."""

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from tidegate.service.decisions.stats import RecentDenial
     from tidegate.service.http.app import App
 
-log = logging.getLogger("tidegate.service")
+log: logging.Logger = logging.getLogger("tidegate.service")
 
 MAX_DENIALS: Final = 50
 MAX_NEAR_LIMIT: Final = 12
@@ -45,7 +45,7 @@ class Overview:
         self._app = app
         self._decider = app.decider
         self._clock = app.decider.store.clock
-        self.history = DecisionHistory(app.decider)
+        self.history: DecisionHistory = DecisionHistory(app.decider)
         self._started_at = self._clock.ns() // 1_000_000
         self._timer: asyncio.TimerHandle | None = None
         self._cached: tuple[int, dict[str, Any]] | None = None  # the tick, and the snapshot of that second

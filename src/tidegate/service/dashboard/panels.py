@@ -23,7 +23,7 @@ from tidegate.swarm.presence import Agent, Watcher
 from tidegate.urls import redact
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Mapping
 
     from tidegate.budget import TaskBudget
     from tidegate.bus import Bus, Event
@@ -53,7 +53,7 @@ def sources_panel(service: SourceRunner) -> Panel:
         for provider in list(gate.providers)[:MAX_ROWS]:
             if not provider.per:
                 gate.open_account(provider, provider.domain)  # so that it is shown before its first request
-        accounts = list(gate._accounts.values())[:MAX_ROWS]  # noqa: SLF001 - Gate has no method to list them
+        accounts = gate.accounts[:MAX_ROWS]
         return {
             "providers": [await _describe_account(account) for account in accounts],
             "sources": [_describe_source(row, now) for row in service.describe()[:MAX_ROWS]],
@@ -81,7 +81,7 @@ def format_limit(limit: Limit) -> str:
     return str(limit).partition(" ")[0] + ("" if limit.unit == "requests" else f" {limit.unit}")
 
 
-def _describe_source(row: dict[str, Any], now: int) -> dict[str, Any]:
+def _describe_source(row: Mapping[str, Any], now: int) -> dict[str, Any]:
     names = ("name", "provider", "schedule", "state", "ok", "failed", "skipped", "requeued", "last_result")
     last = row["last_at"]
     return {

@@ -60,16 +60,16 @@ class BaseDecider:
 
         `observers` are called for every decision, which adds their cost; `on_denial` only for denials.
         """
-        self.policies = policies
+        self.policies: ServicePolicies = policies
         self.store = store
-        self.stats = Stats()
+        self.stats: Stats = Stats()
         self.max_wait = max_wait
         self.max_priority = max_priority
         self._observers = tuple(observers)
         self._on_denial = (*self._observers, *on_denial)
         self._policy_limiters: dict[str, PolicyLimiter] = {}  # by slot
         self._fast_paths: dict[str, Callable[[Key], Decision]] = {}  # by policy, until the policies change
-        self.blocks = Blocks(store)
+        self.blocks: Blocks = Blocks(store)
         self._background = BackgroundTasks()
         self.closed = False
 
@@ -83,7 +83,7 @@ class BaseDecider:
             variant = policies.slots.get(slot)
             if variant is None:
                 del self._policy_limiters[slot]
-                policy_limiter.limiter._close()  # noqa: SLF001 - its store is ours: nothing is left to await
+                policy_limiter.limiter.reject_calls()
             elif variant.policy != policy_limiter.policy:
                 policy_limiter.update(variant.policy, self.store)
 

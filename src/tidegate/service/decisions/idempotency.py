@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from tidegate.stores import Store
     from tidegate.stores.base import Ask
 
-log = logging.getLogger("tidegate.service")
+log: logging.Logger = logging.getLogger("tidegate.service")
 
 REMEMBER_FOR: Final = 600 * SECOND  # how long a key is remembered
 CALL_POLICY: Final = write_once_policy("tidegate.call", REMEMBER_FOR / SECOND)
@@ -54,9 +54,9 @@ class KeyedCall:
 
     def __init__(self, key: bytes, request: int) -> None:
         """Name the call by a digest of its key; `request` is a digest of the request."""
-        self.name = blake2b(key, digest_size=16).hexdigest()
-        self.request = request
-        self.repeated = False
+        self.name: str = blake2b(key, digest_size=16).hexdigest()
+        self.request: int = request
+        self.repeated: bool = False
 
     @classmethod
     def read(cls, key: bytes, verb: str, body: bytes) -> KeyedCall:

@@ -11,13 +11,14 @@ from tidegate.core.decision import Decision, LocalDecision, ShadowDecision
 from tidegate.errors import ConfigError, Denied, StoreUnavailable
 from tidegate.limiter import AsyncLimiter, Limiter
 from tidegate.policy import Policy, join_key, normal_key
-from tidegate.reservation import AsyncReservation
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from tidegate.limiter import AsyncApply
     from tidegate.observe import Observer, Record
     from tidegate.policy import Cost, Key
+    from tidegate.reservation import AsyncReservation
     from tidegate.service.decisions.idempotency import KeyedStore
     from tidegate.service.decisions.stats import DecisionCount
     from tidegate.stores import Store
@@ -53,6 +54,27 @@ class CountedPolicy:
     count: DecisionCount
 
 
+class ServiceLimiter(AsyncLimiter):
+    """An AsyncLimiter whose calls may use another store: one that applies a request with an idempotency key once."""
+
+    async def charge(
+        self,
+        verb: str,
+        key: Key,
+        cost: Cost,
+        timeout: float | None,  # noqa: ASYNC109 - the deadline is part of the contract
+        priority: float,
+        apply: AsyncApply | None = None,
+    ) -> Decision:
+        """Charge a cost; `apply` replaces `store.apply_async`.
+
+        None as `timeout` decides at once, as `try_acquire` does; otherwise the call waits and raises Denied.
+        """
+        if timeout is None:
+            return await self._ask(self._make_ask(verb, normal_key(key), cost), apply)
+        return await self._wait_for(verb, key, cost, timeout, priority, apply)
+
+
 class PolicyLimiter:
     """The limiter of one policy variant, and its counts."""
 
@@ -60,14 +82,14 @@ class PolicyLimiter:
 
     def __init__(self, slot: str, policy: Policy, store: Store, count: DecisionCount, max_priority: float) -> None:
         """Create a limiter for the policy."""
-        self.slot = slot
-        self.limiter = AsyncLimiter(policy, store=store, max_priority=max_priority)
-        self.count = count
+        self.slot: str = slot
+        self.limiter: ServiceLimiter = ServiceLimiter(policy, store=store, max_priority=max_priority)
+        self.count: DecisionCount = count
         self.update(policy, store)
 
     def update(self, policy: Policy, store: Store) -> None:
         """Replace the policy."""
-        self.policy = policy
+        self.policy: Policy = policy
         if self.limiter.policy is not policy:
             self.limiter.update(policy)
         # A store in memory needs no coroutine: a synchronous call costs a third less.
@@ -89,19 +111,14 @@ class PolicyLimiter:
         A `keyed_store` replaces the store of the limiter.
         """
         limiter, apply = self.limiter, None if keyed_store is None else keyed_store.apply_async
-        if timeout is None:
-            return await limiter._ask(limiter._make_ask(verb, normal_key(key), cost), apply)  # noqa: SLF001 - as try_acquire
         try:
-            return await limiter._wait_for(verb, key, cost, timeout, priority, apply)  # noqa: SLF001 - as acquire
+            return await limiter.charge(verb, key, cost, timeout, priority, apply)
         except Denied as denied:
             return denied.decision
 
     def make_reservation(self, key: Key, cost: Cost, ttl: float, decision: Decision) -> AsyncReservation:
         """Build the reservation of a cost that was charged."""
-        limiter = self.limiter
-        policy = limiter._policy_of(decision)  # noqa: SLF001 - as reserve
-        costs = policy.costs(cost)
-        return AsyncReservation(limiter._settle, limiter.clock, policy, normal_key(key), costs, decision, ttl)  # noqa: SLF001 - as reserve
+        return self.limiter.make_reservation(key, cost, decision, ttl)
 
 
 def notify_observers(observers: Sequence[Observer], record: Record) -> None:

@@ -74,8 +74,7 @@ class ReservationId(NamedTuple):
         costs = tuple(self.costs.get(limit.name, 0) for limit in policy.limits)
         decision = Decision.of_views(self.at, policy.limits, (), within_limits=self.charged)
         left = self.ttl - max(0, limiter.clock.ns() // 1000 - self.at) / SECOND
-        settle = limiter._settle  # noqa: SLF001 - what `reserve` itself hands to a reservation
-        return AsyncReservation(settle, limiter.clock, policy, normal_key(self.key), costs, decision, left)
+        return AsyncReservation(limiter.settle, limiter.clock, policy, normal_key(self.key), costs, decision, left)
 
 
 class SettledIds:

@@ -49,6 +49,10 @@ class DecisionCount:
     """The decisions of one policy, by outcome; the hot path only increments these."""
 
     __slots__ = ("allowed", "denied", "local", "shadow")
+    allowed: int
+    denied: int
+    local: int
+    shadow: int
 
     def __init__(self) -> None:
         """Start at zero."""
@@ -62,8 +66,8 @@ class LatencyHistogram:
 
     def __init__(self) -> None:
         """Start at zero."""
-        self.counts = [0] * (len(LATENCY_BUCKETS) + 1)
-        self.total = 0
+        self.counts: list[int] = [0] * (len(LATENCY_BUCKETS) + 1)
+        self.total: int = 0
 
     def add(self, micros: int) -> None:
         """Count one request."""
@@ -81,7 +85,7 @@ class Stats:
         self.violated: Counter[tuple[str, str]] = Counter()  # by policy and limit
         self.last_denied: dict[str, int] = {}  # when a policy last denied a call
         self.recent: deque[RecentDenial] = deque(maxlen=MAX_RECENT_DENIALS)
-        self.near_limit = NearLimitKeys()
+        self.near_limit: NearLimitKeys = NearLimitKeys()
         self.latency: dict[str, LatencyHistogram] = {}  # by verb
         self.errors: Counter[str] = Counter()  # responses without a decision, by problem
 

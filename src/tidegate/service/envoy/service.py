@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from tidegate.service.decisions.decider import Decider
     from tidegate.service.decisions.descriptors import DescriptorNode
 
-log = logging.getLogger("tidegate.service")
+log: logging.Logger = logging.getLogger("tidegate.service")
 
 MAX_UINT32: Final = 2**32 - 1
 MAX_DESCRIPTORS: Final = 100  # per request

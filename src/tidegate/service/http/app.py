@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     Get = Callable[[Scope, dict[bytes, bytes]], Awaitable[HTTPReply]]
     Panel = Callable[[], Awaitable[object] | object]
 
-log = logging.getLogger("tidegate.service")
+log: logging.Logger = logging.getLogger("tidegate.service")
 
 FREE_SHARE_DIVISOR: Final = 8  # an eighth of max_concurrency is reserved for calls that do not wait
 TASK_KEY: Final = "tidegate.task"  # in a scope: the task that handles the request
@@ -55,15 +55,15 @@ class App:
         """Serve this decider, within the bounds of the settings."""
         self.decider = decider
         self.settings = settings
-        self.in_flight = 0
-        self.waiting = 0  # active requests that may wait for a permit
-        self.stopping = False
-        self.idle = asyncio.Event()  # set when a stopping service has no active request left
-        self.reloads = {"adopted": 0, "refused": 0}
+        self.in_flight: int = 0
+        self.waiting: int = 0  # active requests that may wait for a permit
+        self.stopping: bool = False
+        self.idle: asyncio.Event = asyncio.Event()  # set when a stopping service has no active request left
+        self.reloads: dict[str, int] = {"adopted": 0, "refused": 0}
         self.refused: str | None = None  # why the current file was refused
         self.checks: dict[str, Callable[[], None]] = {}  # further checks of /readyz; each raises if it fails
         self.panels: dict[str, Panel] = {}  # panels of other components on the dashboard: see dashboard/panels.py
-        self.overview = Overview(self)
+        self.overview: Overview = Overview(self)
         self._authenticator = Authenticator(settings)
         self._clock = decider.store.clock
         self._replays = IdempotentReplies(self._clock)

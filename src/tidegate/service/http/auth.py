@@ -32,7 +32,7 @@ class Authenticator:
         """Use the tokens of the settings."""
         self._decision = _encode(settings.decision_token)
         self._admin = _encode(settings.admin_token)
-        self.open = self._decision is None and self._admin is None
+        self.open: bool = self._decision is None and self._admin is None
         self._last_host: bytes | None = None  # the host name that was accepted last: usually the next one, too
         self._local = self._decision is None and settings.listen.loopback
 

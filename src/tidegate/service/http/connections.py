@@ -19,7 +19,7 @@ from typing import Final, Protocol
 
 from tidegate.service.config.values import MIN_CONNECTIONS
 
-log = logging.getLogger("tidegate.service")
+log: logging.Logger = logging.getLogger("tidegate.service")
 
 NEVER_TICKS: Final = 2**62  # ticks
 MIN_TICKS: Final = 4  # in the shorter of the two timeouts
@@ -52,10 +52,10 @@ class Connections:
         """Allow so many connections, and these timeouts in seconds."""
         self.max_connections = max_connections
         self.read_timeout = read_timeout
-        self.tick_seconds = min(MAX_TICK, read_timeout / MIN_TICKS, idle_timeout / MIN_TICKS)
-        self.read_ticks = ceil(read_timeout / self.tick_seconds)
-        self.idle_ticks = ceil(idle_timeout / self.tick_seconds)
-        self.none_open = asyncio.Event()
+        self.tick_seconds: float = min(MAX_TICK, read_timeout / MIN_TICKS, idle_timeout / MIN_TICKS)
+        self.read_ticks: int = ceil(read_timeout / self.tick_seconds)
+        self.idle_ticks: int = ceil(idle_timeout / self.tick_seconds)
+        self.none_open: asyncio.Event = asyncio.Event()
         self.none_open.set()
         self._open: set[BoundedConnection] = set()
         self._waiting: dict[BoundedConnection, None] = {}  # in the order in which they began to wait

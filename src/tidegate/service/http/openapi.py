@@ -13,12 +13,12 @@ from tidegate.service.http.problems import KINDS, PROBLEM_PREFIX
 from tidegate.service.http.replays import MAX_IDEMPOTENCY_KEY_LENGTH
 
 BOOLEAN: Final = {"type": "boolean"}
-DURATION: Final = {"type": "number", "minimum": 0}  # in seconds
-LIMIT_FIELDS: Final = {
+DURATION: Final[dict[str, Any]] = {"type": "number", "minimum": 0}  # in seconds
+LIMIT_FIELDS: Final[dict[str, Any]] = {
     "name": STRING, "quota": INTEGER, "unit": STRING, "allowed": BOOLEAN, "remaining": INTEGER,
     "retry_after": {"type": ["number", "null"], "minimum": 0}, "reset_after": DURATION,
 }  # fmt: skip
-DECISION_FIELDS: Final = {
+DECISION_FIELDS: Final[dict[str, Any]] = {
     "allowed": BOOLEAN,
     "remaining": {"type": ["integer", "null"], "description": "Permits left at the tightest limit; null: not limited."},
     "retry_after": {
@@ -31,7 +31,7 @@ DECISION_FIELDS: Final = {
     "local": {**BOOLEAN, "description": "Decided without the store, which is unavailable."},
     "limits": {"type": "array", "items": {"$ref": "#/components/schemas/Limit"}},
 }
-USAGE_FIELDS: Final = {
+USAGE_FIELDS: Final[dict[str, Any]] = {
     "name": STRING,
     "quota": INTEGER,
     "used": {"type": "integer"},
@@ -39,18 +39,18 @@ USAGE_FIELDS: Final = {
     "reset_after": DURATION,
     "unit": STRING,
 }
-LEASE_FIELDS: Final = {
+LEASE_FIELDS: Final[dict[str, Any]] = {
     "id": {"type": ["string", "null"], "description": "The id that settles the lease; null: nothing was leased."},
     "permits": {**INTEGER, "description": "Permits taken, including the call itself; 0: each call needs a request."},
     "seconds": {**DURATION, "description": "How long the permits may be used, counted from the request."},
     "decay": {**DURATION, "description": "Permits that expire each second."},
 }
-BLOCK_FIELDS: Final = {
+BLOCK_FIELDS: Final[dict[str, Any]] = {
     "policy": STRING,
     "key": KEY,
     "seconds": {**DURATION, "description": "Seconds until it ends."},
 }
-POLICY_FIELDS: Final = {
+POLICY_FIELDS: Final[dict[str, Any]] = {
     "name": STRING, "limits": STRINGS, "mode": {"enum": ["enforce", "shadow"]}, "rollout": DURATION,
     "on_store_error": {"enum": ["allow", "deny", "local"]},
     "overrides": {"type": "array", "items": {"type": "object"}},

@@ -37,7 +37,7 @@ except ImportError as error:  # pragma: no cover - the development environment h
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from uvicorn._types import ASGI3Application
     from uvicorn.config import Config
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
     Fields = Iterable[tuple[bytes, bytes]]
 
-log = logging.getLogger("tidegate.service")
+log: logging.Logger = logging.getLogger("tidegate.service")
 
 PARSE_BYTES: Final = 4096  # bytes passed to the parser at once: bounds the number of active pipelined requests
 MAX_HEAD: Final = 64 * 1024  # bytes of the request line and the header fields, exact to PARSE_BYTES
@@ -62,8 +62,8 @@ class HttpConnection(HttpToolsProtocol):
     def __init__(self, config: Config, state: ServerState, app: App, connections: Connections) -> None:
         """Serve this app, within the bounds of these connections."""
         super().__init__(config, state, {})
-        self.logger = log
-        self.ticks_left = connections.read_ticks
+        self.logger: logging.Logger = log
+        self.ticks_left: int = connections.read_ticks
         self._problems = app.decider.stats.errors
         self._connections = connections
         self._max_request = MAX_HEAD + MAX_OVERHEAD * app.settings.max_body
@@ -350,8 +350,8 @@ class LastResponseTransport:
     def __init__(self, connection: HttpConnection) -> None:
         """Write to this connection."""
         self._connection = connection
-        self.write = connection.transport.write
-        self.is_closing = connection.transport.is_closing
+        self.write: Callable[[bytes], None] = connection.transport.write
+        self.is_closing: Callable[[], bool] = connection.transport.is_closing
 
     def close(self) -> None:
         """Close the connection after the client had time to read the response."""

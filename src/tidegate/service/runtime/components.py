@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from tidegate.service.config.settings import Settings
     from tidegate.service.http import App
 
-log = logging.getLogger("tidegate.service")
+log: logging.Logger = logging.getLogger("tidegate.service")
 
 SWARM_SECRET_VARIABLE = "TIDEGATE_SWARM_SECRET"  # noqa: S105 - the name of a variable
 

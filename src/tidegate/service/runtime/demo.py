@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from tidegate.service.client.client import AsyncClient
     from tidegate.service.runtime.components import Components
 
-log = logging.getLogger("tidegate.service")
+log: logging.Logger = logging.getLogger("tidegate.service")
 
 # The rate of each caller, as a multiple of the limit.
 CALLERS: Final = {"calm": 0.3, "busy": 0.9, "greedy": 2.0, "partner:acme": 1.5}

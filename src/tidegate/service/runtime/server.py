@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
     Ready = Callable[[Settings, Components | None], object]
 
-log = logging.getLogger("tidegate.service")
+log: logging.Logger = logging.getLogger("tidegate.service")
 
 LAST_RESPONSES_TIMEOUT: Final = 1.0  # seconds to send responses to calls that the stop interrupted
 
@@ -55,9 +55,9 @@ class ServiceProcess:
         self._listener = listener
         self._connections = bounded_connections(settings, raise_descriptor_limit())
         self.settings = settings
-        self.store = open_service_store(settings, clock)
-        self.denials = DecisionLog("tidegate.service")
-        self.decider = Decider(
+        self.store: Store = open_service_store(settings, clock)
+        self.denials: DecisionLog = DecisionLog("tidegate.service")
+        self.decider: Decider = Decider(
             settings.policies,
             self.store,
             secrets=settings.reservation_secret,
@@ -66,10 +66,12 @@ class ServiceProcess:
             on_denial=(self.denials,),
         )
         for_requests = connections_for_requests(self._connections.max_connections)
-        self.app = App(self.decider, replace(settings, max_concurrency=min(settings.max_concurrency, for_requests)))
-        self.components = Components(settings, self.app)
-        self.telemetry = open_telemetry(self.app) if settings.telemetry else None
-        self.reloader = Reloader(settings, self.app, self.store.clock)
+        self.app: App = App(
+            self.decider, replace(settings, max_concurrency=min(settings.max_concurrency, for_requests))
+        )
+        self.components: Components = Components(settings, self.app)
+        self.telemetry: Telemetry | None = open_telemetry(self.app) if settings.telemetry else None
+        self.reloader: Reloader = Reloader(settings, self.app, self.store.clock)
         self._stop = asyncio.Event()
 
     def stop(self) -> None:

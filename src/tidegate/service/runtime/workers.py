@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     Failure = tuple[type[RateLimitError], str]
 
-log = logging.getLogger("tidegate.service")
+log: logging.Logger = logging.getLogger("tidegate.service")
 
 SPAWN_CONTEXT: Final = multiprocessing.get_context("spawn")  # threads of stores and servers do not survive a fork
 FIRST_WORKER_ONLY: Final[dict[str, Any]] = {

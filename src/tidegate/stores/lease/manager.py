@@ -76,9 +76,9 @@ class LeaseManager:
         """Start without shares. `lost` returns whether the store is unavailable and a fallback decides instead."""
         self.lease = lease
         self.steady = steady
-        self.store_lost = lost or bool  # never
-        self.guarded = lost is not None
-        self.lock = Lock()
+        self.store_lost: Callable[[], bool] = lost or bool  # never
+        self.guarded: bool = lost is not None
+        self.lock: Lock = Lock()
         self.by_policy: dict[str, PolicyLeases] = {}
         self.jobs: deque[Renewal | DeferredCall | Leftover] = deque()
         self.returns: list[tuple[weakref.ref[LeaseFlow], Leftover]] = []  # running flows; some may have ended

@@ -21,18 +21,20 @@ class PolicyLeases:
     """The key leases of one policy. Each is in `due`, with the steady time at which to sweep it."""
 
     __slots__ = ("closed", "due", "key_leases", "length", "max_keys", "policy", "strict", "totals", "units")
+    length: int
+    strict: Policy
 
     def __init__(self, policy: Policy, lease: Lease | None, totals: Counter[str]) -> None:
         """Start empty; count into `totals`. If `lease` is None, the policy is not leased."""
-        self.policy = policy
-        self.max_keys = lease.max_keys if lease else 0
+        self.policy: Policy = policy
+        self.max_keys: int = lease.max_keys if lease else 0
         self.strict, self.length = compute_terms(policy, lease) if lease else (policy, 0)
         self.key_leases: dict[Key, KeyLease] = {}
         self.due: deque[tuple[int, KeyLease]] = deque()
-        self.closed = False
-        self.totals = totals
+        self.closed: bool = False
+        self.totals: Counter[str] = totals
         # All limits of a unit are charged the same, so one of them is counted.
-        self.units = {limit.unit: i for i, limit in reversed(list(enumerate(policy.limits)))}
+        self.units: dict[str, int] = {limit.unit: i for i, limit in reversed(list(enumerate(policy.limits)))}
 
     def count(self, outcome: str, costs: Costs, totals: Counter[str] | None = None) -> None:
         """Count permits by outcome."""

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from tidegate.stores.lease.manager import LeaseFlow
     from tidegate.stores.lease.store import LeasedStore
 
-log = logging.getLogger(__name__)
+log: logging.Logger = logging.getLogger(__name__)
 
 MAX_CONCURRENT_JOBS: Final = 64  # jobs that the background task runs at once, at most
 CLOSE_TIMEOUT: Final = 5.0  # real seconds that closing waits for running jobs
@@ -35,7 +35,7 @@ class BackgroundRenewal:
         self._store = store
         self._manager = store.manager
         self._real_time = isinstance(store.clock, SystemClock)
-        self.lock = Lock()
+        self.lock: Lock = Lock()
         self._signal: Signal | None = None  # wakes the runner
         self._runner: threading.Thread | asyncio.Task[None] | None = None
         self._stopping = False

@@ -42,22 +42,24 @@ class LeasedShare:
         "store_views",
         "units",
     )
+    in_use_since: int
+    received: int
 
     def __init__(self, one: Costs, granted: Costs, decision: Decision, sent: int, received: int, lifetime: int) -> None:
         """Keep the permits granted by a decision for `lifetime` microseconds after `sent`, the time of the request."""
-        self.one = one
-        self.granted = granted
-        self.units = min((permits // o for permits, o in zip(granted, one, strict=True) if o), default=0)
-        self.spare = tuple(permits - self.units * o for permits, o in zip(granted, one, strict=True))
-        self.store_views = decision.views
-        self.charged = decision.at
-        self.offset = decision.at - received  # steady time plus this is about the time of the store's clock
+        self.one: Costs = one
+        self.granted: Costs = granted
+        self.units: int = min((permits // o for permits, o in zip(granted, one, strict=True) if o), default=0)
+        self.spare: tuple[int, ...] = tuple(permits - self.units * o for permits, o in zip(granted, one, strict=True))
+        self.store_views: Sequence[View] = decision.views
+        self.charged: int = decision.at
+        self.offset: int = decision.at - received  # steady time plus this is about the time of the store's clock
         self.received = self.in_use_since = received  # `in_use_since` changes when it becomes the current share
-        self.ends = sent + lifetime
+        self.ends: int = sent + lifetime
         # Renewed early enough for two round trips as long as this one.
         margin = min(max(lifetime // RENEW_DIVISOR, 2 * (received - sent)), lifetime // 2)
-        self.renew_at = self.ends - margin
-        self.renew_below = self.units * margin // lifetime if lifetime > 0 else 0
+        self.renew_at: int = self.ends - margin
+        self.renew_below: int = self.units * margin // lifetime if lifetime > 0 else 0
 
     @property
     def unused(self) -> bool:
@@ -114,9 +116,9 @@ class LazyViews(Sequence["View"]):
 
     def __init__(self, share: LeasedShare, left: Costs | int, now: int) -> None:
         """Keep the permits `left` at `now`: one integer per limit, or units of the share."""
-        self.share = share
-        self.left = left
-        self.now = now
+        self.share: LeasedShare = share
+        self.left: Costs | int = left
+        self.now: int = now
 
     def _views(self) -> list[View]:
         share, left = self.share, self.left
@@ -149,10 +151,10 @@ class CachedDenial:
 
     def __init__(self, costs: Costs, decision: Decision, received: int, until: int) -> None:
         """Deny the same call until `until`."""
-        self.costs = costs
-        self.decision = decision
-        self.received = received
-        self.until = until
+        self.costs: Costs = costs
+        self.decision: Decision = decision
+        self.received: int = received
+        self.until: int = until
 
     def repeat(self, now: int) -> Decision:
         """Return the denial as of `now`."""
@@ -183,13 +185,13 @@ class KeyLease:
 
     def __init__(self, key: Key) -> None:
         """Start without shares."""
-        self.key = key
-        self.share = NO_SHARE
-        self.next_share = NO_SHARE
-        self.last_share = NO_SHARE  # the previous current share: shows the demand
-        self.pending_until = 0  # a request for a share is pending; no other call requests one before this time
+        self.key: Key = key
+        self.share: LeasedShare = NO_SHARE
+        self.next_share: LeasedShare = NO_SHARE
+        self.last_share: LeasedShare = NO_SHARE  # the previous current share: shows the demand
+        self.pending_until: int = 0  # a request for a share is pending; no other call requests one before this time
         self.missed: Costs = ()  # costs of calls that asked the store while a request was pending
-        self.forgotten = False  # dropped: a share that arrives later is not kept
+        self.forgotten: bool = False  # dropped: a share that arrives later is not kept
         self.denial: CachedDenial | None = None
         self.store_remaining: Sequence[int] = ()  # permits left in the store by its last decision
         self.last_call: int | None = None  # time of the last call that the fast path did not answer

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from tidegate.clock import Clock
     from tidegate.policy import Cost, Key, Policy
-    from tidegate.stores.base import Ask, Disable, TryAcquire
+    from tidegate.stores.base import Ask, Disable, TryAcquire, WaitQueue
 
 
 class LeasedStore(Store):
@@ -42,11 +42,11 @@ class LeasedStore(Store):
     ) -> None:
         """Take shares from `inner`, and close it with this store if `owns` is true. `clock` is the steady clock."""
         super().__init__(clock or inner.clock)
-        self.wait_queues = inner.wait_queues
+        self.wait_queues: weakref.WeakSet[WaitQueue] = inner.wait_queues
         self.inner = inner
-        self.lease = lease or Lease()
+        self.lease: Lease = lease or Lease()
         self._owns = owns
-        self.manager = LeaseManager(
+        self.manager: LeaseManager = LeaseManager(
             self.lease, self.clock.steady, self._store_lost if isinstance(inner, GuardedStore) else None
         )
         self._renewal = BackgroundRenewal(self)

@@ -12,15 +12,15 @@ than half full.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING, Final
 
+from tidegate.policy import Key
+
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterable
+    from collections.abc import Iterable
 
-    from tidegate.policy import Key
-
-    GroupOf = Callable[[Key], Hashable | None]  # None: the key is in no group
-
+GroupOf = Callable[[Key], Hashable | None]  # None: the key is in no group
 
 SHARED_KEY_PREFIX: Final = (None,)  # the first part of a key that several keys share
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from tidegate.stores.memory.group_shares import GroupOf
     from tidegate.stores.memory.table import Entry
 
-log = logging.getLogger(__name__)
+log: logging.Logger = logging.getLogger(__name__)
 
 OVERFLOW_KEY: Final = shared_key(None)  # the key that new keys share when the store is full
 
@@ -69,7 +69,7 @@ class MemoryStore(Store):
         self.overflow = overflow
         self._tables: dict[str, Table] = {}
         self._sweep_order: deque[Table] = deque()
-        self.lock = Lock()
+        self.lock: Lock = Lock()
         self._ns = self.clock.ns
         self._entries = 0
         self._counting = False  # a change of the number of keys has started and not ended

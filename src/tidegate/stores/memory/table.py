@@ -41,7 +41,7 @@ class Table:
 
     def __init__(self, shares: GroupShares | None = None) -> None:
         """Start empty; `shares` counts the keys of the wheel by group."""
-        self.shares = shares
+        self.shares: GroupShares | None = shares
         self.entries: dict[Key, Entry] = {}
         self.wheel: dict[int, deque[Key]] = {}
         self.dues: list[int] = []
@@ -50,8 +50,8 @@ class Table:
         self.scrub_queue: deque[Key] = (
             deque()
         )  # the queue being checked for stale keys, its index in `dues`, keys left to check
-        self.scrub_index = 0
-        self.scrub_left = 0
+        self.scrub_index: int = 0
+        self.scrub_left: int = 0
 
     def register(self, key: Key, ends: int, now: int) -> None:
         """Add the key to the wheel, due soon after `ends`."""

@@ -17,12 +17,12 @@ class CircuitBreaker:
 
     def __init__(self) -> None:
         """Start closed."""
-        self.is_open = False
-        self.probe_due = 0  # when the next probe is due, in steady time
-        self.since = 0
-        self.outages = 0
-        self.recoveries = 0
-        self.probes = 0
+        self.is_open: bool = False
+        self.probe_due: int = 0  # when the next probe is due, in steady time
+        self.since: int = 0
+        self.outages: int = 0
+        self.recoveries: int = 0
+        self.probes: int = 0
         self._pause = FIRST_PAUSE
         self._probing = False
         self._recovered_at = 0

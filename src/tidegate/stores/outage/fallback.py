@@ -39,10 +39,14 @@ class Fallback:
     `lock` is held for each decision, and when an outage starts or ends.
     """
 
+    allowed: int
+    denied: int
+    dropped_corrections: int
+
     def __init__(self, breaker: CircuitBreaker, server_clock: ServerClock, clock: Clock, steady: Clock) -> None:
         """Decide by the server's time if it is known, else by `clock`."""
-        self.lock = threading.Lock()
-        self.memory = MemoryStore(max_entries=2 * MAX_KEYS)
+        self.lock: threading.Lock = threading.Lock()
+        self.memory: MemoryStore = MemoryStore(max_entries=2 * MAX_KEYS)
         self.shares: dict[str, LocalShare] = {}
         self.pending_corrections: deque[tuple[Policy, Key, tuple[int, ...], int | None]] = deque()
         self.modes: dict[str, str] = {}

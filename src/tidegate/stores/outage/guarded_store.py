@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import atexit
 import logging
-import secrets
+import os
 import threading
 import weakref
 from contextlib import suppress
@@ -34,9 +34,9 @@ if TYPE_CHECKING:
 
     from tidegate.clock import Signal
     from tidegate.policy import Key
-    from tidegate.stores.base import Ask
+    from tidegate.stores.base import Ask, WaitQueue
 
-log = logging.getLogger(__name__)
+log: logging.Logger = logging.getLogger(__name__)
 
 OUTAGE_ERRORS: Final = (
     StoreUnavailable,
@@ -83,7 +83,7 @@ class GuardedStore(Store):
     ) -> None:
         """Guard this store; closing the GuardedStore closes it."""
         super().__init__(store.clock)
-        self.wait_queues = store.wait_queues
+        self.wait_queues: weakref.WeakSet[WaitQueue] = store.wait_queues
         for name, value in (("deadline", deadline), ("local_for", local_for), ("beat", beat)):
             if (
                 isinstance(value, bool)
@@ -123,7 +123,7 @@ class GuardedStore(Store):
         self._failed_ask: Ask | None = None  # the ask that failed: in a cluster, other keys may still work
         self._decided_before = 0
         self._at_exit: Callable[[], None] | None = None
-        self._process_number = secrets.randbits(40) | 1 if self._number is None else self._number
+        self._process_number = int.from_bytes(os.urandom(5)) | 1 if self._number is None else self._number
 
     # ---- methods of Store --------------------------------------------------------------------------------------------
 
@@ -237,11 +237,13 @@ class GuardedStore(Store):
         """Whether there is an outage now."""
         return self._breaker.is_open
 
-    def ask_store(self, *arguments: Any) -> list[Decision]:  # noqa: ANN401 - the arguments of apply
+    def ask_store(
+        self, verb: str, asks: Sequence[Ask], now: int | None = None, at: int | None = None
+    ) -> list[Decision]:
         """Call the store itself, within the deadline. Raises StoreUnavailable if it does not answer."""
         if self._workers is None:
-            return self.store.apply(*arguments)
-        return self._workers.run(partial(self.store.apply, *arguments), self._call_deadline())
+            return self.store.apply(verb, asks, now, at)
+        return self._workers.run(partial(self.store.apply, verb, asks, now, at), self._call_deadline())
 
     async def ask_store_async(
         self, verb: str, asks: Sequence[Ask], now: int | None = None, at: int | None = None

@@ -52,9 +52,9 @@ class Peers:
         self.beat = beat
         self.term = term
         self.claims: dict[int, int] = {}  # units, by the number of the term
-        self.posted = -1  # the last beat in which anything was sent that other processes may rely on
-        self.processes = 1
-        self.all_connected_until = 0  # until when all processes with a claim are known to reach the store
+        self.posted: int = -1  # the last beat in which anything was sent that other processes may rely on
+        self.processes: int = 1
+        self.all_connected_until: int = 0  # until when all processes with a claim are known to reach the store
         self._attempted_term = -1  # the last term for which a claim was attempted
         window = f"{3 * term // 1000}ms"
         self._claims = Policy(

@@ -15,7 +15,7 @@ class ServerClock:
 
     def __init__(self) -> None:
         """Start without an answer of the server."""
-        self.known = False
+        self.known: bool = False
         self._at = self._before = self._after = 0
 
     def record(self, at: int, before: int, after: int) -> None:

@@ -36,12 +36,19 @@ class StoreCall:
         "size",
         "verb",
     )
+    at: str
+    costs: str
+    counts: str
+    keys: str
+    limits: str
+    now: str
+    policies: str
 
     def __init__(self, verb: str, size: int) -> None:
         """Call with so many keys."""
-        self.verb = verb
-        self.size = size
-        self.limit_count = 0
+        self.verb: str = verb
+        self.size: int = size
+        self.limit_count: int = 0
         self.policies = self.keys = self.counts = self.limits = self.costs = self.now = self.at = ""
         self.answer: list[int] = []
         self.error: Exception | None = None

@@ -61,7 +61,7 @@ class ServerError(Exception):
 
     def __init__(self, result: pq.abc.PGresult) -> None:
         """Keep the SQLSTATE and the message."""
-        self.code = (result.error_field(pq.DiagnosticField.SQLSTATE) or b"").decode()
+        self.code: str = (result.error_field(pq.DiagnosticField.SQLSTATE) or b"").decode()
         message = result.error_field(pq.DiagnosticField.MESSAGE_PRIMARY) or result.error_message
         super().__init__(message.decode("utf-8", "replace"))
 

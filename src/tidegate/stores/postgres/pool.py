@@ -19,6 +19,7 @@ from tidegate.stores.postgres.io_flow import SYSTEM_CLOCK, Caller, IOFlow, RunBl
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from tidegate.clock import Signal
     from tidegate.stores.postgres.connection import Connection
 
 T = TypeVar("T")
@@ -37,11 +38,11 @@ class ConnectionRequest(Generic[T]):
 
     def __init__(self, caller: Caller, call: T) -> None:
         """Wait for a signal."""
-        self.caller = caller
-        self.signal = caller.new_signal()
-        self.call = call
+        self.caller: Caller = caller
+        self.signal: Signal = caller.new_signal()
+        self.call: T = call
         self.taken_by: Caller | None = None
-        self.done = False
+        self.done: bool = False
         self.error: Exception | None = None
 
     @property
@@ -70,7 +71,7 @@ class Pool(Generic[T]):
         self._start()
 
     def _start(self) -> None:
-        self.lock = Lock()
+        self.lock: Lock = Lock()
         self._idle: list[Connection] = []
         self._used: dict[Caller, Connection | None] = {}
         self._queue: deque[ConnectionRequest[T]] = deque()

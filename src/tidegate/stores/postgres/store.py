@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from tidegate.stores.base import Ask
     from tidegate.stores.postgres.io_flow import AsyncRun
 
-log = logging.getLogger(__name__)
+log: logging.Logger = logging.getLogger(__name__)
 
 SCHEMA_TIMEOUT: Final = 60 * SECOND  # for creating or migrating the schema
 MAX_CALLS_PER_STATEMENT: Final = 64  # calls in one statement
@@ -94,7 +94,7 @@ class PostgresStore(Store):
         if synchronous_commit not in (None, *SYNCHRONOUS_COMMIT_VALUES):
             message = f"must be one of {', '.join(SYNCHRONOUS_COMMIT_VALUES)}, not {synchronous_commit!r}"
             raise ConfigError(message, field="synchronous_commit")
-        self.target = read_target(url)
+        self.target: ConnectionTarget = read_target(url)
         self.schema: Schema = read_schema(schema, unlogged=unlogged)
         self._server_clock = clock is None
         self._timeout = round(timeout * SECOND)

@@ -13,6 +13,7 @@ address.py         parses URLs
 driver.py          the adapter to redis-py
 """
 
+from tidegate.stores.redis.address import RedisAddress
 from tidegate.stores.redis.store import RedisStore, open_redis
 
-__all__ = ["RedisStore", "open_redis"]
+__all__ = ["RedisAddress", "RedisStore", "open_redis"]

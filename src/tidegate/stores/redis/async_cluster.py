@@ -65,11 +65,12 @@ class ClusterPipeline(AsyncPipeline):
     ) -> None:
         """Connect with the first call."""
         super().__init__(address, protocol, counts, watch, wake)
-        self.slot_map = SlotMap(address)
+        self.slot_map: SlotMap = SlotMap(address)
         self._nodes: dict[tuple[str, int], NodePipeline] = {}
         self._waiting: list[Script] | None = None  # scripts that wait until the slots are known
 
-    def _send(self, scripts: Iterable[Script]) -> None:
+    def send_scripts(self, scripts: Iterable[Script]) -> None:
+        """Send scripts, or queue them until the server can be reached."""
         if self._waiting is not None:
             self._waiting += scripts
         elif self.slot_map.stale:
@@ -99,11 +100,11 @@ class ClusterPipeline(AsyncPipeline):
             else:
                 if node not in self._nodes:
                     self._nodes[node] = NodePipeline(self, node)
-                self._nodes[node]._send(node_scripts)  # noqa: SLF001 - a method of the same base class
+                self._nodes[node].send_scripts(node_scripts)
 
     def send_again(self, scripts: list[Script]) -> None:
         """Send scripts that were not run to the server of their slot."""
-        self._send(scripts)
+        self.send_scripts(scripts)
 
     async def _load_slots(self) -> None:
         failure: Exception | None = None

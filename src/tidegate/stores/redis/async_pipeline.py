@@ -56,9 +56,9 @@ class AsyncScriptCall(PendingCall):
     ) -> None:
         """Wait for an answer."""
         super().__init__(verb, asks, now, at)
-        self.pipeline = pipeline
-        self.created_at = pipeline.loop.time()
-        self.failed = False  # it was answered with an error; a reply may still arrive
+        self.pipeline: AsyncPipeline = pipeline
+        self.created_at: float = pipeline.loop.time()
+        self.failed: bool = False  # it was answered with an error; a reply may still arrive
         self.future: asyncio.Future[list[Decision]] = pipeline.create_future()
 
     @property
@@ -98,8 +98,8 @@ class GiveBackCall(PendingCall):
     def __init__(self, pipeline: AsyncPipeline, asks: Sequence[Ask], now: int | None, at: int | None) -> None:
         """Refund what was charged at `at`."""
         super().__init__("adjust", asks, now, at)
-        self.pipeline = pipeline
-        self.failed = False
+        self.pipeline: AsyncPipeline = pipeline
+        self.failed: bool = False
 
     def set_answer(self, answer: list[Decision] | RateLimitError) -> None:
         """Wake waiters of these permits; without an answer, the charge may stay."""
@@ -121,8 +121,9 @@ class AsyncPipeline:
         self, address: RedisAddress, protocol: ScriptProtocol, counts: CallCounts, watch: ServerWatch, wake: Wake
     ) -> None:
         """Serve the running event loop; connect with the first call. `wake` wakes waiters of keys."""
-        self.loop = asyncio.get_running_loop()
-        self.create_future = partial(asyncio.Future, loop=self.loop)  # as loop.create_future does, but faster
+        self.loop: asyncio.AbstractEventLoop = asyncio.get_running_loop()
+        # as loop.create_future does, but faster
+        self.create_future: Callable[[], asyncio.Future[Any]] = partial(asyncio.Future, loop=self.loop)
         self.address = address
         self.protocol = protocol
         self.counts = counts
@@ -202,13 +203,14 @@ class AsyncPipeline:
         if not calls:
             return
         try:
-            self._send(list(self.protocol.scripts(calls)))
+            self.send_scripts(list(self.protocol.scripts(calls)))
         except Exception as error:  # noqa: BLE001 - any exception must reach the callers
             failure = driver.explain(self.address, error)
             for call in calls:
                 call.set_answer(failure)
 
-    def _send(self, scripts: Iterable[Script]) -> None:
+    def send_scripts(self, scripts: Iterable[Script]) -> None:
+        """Send scripts, or queue them until the server can be reached."""
         raise NotImplementedError
 
     def _start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
@@ -282,7 +284,8 @@ class ServerPipeline(AsyncPipeline):
         self._answered = False  # this connection has received a reply
         self._last_data_at = 0.0  # loop time of the last data from the server
 
-    def _send(self, scripts: Iterable[Script]) -> None:
+    def send_scripts(self, scripts: Iterable[Script]) -> None:
+        """Send scripts, or queue them until the server can be reached."""
         batch = deque(scripts)
         if not batch:
             return

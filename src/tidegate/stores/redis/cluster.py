@@ -25,7 +25,7 @@ class SlotMap:
 
     def __init__(self, address: RedisAddress) -> None:
         """Start with the hosts of the URL and no slots."""
-        self.stale = True
+        self.stale: bool = True
         self._hosts = address.hosts
         self._owners: list[Node | None] = [None] * SLOT_COUNT
 

@@ -19,7 +19,7 @@ MAX_LATE: Final = 2.0  # seconds for which a connection is read after a timeout
 class ScriptsInFlight(deque["Script"]):
     """Scripts that were sent over a connection, in the order of their replies."""
 
-    asking_answered = False  # the reply to ASKING, which precedes that of the first script, has arrived
+    asking_answered: bool = False  # the reply to ASKING, which precedes that of the first script, has arrived
 
     def take_answered(self) -> Script | None:
         """Remove and return the script that the next reply answers; None: the reply answers ASKING."""

@@ -56,12 +56,12 @@ class PendingCall(ABC):
 
     def __init__(self, verb: str, asks: Sequence[Ask], now: int | None, at: int | None) -> None:
         """Keep the arguments of `Store.apply`."""
-        self.verb = verb
-        self.asks = asks
-        self.now = now
-        self.at = at
+        self.verb: str = verb
+        self.asks: Sequence[Ask] = asks
+        self.now: int | None = now
+        self.at: int | None = at
         self.missing_windows: tuple[int, ...] = ()
-        self.weight = len(asks[0][0].limits)
+        self.weight: int = len(asks[0][0].limits)
         if len(asks) > 1:
             self.weight = sum(len(ask[0].limits) for ask in asks)
         if self.weight > MAX_LIMITS_PER_CALL:
@@ -88,12 +88,12 @@ class Script:
 
     def __init__(self, protocol: ScriptProtocol, calls: Sequence[PendingCall], slot: int = 0, cost: int = 0) -> None:
         """Carry these calls. In a cluster, their keys are in `slot`."""
-        self.protocol = protocol
-        self.calls = calls
-        self.cost = cost
-        self.full = False
-        self.slot = slot
-        self.redirected = 0
+        self.protocol: ScriptProtocol = protocol
+        self.calls: Sequence[PendingCall] = calls
+        self.cost: int = cost
+        self.full: bool = False
+        self.slot: int = slot
+        self.redirected: int = 0
         self.asking: tuple[str, int] | None = None  # the server that is importing the slot (ASK redirection)
         self._encoded: tuple[list[bytes], list[bytes]] | None = None
 
@@ -169,11 +169,11 @@ class ScriptProtocol:
     ) -> None:
         """Encode for the server at `address`; `slot` returns the cluster slot of a key."""
         self.source = source
-        self.sha = sha1(source, usedforsecurity=False).hexdigest().encode()  # for EVALSHA
-        self.batch = address.batch
+        self.sha: bytes = sha1(source, usedforsecurity=False).hexdigest().encode()  # for EVALSHA
+        self.batch: int = address.batch
         self._clock = clock
         self._slot = slot
-        self.slotted = slot is not None
+        self.slotted: bool = slot is not None
         self._skew = 0  # how far the server's clock is ahead of ours; selects the calendar windows to send
         self._policies: dict[int, EncodedPolicy] = {}
         self._start = {
@@ -332,13 +332,13 @@ class EncodedPolicy:
 
     def __init__(self, policy: Policy, before: str, after: str) -> None:
         """Encode what does not depend on the time. A key is written between `before` and `after`."""
-        self.policy = policy  # kept alive, so that its id() stays unique
+        self.policy: Policy = policy  # kept alive, so that its id() stays unique
         self._before = before
         self._after = after
-        self.logs = [b":%x" % limit_id(limit) for limit in policy.limits if limit.rules.logged]
-        self.buckets = all(limit.rules.refills for limit in policy.limits)
-        self.cost = sum(limit.rules.port_cost for limit in policy.limits)
-        self.encoded = b""
+        self.logs: list[bytes] = [b":%x" % limit_id(limit) for limit in policy.limits if limit.rules.logged]
+        self.buckets: bool = all(limit.rules.refills for limit in policy.limits)
+        self.cost: int = sum(limit.rules.port_cost for limit in policy.limits)
+        self.encoded: bytes = b""
         self._recent, self._since, self._until = b"", 0, 0
         self._short: dict[tuple[int, tuple[int, ...]], bytes] = {}
         if all(limit.calendar is None for limit in policy.limits):

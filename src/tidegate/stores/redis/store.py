@@ -58,10 +58,10 @@ class RedisStore(Store):
     ) -> None:
         """Connect with the first call. `source` is the script, which mutation tests replace."""
         super().__init__(clock)
-        self.address = address or RedisAddress()
+        self.address: RedisAddress = address or RedisAddress()
         self._manual_clock = clock is not None
         slot = driver.key_slot if self.address.kind == "cluster" else None
-        self.protocol = ScriptProtocol(self.address, self.clock, slot, source)
+        self.protocol: ScriptProtocol = ScriptProtocol(self.address, self.clock, slot, source)
         self._counts = CallCounts()
         self._watch = ServerWatch(self.protocol, self._counts)
         self._lock = fork_safe(threading.Lock())

@@ -72,7 +72,7 @@ class SyncPipeline:
         self._protocol = protocol
         self._counts = counts
         self._watch = watch
-        self.lock = Lock()
+        self.lock: Lock = Lock()
         self._queue: list[SyncScriptCall] = []
         self._batch: list[SyncScriptCall] = []
         self._leader: SyncScriptCall | None = None

@@ -8,6 +8,6 @@ async_worker.py   the async form: a thread that decides the calls of many tasks 
 *.sql             the migrations of the schema
 """
 
-from tidegate.stores.sqlite.store import SQLiteStore, open_sqlite
+from tidegate.stores.sqlite.store import SQLiteStore, Synchronous, open_sqlite
 
-__all__ = ["SQLiteStore", "open_sqlite"]
+__all__ = ["SQLiteStore", "Synchronous", "open_sqlite"]

@@ -44,9 +44,9 @@ class QueuedCall:
 
     def __init__(self, asked: StoreCall) -> None:
         """Create a call that no task waits for."""
-        self.arguments = asked
+        self.arguments: StoreCall = asked
         self.results: Results = []
-        self.queued_at = steady()
+        self.queued_at: int = steady()
         self.loop: asyncio.AbstractEventLoop | None = None
         self.waiter: asyncio.Future[list[Decision]] | None = None
 
@@ -79,7 +79,7 @@ class AsyncWorker:
         self._wake = wake
         self._queue: deque[QueuedCall] = deque()
         self._undelivered: list[list[QueuedCall]] = []  # applied, and not delivered to their event loop yet
-        self.lock = Lock()
+        self.lock: Lock = Lock()
         self._thread = ThreadPoolExecutor(1, "tidegate-sqlite")
         self._busy = False
         self._closed = False  # to new calls

@@ -35,9 +35,9 @@ class CachedColumn(dict[int, int]):
     def __init__(self, known: dict[int, int], column: str, cursor: sqlite3.Cursor, log: int) -> None:
         """Start with the values of the state's row."""
         super().__init__(known)
-        self.column = column
-        self.cursor = cursor
-        self.log = log
+        self.column: str = column
+        self.cursor: sqlite3.Cursor = cursor
+        self.log: int = log
 
     def __missing__(self, seq: int) -> int:
         """Read the value of an entry."""
@@ -54,14 +54,16 @@ class LogRows:
     """
 
     __slots__ = ("added", "cursor", "first", "id", "sums", "times")
+    first: int
+    id: int
 
     def __init__(self, cursor: sqlite3.Cursor, numbers: list[int]) -> None:
         """Read the numbers of the state's row."""
-        self.cursor = cursor
+        self.cursor: sqlite3.Cursor = cursor
         self.id, self.first, head, tail, _, last, total, oldest = numbers
-        self.times = CachedColumn({head: oldest, tail - 1: last}, "time", cursor, self.id)
-        self.sums = CachedColumn({tail - 1: total}, "sum", cursor, self.id)
-        self.added = -1
+        self.times: CachedColumn = CachedColumn({head: oldest, tail - 1: last}, "time", cursor, self.id)
+        self.sums: CachedColumn = CachedColumn({tail - 1: total}, "sum", cursor, self.id)
+        self.added: int = -1
 
     @classmethod
     def write(cls, cursor: sqlite3.Cursor, entries: LogEntries, head: int, tail: int, base: int) -> Self:

@@ -69,7 +69,7 @@ class StateRows:
     def __init__(self, cursor: sqlite3.Cursor) -> None:
         """Use this cursor."""
         self.cursor = cursor
-        self.execute = cursor.execute
+        self.execute: Callable[..., sqlite3.Cursor] = cursor.execute
         self._shapes: dict[int, RowShape] = {}  # by id(): hashing limits would take longer than a decision
 
     def read(self, policy: Policy, key: str | bytes) -> KeyRow:

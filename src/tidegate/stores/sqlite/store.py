@@ -101,10 +101,10 @@ class SQLiteStore(Store):
         super().__init__(clock)
         if synchronous not in get_args(Synchronous):
             raise ConfigError(f"must be 'normal', 'full' or 'extra', not {synchronous!r}", field="synchronous")
-        self.path = Path(path).absolute()
+        self.path: Path = Path(path).absolute()
         self.synchronous = synchronous
         self._busy_timeout = read_timeout(busy_timeout)
-        self.lock = Lock(spins=0, pause=CONNECTION_POLL_INTERVAL)
+        self.lock: Lock = Lock(spins=0, pause=CONNECTION_POLL_INTERVAL)
         self._queue_lock = threading.Lock()
         self._db: sqlite3.Connection | None = None
         self._rows: StateRows | None = None

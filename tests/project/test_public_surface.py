@@ -1,0 +1,215 @@
+"""The public surface: what `__all__` names, the types of its signatures, and what docs and examples may import."""
+
+import ast
+import dataclasses
+import importlib
+import inspect
+from pathlib import Path
+
+import pytest
+
+from tests.docs.blocks import blocks_of
+from tests.project.public_surface import NAMED_MODULES, modules, public_modules, public_signatures, resolve
+from tidegate.budget import BudgetOptions, BudgetSettings
+from tidegate.outbound import Gate, GateOptions, RequestKeywords
+from tidegate.outbound.quota.exchange import RequestOptions
+from tidegate.outbound.sources import SourceRow
+from tidegate.outbound.sources.ledger import SourceRecord
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted([ROOT / "README.md", *ROOT.glob("docs/**/*.md")])
+EXAMPLES = sorted(ROOT.glob("examples/**/*.py"))
+
+# ---- imports of the documentation ------------------------------------------------------------------------------------
+
+
+def imports_of(tree):
+    """Yield each module and name of the package that a program imports; the name is None for `import module`."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, None) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            yield from ((node.module, alias.name) for alias in node.names)
+
+
+def wrong_imports(tree):
+    public = public_modules()
+    return [
+        f"{module}.{name}" if name else module
+        for module, name in imports_of(tree)
+        if module.partition(".")[0] == "tidegate"
+        and (module not in public or (name is not None and name not in public[module]))
+    ]
+
+
+def parse(code):
+    return compile(code, "<example>", "exec", flags=ast.PyCF_ONLY_AST | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_a_page_imports_only_public_names(page):
+    blocks = [block for block in blocks_of(page) if block.label == "python"]
+    assert [(block.line, wrong) for block in blocks if (wrong := wrong_imports(parse(block.code)))] == []
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_an_example_imports_only_public_names(example):
+    assert wrong_imports(ast.parse(example.read_text(encoding="utf-8"))) == []
+
+
+@pytest.mark.parametrize(
+    ("code", "wrong"),
+    [
+        ("from tidegate import Limiter, Store", []),
+        ("import tidegate.inbound.asgi", []),
+        ("from tidegate import Limitter", ["tidegate.Limitter"]),
+        ("from tidegate.limiter import Limiter", ["tidegate.limiter.Limiter"]),
+        ("from tidegate.inbound.asgi import find_template", ["tidegate.inbound.asgi.find_template"]),
+        ("if 1:\n    import tidegate.waiting", ["tidegate.waiting"]),
+    ],
+)
+def test_a_wrong_import_is_found(code, wrong):
+    assert wrong_imports(ast.parse(code)) == wrong
+
+
+# ---- __all__ ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("module", public_modules())
+def test_each_public_name_can_be_imported(module):
+    imported = importlib.import_module(module)
+    assert [name for name in imported.__all__ if not hasattr(imported, name)] == []
+    assert len(set(imported.__all__)) == len(imported.__all__)
+
+
+@pytest.mark.parametrize("module", NAMED_MODULES)
+def test_a_module_that_users_name_has_public_names(module):
+    assert public_modules()[module]
+
+
+# ---- signatures ------------------------------------------------------------------------------------------------------
+
+# Methods that only the package itself calls, though their class is public: a signature may use internal types.
+INTERNAL = {
+    "tidegate.budget.batch._Batch.__init__": "made by `TaskBudget.batch`",
+    "tidegate.budget.settings.model.BudgetSettings.plan": "read by the budget",
+    "tidegate.inbound.limiting.route_limit.RouteLimit.decide_flow": "called by the adapters of frameworks",
+    "tidegate.inbound.limiting.route_limit.RouteLimit.fields": "called by the adapters of frameworks",
+    "tidegate.inbound.limiting.route_limit.RouteLimit.request_limiter_for": "called by the adapters of frameworks",
+    "tidegate.inbound.limiting.route_limit.RouteLimit.write_denial": "called by the adapters of frameworks",
+    "tidegate.inbound.starlette.AsgiLimit.check_flow": "called by the adapters of frameworks",
+    "tidegate.limited._Limited.__init__": "made by `Limiter.limited`",
+    "tidegate.limiter.AsyncLimiter.settle": "called by reservations",
+    "tidegate.limiter.Limiter.settle": "called by reservations",
+    "tidegate.outbound.quota.gate._Gate.account": "called by the adapters of HTTP clients",
+    "tidegate.outbound.quota.gate._Gate.account_of": "called by the adapters of HTTP clients",
+    "tidegate.outbound.quota.gate._Gate.accounts": "read by the dashboard",
+    "tidegate.outbound.quota.gate._Gate.key_for": "called by the adapters of HTTP clients",
+    "tidegate.outbound.quota.gate._Gate.open_account": "called by the adapters of HTTP clients",
+    "tidegate.outbound.quota.gate._Gate.send_flow": "called by the adapters of HTTP clients",
+    "tidegate.reservation.AsyncReservation.__init__": "made by `AsyncLimiter.reserve`",
+    "tidegate.reservation.Reservation.__init__": "made by `Limiter.reserve`",
+    "tidegate.stores.lease.store.LeasedStore.fast_path": "called by limiters",
+    "tidegate.stores.lease.store.LeasedStore.send": "called by the renewal of leases",
+    "tidegate.stores.lease.store.LeasedStore.send_async": "called by the renewal of leases",
+    "tidegate.stores.memory.store.MemoryStore.fast_path": "called by limiters",
+    "tidegate.stores.redis.address.RedisAddress.hash_tag": "read from the URL",
+    "tidegate.stores.redis.address.RedisAddress.kind": "read from the URL",
+    "tidegate.swarm.limited_calls._LimitedCall.__init__": "made by `SwarmLimiter.limited`",
+}
+# Names of the types of ASGI and WSGI, which each framework defines again; they are spelled out in the module.
+PROTOCOL_ALIASES = {"App", "Environ", "Receive", "Scope", "Send", "Start"}
+# Documents of the service are typed with the service; its client mirrors its JSON.
+UNTYPED_PACKAGES = ("tidegate.service.",)
+# A coroutine or generator yields to its driver: only its result means something to a caller.
+WITHOUT_YIELD = {"AsyncGenerator", "Coroutine", "Generator"}
+
+
+def user_signatures():
+    return {
+        name: signature
+        for name, signature in public_signatures().items()
+        if name not in INTERNAL and not name.startswith(UNTYPED_PACKAGES)
+    }
+
+
+def names_in(annotation):
+    for node in ast.walk(annotation):
+        if isinstance(node, ast.Name):
+            yield node.id
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.isidentifier():
+            yield node.value
+
+
+def is_type_variable(statement):
+    called = getattr(getattr(statement, "value", None), "func", None)
+    return isinstance(called, ast.Name) and called.id in {"TypeVar", "ParamSpec"}
+
+
+def public_definitions():
+    found = set()
+    for module, names in public_modules().items():
+        for name in names:
+            home = resolve(module, name)
+            if home is not None:
+                found.add((home[0].name, name))
+    return found
+
+
+def test_each_type_of_a_public_signature_is_public():
+    public = public_definitions()
+    hidden = {
+        f"{home.name}.{used} in {name}"
+        for name, signature in user_signatures().items()
+        for annotation in signature.annotations
+        for used in names_in(annotation)
+        if used not in PROTOCOL_ALIASES and (found := resolve(signature.module.name, used)) is not None
+        for home, definition in [found]
+        if not is_type_variable(definition) and (home.name, getattr(definition, "name", used)) not in public
+    }
+    assert sorted(hidden) == []
+
+
+def has_any(annotation):
+    """Return whether an annotation contains Any, except for what a coroutine or generator yields."""
+    if isinstance(annotation, ast.Subscript) and getattr(annotation.value, "id", None) in WITHOUT_YIELD:
+        return has_any(annotation.slice.elts[-1])
+    if isinstance(annotation, ast.Name):
+        return annotation.id == "Any"
+    return any(map(has_any, ast.iter_child_nodes(annotation)))
+
+
+def test_no_public_signature_has_any():
+    found = {name for name, signature in user_signatures().items() if any(map(has_any, signature.annotations))}
+    assert sorted(found) == []
+
+
+def test_keyword_options_are_typed():
+    found = {
+        name: ast.unparse(signature.options)
+        for name, signature in user_signatures().items()
+        if signature.options is not None
+    }
+    assert found, "none at all: this test does not find them"
+    assert {name: text for name, text in found.items() if not text.startswith(("Unpack[", "P.kwargs"))} == {}
+
+
+def test_internal_methods_exist():
+    assert sorted(INTERNAL.keys() - public_signatures().keys()) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "fields"),
+    [
+        (BudgetOptions, {field.name for field in dataclasses.fields(BudgetSettings)}),
+        (GateOptions, set(inspect.signature(Gate).parameters) - {"providers", "store"}),
+        (RequestKeywords, set(RequestOptions._fields)),
+        (SourceRow, {*SourceRecord._fields, "schedule", "priority", "url", "provider"}),
+    ],
+)
+def test_typed_keywords_are_those_of_what_they_describe(options, fields):
+    assert set(options.__annotations__) == fields
+
+
+def test_modules_are_found():
+    assert {"tidegate", "tidegate.limiter", "tidegate.stores.redis.store"} <= modules().keys()
