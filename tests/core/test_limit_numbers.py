@@ -7,8 +7,8 @@ from tidegate.core import parse_period
 from tidegate.core.bounds import MAX_DURATION, MAX_INTEGER, ceil_div
 
 DAY = 86_400_000_000
-NOT_A_PERIOD = "period: a period is text such as '30s', a timedelta or a number of seconds, not {}"
-TOO_LONG = "period: {} is not between a microsecond and 142 years, in whole microseconds"
+NOT_A_PERIOD = "period: expected a string such as '30s', a timedelta or a number of seconds, not {}"
+TOO_LONG = "period: expected a period from 1 microsecond to 142 years, not {} seconds"
 
 
 @pytest.mark.parametrize(

@@ -365,7 +365,7 @@ def test_invalid_configuration_is_refused(face, options, field):
 def test_an_absurd_retry_after_is_refused(face, agents):
     (limiter,) = agents(1)
     for wrong in (-1, float("nan"), float("inf")):
-        with pytest.raises(ConfigError, match="retry_after: must be a number of seconds"):
+        with pytest.raises(ConfigError, match="retry_after: must be a non-negative number of seconds"):
             face.run(limiter.announce_reduced("api", "429", retry_after=wrong))
     assert totals(face, [limiter]) == [100]
 

@@ -24,9 +24,7 @@ if TYPE_CHECKING:
     from tidegate.core.algorithms import State
     from tidegate.core.limit import Limit
     from tidegate.policy import Key, Policy
-    from tidegate.stores.base import Ask
-    from tidegate.stores.memory.fast_path import Disable, TryAcquire
-    from tidegate.stores.memory.fast_peek import Peek
+    from tidegate.stores.base import Ask, Disable, TryAcquire
     from tidegate.stores.memory.group_shares import GroupOf
     from tidegate.stores.memory.table import Entry
 
@@ -94,7 +92,7 @@ class MemoryStore(Store):
         """Build a faster `try_acquire` for usual calls; others go to `slow_path`, and all calls once it is disabled."""
         return build_fast_path(policy, self._prepare_table(policy), slow_path, self._access(), disablers)
 
-    def fast_peek(self, policy: Policy, slow_path: Peek, disablers: list[Disable]) -> Peek:
+    def fast_peek(self, policy: Policy, slow_path: TryAcquire, disablers: list[Disable]) -> TryAcquire:
         """Build a faster `peek` in the same way; it accepts a cost of 0 for any policy."""
         return build_fast_peek(policy, self._prepare_table(policy), slow_path, self._access(), disablers)
 
