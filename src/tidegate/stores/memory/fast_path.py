@@ -20,8 +20,10 @@ if TYPE_CHECKING:
 
     from tidegate.lock import Lock
     from tidegate.policy import Cost, Key, Policy
-    from tidegate.stores.base import Disable, TryAcquire
     from tidegate.stores.memory.table import Entry, Table
+
+    TryAcquire = Callable[[Key, Cost], Decision]
+    Disable = Callable[[], None]
 
 
 class StoreAccess(NamedTuple):

@@ -11,18 +11,19 @@ from tidegate.core.bounds import MAX_INTEGER
 from tidegate.core.decision import Decision, acquire
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from tidegate.core.decision import States
     from tidegate.policy import Cost, Key, Policy
-    from tidegate.stores.base import Disable, TryAcquire
-    from tidegate.stores.memory.fast_path import StoreAccess
+    from tidegate.stores.memory.fast_path import Disable, StoreAccess
     from tidegate.stores.memory.table import Table
+
+    Peek = Callable[[Key, Cost], Decision]
 
 
 def build_fast_peek(
-    policy: Policy, table: Table, slow_path: TryAcquire, access: StoreAccess, disablers: list[Disable]
-) -> TryAcquire:
+    policy: Policy, table: Table, slow_path: Peek, access: StoreAccess, disablers: list[Disable]
+) -> Peek:
     """Build the fast path of a policy, and append to `disablers` a function that sends all its calls to `slow_path`.
 
     It serves integer costs, at keys with a state of exactly this policy and at new keys for which there is room. The
@@ -32,9 +33,7 @@ def build_fast_peek(
     return build(policy, table, slow_path, access, disablers)
 
 
-def _one_limit(
-    policy: Policy, table: Table, slow_path: TryAcquire, access: StoreAccess, disablers: list[Disable]
-) -> TryAcquire:
+def _one_limit(policy: Policy, table: Table, slow_path: Peek, access: StoreAccess, disablers: list[Disable]) -> Peek:
     lock, ns, _, has_room = access
     token, release, contend = lock.token, lock.release, lock.contend
     entries, limits = table.entries, policy.limits
@@ -77,9 +76,7 @@ def _one_limit(
     return peek
 
 
-def _several(
-    policy: Policy, table: Table, slow_path: TryAcquire, access: StoreAccess, disablers: list[Disable]
-) -> TryAcquire:
+def _several(policy: Policy, table: Table, slow_path: Peek, access: StoreAccess, disablers: list[Disable]) -> Peek:
     lock, ns, _, has_room = access
     token, release, contend = lock.token, lock.release, lock.contend
     entries, limits, ones = table.entries, policy.limits, policy.one
