@@ -60,9 +60,8 @@ def _without_user(scheme: str, rest: str, *, known: bool) -> str:
     authority = match.group() if match else ""
     if known and not authority:  # a path: file names may have an '@'
         return rest
-    if scheme in WEB_SCHEMES and ("@" in authority or _is_host(authority)):
-        user, _, host = authority.rpartition("@")
-        return f"{HIDDEN_TEXT}@{host}{rest[len(authority) :]}" if user else rest
+    if scheme in WEB_SCHEMES and "@" not in authority and _is_host(authority):
+        return rest  # the path or the query of a web page may have an '@'
     return f"{HIDDEN_TEXT}@{rest.rpartition('@')[2]}"
 
 

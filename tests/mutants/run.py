@@ -69,7 +69,7 @@ EQUIVALENT = {
     ("bounds.py", "b = pow(p, -1, q) if q > 1 else 0", "Gt -> GtE"): "the inverse modulo 1 is 0",
     ("bounds.py", "b = pow(p, -1, q) if q > 1 else 0", "0 -> 1"): "for q = 1, the next line makes it `widest` from either",
     ("bucket.py", "elif state[0] is limit:", "0 -> 1"): "in charge_bucket: refill, for all other states, gives the same",
-    ("bucket.py", "if now > at:", "Gt -> GtE"): "no time has passed, so nothing is refilled",
+    ("bucket.py", "if now <= at:", "LtE -> Lt"): "no time has passed, so nothing is refilled",
     ("bucket.py", "if now > seen:", "Gt -> GtE"): "as above",
     ("bucket.py", "if _owner(state) != limit and expires_bucket(state) > now:", "Gt -> GtE"):
         "at that instant it is full, which both views say alike",

@@ -33,12 +33,12 @@ def charge_bucket(state: State | None, limit: Limit, cost: int, now: int) -> Sta
     elif state[0] is limit:
         level = state[1]
         at = state[2]
-        if now > at:
-            level += (now - at) * limit.rate
-            if level > limit.capacity:  # noqa: PLR1730 - min() would cost a fifth of the charge
-                level = limit.capacity
-        else:
+        if now <= at:
             now = at
+        elif now - at > (limit.capacity - level) // limit.rate:  # topped_up, inlined, also below
+            level = limit.capacity
+        else:
+            level += (now - at) * limit.rate
     else:
         owner, level, now = refill(state, limit, now)
     level -= cost * limit.scale
@@ -52,9 +52,10 @@ def view_bucket(state: State | None, limit: Limit, cost: int, now: int) -> View:
     elif state[0] is limit:  # what refill does, for the common state
         _, level, seen = state
         if now > seen:
-            level += (now - seen) * limit.rate
-            if level > limit.capacity:  # noqa: PLR1730 - min() would cost a fifth of the view
+            if now - seen > (limit.capacity - level) // limit.rate:
                 level = limit.capacity
+            else:
+                level += (now - seen) * limit.rate
             seen = now
     else:
         _, level, seen = refill(state, limit, now)
@@ -77,9 +78,9 @@ def remaining_bucket(state: State | None, limit: Limit, now: int) -> int:
         return view_bucket(state, limit, 0, now)[0]
     _, level, seen = state
     if now > seen:
-        level += (now - seen) * limit.rate
-        if level > limit.capacity:
+        if now - seen > (limit.capacity - level) // limit.rate:
             return limit.burst  # type: ignore[no-any-return]  # mypy has lost the type of a limit that a state holds
+        level += (now - seen) * limit.rate
     return level // limit.scale if level > 0 else 0
 
 
@@ -88,10 +89,12 @@ def retry_bucket(state: State | None, limit: Limit, cost: int, now: int) -> int:
     if state is None or state[0] is not limit or cost > limit.burst:
         return view_bucket(state, limit, cost, now)[1]
     _, level, seen = state
-    level -= cost * limit.scale
     if now > seen:
+        if now - seen > (limit.capacity - level) // limit.rate:
+            return 0
         level += (now - seen) * limit.rate
         seen = now
+    level -= cost * limit.scale
     return seen - now - level // limit.rate if level < 0 and cost else 0
 
 
