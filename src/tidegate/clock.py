@@ -11,8 +11,9 @@ import asyncio
 import heapq
 import threading
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import count
+from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Protocol, cast
 
 from tidegate.lock import Lock, locked
@@ -40,7 +41,40 @@ class Signal(Protocol):
         """Wait until set, or for this many real seconds."""
 
 
-ThreadSignal = threading.Event
+class ThreadSignal:
+    """A Signal for a thread. An exception that a signal handler raises in any of its methods leaves it usable.
+
+    That is not true of `threading.Event`: its lock may stay locked, and the next `set` would wait forever. Here, each
+    step is one call of a SimpleQueue, which is implemented in C. The signal is set while the queue has an item.
+    """
+
+    def __init__(self) -> None:
+        """Create a signal that is not set."""
+        self._items: SimpleQueue[None] = SimpleQueue()
+
+    def set(self) -> None:
+        """Wake the thread, from any thread."""
+        if self._items.empty():
+            self._items.put(None)
+
+    def clear(self) -> None:
+        """Undo an earlier `set`."""
+        with suppress(Empty):
+            while True:
+                self._items.get_nowait()
+
+    def is_set(self) -> bool:
+        """Return whether it was set since it was last cleared."""
+        return not self._items.empty()
+
+    def wait(self, seconds: float | None = None, /) -> bool:
+        """Wait until set, or for this many real seconds; return whether it is set."""
+        try:
+            self._items.get(timeout=None if seconds is None else max(0.0, seconds))
+        except Empty:
+            return False
+        self._items.put(None)  # it stays set until it is cleared
+        return True
 
 
 class TaskSignal:

@@ -12,6 +12,7 @@ import threading
 from collections import deque
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
+from tidegate.clock import ThreadSignal
 from tidegate.errors import StoreUnavailable
 from tidegate.stores.deadline import DEADLINE_STEPS
 
@@ -78,7 +79,7 @@ class DeadlineThreads:
 
     def run(self, call: Callable[[], T], seconds: float) -> T:
         """Run a call and return its result. Raises StoreUnavailable if it is late."""
-        done = threading.Event()
+        done = ThreadSignal()
         job = DeadlineCall(call, done.set)
         self._enqueue(job)
         silence = Silence(lambda: self._answered)
