@@ -522,6 +522,6 @@ def test_a_signal_of_threads_survives_exceptions_in_its_methods():
 
     for _ in each_interruption(use_it):
         signal_of_threads.set()
-        assert signal_of_threads.wait(1) and signal_of_threads.is_set()
+        assert [signal_of_threads.wait(1), signal_of_threads.is_set()] == [True, True]
         signal_of_threads.clear()
-        assert not signal_of_threads.is_set() and not signal_of_threads.wait(0)
+        assert [signal_of_threads.wait(0), signal_of_threads.is_set()] == [False, False]
