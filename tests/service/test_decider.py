@@ -203,7 +203,7 @@ async def test_removing_a_policy_raises_closed_in_its_waiting_calls(decider):
 @pytest.mark.parametrize("key", ["", "k" * 1025, ("k",) * 33, "\ud800", 5, None, ()])
 async def test_invalid_keys_are_refused(decider, key):
     if key == "":
-        assert (await decider.acquire(Subject("api", key))).allowed  # an empty text is a text
+        assert (await decider.acquire(Subject("api", key))).allowed  # an empty string is a valid key
         return
     with pytest.raises(ConfigError):
         await decider.acquire(Subject("api", key))
