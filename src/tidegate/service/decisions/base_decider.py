@@ -339,7 +339,14 @@ class BaseDecider:
         self._fast_paths[policy] = decide
         return decide
 
-    # ---- several policies at once, for Envoy -------------------------------------------------------------------------
+    # ---- for Envoy: descriptors, and several policies at once --------------------------------------------------------
+
+    def acquire_now(self, variant: PolicyVariant, key: Key, cost: int) -> Decision | None:
+        """Take permits for a valid key without a coroutine; None if that needs the store, or a check for blocks."""
+        policy_limiter = self._limiter_for(variant)
+        if policy_limiter.acquire_now is None or self.blocks.active:
+            return None
+        return self._record(policy_limiter, key, cost, policy_limiter.acquire_now(key, cost))
 
     async def decide_all(self, asks: Sequence[tuple[Policy, Key, int]]) -> list[Decision]:
         """Decide on several policies, all or nothing: if one limit denies, nothing is charged.
