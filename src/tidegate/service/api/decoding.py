@@ -87,12 +87,12 @@ DECODER: Final = json.JSONDecoder(parse_constant=_refuse, parse_float=_read_numb
 # ---- what is wrong ---------------------------------------------------------------------------------------------------
 
 
-def find_error(data: object, request: type[VerbRequest], pointer: str = "") -> BadFieldError:
+def find_error(data: object, request: type[msgspec.Struct], pointer: str = "") -> BadFieldError:
     """Return the error about the first invalid field of a JSON value that is not of this type."""
     return next(find_errors(data, request, pointer), BadFieldError(pointer, "the request is invalid"))
 
 
-def find_errors(data: object, request: type[VerbRequest], pointer: str) -> Iterator[BadFieldError]:
+def find_errors(data: object, request: type[msgspec.Struct], pointer: str) -> Iterator[BadFieldError]:
     """Yield an error for each invalid field; unknown fields first."""
     if not isinstance(data, dict):
         yield BadFieldError(pointer, f"expected an object, not {type_name(data)}")
@@ -111,11 +111,13 @@ def find_errors(data: object, request: type[VerbRequest], pointer: str) -> Itera
             yield from find_errors_in_field(data[field.name], types[field.name], field.type, place)
 
 
-def find_errors_in_field(
-    value: object, kind: object, info: inspect.Type, pointer: str
-) -> Iterator[BadFieldError]:
+def find_errors_in_field(value: object, kind: object, info: inspect.Type, pointer: str) -> Iterator[BadFieldError]:
     """Yield the errors of an invalid field: about the field itself, or about fields of the objects in it."""
-    if isinstance(value, list) and isinstance(info, inspect.ListType) and isinstance(info.item_type, inspect.StructType):
+    if (
+        isinstance(value, list)
+        and isinstance(info, inspect.ListType)
+        and isinstance(info.item_type, inspect.StructType)
+    ):
         for number, each in enumerate(value):
             if not fits(each, info.item_type.cls):
                 yield from find_errors(each, info.item_type.cls, f"{pointer}/{number}")
@@ -129,7 +131,7 @@ def find_errors_in_field(
 def fits(value: object, kind: object) -> bool:
     """Return whether a JSON value is of a type."""
     try:
-        msgspec.convert(value, kind)  # type: ignore[call-overload]  # any type that msgspec supports
+        msgspec.convert(value, kind)
     except msgspec.ValidationError:
         return False
     return True
@@ -138,7 +140,7 @@ def fits(value: object, kind: object) -> bool:
 def convert_value(value: object, kind: object, pointer: str) -> Any:  # noqa: ANN401 - of the type `kind`
     """Convert a JSON value to a type; raise BadFieldError if it is not of that type."""
     try:
-        return msgspec.convert(value, kind)  # type: ignore[call-overload]  # any type that msgspec supports
+        return msgspec.convert(value, kind)
     except msgspec.ValidationError:
         raise next(find_errors_in_field(value, kind, inspect.type_info(kind), pointer)) from None
 
@@ -151,24 +153,28 @@ def describe_type(info: inspect.Type) -> str:
     if isinstance(info, inspect.UnionType):
         return ", or ".join(describe_type(each) for each in info.types)
     if isinstance(info, (inspect.ListType, inspect.VarTupleType)):
-        return f"an array of {describe_length(info.min_length, info.max_length)}{name_of(info.item_type, 2)}"
-    if isinstance(info, inspect.StrType) and info.max_length is None:
-        return "a non-empty string" if info.min_length else "a string"
+        return f"an array of {describe_length(info)}{name_of(info.item_type, 2)}"
     if isinstance(info, inspect.StrType):
-        return f"a string of {describe_length(info.min_length, info.max_length)}characters"
-    if isinstance(info, (inspect.IntType, inspect.FloatType)):
-        return name_of(info, 1) + describe_bounds(info)
-    return name_of(info, 1)
+        return f"a string of {describe_length(info)}characters" if info.max_length else describe_string(info)
+    return name_of(info, 1) + (describe_bounds(info) if isinstance(info, (inspect.IntType, inspect.FloatType)) else "")
+
+
+def describe_string(info: inspect.StrType) -> str:
+    """Return what a string without a maximum length expects."""
+    return "a non-empty string" if info.min_length else "a string"
 
 
 def name_of(info: inspect.Type, position: int) -> str:
     """Return the JSON name of a type: for one value (position 1), or for several (position 2)."""
     plain = info.type if isinstance(info, inspect.Metadata) else info
-    return next((str(row[position]) for row in JSON_TYPES if isinstance(plain, row[0])), ("a value", "items")[position - 1])
+    return next(
+        (str(row[position]) for row in JSON_TYPES if isinstance(plain, row[0])), ("a value", "items")[position - 1]
+    )
 
 
-def describe_length(minimum: int | None, maximum: int | None) -> str:
+def describe_length(info: inspect.ListType | inspect.VarTupleType | inspect.StrType) -> str:
     """Return the bounds of a length, with a space behind them."""
+    minimum, maximum = info.min_length, info.max_length
     if maximum is None:
         return f"at least {minimum} " if minimum else ""
     return f"{minimum} to {maximum} " if minimum else f"up to {maximum} "

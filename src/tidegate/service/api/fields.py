@@ -20,7 +20,6 @@ class BadFieldError(ConfigError):
         """Set the field and the reason."""
         super().__init__(message, field=pointer.replace("/", ".").strip(".") or None)
         self.pointer = pointer
-        self.detail = message
 
 
 def type_name(value: object) -> str:

@@ -32,7 +32,8 @@ Integer = Annotated[int, Meta(ge=0, le=MAX_INTEGER)]
 String = Annotated[str, Meta(min_length=1)]
 PolicyName = Annotated[String, Meta(description="The name of a policy.")]
 RequestKey = Annotated[
-    Annotated[str, Meta(max_length=MAX_KEY_LENGTH)] | Annotated[list[str], Meta(min_length=1, max_length=MAX_KEY_PARTS)],
+    Annotated[str, Meta(max_length=MAX_KEY_LENGTH)]
+    | Annotated[list[str], Meta(min_length=1, max_length=MAX_KEY_PARTS)],
     Meta(description=KEY_DESCRIPTION),
 ]
 Domain = Annotated[String, Meta(description="A domain of descriptors, instead of a policy.")]

@@ -171,42 +171,51 @@ class PoliciesInfo(TypedDict):
     domains: Names
 
 
+NO_NAMES: Final[Names] = []
 DONE: Final = DoneResponse(ok=True)
-UNLIMITED: Final = (True, None, 0.0, 0.0, (), False, False, ())  # the fields of a decision without limits
+UNLIMITED: Final = (True, None, 0.0, 0.0, NO_NAMES, False, False, ())  # the fields of a decision without limits
+
+
+def decision_response(decision: Decision | None) -> DecisionResponse:
+    """Return a decision as a response; None means not limited."""
+    if decision.__class__ is not Decision or not decision[0]:
+        return DecisionResponse(*decision_fields(decision))  # type: ignore[arg-type]  # in the order of the fields
+    _, at, limits, results, costs = decision  # an allowed decision, by position: a fast path
+    if len(limits) > 1:
+        return DecisionResponse(*decision_fields(decision))  # type: ignore[arg-type]  # as above
+    limit = limits[0]
+    remaining, _, reset = results[0] if costs is None else limit.view(results[0], limit, costs[0], at)  # type: ignore[misc]  # as Decision.views
+    after = reset / SECOND
+    only = LimitResponse(limit.name, limit.quota, limit.unit, True, remaining, 0.0, after)  # noqa: FBT003 - by position: half the cost
+    return DecisionResponse(True, remaining, 0.0, after, NO_NAMES, False, False, [only])  # noqa: FBT003 - as above
 
 
 def decision_fields(decision: Decision | None) -> tuple[object, ...]:
     """Return the fields of DecisionResponse, in order; None means not limited."""
     if decision is None:
         return UNLIMITED
-    views = decision.views
     limits = [
         LimitResponse(
-            limit.name, limit.quota, limit.unit, not retry, left, None if retry == NEVER else retry / SECOND, reset / SECOND
+            limit.name,
+            limit.quota,
+            limit.unit,
+            not retry,
+            remaining,
+            None if retry == NEVER else retry / SECOND,
+            reset / SECOND,
         )
-        for limit, (left, retry, reset) in zip(decision[2], views, strict=True)
-    ]  # fmt: skip
-    if decision.__class__ is Decision and decision[0]:  # by position: a fast path
-        if len(limits) == 1:
-            only = limits[0]
-            return True, only.remaining, 0.0, only.reset_after, (), False, False, limits
-        reset_after = max([limit.reset_after for limit in limits])
-        return True, min([limit.remaining for limit in limits]), 0.0, reset_after, (), False, False, limits
+        for limit, (remaining, retry, reset) in zip(decision.policy_limits, decision.views, strict=True)
+    ]
     return (
         decision.allowed,
-        decision.remaining,
+        min([limit.remaining for limit in limits]),
         decision.retry_after,
-        decision.reset_after,
-        decision.violated,
+        max([limit.reset_after for limit in limits]),
+        [limit.name for limit in limits if not limit.allowed],
         isinstance(decision, ShadowDecision) and not decision.within_limits,
         isinstance(decision, LocalDecision),
         limits,
     )
-
-
-def decision_response(decision: Decision | None) -> DecisionResponse:
-    """Return a decision as a response; None means not limited."""
-    return DecisionResponse(*decision_fields(decision))  # type: ignore[arg-type]  # in the order of the fields
 
 
 def usage_response(usage: Mapping[str, Usage]) -> UsageResponse:

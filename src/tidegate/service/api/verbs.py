@@ -67,6 +67,11 @@ class ServiceVerb(Generic[Q, R]):
         """The path of the URL."""
         return f"/v1/{self.name}"
 
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """The names of the fields of a request."""
+        return () if self.request is None else self.request.__struct_fields__
+
     @cached_property
     def decode(self) -> Callable[[bytes], Q]:
         """The function that decodes a request; it raises BadFieldError."""

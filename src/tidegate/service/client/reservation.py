@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Generator
@@ -81,12 +81,12 @@ class AsyncServiceReservation:
 class ServiceReserving:
     """The awaitable that `AsyncClient.reserve` returns: `await` it, or use it in `async with`."""
 
-    def __init__(self, start: Callable[[], Coroutine[Any, Any, AsyncServiceReservation]]) -> None:
+    def __init__(self, start: Callable[[], Coroutine[object, None, AsyncServiceReservation]]) -> None:
         """Keep the function that reserves."""
         self._start = start
         self._reservation: AsyncServiceReservation | None = None
 
-    def __await__(self) -> Generator[Any, Any, AsyncServiceReservation]:
+    def __await__(self) -> Generator[object, None, AsyncServiceReservation]:
         """Reserve."""
         return self._start().__await__()
 

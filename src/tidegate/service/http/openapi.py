@@ -32,11 +32,11 @@ MAX_QUERY_INTEGER: Final = 10**16 - 1
 
 def schemas() -> Schema:
     """Describe all requests and responses, from their types."""
-    requests = {verb.request for verb in VERBS.values() if verb.request is not None}
-    responses = {verb.response for verb in VERBS.values()} | {DoneResponse, ProblemResponse}
+    requests: set[type] = {verb.request for verb in VERBS.values() if verb.request is not None}
+    responses: set[type] = {verb.response for verb in VERBS.values()} | {DoneResponse, ProblemResponse}
     types = sorted((*requests, *responses), key=lambda each: each.__name__)
     found = msgspec.json.schema_components(types, ref_template=REFERENCE)[1]
-    structs = {each.__name__: each for base in (VerbRequest, VerbResponse) for each in subclasses(base)}
+    structs = {each.__name__: each for each in (*subclasses(VerbRequest), *subclasses(VerbResponse))}
     described = {name: refine(structs.get(name, dict), schema) for name, schema in found.items()}
     kinds = f"Problem details (RFC 9457); the type is {PROBLEM_PREFIX} and one of: {', '.join(KINDS)}."
     described[ProblemResponse.__name__] |= {"description": kinds, "additionalProperties": True}
@@ -88,7 +88,10 @@ def response(schema: str, description: str, content_type: str = "application/jso
 def problems(*statuses: int) -> dict[str, Any]:
     """Describe the responses without a decision."""
     titles = {status: title for status, title in reversed(KINDS.values()) if status in statuses}
-    return {str(status): response(ProblemResponse.__name__, titles[status], "application/problem+json") for status in sorted(statuses)}
+    return {
+        str(status): response(ProblemResponse.__name__, titles[status], "application/problem+json")
+        for status in sorted(statuses)
+    }
 
 
 def describe_verb(verb: ServiceVerb[Any, Any]) -> dict[str, Any]:

@@ -93,7 +93,7 @@ def problem_from(error: RateLimitError) -> ProblemError:
         return ProblemError(kind, error.detail, error.pointer or None)
     if isinstance(error, ConfigError):
         pointer = f"/{error.field.replace('.', '/')}" if error.field else None
-        return ProblemError("bad-field", str(error), pointer)
+        return ProblemError("bad-field", error.detail, pointer)
     kind = next((kind for each, kind in KIND_BY_ERROR if isinstance(error, each)), "internal")
     return ProblemError(kind, str(error))
 

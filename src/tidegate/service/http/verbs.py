@@ -53,7 +53,6 @@ if TYPE_CHECKING:
     Function = Callable[..., Coroutine[Any, Any, HTTPReply]]
     FastPath = Callable[[Any], Decision]
 
-NO_REQUEST: Final = ()
 
 class Verbs:
     """All verbs of one Decider."""
@@ -86,12 +85,12 @@ class Verbs:
         result = await self.decider.reserve(
             request.subject, request.cost, request.ttl, request.wait_seconds, request.priority, call
         )
-        return ReserveResponse(*decision_fields(result.decision), result.id)  # type: ignore[arg-type]  # in the order of the fields
+        return ReserveResponse(*decision_fields(result.decision), result.id)  # type: ignore[arg-type, call-arg]  # in the order of the fields
 
     async def lease(self, request: LeaseRequest, call: KeyedCall | None = None) -> LeaseResponse:
         """Take permits in advance."""
         lease = await self.decider.lease(request.subject, request.cost, request.most, request.ttl, call)
-        return LeaseResponse(*decision_fields(lease.decision), lease.id, lease.permits, lease.seconds, lease.decay)  # type: ignore[arg-type]  # as above
+        return LeaseResponse(*decision_fields(lease.decision), lease.id, lease.permits, lease.seconds, lease.decay)  # type: ignore[arg-type, call-arg]  # as above
 
     async def commit(self, request: CommitRequest, call: KeyedCall | None = None) -> DoneResponse:
         """Settle a reservation with its actual cost."""
@@ -198,10 +197,12 @@ class Verbs:
                 results.append(_error_answer(_key_error(key) or error, f"/{name}/{number}"))
         return BatchResponse(results)  # type: ignore[arg-type]  # a decision has all fields of an answer
 
+
 def _batch_response(results: Sequence[Decision | RateLimitError | None]) -> BatchResponse:
     """Return the results of a batch: each is a decision or an error."""
     answers = [_error_answer(each) if isinstance(each, RateLimitError) else decision_response(each) for each in results]
     return BatchResponse(answers)  # type: ignore[arg-type]  # a decision has all fields of an answer
+
 
 def _encode_response(function: Callable[..., Coroutine[Any, Any, object]]) -> Function:
     """Return the function of a verb whose response is encoded."""
@@ -211,12 +212,14 @@ def _encode_response(function: Callable[..., Coroutine[Any, Any, object]]) -> Fu
 
     return run
 
+
 def _subject(policy: str, key: object, pointer: str) -> Subject:
     """Return the subject of one of the keys of a batch."""
     if key.__class__ is str:
-        return Subject(policy, key)  # type: ignore[arg-type]  # a string
+        return Subject(policy, key)
     parts = convert_value(key, RequestKey, pointer)
     return Subject(policy, tuple(parts) if len(parts) > 1 else parts[0])
+
 
 def _key_error(key: object) -> BadFieldError | None:
     """Return the error about a key of a wrong JSON type; the error of a limiter describes Python types."""
@@ -225,6 +228,7 @@ def _key_error(key: object) -> BadFieldError | None:
     except BadFieldError as error:
         return error
     return None
+
 
 def _error_answer(error: RateLimitError, pointer: str | None = None) -> AnswerResponse:
     """Return the error of one ask."""
