@@ -46,10 +46,16 @@ def test_every_verb_its_fields_and_its_token_are_described(verb):
     row = next(line for line in WIRE.splitlines() if line.startswith(f"| `/v1/{verb.name}`"))
     assert ("(GET)" in row) == (verb.method == "GET")
     assert ("needs the admin token" in row) == verb.admin
+    assert row.split("|")[-2].strip() == ("yes" if verb.idempotent else "no")
     assert ("subject" in row) == ({"domain", "asks"} & set(verb.fields) != set())
     for field in verb.fields:
         assert f"`{field}`" in row or field in OTHER_FIELDS
         assert f"`{field}`" in WIRE
+
+
+def test_every_path_in_the_table_exists():
+    named = {line.split("`")[1] for line in WIRE.splitlines() if line.startswith("| `/v1/")}
+    assert named == {verb.path for verb in VERBS.values()} | {"/v1/overview", "/v1/check"}
 
 
 @pytest.mark.parametrize("verb", [verb for verb in VERBS.values() if verb.name in COMMANDS], ids=lambda verb: verb.name)

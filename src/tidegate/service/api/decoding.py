@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 Q = TypeVar("Q", bound=VerbRequest)
+# What msgspec raises for a value that is not JSON, not of the type, has a lone surrogate, or is nested too deeply.
+REFUSALS: Final = (ValueError, RecursionError)
 
 JSON_TYPES: Final[tuple[tuple[type[inspect.Type], str, str], ...]] = (  # one of them, several of them
     (inspect.BoolType, "a boolean", "booleans"),
@@ -44,7 +46,7 @@ class RequestDecoder(Generic[Q]):
         """Decode and check a request; raise BadFieldError if it is invalid."""
         try:
             request = self._decoder.decode(body)
-        except (ValueError, RecursionError):  # not JSON, or not of the type
+        except REFUSALS:
             request = self._decode_lenient(body)
         request.check()
         return request
@@ -58,7 +60,7 @@ class RequestDecoder(Generic[Q]):
         data = loads(body)
         try:
             return msgspec.convert(data, self._type)
-        except msgspec.ValidationError:
+        except REFUSALS:
             raise find_error(data, self._type) from None
 
 
@@ -132,7 +134,7 @@ def fits(value: object, kind: object) -> bool:
     """Return whether a JSON value is of a type."""
     try:
         msgspec.convert(value, kind)
-    except msgspec.ValidationError:
+    except REFUSALS:
         return False
     return True
 
@@ -141,7 +143,7 @@ def convert_value(value: object, kind: object, pointer: str) -> Any:  # noqa: AN
     """Convert a JSON value to a type; raise BadFieldError if it is not of that type."""
     try:
         return msgspec.convert(value, kind)
-    except msgspec.ValidationError:
+    except REFUSALS:
         raise next(find_errors_in_field(value, kind, inspect.type_info(kind), pointer)) from None
 
 

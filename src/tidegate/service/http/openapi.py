@@ -48,7 +48,7 @@ def schemas() -> Schema:
     return {**described, "Overview": overview}
 
 
-def subclasses(kind: type) -> Iterator[type]:
+def subclasses(kind: type[object]) -> Iterator[type[object]]:
     """Yield all subclasses of a type."""
     for each in kind.__subclasses__():
         yield each
