@@ -193,7 +193,8 @@ def test_a_client_ignores_new_fields_of_a_response():
 
 
 def test_the_error_of_a_client_names_the_field():
-    body = b'{"type":"urn:tidegate:problem:bad-field","title":"","status":422,"detail":"expected x","pointer":"/asks/1/key"}'
+    problem = {"type": "x", "title": "x", "status": 422, "detail": "expected x", "pointer": "/asks/1/key"}
+    body = json.dumps(problem).encode()
     with pytest.raises(ConfigError, match=r"^asks\.1\.key: expected x$") as caught:
         read_response(httpx.Response(422, content=body), PEEK.decode_response)
     assert caught.value.field == "asks.1.key"
