@@ -74,6 +74,7 @@ async def test_a_response_has_the_attributes_of_its_decision(service, policy):
         assert found.pop("limits") == limits
         assert found.pop("local") is False
         assert found.pop("shadow") == (policy == "shadow" and not decision.within_limits)
+        assert found.pop("violated") == list(decision.violated)
         assert found == {name: getattr(decision, name) for name in found}
 
 

@@ -16,6 +16,7 @@ from tidegate.service.client import AsyncClient
 from tidegate.service.client.protocol import read_response, verb_request
 from tidegate.service.client.reservation import ServiceReserving
 from tidegate.service.http.verbs import Verbs
+from tidegate.stores import MemoryStore
 
 POLICIES = {"api": "2/1m fixed_window", "many": "1000/1m"}
 K = {"policy": "api", "key": "k"}
@@ -134,8 +135,25 @@ async def test_unusual_json_is_accepted(body, used):
         assert usage[0]["used"] == used
 
 
-async def test_an_invalid_key_of_a_batch_does_not_affect_the_others():
-    async with InProcessService(policies=POLICIES) as service:
+class SlowStore(MemoryStore):
+    """A store in memory that has no fast path."""
+
+    instant = False
+
+
+@pytest.mark.parametrize("store", [MemoryStore, SlowStore])
+async def test_an_invalid_ask_has_its_place_as_its_pointer(store):
+    async with InProcessService(store=store(), policies=POLICIES) as service:
+        asks = [K, {**K, "key": "x" * 1025}, {**K, "cost": {"usd": 1}}, {**K, "policy": "nope"}]
+        answers = (await service.post("batch", {"asks": asks})).json()["answers"]
+        assert [answer["error"].get("pointer") for answer in answers[1:]] == ["/asks/1/key", "/asks/2/cost", None]
+        answers = (await service.post("batch", {"asks": asks[:2]})).json()["answers"]
+        assert answers[1]["error"]["pointer"] == "/asks/1/key"
+
+
+@pytest.mark.parametrize("store", [MemoryStore, SlowStore])
+async def test_an_invalid_key_of_a_batch_does_not_affect_the_others(store):
+    async with InProcessService(store=store(), policies=POLICIES) as service:
         body = rb'{"policy":"many","keys":["a","\ud800",5,["b","c"],[],"' + b"x" * 1025 + b'"]}'
         response = await service.http.post("/v1/batch", content=body, headers={"content-type": "application/json"})
         answers = response.json()["answers"]

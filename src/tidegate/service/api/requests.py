@@ -59,7 +59,7 @@ LeasePermits = Annotated[int, Meta(ge=1, le=MAX_LEASE_PERMITS, description="Perm
 ReservationId = Annotated[String, Meta(description="The id that reserve or lease returned.")]
 
 
-class VerbRequest(Struct, forbid_unknown_fields=True, omit_defaults=True):
+class VerbRequest(Struct, forbid_unknown_fields=True, omit_defaults=True, gc=False):  # no request has cycles
     """The JSON object of a request."""
 
     ALTERNATIVES: ClassVar[tuple[tuple[str, ...], ...]] = ()  # sets of required fields: a request has one of them
@@ -178,7 +178,7 @@ class CommitRequest(CancelRequest):
     cost: ActualCost = None
 
 
-class AskRequest(CostRequest, gc=False):
+class AskRequest(CostRequest):
     """One of the asks of a batch: an unknown policy or a key that is too long gets an error as its result."""
 
     policy: str | UnsetType = UNSET

@@ -23,7 +23,7 @@ RetryAfter = Annotated[float | None, Meta(description="Seconds; null: never, bec
 Ok = Annotated[bool, Meta(extra_json_schema={"const": True})]
 
 
-class VerbResponse(Struct, gc=False):
+class VerbResponse(Struct, gc=False):  # no response has cycles
     """The JSON object of a response."""
 
     ALTERNATIVES: ClassVar[tuple[tuple[str, ...], ...]] = ()  # sets of fields, of which a response has one

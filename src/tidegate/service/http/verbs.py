@@ -150,12 +150,12 @@ class Verbs:
             fast_paths = self._find_fast_paths(asks)
             if fast_paths is not None:
                 return self._run_fast_paths(fast_paths, "asks")
-            return _batch_response(await self.decider.batch([(ask.subject, ask.cost) for ask in asks], call))
+            return _batch_response(await self.decider.batch([(ask.subject, ask.cost) for ask in asks], call), "asks")
         if policy is UNSET or keys is UNSET:  # pragma: no cover - the request was checked
             raise BadFieldError("/asks", "missing")
         fast_path = self.decider.fast_path(policy)
         if fast_path is None:
-            return _batch_response(await self._batch_keys(policy, keys, call))
+            return _batch_response(await self._batch_keys(policy, keys, call), "keys")
         return self._run_fast_paths([(fast_path, key) for key in keys], "keys")
 
     async def _batch_keys(
@@ -165,7 +165,7 @@ class Verbs:
         subjects, errors = [], {}
         for number, key in enumerate(keys):
             try:
-                subjects.append((_subject(policy, key, f"/keys/{number}"), 1))
+                subjects.append((_subject(policy, key), 1))
             except BadFieldError as error:
                 errors[number] = error
         results = await self.decider.batch(subjects, call)
@@ -194,13 +194,16 @@ class Verbs:
             try:
                 results.append(decision_response(fast_path(key)))
             except RateLimitError as error:
-                results.append(_error_answer(_key_error(key) or error, f"/{name}/{number}"))
+                results.append(_error_answer(_key_error(key) or error, name, number))
         return BatchResponse(results)  # type: ignore[arg-type]  # a decision has all fields of an answer
 
 
-def _batch_response(results: Sequence[Decision | RateLimitError | None]) -> BatchResponse:
+def _batch_response(results: Sequence[Decision | RateLimitError | None], name: str) -> BatchResponse:
     """Return the results of a batch: each is a decision or an error."""
-    answers = [_error_answer(each) if isinstance(each, RateLimitError) else decision_response(each) for each in results]
+    answers = [
+        _error_answer(each, name, number) if isinstance(each, RateLimitError) else decision_response(each)
+        for number, each in enumerate(results)
+    ]
     return BatchResponse(answers)  # type: ignore[arg-type]  # a decision has all fields of an answer
 
 
@@ -213,26 +216,26 @@ def _encode_response(function: Callable[..., Coroutine[Any, Any, object]]) -> Fu
     return run
 
 
-def _subject(policy: str, key: object, pointer: str) -> Subject:
+def _subject(policy: str, key: object) -> Subject:
     """Return the subject of one of the keys of a batch."""
     if key.__class__ is str:
         return Subject(policy, key)
-    parts = convert_value(key, RequestKey, pointer)
+    parts = convert_value(key, RequestKey, "/key")
     return Subject(policy, tuple(parts) if len(parts) > 1 else parts[0])
 
 
 def _key_error(key: object) -> BadFieldError | None:
     """Return the error about a key of a wrong JSON type; the error of a limiter describes Python types."""
     try:
-        _subject("", key, "/key")
+        _subject("", key)
     except BadFieldError as error:
         return error
     return None
 
 
-def _error_answer(error: RateLimitError, pointer: str | None = None) -> AnswerResponse:
-    """Return the error of one ask."""
+def _error_answer(error: RateLimitError, name: str, number: int) -> AnswerResponse:
+    """Return the error of one item of `asks` or `keys`; its pointer is the place in the batch."""
     problem = problem_from(error)
-    if pointer is not None:
-        problem.pointer = pointer
+    if problem.pointer is not None:
+        problem.pointer = f"/{name}/{number}{problem.pointer if name == 'asks' else ''}"
     return AnswerResponse(error=problem.response)
