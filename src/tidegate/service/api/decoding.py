@@ -27,7 +27,9 @@ JSON_TYPES: Final[tuple[tuple[type[inspect.Type], str, str], ...]] = (  # one of
     (inspect.NoneType, "null", "nulls"),
     (inspect.DictType, "an object", "objects"),
     (inspect.StructType, "an object", "objects"),
-    (inspect.TupleType, "a pair", "pairs"),
+    (inspect.TupleType, "an array", "arrays"),
+    (inspect.ListType, "an array", "arrays"),
+    (inspect.VarTupleType, "an array", "arrays"),
     (inspect.StrType, "a string", "strings"),
     (inspect.IntType, "an integer", "integers"),
     (inspect.FloatType, "a number", "numbers"),
@@ -89,9 +91,9 @@ DECODER: Final = json.JSONDecoder(parse_constant=_refuse, parse_float=_read_numb
 # ---- what is wrong ---------------------------------------------------------------------------------------------------
 
 
-def find_error(data: object, request: type[msgspec.Struct], pointer: str = "") -> BadFieldError:
+def find_error(data: object, request: type[msgspec.Struct]) -> BadFieldError:
     """Return the error about the first invalid field of a JSON value that is not of this type."""
-    return next(find_errors(data, request, pointer), BadFieldError(pointer, "the request is invalid"))
+    return next(find_errors(data, request, ""), BadFieldError("", "the request is invalid"))
 
 
 def find_errors(data: object, request: type[msgspec.Struct], pointer: str) -> Iterator[BadFieldError]:
@@ -124,7 +126,7 @@ def find_errors_in_field(value: object, kind: object, info: inspect.Type, pointe
             if not fits(each, info.item_type.cls):
                 yield from find_errors(each, info.item_type.cls, f"{pointer}/{number}")
     given = describe_value(value)
-    if isinstance(value, dict):
+    if isinstance(value, dict) and fits({}, kind):  # an object is expected, but not with these values
         invalid = next((each for name, each in value.items() if not fits({name: each}, kind)), None)
         given = f"an object with {describe_value(invalid)}"
     yield BadFieldError(pointer, f"expected {describe_type(info)}, not {given}")
@@ -169,6 +171,8 @@ def describe_string(info: inspect.StrType) -> str:
 def name_of(info: inspect.Type, position: int) -> str:
     """Return the JSON name of a type: for one value (position 1), or for several (position 2)."""
     plain = info.type if isinstance(info, inspect.Metadata) else info
+    if isinstance(plain, inspect.TupleType) and len(plain.item_types) == len(("key", "value")):
+        return ("a pair", "pairs")[position - 1]
     return next(
         (str(row[position]) for row in JSON_TYPES if isinstance(plain, row[0])), ("a value", "items")[position - 1]
     )
@@ -186,6 +190,6 @@ def describe_bounds(info: inspect.IntType | inspect.FloatType) -> str:
     """Return the bounds of a number, with a space before them."""
     if info.ge is not None and info.le is not None:
         return f" from {info.ge} to {info.le}"
-    bounds = ((info.gt, "above"), (info.ge, "of at least"), (info.lt, "below"), (info.le, "of at most"))
+    bounds = ((info.gt, "above"), (info.ge, "of at least"), (info.lt, "below"), (info.le, "at most"))
     found = [f"{words} {bound}" for bound, words in bounds if bound is not None]
     return f" {' and '.join(found)}" if found else ""

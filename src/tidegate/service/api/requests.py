@@ -24,6 +24,8 @@ MAX_DESCRIPTOR_PAIRS: Final = 32  # pairs of a descriptor
 MAX_TIMEOUT: Final = 1e15  # seconds: a longer timeout is shortened, and then bounded by max_wait
 new_tuple: Final = tuple.__new__
 
+FieldSets = tuple[tuple[str, ...], ...]
+
 KEY_DESCRIPTION: Final = (
     "The key that is limited: a string, or an array of parts. Different arrays are always different keys."
 )
@@ -62,7 +64,7 @@ ReservationId = Annotated[String, Meta(description="The id that reserve or lease
 class VerbRequest(Struct, forbid_unknown_fields=True, omit_defaults=True, gc=False):  # no request has cycles
     """The JSON object of a request."""
 
-    ALTERNATIVES: ClassVar[tuple[tuple[str, ...], ...]] = ()  # sets of required fields: a request has one of them
+    ALTERNATIVES: ClassVar[FieldSets] = ()  # sets of required fields: a request has one of them
     OLDER_NAMES: ClassVar[Mapping[str, str]] = {}  # the present name by the older name of a field
 
     def check(self) -> None:
@@ -79,7 +81,7 @@ class VerbRequest(Struct, forbid_unknown_fields=True, omit_defaults=True, gc=Fal
 class SubjectRequest(VerbRequest):
     """A request about a key of a policy, or about a descriptor of a domain."""
 
-    ALTERNATIVES: ClassVar = (("policy", "key"), ("domain", "descriptor"))
+    ALTERNATIVES: ClassVar[FieldSets] = (("policy", "key"), ("domain", "descriptor"))
 
     policy: PolicyName | UnsetType = UNSET
     key: RequestKey | UnsetType = UNSET
@@ -113,7 +115,7 @@ class CostRequest(SubjectRequest):
 class WaitingRequest(CostRequest):
     """A request that may wait for a permit."""
 
-    OLDER_NAMES: ClassVar = {"wait": "timeout"}
+    OLDER_NAMES: ClassVar[Mapping[str, str]] = {"wait": "timeout"}
 
     timeout: Timeout | UnsetType = UNSET
     wait: Wait | UnsetType = UNSET
@@ -194,7 +196,7 @@ class AskRequest(CostRequest):
 class BatchRequest(VerbRequest):
     """A request of `batch`: keys of one policy with a cost of 1 each, or asks."""
 
-    ALTERNATIVES: ClassVar = (("asks",), ("policy", "keys"))
+    ALTERNATIVES: ClassVar[FieldSets] = (("asks",), ("policy", "keys"))
 
     asks: Annotated[list[AskRequest], Meta(min_length=1, max_length=MAX_BATCH)] | UnsetType = UNSET
     policy: PolicyName | UnsetType = UNSET

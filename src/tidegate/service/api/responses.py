@@ -113,7 +113,7 @@ class ProblemResponse(VerbResponse):
 class AnswerResponse(DecisionResponse, omit_defaults=True):
     """The result for one ask of a batch: a decision, or an error."""
 
-    ALTERNATIVES: ClassVar = (DecisionResponse.__struct_fields__, ("error",))
+    ALTERNATIVES: ClassVar[tuple[tuple[str, ...], ...]] = (DecisionResponse.__struct_fields__, ("error",))
 
     allowed: bool = False
     remaining: int | None = None

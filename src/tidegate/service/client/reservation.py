@@ -22,8 +22,8 @@ class ServiceReservation:
         """Take what `Client.reserve` charged."""
         self._client = client
         self.decision = decision
-        self.id = str(decision.id)
-        self.settled = False
+        self.id: str = str(decision.id)
+        self.settled: bool = False
 
     def commit(self, actual: Cost | None = None) -> None:
         """Charge the actual cost instead of the estimate (None: the estimate)."""
@@ -55,8 +55,8 @@ class AsyncServiceReservation:
         """Take what `AsyncClient.reserve` charged."""
         self._client = client
         self.decision = decision
-        self.id = str(decision.id)
-        self.settled = False
+        self.id: str = str(decision.id)
+        self.settled: bool = False
 
     async def commit(self, actual: Cost | None = None) -> None:
         """Charge the actual cost instead of the estimate (None: the estimate)."""
