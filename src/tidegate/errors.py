@@ -27,7 +27,8 @@ class RateLimitError(Exception):
 class ConfigError(RateLimitError, ValueError):
     """Invalid configuration or an invalid argument.
 
-    `file`, `line` and `field` locate the error, as far as they are known; the message starts with them.
+    `file`, `line` and `field` locate the error, as far as they are known; the message starts with them. `detail` is the
+    message without them.
     """
 
     def __init__(
@@ -36,6 +37,7 @@ class ConfigError(RateLimitError, ValueError):
         """Prefix the message with the location."""
         place = ":".join(str(part) for part in (file, line) if part is not None)
         super().__init__(": ".join(part for part in (place, field, message) if part))
+        self.detail = message
         self.file = file
         self.line = line
         self.field = field

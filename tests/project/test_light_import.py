@@ -62,6 +62,31 @@ def test_a_limiter_in_memory_loads_no_other_store():
     assert not modules & (SLOW - {"ssl"})
 
 
+def test_only_the_service_and_its_clients_need_msgspec():
+    engine = (
+        "from tidegate import AsyncLimiter, Limiter, Policy, RateLimitError; import tidegate.inbound, tidegate.service"
+    )
+    assert "msgspec" not in modules_after(engine)
+    assert "msgspec" in modules_after("import tidegate.service.client")
+
+
+WITHOUT = "import sys; sys.modules[{package!r}] = None; {statement}"  # its import fails, as if it were not installed
+
+
+@pytest.mark.parametrize("package", ["msgspec", "httpx"])
+def test_a_client_without_its_extra_says_what_to_install(package):
+    def run(statement):
+        command = [sys.executable, "-c", WITHOUT.format(package=package, statement=statement)]
+        return subprocess.run(command, check=False, capture_output=True, text=True)
+
+    done = run("import tidegate.service.client")
+    assert done.stderr.splitlines()[-1].startswith("tidegate.errors.ConfigError: ")
+    assert "pip install 'tidegate[client]'" in done.stderr.splitlines()[-1]
+    done = run("from tidegate.cli import main; sys.exit(main(['peek', 'api', 'k']))")
+    assert (done.returncode, "Traceback" in done.stderr) == (2, False)
+    assert f"{package}: pip install 'tidegate[client]'" in done.stderr
+
+
 def test_a_calendar_window_loads_the_calendar():
     limit = "from tidegate import Limit; Limit(5, 'month', algorithm='calendar_window', timezone='Europe/Berlin')"
     assert "zoneinfo" in modules_after(limit)

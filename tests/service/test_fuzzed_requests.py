@@ -46,7 +46,7 @@ LIKELY = {
 
 
 def bodies(verb):
-    fields = {name: LIKELY[name] for name in VERBS[verb].request.fields}
+    fields = {name: LIKELY[name] for name in VERBS[verb].request.__struct_fields__}
     strange = st.sampled_from(sorted(fields)).flatmap(
         lambda name: st.fixed_dictionaries({}, optional={**fields, name: JSON})
     )
@@ -85,7 +85,9 @@ def fits_inside(value, schema):
         )
     if isinstance(value, list):
         bounded = schema.get("minItems", 0) <= len(value) <= schema.get("maxItems", len(value))
-        return bounded and all(fits(each, schema.get("items", {})) for each in value)
+        first = schema.get("prefixItems", [])
+        rest = schema.get("items") or {}  # False: there are no others, which maxItems bounds
+        return bounded and all(fits(each, (first[n:] or [rest])[0]) for n, each in enumerate(value))
     if isinstance(value, str):
         return schema.get("minLength", 0) <= len(value) <= schema.get("maxLength", len(value))
     if isinstance(value, (int, float)) and not isinstance(value, bool):

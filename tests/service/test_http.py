@@ -4,16 +4,19 @@ import asyncio
 import json
 
 import httpx
+import msgspec
 import pytest
 
 from tests.service.harness import ADMIN, DECISION, START, InProcessService
+from tidegate.service.api.responses import decision_response
+from tidegate.service.decisions.decider import Subject
 from tidegate.service.http.problems import HTTPReply
 from tidegate.service.http.replays import IdempotentReplies
 from tidegate.stores import Store
 from tidegate.testing import ManualClock
 
 POLICIES = {"api": "2/1m fixed_window", "many": "1000/1m, 5000/1h", "tokens": "100/1m fixed_window unit=tokens",
-            "slots": "1/1m concurrency"}  # fmt: skip
+            "slots": "1/1m concurrency", "shadow": {"limits": "2/1m", "mode": "shadow"}}  # fmt: skip
 K = {"policy": "api", "key": "k"}
 
 
@@ -59,17 +62,20 @@ async def test_a_complete_acquire_response(service):
     assert result["retry_after"] is None
 
 
-async def test_templates_write_the_same_json_as_describe(service):
-    """An allowed response of one or several limits has the same JSON as `describe`."""
-    from tidegate.service.decisions.decider import Subject  # noqa: PLC0415 - only here
-    from tidegate.service.http.json_protocol import DecisionWriter, describe  # noqa: PLC0415 - only here
-
-    write = DecisionWriter().write
-    for policy in ("many", "api", "tokens"):
-        for cost in (1, 3, 0) if policy == "many" else (1,):
-            decision = await service.decider.acquire(Subject(policy, "x"), cost)
-            service.clock.advance(0.123457)
-            assert json.loads(write(decision)) == describe(decision)
+@pytest.mark.parametrize("policy", ["many", "api", "tokens", "shadow"])
+async def test_a_response_has_the_attributes_of_its_decision(service, policy):
+    """Allowed, denied and shadow decisions of one or several limits."""
+    for cost in (1, 0, 2, 3, 101):
+        decision = await service.decider.acquire(Subject(policy, "x"), cost)
+        service.clock.advance(0.123457)
+        found = msgspec.to_builtins(decision_response(decision))
+        limits = [{**each._asdict()} for each in decision.limits]
+        assert [each.pop("limit").name for each in limits] == [each["name"] for each in found["limits"]]
+        assert found.pop("limits") == limits
+        assert found.pop("local") is False
+        assert found.pop("shadow") == (policy == "shadow" and not decision.within_limits)
+        assert found.pop("violated") == list(decision.violated)
+        assert found == {name: getattr(decision, name) for name in found}
 
 
 async def test_reserve_commit_cancel_release(service):

@@ -13,7 +13,7 @@ import sys
 from typing import TYPE_CHECKING, Final, NoReturn
 
 from tidegate.cli.output import Output
-from tidegate.errors import Closed, RateLimitError, StoreUnavailable
+from tidegate.errors import Closed, ConfigError, RateLimitError, StoreUnavailable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -57,7 +57,11 @@ Every command has --json. Colours are used only on a terminal, and not if NO_COL
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command, and return its exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    parser = build_parser(arguments)
+    try:
+        parser = build_parser(arguments)
+    except ConfigError as error:  # the command needs an extra that is not installed
+        Output(as_json="--json" in arguments).write_error(str(error))
+        return EXIT_BAD_INPUT
     args = parser.parse_args(arguments)
     if args.command is None:
         parser.print_help()

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import argparse
 
 DEFAULT_URL = "http://127.0.0.1:8080"
-# By parameter of a verb: see `service.api.verbs`.
+# By field of a request: see `service.api.verbs`.
 OPTIONS: Final[dict[str, dict[str, Any]]] = {
     "cost": {"default": "1", "metavar": "COST", "help": "an integer, or units as in tokens=100 (1)"},
     "timeout": {"type": seconds, "default": 0.0, "metavar": "SECONDS", "help": "how long to wait for permits (0)"},
@@ -36,10 +36,9 @@ def add_service_options(parser: argparse.ArgumentParser) -> None:
 def add_verb_arguments(parser: argparse.ArgumentParser, name: str) -> None:
     """Add the policy, the key, the options for the parameters of a verb, and the service."""
     add_key_arguments(parser)
-    request = VERBS[name].request
-    for parameter in request.parameters if request else ():
-        if parameter.name in OPTIONS:
-            parser.add_argument(f"--{parameter.name}", **OPTIONS[parameter.name])
+    for field in VERBS[name].fields:
+        if field in OPTIONS:
+            parser.add_argument(f"--{field}", **OPTIONS[field])
     add_service_options(parser)
 
 

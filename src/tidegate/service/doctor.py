@@ -43,7 +43,7 @@ GROUP_AND_OTHERS: Final = stat.S_IRWXG | stat.S_IRWXO
 WRITABLE_BY_OTHERS: Final = stat.S_IWGRP | stat.S_IWOTH
 # extra: its packages
 EXTRAS: Final[dict[str, tuple[str, ...]]] = {
-    "service": ("uvicorn", "httptools", "grpcio", "protobuf"),
+    "service": ("uvicorn", "httptools", "msgspec", "grpcio", "protobuf"),
     "sources": ("httpx", "cronsim"),
     "redis": ("redis",),
     "postgres": ("psycopg",),

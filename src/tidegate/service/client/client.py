@@ -18,6 +18,25 @@ from tidegate.clock import SystemClock
 from tidegate.errors import ConfigError, RateLimitError
 from tidegate.flow import run, run_async
 from tidegate.fork import abandon, at_fork
+from tidegate.service.api.requests import (
+    BlockRequest,
+    CancelRequest,
+    CommitRequest,
+    as_cost,
+)
+from tidegate.service.api.verbs import (
+    BLOCK,
+    BLOCKS,
+    CANCEL,
+    COMMIT,
+    PEEK,
+    POLICIES,
+    REFUND,
+    RELEASE,
+    RESET,
+    UNBLOCK,
+    USAGE,
+)
 from tidegate.service.client.lease_cache import LeaseCache, read_lease_duration
 from tidegate.service.client.protocol import (
     MAX_TRIES,
@@ -28,8 +47,8 @@ from tidegate.service.client.protocol import (
     client_options,
     cost_body,
     decide_flow,
-    get_request,
-    post_request,
+    json_key,
+    overview_request,
     raise_if_denied,
     read_batch,
     read_response,
@@ -39,13 +58,14 @@ from tidegate.service.client.protocol import (
     settle_flow,
     subject_body,
     unreachable_error,
+    verb_request,
 )
 from tidegate.service.client.reservation import AsyncServiceReservation, ServiceReservation, ServiceReserving
 
 try:
     import httpx
 except ImportError as error:  # pragma: no cover - the development environment has it
-    raise ConfigError("the client needs httpx: pip install 'tidegate[httpx]'") from error
+    raise ConfigError("the client needs httpx: pip install 'tidegate[client]'") from error
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -53,7 +73,11 @@ if TYPE_CHECKING:
     from tidegate.flow import Flow
     from tidegate.limiter import Usage
     from tidegate.policy import Cost, Key
+    from tidegate.service.api.requests import VerbRequest
+    from tidegate.service.api.responses import BlockInfo, PoliciesInfo
+    from tidegate.service.api.verbs import ServiceVerb
 
+Q = TypeVar("Q", bound="VerbRequest")
 R = TypeVar("R")
 
 
@@ -82,19 +106,24 @@ class Client:
             self._http = httpx.Client(**self._options)
         return self._http
 
-    def _drive(self, flow: Flow[ServiceRequest, R]) -> R:
+    def _drive(self, flow: Flow[ServiceRequest[Any], R]) -> R:
         return run(flow, self._send)
 
-    def _send(self, request: ServiceRequest) -> Any:  # noqa: ANN401 - any JSON value
-        method, path, body, headers, timeout = request
+    def _send(self, request: ServiceRequest[R]) -> R:
+        method, path, _, headers, timeout, decode = request
         for tries_left in reversed(range(MAX_TRIES)):
             try:
                 http = self._http_client()
-                return read_response(http.request(method, path, json=body, headers=headers, timeout=timeout))
+                response = http.request(method, path, content=request.content, headers=headers, timeout=timeout)
+                return read_response(response, decode)
             except httpx.TransportError as error:
-                if not tries_left or not headers:
+                if not tries_left or not request.repeatable:
                     raise unreachable_error(self.url, error) from None
         raise AssertionError("the last try returns or raises")
+
+    def call(self, verb: ServiceVerb[Q, R], request: Q | None = None) -> R:
+        """Send a request of any verb in `tidegate.service.api.verbs`, and return its response."""
+        return self._send(verb_request(verb, request))
 
     def try_acquire(self, policy: str, key: Key, cost: Cost = 1) -> ServiceDecision:
         """Take permits if enough are available; never waits. Returns a decision, allowed or denied."""
@@ -116,7 +145,7 @@ class Client:
 
     def peek(self, policy: str, key: Key, cost: Cost = 1) -> ServiceDecision:
         """Return the decision that `try_acquire` would return, without changing anything."""
-        return ServiceDecision.read(self._send(post_request("peek", cost_body(policy, key, cost))))
+        return ServiceDecision.read(self.call(PEEK, cost_body(policy, key, cost)))
 
     def reserve(
         self,
@@ -139,15 +168,15 @@ class Client:
 
     def commit(self, reservation: str, cost: Cost | None = None) -> None:
         """Settle a reservation with its actual cost."""
-        self._send(post_request("commit", {"id": reservation} | ({} if cost is None else {"cost": cost})))
+        self.call(COMMIT, CommitRequest(id=reservation, cost=None if cost is None else as_cost(cost)))
 
     def cancel(self, reservation: str) -> None:
         """Cancel a reservation and refund its estimate."""
-        self._send(post_request("cancel", {"id": reservation}))
+        self.call(CANCEL, CancelRequest(id=reservation))
 
     def release(self, policy: str, key: Key, cost: Cost = 1) -> None:
         """Release slots of concurrency limits."""
-        self._send(post_request("release", cost_body(policy, key, cost)))
+        self.call(RELEASE, cost_body(policy, key, cost))
 
     def batch(self, asks: Sequence[tuple[str, Key] | tuple[str, Key, Cost]]) -> list[ServiceDecision | RateLimitError]:
         """Decide on up to a thousand (policy, key) or (policy, key, cost) tuples, each independently."""
@@ -155,35 +184,35 @@ class Client:
 
     def usage(self, policy: str, key: Key) -> dict[str, Usage]:
         """Return the usage of a key at each limit, by the name of the limit."""
-        return read_usage(self._send(post_request("usage", subject_body(policy, key))))
+        return read_usage(self.call(USAGE, subject_body(policy, key)))
 
     def refund(self, policy: str, key: Key, cost: Cost = 1) -> None:
         """Give back the most recently taken permits; needs the admin token."""
-        self._send(post_request("refund", cost_body(policy, key, cost)))
+        self.call(REFUND, cost_body(policy, key, cost))
 
     def reset(self, policy: str, key: Key) -> None:
         """Delete the state of a key; needs the admin token."""
-        self._send(post_request("reset", subject_body(policy, key)))
+        self.call(RESET, subject_body(policy, key))
 
     def block(self, policy: str, key: Key, seconds: float = 3600.0) -> None:
         """Deny a key for so many seconds, whatever its limits; needs the admin token."""
-        self._send(post_request("block", subject_body(policy, key, seconds=seconds)))
+        self.call(BLOCK, BlockRequest(policy=policy, key=json_key(key), seconds=seconds))
 
     def unblock(self, policy: str, key: Key) -> None:
         """Remove the block of a key; needs the admin token."""
-        self._send(post_request("unblock", subject_body(policy, key)))
+        self.call(UNBLOCK, subject_body(policy, key))
 
-    def blocks(self) -> list[dict[str, Any]]:
+    def blocks(self) -> list[BlockInfo]:
         """List the blocks that the answering process knows of; needs the admin token."""
-        return list(self._send(get_request("blocks"))["blocks"])
+        return self.call(BLOCKS).blocks
 
-    def overview(self) -> dict[str, Any]:
+    def overview(self) -> dict[str, object]:
         """Return the data that the dashboard shows."""
-        return dict(self._send(get_request("overview")))
+        return self._send(overview_request())
 
-    def policies(self) -> dict[str, Any]:
+    def policies(self) -> PoliciesInfo:
         """List the policies."""
-        return dict(self._send(get_request("policies")))
+        return self.call(POLICIES)
 
     def close(self) -> None:
         """Return unused leased permits, and close the connections."""
@@ -226,20 +255,24 @@ class AsyncClient:
             self._http = httpx.AsyncClient(**self._options)
         return self._http
 
-    async def _drive(self, flow: Flow[ServiceRequest, R]) -> R:
+    async def _drive(self, flow: Flow[ServiceRequest[Any], R]) -> R:
         return await run_async(flow, self._send)
 
-    async def _send(self, request: ServiceRequest) -> Any:  # noqa: ANN401 - any JSON value
-        method, path, body, headers, timeout = request
+    async def _send(self, request: ServiceRequest[R]) -> R:
+        method, path, _, headers, timeout, decode = request
         for tries_left in reversed(range(MAX_TRIES)):
             try:
-                return read_response(
-                    await self._http_client().request(method, path, json=body, headers=headers, timeout=timeout)
-                )
+                http = self._http_client()
+                response = await http.request(method, path, content=request.content, headers=headers, timeout=timeout)
+                return read_response(response, decode)
             except httpx.TransportError as error:
-                if not tries_left or not headers:
+                if not tries_left or not request.repeatable:
                     raise unreachable_error(self.url, error) from None
         raise AssertionError("the last try returns or raises")
+
+    async def call(self, verb: ServiceVerb[Q, R], request: Q | None = None) -> R:
+        """Send a request of any verb in `tidegate.service.api.verbs`, and return its response."""
+        return await self._send(verb_request(verb, request))
 
     async def try_acquire(self, policy: str, key: Key, cost: Cost = 1) -> ServiceDecision:
         """Take permits if enough are available; never waits. Returns a decision, allowed or denied."""
@@ -261,7 +294,7 @@ class AsyncClient:
 
     async def peek(self, policy: str, key: Key, cost: Cost = 1) -> ServiceDecision:
         """Return the decision that `try_acquire` would return, without changing anything."""
-        return ServiceDecision.read(await self._send(post_request("peek", cost_body(policy, key, cost))))
+        return ServiceDecision.read(await self.call(PEEK, cost_body(policy, key, cost)))
 
     def reserve(
         self,
@@ -289,15 +322,15 @@ class AsyncClient:
 
     async def commit(self, reservation: str, cost: Cost | None = None) -> None:
         """Settle a reservation with its actual cost."""
-        await self._send(post_request("commit", {"id": reservation} | ({} if cost is None else {"cost": cost})))
+        await self.call(COMMIT, CommitRequest(id=reservation, cost=None if cost is None else as_cost(cost)))
 
     async def cancel(self, reservation: str) -> None:
         """Cancel a reservation and refund its estimate."""
-        await self._send(post_request("cancel", {"id": reservation}))
+        await self.call(CANCEL, CancelRequest(id=reservation))
 
     async def release(self, policy: str, key: Key, cost: Cost = 1) -> None:
         """Release slots of concurrency limits."""
-        await self._send(post_request("release", cost_body(policy, key, cost)))
+        await self.call(RELEASE, cost_body(policy, key, cost))
 
     async def batch(
         self, asks: Sequence[tuple[str, Key] | tuple[str, Key, Cost]]
@@ -307,35 +340,35 @@ class AsyncClient:
 
     async def usage(self, policy: str, key: Key) -> dict[str, Usage]:
         """Return the usage of a key at each limit, by the name of the limit."""
-        return read_usage(await self._send(post_request("usage", subject_body(policy, key))))
+        return read_usage(await self.call(USAGE, subject_body(policy, key)))
 
     async def refund(self, policy: str, key: Key, cost: Cost = 1) -> None:
         """Give back the most recently taken permits; needs the admin token."""
-        await self._send(post_request("refund", cost_body(policy, key, cost)))
+        await self.call(REFUND, cost_body(policy, key, cost))
 
     async def reset(self, policy: str, key: Key) -> None:
         """Delete the state of a key; needs the admin token."""
-        await self._send(post_request("reset", subject_body(policy, key)))
+        await self.call(RESET, subject_body(policy, key))
 
     async def block(self, policy: str, key: Key, seconds: float = 3600.0) -> None:
         """Deny a key for so many seconds, whatever its limits; needs the admin token."""
-        await self._send(post_request("block", subject_body(policy, key, seconds=seconds)))
+        await self.call(BLOCK, BlockRequest(policy=policy, key=json_key(key), seconds=seconds))
 
     async def unblock(self, policy: str, key: Key) -> None:
         """Remove the block of a key; needs the admin token."""
-        await self._send(post_request("unblock", subject_body(policy, key)))
+        await self.call(UNBLOCK, subject_body(policy, key))
 
-    async def blocks(self) -> list[dict[str, Any]]:
+    async def blocks(self) -> list[BlockInfo]:
         """List the blocks that the answering process knows of; needs the admin token."""
-        return list((await self._send(get_request("blocks")))["blocks"])
+        return (await self.call(BLOCKS)).blocks
 
-    async def overview(self) -> dict[str, Any]:
+    async def overview(self) -> dict[str, object]:
         """Return the data that the dashboard shows."""
-        return dict(await self._send(get_request("overview")))
+        return await self._send(overview_request())
 
-    async def policies(self) -> dict[str, Any]:
+    async def policies(self) -> PoliciesInfo:
         """List the policies."""
-        return dict(await self._send(get_request("policies")))
+        return await self.call(POLICIES)
 
     async def close(self) -> None:
         """Return unused leased permits, and close the connections."""

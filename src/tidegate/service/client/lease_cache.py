@@ -13,7 +13,9 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from math import ceil
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
+
+from msgspec.structs import replace
 
 from tidegate.core.bounds import SECOND
 from tidegate.core.limit import parse_period
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from tidegate.policy import Key
+    from tidegate.service.api.responses import LeaseResponse
 
     PolicyKey = tuple[str, Key]  # a policy's name and a key
 
@@ -40,14 +43,14 @@ class ClientLease:
 
     __slots__ = ("_late", "decay", "ends_at", "id", "permits", "response", "started_at", "used")
 
-    def __init__(self, response: dict[str, Any], started_at: int) -> None:
+    def __init__(self, response: LeaseResponse, started_at: int) -> None:
         """Read a response; `started_at` is the instant before the request was sent."""
-        self.response: dict[str, Any] = response
-        self.id: str | None = response["id"]
-        self.permits: int = int(response["permits"])
-        self.decay: float = float(response["decay"])
+        self.response: LeaseResponse = response
+        self.id: str | None = response.id
+        self.permits: int = response.permits
+        self.decay: float = response.decay
         self.started_at: int = started_at
-        self.ends_at: int = started_at + int(response["seconds"] * SECOND)
+        self.ends_at: int = started_at + int(response.seconds * SECOND)
         self.used: int = 0
         self._late = 0.0  # permits that have to stay charged in addition to the used ones
 
@@ -101,7 +104,7 @@ class LeaseCache:
                 del self._no_lease_until[policy_key]
             return until is None or until <= self._steady()
 
-    def take(self, policy_key: PolicyKey, cost: int) -> dict[str, Any] | None:
+    def take(self, policy_key: PolicyKey, cost: int) -> LeaseResponse | None:
         """Use permits of a lease, and return the response to the call; None if there are not enough."""
         with self._lock:
             for lease in self._leases.get(policy_key, ()):
@@ -124,11 +127,11 @@ class LeaseCache:
         with self._lock:
             self._requesting.discard(policy_key)
 
-    def add(self, policy_key: PolicyKey, cost: int, started_at: int, response: dict[str, Any]) -> dict[str, Any]:
+    def add(self, policy_key: PolicyKey, cost: int, started_at: int, response: LeaseResponse) -> LeaseResponse:
         """Add the lease of a response, use the permits of the call itself, and return the response to the call."""
         with self._lock:
-            if not response["permits"]:
-                if response["allowed"] and not response["seconds"]:
+            if not response.permits:
+                if response.allowed and not response.seconds:
                     remember(self._no_lease_until, policy_key, self._steady() + RETRY_LEASE_AFTER)
                 return response
             lease = ClientLease(response, started_at)
@@ -169,17 +172,12 @@ class LeaseCache:
             return [each for policy_key in list(self._leases) for each in self._pop(policy_key, self._steady())]
 
 
-def local_response(lease: ClientLease) -> dict[str, Any]:
+def local_response(lease: ClientLease) -> LeaseResponse:
     """Build the response to a call that was served from a lease."""
-    left = lease.permits - lease.used
-    remaining = lease.response["remaining"]
-    limits = [{**limit, "remaining": limit["remaining"] + left} for limit in lease.response["limits"]]
-    return {
-        **lease.response,
-        "remaining": None if remaining is None else remaining + left,
-        "limits": limits,
-        "id": None,
-    }
+    left, response = lease.permits - lease.used, lease.response
+    limits = [replace(limit, remaining=limit.remaining + left) for limit in response.limits]
+    remaining = None if response.remaining is None else response.remaining + left
+    return replace(response, remaining=remaining, limits=limits, id=None)
 
 
 def remember(values: OrderedDict[PolicyKey, int], policy_key: PolicyKey, value: int) -> None:

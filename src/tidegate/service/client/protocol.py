@@ -7,29 +7,58 @@ from __future__ import annotations
 
 import secrets
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeVar, cast
+
+import msgspec
 
 from tidegate.core.bounds import SECOND
 from tidegate.errors import ConfigError, Denied, RateLimitError, ResourceUnknown, StoreUnavailable
 from tidegate.limiter import Usage
 from tidegate.policy import normal_key
-from tidegate.service.api.verbs import VERBS
+from tidegate.service.api.requests import (
+    AcquireRequest,
+    AskRequest,
+    BatchRequest,
+    CancelRequest,
+    CommitRequest,
+    CostRequest,
+    LeaseRequest,
+    ReserveRequest,
+    SubjectRequest,
+    as_cost,
+)
+from tidegate.service.api.responses import (
+    AnswerResponse,
+    BatchResponse,
+    DecisionResponse,
+    DoneResponse,
+    LeaseResponse,
+    ProblemResponse,
+    ReserveResponse,
+    UsageResponse,
+)
+from tidegate.service.api.verbs import ACQUIRE, BATCH, CANCEL, COMMIT, LEASE, RESERVE
 from tidegate.service.decisions.reservation_ids import AlreadySettledError, UnknownReservationError
 from tidegate.urls import redact
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Sequence
+    from collections.abc import Callable, Generator, Mapping, Sequence
 
     import httpx
 
     from tidegate.core.decision import Decision
     from tidegate.policy import Cost, Key
+    from tidegate.service.api.requests import VerbRequest
+    from tidegate.service.api.verbs import ServiceVerb
     from tidegate.service.client.lease_cache import LeaseCache
 
+Q = TypeVar("Q", bound="VerbRequest")
+R = TypeVar("R")
+
+OK: Final = 200  # the only status of a success
 RESPONSE_MARGIN: Final = 5.0  # seconds that a response may take in addition to the timeout of the call
 DEFAULT_TIMEOUT: Final = 30.0  # seconds: the default of the service's max_wait
 MAX_TRIES: Final = 2  # of a request with an idempotency key
-OMITTED_WHEN_ZERO: Final = ("timeout", "priority")  # fields whose default is 0
 ERROR_BY_STATUS: Final[dict[int, type[RateLimitError]]] = {
     400: ConfigError,
     401: ConfigError,
@@ -43,6 +72,7 @@ ERROR_BY_STATUS: Final[dict[int, type[RateLimitError]]] = {
 ERROR_BY_TYPE: Final[dict[str, type[RateLimitError]]] = {
     "urn:tidegate:problem:unknown-reservation": UnknownReservationError,
 }
+JSON_HEADERS: Final = {"content-type": "application/json"}
 
 
 class ServiceLimitDecision(NamedTuple):
@@ -71,20 +101,33 @@ class ServiceDecision:
     violated: tuple[str, ...]
     shadow: bool
     local: bool
-    raw: dict[str, Any] = field(repr=False, compare=False)
+    response: DecisionResponse = field(repr=False, compare=False)
     id: str | None = None  # of a reservation
 
     @property
     def limits(self) -> tuple[ServiceLimitDecision, ...]:
         """The result for each limit, in the order of the policy."""
-        return tuple(ServiceLimitDecision(**limit) for limit in self.raw["limits"])
+        names = ServiceLimitDecision._fields
+        return tuple(ServiceLimitDecision(*(getattr(limit, name) for name in names)) for limit in self.response.limits)
+
+    @property
+    def raw(self) -> dict[str, object]:
+        """The JSON object of the response."""
+        return cast("dict[str, object]", msgspec.to_builtins(self.response))
 
     @classmethod
-    def read(cls, data: dict[str, Any]) -> ServiceDecision:
-        """Read a decision from the JSON object of a response."""
-        names = ("allowed", "remaining", "retry_after", "reset_after", "shadow", "local")
+    def read(cls, response: DecisionResponse) -> ServiceDecision:
+        """Read a decision from a response."""
         return cls(
-            **{name: data[name] for name in names}, violated=tuple(data["violated"]), raw=data, id=data.get("id")
+            response.allowed,
+            response.remaining,
+            response.retry_after,
+            response.reset_after,
+            tuple(response.violated),
+            response.shadow,
+            response.local,
+            response,
+            response.id if isinstance(response, ReserveResponse) else None,
         )
 
     def __bool__(self) -> bool:
@@ -92,31 +135,46 @@ class ServiceDecision:
         return self.allowed
 
 
-class ServiceRequest(NamedTuple):
-    """One request to the service."""
+class ServiceRequest(NamedTuple, Generic[R]):
+    """One request to the service, and the function that decodes its response."""
 
     method: str
     path: str
-    body: dict[str, Any] | None
-    headers: dict[str, str]
+    body: VerbRequest | None
+    headers: Mapping[str, str]
     timeout: float
+    decode: Callable[[bytes], R]
+
+    @property
+    def content(self) -> bytes | None:
+        """The body as JSON."""
+        return None if self.body is None else msgspec.json.encode(self.body)
+
+    @property
+    def repeatable(self) -> bool:
+        """Whether the request may be repeated: the service charges it once."""
+        return "idempotency-key" in self.headers
 
 
-def post_request(verb: str, body: dict[str, Any], timeout: float = 0.0) -> ServiceRequest:
-    """Build the request for a verb."""
-    headers = {"idempotency-key": secrets.token_hex(12)} if VERBS[verb].idempotent else {}
-    return ServiceRequest("POST", f"/v1/{verb}", body, headers, max(0.0, timeout) + RESPONSE_MARGIN)
+def verb_request(verb: ServiceVerb[Q, R], body: Q | None = None) -> ServiceRequest[R]:
+    """Build the request for a verb; a verb that waits gets that much more time for its response."""
+    headers = {} if body is None else JSON_HEADERS
+    if verb.idempotent:
+        headers = {**headers, "idempotency-key": secrets.token_hex(12)}
+    seconds = body.wait_seconds if verb.waits and body is not None else 0.0
+    return ServiceRequest(
+        verb.method, verb.path, body, headers, max(0.0, seconds) + RESPONSE_MARGIN, verb.decode_response
+    )
 
 
-def get_request(name: str) -> ServiceRequest:
-    """Build a request that only reads."""
-    return ServiceRequest("GET", f"/v1/{name}", None, {}, RESPONSE_MARGIN)
+def overview_request() -> ServiceRequest[dict[str, object]]:
+    """Build the request for the data of the dashboard, which is no verb."""
+    return ServiceRequest("GET", "/v1/overview", None, {}, RESPONSE_MARGIN, decode_object)
 
 
-def subject_body(policy: str, key: Key, **more: object) -> dict[str, Any]:
-    """Build a request body with its subject; fields that are 0 by default are omitted."""
-    fields = {name: value for name, value in more.items() if value or name not in OMITTED_WHEN_ZERO}
-    return {"policy": policy, "key": json_key(key), **fields}
+def decode_object(body: bytes) -> dict[str, object]:
+    """Decode any JSON object."""
+    return msgspec.json.decode(body, type=dict[str, Any])
 
 
 def json_key(key: Key) -> str | list[str]:
@@ -125,65 +183,91 @@ def json_key(key: Key) -> str | list[str]:
     return found if isinstance(found, str) else list(found)
 
 
-def read_response(response: httpx.Response) -> Any:  # noqa: ANN401 - any JSON value
-    """Return the JSON value of a response, or raise the error that it describes."""
+def read_response(response: httpx.Response, decode: Callable[[bytes], R]) -> R:
+    """Decode a response, or raise the error that it describes."""
     try:
-        data = response.json()
-    except ValueError:
-        message = f"not a tidegate service: it responded with status {response.status_code} and a body that is not JSON"
+        if response.status_code == OK:
+            return decode(response.content)
+        raise read_problem(response.content, response.status_code)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        found = "an unexpected body" if is_json(response.content) else "a body that is not JSON"
+        message = f"not a tidegate service: it responded with status {response.status_code} and {found}"
         raise StoreUnavailable(message) from None
-    if response.status_code == 200:  # noqa: PLR2004 - the only status of a success
-        return data
-    raise read_problem(data if isinstance(data, dict) else {}, response.status_code)
 
 
-def read_problem(problem: dict[str, Any], status: int) -> RateLimitError:
+def is_json(body: bytes) -> bool:
+    """Return whether a body is JSON."""
+    try:
+        msgspec.json.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return False
+    return True
+
+
+def read_problem(body: bytes, status: int) -> RateLimitError:
+    """Return the error of a response without a decision; another server's JSON is classified by the status alone."""
+    try:
+        return problem_error(msgspec.json.decode(body, type=ProblemResponse), status)
+    except msgspec.ValidationError:
+        return ERROR_BY_STATUS.get(status, StoreUnavailable)(f"status {status}")
+
+
+def problem_error(problem: ProblemResponse, status: int) -> RateLimitError:
     """Return the error that a problem describes: by its type, or else by the status."""
-    error = ERROR_BY_TYPE.get(str(problem.get("type"))) or ERROR_BY_STATUS.get(status, StoreUnavailable)
-    return error(str(problem.get("detail") or f"status {status}"))
+    error = ERROR_BY_TYPE.get(problem.type) or ERROR_BY_STATUS.get(status, StoreUnavailable)
+    detail = problem.detail or f"status {status}"
+    if error is ConfigError and problem.pointer:
+        return ConfigError(detail, field=problem.pointer.strip("/").replace("/", "."))
+    return error(detail)
 
 
-def read_usage(data: dict[str, Any]) -> dict[str, Usage]:
+def read_usage(response: UsageResponse) -> dict[str, Usage]:
     """Read the usage of a key at each limit, by the name of the limit."""
-    return {limit["name"]: Usage(**{field: limit[field] for field in Usage._fields}) for limit in data["limits"]}
+    return {limit.name: Usage(*(getattr(limit, field) for field in Usage._fields)) for limit in response.limits}
 
 
-def read_batch(data: dict[str, Any]) -> list[ServiceDecision | RateLimitError]:
+def read_batch(response: BatchResponse) -> list[ServiceDecision | RateLimitError]:
     """Read the results of a batch; an invalid ask has its error as its result."""
-    found: list[ServiceDecision | RateLimitError] = []
-    for each in data["answers"]:
-        if "error" in each:
-            found.append(read_problem(each["error"], each["error"]["status"]))
-        else:
-            found.append(ServiceDecision.read(each))
-    return found
+    return [read_answer(answer) for answer in response.answers]
 
 
-def batch_request(asks: Sequence[tuple[str, Key] | tuple[str, Key, Cost]]) -> ServiceRequest:
+def read_answer(answer: AnswerResponse) -> ServiceDecision | RateLimitError:
+    """Read the result for one ask."""
+    if answer.error is not msgspec.UNSET:
+        return problem_error(answer.error, answer.error.status)
+    return ServiceDecision.read(answer)
+
+
+def batch_request(asks: Sequence[tuple[str, Key] | tuple[str, Key, Cost]]) -> ServiceRequest[BatchResponse]:
     """Build a batch request: with `keys` of one policy if possible, which is much faster."""
     policies = {each[0] for each in asks}
     costs = [each[2:] for each in asks]  # empty, or the cost
     if len(policies) == 1 and not any(costs):
-        return post_request("batch", {"policy": policies.pop(), "keys": [json_key(each[1]) for each in asks]})
+        return verb_request(BATCH, BatchRequest(policy=policies.pop(), keys=[json_key(each[1]) for each in asks]))
     bodies = [
-        subject_body(each[0], each[1]) | ({"cost": cost[0]} if cost else {})
+        AskRequest(policy=each[0], key=json_key(each[1]), cost=as_cost(cost[0]) if cost else 1)
         for each, cost in zip(asks, costs, strict=True)
     ]
-    return post_request("batch", {"asks": bodies})
+    return verb_request(BATCH, BatchRequest(asks=bodies))
 
 
 def acquire_flow(
     lease_cache: LeaseCache | None, policy: str, key: Key, cost: Cost, timeout: float | None, priority: float
-) -> Generator[ServiceRequest, Any, ServiceDecision]:
+) -> Generator[ServiceRequest[Any], Any, ServiceDecision]:
     """Run an acquire that waits; raise Denied if it is denied."""
     seconds = read_timeout(timeout)
     decision = yield from decide_flow(lease_cache, policy, key, cost, seconds, priority)
     return raise_if_denied(decision, key, seconds)
 
 
-def reserve_request(policy: str, key: Key, cost: Cost, ttl: float, timeout: float, priority: float) -> ServiceRequest:
+def reserve_request(
+    policy: str, key: Key, cost: Cost, ttl: float, timeout: float, priority: float
+) -> ServiceRequest[ReserveResponse]:
     """Build the request for a reservation."""
-    return post_request("reserve", cost_body(policy, key, cost, ttl=ttl, timeout=timeout, priority=priority), timeout)
+    body = ReserveRequest(
+        policy=policy, key=json_key(key), cost=as_cost(cost), ttl=ttl, timeout=timeout, priority=priority
+    )
+    return verb_request(RESERVE, body)
 
 
 def read_timeout(timeout: float | None) -> float:
@@ -207,31 +291,38 @@ def raise_if_denied(decision: ServiceDecision, key: Key, timeout: float) -> Serv
 
 def decide_flow(
     lease_cache: LeaseCache | None, policy: str, key: Key, cost: Cost, timeout: float = 0.0, priority: float = 0.0
-) -> Generator[ServiceRequest, Any, ServiceDecision]:
+) -> Generator[ServiceRequest[Any], Any, ServiceDecision]:
     """Take permits, from a lease if possible: yields requests, and is sent the JSON value of each response."""
+    found = json_key(key)
     policy_key = (policy, normal_key(key))
-    body = cost_body(policy, key, cost, timeout=timeout, priority=priority)
-    plain_request = post_request("acquire", body, timeout)
+    plain_request = verb_request(
+        ACQUIRE,
+        AcquireRequest(
+            policy=policy, key=found, cost=as_cost(cost), timeout=timeout or msgspec.UNSET, priority=priority
+        ),
+    )
     if lease_cache is None or not isinstance(cost, int) or cost < 1 or not lease_cache.may_lease(policy_key):
         return ServiceDecision.read((yield plain_request))
-    found = lease_cache.take(policy_key, cost)
-    if found is None and not timeout and lease_cache.begin_lease(policy_key):
+    response: DecisionResponse | None = lease_cache.take(policy_key, cost)
+    if response is None and not timeout and lease_cache.begin_lease(policy_key):
         try:
             yield from settle_flow(lease_cache, lease_cache.pop_finished(policy_key))
             started_at = lease_cache.now()
             most = lease_cache.permits_to_request(policy_key, cost)
-            body = cost_body(policy, key, cost, most=most, ttl=lease_cache.duration)
-            response = yield post_request("lease", body)
-            found = lease_cache.add(policy_key, cost, started_at, response)
+            body = LeaseRequest(policy=policy, key=found, cost=cost, most=most, ttl=lease_cache.duration)
+            leased: LeaseResponse = yield verb_request(LEASE, body)
+            response = lease_cache.add(policy_key, cost, started_at, leased)
         finally:
             lease_cache.end_lease(policy_key)
-    elif found is None:  # a call that waits, or arrives while another takes a lease, sends its own request
-        response = yield plain_request
-        found = response if response["allowed"] else lease_cache.take(policy_key, cost) or response
-    return ServiceDecision.read(found)
+    elif response is None:  # a call that waits, or arrives while another takes a lease, sends its own request
+        decided: DecisionResponse = yield plain_request
+        response = decided if decided.allowed else lease_cache.take(policy_key, cost) or decided
+    return ServiceDecision.read(response)
 
 
-def settle_flow(lease_cache: LeaseCache, leases: Sequence[tuple[str, int]]) -> Generator[ServiceRequest, Any, None]:
+def settle_flow(
+    lease_cache: LeaseCache, leases: Sequence[tuple[str, int]]
+) -> Generator[ServiceRequest[Any], Any, None]:
     """Return unused permits of leases, within RESPONSE_MARGIN seconds in all.
 
     If that fails, they stay charged, so no limit is exceeded.
@@ -241,16 +332,19 @@ def settle_flow(lease_cache: LeaseCache, leases: Sequence[tuple[str, int]]) -> G
         left = (end - lease_cache.now()) / SECOND
         if left <= 0:
             return
-        if used:
-            request = post_request("commit", {"id": lease_id, "cost": used})
-        else:
-            request = post_request("cancel", {"id": lease_id})
         try:
-            yield request._replace(timeout=left / MAX_TRIES)
+            yield settle_request(lease_id, used)._replace(timeout=left / MAX_TRIES)
         except StoreUnavailable:
             return  # the others would fail, too
         except RateLimitError:
             continue
+
+
+def settle_request(lease_id: str, used: int) -> ServiceRequest[DoneResponse]:
+    """Build the request that settles a lease."""
+    if used:
+        return verb_request(COMMIT, CommitRequest(id=lease_id, cost=used))
+    return verb_request(CANCEL, CancelRequest(id=lease_id))
 
 
 def unreachable_error(url: str, error: httpx.TransportError) -> StoreUnavailable:
@@ -265,7 +359,11 @@ def client_options(url: str, token: str | None) -> dict[str, Any]:
     return {"base_url": url, "headers": headers, "trust_env": False}
 
 
-def cost_body(policy: str, key: Key, cost: Cost, **more: float) -> dict[str, Any]:
-    """Build a request body with its subject and cost; a cost of 1 is omitted."""
-    amount = cost if isinstance(cost, int) else dict(cost)
-    return subject_body(policy, key, **more) | ({} if amount == 1 else {"cost": amount})
+def subject_body(policy: str, key: Key) -> SubjectRequest:
+    """Build a request with its subject."""
+    return SubjectRequest(policy=policy, key=json_key(key))
+
+
+def cost_body(policy: str, key: Key, cost: Cost) -> CostRequest:
+    """Build a request with its subject and cost."""
+    return CostRequest(policy=policy, key=json_key(key), cost=as_cost(cost))

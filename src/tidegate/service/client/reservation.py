@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Generator
@@ -22,8 +22,8 @@ class ServiceReservation:
         """Take what `Client.reserve` charged."""
         self._client = client
         self.decision = decision
-        self.id = str(decision.id)
-        self.settled = False
+        self.id: str = str(decision.id)
+        self.settled: bool = False
 
     def commit(self, actual: Cost | None = None) -> None:
         """Charge the actual cost instead of the estimate (None: the estimate)."""
@@ -55,8 +55,8 @@ class AsyncServiceReservation:
         """Take what `AsyncClient.reserve` charged."""
         self._client = client
         self.decision = decision
-        self.id = str(decision.id)
-        self.settled = False
+        self.id: str = str(decision.id)
+        self.settled: bool = False
 
     async def commit(self, actual: Cost | None = None) -> None:
         """Charge the actual cost instead of the estimate (None: the estimate)."""
@@ -81,12 +81,12 @@ class AsyncServiceReservation:
 class ServiceReserving:
     """The awaitable that `AsyncClient.reserve` returns: `await` it, or use it in `async with`."""
 
-    def __init__(self, start: Callable[[], Coroutine[Any, Any, AsyncServiceReservation]]) -> None:
+    def __init__(self, start: Callable[[], Coroutine[object, None, AsyncServiceReservation]]) -> None:
         """Keep the function that reserves."""
         self._start = start
         self._reservation: AsyncServiceReservation | None = None
 
-    def __await__(self) -> Generator[Any, Any, AsyncServiceReservation]:
+    def __await__(self) -> Generator[object, None, AsyncServiceReservation]:
         """Reserve."""
         return self._start().__await__()
 

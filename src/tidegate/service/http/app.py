@@ -19,7 +19,6 @@ from tidegate.service.http import metrics
 from tidegate.service.http.auth import Authenticator
 from tidegate.service.http.body import read_body
 from tidegate.service.http.check import METHODS, check
-from tidegate.service.http.json_protocol import loads
 from tidegate.service.http.openapi import document
 from tidegate.service.http.problems import KINDS, HTTPReply, ProblemError, problem_from
 from tidegate.service.http.replays import IdempotentReplies, mark_replayed
@@ -28,6 +27,7 @@ from tidegate.service.http.verbs import Verbs
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, MutableMapping
 
+    from tidegate.service.api.requests import VerbRequest
     from tidegate.service.api.verbs import ServiceVerb
     from tidegate.service.config.settings import Settings
     from tidegate.service.decisions.decider import Decider
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
     Function = Callable[..., Coroutine[Any, Any, HTTPReply]]
     Get = Callable[[Scope, dict[bytes, bytes]], Awaitable[HTTPReply]]
+    Verb = ServiceVerb[Any, Any]
     Panel = Callable[[], Awaitable[object] | object]
 
 log: logging.Logger = logging.getLogger("tidegate.service")
@@ -70,10 +71,10 @@ class App:
         self._verbs = Verbs(decider)
         self._latency = decider.stats.latency
         self._posts = {
-            f"/v1/{verb.name}": (verb, self._verbs.all[verb.name]) for verb in VERBS.values() if verb.method == "POST"
+            verb.path: (verb, self._verbs.all[verb.name]) for verb in VERBS.values() if verb.method == "POST"
         }
         self._gets: dict[str, tuple[str, Get]] = {
-            **{f"/v1/{name}": (name, self._list) for name, verb in VERBS.items() if verb.method == "GET"},
+            **{verb.path: (verb.name, self._list) for verb in VERBS.values() if verb.method == "GET"},
             "/v1/check": ("check", self._check),
             "/healthz": ("", self._healthz),
             "/readyz": ("", self._readyz),
@@ -81,6 +82,7 @@ class App:
             "/openapi.json": ("", self._openapi),
             "/v1/overview": ("overview", self._overview),
         }
+        self._document = b""  # the OpenAPI description, once it was requested
         self._files = read_files(token=not self._authenticator.open)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: C901, PLR0912 - a coroutine for each branch would cost every request
@@ -107,9 +109,10 @@ class App:
                     headers = self._check_head(scope, post[0])
                     body = await read_body(headers, receive, self.settings.max_body)
                     key = headers.get(b"idempotency-key")
-                    fast = self._verbs.fast_acquire(body) if verb == "acquire" and key is None else None
+                    request = post[0].decode(body)
+                    fast = self._verbs.fast_acquire(request) if verb == "acquire" and key is None else None
                     if fast is None:
-                        verb, running = self._post(*post, body, key, scope, receive)
+                        verb, running = self._post(*post, request, (body, key), scope, receive)
                     reply = fast or await running
                 elif (get := self._gets.get(path)) is not None:
                     verb = get[0] or verb
@@ -151,7 +154,7 @@ class App:
 
     # ---- verbs -------------------------------------------------------------------------------------------------------
 
-    def _check_head(self, scope: Scope, verb: ServiceVerb) -> dict[bytes, bytes]:
+    def _check_head(self, scope: Scope, verb: Verb) -> dict[bytes, bytes]:
         """Check the head of a request before its body is read; return the header fields."""
         if scope["method"] != "POST":
             raise ProblemError("method-not-allowed", f"expected POST, not {scope['method'][:20]}", allow="POST")
@@ -166,25 +169,34 @@ class App:
         return headers
 
     def _post(
-        self, verb: ServiceVerb, run: Function, body: bytes, key: bytes | None, scope: Scope, receive: Receive
+        self,
+        verb: Verb,
+        run: Function,
+        request: VerbRequest,
+        repeatable: tuple[bytes, bytes | None],
+        scope: Scope,
+        receive: Receive,
     ) -> tuple[str, Coroutine[Any, Any, HTTPReply]]:
-        """Return the name of the histogram for a request, and the coroutine that answers it."""
-        data = loads(body)
+        """Return the name of the histogram for a request, and the coroutine that answers it.
+
+        `repeatable` is the body of the request and its idempotency key.
+        """
+        body, key = repeatable
         if key is None or not verb.idempotent:
-            reply = run(data)
+            reply = run(request)
         else:
-            reply = self._replays.reply(key, (verb.name, body), lambda: self._run_keyed(verb, run, body, data, key))
-        if not verb.may_wait(data):
+            reply = self._replays.reply(key, (verb.name, body), lambda: self._run_keyed(verb, run, request, body, key))
+        if not (verb.waits and request.wait_seconds):
             return verb.name, reply
         # The client chooses most of the time of a call that may wait.
         return f"{verb.name} wait", self._run_waiting(reply, scope, receive)
 
-    async def _run_keyed(self, verb: ServiceVerb, run: Function, body: bytes, data: object, key: bytes) -> HTTPReply:
+    async def _run_keyed(self, verb: Verb, run: Function, request: VerbRequest, body: bytes, key: bytes) -> HTTPReply:
         """Run a verb with an idempotency key; a shared store remembers the key, too."""
         if self.decider.store.instant:
-            return await run(data)
+            return await run(request)
         call = KeyedCall.read(key, verb.name, body)
-        reply = await run(data, call)
+        reply = await run(request, call)
         return mark_replayed(reply) if call.repeated else reply
 
     async def _run_waiting(self, reply: Coroutine[Any, Any, HTTPReply], scope: Scope, receive: Receive) -> HTTPReply:
@@ -260,7 +272,8 @@ class App:
         return HTTPReply(200, metrics.render(self.decider, self.in_flight, self.reloads), metrics.CONTENT_TYPE)
 
     async def _openapi(self, _scope: Scope, _headers: dict[bytes, bytes]) -> HTTPReply:
-        return HTTPReply(200, document())
+        self._document = self._document or document()
+        return HTTPReply(200, self._document)
 
 
 async def run_until_disconnect(reply: Coroutine[Any, Any, HTTPReply], receive: Receive) -> HTTPReply:

@@ -3,124 +3,102 @@
 from __future__ import annotations
 
 import json
-from functools import cache
 from importlib.metadata import version
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from tidegate.service.api.verbs import ASK, INTEGER, KEY, STRING, STRINGS, VERBS, ServiceVerb
+import msgspec
+
+from tidegate.core.bounds import MAX_INTEGER
+from tidegate.service.api.requests import VerbRequest
+from tidegate.service.api.responses import DoneResponse, ProblemResponse, VerbResponse
+from tidegate.service.api.verbs import VERBS
 from tidegate.service.http.check import DENIAL_STATUSES, METHODS, PARAMETERS, REPEATABLE_PARAMETERS
 from tidegate.service.http.problems import KINDS, PROBLEM_PREFIX
 from tidegate.service.http.replays import MAX_IDEMPOTENCY_KEY_LENGTH
 
-BOOLEAN: Final = {"type": "boolean"}
-DURATION: Final[dict[str, Any]] = {"type": "number", "minimum": 0}  # in seconds
-LIMIT_FIELDS: Final[dict[str, Any]] = {
-    "name": STRING, "quota": INTEGER, "unit": STRING, "allowed": BOOLEAN, "remaining": INTEGER,
-    "retry_after": {"type": ["number", "null"], "minimum": 0}, "reset_after": DURATION,
-}  # fmt: skip
-DECISION_FIELDS: Final[dict[str, Any]] = {
-    "allowed": BOOLEAN,
-    "remaining": {"type": ["integer", "null"], "description": "Permits left at the tightest limit; null: not limited."},
-    "retry_after": {
-        "type": ["number", "null"],
-        "description": "Seconds; null: never, because the cost exceeds a limit.",
-    },
-    "reset_after": DURATION,
-    "violated": {**STRINGS, "description": "The limits that denied the call."},
-    "shadow": {**BOOLEAN, "description": "Allowed only because the policy is in shadow mode."},
-    "local": {**BOOLEAN, "description": "Decided without the store, which is unavailable."},
-    "limits": {"type": "array", "items": {"$ref": "#/components/schemas/Limit"}},
-}
-USAGE_FIELDS: Final[dict[str, Any]] = {
-    "name": STRING,
-    "quota": INTEGER,
-    "used": {"type": "integer"},
-    "remaining": INTEGER,
-    "reset_after": DURATION,
-    "unit": STRING,
-}
-LEASE_FIELDS: Final[dict[str, Any]] = {
-    "id": {"type": ["string", "null"], "description": "The id that settles the lease; null: nothing was leased."},
-    "permits": {**INTEGER, "description": "Permits taken, including the call itself; 0: each call needs a request."},
-    "seconds": {**DURATION, "description": "How long the permits may be used, counted from the request."},
-    "decay": {**DURATION, "description": "Permits that expire each second."},
-}
-BLOCK_FIELDS: Final[dict[str, Any]] = {
-    "policy": STRING,
-    "key": KEY,
-    "seconds": {**DURATION, "description": "Seconds until it ends."},
-}
-POLICY_FIELDS: Final[dict[str, Any]] = {
-    "name": STRING, "limits": STRINGS, "mode": {"enum": ["enforce", "shadow"]}, "rollout": DURATION,
-    "on_store_error": {"enum": ["allow", "deny", "local"]},
-    "overrides": {"type": "array", "items": {"type": "object"}},
-}  # fmt: skip
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tidegate.service.api.verbs import ServiceVerb
+
+    Schema = dict[str, Any]
+
+REFERENCE: Final = "#/components/schemas/{name}"
+STRING: Final = {"type": "string"}
+STRINGS: Final = {"type": "array", "items": STRING}
+INTEGER: Final = {"type": "integer", "minimum": 0, "maximum": MAX_INTEGER}
+MAX_QUERY_INTEGER: Final = 10**16 - 1
 
 
-def closed_object(properties: dict[str, Any], **more: Any) -> dict[str, Any]:  # noqa: ANN401 - any part of a schema
-    """Describe an object that has exactly these fields."""
-    return {
-        "type": "object", "properties": properties, "required": list(properties), "additionalProperties": False, **more,
-    }  # fmt: skip
+def schemas() -> Schema:
+    """Describe all requests and responses, from their types."""
+    requests: set[type] = {verb.request for verb in VERBS.values() if verb.request is not None}
+    responses: set[type] = {verb.response for verb in VERBS.values()} | {DoneResponse, ProblemResponse}
+    types = sorted((*requests, *responses), key=lambda each: each.__name__)
+    found = msgspec.json.schema_components(types, ref_template=REFERENCE)[1]
+    structs = {each.__name__: each for each in (*subclasses(VerbRequest), *subclasses(VerbResponse))}
+    described = {name: refine(structs.get(name, dict), schema) for name, schema in found.items()}
+    kinds = f"Problem details (RFC 9457); the type is {PROBLEM_PREFIX} and one of: {', '.join(KINDS)}."
+    described[ProblemResponse.__name__] |= {"description": kinds, "additionalProperties": True}
+    overview = {
+        "type": "object",
+        "description": "Fields may be added: see the documentation of the dashboard.",
+        "required": ["at", "tick", "seconds", "tracks", "latency", "policies", "store", "panels"],
+    }
+    return {**described, "Overview": overview}
 
 
-def schemas() -> dict[str, Any]:
-    """Describe all requests and responses."""
-    requests = {request_name(verb): verb.request.schema() for verb in VERBS.values() if verb.request is not None}
-    problem = {"type": STRING, "title": STRING, "status": {"type": "integer"}, "detail": STRING, "pointer": STRING}
-    return {
-        **requests,
-        "Usage": closed_object({"limits": {"type": "array", "items": closed_object(USAGE_FIELDS)}}),
-        "Ask": ASK.schema(),
-        "Limit": closed_object(LIMIT_FIELDS),
-        "Decision": closed_object(DECISION_FIELDS),
-        "Held": closed_object({**DECISION_FIELDS, "id": {"type": ["string", "null"], "description": "null: denied."}}),
-        "Leased": closed_object({**DECISION_FIELDS, **LEASE_FIELDS}),
-        "Done": closed_object({"ok": {"const": True}}),
-        "Blocked": closed_object({"ok": {"const": True}, "seconds": DURATION}),
-        "Blocks": closed_object({"blocks": {"type": "array", "items": closed_object(BLOCK_FIELDS)}}),
-        "Answers": closed_object({"answers": {"type": "array", "items": {"anyOf": [
-            {"$ref": "#/components/schemas/Decision"},
-            closed_object({"error": {"$ref": "#/components/schemas/Problem"}}),
-        ]}}}),
-        "Policies": closed_object(
-            {"policies": {"type": "array", "items": closed_object(POLICY_FIELDS)}, "domains": STRINGS}),
-        "Overview": {
-            "type": "object",
-            "description": "Fields may be added: see the documentation of the dashboard.",
-            "required": ["at", "tick", "seconds", "tracks", "latency", "policies", "store", "panels"],
-        },
-        "Problem": {
-            "type": "object",
-            "description": f"Problem details (RFC 9457); the type is {PROBLEM_PREFIX} and one of: {', '.join(KINDS)}.",
-            "properties": problem,
-            "required": ["type", "title", "status", "detail"],
-        },
-    }  # fmt: skip
+def subclasses(kind: type[object]) -> Iterator[type[object]]:
+    """Yield all subclasses of a type."""
+    for each in kind.__subclasses__():
+        yield each
+        yield from subclasses(each)
 
 
-def request_name(verb: ServiceVerb) -> str:
-    """Return the name of the schema of a request."""
-    return f"{verb.name.capitalize()}Request"
+def refine(kind: type, schema: Schema) -> Schema:
+    """Add what msgspec's schema of a type cannot express: alternative fields, older names, and no other fields.
+
+    Responses have no other fields, although the clients accept some: a field that is not described is noticed in tests.
+    """
+    closed = {**schema, "additionalProperties": False}
+    if issubclass(kind, VerbRequest) and kind.OLDER_NAMES:
+        closed["not"] = {"anyOf": [{"required": list(names)} for names in kind.OLDER_NAMES.items()]}
+    alternatives = getattr(kind, "ALTERNATIVES", ())
+    if not alternatives:
+        return closed
+    selected = {field for fields in alternatives for field in fields}
+    optional = [field for field in schema["properties"] if field not in selected]
+    found = [
+        {
+            **{name: value for name, value in closed.items() if name not in ("title", "description")},
+            "properties": {name: schema["properties"][name] for name in (*fields, *optional)},
+            "required": [*fields, *schema["required"]],
+        }
+        for fields in alternatives
+    ]
+    return {"title": schema["title"], "description": schema["description"], "oneOf": found}
 
 
 def response(schema: str, description: str, content_type: str = "application/json") -> dict[str, Any]:
     """Describe a response."""
-    content = {content_type: {"schema": {"$ref": f"#/components/schemas/{schema}"}}}
+    content = {content_type: {"schema": {"$ref": REFERENCE.format(name=schema)}}}
     return {"description": description, "content": content}
 
 
 def problems(*statuses: int) -> dict[str, Any]:
     """Describe the responses without a decision."""
     titles = {status: title for status, title in reversed(KINDS.values()) if status in statuses}
-    return {str(status): response("Problem", titles[status], "application/problem+json") for status in sorted(statuses)}
+    return {
+        str(status): response(ProblemResponse.__name__, titles[status], "application/problem+json")
+        for status in sorted(statuses)
+    }
 
 
-def describe_verb(verb: ServiceVerb) -> dict[str, Any]:
+def describe_verb(verb: ServiceVerb[Any, Any]) -> dict[str, Any]:
     """Describe a verb."""
     security: list[dict[str, list[str]]] = [{"admin": []} if verb.admin else {"decision": []}, {}]
     if verb.request is None:
-        return {**get(verb.name, verb.summary, verb.response, "application/json", 401), "security": security}
+        return {**get(verb.name, verb.summary, verb.response.__name__, "application/json", 401), "security": security}
     idempotency_key = {
         "name": "Idempotency-Key", "in": "header", "required": False,
         "schema": {"type": "string", "minLength": 1, "maxLength": MAX_IDEMPOTENCY_KEY_LENGTH},
@@ -133,10 +111,10 @@ def describe_verb(verb: ServiceVerb) -> dict[str, Any]:
         "parameters": [idempotency_key] if verb.idempotent else [],
         "requestBody": {
             "required": True,
-            "content": {"application/json": {"schema": {"$ref": f"#/components/schemas/{request_name(verb)}"}}},
+            "content": {"application/json": {"schema": {"$ref": REFERENCE.format(name=verb.request.__name__)}}},
         },
         "responses": {
-            "200": response(verb.response, "The result."),
+            "200": response(verb.response.__name__, "The result."),
             **problems(400, 401, 403, 404, 405, 408, 409, 413, 415, 422, 500, 503),
         },
     }
@@ -161,7 +139,7 @@ def check(method: str) -> dict[str, Any]:
     schemas: dict[str, Any] = {
         "policy": STRING,
         **dict.fromkeys(REPEATABLE_PARAMETERS, STRINGS),
-        "cost": {**INTEGER, "maximum": 10**16 - 1},
+        "cost": {**INTEGER, "maximum": MAX_QUERY_INTEGER},
         "deny": {"enum": list(DENIAL_STATUSES)},
     }
     allowed = {"description": "Forward the request."}
@@ -186,16 +164,15 @@ def check(method: str) -> dict[str, Any]:
 def overview() -> dict[str, Any]:
     """Describe the data of the dashboard."""
     described = get("overview", "The data that the dashboard shows.", "Overview", "application/json", 401)
-    since = {"name": "since", "in": "query", "required": False, "schema": {**INTEGER, "maximum": 10**16 - 1},
+    since = {"name": "since", "in": "query", "required": False, "schema": {**INTEGER, "maximum": MAX_QUERY_INTEGER},
              "description": "The tick of an earlier response: only the seconds after it are returned."}  # fmt: skip
     return {**described, "parameters": [since], "responses": {**described["responses"], **problems(422)}}
 
 
-@cache
 def document() -> bytes:
     """Write the whole description as JSON."""
-    ok = "Done"
-    paths: dict[str, Any] = {f"/v1/{verb.name}": {verb.method.lower(): describe_verb(verb)} for verb in VERBS.values()}
+    ok = DoneResponse.__name__
+    paths: dict[str, Any] = {verb.path: {verb.method.lower(): describe_verb(verb)} for verb in VERBS.values()}
     paths |= {
         "/v1/check": {method.lower(): check(method) for method in METHODS},
         "/v1/overview": {"get": overview()},

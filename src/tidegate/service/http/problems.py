@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-import json
 from typing import Final, NamedTuple
+
+import msgspec
 
 from tidegate.errors import Closed, ConfigError, RateLimitError, ResourceUnknown, StoreUnavailable
 from tidegate.headers import PROBLEM_TYPE
 from tidegate.service.api.fields import BadFieldError
+from tidegate.service.api.responses import ProblemResponse
 from tidegate.service.decisions.idempotency import IdempotencyMismatchError
 from tidegate.service.decisions.reservation_ids import AlreadySettledError, UnknownReservationError
 
 PROBLEM_PREFIX: Final = "urn:tidegate:problem:"
 JSON_CONTENT_TYPE: Final = b"application/json"
 PROBLEM_CONTENT_TYPE: Final = PROBLEM_TYPE.encode()
+encode: Final = msgspec.json.Encoder().encode
 
 # kind: status, title. Clients may use the type (PROBLEM_PREFIX and the kind) or the status.
 KINDS: Final[dict[str, tuple[int, str]]] = {
@@ -58,17 +61,16 @@ class ProblemError(Exception):
         self.pointer = pointer
         self.allow = allow
 
-    def reply(self) -> HTTPReply:
-        """Build the response."""
+    @property
+    def response(self) -> ProblemResponse:
+        """The problem as a JSON object."""
         status, title = KINDS[self.kind]
-        body: dict[str, object] = {
-            "type": PROBLEM_PREFIX + self.kind,
-            "title": title,
-            "status": status,
-            "detail": str(self),
-        }
-        if self.pointer is not None:
-            body["pointer"] = self.pointer
+        pointer = msgspec.UNSET if self.pointer is None else encodable(self.pointer)
+        return ProblemResponse(PROBLEM_PREFIX + self.kind, title, status, encodable(str(self)), pointer)
+
+    def reply(self) -> HTTPReply:
+        """Build the HTTP response."""
+        status = KINDS[self.kind][0]
         headers: tuple[tuple[bytes, bytes], ...] = ()
         if status == 401:  # noqa: PLR2004 - RFC 9110 requires it
             headers = ((b"www-authenticate", b'Bearer realm="tidegate"'),)
@@ -76,7 +78,12 @@ class ProblemError(Exception):
             headers = ((b"retry-after", b"1"),)
         elif self.allow:  # RFC 9110 requires it on a 405
             headers = ((b"allow", self.allow.encode()),)
-        return HTTPReply(status, json.dumps(body).encode(), PROBLEM_CONTENT_TYPE, headers)
+        return HTTPReply(status, encode(self.response), PROBLEM_CONTENT_TYPE, headers)
+
+
+def encodable(text: str) -> str:
+    """Return a text that can be encoded as UTF-8: lone surrogates of a request are escaped."""
+    return text if text.isascii() else text.encode(errors="backslashreplace").decode()
 
 
 def problem_from(error: RateLimitError) -> ProblemError:
@@ -86,7 +93,7 @@ def problem_from(error: RateLimitError) -> ProblemError:
         return ProblemError(kind, error.detail, error.pointer or None)
     if isinstance(error, ConfigError):
         pointer = f"/{error.field.replace('.', '/')}" if error.field else None
-        return ProblemError("bad-field", str(error), pointer)
+        return ProblemError("bad-field", error.detail, pointer)
     kind = next((kind for each, kind in KIND_BY_ERROR if isinstance(error, each)), "internal")
     return ProblemError(kind, str(error))
 

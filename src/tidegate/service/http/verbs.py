@@ -1,29 +1,57 @@
-"""The functions of the verbs in `api.verbs`: each takes the parameters of a request and returns an HTTPReply."""
+"""The functions of the verbs in `api.verbs`: each takes a request and returns a response."""
 
 from __future__ import annotations
 
-import json
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
+
+from msgspec import UNSET
 
 from tidegate.errors import RateLimitError
-from tidegate.service.api.fields import BadFieldError, BatchRequest, RequestFields
-from tidegate.service.api.verbs import ASK, VERBS
-from tidegate.service.decisions.blocks import DEFAULT_BLOCK_SECONDS
-from tidegate.service.http.json_protocol import DECODER, DecisionWriter, describe, describe_usage
-from tidegate.service.http.problems import HTTPReply, ProblemError, problem_from
+from tidegate.service.api.decoding import convert_value
+from tidegate.service.api.fields import BadFieldError
+from tidegate.service.api.requests import RequestKey
+from tidegate.service.api.responses import (
+    DONE,
+    AnswerResponse,
+    BatchResponse,
+    BlockInfo,
+    BlockResponse,
+    BlocksResponse,
+    DecisionResponse,
+    DoneResponse,
+    LeaseResponse,
+    PoliciesInfo,
+    ReserveResponse,
+    UsageResponse,
+    decision_fields,
+    decision_response,
+    usage_response,
+)
+from tidegate.service.api.verbs import VERBS
+from tidegate.service.decisions.decider import Subject
+from tidegate.service.http.problems import HTTPReply, encode, problem_from
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
+    from collections.abc import Callable, Coroutine, Sequence
 
     from tidegate.core.decision import Decision
-    from tidegate.policy import Cost
-    from tidegate.service.api.verbs import RequestType
-    from tidegate.service.decisions.decider import Decider, Subject
+    from tidegate.service.api.requests import (
+        AcquireRequest,
+        AskRequest,
+        BatchRequest,
+        BlockRequest,
+        CancelRequest,
+        CommitRequest,
+        CostRequest,
+        LeaseRequest,
+        ReserveRequest,
+        SubjectRequest,
+    )
+    from tidegate.service.decisions.decider import Decider
     from tidegate.service.decisions.idempotency import KeyedCall
 
     Function = Callable[..., Coroutine[Any, Any, HTTPReply]]
-
-DONE: Final = HTTPReply(200, b'{"ok":true}')
+    FastPath = Callable[[Any], Decision]
 
 
 class Verbs:
@@ -32,129 +60,102 @@ class Verbs:
     def __init__(self, decider: Decider) -> None:
         """Use this decider."""
         self.decider = decider
-        self._write = DecisionWriter().write
-        self.all: dict[str, Function] = {
-            verb.name: _read_first(verb.request, getattr(self, verb.name)) for verb in VERBS.values()
-        }
+        self.all: dict[str, Function] = {name: _encode_response(getattr(self, name)) for name in VERBS}
 
-    def fast_acquire(self, body: bytes) -> HTTPReply | None:
+    def fast_acquire(self, request: AcquireRequest) -> HTTPReply | None:
         """Run an acquire with only a policy and a key, on a store in memory; None for any other request."""
-        try:
-            text = body.decode()
-            data, end = DECODER.raw_decode(text)
-        except (ValueError, RecursionError):
-            return None  # the regular path reports what is wrong
-        if end != len(text) or data.__class__ is not dict or len(data) != 2:  # noqa: PLR2004 - a policy and a key
+        if not request.is_plain:
             return None
-        policy, key = data.get("policy"), data.get("key")
-        if policy.__class__ is not str or key.__class__ is not str:
-            return None
-        fast_path = self.decider.fast_path(policy)
-        return None if fast_path is None else HTTPReply(200, self._write(fast_path(key)).encode())
+        fast_path = self.decider.fast_path(request.policy)  # type: ignore[arg-type]  # a request with a key has a policy
+        return None if fast_path is None else HTTPReply(200, encode(decision_response(fast_path(request.key))))  # type: ignore[arg-type]  # as above
 
-    async def acquire(
-        self,
-        subject: Subject,
-        cost: Cost = 1,
-        timeout: float = 0.0,  # noqa: ASYNC109 - a field of the request
-        priority: float = 0.0,
-        call: KeyedCall | None = None,
-    ) -> HTTPReply:
+    async def acquire(self, request: AcquireRequest, call: KeyedCall | None = None) -> DecisionResponse:
         """Take permits, waiting if requested."""
-        decision = await self.decider.acquire(subject, cost, timeout, priority, call)
-        return HTTPReply(200, self._write(decision).encode())
+        decision = await self.decider.acquire(
+            request.subject, request.cost, request.wait_seconds, request.priority, call
+        )
+        return decision_response(decision)
 
-    async def peek(self, subject: Subject, cost: Cost = 1) -> HTTPReply:
+    async def peek(self, request: CostRequest) -> DecisionResponse:
         """Return the decision that acquire would return."""
-        return HTTPReply(200, self._write(await self.decider.peek(subject, cost)).encode())
+        return decision_response(await self.decider.peek(request.subject, request.cost))
 
-    async def reserve(
-        self,
-        subject: Subject,
-        cost: Cost = 1,
-        ttl: float = 60.0,
-        timeout: float = 0.0,  # noqa: ASYNC109 - a field of the request
-        priority: float = 0.0,
-        call: KeyedCall | None = None,
-    ) -> HTTPReply:
+    async def reserve(self, request: ReserveRequest, call: KeyedCall | None = None) -> ReserveResponse:
         """Charge an estimate."""
-        result = await self.decider.reserve(subject, cost, ttl, timeout, priority, call)
-        return self._decision_reply(result.decision, id=result.id)
+        result = await self.decider.reserve(
+            request.subject, request.cost, request.ttl, request.wait_seconds, request.priority, call
+        )
+        return ReserveResponse(*decision_fields(result.decision), result.id)  # type: ignore[arg-type, call-arg]  # in the order of the fields
 
-    async def lease(
-        self, subject: Subject, cost: Cost = 1, most: int = 1, ttl: float = 1.0, call: KeyedCall | None = None
-    ) -> HTTPReply:
+    async def lease(self, request: LeaseRequest, call: KeyedCall | None = None) -> LeaseResponse:
         """Take permits in advance."""
-        lease = await self.decider.lease(subject, cost, most, ttl, call)
-        terms = {"permits": lease.permits, "seconds": lease.seconds, "decay": lease.decay}
-        return self._decision_reply(lease.decision, id=lease.id, **terms)
+        lease = await self.decider.lease(request.subject, request.cost, request.most, request.ttl, call)
+        return LeaseResponse(*decision_fields(lease.decision), lease.id, lease.permits, lease.seconds, lease.decay)  # type: ignore[arg-type, call-arg]  # as above
 
-    def _decision_reply(self, decision: Decision | None, **more: object) -> HTTPReply:
-        described = json.loads(self._write(None)) if decision is None else describe(decision)
-        return HTTPReply(200, json.dumps({**described, **more}, separators=(",", ":")).encode())
-
-    async def commit(self, id: str, cost: Cost | None = None, call: KeyedCall | None = None) -> HTTPReply:  # noqa: A002 - a field of the request
+    async def commit(self, request: CommitRequest, call: KeyedCall | None = None) -> DoneResponse:
         """Settle a reservation with its actual cost."""
-        await self.decider.commit(id, cost, call)
+        await self.decider.commit(request.id, request.cost, call)
         return DONE
 
-    async def cancel(self, id: str, call: KeyedCall | None = None) -> HTTPReply:  # noqa: A002 - as above
+    async def cancel(self, request: CancelRequest, call: KeyedCall | None = None) -> DoneResponse:
         """Cancel a reservation."""
-        await self.decider.cancel(id, call)
+        await self.decider.cancel(request.id, call)
         return DONE
 
-    async def release(self, subject: Subject, cost: Cost = 1, call: KeyedCall | None = None) -> HTTPReply:
+    async def release(self, request: CostRequest, call: KeyedCall | None = None) -> DoneResponse:
         """Release slots."""
-        await self.decider.release(subject, cost, call)
+        await self.decider.release(request.subject, request.cost, call)
         return DONE
 
-    async def usage(self, subject: Subject) -> HTTPReply:
+    async def usage(self, request: SubjectRequest) -> UsageResponse:
         """Return how much a key has used."""
-        return HTTPReply(200, json.dumps(describe_usage(await self.decider.usage(subject))).encode())
+        return usage_response(await self.decider.usage(request.subject))
 
-    async def refund(self, subject: Subject, cost: Cost = 1, call: KeyedCall | None = None) -> HTTPReply:
+    async def refund(self, request: CostRequest, call: KeyedCall | None = None) -> DoneResponse:
         """Give permits back."""
-        await self.decider.refund(subject, cost, call)
+        await self.decider.refund(request.subject, request.cost, call)
         return DONE
 
-    async def reset(self, subject: Subject) -> HTTPReply:
+    async def reset(self, request: SubjectRequest) -> DoneResponse:
         """Delete the state of a key."""
-        await self.decider.reset(subject)
+        await self.decider.reset(request.subject)
         return DONE
 
-    async def block(self, subject: Subject, seconds: float = DEFAULT_BLOCK_SECONDS) -> HTTPReply:
+    async def block(self, request: BlockRequest) -> BlockResponse:
         """Deny a key for a while."""
-        stored = await self.decider.block(subject, seconds)
-        return HTTPReply(200, json.dumps({"ok": True, "seconds": stored}).encode())
+        return BlockResponse(ok=True, seconds=await self.decider.block(request.subject, request.seconds))
 
-    async def unblock(self, subject: Subject) -> HTTPReply:
+    async def unblock(self, request: SubjectRequest) -> DoneResponse:
         """Remove the block of a key."""
-        await self.decider.unblock(subject)
+        await self.decider.unblock(request.subject)
         return DONE
 
-    async def blocks(self) -> HTTPReply:
+    async def blocks(self) -> BlocksResponse:
         """List the blocks."""
-        blocks = [
-            {"policy": policy, "key": key if isinstance(key, str) else list(key), "seconds": seconds}
+        return BlocksResponse([
+            BlockInfo(policy=policy, key=key if isinstance(key, str) else list(key), seconds=seconds)
             for policy, key, seconds in self.decider.blocked()
-        ]
-        return HTTPReply(200, json.dumps({"blocks": blocks}).encode())
+        ])  # fmt: skip
 
-    async def policies(self) -> HTTPReply:
+    async def policies(self) -> PoliciesInfo:
         """List the policies."""
-        described = {"policies": self.decider.describe_policies(), "domains": sorted(self.decider.policies.domains)}
-        return HTTPReply(200, json.dumps(described).encode())
+        return {"policies": self.decider.describe_policies(), "domains": sorted(self.decider.policies.domains)}  # type: ignore[typeddict-item]  # a Decider is independent of the protocol
 
     # ---- batches -----------------------------------------------------------------------------------------------------
 
-    async def batch(self, batch: BatchRequest, call: KeyedCall | None = None) -> HTTPReply:
+    async def batch(self, request: BatchRequest, call: KeyedCall | None = None) -> BatchResponse:
         """Decide on many asks: keys of one policy with a cost of 1 each, or asks with a subject and cost each."""
-        policy, keys, asks = batch
-        if asks is not None:
-            return await self._batch_asks(asks, call)
+        policy, keys, asks = request.policy, request.keys, request.asks
+        if asks is not UNSET:
+            fast_paths = self._find_fast_paths(asks)
+            if fast_paths is not None:
+                return self._run_fast_paths(fast_paths, "asks")
+            return _batch_response(await self.decider.batch([(ask.subject, ask.cost) for ask in asks], call), "asks")
+        if policy is UNSET or keys is UNSET:  # pragma: no cover - the request was checked
+            raise BadFieldError("/asks", "missing")
         fast_path = self.decider.fast_path(policy)
         if fast_path is None:
-            return self._batch_reply(await self._batch_keys(policy, keys, call))
+            return _batch_response(await self._batch_keys(policy, keys, call), "keys")
         return self._run_fast_paths([(fast_path, key) for key in keys], "keys")
 
     async def _batch_keys(
@@ -164,7 +165,7 @@ class Verbs:
         subjects, errors = [], {}
         for number, key in enumerate(keys):
             try:
-                subjects.append((_subject(policy, key, number), 1))
+                subjects.append((_subject(policy, key), 1))
             except BadFieldError as error:
                 errors[number] = error
         results = await self.decider.batch(subjects, call)
@@ -172,79 +173,69 @@ class Verbs:
             results.insert(number, invalid)
         return results
 
-    def _run_fast_paths(self, asks: list[tuple[Callable[[Any], Decision], Any]], name: str) -> HTTPReply:
-        """Decide on asks that all have a fast path."""
-        write, results = self._write, []
-        for number, (fast_path, key) in enumerate(asks):
-            try:
-                results.append(write(fast_path(key)))
-            except RateLimitError as error:
-                results.append(_error_json(_key_error(key) or error, f"/{name}/{number}"))
-        return HTTPReply(200, f'{{"answers":[{",".join(results)}]}}'.encode())
-
-    def _find_fast_paths(self, asks: list[Any]) -> list[tuple[Callable[[Any], Decision], Any]] | None:
+    def _find_fast_paths(self, asks: list[AskRequest]) -> list[tuple[FastPath, Any]] | None:
         """Return the fast path of each ask; None if an ask has more than a policy and a key, or has no fast path."""
         found = []
+        find = self.decider.fast_path
         for ask in asks:
-            if ask.__class__ is not dict or len(ask) != 2:  # noqa: PLR2004 - a policy and a key
+            key = ask.key
+            if key.__class__ is not str or ask.cost != 1:
                 return None
-            policy, key = ask.get("policy"), ask.get("key")
-            if policy.__class__ is not str or key.__class__ is not str:
-                return None
-            fast_path = self.decider.fast_path(policy)
+            fast_path = find(ask.policy)  # type: ignore[arg-type]  # an ask with a key has a policy
             if fast_path is None:
                 return None
             found.append((fast_path, key))
         return found
 
-    async def _batch_asks(self, asks: list[object], call: KeyedCall | None) -> HTTPReply:
-        """Read all asks before the first is decided: an invalid batch charges nothing."""
-        fast_paths = self._find_fast_paths(asks)
-        if fast_paths is not None:
-            return self._run_fast_paths(fast_paths, "asks")
-        subjects = []
-        for number, ask in enumerate(asks):
-            parameters = ASK.read(ask, f"/asks/{number}")
-            subjects.append((parameters["subject"], parameters.get("cost", 1)))
-        return self._batch_reply(await self.decider.batch(subjects, call))
-
-    def _batch_reply(self, results: list[Decision | RateLimitError | None]) -> HTTPReply:
-        texts = [_error_json(each) if isinstance(each, RateLimitError) else self._write(each) for each in results]
-        return HTTPReply(200, f'{{"answers":[{",".join(texts)}]}}'.encode())
+    def _run_fast_paths(self, asks: list[tuple[FastPath, Any]], name: str) -> BatchResponse:
+        """Decide on asks that all have a fast path."""
+        results = []
+        for number, (fast_path, key) in enumerate(asks):
+            try:
+                results.append(decision_response(fast_path(key)))
+            except RateLimitError as error:
+                results.append(_error_answer(_key_error(key) or error, name, number))
+        return BatchResponse(results)  # type: ignore[arg-type]  # a decision has all fields of an answer
 
 
-def _read_first(request: RequestType | None, function: Function) -> Function:
-    """Return a function that reads the JSON value of a request and passes its parameters to the function of a verb."""
-    if request is None:
-        return function
-    read = request.read
+def _batch_response(results: Sequence[Decision | RateLimitError | None], name: str) -> BatchResponse:
+    """Return the results of a batch: each is a decision or an error."""
+    answers = [
+        _error_answer(each, name, number) if isinstance(each, RateLimitError) else decision_response(each)
+        for number, each in enumerate(results)
+    ]
+    return BatchResponse(answers)  # type: ignore[arg-type]  # a decision has all fields of an answer
 
-    def run(data: object, call: KeyedCall | None = None) -> Coroutine[Any, Any, HTTPReply]:
-        parameters = read(data)
-        return function(**parameters) if call is None else function(**parameters, call=call)
+
+def _encode_response(function: Callable[..., Coroutine[Any, Any, object]]) -> Function:
+    """Return the function of a verb whose response is encoded."""
+
+    async def run(*request: object) -> HTTPReply:
+        return HTTPReply(200, encode(await function(*request)))
 
     return run
 
 
-def _subject(policy: str, key: object, number: int) -> Subject:
-    try:
-        return RequestFields({"policy": policy, "key": key}).subject()
-    except BadFieldError as error:
-        raise BadFieldError(f"/keys/{number}", error.detail) from None
+def _subject(policy: str, key: object) -> Subject:
+    """Return the subject of one of the keys of a batch."""
+    if key.__class__ is str:
+        return Subject(policy, key)
+    parts = convert_value(key, RequestKey, "/key")
+    return Subject(policy, tuple(parts) if len(parts) > 1 else parts[0])
 
 
 def _key_error(key: object) -> BadFieldError | None:
     """Return the error about a key of a wrong JSON type; the error of a limiter describes Python types."""
     try:
-        _subject("", key, 0)
+        _subject("", key)
     except BadFieldError as error:
         return error
     return None
 
 
-def _error_json(error: RateLimitError, pointer: str | None = None) -> str:
-    """Write the error of one ask as JSON."""
-    problem: ProblemError = problem_from(error)
-    if pointer is not None:
-        problem.pointer = pointer
-    return f'{{"error":{problem.reply().body.decode()}}}'
+def _error_answer(error: RateLimitError, name: str, number: int) -> AnswerResponse:
+    """Return the error of one item of `asks` or `keys`; its pointer is the place in the batch."""
+    problem = problem_from(error)
+    if problem.pointer is not None:
+        problem.pointer = f"/{name}/{number}{problem.pointer if name == 'asks' else ''}"
+    return AnswerResponse(error=problem.response)
