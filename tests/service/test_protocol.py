@@ -698,7 +698,7 @@ async def test_a_client_that_disconnects_before_its_responses():
 async def test_the_uvicorn_attributes_in_use_exist():
     """None of this is documented: a version in which it has moved must not be allowed by pyproject.toml."""
     async with running() as it:
-        client = await it.ask(post(acquire_body()))
+        client = await it.ask(GET)
         connection = client.protocol
         for name in ("pipeline", "cycle", "flow", "parser", "scope", "headers", "server_state", "expect_100_continue"):
             assert hasattr(connection, name), name
@@ -717,6 +717,7 @@ async def test_the_uvicorn_attributes_in_use_exist():
             "resume_writing",
             "on_message_begin",
             "on_headers_complete",
+            "on_body",
             "on_message_complete",
             "on_response_complete",
             "shutdown",
@@ -727,7 +728,7 @@ async def test_the_uvicorn_attributes_in_use_exist():
         assert list(inspect.signature(base._start_asgi_task).parameters) == ["self", "cycle", "app"]  # noqa: SLF001 - the point
         cycle = inspect.getsource(httptools_impl.RequestResponseCycle)
         used = {name for name in ("write", "close", "is_closing", "write_eof", "abort") if f"transport.{name}" in cycle}
-        assert used == {"write", "close", "is_closing"}  # what LastAnswer has
+        assert used == {"write", "close", "is_closing"}  # what LastResponseTransport has
         assert issubclass(httptools.HttpParserCallbackError, httptools.HttpParserError)
         assert not issubclass(httptools.HttpParserUpgrade, httptools.HttpParserError)
 

@@ -25,13 +25,14 @@ from tidegate.service.http.replays import IdempotentReplies, mark_replayed
 from tidegate.service.http.verbs import Verbs
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine, MutableMapping
+    from collections.abc import Awaitable, Callable, Coroutine, Iterable, MutableMapping
 
     from tidegate.service.api.requests import VerbRequest
     from tidegate.service.api.verbs import ServiceVerb
     from tidegate.service.config.settings import Settings
     from tidegate.service.decisions.decider import Decider
 
+    Fields = Iterable[tuple[bytes, bytes]]
     Scope = MutableMapping[str, Any]
     Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
     Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
@@ -69,6 +70,7 @@ class App:
         self._clock = decider.store.clock
         self._replays = IdempotentReplies(self._clock)
         self._verbs = Verbs(decider)
+        self._immediate: dict[bytes, Verb] = {VERBS[name].path.encode(): VERBS[name] for name in self._verbs.immediate}
         self._latency = decider.stats.latency
         self._posts = {
             verb.path: (verb, self._verbs.all[verb.name]) for verb in VERBS.values() if verb.method == "POST"
@@ -86,11 +88,7 @@ class App:
         self._files = read_files(token=not self._authenticator.open)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: C901, PLR0912 - a coroutine for each branch would cost every request
-        """Handle one request.
-
-        An acquire with a cost of 1 on a store in memory takes a synchronous fast path: further coroutines would cost as
-        much as the decision itself.
-        """
+        """Handle one request. The server asks `reply_now` first, which handles the usual ones without a task."""
         if scope["type"] != "http":
             await _lifespan(scope, receive, send)
             return
@@ -110,10 +108,8 @@ class App:
                     body = await read_body(headers, receive, self.settings.max_body)
                     key = headers.get(b"idempotency-key")
                     request = post[0].decode(body)
-                    fast = self._verbs.fast_acquire(request) if verb == "acquire" and key is None else None
-                    if fast is None:
-                        verb, running = self._post(*post, request, (body, key), scope, receive)
-                    reply = fast or await running
+                    verb, running = self._post(*post, request, (body, key), scope, receive)
+                    reply = await running
                 elif (get := self._gets.get(path)) is not None:
                     verb = get[0] or verb
                     reply = await self._get(scope, *get)
@@ -137,10 +133,13 @@ class App:
             self.in_flight -= 1
             if self.stopping and not self.in_flight:
                 self.idle.set()
-            latency = self._latency.get(verb)
-            if latency is None:
-                latency = self._latency[verb] = LatencyHistogram()
-            latency.add(steady() - start)
+            self._add_latency(verb, steady() - start)
+
+    def _add_latency(self, verb: str, micros: int) -> None:
+        latency = self._latency.get(verb)
+        if latency is None:
+            latency = self._latency[verb] = LatencyHistogram()
+        latency.add(micros)
 
     def stop(self) -> None:
         """Refuse new requests."""
@@ -153,6 +152,31 @@ class App:
         return problem.reply()
 
     # ---- verbs -------------------------------------------------------------------------------------------------------
+
+    def find_immediate(self, path: bytes, fields: Fields) -> Verb | None:
+        """Return the verb of a POST that `reply_now` may answer, after the checks of its head; None for all others."""
+        verb = self._immediate.get(path)
+        if verb is None or self.stopping or self.in_flight >= self.settings.max_concurrency:
+            return None
+        headers = dict(fields)
+        if headers.get(b"content-type") != b"application/json" or b"idempotency-key" in headers:
+            return None
+        try:
+            self._authenticator.check(headers, admin=verb.admin)
+        except ProblemError:
+            return None  # refused by __call__, which counts it
+        return verb
+
+    def reply_now(self, verb: Verb, body: bytes) -> bytes | None:
+        """Return the JSON of the response if no coroutine is needed; None: nothing was done, use __call__."""
+        start = self._clock.steady()
+        try:
+            response = self._verbs.immediate[verb.name](verb.decode(body))
+        except RateLimitError:
+            return None
+        if response is not None:
+            self._add_latency(verb.name, self._clock.steady() - start)
+        return response
 
     def _check_head(self, scope: Scope, verb: Verb) -> dict[bytes, bytes]:
         """Check the head of a request before its body is read; return the header fields."""

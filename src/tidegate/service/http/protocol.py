@@ -12,7 +12,10 @@ byte. It does not limit the size of a head, and it starts an unlimited number of
 - trailer fields are dropped: uvicorn would add them to the header fields of the request;
 - an invalid request gets problem details as its response, after the requests before it;
 - a client that is refused while it is still sending can read the response: the connection stays open, and further input
-  is discarded, until the client closes it or `read_timeout` has passed.
+  is discarded, until the client closes it or `read_timeout` has passed;
+- the usual acquire or batch is answered as soon as its last byte is parsed, without a task, a coroutine or an ASGI
+  message (`App.reply_now`), if it arrived whole and no earlier request waits for its response. Everything else goes to
+  the same App.
 
 The attributes of uvicorn's classes that are used here are not documented: tests/service/test_protocol.py lists them,
 and pyproject.toml bounds the version.
@@ -22,7 +25,7 @@ from __future__ import annotations
 
 import logging
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from tidegate.errors import ConfigError
 from tidegate.service.http.app import CANCELS_KEY, DISCONNECTED_KEY, SECURITY_HEADERS, TASK_KEY, App
@@ -43,6 +46,8 @@ if TYPE_CHECKING:
     from uvicorn.config import Config
     from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
     from uvicorn.server import ServerState
+
+    from tidegate.service.api.verbs import ServiceVerb
 
     Fields = Iterable[tuple[bytes, bytes]]
 
@@ -65,6 +70,11 @@ class HttpConnection(HttpToolsProtocol):
         self.logger: logging.Logger = log
         self.ticks_left: int = connections.read_ticks
         self._problems = app.decider.stats.errors
+        self._find_immediate = app.find_immediate
+        self._reply_now = app.reply_now
+        self._max_body = app.settings.max_body
+        self._immediate: ServiceVerb[Any, Any] | None = None  # the verb of the request that is being received
+        self._body = b""  # of that request
         self._connections = connections
         self._max_request = MAX_HEAD + MAX_OVERHEAD * app.settings.max_body
         self._receiving = False  # a request has begun and is not complete
@@ -132,6 +142,8 @@ class HttpConnection(HttpToolsProtocol):
                 if self._size > (MAX_HEAD if self._in_head else self._max_request):
                     self._refuse_size()
                     return
+        if self._immediate is not None:
+            self._continue_in_cycle()  # the rest of the body has not arrived yet
 
     def _feed(self, chunk: bytes) -> None:
         """Pass a chunk to the parser; refuse input that is not HTTP/1."""
@@ -182,17 +194,43 @@ class HttpConnection(HttpToolsProtocol):
         """Record that a request begins."""
         if self._body_skipped:
             return
-        super().on_message_begin()
+        self.url = b""
+        self.expect_100_continue = False
+        self.headers = []
         self._receiving = self._in_head = True
         self._size = 0
         if not self._unanswered:
             self.ticks_left = self._connections.read_ticks
 
     def on_headers_complete(self) -> None:
-        """Start to handle the request."""
+        """Start to handle the request, unless it can be answered at once when it is complete."""
         if self._body_skipped:
             return
-        self.scope["headers"] = self.headers[:]  # uvicorn adds trailer fields to the other list
+        parser = self.parser
+        if (
+            not self._unanswered
+            and parser.get_method() == b"POST"
+            and parser.get_http_version() == "1.1"
+            and parser.should_keep_alive()
+            and not parser.should_upgrade()
+            and not self.expect_100_continue
+            and not self.flow.write_paused
+            and (verb := self._find_immediate(self.url, self.headers)) is not None
+        ):
+            self._immediate = verb
+            self._body = b""
+            self._in_head = False
+            self._connections.begin_request(self)
+        else:
+            self._start_cycle()
+
+    def _start_cycle(self) -> None:
+        """Start to handle the request as an ASGI application does, in a task."""
+        self._immediate = None
+        url, headers, expect = self.url, self.headers, self.expect_100_continue
+        super().on_message_begin()  # creates the scope
+        self.url, self.headers, self.expect_100_continue = url, headers, expect
+        self.scope["headers"] = headers[:]  # uvicorn adds trailer fields to the other list
         super().on_headers_complete()
         self._in_head = False
         self._unanswered += 1
@@ -204,6 +242,37 @@ class HttpConnection(HttpToolsProtocol):
         if self._unanswered > 1:
             self._limit_wait()
 
+    def on_body(self, body: bytes) -> None:
+        """Keep a part of the body."""
+        if self._immediate is None:
+            super().on_body(body)
+        elif len(self._body) + len(body) <= self._max_body:
+            self._body += body
+        else:
+            self._continue_in_cycle(body)
+
+    def _continue_in_cycle(self, more: bytes = b"") -> None:
+        """Handle a request in a task after all: with the body so far, and `more`."""
+        body, self._body = self._body + more, b""
+        self._start_cycle()
+        if body:
+            super().on_body(body)
+
+    def _answer_now(self, verb: ServiceVerb[Any, Any]) -> bool:
+        """Answer a complete request at once, if that is possible."""
+        body = self._reply_now(verb, self._body)
+        if body is None:
+            return False
+        self._immediate, self._body, self._receiving = None, b"", False
+        self.transport.write(
+            b"HTTP/1.1 200 OK\r\n%scontent-type: application/json\r\ncontent-length: %d\r\n%s\r\n%s"
+            % (write_fields(self.server_state.default_headers), len(body), SECURITY_FIELDS, body)
+        )
+        self.server_state.total_requests += 1
+        self._connections.begin_wait(self)
+        self.ticks_left = self._connections.idle_ticks
+        return True
+
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
         self._current_cycle = cycle
         cycle.scope[CANCELS_KEY] = True  # type: ignore[typeddict-unknown-key]  # read by the app
@@ -211,6 +280,10 @@ class HttpConnection(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         """Record that a request is complete."""
+        if self._immediate is not None:
+            if self._answer_now(self._immediate):
+                return
+            self._continue_in_cycle()
         self._body_skipped = self.parser.should_upgrade() and bool(self._framing())
         if self._body_skipped:
             return
@@ -356,6 +429,9 @@ class LastResponseTransport:
     def close(self) -> None:
         """Close the connection after the client had time to read the response."""
         self._connection.close_after_response()
+
+
+SECURITY_FIELDS: Final = b"".join(b"%s: %s\r\n" % field for field in SECURITY_HEADERS)
 
 
 def encode(reply: HTTPReply, more: Fields = ()) -> bytes:

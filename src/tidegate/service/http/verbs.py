@@ -61,13 +61,23 @@ class Verbs:
         """Use this decider."""
         self.decider = decider
         self.all: dict[str, Function] = {name: _encode_response(getattr(self, name)) for name in VERBS}
+        # Functions that need no coroutine. They return None, and do nothing, if a request needs more.
+        self.immediate: dict[str, Callable[[Any], bytes | None]] = {
+            "acquire": self._acquire_now,
+            "batch": self._batch_now,
+        }
 
-    def fast_acquire(self, request: AcquireRequest) -> HTTPReply | None:
-        """Run an acquire with only a policy and a key, on a store in memory; None for any other request."""
+    def _acquire_now(self, request: AcquireRequest) -> bytes | None:
+        """Run an acquire with only a policy and a key, on a store in memory."""
         if not request.is_plain:
             return None
         fast_path = self.decider.fast_path(request.policy)  # type: ignore[arg-type]  # a request with a key has a policy
-        return None if fast_path is None else HTTPReply(200, encode(decision_response(fast_path(request.key))))  # type: ignore[arg-type]  # as above
+        return None if fast_path is None else encode(decision_response(fast_path(request.key)))  # type: ignore[arg-type]  # as above
+
+    def _batch_now(self, request: BatchRequest) -> bytes | None:
+        """Run a batch of such asks, or of keys of such a policy."""
+        response = self._batch_from_memory(request)
+        return None if response is None else encode(response)
 
     async def acquire(self, request: AcquireRequest, call: KeyedCall | None = None) -> DecisionResponse:
         """Take permits, waiting if requested."""
@@ -145,18 +155,25 @@ class Verbs:
 
     async def batch(self, request: BatchRequest, call: KeyedCall | None = None) -> BatchResponse:
         """Decide on many asks: keys of one policy with a cost of 1 each, or asks with a subject and cost each."""
+        response = self._batch_from_memory(request)
+        if response is not None:
+            return response
         policy, keys, asks = request.policy, request.keys, request.asks
         if asks is not UNSET:
-            fast_paths = self._find_fast_paths(asks)
-            if fast_paths is not None:
-                return self._run_fast_paths(fast_paths, "asks")
             return _batch_response(await self.decider.batch([(ask.subject, ask.cost) for ask in asks], call), "asks")
         if policy is UNSET or keys is UNSET:  # pragma: no cover - the request was checked
             raise BadFieldError("/asks", "missing")
-        fast_path = self.decider.fast_path(policy)
+        return _batch_response(await self._batch_keys(policy, keys, call), "keys")
+
+    def _batch_from_memory(self, request: BatchRequest) -> BatchResponse | None:
+        """Decide on a batch whose asks all have a fast path; None if one has not."""
+        if request.asks is not UNSET:
+            fast_paths = self._find_fast_paths(request.asks)
+            return None if fast_paths is None else self._run_fast_paths(fast_paths, "asks")
+        fast_path = self.decider.fast_path(request.policy)  # type: ignore[arg-type]  # a batch of keys has a policy
         if fast_path is None:
-            return _batch_response(await self._batch_keys(policy, keys, call), "keys")
-        return self._run_fast_paths([(fast_path, key) for key in keys], "keys")
+            return None
+        return self._run_fast_paths([(fast_path, key) for key in request.keys], "keys")  # type: ignore[union-attr]  # as above
 
     async def _batch_keys(
         self, policy: str, keys: list[Any], call: KeyedCall | None
