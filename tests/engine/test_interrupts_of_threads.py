@@ -1,12 +1,15 @@
 """An exception in a caller leaves what it shares with background threads usable."""
 
+import asyncio
 import signal
 import threading
 
 import pytest
 
 from tests.interrupts import each_interruption, interrupt_calls, sampled_interruptions
+from tests.servers.process import until
 from tidegate import Limiter
+from tidegate.bus.network import NetworkBus
 from tidegate.clock import ThreadSignal
 from tidegate.stores import MemoryStore
 from tidegate.stores.outage import GuardedStore
@@ -77,3 +80,79 @@ def test_signals_in_calls_with_a_deadline():
     interrupt_calls(lambda: limiter.try_acquire("k"), 300)
     assert in_time(lambda: limiter.try_acquire("k"))
     assert limiter.store.metrics()["losses"] == 0
+
+
+# ---- buses ----------------------------------------------------------------------------------------------------------
+
+
+class Connection:
+    """A connection to a server that accepts everything, and never sends anything."""
+
+    async def listen(self, subject):
+        """Accept a subscription."""
+
+    async def send(self, subject, payload):
+        """Accept a message."""
+
+    async def retain(self, subject, payload, retain):
+        return True
+
+    async def read_retained(self, subject, found):
+        """Find nothing."""
+
+    async def lost(self):
+        await asyncio.Event().wait()
+
+    async def close(self):
+        """End."""
+
+
+class SlowBus(NetworkBus):
+    """A bus whose server can be reached only after a while."""
+
+    reachable = False
+
+    async def _connect(self, _arrived):
+        if not self.reachable:
+            raise ConnectionRefusedError
+        return Connection()
+
+
+def bus_threads(bus):
+    return [thread for thread in threading.enumerate() if bus.address in thread.name and thread.is_alive()]
+
+
+@needs_timers
+def test_signals_while_waiting_for_a_bus():
+    bus = SlowBus("waited for")
+    interrupt_calls(lambda: bus.wait(0), 300, 0.0005)
+    bus.reachable = True
+    assert in_time(lambda: bus.wait(15))
+    assert bus.connected
+    bus.close()
+    assert not bus_threads(bus)
+
+
+@needs_timers
+def test_signals_in_calls_to_a_bus():
+    bus = SlowBus("called")
+    bus.reachable = True
+
+    def call():
+        bus.publish("a.b", b"x")
+        bus.wait(1)
+        bus.metrics()
+
+    interrupt_calls(call, 300, 0.0005)
+    assert in_time(lambda: (call(), bus.wait(15)))[1]
+    until(lambda: not bus.metrics()["queued"], "sending")
+    bus.close()
+    assert not bus_threads(bus)
+
+
+@needs_timers
+def test_signals_while_closing_a_bus():
+    bus = SlowBus("closed")
+    interrupt_calls(bus.close, 100, 0.0005)
+    in_time(lambda: [bus.close()])
+    assert not bus_threads(bus)

@@ -31,7 +31,7 @@ from tidegate.bus.base import (
     closed_bus,
 )
 from tidegate.bus.retained import RecalledMessages, RetainedMessage
-from tidegate.clock import Clock, SystemClock, TaskSignal
+from tidegate.clock import Clock, SystemClock, TaskSignal, ThreadSignal
 from tidegate.core.bounds import SECOND
 from tidegate.fork import abandon, at_fork, fork_safe
 from tidegate.urls import redact_text
@@ -106,12 +106,13 @@ class NetworkBus(Bus):
         self._outbox: deque[_Message] = deque()
         self._inbox: deque[tuple[Callable[..., None], object]] = deque()
         self._inbox_bytes = 0
-        self._arriving = threading.Condition()
+        self._arriving = threading.Condition()  # of the bus's own threads: no signal handler runs in them
         self._lock = threading.Lock()
         self._new: list[Subscription] = []
         self._counts = dict.fromkeys(COUNTS, 0)
-        self._connected = threading.Event()
-        self._ready = threading.Event()
+        self._connected = False
+        self._waiting: set[ThreadSignal] = set()  # of callers that wait for a connection
+        self._ready = ThreadSignal()
         self._loss_logged = False
         self._refusal_logged = False
         self._threads: list[threading.Thread] = []
@@ -127,13 +128,16 @@ class NetworkBus(Bus):
         with self._starting:
             if self._running or self._closing:
                 return
-            self._loop = asyncio.new_event_loop()
-            self._threads = [
-                threading.Thread(target=self._run, name=f"tidegate bus {self.address}", daemon=True),
-                threading.Thread(target=self._run_handlers, name=f"tidegate bus {self.address} handlers", daemon=True),
-            ]
+            if not self._threads:  # else an exception ended an earlier attempt
+                self._loop = asyncio.new_event_loop()
+                name = f"tidegate bus {self.address}"
+                self._threads = [
+                    threading.Thread(target=self._run, args=(self._loop,), name=name, daemon=True),
+                    threading.Thread(target=self._run_handlers, name=f"{name} handlers", daemon=True),
+                ]
             for thread in self._threads:
-                thread.start()
+                if thread.ident is None:
+                    thread.start()
             self._ready.wait()
             self._running = True
 
@@ -158,7 +162,7 @@ class NetworkBus(Bus):
         if self._closing:
             raise closed_bus()
         check_message(payload, retain)
-        message = _Message(check_subject(subject), bytes(payload), retain, late or not self._connected.is_set())
+        message = _Message(check_subject(subject), bytes(payload), retain, late or not self._connected)
         if not self._running:
             self._start()
         with self._lock:
@@ -190,13 +194,24 @@ class NetworkBus(Bus):
     @property
     def connected(self) -> bool:
         """Whether there is a connection."""
-        return self._connected.is_set()
+        return self._connected
 
     def wait(self, seconds: float) -> bool:
         """Wait for a connection."""
         if not self._running:
             self._start()
-        return self._connected.wait(seconds)
+        signal = ThreadSignal()
+        self._waiting.add(signal)  # before the check: `_report_connection` takes the opposite order
+        try:
+            return self._connected or signal.wait(seconds)
+        finally:
+            self._waiting.discard(signal)
+
+    def _report_connection(self) -> None:
+        """Wake the callers that wait for a connection."""
+        self._connected = True
+        for signal in tuple(self._waiting):
+            signal.set()
 
     def metrics(self) -> dict[str, int]:
         """Return counters of messages sent, received, dropped, malformed and not retained, and of connections made."""
@@ -207,8 +222,6 @@ class NetworkBus(Bus):
         """Send queued messages if connected, and end the threads."""
         self._closing = True
         self._wake()
-        with self._arriving:
-            self._arriving.notify_all()
         for thread in self._threads:
             if thread is not threading.current_thread():
                 thread.join(STEP_TIMEOUT * 3)
@@ -257,11 +270,13 @@ class NetworkBus(Bus):
 
     # ---- the thread that talks to the server -------------------------------------------------------------------------
 
-    def _run(self) -> None:
-        loop = self._loop
-        assert loop is not None  # noqa: S101 - made before the thread was started
-        with asyncio.Runner(loop_factory=lambda: loop) as runner:
-            runner.run(self._stay_connected())
+    def _run(self, loop: asyncio.AbstractEventLoop) -> None:
+        try:
+            with asyncio.Runner(loop_factory=lambda: loop) as runner:
+                runner.run(self._stay_connected())
+        finally:
+            with self._arriving:  # ends the other thread
+                self._arriving.notify_all()
 
     async def _stay_connected(self) -> None:
         self._signal = TaskSignal()
@@ -275,7 +290,7 @@ class NetworkBus(Bus):
             except Exception as error:  # noqa: BLE001 - on any exception of a driver, reconnect
                 self._log_connection_loss(error)
             finally:
-                self._connected.clear()
+                self._connected = False
                 if connection is not None:
                     await _close_quietly(connection.close)
             if not self._closing:
@@ -302,7 +317,7 @@ class NetworkBus(Bus):
             await self._join(connection, subscriptions)
             self._counts["connections"] += 1
             self._loss_logged = False
-            self._connected.set()
+            self._report_connection()
             while not lost.done():
                 assert self._signal is not None  # noqa: S101 - set before the first connection
                 self._signal.clear()
