@@ -88,6 +88,10 @@ class MemoryStore(Store):
             table.shares = self._shares
         self._recount()
 
+    def limit_entries(self, max_entries: int) -> None:
+        """Keep at most this many keys from now on; existing keys are kept."""
+        self.max_entries = max_entries
+
     def fast_path(self, policy: Policy, slow_path: TryAcquire, disablers: list[Disable]) -> TryAcquire:
         """Build a faster `try_acquire` for usual calls; others go to `slow_path`, and all calls once it is disabled."""
         return build_fast_path(policy, self._prepare_table(policy), slow_path, self._access(), disablers)

@@ -69,6 +69,8 @@ class GuardedStore(Store):
     call `maintain` themselves.
     """
 
+    has_fallback = True
+
     def __init__(
         self,
         store: Store,
