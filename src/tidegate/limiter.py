@@ -111,17 +111,17 @@ class _Engine:
         if fast_path is not None and getattr(type(self), name) is method:
             self.__dict__[name] = functools.wraps(method)(fast_path)
 
-    def _fast_try_acquire(self, policy: Policy) -> TryAcquire | None:
+    def _fast_try_acquire(self, policy: Policy) -> TryAcquire[Decision] | None:
         slow_path = functools.partial(self._ask_key_now, "acquire")
         return self.store.fast_path(policy, slow_path, self._fast_path_invalidators)
 
-    def _fast_peek(self, policy: Policy) -> TryAcquire | None:
+    def _fast_peek(self, policy: Policy) -> TryAcquire[Decision] | None:
         if not policy.counted:  # an integer cost is an error
             return None
         return self.store.fast_peek(policy, functools.partial(self._ask_key_now, "peek"), self._fast_path_invalidators)
 
     def _fast_usage(self, policy: Policy) -> Callable[[Key], dict[str, Usage]] | None:
-        peek = self.store.fast_peek(
+        peek: TryAcquire[Decision] | None = self.store.fast_peek(
             policy, lambda key, _cost: self._ask_now(self._usage_ask(key)), self._fast_path_invalidators
         )
         return None if peek is None else fast_usage(policy, peek)
@@ -309,13 +309,13 @@ def fast_usage(policy: Policy, peek: Callable[[Key, int], Decision]) -> Callable
     return usage
 
 
-def asking(decide: TryAcquire | None) -> Callable[..., Awaitable[Decision]] | None:
+def asking(decide: TryAcquire[Decision] | None) -> Callable[..., Awaitable[Decision]] | None:
     """Make a coroutine function of the fast path of `try_acquire` or `peek`."""
     if decide is None:
         return None
 
     async def ask(key: Key, cost: Cost = 1) -> Decision:
-        return decide(key, cost)  # type: ignore[no-any-return]  # a Decision, as that of its slow path
+        return decide(key, cost)
 
     return ask
 

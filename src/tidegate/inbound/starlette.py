@@ -22,6 +22,8 @@ except ImportError as error:  # pragma: no cover - the development environment h
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from starlette.types import Scope
+
     from tidegate.core.decision import Decision
     from tidegate.flow import CallFlow
 
@@ -33,7 +35,7 @@ F = TypeVar("F", bound="Callable[..., object]")
 class AsgiLimit(RouteLimit):
     """A limit on routes whose requests have an ASGI scope."""
 
-    def check_flow(self, scope: Any, route: str, *, tasks: bool = True) -> CallFlow[tuple[Request, Decision | None]]:  # noqa: ANN401 - a scope is any mapping
+    def check_flow(self, scope: Scope, route: str, *, tasks: bool = True) -> CallFlow[tuple[Request, Decision | None]]:
         """Decide about the request of a scope; yields the calls to make."""
         request_state = scope.get(STATE_KEY)
         peer = scope.get("client")

@@ -4,23 +4,24 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, ClassVar, Protocol, TypeVar
 from weakref import WeakSet
 
 from tidegate.clock import Clock, SystemClock
 from tidegate.core.bounds import MAX_INTEGER
+from tidegate.core.decision import Decision
 from tidegate.errors import ConfigError
 from tidegate.policy import Cost, Key, Policy
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tidegate.core.decision import Decision
     from tidegate.core.limit import Limit
     from tidegate.stores.memory.group_shares import GroupOf
 
 Ask = tuple[Policy, Key, tuple[int, ...]]  # the policy, the key, and the cost at each limit of the policy
-TryAcquire = Callable[[Key, Cost], Any]  # returns a Decision, or what its slow path returns
+T = TypeVar("T")
+TryAcquire = Callable[[Key, Cost], Decision | T]  # T: what the slow path may return in place of a Decision
 Disable = Callable[[], None]  # makes a fast path call its slow path from now on
 
 
@@ -62,7 +63,7 @@ class Store(ABC):
         """Apply the verb to one key: the common case, which a store may optimize."""
         return self.apply(verb, ((policy, key, costs),), now, at)[0]
 
-    def fast_path(self, policy: Policy, slow_path: TryAcquire, disablers: list[Disable]) -> TryAcquire | None:
+    def fast_path(self, policy: Policy, slow_path: TryAcquire[T], disablers: list[Disable]) -> TryAcquire[T] | None:
         """Build a faster `try_acquire` for a policy; None, the default, if the store has none.
 
         It decides usual calls without blocking, as `apply_one` would, and passes all others to `slow_path`. A function
@@ -71,7 +72,7 @@ class Store(ABC):
         del policy, slow_path, disablers
         return None
 
-    def fast_peek(self, policy: Policy, slow_path: TryAcquire, disablers: list[Disable]) -> TryAcquire | None:
+    def fast_peek(self, policy: Policy, slow_path: TryAcquire[T], disablers: list[Disable]) -> TryAcquire[T] | None:
         """Build a faster `peek` in the same way; it accepts a cost of 0 for any policy."""
         del policy, slow_path, disablers
         return None

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from tidegate.clock import Clock
     from tidegate.policy import Cost, Key, Policy
-    from tidegate.stores.base import Ask, Disable, TryAcquire, WaitQueue
+    from tidegate.stores.base import Ask, Disable, T, TryAcquire, WaitQueue
 
 
 class LeasedStore(Store):
@@ -55,7 +55,7 @@ class LeasedStore(Store):
 
     # ---- applying verbs ----------------------------------------------------------------------------------------------
 
-    def fast_path(self, policy: Policy, slow_path: TryAcquire, disablers: list[Disable]) -> TryAcquire | None:
+    def fast_path(self, policy: Policy, slow_path: TryAcquire[T], disablers: list[Disable]) -> TryAcquire[T] | None:
         """Build a faster `try_acquire` for calls that a share can answer; other calls go to `slow_path`."""
         policy_leases = self.manager.find_policy_leases(policy)
         if not policy_leases.length or not any(policy.one):
@@ -71,7 +71,7 @@ class LeasedStore(Store):
 
         disablers.append(disable)
 
-        def try_acquire(key: Key, cost: Cost = 1) -> Any:  # noqa: ANN401 - a Decision, or what `slow_path` returns
+        def try_acquire(key: Key, cost: Cost = 1) -> Decision | T:
             if cost == fast_cost:
                 held = token  # see tidegate.lock
                 try:
