@@ -38,13 +38,13 @@ class _Reservation(Generic[S]):
         self, settle: S, clock: Clock, policy: Policy, key: Key, costs: tuple[int, ...], decision: Decision, ttl: float
     ) -> None:
         """Take what `reserve` charged; `settle` corrects the charge."""
-        self._settle = settle
         self.policy = policy
         self.key = key
         self.costs = costs
         self.decision = decision
         # When each limit was charged, by the store's clock; None if it was not charged.
         self.ats: tuple[int | None, ...] = (charged_at(decision, policy),) * len(costs)
+        self._settle = settle
         self._clock = clock
         self._ends = clock.steady() + round(ttl * SECOND)
         self._open = [True]  # emptied by the one call that settles
