@@ -30,6 +30,7 @@ from tidegate.bus.base import (
     check_subject,
     closed_bus,
 )
+from tidegate.bus.inbox import Inbox
 from tidegate.bus.retained import RecalledMessages, RetainedMessage
 from tidegate.clock import Clock, SystemClock, TaskSignal, ThreadSignal
 from tidegate.core.bounds import SECOND
@@ -41,7 +42,6 @@ if TYPE_CHECKING:
 
 log: logging.Logger = logging.getLogger(__name__)
 MAX_QUEUED_MESSAGES: Final = 10_000  # to send, and to handle
-MAX_INBOX_BYTES: Final = 64 * 2**20  # of messages to handle
 RECONNECT_PAUSE: Final = SECOND // 10  # between two attempts to connect
 STEP_TIMEOUT: Final = 2.0  # seconds per operation on a server
 LATE_SUFFIX: Final = ".late"
@@ -104,9 +104,7 @@ class NetworkBus(Bus):
     def _reset(self) -> None:
         self._running = False
         self._outbox: deque[_Message] = deque()
-        self._inbox: deque[tuple[Callable[..., None], object]] = deque()
-        self._inbox_bytes = 0
-        self._arriving = threading.Condition()  # of the bus's own threads: no signal handler runs in them
+        self._inbox = Inbox()
         self._lock = threading.Lock()
         self._new: list[Subscription] = []
         self._counts = dict.fromkeys(COUNTS, 0)
@@ -247,24 +245,12 @@ class NetworkBus(Bus):
                 self._enqueue(subscription.deliver, event)
 
     def _enqueue(self, deliver: Callable[..., None], item: object) -> None:
-        with self._arriving:
-            self._inbox.append((deliver, item))
-            self._inbox_bytes += _size(item)
-            while len(self._inbox) > MAX_QUEUED_MESSAGES or self._inbox_bytes > MAX_INBOX_BYTES:
-                self._inbox_bytes -= _size(self._inbox.popleft()[1])
-                self._counts["dropped"] += 1
-            self._arriving.notify()
+        self._counts["dropped"] += self._inbox.put(deliver, item, MAX_QUEUED_MESSAGES)
 
     def _run_handlers(self) -> None:
-        while True:
-            with self._arriving:
-                while not self._inbox:
-                    if self._closing:
-                        return
-                    self._arriving.wait()
-                deliver, item = self._inbox.popleft()
-                self._inbox_bytes -= _size(item)
-                self._counts["received"] += isinstance(item, Event)
+        while (delivery := self._inbox.take()) is not None:
+            deliver, item = delivery
+            self._counts["received"] += isinstance(item, Event)
             if not self._closing:
                 deliver(item)
 
@@ -275,8 +261,7 @@ class NetworkBus(Bus):
             with asyncio.Runner(loop_factory=lambda: loop) as runner:
                 runner.run(self._stay_connected())
         finally:
-            with self._arriving:  # ends the other thread
-                self._arriving.notify_all()
+            self._inbox.close()  # ends the other thread
 
     async def _stay_connected(self) -> None:
         self._signal = TaskSignal()
@@ -448,10 +433,6 @@ class NetworkBus(Bus):
             reason = redact_text(error) or type(error).__name__
             log.warning("the bus at %s cannot retain messages for late joiners: %s", self.address, reason)
         self._counts["unretained"] += 1
-
-
-def _size(item: object) -> int:
-    return len(item.payload) if isinstance(item, Event) else 0
 
 
 async def _close_quietly(close: Callable[[], Awaitable[None]]) -> None:
