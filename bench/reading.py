@@ -13,10 +13,10 @@ import time
 from statistics import quantiles
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from tidegate import Limiter
+from tidegate import AsyncLimiter, Limiter
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Coroutine
 
 CALLS: Final = 100  # in one slice
 
@@ -32,8 +32,9 @@ class Row(NamedTuple):
 
 def rows(rule: str) -> list[Row]:
     """Return the calls, on a key with permits and on a key without."""
-    limiter, empty = Limiter(rule), Limiter("5/1m")
+    limiter, empty, tasks = Limiter(rule), Limiter("5/1m"), AsyncLimiter(rule)
     limiter.try_acquire("k")
+    await_now(tasks.try_acquire("k"))
     while empty.try_acquire("k"):
         pass
     acquire, peek, usage, deny = limiter.try_acquire, limiter.peek, limiter.usage, empty.try_acquire
@@ -67,7 +68,19 @@ def rows(rule: str) -> list[Row]:
         Row("usage(key)", lambda: usage("k"), target=3),
         Row("peek(another key)", lambda: peek("another"), target=3),
         Row("usage(another key)", lambda: usage("another"), target=3),
+        Row("await try_acquire(key)", lambda: await_now(tasks.try_acquire("k")), target=2),
+        Row("await peek(key)", lambda: await_now(tasks.peek("k")), target=4),
+        Row("await peek(key, 5)", lambda: await_now(tasks.peek("k", 5)), target=4),
+        Row("await usage(key)", lambda: await_now(tasks.usage("k")), target=4),
     ]
+
+
+def await_now(call: Coroutine[object, None, object]) -> None:
+    """Run a coroutine that never suspends, as `await` in a task would."""
+    try:
+        call.send(None)
+    except StopIteration:
+        return
 
 
 def time_slice(run: Callable[[], object]) -> float:

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from tidegate.clock import Signal
     from tidegate.flow import Flow
     from tidegate.stores import Store
+    from tidegate.stores.base import TryAcquire
     from tidegate.stores.lease import Lease
     from tidegate.waiting import Call, Step, WaitFlow
 
@@ -96,6 +97,34 @@ class _Engine:
             self._fast_path_invalidators.pop()()  # callers that still hold an old fast path take the slow one
         # Only shadow policies and observers need each decision after it is made; most limiters have neither.
         self._observed = self._observer is not None or policy.mode == "shadow"
+        for name in ("try_acquire", "peek", "usage"):
+            self.__dict__.pop(name, None)
+        if not self._observed and self._now is None and not self._queues.closed:
+            self._use_fast_paths(policy)
+
+    def _use_fast_paths(self, policy: Policy) -> None:
+        """Let this object use faster functions that do the same as its methods."""
+        raise NotImplementedError
+
+    def _set_fast_path(self, name: str, method: Callable[..., object], fast_path: Callable[..., object] | None) -> None:
+        """Use a fast path in place of a method, unless a subclass has another method."""
+        if fast_path is not None and getattr(type(self), name) is method:
+            self.__dict__[name] = functools.wraps(method)(fast_path)
+
+    def _fast_try_acquire(self, policy: Policy) -> TryAcquire[Decision] | None:
+        slow_path = functools.partial(self._ask_key_now, "acquire")
+        return self.store.fast_path(policy, slow_path, self._fast_path_invalidators)
+
+    def _fast_peek(self, policy: Policy) -> TryAcquire[Decision] | None:
+        if not policy.counted:  # an integer cost is an error
+            return None
+        return self.store.fast_peek(policy, functools.partial(self._ask_key_now, "peek"), self._fast_path_invalidators)
+
+    def _fast_usage(self, policy: Policy) -> Callable[[Key], dict[str, Usage]] | None:
+        peek: TryAcquire[Decision] | None = self.store.fast_peek(
+            policy, lambda key, _cost: self._ask_now(self._usage_ask(key)), self._fast_path_invalidators
+        )
+        return None if peek is None else fast_usage(policy, peek)
 
     def update(self, rules: Rules) -> None:
         """Replace the rules; the usage of keys is kept.
@@ -121,6 +150,10 @@ class _Engine:
         verb, policy, key, costs, at = ask
         decision = self._apply(verb, policy, key, costs, self._current_time(), at)
         return self._observe(ask, decision) if self._observed else decision
+
+    def _ask_key_now(self, verb: str, key: Key, cost: Cost = 1) -> Decision:
+        """Ask the store about one key, in the calling thread."""
+        return self._ask_now(self._make_ask(verb, normal_key(key), cost))
 
     def _observe(self, ask: Ask, decision: Decision) -> Decision:
         """Make a shadow policy allow the call, and call the observer."""
@@ -276,43 +309,48 @@ def fast_usage(policy: Policy, peek: Callable[[Key, int], Decision]) -> Callable
     return usage
 
 
+def asking(decide: TryAcquire[Decision] | None) -> Callable[..., Awaitable[Decision]] | None:
+    """Make a coroutine function of the fast path of `try_acquire` or `peek`."""
+    if decide is None:
+        return None
+
+    async def ask(key: Key, cost: Cost = 1) -> Decision:
+        return decide(key, cost)
+
+    return ask
+
+
+def reading(read: Callable[[Key], dict[str, Usage]] | None) -> Callable[..., Awaitable[dict[str, Usage]]] | None:
+    """Make a coroutine function of the fast path of `usage`."""
+    if read is None:
+        return None
+
+    async def usage(key: Key) -> dict[str, Usage]:
+        return read(key)
+
+    return usage
+
+
 class Limiter(_Engine):
     """A rate limiter for threads. Thread-safe; a context manager that closes itself."""
 
     _signal = staticmethod(ThreadSignal)
 
-    def _set_policy(self, policy: Policy) -> None:
-        super()._set_policy(policy)
-        for name in ("try_acquire", "peek", "usage"):
-            self.__dict__.pop(name, None)
-        if self._observed or self._now is not None or self._queues.closed:
-            return
-        slow_path = functools.partial(Limiter.try_acquire, self)
-        self._set_fast_path("try_acquire", self.store.fast_path(policy, slow_path, self._fast_path_invalidators))
-        slow_peek = functools.partial(Limiter.peek, self)
-        if policy.counted:  # else an integer cost is an error
-            self._set_fast_path("peek", self.store.fast_peek(policy, slow_peek, self._fast_path_invalidators))
-        peek_usage = self.store.fast_peek(
-            policy, lambda key, _cost: self._ask_now(self._usage_ask(key)), self._fast_path_invalidators
-        )
-        self._set_fast_path("usage", None if peek_usage is None else fast_usage(policy, peek_usage))
-
-    def _set_fast_path(self, name: str, fast_path: Callable[..., object] | None) -> None:
-        """Let this object use a fast path that does the same as its method, unless a subclass has another method."""
-        method = getattr(Limiter, name)
-        if fast_path is not None and getattr(type(self), name) is method:
-            self.__dict__[name] = functools.wraps(method)(fast_path)
+    def _use_fast_paths(self, policy: Policy) -> None:
+        self._set_fast_path("try_acquire", Limiter.try_acquire, self._fast_try_acquire(policy))
+        self._set_fast_path("peek", Limiter.peek, self._fast_peek(policy))
+        self._set_fast_path("usage", Limiter.usage, self._fast_usage(policy))
 
     def try_acquire(self, key: Key, cost: Cost = 1) -> Decision:
         """Take permits if enough are available; never waits.
 
         Returns a Decision, allowed or denied. Ignores calls that wait for the key.
         """
-        return self._ask_now(self._make_ask("acquire", normal_key(key), cost))
+        return self._ask_key_now("acquire", key, cost)
 
     def peek(self, key: Key, cost: Cost = 1) -> Decision:
         """Return the decision that `try_acquire` would return, and change nothing."""
-        return self._ask_now(self._make_ask("peek", normal_key(key), cost))
+        return self._ask_key_now("peek", key, cost)
 
     def acquire(self, key: Key, cost: Cost = 1, timeout: float | None = None, priority: float = 0) -> Decision:
         """Wait until enough permits are available, and take them.
@@ -403,27 +441,16 @@ class AsyncLimiter(_Engine):
     _fast_path: Callable[[Key, Cost], Decision | None] | None = None
 
     def _set_policy(self, policy: Policy) -> None:
-        super()._set_policy(policy)
-        plain = not self._observed and self._now is None and not self._queues.closed
         self._fast_path = None
-        self.__dict__.pop("try_acquire", None)
-        if not plain or type(self).try_acquire is not AsyncLimiter.try_acquire:
-            return
-        if not self._instant_store:  # what the fast path cannot decide must be awaited
+        super()._set_policy(policy)
+
+    def _use_fast_paths(self, policy: Policy) -> None:
+        if self._instant_store:
+            self._set_fast_path("try_acquire", AsyncLimiter.try_acquire, asking(self._fast_try_acquire(policy)))
+            self._set_fast_path("peek", AsyncLimiter.peek, asking(self._fast_peek(policy)))
+            self._set_fast_path("usage", AsyncLimiter.usage, reading(self._fast_usage(policy)))
+        elif type(self).try_acquire is AsyncLimiter.try_acquire:  # what the fast path cannot decide must be awaited
             self._fast_path = self.store.fast_path(policy, lambda _key, _cost: None, self._fast_path_invalidators)
-            return
-        decide = self.store.fast_path(policy, self._slow_path, self._fast_path_invalidators)
-        if decide is not None:
-
-            @functools.wraps(AsyncLimiter.try_acquire)
-            async def try_acquire(key: Key, cost: Cost = 1) -> Decision:
-                return decide(key, cost)  # type: ignore[no-any-return]  # a Decision, as that of `_slow_path`
-
-            self.__dict__["try_acquire"] = try_acquire  # the same, faster
-
-    def _slow_path(self, key: Key, cost: Cost) -> Decision:
-        _, policy, key, costs, _ = self._make_ask("acquire", normal_key(key), cost)
-        return self._apply("acquire", policy, key, costs)
 
     async def try_acquire(self, key: Key, cost: Cost = 1) -> Decision:
         """Take permits if enough are available; never waits.

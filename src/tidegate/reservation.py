@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Generic, Self, TypeVar
 
 from tidegate.core.bounds import SECOND
 from tidegate.core.decision import LocalDecision
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from tidegate.core.decision import Decision
     from tidegate.policy import Cost, Key, Policy
 
-
+S = TypeVar("S")  # the function that corrects a charge
 SETTLEMENTS: Final = BackgroundTasks()  # settlements of several steps whose task was cancelled between two steps
 
 
@@ -31,18 +31,20 @@ def charged_at(decision: Decision, policy: Policy) -> int | None:
     return decision.at if decision.within_limits and not free else None
 
 
-class _Reservation:
+class _Reservation(Generic[S]):
     """Shared by Reservation and AsyncReservation: computes the corrections of a settlement."""
 
     def __init__(
-        self, clock: Clock, policy: Policy, key: Key, costs: tuple[int, ...], decision: Decision, ttl: float
+        self, settle: S, clock: Clock, policy: Policy, key: Key, costs: tuple[int, ...], decision: Decision, ttl: float
     ) -> None:
+        """Take what `reserve` charged; `settle` corrects the charge."""
         self.policy = policy
         self.key = key
         self.costs = costs
         self.decision = decision
         # When each limit was charged, by the store's clock; None if it was not charged.
         self.ats: tuple[int | None, ...] = (charged_at(decision, policy),) * len(costs)
+        self._settle = settle
         self._clock = clock
         self._ends = clock.steady() + round(ttl * SECOND)
         self._open = [True]  # emptied by the one call that settles
@@ -114,22 +116,8 @@ class _Reservation:
         return f"<{type(self).__name__} {self.key!r} {self.costs} {state}>"
 
 
-class Reservation(_Reservation):
+class Reservation(_Reservation[Callable[[Ask], object]]):
     """Permits reserved for a running call. Commit the actual cost, or cancel."""
-
-    def __init__(
-        self,
-        settle: Callable[[Ask], object],
-        clock: Clock,
-        policy: Policy,
-        key: Key,
-        costs: tuple[int, ...],
-        decision: Decision,
-        ttl: float,
-    ) -> None:
-        """Take what `Limiter.reserve` charged."""
-        super().__init__(clock, policy, key, costs, decision, ttl)
-        self._settle = settle
 
     def commit(self, actual: Cost | None = None) -> None:
         """Charge the actual cost instead of the estimate (None: the estimate)."""
@@ -158,22 +146,8 @@ class Reservation(_Reservation):
             self._send(self._commit_asks(None) if kind is None else self._cancel_asks())
 
 
-class AsyncReservation(_Reservation):
+class AsyncReservation(_Reservation[Callable[[Ask], Awaitable[object]]]):
     """Permits reserved for a running call, for tasks: the methods of Reservation as coroutines."""
-
-    def __init__(
-        self,
-        settle: Callable[[Ask], Awaitable[object]],
-        clock: Clock,
-        policy: Policy,
-        key: Key,
-        costs: tuple[int, ...],
-        decision: Decision,
-        ttl: float,
-    ) -> None:
-        """Take what `AsyncLimiter.reserve` charged."""
-        super().__init__(clock, policy, key, costs, decision, ttl)
-        self._settle = settle
 
     async def commit(self, actual: Cost | None = None) -> None:
         """Charge the actual cost instead of the estimate (None: the estimate)."""

@@ -9,13 +9,14 @@ This package uses `redact` for every URL in an error, a log line, a table or a `
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Final
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
 from tidegate.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from urllib.parse import SplitResult
 
 HIDDEN_TEXT: Final = "…"
@@ -139,3 +140,25 @@ def unknown_option(name: str, known: Sequence[str], driver: Sequence[str] = ()) 
     close = get_close_matches(name, (*known, *driver), n=1)
     advice = f"did you mean {close[0]!r}?" if close else f"expected one of {', '.join(known)}"
     return f"unknown option {name!r}: {advice}"
+
+
+def find_opener(scheme: str, built_in: Mapping[str, str], group: str, field: str) -> Any:  # noqa: ANN401 - a function of the module that the scheme names
+    """Import the function that opens URLs of a scheme: a built-in one, or one that an installed package provides.
+
+    Both are written as `module:function`. `group` is the entry point group of packages, which cannot replace built-in
+    functions. `field` is the setting that contains the URL.
+    """
+    openers = built_in
+    if scheme not in built_in:
+        from importlib.metadata import entry_points  # noqa: PLC0415 - slow to import
+
+        openers = {**{point.name: point.value for point in entry_points(group=group)}, **built_in}
+    if scheme not in openers:
+        from difflib import get_close_matches  # noqa: PLC0415 - only for this error
+
+        known = ", ".join(f"{name}://" for name in openers)
+        close = get_close_matches(scheme, openers, n=1)
+        hint = f"; did you mean '{close[0]}://'?" if close else ""
+        raise ConfigError(f"unknown scheme {scheme}://: expected one of {known}{hint}", field=field)
+    module, _, function = openers[scheme].partition(":")
+    return getattr(import_module(module), function)

@@ -17,7 +17,7 @@ from tests.interrupts import (
     sampled_interruptions,
 )
 from tidegate import AsyncLimiter, Limiter
-from tidegate.clock import ThreadSignal, yield_thread
+from tidegate.clock import yield_thread
 from tidegate.stores import MemoryStore
 from tidegate.stores.sqlite import SQLiteStore
 from tidegate.testing import ManualClock
@@ -510,18 +510,3 @@ def test_signals_while_waiting():
     interrupt_calls(lambda: limiter.acquire("k"), 200)
     assert limiter.waiting == 0
     assert limiter.acquire("k", timeout=10)
-
-
-def test_a_signal_of_threads_survives_exceptions_in_its_methods():
-    signal_of_threads = ThreadSignal()
-
-    def use_it():
-        signal_of_threads.set()
-        signal_of_threads.wait(0)
-        signal_of_threads.clear()
-
-    for _ in each_interruption(use_it):
-        signal_of_threads.set()
-        assert [signal_of_threads.wait(1), signal_of_threads.is_set()] == [True, True]
-        signal_of_threads.clear()
-        assert [signal_of_threads.wait(0), signal_of_threads.is_set()] == [False, False]

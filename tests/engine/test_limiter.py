@@ -158,7 +158,7 @@ def test_invalid_rules_are_rejected(rules, message):
     ("url", "message"),
     [
         ("nowhere", "store: expected a URL such as 'memory://', not 'nowhere'"),
-        ("nowhere://", "store: unknown store nowhere://: expected memory://"),
+        ("nowhere://", "store: unknown scheme nowhere://: expected one of memory://"),
         ("memory://host", "store: memory:// takes no host or path"),
         ("memory://?size=3", "store: unknown option 'size': expected one of max_entries, overflow"),
         ("memory://?max_entries=x", "max_entries: must be an integer of at least 1, not 'x'"),

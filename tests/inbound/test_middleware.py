@@ -129,7 +129,7 @@ def test_nested_middlewares_write_their_headers_once(make_app):
         ({"count": {"nothing": print}}, "count: unknown category 'nothing': expected one of expensive"),
         ({"count": {"read": 1}}, "count: must be a mapping from category names to functions"),
         ({"lease": "long"}, "lease"),
-        ({"store": "disk://"}, "unknown store disk://"),
+        ({"store": "disk://"}, "unknown scheme disk://"),
         ({"config": "/nowhere.yaml"}, "cannot be read"),
     ],
 )

@@ -39,10 +39,10 @@ def test_a_package_cannot_replace_a_built_in_store(package):
 
 
 def test_the_error_for_an_unknown_scheme_lists_the_known_ones(package):
-    with pytest.raises(ConfigError, match=r"unknown store nowhere://: expected .*elsewhere://.*sqlite://"):
+    with pytest.raises(ConfigError, match=r"unknown scheme nowhere://: expected .*elsewhere://.*sqlite://"):
         open_store("nowhere://")
 
 
 def test_a_misspelled_scheme_gets_a_suggestion():
-    with pytest.raises(ConfigError, match=r"unknown store sqlit://: expected .*; did you mean 'sqlite://'\?"):
+    with pytest.raises(ConfigError, match=r"unknown scheme sqlit://: expected .*; did you mean 'sqlite://'\?"):
         open_store("sqlit:///limits.db")

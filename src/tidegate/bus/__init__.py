@@ -3,6 +3,7 @@
 base.py      the Bus interface and its guarantees
 local.py     within this process
 network.py   shared by buses over a network: one thread with an event loop, reconnecting, bounded queues
+inbox.py     the bounded queue of messages to handle
 retained.py  validation of retained messages
 nats.py      through NATS; retained messages in a JetStream key-value bucket
 redis.py     through Redis or Valkey; retained messages in a hash

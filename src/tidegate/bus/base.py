@@ -7,7 +7,7 @@ import math
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Final, NamedTuple, Self
+from typing import TYPE_CHECKING, Final, NamedTuple, Self, TypeVar
 
 from tidegate.bus.retained import MAX_KEY_BYTES, MAX_RETAINED_BYTES, MAX_VERSION
 from tidegate.errors import Closed, ConfigError
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from tidegate.clock import Clock
 
 log: logging.Logger = logging.getLogger(__name__)
+T = TypeVar("T")
 MAX_SUBJECT: Final = 250  # characters
 MAX_MESSAGE_BYTES: Final = 1_000_000  # NATS carries a little more by default
 SUBJECT: Final = re.compile(r"[\w-]+(\.[\w-]+)*", re.ASCII)
@@ -57,20 +58,18 @@ class Subscription:
 
     def deliver(self, event: Event) -> None:
         """Call the handler; its exceptions are logged and do not affect other handlers."""
-        if self.closed:
-            return
-        try:
-            self._handler(event)
-        except Exception:
-            self._bus.failed += 1
-            log.exception("a subscriber of %s failed", self.subject)
+        self._call(self._handler, event)
 
     def sync(self, retained: Mapping[str, int]) -> None:
         """Report that all retained messages were delivered: their keys and versions."""
-        if self.closed or self._synced is None:
+        if self._synced is not None:
+            self._call(self._synced, retained)
+
+    def _call(self, function: Callable[[T], object], argument: T) -> None:
+        if self.closed:
             return
         try:
-            self._synced(retained)
+            function(argument)
         except Exception:
             self._bus.failed += 1
             log.exception("a subscriber of %s failed", self.subject)

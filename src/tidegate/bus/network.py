@@ -30,8 +30,9 @@ from tidegate.bus.base import (
     check_subject,
     closed_bus,
 )
+from tidegate.bus.inbox import Inbox
 from tidegate.bus.retained import RecalledMessages, RetainedMessage
-from tidegate.clock import Clock, SystemClock, TaskSignal
+from tidegate.clock import Clock, SystemClock, TaskSignal, ThreadSignal
 from tidegate.core.bounds import SECOND
 from tidegate.fork import abandon, at_fork, fork_safe
 from tidegate.urls import redact_text
@@ -41,7 +42,6 @@ if TYPE_CHECKING:
 
 log: logging.Logger = logging.getLogger(__name__)
 MAX_QUEUED_MESSAGES: Final = 10_000  # to send, and to handle
-MAX_INBOX_BYTES: Final = 64 * 2**20  # of messages to handle
 RECONNECT_PAUSE: Final = SECOND // 10  # between two attempts to connect
 STEP_TIMEOUT: Final = 2.0  # seconds per operation on a server
 LATE_SUFFIX: Final = ".late"
@@ -104,14 +104,13 @@ class NetworkBus(Bus):
     def _reset(self) -> None:
         self._running = False
         self._outbox: deque[_Message] = deque()
-        self._inbox: deque[tuple[Callable[..., None], object]] = deque()
-        self._inbox_bytes = 0
-        self._arriving = threading.Condition()
+        self._inbox = Inbox()
         self._lock = threading.Lock()
         self._new: list[Subscription] = []
         self._counts = dict.fromkeys(COUNTS, 0)
-        self._connected = threading.Event()
-        self._ready = threading.Event()
+        self._connected = False
+        self._waiting: set[ThreadSignal] = set()  # of callers that wait for a connection
+        self._ready = ThreadSignal()
         self._loss_logged = False
         self._refusal_logged = False
         self._threads: list[threading.Thread] = []
@@ -127,13 +126,16 @@ class NetworkBus(Bus):
         with self._starting:
             if self._running or self._closing:
                 return
-            self._loop = asyncio.new_event_loop()
-            self._threads = [
-                threading.Thread(target=self._run, name=f"tidegate bus {self.address}", daemon=True),
-                threading.Thread(target=self._run_handlers, name=f"tidegate bus {self.address} handlers", daemon=True),
-            ]
+            if not self._threads:  # else an exception ended an earlier attempt
+                self._loop = asyncio.new_event_loop()
+                name = f"tidegate bus {self.address}"
+                self._threads = [
+                    threading.Thread(target=self._run, args=(self._loop,), name=name, daemon=True),
+                    threading.Thread(target=self._run_handlers, name=f"{name} handlers", daemon=True),
+                ]
             for thread in self._threads:
-                thread.start()
+                if thread.ident is None:
+                    thread.start()
             self._ready.wait()
             self._running = True
 
@@ -158,7 +160,7 @@ class NetworkBus(Bus):
         if self._closing:
             raise closed_bus()
         check_message(payload, retain)
-        message = _Message(check_subject(subject), bytes(payload), retain, late or not self._connected.is_set())
+        message = _Message(check_subject(subject), bytes(payload), retain, late or not self._connected)
         if not self._running:
             self._start()
         with self._lock:
@@ -190,13 +192,24 @@ class NetworkBus(Bus):
     @property
     def connected(self) -> bool:
         """Whether there is a connection."""
-        return self._connected.is_set()
+        return self._connected
 
     def wait(self, seconds: float) -> bool:
         """Wait for a connection."""
         if not self._running:
             self._start()
-        return self._connected.wait(seconds)
+        signal = ThreadSignal()
+        self._waiting.add(signal)  # before the check: `_report_connection` takes the opposite order
+        try:
+            return self._connected or signal.wait(seconds)
+        finally:
+            self._waiting.discard(signal)
+
+    def _report_connection(self) -> None:
+        """Wake the callers that wait for a connection."""
+        self._connected = True
+        for signal in tuple(self._waiting):
+            signal.set()
 
     def metrics(self) -> dict[str, int]:
         """Return counters of messages sent, received, dropped, malformed and not retained, and of connections made."""
@@ -207,8 +220,6 @@ class NetworkBus(Bus):
         """Send queued messages if connected, and end the threads."""
         self._closing = True
         self._wake()
-        with self._arriving:
-            self._arriving.notify_all()
         for thread in self._threads:
             if thread is not threading.current_thread():
                 thread.join(STEP_TIMEOUT * 3)
@@ -234,34 +245,23 @@ class NetworkBus(Bus):
                 self._enqueue(subscription.deliver, event)
 
     def _enqueue(self, deliver: Callable[..., None], item: object) -> None:
-        with self._arriving:
-            self._inbox.append((deliver, item))
-            self._inbox_bytes += _size(item)
-            while len(self._inbox) > MAX_QUEUED_MESSAGES or self._inbox_bytes > MAX_INBOX_BYTES:
-                self._inbox_bytes -= _size(self._inbox.popleft()[1])
-                self._counts["dropped"] += 1
-            self._arriving.notify()
+        self._counts["dropped"] += self._inbox.put(deliver, item, MAX_QUEUED_MESSAGES)
 
     def _run_handlers(self) -> None:
-        while True:
-            with self._arriving:
-                while not self._inbox:
-                    if self._closing:
-                        return
-                    self._arriving.wait()
-                deliver, item = self._inbox.popleft()
-                self._inbox_bytes -= _size(item)
-                self._counts["received"] += isinstance(item, Event)
+        while (delivery := self._inbox.take()) is not None:
+            deliver, item = delivery
+            self._counts["received"] += isinstance(item, Event)
             if not self._closing:
                 deliver(item)
 
     # ---- the thread that talks to the server -------------------------------------------------------------------------
 
-    def _run(self) -> None:
-        loop = self._loop
-        assert loop is not None  # noqa: S101 - made before the thread was started
-        with asyncio.Runner(loop_factory=lambda: loop) as runner:
-            runner.run(self._stay_connected())
+    def _run(self, loop: asyncio.AbstractEventLoop) -> None:
+        try:
+            with asyncio.Runner(loop_factory=lambda: loop) as runner:
+                runner.run(self._stay_connected())
+        finally:
+            self._inbox.close()  # ends the other thread
 
     async def _stay_connected(self) -> None:
         self._signal = TaskSignal()
@@ -275,7 +275,7 @@ class NetworkBus(Bus):
             except Exception as error:  # noqa: BLE001 - on any exception of a driver, reconnect
                 self._log_connection_loss(error)
             finally:
-                self._connected.clear()
+                self._connected = False
                 if connection is not None:
                     await _close_quietly(connection.close)
             if not self._closing:
@@ -302,7 +302,7 @@ class NetworkBus(Bus):
             await self._join(connection, subscriptions)
             self._counts["connections"] += 1
             self._loss_logged = False
-            self._connected.set()
+            self._report_connection()
             while not lost.done():
                 assert self._signal is not None  # noqa: S101 - set before the first connection
                 self._signal.clear()
@@ -433,10 +433,6 @@ class NetworkBus(Bus):
             reason = redact_text(error) or type(error).__name__
             log.warning("the bus at %s cannot retain messages for late joiners: %s", self.address, reason)
         self._counts["unretained"] += 1
-
-
-def _size(item: object) -> int:
-    return len(item.payload) if isinstance(item, Event) else 0
 
 
 async def _close_quietly(close: Callable[[], Awaitable[None]]) -> None:

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from difflib import get_close_matches
-from importlib import import_module
-from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Final
 
 from tidegate.errors import ConfigError
-from tidegate.urls import redact, split_url
+from tidegate.urls import find_opener, redact, split_url
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -36,14 +33,5 @@ def open_bus(url: str, *, clock: Clock | None = None) -> Bus:
     if not isinstance(url, str) or ":" not in url:
         raise ConfigError(f"must be a URL such as 'nats://127.0.0.1:4222', not {redact(url)!r}", field="bus")
     scheme = "local" if url.startswith("local:") else split_url(url, "bus").scheme
-    openers = BUILT_IN
-    if scheme not in BUILT_IN:  # only then: searching all installed packages is slow
-        openers = {**BUILT_IN, **{point.name: point.value for point in entry_points(group=ENTRY_POINT_GROUP)}}
-    if scheme not in openers:
-        known = ", ".join(f"{name}://" for name in openers)
-        close = get_close_matches(scheme, openers, n=1)
-        hint = f"; did you mean '{close[0]}://'?" if close else ""
-        raise ConfigError(f"unknown scheme {scheme}://: expected one of {known}{hint}", field="bus")
-    module, _, function = openers[scheme].partition(":")
-    opener: Callable[[str, Clock | None], Bus] = getattr(import_module(module), function)
+    opener: Callable[[str, Clock | None], Bus] = find_opener(scheme, BUILT_IN, ENTRY_POINT_GROUP, "bus")
     return opener(url, clock)

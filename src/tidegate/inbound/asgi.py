@@ -9,6 +9,7 @@ application.
 
 from __future__ import annotations
 
+from functools import partial
 from operator import call
 from typing import TYPE_CHECKING, Any, Final
 
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 
     from tidegate.clock import Clock
     from tidegate.core.decision import Decision
+    from tidegate.flow import CallFlow
     from tidegate.headers import Style
     from tidegate.headers.problem_details import Kind
     from tidegate.inbound.client.address import TrustedProxies
@@ -42,7 +44,6 @@ if TYPE_CHECKING:
     from tidegate.inbound.limiting.category_limiter import CategoryLimiter, ResponseCharge
     from tidegate.inbound.limiting.options import Options
     from tidegate.inbound.limiting.request_limiter import RequestTarget
-    from tidegate.policy import Key
     from tidegate.stores import Store
 
     RawFields = list[tuple[bytes, bytes]]
@@ -247,7 +248,8 @@ class RateLimitMiddleware:
             await self.app(scope, receive, send)
             return
         key = self.guard.client_identifier.choose_key(make_request(scope, client), client.key)
-        messages = _LimitedMessages(self.guard, scope["path"], target, client, key, receive, send)
+        check_flow = partial(self.guard.check_message_flow, target, client, key, scope["path"])
+        messages = _LimitedMessages(check_flow, receive, send, drops=self.guard.drops_messages)
         await self.app(scope, messages.receive, messages.send)
 
     async def close(self) -> None:
@@ -301,41 +303,25 @@ class _SettlingSend:
 class _LimitedMessages:
     """Limits the messages of one websocket: closes it at the limit, or drops messages."""
 
-    __slots__ = ("_client", "_closed", "_key", "_path", "_receive", "_request_limiter", "_send", "_target")
+    __slots__ = ("_check_flow", "_closed", "_drops", "_receive", "_send")
 
-    def __init__(
-        self,
-        request_limiter: RequestLimiter,
-        path: str,
-        target: RequestTarget,
-        client: RequestClient,
-        key: Key,
-        receive: Receive,
-        send: Send,
-    ) -> None:
-        self._request_limiter = request_limiter
-        self._path = path
-        self._target = target
-        self._client = client
-        self._key = key
+    def __init__(self, check_flow: Callable[[], CallFlow[bool]], receive: Receive, send: Send, *, drops: bool) -> None:
+        self._check_flow = check_flow
         self._receive = receive
         self._send = send
+        self._drops = drops
         self._closed = False
 
     async def receive(self) -> Message:
         """Return the next message within the limit."""
         while not self._closed:
             message = await self._receive()
-            if message["type"] != "websocket.receive" or await self._allowed():
+            if message["type"] != "websocket.receive" or await run_async(self._check_flow(), call):
                 return message
-            if not self._request_limiter.drops_messages:
+            if not self._drops:
                 self._closed = True
                 await self._send({"type": "websocket.close", "code": POLICY_VIOLATION, "reason": "Rate limit exceeded"})
         return {"type": "websocket.disconnect", "code": POLICY_VIOLATION, "reason": "Rate limit exceeded"}
-
-    async def _allowed(self) -> bool:
-        flow = self._request_limiter.check_message_flow(self._target, self._client, self._key, self._path)
-        return await run_async(flow, call)
 
     async def send(self, message: Message) -> None:
         """Forward messages of the application until the websocket is closed."""

@@ -5,13 +5,13 @@ from __future__ import annotations
 import functools
 import inspect
 from operator import call
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from tidegate.errors import ConfigError
 from tidegate.flow import run, run_async
 from tidegate.inbound.client.request import Request, wsgi_header
 from tidegate.inbound.limiting.request_state import STATE_KEY
-from tidegate.inbound.limiting.route_limit import RouteLimit, find_client, route_name
+from tidegate.inbound.limiting.route_limit import F, RouteLimit, find_client, route_name
 from tidegate.inbound.wsgi import forwarding_headers
 
 try:
@@ -20,14 +20,10 @@ except ImportError as error:  # pragma: no cover - the development environment h
     raise ConfigError("tidegate.inbound.django requires Django: pip install django") from error
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from tidegate.core.decision import Decision
     from tidegate.flow import CallFlow
 
 __all__ = ["limit"]
-
-F = TypeVar("F", bound="Callable[..., object]")
 
 
 class limit(RouteLimit):  # noqa: N801 - used as a decorator

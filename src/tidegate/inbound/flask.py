@@ -5,12 +5,12 @@ from __future__ import annotations
 import functools
 import inspect
 from operator import call
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any
 
 from tidegate.errors import ConfigError
 from tidegate.flow import run
 from tidegate.inbound.limiting.request_state import STATE_KEY
-from tidegate.inbound.limiting.route_limit import RouteLimit, find_client, route_name
+from tidegate.inbound.limiting.route_limit import F, RouteLimit, find_client, route_name
 from tidegate.inbound.wsgi import forwarding_headers, make_request
 
 try:
@@ -18,12 +18,7 @@ try:
 except ImportError as error:  # pragma: no cover - the development environment has it
     raise ConfigError("tidegate.inbound.flask requires Flask: pip install flask") from error
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
 __all__ = ["limit"]
-
-F = TypeVar("F", bound="Callable[..., object]")
 
 
 class limit(RouteLimit):  # noqa: N801 - used as a decorator

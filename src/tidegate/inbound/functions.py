@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import functools
 import inspect
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from tidegate.errors import Denied
-from tidegate.inbound.limiting.route_limit import read_exact_limits, route_name
+from tidegate.inbound.limiting.route_limit import F, read_exact_limits, route_name
 from tidegate.limiter import AsyncLimiter, Limiter
 from tidegate.policy import Policy
 
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from tidegate.stores import Store
 
 __all__ = ["limit"]
-
-F = TypeVar("F", bound="Callable[..., object]")
 
 
 class limit:  # noqa: N801 - used as a decorator

@@ -5,13 +5,13 @@ from __future__ import annotations
 import functools
 import inspect
 from operator import call
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from tidegate.errors import ConfigError
 from tidegate.flow import run, run_async
 from tidegate.inbound.client.request import Request, asgi_header, asgi_path
 from tidegate.inbound.limiting.request_state import STATE_KEY
-from tidegate.inbound.limiting.route_limit import RouteLimit, find_client, route_name
+from tidegate.inbound.limiting.route_limit import F, RouteLimit, find_client, route_name
 
 try:
     from starlette.requests import HTTPConnection
@@ -20,20 +20,18 @@ except ImportError as error:  # pragma: no cover - the development environment h
     raise ConfigError("tidegate.inbound.starlette requires Starlette: pip install starlette") from error
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from starlette.types import Scope
 
     from tidegate.core.decision import Decision
     from tidegate.flow import CallFlow
 
 __all__ = ["limit"]
 
-F = TypeVar("F", bound="Callable[..., object]")
-
 
 class AsgiLimit(RouteLimit):
     """A limit on routes whose requests have an ASGI scope."""
 
-    def check_flow(self, scope: Any, route: str, *, tasks: bool = True) -> CallFlow[tuple[Request, Decision | None]]:  # noqa: ANN401 - a scope is any mapping
+    def check_flow(self, scope: Scope, route: str, *, tasks: bool = True) -> CallFlow[tuple[Request, Decision | None]]:
         """Decide about the request of a scope; yields the calls to make."""
         request_state = scope.get(STATE_KEY)
         peer = scope.get("client")

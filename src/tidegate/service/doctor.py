@@ -23,7 +23,6 @@ from tidegate.errors import ConfigError, RateLimitError
 from tidegate.inbound.client.address import TrustedProxies
 from tidegate.service.decisions.decider import PROBE_POLICY
 from tidegate.stores.opened import OpenedStore
-from tidegate.stores.outage import GuardedStore
 from tidegate.urls import redact
 
 if TYPE_CHECKING:
@@ -154,8 +153,7 @@ def check_store(settings: Settings) -> Iterator[Finding]:
 def explain_no_response(opened: Store, name: str) -> tuple[str, str]:
     """Return why a store did not respond, with the error of its driver, and how to fix it."""
     try:
-        if isinstance(opened, GuardedStore):
-            opened.ask_store("peek", ((PROBE_POLICY, "ready", (1,)),))  # past the guard, which would hide the error
+        opened.ask_store("peek", ((PROBE_POLICY, "ready", (1,)),))  # past the guard, which would hide the error
     except (RateLimitError, OSError) as error:
         return f"the store {name} does not respond: {error}", "fix the cause, or correct the URL of the store"
     return (

@@ -4,22 +4,24 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, ClassVar, Protocol, TypeVar
 from weakref import WeakSet
 
 from tidegate.clock import Clock, SystemClock
 from tidegate.core.bounds import MAX_INTEGER
+from tidegate.core.decision import Decision
 from tidegate.errors import ConfigError
 from tidegate.policy import Cost, Key, Policy
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tidegate.core.decision import Decision
     from tidegate.core.limit import Limit
+    from tidegate.stores.memory.group_shares import GroupOf
 
 Ask = tuple[Policy, Key, tuple[int, ...]]  # the policy, the key, and the cost at each limit of the policy
-TryAcquire = Callable[[Key, Cost], Any]  # returns a Decision, or what its slow path returns
+T = TypeVar("T")
+TryAcquire = Callable[[Key, Cost], Decision | T]  # T: what the slow path may return in place of a Decision
 Disable = Callable[[], None]  # makes a fast path call its slow path from now on
 
 
@@ -39,6 +41,7 @@ class Store(ABC):
     """
 
     instant: ClassVar[bool] = False  # whether `apply` never blocks, so that a task may call it
+    has_fallback: ClassVar[bool] = False  # whether it decides without the store while `unavailable`
 
     def __init__(self, clock: Clock | None = None) -> None:
         """Use the given clock, by default the SystemClock."""
@@ -60,7 +63,7 @@ class Store(ABC):
         """Apply the verb to one key: the common case, which a store may optimize."""
         return self.apply(verb, ((policy, key, costs),), now, at)[0]
 
-    def fast_path(self, policy: Policy, slow_path: TryAcquire, disablers: list[Disable]) -> TryAcquire | None:
+    def fast_path(self, policy: Policy, slow_path: TryAcquire[T], disablers: list[Disable]) -> TryAcquire[T] | None:
         """Build a faster `try_acquire` for a policy; None, the default, if the store has none.
 
         It decides usual calls without blocking, as `apply_one` would, and passes all others to `slow_path`. A function
@@ -69,7 +72,7 @@ class Store(ABC):
         del policy, slow_path, disablers
         return None
 
-    def fast_peek(self, policy: Policy, slow_path: TryAcquire, disablers: list[Disable]) -> TryAcquire | None:
+    def fast_peek(self, policy: Policy, slow_path: TryAcquire[T], disablers: list[Disable]) -> TryAcquire[T] | None:
         """Build a faster `peek` in the same way; it accepts a cost of 0 for any policy."""
         del policy, slow_path, disablers
         return None
@@ -83,6 +86,34 @@ class Store(ABC):
         cancelled: see `tidegate.stores.cancellation`.
         """
         return self.apply(verb, asks, now, at)
+
+    def ask_store(
+        self, verb: str, asks: Sequence[Ask], now: int | None = None, at: int | None = None
+    ) -> list[Decision]:
+        """Apply, but never decide without the store: raises StoreUnavailable if it does not answer."""
+        return self.apply(verb, asks, now, at)
+
+    async def ask_store_async(
+        self, verb: str, asks: Sequence[Ask], now: int | None = None, at: int | None = None
+    ) -> list[Decision]:
+        """Do what `ask_store` does, without blocking the event loop."""
+        return await self.apply_async(verb, asks, now, at)
+
+    @property
+    def unavailable(self) -> bool:
+        """Whether calls are decided without the store now."""
+        return False
+
+    @property
+    def unleased(self) -> Store:
+        """The store without leases: what is written to it is visible to other processes at once."""
+        return self
+
+    def limit_groups(self, group_of: GroupOf) -> None:  # noqa: B027 - most stores do not bound the number of keys
+        """Limit the share of each group of keys, if the store bounds the number of its keys; see MemoryStore."""
+
+    def limit_entries(self, max_entries: int) -> None:  # noqa: B027 - as above
+        """Keep at most this many keys from now on, if the store bounds their number; see MemoryStore."""
 
     def wake(self, asks: Sequence[Ask]) -> None:
         """Wake callers that wait for these keys: permits may be available."""

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
-from importlib import import_module
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qsl
 
 from tidegate.errors import ConfigError
 from tidegate.stores.memory.store import MemoryStore
-from tidegate.urls import redact, server_url, unknown_option
+from tidegate.urls import find_opener, redact, server_url, unknown_option
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -43,25 +42,8 @@ def open_store(url: str, *, clock: Clock | None = None) -> Store:
     if not isinstance(url, str) or ":" not in url:
         raise ConfigError(f"expected a URL such as 'memory://', not {redact(url)!r}", field="store")
     scheme = server_url(url, "store").scheme
-    openers = BUILT_IN if scheme in BUILT_IN else _openers()
-    if scheme not in openers:
-        from difflib import get_close_matches  # noqa: PLC0415 - only for this error
-
-        known = ", ".join(f"{name}://" for name in openers)
-        close = get_close_matches(scheme, openers, n=1)
-        hint = f"; did you mean '{close[0]}://'?" if close else ""
-        raise ConfigError(f"unknown store {scheme}://: expected {known}{hint}", field="store")
-    module, _, function = openers[scheme].partition(":")
-    opener: Callable[[str, Clock | None], Store] = getattr(import_module(module), function)
+    opener: Callable[[str, Clock | None], Store] = find_opener(scheme, BUILT_IN, ENTRY_POINT_GROUP, "store")
     return opener(url, clock)
-
-
-def _openers() -> dict[str, str]:
-    """Map schemes to their openers, as `module:function`, imported on use; packages cannot replace built-in ones."""
-    from importlib.metadata import entry_points  # noqa: PLC0415 - slow to import
-
-    found = {point.name: point.value for point in entry_points(group=ENTRY_POINT_GROUP)}
-    return {**found, **BUILT_IN}
 
 
 def open_memory(url: str, clock: Clock | None) -> Store:

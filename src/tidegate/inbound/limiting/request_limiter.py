@@ -35,7 +35,6 @@ from tidegate.inbound.rules.reload import RulesSource
 from tidegate.limiter import AsyncLimiter, Limiter
 from tidegate.observe import Record
 from tidegate.observe.logs import BURST, DecisionLog, LogThrottle
-from tidegate.stores import MemoryStore
 from tidegate.stores.opened import OpenedStore
 
 if TYPE_CHECKING:
@@ -124,7 +123,7 @@ class RequestLimiter:
         self.opened_store: OpenedStore = OpenedStore.open(store, clock=clock, lease=get("lease"))
         self.store: Store = self.opened_store.store
         self._sets_max_entries = isinstance(store, str) and "max_entries" not in store
-        if self.opened_store.owned and isinstance(self.store, MemoryStore):
+        if self.opened_store.owned:
             self.store.limit_groups(self.client_identifier.group_of)
         self.own_clock: Clock | None = clock if clock is not self.store.clock else None
         self.clock: Clock = clock or self.store.clock
@@ -173,8 +172,8 @@ class RequestLimiter:
         self.by_method: bool = rules.by_method  # cached here for speed
         self.category_limiters = category_limiters
         self.idle: bool = self._source.is_file and not rules.enabled  # no decisions, but the file may change
-        if self._sets_max_entries and isinstance(self.store, MemoryStore):
-            self.store.max_entries = rules.max_entries
+        if self._sets_max_entries:
+            self.store.limit_entries(rules.max_entries)
         self.client_identifier.update_rules(rules)
         self.known_clients: dict[str | None, RequestClient] = self.client_identifier.by_peer  # cached here for speed
         self.targets: dict[object, RequestTarget | None] = {}  # a new one: see ClientIdentifier.update_rules

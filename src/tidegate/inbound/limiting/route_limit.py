@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from tidegate.core import Limit
 from tidegate.errors import ConfigError, RateLimitError
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from tidegate.policy.model import Mode, OnStoreError
     from tidegate.stores import Store
 
+F = TypeVar("F", bound=Callable[..., object])  # a function that is decorated
 Limits = str | Limit | Iterable[str | Limit]
 LimitsOf = Callable[["Request"], "Limits | None"]
 MAX_CACHED_LIMITS: Final = 1000  # a function may return any number of different limits

@@ -279,8 +279,7 @@ class BaseDecider:
             found = self.find(subject) if cost == 1 and cost.__class__ is int else None
             if found is None or (self.blocks.active and self.blocks.known(found[0].policy.name, found[1]) is not True):
                 return ASK_STORE
-            fast_path = found[0].limiter._fast_path  # noqa: SLF001 - what `try_acquire` itself tries first
-            decision = None if fast_path is None else fast_path(found[1], 1)
+            decision = found[0].limiter.acquire_from_lease(found[1])
             return ASK_STORE if decision is None else self._record(*found, 1, decision)
         except RateLimitError as error:
             return error

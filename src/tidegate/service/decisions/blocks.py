@@ -19,7 +19,6 @@ from tidegate.core.decision import Decision, LocalDecision
 from tidegate.errors import ConfigError, StoreUnavailable
 from tidegate.limiter import seconds
 from tidegate.policy import Policy, normal_key
-from tidegate.stores.lease import LeasedStore
 
 if TYPE_CHECKING:
     from tidegate.policy import Key
@@ -58,7 +57,7 @@ class Blocks:
 
     def __init__(self, store: Store) -> None:
         """Keep the blocks in this store, bypassing leases."""
-        self._store = store.inner if isinstance(store, LeasedStore) else store
+        self._store = store.unleased
         self._clock = self._store.clock
         self._unshared = self._store.instant  # in memory: no other process can have made a block
         self._known: dict[BlockKey, KnownBlock] = {}

@@ -74,6 +74,10 @@ class ServiceLimiter(AsyncLimiter):
             return await self._ask(self._make_ask(verb, normal_key(key), cost), apply)
         return await self._wait_for(verb, key, cost, timeout, priority, apply)
 
+    def acquire_from_lease(self, key: Key) -> Decision | None:
+        """Take one permit that this process already holds; None if the store has to be asked."""
+        return None if self._fast_path is None else self._fast_path(key, 1)
+
 
 class PolicyLimiter:
     """The limiter of one policy variant, and its counts."""

@@ -43,7 +43,7 @@ def read_numbers(entry: Decision) -> tuple[int, ...]:
 
 def written_at(entry: Decision) -> int:
     """Return when the entry was written, in microseconds since 1970 by the store's clock."""
-    return entry.at + entry.views[0][2] - entry[2][0].length
+    return entry.at + entry.views[0][2] - entry.policy_limits[0].length
 
 
 def digest_number(*parts: bytes) -> int:

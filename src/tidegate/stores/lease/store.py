@@ -15,14 +15,13 @@ from tidegate.stores.lease.manager import LeaseManager, StoreRequest
 from tidegate.stores.lease.renewal import BackgroundRenewal
 from tidegate.stores.lease.share import LazyViews
 from tidegate.stores.lease.terms import Lease
-from tidegate.stores.outage import GuardedStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from tidegate.clock import Clock
     from tidegate.policy import Cost, Key, Policy
-    from tidegate.stores.base import Ask, Disable, TryAcquire, WaitQueue
+    from tidegate.stores.base import Ask, Disable, T, TryAcquire, WaitQueue
 
 
 class LeasedStore(Store):
@@ -47,7 +46,7 @@ class LeasedStore(Store):
         self.lease: Lease = lease or Lease()
         self._owns = owns
         self.manager: LeaseManager = LeaseManager(
-            self.lease, self.clock.steady, self._store_lost if isinstance(inner, GuardedStore) else None
+            self.lease, self.clock.steady, (lambda: inner.unavailable) if inner.has_fallback else None
         )
         self._renewal = BackgroundRenewal(self)
         at_fork(child=self._reset_after_fork)
@@ -56,7 +55,7 @@ class LeasedStore(Store):
 
     # ---- applying verbs ----------------------------------------------------------------------------------------------
 
-    def fast_path(self, policy: Policy, slow_path: TryAcquire, disablers: list[Disable]) -> TryAcquire | None:
+    def fast_path(self, policy: Policy, slow_path: TryAcquire[T], disablers: list[Disable]) -> TryAcquire[T] | None:
         """Build a faster `try_acquire` for calls that a share can answer; other calls go to `slow_path`."""
         policy_leases = self.manager.find_policy_leases(policy)
         if not policy_leases.length or not any(policy.one):
@@ -72,7 +71,7 @@ class LeasedStore(Store):
 
         disablers.append(disable)
 
-        def try_acquire(key: Key, cost: Cost = 1) -> Any:  # noqa: ANN401 - a Decision, or what `slow_path` returns
+        def try_acquire(key: Key, cost: Cost = 1) -> Decision | T:
             if cost == fast_cost:
                 held = token  # see tidegate.lock
                 try:
@@ -124,24 +123,26 @@ class LeasedStore(Store):
     def send(self, request: StoreRequest) -> list[Decision]:
         """Send a request to the inner store."""
         verb, asks, now, at, share = request
-        if share and isinstance(self.inner, GuardedStore):
+        if share:
             self._require_store()
-            return self.inner.ask_store(verb, asks, now, at)  # within the deadline, but never without the store
+            return self.inner.ask_store(verb, asks, now, at)
         return self.inner.apply(verb, asks, now, at)
 
     async def send_async(self, request: StoreRequest) -> list[Decision]:
         """Send a request to the inner store, without blocking the event loop."""
         verb, asks, now, at, share = request
-        if share and isinstance(self.inner, GuardedStore):
+        if share:
             self._require_store()
             return await self.inner.ask_store_async(verb, asks, now, at)
         return await self.inner.apply_async(verb, asks, now, at)
 
-    def _store_lost(self) -> bool:
-        return isinstance(self.inner, GuardedStore) and self.inner.unavailable
+    @property
+    def unleased(self) -> Store:
+        """The inner store."""
+        return self.inner
 
     def _require_store(self) -> None:
-        if self._store_lost():
+        if self.inner.unavailable:
             raise StoreUnavailable("the store is unavailable: no share of permits can be taken until it is back")
 
     # ---- metrics and closing -----------------------------------------------------------------------------------------

@@ -20,10 +20,8 @@ if TYPE_CHECKING:
 
     from tidegate.lock import Lock
     from tidegate.policy import Cost, Key, Policy
+    from tidegate.stores.base import Disable, T, TryAcquire
     from tidegate.stores.memory.table import Entry, Table
-
-    TryAcquire = Callable[[Key, Cost], Decision]
-    Disable = Callable[[], None]
 
 
 class StoreAccess(NamedTuple):
@@ -39,8 +37,8 @@ class StoreAccess(NamedTuple):
 
 
 def build_fast_path(
-    policy: Policy, table: Table, slow_path: TryAcquire, access: StoreAccess, disablers: list[Disable]
-) -> TryAcquire:
+    policy: Policy, table: Table, slow_path: TryAcquire[T], access: StoreAccess, disablers: list[Disable]
+) -> TryAcquire[T]:
     """Build the fast path of a policy, and append to `disablers` a function that sends all its calls to `slow_path`."""
     if 0 in policy.one:
         return slow_path
@@ -55,8 +53,8 @@ def build_fast_path(
 
 
 def _one_bucket(
-    policy: Policy, table: Table, slow_path: TryAcquire, access: StoreAccess, disablers: list[Disable]
-) -> TryAcquire:
+    policy: Policy, table: Table, slow_path: TryAcquire[T], access: StoreAccess, disablers: list[Disable]
+) -> TryAcquire[T]:
     lock, ns, insert, _ = access
     token, release, contend = lock.token, lock.release, lock.contend
     entries, limits, one, nothing = table.entries, policy.limits, policy.one, (0,)
@@ -75,7 +73,7 @@ def _one_bucket(
 
     disablers.append(disable)
 
-    def try_acquire(key: Key, cost: Cost = 1) -> Decision:
+    def try_acquire(key: Key, cost: Cost = 1) -> Decision | T:
         if cost == fast_cost:
             held = token
             try:
@@ -112,8 +110,8 @@ def _one_bucket(
 
 
 def _one_log(
-    policy: Policy, table: Table, slow_path: TryAcquire, access: StoreAccess, disablers: list[Disable]
-) -> TryAcquire:
+    policy: Policy, table: Table, slow_path: TryAcquire[T], access: StoreAccess, disablers: list[Disable]
+) -> TryAcquire[T]:
     lock, ns, _, _ = access
     token, release, contend = lock.token, lock.release, lock.contend
     entries, limits, one, nothing = table.entries, policy.limits, policy.one, (0,)
@@ -128,7 +126,7 @@ def _one_log(
 
     disablers.append(disable)
 
-    def try_acquire(key: Key, cost: Cost = 1) -> Decision:
+    def try_acquire(key: Key, cost: Cost = 1) -> Decision | T:
         if cost == fast_cost:
             held = token
             try:
@@ -164,8 +162,8 @@ def _one_log(
 
 
 def _one_limit(
-    policy: Policy, table: Table, slow_path: TryAcquire, access: StoreAccess, disablers: list[Disable]
-) -> TryAcquire:
+    policy: Policy, table: Table, slow_path: TryAcquire[T], access: StoreAccess, disablers: list[Disable]
+) -> TryAcquire[T]:
     lock, ns, _, _ = access
     token, release, contend = lock.token, lock.release, lock.contend
     entries, limits, one, nothing = table.entries, policy.limits, policy.one, (0,)
@@ -180,7 +178,7 @@ def _one_limit(
 
     disablers.append(disable)
 
-    def try_acquire(key: Key, cost: Cost = 1) -> Decision:
+    def try_acquire(key: Key, cost: Cost = 1) -> Decision | T:
         if cost == fast_cost:
             held = token
             try:
@@ -207,8 +205,8 @@ def _one_limit(
 
 
 def _several(
-    policy: Policy, table: Table, slow_path: TryAcquire, access: StoreAccess, disablers: list[Disable]
-) -> TryAcquire:
+    policy: Policy, table: Table, slow_path: TryAcquire[T], access: StoreAccess, disablers: list[Disable]
+) -> TryAcquire[T]:
     lock, ns, _, _ = access
     token, release, contend = lock.token, lock.release, lock.contend
     entries, limits, one, nothing = table.entries, policy.limits, policy.one, (0,) * len(policy.limits)
@@ -222,7 +220,7 @@ def _several(
 
     disablers.append(disable)
 
-    def try_acquire(key: Key, cost: Cost = 1) -> Decision:
+    def try_acquire(key: Key, cost: Cost = 1) -> Decision | T:
         if cost == fast_cost:
             held = token
             try:
@@ -253,8 +251,8 @@ def _several(
 
 
 def _several_buckets(
-    policy: Policy, table: Table, slow_path: TryAcquire, access: StoreAccess, disablers: list[Disable]
-) -> TryAcquire:
+    policy: Policy, table: Table, slow_path: TryAcquire[T], access: StoreAccess, disablers: list[Disable]
+) -> TryAcquire[T]:
     lock, ns, insert, _ = access
     token, release, contend = lock.token, lock.release, lock.contend
     entries, limits, one, nothing = table.entries, policy.limits, policy.one, (0,) * len(policy.limits)
@@ -269,7 +267,7 @@ def _several_buckets(
 
     disablers.append(disable)
 
-    def try_acquire(key: Key, cost: Cost = 1) -> Decision:
+    def try_acquire(key: Key, cost: Cost = 1) -> Decision | T:
         if cost == fast_cost:
             held = token
             try:
@@ -316,8 +314,8 @@ def _several_buckets(
 
 
 def _other_costs_of_one(
-    policy: Policy, table: Table, slow_path: TryAcquire, access: StoreAccess, disablers: list[Disable]
-) -> TryAcquire:
+    policy: Policy, table: Table, slow_path: TryAcquire[T], access: StoreAccess, disablers: list[Disable]
+) -> TryAcquire[T]:
     lock, ns, insert, _ = access
     token, release, contend = lock.token, lock.release, lock.contend
     entries, limits, nothing = table.entries, policy.limits, (0,)
@@ -332,7 +330,7 @@ def _other_costs_of_one(
 
     disablers.append(disable)
 
-    def try_acquire(key: Key, cost: Cost) -> Decision:
+    def try_acquire(key: Key, cost: Cost) -> Decision | T:
         if cost.__class__ is int and 0 <= cost <= max_cost:
             held = token
             try:
@@ -364,8 +362,8 @@ def _other_costs_of_one(
 
 
 def _other_costs_of_several(
-    policy: Policy, table: Table, slow_path: TryAcquire, access: StoreAccess, disablers: list[Disable]
-) -> TryAcquire:
+    policy: Policy, table: Table, slow_path: TryAcquire[T], access: StoreAccess, disablers: list[Disable]
+) -> TryAcquire[T]:
     lock, ns, _, _ = access
     token, release, contend = lock.token, lock.release, lock.contend
     entries, limits, nothing = table.entries, policy.limits, (0,) * len(policy.limits)
@@ -379,7 +377,7 @@ def _other_costs_of_several(
 
     disablers.append(disable)
 
-    def try_acquire(key: Key, cost: Cost) -> Decision:
+    def try_acquire(key: Key, cost: Cost) -> Decision | T:
         if cost.__class__ is int and 1 < cost <= max_cost:
             held = token
             try:

@@ -11,19 +11,18 @@ from tidegate.core.bounds import MAX_INTEGER
 from tidegate.core.decision import Decision, acquire
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from tidegate.core.decision import States
     from tidegate.policy import Cost, Key, Policy
-    from tidegate.stores.memory.fast_path import Disable, StoreAccess
+    from tidegate.stores.base import Disable, T, TryAcquire
+    from tidegate.stores.memory.fast_path import StoreAccess
     from tidegate.stores.memory.table import Table
-
-    Peek = Callable[[Key, Cost], Decision]
 
 
 def build_fast_peek(
-    policy: Policy, table: Table, slow_path: Peek, access: StoreAccess, disablers: list[Disable]
-) -> Peek:
+    policy: Policy, table: Table, slow_path: TryAcquire[T], access: StoreAccess, disablers: list[Disable]
+) -> TryAcquire[T]:
     """Build the fast path of a policy, and append to `disablers` a function that sends all its calls to `slow_path`.
 
     It serves integer costs, at keys with a state of exactly this policy and at new keys for which there is room. The
@@ -33,7 +32,9 @@ def build_fast_peek(
     return build(policy, table, slow_path, access, disablers)
 
 
-def _one_limit(policy: Policy, table: Table, slow_path: Peek, access: StoreAccess, disablers: list[Disable]) -> Peek:
+def _one_limit(
+    policy: Policy, table: Table, slow_path: TryAcquire[T], access: StoreAccess, disablers: list[Disable]
+) -> TryAcquire[T]:
     lock, ns, _, has_room = access
     token, release, contend = lock.token, lock.release, lock.contend
     entries, limits = table.entries, policy.limits
@@ -48,7 +49,7 @@ def _one_limit(policy: Policy, table: Table, slow_path: Peek, access: StoreAcces
 
     disablers.append(disable)
 
-    def peek(key: Key, cost: Cost = 1) -> Decision:
+    def peek(key: Key, cost: Cost = 1) -> Decision | T:
         if cost.__class__ is int and 0 <= cost <= max_cost:
             held = token
             try:
@@ -76,7 +77,9 @@ def _one_limit(policy: Policy, table: Table, slow_path: Peek, access: StoreAcces
     return peek
 
 
-def _several(policy: Policy, table: Table, slow_path: Peek, access: StoreAccess, disablers: list[Disable]) -> Peek:
+def _several(
+    policy: Policy, table: Table, slow_path: TryAcquire[T], access: StoreAccess, disablers: list[Disable]
+) -> TryAcquire[T]:
     lock, ns, _, has_room = access
     token, release, contend = lock.token, lock.release, lock.contend
     entries, limits, ones = table.entries, policy.limits, policy.one
@@ -91,7 +94,7 @@ def _several(policy: Policy, table: Table, slow_path: Peek, access: StoreAccess,
 
     disablers.append(disable)
 
-    def peek(key: Key, cost: Cost = 1) -> Decision:
+    def peek(key: Key, cost: Cost = 1) -> Decision | T:
         if cost.__class__ is int and 0 <= cost <= max_cost:
             held = token
             try:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from tidegate.core.algorithms import State
     from tidegate.core.limit import Limit
     from tidegate.policy import Key, Policy
-    from tidegate.stores.base import Ask, Disable, TryAcquire
+    from tidegate.stores.base import Ask, Disable, T, TryAcquire
     from tidegate.stores.memory.group_shares import GroupOf
     from tidegate.stores.memory.table import Entry
 
@@ -88,11 +88,15 @@ class MemoryStore(Store):
             table.shares = self._shares
         self._recount()
 
-    def fast_path(self, policy: Policy, slow_path: TryAcquire, disablers: list[Disable]) -> TryAcquire:
+    def limit_entries(self, max_entries: int) -> None:
+        """Keep at most this many keys from now on; existing keys are kept."""
+        self.max_entries = max_entries
+
+    def fast_path(self, policy: Policy, slow_path: TryAcquire[T], disablers: list[Disable]) -> TryAcquire[T]:
         """Build a faster `try_acquire` for usual calls; others go to `slow_path`, and all calls once it is disabled."""
         return build_fast_path(policy, self._prepare_table(policy), slow_path, self._access(), disablers)
 
-    def fast_peek(self, policy: Policy, slow_path: TryAcquire, disablers: list[Disable]) -> TryAcquire:
+    def fast_peek(self, policy: Policy, slow_path: TryAcquire[T], disablers: list[Disable]) -> TryAcquire[T]:
         """Build a faster `peek` in the same way; it accepts a cost of 0 for any policy."""
         return build_fast_peek(policy, self._prepare_table(policy), slow_path, self._access(), disablers)
 

@@ -10,10 +10,13 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import deque
+from contextlib import suppress
+from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from tidegate.clock import ThreadSignal
 from tidegate.errors import StoreUnavailable
+from tidegate.lock import Lock, locked
 from tidegate.stores.deadline import DEADLINE_STEPS
 
 if TYPE_CHECKING:
@@ -47,17 +50,25 @@ class DeadlineCall(Generic[T]):
     """One call that a worker thread runs."""
 
     def __init__(self, call: Callable[[], T], done: Callable[[], object]) -> None:
-        self.call = call
+        self.call: Callable[[], T] | None = call
         self.done = done
         self.answer: list[T] = []
         self.error: BaseException | None = None
 
-    def run(self) -> None:
-        """Run the call and keep its result or exception."""
+    def run(self) -> bool:
+        """Run the call and keep its result or exception. Return False if it was dropped."""
+        call = self.call
+        if call is None:
+            return False
         try:
-            self.answer.append(self.call())
+            self.answer.append(call())
         except BaseException as error:  # noqa: BLE001 - raised again in the caller
             self.error = error
+        return True
+
+    def drop(self) -> None:
+        """Do not run the call if it has not started."""
+        self.call = None
 
     def result(self) -> T:
         """Return the result, or raise the exception."""
@@ -67,14 +78,20 @@ class DeadlineCall(Generic[T]):
 
 
 class DeadlineThreads:
-    """Runs calls in threads. A late call continues in its thread, but its caller stops waiting."""
+    """Runs calls in threads. A late call continues in its thread, but its caller stops waiting.
+
+    An exception that a signal handler raises in a caller leaves it usable: callers hold no lock, and the state that
+    they change is always valid. `_idle` has at most one item for each worker that waits for a call. If an item is lost,
+    another worker is started; when all have started, every call waits in the queue, from which each worker takes the
+    next one.
+    """
 
     def __init__(self) -> None:
         """Start without threads."""
-        self._jobs: deque[DeadlineCall[Any]] = deque()
-        self._ready = threading.Condition()
-        self._idle = 0
-        self._threads = 0
+        self.lock: Lock = Lock()  # held by workers only
+        self._jobs: SimpleQueue[DeadlineCall[Any]] = SimpleQueue()
+        self._idle: deque[None] = deque(maxlen=MAX_THREADS)
+        self._workers = 0
         self._answered = 0
 
     def run(self, call: Callable[[], T], seconds: float) -> T:
@@ -85,7 +102,7 @@ class DeadlineThreads:
         silence = Silence(lambda: self._answered)
         while not done.wait(seconds / DEADLINE_STEPS):
             if silence.is_late():
-                self._drop(job)
+                job.drop()
                 raise deadline_error(seconds)
         return job.result()
 
@@ -103,42 +120,45 @@ class DeadlineThreads:
                 future.set_exception(job.error)
 
         def finish() -> None:
-            if not loop.is_closed():
+            with suppress(RuntimeError):  # the event loop is closed
                 loop.call_soon_threadsafe(deliver)
 
         job = DeadlineCall(call, finish)
         self._enqueue(job)
-        future.add_done_callback(lambda _: self._drop(job))
+        future.add_done_callback(lambda _: job.drop())
         return future
 
     def _enqueue(self, job: DeadlineCall[Any]) -> None:
-        with self._ready:
-            self._jobs.append(job)
-            if self._idle >= len(self._jobs):
-                self._ready.notify()
-            elif self._threads < MAX_THREADS:
-                self._threads += 1
+        try:
+            self._idle.pop()
+        except IndexError:
+            if self._workers < MAX_THREADS:
                 threading.Thread(target=self._work, name="tidegate-store", daemon=True).start()
-
-    def _drop(self, job: DeadlineCall[Any]) -> None:
-        """Remove a call from the queue if it has not started."""
-        with self._ready:
-            if job in self._jobs:
-                self._jobs.remove(job)
+        self._jobs.put(job)
 
     def _work(self) -> None:
+        """Run calls. The first one is the call for which the thread was started."""
+        if not self._add_worker():
+            return
         while True:
-            with self._ready:
-                while not self._jobs:
-                    self._idle += 1
-                    self._ready.wait()
-                    self._idle -= 1
-                job = self._jobs.popleft()
-            job.run()
-            with self._ready:
-                self._answered += 1
-            job.done()
+            job = self._jobs.get()
+            if job.run():
+                self._count_answer()
+                job.done()
             del job
+            self._idle.append(None)
+
+    @locked
+    def _add_worker(self) -> bool:
+        """Count this thread; return False if several callers together have started too many."""
+        if self._workers >= MAX_THREADS:
+            return False
+        self._workers += 1
+        return True
+
+    @locked
+    def _count_answer(self) -> None:
+        self._answered += 1
 
 
 class DeadlineTasks:

@@ -18,6 +18,7 @@ from tidegate.core.bounds import MAX_INTEGER, SECOND
 from tidegate.core.decision import Decision
 from tidegate.core.limit import Limit
 from tidegate.errors import Closed, ConfigError, StoreUnavailable
+from tidegate.flow import run, run_async
 from tidegate.fork import at_fork
 from tidegate.policy import Policy
 from tidegate.stores.base import Store
@@ -30,9 +31,10 @@ from tidegate.stores.outage.peers import WHOLE_LIMIT, Peers
 from tidegate.stores.outage.server_clock import ServerClock
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Awaitable, Callable, Sequence
 
     from tidegate.clock import Signal
+    from tidegate.flow import Flow
     from tidegate.policy import Key
     from tidegate.stores.base import Ask, WaitQueue
 
@@ -68,6 +70,8 @@ class GuardedStore(Store):
     `clock` measures deadlines and pauses. `number` identifies this process. Set `background` to False in tests that
     call `maintain` themselves.
     """
+
+    has_fallback = True
 
     def __init__(
         self,
@@ -143,20 +147,14 @@ class GuardedStore(Store):
 
     def apply(self, verb: str, asks: Sequence[Ask], now: int | None = None, at: int | None = None) -> list[Decision]:
         """Apply the verb to every key together."""
-        if self._needs_sync(asks):
+
+        def perform(sent: Sequence[Ask] | None) -> list[Decision] | None:
+            if sent is not None:
+                return self.ask_store(verb, sent, now, at)
             self.maintain()
-        outages = self._breaker.outages
-        sent = self._asks_to_send(verb, asks)
-        for left in range(self._tries_for(verb) if sent else 0, 0, -1):
-            try:
-                answers = self.ask_store(verb, sent, now, at)
-            except OUTAGE_ERRORS as error:
-                if left == 1:
-                    self._record_failure(error, outages, asks)
-            else:
-                self._tries = 1
-                return answers if sent is asks else self._original_decisions(asks, sent, answers)
-        return self._fallback.decide(verb, asks, now, at, in_doubt=bool(sent))
+            return None
+
+        return run(self._apply_flow(verb, asks, now, at), perform)
 
     async def apply_async(
         self, verb: str, asks: Sequence[Ask], now: int | None = None, at: int | None = None
@@ -169,13 +167,23 @@ class GuardedStore(Store):
             except OUTAGE_ERRORS as error:
                 self._record_failure(error, outages, asks)
                 return self._fallback.decide(verb, asks, now, at, in_doubt=True)
+
+        def perform(sent: Sequence[Ask] | None) -> Awaitable[object]:
+            return asyncio.to_thread(self.maintain) if sent is None else self.ask_store_async(verb, sent, now, at)
+
+        return await run_async(self._apply_flow(verb, asks, now, at), perform)
+
+    def _apply_flow(
+        self, verb: str, asks: Sequence[Ask], now: int | None, at: int | None
+    ) -> Flow[Sequence[Ask] | None, list[Decision]]:
+        """Decide with the store, or without it in an outage; yields the asks to send, or None to call `maintain`."""
         if self._needs_sync(asks):
-            await asyncio.to_thread(self.maintain)
+            yield None
         outages = self._breaker.outages
         sent = self._asks_to_send(verb, asks)
         for left in range(self._tries_for(verb) if sent else 0, 0, -1):
             try:
-                answers = await self.ask_store_async(verb, sent, now, at)
+                answers = yield sent
             except OUTAGE_ERRORS as error:
                 if left == 1:
                     self._record_failure(error, outages, asks)

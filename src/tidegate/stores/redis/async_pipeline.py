@@ -221,17 +221,7 @@ class AsyncPipeline:
 
     def _handle_reply(self, script: Script, reply: bytes | Exception) -> list[Script]:
         """Answer the calls of a script; return the scripts to be sent next."""
-        if isinstance(reply, driver.NoScriptError) and not script.full:
-            script.full = True
-            self.watch.script_missing(self.address.hosts)
-            return [script]
-        if isinstance(reply, Exception):
-            script.fail(driver.explain(self.address, reply))
-            return []
-        if script.calls:
-            self.watch.script_loaded(self.address.hosts)
-        again = script.receive(reply)
-        return list(self.protocol.scripts(again)) if again else []
+        return self.watch.handle_reply(script, reply, self.address, self.protocol)
 
     def close_soon(self) -> None:
         """Schedule `close` in the event loop."""

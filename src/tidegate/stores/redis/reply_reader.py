@@ -10,6 +10,10 @@ from tidegate.stores.redis import driver
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    OnData = Callable[[], None]
+    OnReply = Callable[[bytes | Exception], None]
+    OnLost = Callable[[BaseException], None]
+
 STRING, STATUS, ERROR = b"$+-"
 END: Final = b"\r\n"
 
@@ -20,22 +24,12 @@ class ReplyReader(asyncio.Protocol):
     `on_data` is called whenever any byte has arrived.
     """
 
-    def __init__(
-        self,
-        on_data: Callable[[], None],
-        on_reply: Callable[[bytes | Exception], None],
-        on_lost: Callable[[BaseException], None],
-    ) -> None:
+    def __init__(self, on_data: OnData, on_reply: OnReply, on_lost: OnLost) -> None:
         """Start at the next byte."""
         self.set_callbacks(on_data, on_reply, on_lost)
         self._buffer = b""
 
-    def set_callbacks(
-        self,
-        on_data: Callable[[], None],
-        on_reply: Callable[[bytes | Exception], None],
-        on_lost: Callable[[BaseException], None],
-    ) -> None:
+    def set_callbacks(self, on_data: OnData, on_reply: OnReply, on_lost: OnLost) -> None:
         """Replace the callbacks."""
         self._on_data = on_data
         self._on_reply = on_reply

@@ -17,9 +17,12 @@ from typing import TYPE_CHECKING, Final
 
 from tidegate.clock import SystemClock
 from tidegate.core.bounds import SECOND
+from tidegate.errors import RateLimitError
+from tidegate.stores.redis import driver
 from tidegate.stores.redis.protocol import Script
 
 if TYPE_CHECKING:
+    from tidegate.stores.redis.address import RedisAddress
     from tidegate.stores.redis.protocol import PendingCall, ScriptProtocol
     from tidegate.stores.redis.store import CallCounts
 
@@ -65,6 +68,22 @@ class ServerWatch:
         if address in self._loaded:
             self._loaded.discard(address)
             self._counts.server_changes += 1
+
+    def handle_reply(
+        self, script: Script, reply: bytes | Exception, address: RedisAddress, protocol: ScriptProtocol
+    ) -> list[Script]:
+        """Answer the calls of a script; return the scripts to be sent next."""
+        if isinstance(reply, driver.NoScriptError) and not script.full:
+            script.full = True
+            self.script_missing(address.hosts)
+            return [script]
+        if isinstance(reply, Exception):
+            script.fail(reply if isinstance(reply, RateLimitError) else driver.explain(address, reply))
+            return []
+        if script.calls:
+            self.script_loaded(address.hosts)
+        again = script.receive(reply)
+        return list(protocol.scripts(again)) if again else []
 
     def due(self, owner: object) -> bool:
         """Return whether a connection should check its marker now."""

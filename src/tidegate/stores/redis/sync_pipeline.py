@@ -215,21 +215,11 @@ class SyncPipeline:
         return False
 
     def _handle_reply(self, script: Script, reply: bytes | Exception) -> list[Script]:
-        if isinstance(reply, driver.NoScriptError) and not script.full:
-            script.full = True
-            self._watch.script_missing(self._address.hosts)
-            return [script]
         if self._connections.redirect(script, reply):
             return [script]
-        if isinstance(reply, Exception):
-            if isinstance(reply, driver.ReadOnlyError):
-                self._connections.drop()
-            script.fail(reply if isinstance(reply, RateLimitError) else driver.explain(self._address, reply))
-            return []
-        if script.calls:
-            self._watch.script_loaded(self._address.hosts)
-        again = script.receive(reply)
-        return list(self._protocol.scripts(again)) if again else []
+        if isinstance(reply, driver.ReadOnlyError):
+            self._connections.drop()
+        return self._watch.handle_reply(script, reply, self._address, self._protocol)
 
     @locked
     def close(self) -> None:
