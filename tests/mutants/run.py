@@ -49,6 +49,7 @@ TESTS = (
         "tests/core/test_sliding_histories.py",
         "tests/core/test_log_histories.py",
         "tests/core/test_limit_numbers.py",
+        "tests/core/test_traits.py",
         "tests/core/test_rate_fractions.py",
         "tests/engine/test_limiter.py",
         "tests/engine/test_reservation.py",
@@ -65,6 +66,7 @@ NAMES = {"min": "max", "max": "min", "bisect_left": "bisect_right", "bisect_righ
 
 # Mutants that change nothing anybody can see, by module, line and change, with the reason. Not planted, and counted apart.
 EQUIVALENT = {
+    ("algorithms.py", "return limit.view(state, limit, 0, now)[0]", "0 -> 1 (2)"): "what remains does not depend on the cost",
     ("bounds.py", "if exact.denominator <= widest:", "LtE -> Lt"): "fraction_below finds the exact one too",
     ("bounds.py", "b = pow(p, -1, q) if q > 1 else 0", "Gt -> GtE"): "the inverse modulo 1 is 0",
     ("bounds.py", "b = pow(p, -1, q) if q > 1 else 0", "0 -> 1"): "for q = 1, the next line makes it `widest` from either",
@@ -117,6 +119,8 @@ EQUIVALENT = {
         "as above",
     ("log.py", 'sums += array("q", [before + shift for before in self.sums[last:i]])', "Add -> Sub (2)"):
         "entries that are changed are neighbours: before the first, the shift is 0, and none lie between them",
+    ("log.py", "if state is None or state[0] is not limit:", "0 -> 1"): "`current` returns a state of the limit itself",
+    ("log.py", "if now < times[tail - 1]:", "Lt -> LtE"): "both are the same instant",
     ("log.py", "if state[0] is not limit:", "0 -> 1"): "for the limit itself, that is the same instant",
     ("log.py", 'return LogEntries(array("q"), array("q")), 0, 0, 0, now', "0 -> 1 (3)"): "sums are compared with their base",
     ("log.py", "if delta < 0:", "Lt -> LtE"): "a change of nothing is not asked for",
@@ -125,8 +129,8 @@ EQUIVALENT = {
      "dropped: state = current(state, limit, now)"): "windows that have ended count nothing, and begin where new ones do",
     ("sliding.py", "elif start - limit.length <= at < start:", "Lt -> LtE"): "the branch above has taken the start itself",
     ("windows.py", "again = min(end, expires) if overlaps else 0", "0 -> 1"): "no window ends that soon after 1970",
-    ("windows.py", "if state is None or state[0] is limit:", "0 -> 1"): "what follows, for all other states, gives the same",
-    ("windows.py", "if state is not None and state[0] is limit:", "0 -> 1"): "as above",
+    ("windows.py", "if state is not None and state[0] is limit:", "0 -> 1"):
+        "what follows, for all other states, gives the same",
     ("windows.py", "if delta > 0 and (at is None or (not held and start <= at <= now)):", "Gt -> GtE"):
         "a change of nothing is not asked for",
     ("windows.py", "if delta >= 0:", "GtE -> Gt"): "what is left to change is nothing, and changes nothing",

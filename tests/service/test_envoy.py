@@ -225,7 +225,7 @@ async def test_a_message_that_cannot_be_parsed_is_refused(envoy, sent):
 
 
 async def test_an_unexpected_exception_is_logged_and_not_sent(envoy, monkeypatch, caplog):
-    monkeypatch.setattr(envoy.decider.store, "apply_async", None)  # causes a TypeError
+    monkeypatch.setattr(envoy.decider, "acquire_in_thread", None)  # causes a TypeError
     with pytest.raises(grpc.aio.AioRpcError) as error:
         await envoy.call(({"ip": "1"},))
     assert (error.value.code(), error.value.details()) == (grpc.StatusCode.INTERNAL, "see the log of the service")

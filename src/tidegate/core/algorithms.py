@@ -102,12 +102,12 @@ def unmarked(state: State) -> State:
 
 def remaining_of_view(state: State | None, limit: Limit, now: int) -> int:
     """Return the remaining permits, which do not depend on a cost."""
-    return limit.rules.view(state, limit, 0, now)[0]
+    return limit.view(state, limit, 0, now)[0]
 
 
 def retry_of_view(state: State | None, limit: Limit, cost: int, now: int) -> int:
     """Return how long to wait for a cost."""
-    return limit.rules.view(state, limit, cost, now)[1]
+    return limit.view(state, limit, cost, now)[1]
 
 
 class Algorithm(NamedTuple):

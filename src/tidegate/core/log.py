@@ -115,12 +115,14 @@ def view_log(state: State | None, limit: Limit, cost: int, now: int) -> View:
 
 def _log(state: State | None, limit: Limit, now: int) -> Log:
     """Return the entries that count, and the instant."""
-    state = current(state, limit, now)
+    if state is None or state[0] is not limit:
+        state = current(state, limit, now)
     if state is None:
         return LogEntries(array("q"), array("q")), 0, 0, 0, now
     _, entries, head, tail, base = state
     times = entries.times
-    now = max(now, times[tail - 1])
+    if now < times[tail - 1]:  # noqa: PLR1730 - max() would cost a tenth of the view
+        now = times[tail - 1]
     if times[head] <= now - limit.length:
         head, base = entries.until(now - limit.length, head, tail)
     return entries, head, tail, base, now

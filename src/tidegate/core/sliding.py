@@ -56,6 +56,8 @@ def _view_resized(limit: Limit, cost: int, count: int, previous: int, ahead: int
 
 def _weigh(limit: Limit, previous: int, ahead: int) -> int:
     """Return the weight of the previous window: its count times its share within one period, rounded up."""
+    if not previous:
+        return 0
     ticks = limit.length // limit.tick
     return ceil_div(previous * min(ticks, ceil_div(ahead, limit.tick)), ticks)
 
@@ -71,6 +73,8 @@ def _sliding(state: State | None, limit: Limit, now: int) -> tuple[int, int, int
 
 def _rolled(state: State | None, limit: Limit, now: int) -> tuple[int, int, int, int]:
     """Return the counts of the windows around now, their start and their length."""
+    if state is not None and state[0] is limit and now - state[3] < limit.length:  # the common state
+        return state[1], state[2], state[3], limit.length
     state = current(state, limit, now)
     if state is None:
         return 0, 0, now - now % limit.length, limit.length

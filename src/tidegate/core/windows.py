@@ -29,6 +29,11 @@ MAX_OLDER_WINDOWS: Final = 4  # older windows in a state; beyond that, the first
 
 def charge_fixed(state: State | None, limit: Limit, cost: int, now: int) -> State | None:
     """Count in a window that opens at the first admitted call and lasts one period."""
+    if state is not None and state[0] is limit:  # the common state, without further calls
+        _, used, start = state
+        if now - start >= limit.length:
+            used, start = 0, now
+        return (limit, used + cost, start) if cost <= limit.quota - used else None
     state = current(state, limit, now)
     start, end = _fixed(state, limit, now)
     return _charge_window(state, limit, cost, now, start, end)
@@ -36,6 +41,9 @@ def charge_fixed(state: State | None, limit: Limit, cost: int, now: int) -> Stat
 
 def view_fixed(state: State | None, limit: Limit, cost: int, now: int) -> View:
     """Compute the view of the open window."""
+    if state is not None and state[0] is limit:  # the common state
+        _, used, start = state
+        return _view_common(limit, cost, used, start + limit.length - now)
     state = current(state, limit, now)
     start, end = _fixed(state, limit, now)
     return _view_window(state, limit, cost, now, start, end)
@@ -63,6 +71,12 @@ def expires_fixed(state: State) -> int:
 
 def charge_calendar(state: State | None, limit: Limit, cost: int, now: int) -> State | None:
     """Count in the calendar window around now."""
+    if state is not None and state[0] is limit:  # the common state, without further calls
+        _, used, since = state
+        start = limit.calendar.window(max(now, since))[0]  # type: ignore[union-attr]  # see _calendar
+        if start != since:
+            used = 0
+        return (limit, used + cost, start) if cost <= limit.quota - used else None
     state = current(state, limit, now)
     start, end = _calendar(state, limit, now)
     return _charge_window(state, limit, cost, now, start, end)
@@ -70,6 +84,10 @@ def charge_calendar(state: State | None, limit: Limit, cost: int, now: int) -> S
 
 def view_calendar(state: State | None, limit: Limit, cost: int, now: int) -> View:
     """Compute the view of the calendar window around now."""
+    if state is not None and state[0] is limit:  # the common state
+        _, used, since = state
+        start, end = limit.calendar.window(max(now, since))  # type: ignore[union-attr]  # see _calendar
+        return _view_common(limit, cost, used, end - now if start == since else 0)
     state = current(state, limit, now)
     start, end = _calendar(state, limit, now)
     return _view_window(state, limit, cost, now, start, end)
@@ -159,9 +177,8 @@ def _counted(state: State, limit: Limit, now: int, start: int, end: int) -> tupl
 
 def _charge_window(state: State | None, limit: Limit, cost: int, now: int, start: int, end: int) -> State | None:
     """Take permits from the window [start, end) if they are available."""
-    if state is None or state[0] is limit:  # the common state, written by this limit
-        used = state[1] if state is not None and state[2] == start else 0
-        return (limit, used + cost, start) if cost <= limit.quota - used else None
+    if state is None:
+        return (limit, cost, start) if cost <= limit.quota else None
     counted, _ = _counted(state, limit, now, start, end)
     return _taken(state, limit, cost, now, start, end) if cost <= limit.quota - _sum(counted) else None
 
@@ -179,14 +196,22 @@ def _taken(state: State | None, limit: Limit, cost: int, now: int, start: int, e
     return owner, used + min(cost, MAX_INTEGER - used), start
 
 
+def _view_common(limit: Limit, cost: int, used: int, ahead: int) -> View:
+    """Compute the view of a window that carries no other; it ends in `ahead` microseconds, or has ended."""
+    if ahead <= 0:
+        used = ahead = 0
+    left = limit.quota - used
+    left = max(left, 0)
+    if cost <= left:
+        return left, 0, ahead
+    return left, ahead if cost <= limit.quota else NEVER, ahead
+
+
 def _view_window(state: State | None, limit: Limit, cost: int, now: int, start: int, end: int) -> View:
     """Compute the view of the window [start, end)."""
-    counted: list[Window] = []
-    if state is not None and state[0] is limit:  # the common state
-        if state[2] == start:
-            counted.append((state[1], start, end))
-    elif state is not None:
-        counted = sorted(_counted(state, limit, now, start, end)[0], key=lambda window: window[2])
+    if state is None:
+        return _view_common(limit, cost, 0, 0)
+    counted = sorted(_counted(state, limit, now, start, end)[0], key=lambda window: window[2])
     left = free = limit.quota - _sum(counted)
     retry = 0
     if cost > limit.quota:

@@ -338,7 +338,26 @@ class BaseDecider:
         self._fast_paths[policy] = decide
         return decide
 
-    # ---- several policies at once, for Envoy -------------------------------------------------------------------------
+    # ---- for Envoy: descriptors, and several policies at once --------------------------------------------------------
+
+    def acquire_in_thread(
+        self, loop: asyncio.AbstractEventLoop, variant: PolicyVariant, key: Key, cost: int
+    ) -> Decision | None:
+        """Take permits for a valid key from another thread; None if that needs the event loop, to which this belongs.
+
+        Everything but the count of an allowed call is recorded by the event loop. CPython does not switch threads
+        within that addition.
+        """
+        policy_limiter = self._limiter_for(variant)
+        acquire_now = policy_limiter.acquire_now
+        if acquire_now is None or self.blocks.active:
+            return None
+        decision = acquire_now(key, cost)
+        if decision.within_limits and not self._observers and not self.stats.near_limit.samples_left:
+            policy_limiter.count.allowed += 1
+        else:
+            loop.call_soon_threadsafe(self._record, policy_limiter, key, cost, decision.with_views())
+        return decision
 
     async def decide_all(self, asks: Sequence[tuple[Policy, Key, int]]) -> list[Decision]:
         """Decide on several policies, all or nothing: if one limit denies, nothing is charged.

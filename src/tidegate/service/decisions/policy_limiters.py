@@ -161,7 +161,7 @@ def bound_key(key: Key) -> Key:
     """Bound the length of a descriptor's key: a long key, which a client may choose, is replaced by its digest."""
     parts = (key,) if isinstance(key, str) else key
     if sum(map(len, parts)) <= MAX_KEY_LENGTH:
-        return key if all(part.isascii() for part in parts) else check_key(key)
+        return key if all(map(str.isascii, parts)) else check_key(key)
     return blake2b(join_key(key).encode(errors="surrogatepass"), digest_size=16).hexdigest()
 
 

@@ -1,0 +1,371 @@
+"""The network front of the service: every path beside its floor, a server that gives a constant answer.
+
+    python -m bench.front [--quick] [--only http|batch|resp|grpc]
+
+All servers run at once and take turns in short slices. A server has one core, the client another. The figures that
+count are microseconds of the server's processor time per request (or per decision, for batches) and their ratio to the
+floor: rates depend on the client and on the machine. The floors: an asyncio protocol with httptools, or with hiredis,
+that answers with constant bytes; a gRPC server with an empty handler.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+ROOT: Final = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT), str(ROOT / "src")]
+
+from tests.servers.valkey import ValkeyServer  # noqa: E402 - needs the path above
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+CONNECTIONS: Final = 32
+BATCH: Final = 100
+PIPELINE: Final = 16
+SERVER_CORE: Final = 0
+CLIENT_CORE: Final = 1
+TICKS: Final = os.sysconf("SC_CLK_TCK")
+
+
+def http_request(path: str, body: dict[str, Any]) -> bytes:
+    """Write a request as clients write it."""
+    data = json.dumps(body).encode()
+    head = f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nContent-Length: {len(data)}"
+    return head.encode() + b"\r\n\r\n" + data
+
+
+def resp_command(*words: str) -> bytes:
+    """Write a command as Redis clients write it."""
+    return b"*%d\r\n" % len(words) + b"".join(b"$%d\r\n%s\r\n" % (len(word), word.encode()) for word in words)
+
+
+SINGLE: Final = http_request("/v1/acquire", {"policy": "api", "key": "user:42"})
+KEYS: Final = [f"user:{number}" for number in range(BATCH)]
+MANY: Final = http_request("/v1/batch", {"policy": "api", "keys": KEYS})
+ASKS: Final = http_request("/v1/batch", {"asks": [{"policy": "api", "key": key} for key in KEYS]})
+COMMAND: Final = resp_command("TG.ACQUIRE", "api", "user:42")
+
+
+class Case(NamedTuple):
+    """A kind of request to a server, and how many decisions and answers it makes."""
+
+    part: str
+    name: str
+    server: str
+    floor: str | None = None  # the case that it is compared with
+    request: bytes = b""
+    decisions: int = 1
+    answers: int = 1
+    target: str = ""
+
+
+CASES: Final = (
+    Case("http", "HTTP, constant answer", "http-floor", None, SINGLE),
+    Case("http", "HTTP, uvicorn with an empty ASGI application", "uvicorn-floor", "HTTP, constant answer", SINGLE),
+    Case("http", "HTTP, acquire", "memory", "HTTP, constant answer", SINGLE,
+         target="at most 30 us, and 1.5 x the floor"),
+    Case("batch", "HTTP, batch of 100 keys", "memory", None, MANY, BATCH, target="at least 450,000/s"),
+    Case("batch", "HTTP, batch of 100 asks", "memory", None, ASKS, BATCH),
+    Case("batch", "HTTP, batch of 100 keys, leased Redis", "leased", None, MANY, BATCH,
+         target="at least 250,000/s, p99 below 50 ms"),
+    Case("resp", "RESP, constant answer", "resp-floor", None, COMMAND),
+    Case("resp", "RESP, TG.ACQUIRE", "memory-resp", "RESP, constant answer", COMMAND,
+         target="at least 4 x the rate of HTTP, acquire"),
+    Case("resp", "RESP, TG.ACQUIRE, pipelined by 16", "memory-resp", None, COMMAND * PIPELINE, PIPELINE, PIPELINE,
+         target="at least 200,000/s"),
+    Case("grpc", "gRPC, empty handler, grpc.aio", "grpc-floor"),
+    Case("grpc", "gRPC, empty handler, threads", "grpc-threads-floor", "gRPC, empty handler, grpc.aio"),
+    Case("grpc", "gRPC, ShouldRateLimit", "memory-grpc", "gRPC, empty handler, threads",
+         target="at least 4,000/s"),
+)  # fmt: skip
+
+
+class Slice(NamedTuple):
+    """What one slice measured."""
+
+    rate: float  # decisions a second
+    cpu: float  # microseconds of the server's processor time per decision
+    p99: float  # milliseconds per request
+
+
+def main() -> None:
+    """Measure all cases in turns, and print a table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="a few short rounds")
+    parser.add_argument("--only", choices=sorted({case.part for case in CASES}), help="one part only")
+    options = parser.parse_args()
+    rounds, seconds = (3, 1.0) if options.quick else (9, 2.0)
+    cases = [case for case in CASES if options.only in (None, case.part)]
+    os.sched_setaffinity(0, {CLIENT_CORE})
+    slices: dict[str, list[Slice]] = {case.name: [] for case in cases}
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        servers = {name: stack.enter_context(start(name, folder, stack)) for name in sorted({c.server for c in cases})}
+        for case in cases:
+            load(case, *servers[case.server], 0.3)
+        for _ in range(rounds):
+            for case in cases:
+                slices[case.name].append(load(case, *servers[case.server], seconds))
+        first = fresh_leases(folder, stack) if any(case.server == "leased" for case in cases) else None
+    report(cases, slices)
+    if first is not None:
+        print(f"\nbatches on a leased Redis, first second after the start: {first.rate:,.0f}/s, p99 {first.p99:.1f} ms")
+
+
+def report(cases: list[Case], slices: dict[str, list[Slice]]) -> None:
+    """Print the medians, and each case beside its floor (the median of the ratios of its slices)."""
+    print("| path | us of processor time per decision | x floor | decisions/s | p99 ms | aim |")
+    print("| --- | --- | --- | --- | --- | --- |")
+    for case in cases:
+        found = slices[case.name]
+        ratio = ""
+        if case.floor is not None:
+            pairs = zip(found, slices[case.floor], strict=True)
+            ratio = f"{median(ours.cpu / floor.cpu for ours, floor in pairs):.2f}"
+        cpu, rate, p99 = (median(each[place] for each in found) for place in (1, 0, 2))
+        print(f"| {case.name} | {cpu:.1f} | {ratio} | {rate:,.0f} | {p99:.1f} | {case.target} |")
+
+
+def fresh_leases(folder: Path, stack: ExitStack) -> Slice:
+    """Load a leased service from its first request on, for one second."""
+    case = next(case for case in CASES if case.server == "leased")
+    return load(case, *stack.enter_context(start("leased", folder, stack)), 1.0)
+
+
+# ---- servers ---------------------------------------------------------------------------------------------------------
+
+FLOORS: Final = {
+    "http-floor": """
+        import asyncio, sys, httptools, uvloop
+        HEAD = b"HTTP/1.1 200 OK\\r\\ncontent-type: application/json\\r\\ncontent-length: 200\\r\\n\\r\\n"
+        ANSWER = HEAD + b"x" * 200
+        class Floor(asyncio.Protocol):
+            def connection_made(self, transport):
+                self.transport, self.parser = transport, httptools.HttpRequestParser(self)
+            def data_received(self, data):
+                self.parser.feed_data(data)
+            def on_body(self, body):
+                self.body = body
+            def on_message_complete(self):
+                self.transport.write(ANSWER)
+        async def main():
+            server = await asyncio.get_running_loop().create_server(Floor, "127.0.0.1", int(sys.argv[1]))
+            await server.serve_forever()
+        uvloop.run(main())
+    """,
+    "uvicorn-floor": """
+        import sys, uvicorn
+        START = {"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]}
+        BODY = {"type": "http.response.body", "body": b"{}"}
+        async def app(scope, receive, send):
+            await receive()
+            await send(START)
+            await send(BODY)
+        uvicorn.run(app, port=int(sys.argv[1]), lifespan="off", access_log=False, log_level="error",
+                    http="httptools", loop="uvloop")
+    """,
+    "resp-floor": """
+        import asyncio, sys, hiredis, uvloop
+        ANSWER = b"*5\\r\\n:1\\r\\n:999999999\\r\\n:0\\r\\n:60000\\r\\n*0\\r\\n"
+        class Floor(asyncio.Protocol):
+            def connection_made(self, transport):
+                self.transport, self.reader = transport, hiredis.Reader()
+            def data_received(self, data):
+                self.reader.feed(data)
+                while self.reader.gets() is not False:
+                    self.transport.write(ANSWER)
+        async def main():
+            server = await asyncio.get_running_loop().create_server(Floor, "127.0.0.1", int(sys.argv[1]))
+            await server.serve_forever()
+        uvloop.run(main())
+    """,
+    "grpc-floor": """
+        import asyncio, sys, grpc
+        async def answer(request, context):
+            return b"\\x08\\x01"
+        async def main():
+            server = grpc.aio.server()
+            methods = {"ShouldRateLimit": grpc.unary_unary_rpc_method_handler(answer)}
+            service = "envoy.service.ratelimit.v3.RateLimitService"
+            server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, methods),))
+            server.add_insecure_port(f"127.0.0.1:{sys.argv[1]}")
+            await server.start()
+            await server.wait_for_termination()
+        asyncio.run(main())
+    """,
+    "grpc-threads-floor": """
+        import sys, grpc
+        from concurrent.futures import ThreadPoolExecutor
+        server = grpc.server(ThreadPoolExecutor(4))
+        methods = {"ShouldRateLimit": grpc.unary_unary_rpc_method_handler(lambda request, context: b"\\x08\\x01")}
+        service = "envoy.service.ratelimit.v3.RateLimitService"
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, methods),))
+        server.add_insecure_port(f"127.0.0.1:{sys.argv[1]}")
+        server.start()
+        server.wait_for_termination()
+    """,
+}
+DOMAIN: Final = "domains: [{domain: edge, descriptors: [{key: ip, limits: 1000000000/1m}]}]\n"
+
+
+@contextmanager
+def start(name: str, folder: Path, stack: ExitStack) -> Iterator[tuple[int, int]]:
+    """Run a server on a free port and one core; yields its port and its process id."""
+    port = free_port()
+    process = subprocess.Popen(  # noqa: S603 - our own servers
+        command(name, port, folder, stack),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join((str(ROOT / "src"), os.environ.get("PYTHONPATH", "")))},
+    )
+    os.sched_setaffinity(process.pid, {SERVER_CORE})
+    try:
+        for _ in range(200):
+            try:
+                socket.create_connection(("127.0.0.1", port), 1).close()
+                break
+            except OSError:
+                time.sleep(0.05)
+        yield port, process.pid
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait(15)
+
+
+def command(name: str, port: int, folder: Path, stack: ExitStack) -> list[str]:
+    """Return the command that starts a server."""
+    if name in FLOORS:
+        script = folder / f"{name}.py"
+        lines = FLOORS[name].splitlines()
+        script.write_text("\n".join(line.removeprefix(" " * 8) for line in lines), encoding="utf-8")
+        return [sys.executable, str(script), str(port)]
+    config = folder / f"{name}-{port}.yaml"
+    text = DOMAIN + "policies: {api: 1000000000/1m}\n"
+    if name == "leased":
+        text += f"store: {stack.enter_context(ValkeyServer()).url}\nlease: true\n"
+    config.write_text(text, encoding="utf-8")
+    listen = ["--listen", f"127.0.0.1:{port}"]
+    if "-" in name:  # the other port is the one that is measured
+        listen = ["--listen", "127.0.0.1:0", f"--{name.split('-')[1]}", f"127.0.0.1:{port}"]
+    return [sys.executable, "-m", "tidegate", "start", str(config), *listen]
+
+
+def free_port() -> int:
+    """Return a port that is free now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def processor_time(pid: int) -> float:
+    """Return the seconds of processor time that a process has used."""
+    fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / TICKS
+
+
+# ---- load ------------------------------------------------------------------------------------------------------------
+
+
+def load(case: Case, port: int, pid: int, seconds: float) -> Slice:
+    """Send a request over each connection again and again, and wait for its answer each time."""
+    before, start = processor_time(pid), time.perf_counter()
+    times = asyncio.run(call_grpc(port, seconds)) if case.part == "grpc" else call_sockets(case, port, seconds)
+    took = time.perf_counter() - start
+    decisions = len(times) * case.decisions
+    times.sort()
+    return Slice(
+        decisions / took, (processor_time(pid) - before) / decisions * 1e6, times[len(times) * 99 // 100] * 1000
+    )
+
+
+def call_sockets(case: Case, port: int, seconds: float) -> list[float]:
+    """Send requests over sockets; returns the time that each took."""
+    complete = complete_resp if case.part == "resp" else complete_http
+    times: list[float] = []
+    with selectors.DefaultSelector() as selector, ExitStack() as stack:
+        for _ in range(CONNECTIONS):
+            connection = stack.enter_context(socket.create_connection(("127.0.0.1", port)))
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            connection.sendall(case.request)
+            selector.register(connection, selectors.EVENT_READ, [time.perf_counter(), b""])
+        waiting, end = CONNECTIONS, time.perf_counter() + seconds
+        while waiting:
+            for key, _ in selector.select(10):
+                sent_at, data = key.data
+                data += key.fileobj.recv(65536)  # type: ignore[union-attr]  # a socket
+                if not complete(data, case.answers):
+                    key.data[1] = data
+                    continue
+                now = time.perf_counter()
+                times.append(now - sent_at)
+                if now < end:
+                    key.data[:] = now, b""
+                    key.fileobj.send(case.request)  # type: ignore[union-attr]  # as above
+                else:
+                    selector.unregister(key.fileobj)
+                    waiting -= 1
+    return times
+
+
+def complete_http(data: bytes, _: int) -> bool:
+    """Return whether a response is complete; raises if it is not a 200."""
+    head, found, body = data.partition(b"\r\n\r\n")
+    if not found:
+        return False
+    if not head.startswith(b"HTTP/1.1 200"):
+        raise RuntimeError(data)
+    length = head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0]
+    return len(body) >= int(length)
+
+
+def complete_resp(data: bytes, answers: int) -> bool:
+    """Return whether all answers are complete: each ends with the empty list of the limits that denied."""
+    if data.startswith(b"-"):
+        raise RuntimeError(data)
+    return data.count(b"*0\r\n") >= answers
+
+
+async def call_grpc(port: int, seconds: float) -> list[float]:
+    """Call ShouldRateLimit for many addresses; returns the time that each call took."""
+    import grpc  # type: ignore[import-untyped]  # noqa: PLC0415 - it has no types; only this part needs it
+
+    from tidegate.service.envoy.messages import METHOD, SERVICE, message_classes  # noqa: PLC0415 - as above
+
+    bodies = []
+    for number in range(1, 255):
+        request = message_classes()["RateLimitRequest"](domain="edge")
+        request.descriptors.add().entries.add(key="ip", value=f"203.0.113.{number}")
+        bodies.append(request.SerializeToString())
+    times: list[float] = []
+    end = time.perf_counter() + seconds
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        call: Callable[[bytes], Any] = channel.unary_unary(f"/{SERVICE}/{METHOD}")
+
+        async def ask(first: int) -> None:
+            number = first
+            while (before := time.perf_counter()) < end:
+                await call(bodies[number % len(bodies)])
+                times.append(time.perf_counter() - before)
+                number += 1
+
+        await asyncio.gather(*(ask(first) for first in range(CONNECTIONS)))
+    return times
+
+
+if __name__ == "__main__":
+    main()

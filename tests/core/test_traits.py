@@ -1,0 +1,45 @@
+"""The traits of each algorithm, and what its port in Lua needs to know of it."""
+
+import pytest
+
+from tidegate.core.algorithms import ALGORITHMS, Algorithm
+
+TRAITS = {
+    "token_bucket": {"refills", "leasable"},
+    "fixed_window": {"windowed", "leasable", "movable"},
+    "calendar_window": {"windowed", "by_calendar", "leasable", "movable"},
+    "sliding_window": {"weighted", "leasable"},
+    "sliding_log": {"logged", "leasable", "rolling", "movable"},
+    "concurrency": {"logged", "holds_slots"},
+}
+EVERY_TRAIT = set().union(*TRAITS.values())
+# the number, how many numbers a state has, and the cost as a multiple of that of a bucket: what core.lua is built for
+PORTS = {
+    "token_bucket": (1, 5, 1),
+    "fixed_window": (2, 2, 3),
+    "calendar_window": (3, 2, 3),
+    "sliding_window": (4, 4, 3),
+    "sliding_log": (5, 6, 5),
+    "concurrency": (6, 6, 5),
+}
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_each_algorithm_has_its_traits_and_no_others(name):
+    rules = ALGORITHMS[name]
+    assert {trait for trait in EVERY_TRAIT if getattr(rules, trait) is True} == TRAITS[name]
+    assert {trait for trait in EVERY_TRAIT if getattr(rules, trait) is not True} == {
+        trait for trait in EVERY_TRAIT if getattr(rules, trait) is False
+    }
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_each_algorithm_tells_its_port(name):
+    rules = ALGORITHMS[name]
+    assert (rules.port_number, rules.port_size, rules.port_cost) == PORTS[name]
+
+
+def test_a_new_algorithm_has_no_trait_and_no_port():
+    rules = Algorithm(*ALGORITHMS["fixed_window"][:4])
+    assert not any(getattr(rules, trait) for trait in EVERY_TRAIT)
+    assert (rules.port_number, rules.port_size, rules.port_cost) == (0, 0, 3)
