@@ -99,6 +99,11 @@ class Store(ABC):
         """Do what `ask_store` does, without blocking the event loop."""
         return await self.apply_async(verb, asks, now, at)
 
+    async def wait_for_shares(self, asks: Sequence[Ask]) -> bool:
+        """Wait for permits that the store takes in advance; returns whether there was any to wait for."""
+        del asks
+        return False
+
     @property
     def unavailable(self) -> bool:
         """Whether calls are decided without the store now."""

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from tidegate import Limit, Policy, StoreUnavailable
 from tidegate.stores import MemoryStore
 from tidegate.stores.lease import Lease, LeasedStore
-from tidegate.stores.lease.manager import MAX_PENDING, StoreRequest
+from tidegate.stores.lease.manager import MAX_PENDING
+from tidegate.stores.lease.steps import StoreRequest
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -10,7 +10,7 @@ from unittest.mock import patch
 import pytest
 
 from tests.stores.lease.simulator import overspent, random_simulation
-from tidegate.stores.lease import manager, share, terms
+from tidegate.stores.lease import share, steps, terms
 
 ALL = ("token_bucket", "sliding_log", "fixed_window", "sliding_window", "calendar_window")
 POLICIES = [*((algorithm,) for algorithm in ALL), ("token_bucket", "token_bucket"), ALL]
@@ -46,7 +46,7 @@ def test_a_bucket_is_exceeded_by_no_more_than_documented_if_some_processes_do_no
     assert over, "nothing was exceeded: the documented bound is not needed"
 
 
-LeasedShare, StoreRequest = share.LeasedShare, manager.StoreRequest
+LeasedShare, StoreRequest = share.LeasedShare, steps.StoreRequest
 
 
 def start_at_reply(self, one, granted, decision, sent, received, span, init=LeasedShare.__init__):

@@ -7,7 +7,7 @@ policy that the configuration can select has one AsyncLimiter on the shared stor
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from tidegate.core.decision import Decision
 from tidegate.errors import Closed, RateLimitError
@@ -41,6 +41,10 @@ if TYPE_CHECKING:
     from tidegate.service.decisions.idempotency import KeyedCall
     from tidegate.service.decisions.policies import PolicyVariant, ServicePolicies
     from tidegate.stores import Store
+    from tidegate.stores.base import Ask
+
+
+MAX_LEASE_WAITS: Final = 3  # how often a batch waits for leases before it asks the store itself
 
 
 class BaseDecider:
@@ -255,6 +259,11 @@ class BaseDecider:
         await self._background.watch()
         results = [self._acquire_from_lease(subject, cost) for subject, cost in listed]
         missing = [number for number, result in enumerate(results) if result is ASK_STORE]
+        try:
+            missing = await self._wait_for_leases(listed, results, missing)
+        except asyncio.CancelledError:
+            self._refund_all_abandoned(listed, results)
+            raise
         tasks = [asyncio.ensure_future(self._acquire_or_error(*listed[number])) for number in missing]
         try:
             decided = await asyncio.gather(*tasks)
@@ -266,6 +275,26 @@ class BaseDecider:
         for number, result in zip(missing, decided, strict=True):
             results[number] = result
         return results  # type: ignore[return-value]  # no ASK_STORE is left
+
+    async def _wait_for_leases(
+        self, asks: list[tuple[Subject, Cost]], results: list[Any], missing: list[int]
+    ) -> list[int]:
+        """Wait for leases of the keys that are missing, and decide on those again; returns what is still missing."""
+        for _ in range(MAX_LEASE_WAITS):
+            store_asks = [ask for number in missing if (ask := self._lease_ask(*asks[number])) is not None]
+            if not store_asks or not await self.store.wait_for_shares(store_asks):
+                break
+            for number in missing:
+                results[number] = self._acquire_from_lease(*asks[number])
+            missing = [number for number in missing if results[number] is ASK_STORE]
+        return missing
+
+    def _lease_ask(self, subject: Subject, cost: Cost) -> Ask | None:
+        """Return the ask of one permit that a lease may have; None for any other."""
+        if cost != 1 or cost.__class__ is not int:
+            return None
+        found = self.find(subject)
+        return None if found is None else (found[0].policy, found[1], found[0].policy.one)
 
     def _refund_all_abandoned(self, asks: list[tuple[Subject, Cost]], results: list[Any]) -> None:
         for (subject, cost), result in zip(asks, results, strict=True):

@@ -9,17 +9,17 @@ from __future__ import annotations
 import weakref
 from asyncio import CancelledError
 from collections import Counter, deque
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 from tidegate.core.algorithms import NEVER
 from tidegate.core.bounds import SECOND
 from tidegate.core.decision import Decision
 from tidegate.errors import StoreUnavailable
-from tidegate.flow import Flow
 from tidegate.lock import Lock, locked
 from tidegate.stores.cancellation import DROPPABLE
 from tidegate.stores.lease.policy_leases import PolicyLeases
-from tidegate.stores.lease.share import CachedDenial, LeasedShare
+from tidegate.stores.lease.share import NO_SHARE, CachedDenial, LeasedShare
+from tidegate.stores.lease.steps import DeferredCall, Renewal, StoreRequest
 from tidegate.stores.lease.terms import share_lifetime
 
 if TYPE_CHECKING:
@@ -29,40 +29,12 @@ if TYPE_CHECKING:
     from tidegate.stores.base import Ask
     from tidegate.stores.lease.policy_leases import Leftover
     from tidegate.stores.lease.share import Costs, KeyLease
+    from tidegate.stores.lease.steps import LeaseFlow
     from tidegate.stores.lease.terms import Lease
 
 SWEEP_PER_CALL: Final = 8  # due key leases that one call sweeps at most
 SWEEP_PER_JOB: Final = 256  # due key leases of a policy that one background job sweeps at most
 MAX_PENDING: Final = 10 * SECOND  # how long one pending request keeps other calls from requesting a share of its key
-
-
-class StoreRequest(NamedTuple):
-    """A request to the inner store: the arguments of `Store.apply`. A `share` may only come from the store itself."""
-
-    verb: str
-    asks: Sequence[Ask]
-    now: int | None = None
-    at: int | None = None
-    share: bool = False
-
-
-LeaseFlow = Flow[StoreRequest, Any]  # receives a list of Decisions for each StoreRequest
-
-
-class Renewal(NamedTuple):
-    """A job: request the share that follows the current one."""
-
-    leases: PolicyLeases
-    key_lease: KeyLease
-
-
-class DeferredCall(NamedTuple):
-    """A job: a correction or reset whose task was cancelled before its request was sent (arguments of `apply_flow`)."""
-
-    verb: str
-    asks: Sequence[Ask]
-    now: int | None
-    at: int | None
 
 
 class LeaseManager:
@@ -178,12 +150,12 @@ class LeaseManager:
     @locked
     def clear_pending(self, key_lease: KeyLease) -> None:
         """Allow the next call of a key to request a share."""
-        key_lease.pending_until = 0
+        key_lease.end_request()
 
     @locked
     def count_lost(self, leases: PolicyLeases, key_lease: KeyLease, request: Costs) -> None:
         """Count a share as lost: whether the store charged it is unknown."""
-        key_lease.pending_until = 0
+        key_lease.end_request()
         leases.count("granted", request)
 
     @locked
@@ -192,7 +164,7 @@ class LeaseManager:
     ) -> Decision | None:
         """Add a granted share after taking the permits of a call from it; None if the store denied it."""
         received = self.steady()
-        key_lease.pending_until = 0
+        key_lease.end_request()  # the calls that wait need the lock to continue
         key_lease.store_remaining = [view[0] for view in decision.views]
         if not decision.allowed:
             return None
@@ -287,6 +259,40 @@ class LeaseManager:
         if any(request):
             yield from self.hold_flow(leases, key_lease, request, sent, (0,) * len(request))
 
+    def request_shares(self, asks: Sequence[Ask], notify: Callable[[], None]) -> tuple[int, int]:
+        """Schedule a request for a share of each key that has no permits left, and recently had a call.
+
+        Returns how many requests are pending, each of which calls `notify` when it has ended, and how long to wait.
+        """
+        if self.store_lost():
+            return 0, 0
+        return self.schedule_requests([(self.find_policy_leases(ask[0]), *ask[1:]) for ask in asks], notify)
+
+    @locked
+    def schedule_requests(
+        self, asks: list[tuple[PolicyLeases, Key, Costs]], notify: Callable[[], None]
+    ) -> tuple[int, int]:
+        """Do what `request_shares` does."""
+        now, pending, until = self.steady(), 0, 0
+        for leases, key, costs in asks:
+            key_lease = leases.find_or_add(key, now) if leases.length else None
+            if key_lease is None:
+                continue
+            known = key_lease.last_call is not None and now - key_lease.last_call < leases.length
+            key_lease.last_call = now
+            if not known and key_lease.share is NO_SHARE:
+                continue  # the first call of a key: a share might not be used
+            denial = key_lease.denial
+            if denial is not None and now < denial.until:
+                continue
+            key_lease.add_missed(costs)
+            if key_lease.pending_until <= now:
+                key_lease.pending_until = now + MAX_PENDING
+                self.jobs.append(Renewal(leases, key_lease))
+            key_lease.waiting.append(notify)
+            pending, until = pending + 1, max(until, key_lease.pending_until)
+        return pending, until
+
     @locked
     def plan_renewal(self, leases: PolicyLeases, key_lease: KeyLease) -> tuple[Costs, int]:
         """Return the costs of the next share, and the current time; costs of 0 if no share is needed."""
@@ -295,7 +301,10 @@ class LeaseManager:
         request = key_lease.plan_request(nothing, sent, leases.length, self.lease.spread)
         if leases.closed or key_lease.forgotten or self.store_lost():
             request = nothing
-        key_lease.pending_until = sent + MAX_PENDING if any(request) else 0
+        if any(request):
+            key_lease.pending_until = sent + MAX_PENDING
+        else:
+            key_lease.end_request()
         return request, sent
 
     def schedule_returns(self, leftovers: Iterable[Leftover]) -> None:

@@ -14,7 +14,7 @@ from tidegate.lock import Lock, locked
 
 if TYPE_CHECKING:
     from tidegate.clock import Signal
-    from tidegate.stores.lease.manager import LeaseFlow
+    from tidegate.stores.lease.steps import LeaseFlow
     from tidegate.stores.lease.store import LeasedStore
 
 log: logging.Logger = logging.getLogger(__name__)

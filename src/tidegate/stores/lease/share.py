@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final, overload
 from tidegate.core.decision import Decision
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from tidegate.core.algorithms import View
     from tidegate.core.limit import Limit
@@ -181,6 +181,7 @@ class KeyLease:
         "pending_until",
         "share",
         "store_remaining",
+        "waiting",
     )
 
     def __init__(self, key: Key) -> None:
@@ -190,7 +191,8 @@ class KeyLease:
         self.next_share: LeasedShare = NO_SHARE
         self.last_share: LeasedShare = NO_SHARE  # the previous current share: shows the demand
         self.pending_until: int = 0  # a request for a share is pending; no other call requests one before this time
-        self.missed: Costs = ()  # costs of calls that asked the store while a request was pending
+        self.waiting: list[Callable[[], None]] = []  # called when the pending request has ended
+        self.missed: Costs = ()  # costs of calls that found no permits while a request was pending
         self.forgotten: bool = False  # dropped: a share that arrives later is not kept
         self.denial: CachedDenial | None = None
         self.store_remaining: Sequence[int] = ()  # permits left in the store by its last decision
@@ -244,8 +246,15 @@ class KeyLease:
             self.share = self.next_share = NO_SHARE
         return removed
 
+    def end_request(self) -> None:
+        """Allow the next call to request a share, and notify the calls that wait for the pending one."""
+        self.pending_until = 0
+        waiting, self.waiting = self.waiting, []
+        for notify in waiting:
+            notify()
+
     def add_missed(self, costs: Costs) -> None:
-        """Add the costs of a call that asks the store while a request for a share is pending."""
+        """Add the costs of a call that finds no permits while a request for a share is pending."""
         self.missed = tuple(map(add, self.missed, costs)) if self.missed else costs
 
     def plan_request(self, costs: Costs, now: int, length: int, spread: int) -> Costs:
@@ -263,5 +272,6 @@ class KeyLease:
             ahead = [FIRST_SHARE_CALLS * (cost + more) for cost, more in zip(costs, missed, strict=True)]
         else:
             return costs
-        triples = zip(costs, ahead, self.store_remaining or costs, strict=True)
-        return tuple(max(cost, min(more, left // spread)) for cost, more, left in triples)
+        # As long as it is unknown what is left in the store, only the calls that wait are served.
+        most = [left // spread for left in self.store_remaining] or missed
+        return tuple(max(cost, min(more, left)) for cost, more, left in zip(costs, ahead, most, strict=True))

@@ -6,12 +6,13 @@ import atexit
 import weakref
 from typing import TYPE_CHECKING, Any
 
+from tidegate.clock import TaskSignal
 from tidegate.core.decision import Decision
 from tidegate.errors import StoreUnavailable
 from tidegate.flow import run, run_async
 from tidegate.fork import at_fork
 from tidegate.stores.base import Store
-from tidegate.stores.lease.manager import LeaseManager, StoreRequest
+from tidegate.stores.lease.manager import LeaseManager
 from tidegate.stores.lease.renewal import BackgroundRenewal
 from tidegate.stores.lease.share import LazyViews
 from tidegate.stores.lease.terms import Lease
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from tidegate.clock import Clock
     from tidegate.policy import Cost, Key, Policy
     from tidegate.stores.base import Ask, Disable, T, TryAcquire, WaitQueue
+    from tidegate.stores.lease.steps import StoreRequest
 
 
 class LeasedStore(Store):
@@ -117,6 +119,27 @@ class LeasedStore(Store):
         finally:
             self._renewal.ensure_running_async()
         return decisions
+
+    async def wait_for_shares(self, asks: Sequence[Ask]) -> bool:
+        """Request shares of keys without permits, and wait for them; returns whether there was one to wait for.
+
+        Many calls for the same keys then need one request for each key, in place of one for each call.
+        """
+        signal = TaskSignal()
+        left = 0
+
+        def notify() -> None:
+            nonlocal left
+            left -= 1
+            if not left:
+                signal.set()
+
+        count, until = self.manager.request_shares(asks, notify)
+        left += count
+        self._renewal.ensure_running_async()
+        if left > 0:
+            await self.clock.wait_async(signal, until)
+        return count > 0
 
     # During an outage a GuardedStore decides without the store. Such permits cannot be returned, so they are no share.
 

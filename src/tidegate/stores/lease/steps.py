@@ -1,0 +1,43 @@
+"""The steps of the flows of a leased store, and the jobs that run in the background."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from tidegate.flow import Flow
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tidegate.stores.base import Ask
+    from tidegate.stores.lease.policy_leases import PolicyLeases
+    from tidegate.stores.lease.share import KeyLease
+
+
+class StoreRequest(NamedTuple):
+    """A request to the inner store: the arguments of `Store.apply`. A `share` may only come from the store itself."""
+
+    verb: str
+    asks: Sequence[Ask]
+    now: int | None = None
+    at: int | None = None
+    share: bool = False
+
+
+LeaseFlow = Flow[StoreRequest, Any]  # receives a list of Decisions for each StoreRequest
+
+
+class Renewal(NamedTuple):
+    """A job: request the share that follows the current one."""
+
+    leases: PolicyLeases
+    key_lease: KeyLease
+
+
+class DeferredCall(NamedTuple):
+    """A job: a correction or reset whose task was cancelled before its request was sent (arguments of `apply_flow`)."""
+
+    verb: str
+    asks: Sequence[Ask]
+    now: int | None
+    at: int | None

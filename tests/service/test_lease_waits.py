@@ -1,0 +1,107 @@
+"""Batches on a leased store: calls for the same keys wait for one share, in place of a request for each call."""
+
+import asyncio
+
+import pytest
+import redis
+
+from tests.servers.valkey import ValkeyServer
+from tidegate.core.decision import Decision
+from tidegate.service.config.settings import load_settings
+from tidegate.service.decisions.decider import Decider, Subject
+from tidegate.stores.opened import OpenedStore
+
+WINDOW = "1000000/1h fixed_window"  # the store applies the limit itself, not a stricter one
+KEYS = 20
+BATCHES = 16
+
+
+@pytest.fixture(scope="module")
+def server():
+    with ValkeyServer() as valkey:
+        yield valkey
+
+
+@pytest.fixture(params=[WINDOW, [WINDOW, "2000000/1d sliding_window"]], ids=["one limit", "two limits"])
+async def service(request, server):
+    with redis.Redis(port=server.port) as admin:
+        admin.flushall()
+    settings = load_settings({"policies": {"api": {"limits": request.param, "on_store_error": "deny"}}})
+    return LeasedService(server.url, settings)
+
+
+class LeasedService:
+    """A decider on a leased store."""
+
+    def __init__(self, url, settings):
+        self._url, self._settings = url, settings
+        self.store = OpenedStore.open(url, lease=True).store
+        self.decider = Decider(settings.policies, self.store)
+        self.requests = 0  # to the shared store
+        self.store.inner.ask_store_async = self._counting(self.store.inner.ask_store_async)
+
+    def _counting(self, apply):
+        async def counted(*request):
+            self.requests += 1
+            return await apply(*request)
+
+        return counted
+
+    async def used(self):
+        """Stop, which returns all unused permits, and return what the store counts for each key."""
+        await self.decider.close()
+        store = OpenedStore.open(self._url).store
+        reading = Decider(self._settings.policies, store)
+        usage = [await reading.usage(subject) for subject, _ in asks()]
+        await reading.close()
+        return [each["1h"].used for each in usage]
+
+
+def asks(count=KEYS):
+    return [(Subject("api", f"user:{number}"), 1) for number in range(count)]
+
+
+async def test_concurrent_batches_for_the_same_keys_share_their_requests(service):
+    results = await asyncio.gather(*(service.decider.batch(asks()) for _ in range(BATCHES)))
+    assert all(isinstance(each, Decision) and each.allowed for batch in results for each in batch)
+    assert service.requests <= KEYS * 6  # not one for each of the KEYS * BATCHES calls
+    assert await service.used() == [BATCHES] * KEYS
+
+
+async def test_cancelled_batches_leave_no_charge(service):
+    decider = service.decider
+    await decider.batch(asks())
+    waiting = [asyncio.ensure_future(decider.batch(asks())) for _ in range(BATCHES)]
+    for turns, task in enumerate(waiting):
+        for _ in range(turns % 5):
+            await asyncio.sleep(0)
+        task.cancel()
+    done = await asyncio.gather(*waiting, return_exceptions=True)
+    counted = sum(not isinstance(each, BaseException) for each in done)
+    assert await service.used() == [1 + counted] * KEYS
+
+
+async def test_a_denied_key_does_not_wait_for_a_share(service):
+    decider = service.decider
+    await decider.batch([(Subject("api", "full"), 900_000)])
+    first = await decider.batch([(Subject("api", "full"), 100_000), (Subject("api", "full"), 1)])
+    before = service.requests
+    again = await decider.batch([(Subject("api", "full"), 1)] * 5)
+    assert all(isinstance(each, Decision) for each in (*first, *again))
+    assert service.requests - before <= 5
+    await service.used()
+
+
+async def test_a_lost_store_denies_at_once():
+    with ValkeyServer() as lost:
+        settings = load_settings({"policies": {"api": {"limits": "1000/1h", "on_store_error": "deny"}}})
+        store = OpenedStore.open(lost.url, lease=True).store
+        decider = Decider(settings.policies, store)
+        await decider.batch(asks())
+        lost.kill()
+        for _ in range(3):
+            results = await asyncio.wait_for(decider.batch(asks() * 40), 20)
+            if not any(isinstance(each, Decision) and each.allowed for each in results):
+                break
+        assert not any(isinstance(each, Decision) and each.allowed for each in results)
+        await decider.close()
