@@ -84,7 +84,7 @@ class _ConfiguredBudget:
 
     @property
     def lost(self) -> bool:
-        """Whether the database does not answer at the moment."""
+        """Whether the database is unavailable."""
         return self.operations.lost
 
     @property

@@ -31,7 +31,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--storage", metavar="PATH", help="the SQLite file or store URL, used instead of the configured one"
     )
     parser.add_argument(
-        "--watch", metavar="SECONDS", nargs="?", type=seconds, const=1.0, help="repeat until interrupted (every second)"
+        "--watch",
+        metavar="SECONDS",
+        nargs="?",
+        type=seconds,
+        const=1.0,
+        help="update the display until interrupted, every second by default",
     )
 
 

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from tidegate.outbound.capacity.shared_notices import SharedNotice, SharedNotices
 
 REASONS: Final = {
-    TOO_MANY_REQUESTS: "answered 429 Too Many Requests",
-    SERVICE_UNAVAILABLE: "answered 503 Service Unavailable",
+    TOO_MANY_REQUESTS: "responded with 429 Too Many Requests",
+    SERVICE_UNAVAILABLE: "responded with 503 Service Unavailable",
 }
 
 

@@ -142,7 +142,7 @@ class LeasedStore(Store):
 
     def _require_store(self) -> None:
         if self._store_lost():
-            raise StoreUnavailable("the store is unavailable: no share of permits can be taken until it is back")
+            raise StoreUnavailable("the store is unavailable: no permits can be leased until it is available again")
 
     # ---- metrics and closing -----------------------------------------------------------------------------------------
 

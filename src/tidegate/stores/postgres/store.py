@@ -216,7 +216,7 @@ class PostgresStore(Store):
         requests = self._pool.take_queued(caller, MAX_CALLS_PER_STATEMENT - 1)
         calls = [call, *(request.call for request in requests)]
         error: Exception = StoreUnavailable(
-            f"PostgreSQL {self.target.name} gave no answer: the caller that sent this call was cancelled"
+            f"PostgreSQL {self.target.name} did not decide: the caller that sent this call was cancelled"
         )
         try:
             result = yield from connection.call_flow(call.verb, self._parameters(calls), until)
