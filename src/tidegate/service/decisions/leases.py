@@ -8,7 +8,7 @@ token_bucket       The bucket refills while a permit is unused, so another clien
                    burst + rate * (e - a), so all clients use at most burst + rate * (e - s) from s to e.
 fixed_window,      A permit used after its window would count in no window. So a lease ends with the window.
 calendar_window
-sliding_log,       A charge expires one period after the lease, but the permit may have been used later than the charge, and
+sliding_log,       A charge expires one period after the lease, but the permit may have been used later than the charge;
 sliding_window,    a client that has crashed cannot report when. So there are no leases: each call needs a request, and
 concurrency        `seconds` is 0. The same applies to slots, policies in shadow mode, costs by unit, and an unavailable
                    store.
