@@ -36,7 +36,8 @@ LONG   := tests/outage tests/soak tests/stores/lease tests/budget/test_processes
           tests/swarm/test_processes.py tests/swarm/test_simulation.py tests/swarm/test_stress.py \
           tests/service/dashboard tests/service/test_proxies.py tests/service/test_real_envoy.py \
           tests/service/test_schemathesis.py tests/service/test_shared_store.py tests/service/test_workers.py \
-          tests/engine/test_celery.py tests/engine/test_interrupts.py tests/engine/test_interrupts_of_servers.py \
+          tests/engine/test_celery.py tests/engine/test_interrupts.py tests/engine/test_interrupts_of_leases.py \
+          tests/engine/test_interrupts_of_servers.py tests/engine/test_interrupts_of_sqlite.py \
           tests/engine/test_fork.py tests/engine/test_fork_users.py tests/stores/test_cancellation.py \
           tests/service/test_hostile_clients.py tests/budget/test_schema.py tests/inbound/test_routers.py
 ENGINE := tests/core tests/engine tests/policy tests/headers tests/conformance tests/docs
