@@ -59,7 +59,7 @@ def read_settings(args: argparse.Namespace) -> BudgetSettings:
 
 
 def show(budget: TaskBudget, output: Output, clock: Clock, interval: float | None, rounds: int | None = None) -> None:
-    """Show the budget once, or every `interval` seconds, until interrupted or for so many rounds."""
+    """Show the budget once, or every `interval` seconds, until interrupted or for the given number of rounds."""
     shown = 0
     while True:
         usage = budget.snapshot()

@@ -1,4 +1,4 @@
-"""Queues settlements that the database did not take, and repeats them from a thread until it does."""
+"""Queues settlements while the database is unavailable, and retries them from a thread until they succeed."""
 
 from __future__ import annotations
 

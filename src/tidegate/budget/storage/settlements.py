@@ -110,7 +110,7 @@ class StoreSettlements:
 
 
 class SQLiteSettlements:
-    """Settles with the SQLite file directly: the budget, not the guarded store, repeats what a lost file misses."""
+    """Settles with the SQLite file directly: while it is unavailable, the budget queues and retries the calls."""
 
     lists_open = True
 

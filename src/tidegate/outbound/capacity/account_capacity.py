@@ -118,7 +118,7 @@ class AccountCapacity:
         return CurrentCapacity(snapshot.current, max(snapshot.frozen_until or 0, self._exhausted_until))
 
     def exhaust(self, reset: int) -> None:
-        """Send nothing for so many microseconds: the provider reports that no quota is left until then."""
+        """Send nothing for this number of microseconds: the provider reports that no quota is left until then."""
         self._exhausted_until = max(self._exhausted_until, self._clock.steady() + reset)
         self._changed()
 

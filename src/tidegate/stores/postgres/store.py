@@ -64,7 +64,7 @@ class PostgresStore(Store):
     transaction, which decides them one after another.
 
     `timeout` is how many seconds the server may take for a call that was sent, `connect_timeout` for opening a
-    connection. With `silence`, a server that is silent for so many seconds while it owes an answer is checked with a
+    connection. With `silence`, a server that sends nothing for that many seconds while a reply is due is checked with a
     heartbeat, and the store is unavailable if that fails. Waiting for a connection does not count as long as
     connections become free. `pool_size` connections serve all threads and event loops of this process; a forked process
     opens its own. For tests, `clock` replaces the server's clock.
