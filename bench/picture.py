@@ -1,4 +1,4 @@
-"""A bar chart as SVG, written by hand: readable on light and dark pages, and as text by those who cannot see it."""
+"""Draw a bar chart as SVG, for light and dark pages, with a text alternative for screen readers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The targets the project set itself, judged by the figures of one run."""
+"""The targets of the project, checked against the figures of one run."""
 
 from __future__ import annotations
 
