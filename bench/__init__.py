@@ -1,1 +1,1 @@
-"""Side by side with other limiters, in one run: `make bench`."""
+"""Compares tidegate with other rate limiters in one run: `make bench`."""

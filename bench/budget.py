@@ -1,4 +1,4 @@
-"""Task budgets side by side: a batch check on five tiers, with 100,000 tasks in the month's window, on an SQLite file.
+"""Compare task budgets: a batch check on five tiers, with 100,000 tasks in the month's window, on an SQLite file.
 
 python -m bench.budget             about a minute
 python -m bench.budget --quick     a look

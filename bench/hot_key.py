@@ -1,4 +1,4 @@
-"""One key asked again and again, without waiting."""
+"""Repeated calls for one key, without waiting."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Inbound limiters compared: the same page bare, behind ours and behind its peers, interleaved in one run.
+"""Compare inbound limiters: the same page without a limiter, with tidegate and with others, interleaved in one run.
 
     python -m bench.inbound [--quick] [--only process|server] [--json FILE]
 
@@ -106,7 +106,7 @@ def built(name: str) -> Any:  # noqa: ANN401 - an application
     try:
         return SITES[name]()
     except ImportError as error:
-        print(f"  {name} is left out: {error}")
+        print(f"  {name} is not measured: {error}")
         return None
 
 
@@ -258,7 +258,7 @@ def report(results: dict[str, Any]) -> None:
     ):
         if not results.get(part):
             continue
-        print(f"\n{unit}, best (median), against the bare site")
+        print(f"\n{unit}, best (median), compared with the site without a limiter")
         for name, figure in results[part].items():
             bare = results[part].get(bare_of(name), figure)
             against = figure["best"] - bare["best"] if part == "process" else figure["median"] / bare["median"]

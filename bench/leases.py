@@ -1,4 +1,4 @@
-"""Leased and not, on SQLite and on Redis (Valkey), and on memory for comparison; and whether the limit held.
+"""Compare decisions with and without leases, on SQLite, Redis (Valkey) and memory; check that the limit is kept.
 
 python -m bench.leases             under a minute
 python -m bench.leases --quick     a look

@@ -1,4 +1,4 @@
-"""100,000 keys that all have a state, asked in random order; and keys never seen before."""
+"""Calls for 100,000 keys that have a state, in random order, and calls for new keys."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bytes that a key costs beside the key itself, by tracemalloc in a fresh process."""
+"""Measure the memory per key, without the key itself, with tracemalloc in a new process."""
 
 from __future__ import annotations
 

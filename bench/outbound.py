@@ -1,4 +1,4 @@
-"""What a limiter costs per request: tidegate's transports, plain httpx and requests, and peers, in one run.
+"""Measure the cost of a limiter per request: tidegate's transports, plain httpx and requests, and others, in one run.
 
 python -m bench.outbound             under a minute
 python -m bench.outbound --quick     a look

@@ -1,4 +1,4 @@
-"""A bar chart as SVG, written by hand: readable on light and dark pages, and as text by those who cannot see it."""
+"""Draw a bar chart as SVG, for light and dark pages, with a text alternative for screen readers."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def memory(results: dict[str, Any]) -> str:
     summary = "; ".join(
         f"{names[each]} " + ", ".join(f"{case['bytes'][each]['bytes']:.0f}" for case in cases) for each in order
     )
-    parts = [text(20, 30, "Memory: bytes per key, beside the key itself (less is better)", "title")]
+    parts = [text(20, 30, "Memory: bytes per key, without the key itself (less is better)", "title")]
     for row, each in enumerate(order):
         top = 56 + LINE * row
         parts.append(text(LEFT - 10, top + BAR + 5, names[each], anchor="end"))

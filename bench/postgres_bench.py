@@ -1,4 +1,4 @@
-"""PostgreSQL side by side: processes and tasks that share one server, decisions per second, and whether the limit held.
+"""Compare limiters on one PostgreSQL server: decisions per second, and whether the limit is kept.
 
 python bench/postgres_bench.py             about two minutes
 python bench/postgres_bench.py --quick     a look

@@ -1,10 +1,10 @@
-"""Compare tidegate with other limiters in one run, and say whether the targets of the project are met.
+"""Compare tidegate with other limiters in one run, and report which targets of the project are met.
 
 make bench                              everything, about half an hour
-make bench ARGS=--quick                 a look, a few minutes; writes nothing into docs
+make bench ARGS=--quick                 a few minutes; does not change the docs
 make bench ARGS="--only hot_key"        one comparison: hot_key many_keys five_limits tasks threads memory,
-                                        or of what is shared: sqlite redis_bench postgres_bench leases,
-                                        or of the faces: inbound outbound budget service
+                                        or on shared stores: sqlite redis_bench postgres_bench leases,
+                                        or of the interfaces: inbound outbound budget service
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ if TYPE_CHECKING:
 TIMED: Final[tuple[ModuleType, ...]] = (hot_key, many_keys, five_limits, tasks)
 ALL: Final = (OURS, *PEERS)
 NAMES: Final = tuple(module.__name__.removeprefix("bench.") for module in (*TIMED, threads, memory))
-# Comparisons that start servers and processes of their own, each a program that prints its table and its verdicts.
+# Comparisons that start their own servers and processes; each program prints its table and whether targets are met.
 PROGRAMS: Final = {
     "sqlite": "One SQLite file, one and four processes",
     "redis_bench": "One Valkey server, 1, 32 and 256 tasks",
     "postgres_bench": "One PostgreSQL server, one and four processes",
-    "leases": "Permits taken ahead",
+    "leases": "Permits leased in advance",
     "inbound": "A middleware in front of a small application",
     "outbound": "A transport under an HTTP client",
     "budget": "A batch check on a file with 100,000 tasks",
-    "service": "The decision service, beside its bare server",
+    "service": "The decision service, compared with its bare HTTP server",
 }
 
 
@@ -67,7 +67,7 @@ def main() -> None:
         print(tables.table(name, results[name], results["libraries"]), flush=True)
     results["targets"] = targets.judge(results)
     results["seconds"] = round(time.monotonic() - begun)
-    print(tables.verdicts(results["targets"]))
+    print(tables.target_lines(results["targets"]))
     results["programs"] = {
         name: {"title": PROGRAMS[name], "said": run_program(name, quick=chosen.quick)}
         for name in chosen.only or PROGRAMS

@@ -1,4 +1,4 @@
-"""The decision service measured beside what its server does with an empty handler, in turns in one run.
+"""Compare the decision service with its HTTP server and an empty handler, in turns, in one run.
 
     python -m bench.service [--quick] [--only process|http|grpc|keys] [--json FILE]
 
@@ -204,7 +204,7 @@ def running(start: Callable[[int], list[str]]) -> Iterator[int]:
 
 
 def warm_up(port: int, body: str, verb: str) -> None:
-    """Ask a few times, so that leases are there and code is warm."""
+    """Make a few calls, so that leases exist and the code is warm."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
     for _ in range(20):
         connection.request("POST", f"/v1/{verb}", body, {"Content-Type": "application/json"})
@@ -245,7 +245,7 @@ def judge(rates: dict[str, float]) -> None:
 
 
 def over_grpc(rounds: int, seconds: int) -> dict[str, Any]:
-    """Measure ShouldRateLimit beside a bare grpc.aio server: all are Python, the client in this process."""
+    """Compare ShouldRateLimit with a bare grpc.aio server: all are Python, the client in this process."""
     rates: dict[str, list[float]] = {"tidegate": [], "grpc-bare": []}
     tails: dict[str, list[float]] = {"tidegate": [], "grpc-bare": []}
     with ExitStack() as stack:

@@ -1,4 +1,4 @@
-"""SQLite side by side: processes that share one file, decisions per second, and whether the limit held.
+"""Compare limiters on one SQLite file: decisions per second of several processes, and whether the limit is kept.
 
 python -m bench.sqlite             about a minute
 python -m bench.sqlite --quick     a look

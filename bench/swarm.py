@@ -1,4 +1,4 @@
-"""How quickly a swarm slows down, how it settles below a limit that it does not know, and what it keeps.
+"""Measure how quickly a swarm slows down, how it settles below an unknown limit, and how much of the limit it uses.
 
 python -m bench.swarm                    everything; the simulated day of 1,000 agents takes an hour or two
 python -m bench.swarm --only reduction   20 processes on real NATS and Redis: from a 429 to all others reduced

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from bench.libraries import OURS
-from bench.targets import Verdict, fastest
+from bench.targets import TargetResult, fastest
 from bench.threads import MISTAKES
 
 BEGIN: Final = "<!-- figures: written by make bench -->"
@@ -35,10 +35,16 @@ def rows_of(name: str, found: dict[str, Any]) -> tuple[list[str], dict[str, list
         return thread_rows(found)
     if name == "memory":
         names = next(iter(found.values()))["bytes"]
-        header = ["bytes per key beside the key", *(case["title"].split(", ", 1)[1] for case in found.values())]
+        header = [
+            "bytes per key, without the key itself",
+            *(case["title"].split(", ", 1)[1] for case in found.values()),
+        ]
         return header, {each: [size_cell(case, each) for case in found.values()] for each in names}
     names = {each: None for case in found.values() for each in case["ns"]}
-    header = ["ns per decision, best (median), times ours", *(case["title"] for case in found.values())]
+    header = [
+        "nanoseconds per decision: best slice (median), ratio to tidegate",
+        *(case["title"] for case in found.values()),
+    ]
     return header, {each: [time_cell(case, each) for case in found.values()] for each in names}
 
 
@@ -77,7 +83,7 @@ def thread_rows(found: dict[str, Any]) -> tuple[list[str], dict[str, list[str]]]
     return header, rows
 
 
-def verdicts(found: list[Verdict]) -> str:
+def target_lines(found: list[TargetResult]) -> str:
     """Show which targets are met."""
     return "\n".join(
         ["", "targets", *(f"  {'met    ' if each.met else 'NOT MET'}  {each.target}: {each.figure}" for each in found)]
@@ -99,7 +105,7 @@ def markdown(results: dict[str, Any]) -> str:
         "",
         f"Measured {place['date']} with {where}.",
         "",
-        *grid(["library", "version", "set up as"], [list(each.values()) for each in libraries.values()]),
+        *grid(["library", "version", "configuration"], [list(each.values()) for each in libraries.values()]),
     ]
     for name in (name for name in results if name not in ("machine", "libraries", "targets", "seconds", "programs")):
         header, rows = rows_of(name, results[name])
@@ -107,7 +113,8 @@ def markdown(results: dict[str, Any]) -> str:
         lines += [f"**{header[0][0].upper()}{header[0][1:]}**", "", *grid(["", *header[1:]], cells)]
     lines += ["**Targets**", ""]
     lines += grid(
-        ["target", "", "figure"], [[t.target, "met" if t.met else "**not met**", t.figure] for t in results["targets"]]
+        ["target", "result", "measured"],
+        [[t.target, "met" if t.met else "**not met**", t.figure] for t in results["targets"]],
     )
     for program in results["programs"].values():
         lines += [f"**{program['title']}**", "", "```text", program["said"].rstrip(), "```", ""]

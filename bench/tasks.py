@@ -1,4 +1,4 @@
-"""The same questions from a task of asyncio."""
+"""The same calls from an asyncio task."""
 
 from __future__ import annotations
 

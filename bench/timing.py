@@ -1,4 +1,4 @@
-"""Time decisions in many short slices, the libraries taking turns; the smallest slice is the one least disturbed."""
+"""Time decisions in many short slices, in which the libraries take turns; the fastest slice was disturbed least."""
 
 from __future__ import annotations
 

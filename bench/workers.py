@@ -1,4 +1,4 @@
-"""One process for each library, asked in turn: so that none runs while another is measured, nor in its heap.
+"""One process for each library, used in turn: no library runs while another is measured, or shares its heap.
 
 Some peers keep threads that scan all their keys; in one process these would slow down whoever is measured next.
 """

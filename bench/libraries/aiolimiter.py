@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from bench.libraries import AskAsync
 
 NAME = DISTRIBUTION = "aiolimiter"
-STRATEGY = "leaky bucket; no answer, waits"
+STRATEGY = "leaky bucket; waits, returns nothing"
 HOT = 1  # the amount: it has no keys, so a hot key is a limiter asked directly
 
 

@@ -67,7 +67,7 @@ class Call(Protocol):
 
 
 class ThreadCall:
-    """A call of a thread. It runs inside a generator, because a generator knows whether it is running."""
+    """A call of a thread. It runs inside a generator, because `gi_running` shows whether a generator is running."""
 
     __slots__ = ("_generator",)
 

@@ -138,7 +138,7 @@ def test_a_warning_is_dropped_after_the_last_retry(receiver, messages):
     wait_until(lambda: webhook.sent, "the second was accepted")
     assert webhook.dropped == 1
     assert json.loads(receiver.requests[-1][1])["event"] == "second"
-    assert messages() == ["dropped a warning that could not be posted to the webhook: it responded with status 500"]
+    assert messages() == ["dropped an event that could not be posted to the webhook: it responded with status 500"]
     webhook.close()
 
 

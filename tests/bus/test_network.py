@@ -121,7 +121,7 @@ def test_nats_without_jetstream(subject, caplog):
             bus.publish(subject, b"two", Retain("key", 2, 60))
             until(lambda: len(heard) == 2, "arrival")
             until(lambda: bus.metrics()["unretained"], "counting what is not retained")
-        assert caplog.text.count("cannot retain messages for late joiners") <= 2
+        assert caplog.text.count("cannot retain messages for later subscribers") <= 2
         assert bus.connected
         assert joined(bus, subject) == []
 

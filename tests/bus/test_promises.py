@@ -50,7 +50,7 @@ class Fragile(LocalBus):
                 subscription._handler(Event(subject, payload, late))  # noqa: SLF001 - past its guard
 
 
-class Immortal(LocalBus):
+class NeverClosed(LocalBus):
     def _check(self):
         """Refuse nothing."""
 
@@ -63,7 +63,7 @@ class Immortal(LocalBus):
         (Fresh, "messages published as late are marked late"),
         (Newest, "payloads are delivered unchanged|late subscriber"),
         (Fragile, "on purpose"),
-        (Immortal, "a closed bus raises closed"),
+        (NeverClosed, "a closed bus raises closed"),
     ],
 )
 def test_verify_bus_detects_a_broken_guarantee(kind, promise):

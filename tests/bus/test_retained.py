@@ -86,8 +86,8 @@ def in_nats(server, subject, key, value):
     asyncio.run(put())
 
 
-class Joined:
-    """A new bus that has joined a subject."""
+class NewSubscriber:
+    """A new bus with a subscription that has received the retained messages."""
 
     def __init__(self, url, subject):
         self.bus = open_bus(url)
@@ -112,14 +112,14 @@ def check_that_all_works(url, subject, caplog, *, plant):
         first.subscribe(subject, print)
 
         def retained():
-            late = Joined(url, subject)
+            late = NewSubscriber(url, subject)
             late.bus.close()
             return late.versions.get("good")
 
         until(lambda: retained() == 5, "retaining")
         plant()
         with caplog.at_level(logging.WARNING):
-            late = Joined(url, subject)
+            late = NewSubscriber(url, subject)
             until(lambda: late.heard, "what is retained")
             assert late.heard == [b"good"]
             assert late.versions == {"good": 5}
@@ -167,13 +167,13 @@ def test_a_redis_key_of_another_type_does_not_prevent_joining(valkey, subject, e
             "stream": lambda key: client.xadd(key, {"a": "b"}),
         }
         put[entry](KEY_PREFIX + subject)
-    late = Joined(valkey.url, subject)
+    late = NewSubscriber(valkey.url, subject)
     late.bus.publish(subject, b"hello", Retain("good", 1, 60))
     until(lambda: late.heard == [b"hello"], "a live message")
 
     def retained():
         with open_bus(valkey.url):
-            again = Joined(valkey.url, subject)
+            again = NewSubscriber(valkey.url, subject)
             again.bus.close()
             return again.versions
 
@@ -186,12 +186,12 @@ def test_a_malformed_message_under_the_key_of_a_valid_one_is_skipped(valkey, nat
     in_redis(valkey, subject, b"good", b"garbage")
     in_nats(nats_server, subject, HEX, b"garbage")
     for server in (valkey, nats_server):
-        late = Joined(server.url, subject)
+        late = NewSubscriber(server.url, subject)
         late.bus.publish(subject, b"mine", Retain("good", 1, 60))
         until(lambda late=late: late.heard == [b"mine"], "a live message")
 
         def retained(server=server):
-            again = Joined(server.url, subject)
+            again = NewSubscriber(server.url, subject)
             again.bus.close()
             return again.versions
 
@@ -205,7 +205,7 @@ def test_the_number_of_retained_entries_read_is_bounded(valkey, subject):
         for start in range(0, 100_000, 10_000):
             entries = {b"k%d" % n: b"1 " + FAR + b" " + b"x" * 1000 for n in range(start, start + 10_000)}
             client.hset(KEY_PREFIX + subject, mapping=entries)
-    late = Joined(valkey.url, subject)
+    late = NewSubscriber(valkey.url, subject)
     until(lambda: late.bus.metrics()["waiting"] == 0, "handling")
     assert len(late.events) <= 10_000
     assert late.bus.metrics()["malformed"] >= 90_000
@@ -222,7 +222,7 @@ def test_a_message_that_the_server_refuses_is_dropped(nats_server, subject, capl
         server.command = lambda: [*NatsServer.command(server), "-c", str(server.folder / "small.conf")]  # type: ignore[method-assign]  # this one only
         server.start()
         with caplog.at_level(logging.WARNING):
-            late = Joined(server.url, subject)
+            late = NewSubscriber(server.url, subject)
             late.bus.publish(subject, b"x" * 5000, Retain("key", 1, 60))
             late.bus.publish(subject, b"hello")
             until(lambda: late.heard == [b"hello"], "the next message")
@@ -254,7 +254,7 @@ def test_messages_that_no_bus_can_carry_are_refused_immediately(scheme, valkey, 
 
 
 def test_a_huge_message_is_dropped_on_arrival(valkey, subject):
-    late = Joined(valkey.url, subject)
+    late = NewSubscriber(valkey.url, subject)
     with redis.Redis(port=valkey.port) as client:
         client.publish(subject, b"x" * 5_000_000)
         client.publish(subject, b"hello")

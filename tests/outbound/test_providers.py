@@ -111,7 +111,7 @@ def test_an_invalid_file_leaves_the_previous_version_in_force(tmp_path, caplog):
     assert known.reload() == ()
     assert known.match("https://a.test").limits[0].quota == 5
     assert known.problems == (f"{path}:2: limit: expected an integer of at least 1, not none",)
-    assert "the previous version stays in force" in caplog.text
+    assert "the previous version stays in effect" in caplog.text
     caplog.clear()
     known.reload()
     assert not caplog.text  # said once for each state of the file

@@ -143,7 +143,7 @@ def test_the_live_view(swarm, hub, clock, capsys):
 
 def test_an_empty_live_view(hub):
     bus = hub()
-    assert "no agent answers" in "\n".join(SwarmView(bus, None, Output()).draw([]))
+    assert "no agent responds" in "\n".join(SwarmView(bus, None, Output()).draw([]))
 
 
 def test_names_are_shown_safely():
@@ -169,7 +169,7 @@ def test_the_command_once(swarm, hub, capsys, monkeypatch):
         (
             ["redis://user:hidden@127.0.0.1:1"],
             3,
-            "no answer from the bus at redis://…@127.0.0.1:1: is the server running?",
+            "the bus at redis://…@127.0.0.1:1 does not respond: check that its server is running",
         ),
     ],
 )

@@ -147,7 +147,7 @@ class Capacities:
     def reduce(self, resource: str, reason: str = "", retry_after: float | None = None) -> CapacityUpdate | None:
         """Reduce a resource and publish the update; None if it is not configured, or was reduced just before.
 
-        `retry_after` asks all agents to make no calls for so many seconds.
+        `retry_after` is the number of seconds for which no agent may make calls.
         """
         if retry_after is not None and not 0 <= retry_after < float("inf"):
             raise ConfigError(f"must be a non-negative number of seconds, not {retry_after!r}", field="retry_after")

@@ -33,8 +33,8 @@ MAX_EPOCH: Final = 2**52  # of received epochs: leaves room for higher ones of o
 class CapacityUpdate:
     """One agent's reduction of a resource to `new_capacity`, with reason and time.
 
-    `epoch` orders updates without relying on clocks (see `capacity`). `retry_after` asks for no calls for so many
-    seconds.
+    `epoch` orders updates without relying on clocks (see `capacity`). `retry_after` is the number of
+    seconds for which no agent may make calls.
     """
 
     resource: str

@@ -84,7 +84,7 @@ class _ConfiguredBudget:
 
     @property
     def lost(self) -> bool:
-        """Whether the database does not answer at the moment."""
+        """Whether the database is unavailable."""
         return self.operations.lost
 
     @property
@@ -102,11 +102,12 @@ class _ConfiguredBudget:
 
 
 class TaskBudget(_ConfiguredBudget):
-    """Budgets for batches of tasks, by minute, hour, day, week and month, all of which must pass.
+    """Limits batches of tasks per minute, hour, day, week and month; every limit must allow a batch.
 
-    `check_all_limits` reserves what it allows, so two batches never pass on the same permits. `record_completed_tasks`
-    settles a batch: completed tasks stay counted, the others are returned. `batch` does both around a block. Threads
-    can share a budget; processes share it by a common storage. It is a context manager that closes itself.
+    `check_all_limits` reserves the permits of a batch that it allows, so two batches never use the same permits.
+    `record_completed_tasks` settles a batch: completed tasks stay counted, the others are returned. `batch` does both
+    around a block. Threads can share a budget object; processes share a budget through its storage. A context manager
+    that closes the budget.
     """
 
     _limiter_type = Limiter

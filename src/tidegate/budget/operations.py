@@ -2,8 +2,8 @@
 
 check     the limiter reserves a batch on all tiers at once; the batch is open until it is settled
 record    settles a batch: completed tasks stay charged, the rest is returned
-lost      while the database does not answer, the limits per minute and hour decide in memory; tasks completed meanwhile
-          are queued, and charged to the database when it answers again
+lost      while the database is unavailable, the limits per minute and hour decide in memory; tasks completed meanwhile
+          are queued, and charged to the database when it is available again
 """
 
 from __future__ import annotations
@@ -250,7 +250,7 @@ class BudgetOperations:
         yield from self._submit_flow("record", tier_policy.unlimited, KEY, costs, completion)
 
     def _submit_flow(self, method: str, *arguments: Any) -> BudgetFlow[None]:  # noqa: ANN401 - those of the method
-        """Call a method of the settlement storage, or queue the call while the database does not answer."""
+        """Call a method of the settlement storage, or queue the call while the database is unavailable."""
         if self._retry_queue or self.lost:
             self._retry_queue.add(method, arguments)
         else:
@@ -355,12 +355,12 @@ class BudgetOperations:
 
     @property
     def lost(self) -> bool:
-        """Whether the database does not answer at the moment."""
+        """Whether the database is unavailable."""
         return self.settings.enabled and bool(self.store.metrics().get("store_lost"))
 
     @property
     def losses(self) -> int:
-        """How often the database stopped answering."""
+        """How often the database became unavailable."""
         return self.store.metrics().get("losses", 0) if self.settings.enabled else 0
 
     @property

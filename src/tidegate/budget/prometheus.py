@@ -7,12 +7,12 @@ rate_limit_max_allowed{period}            the current quota of a tier
 rate_limit_window_reset_seconds{period}   seconds until a tier is completely unused
 rate_limit_exceeded_total{period}         batches denied by a tier
 rate_limit_check_duration_seconds         how long checks took
-rate_limit_database_up                    0 while the database does not answer; use it for alerts
-rate_limit_database_losses_total          how often the database stopped answering
+rate_limit_database_up                    0 while the database is unavailable; use it for alerts
+rate_limit_database_losses_total          how often the database became unavailable
 rate_limit_backlog                        settlements queued for the database
 rate_limit_tasks_recorded_total           tasks completed
 rate_limit_tasks_returned_total           tasks reserved and returned
-rate_limit_webhook_dropped_total          warnings that could not be posted
+rate_limit_webhook_dropped_total          events that could not be posted
 """
 
 from __future__ import annotations
@@ -62,14 +62,16 @@ class BudgetCollector:
             exceeded.add_metric([tier], monitor.exceeded.get(tier, 0))
         yield from (used, quota, reset, exceeded, self._durations())
         dropped = 0 if operations.webhook is None else operations.webhook.dropped
-        yield gauge("rate_limit_database_up", "Whether the database of the budget answers", int(not operations.lost))
+        yield gauge(
+            "rate_limit_database_up", "Whether the database of the budget is available", int(not operations.lost)
+        )
         yield counter(
-            "rate_limit_database_losses", "How often the database of the budget stopped answering", operations.losses
+            "rate_limit_database_losses", "How often the database of the budget became unavailable", operations.losses
         )
         yield gauge("rate_limit_backlog", "Settlements queued for the database", operations.backlog)
         yield counter("rate_limit_tasks_recorded", "Tasks recorded as completed", monitor.recorded)
         yield counter("rate_limit_tasks_returned", "Tasks reserved and returned", monitor.returned)
-        yield counter("rate_limit_webhook_dropped", "Warnings that could not be posted", dropped)
+        yield counter("rate_limit_webhook_dropped", "Events that could not be posted", dropped)
 
     def _durations(self) -> Metric:
         monitor = self._operations.monitor

@@ -23,7 +23,7 @@ class DatabaseHealth(TypedDict):
     """The state of the database of a budget. `connected` is None if the budget is disabled."""
 
     connected: bool | None
-    losses: NotRequired[int]  # how often it did not answer
+    losses: NotRequired[int]  # how often it became unavailable
     waiting: NotRequired[int]  # settlements that are queued for it
     on_error: NotRequired[str]
 
@@ -53,7 +53,7 @@ class RateLimitResult:
     usage: Mapping[str, Usage] = field(default_factory=dict)
     wait: float | None = 0.0
     at: datetime = EPOCH
-    local: bool = False  # decided without the database, which did not answer
+    local: bool = False  # decided without the database, which was unavailable
     batch: object = field(default=None, repr=False, compare=False)  # the open batch, for `result=` of a record
 
     def __bool__(self) -> bool:
@@ -98,7 +98,7 @@ class RateLimitResult:
         usage = self.usage.get(self.tier or "")
         if self.tier is None or usage is None:
             when = "" if self.wait is None else f", try again in {self.wait:.3f} s"
-            return f"the database does not answer: {self.task_count} tasks must wait{when}"
+            return f"the database is unavailable: {self.task_count} tasks must wait{when}"
         what = f"{usage.used} of {usage.quota} {usage.unit.partition(':')[0]} per {self.tier} are used"
         if self.tier == "concurrency":
             what = f"{usage.used} of {usage.quota} tasks are running"

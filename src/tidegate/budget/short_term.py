@@ -1,4 +1,4 @@
-"""The short-term limits of a budget in memory, which decide while the database is lost."""
+"""The short-term limits of a budget in memory, which decide while the database is unavailable."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class ShortTermLimits:
-    """The limits per minute and hour, and concurrency. They are charged with all that the database is charged with."""
+    """The limits per minute and hour, and concurrency. Every charge in the database is also made here."""
 
     def __init__(self, key: Key, clock: Clock) -> None:
         """Keep the states of this key."""
@@ -38,7 +38,7 @@ class ShortTermLimits:
             self._store.apply_one("adjust", tier_policy.short_term, self._key, corrections, None, at)
 
     def reserve(self, tier_policy: TierPolicy, costs: tuple[int, ...], tasks: int) -> Decision:
-        """Decide on a batch of so many tasks."""
+        """Decide on a batch of `tasks` tasks."""
         if tier_policy.short_term is None or not tasks:
             return Decision.of_views(self._clock.ns() // 1000, (), (), within_limits=True)
         costs = tier_policy.short_term_costs(costs)

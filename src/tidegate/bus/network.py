@@ -431,7 +431,7 @@ class NetworkBus(Bus):
         """Count and log that messages could not be retained or read."""
         if not self._counts["unretained"]:
             reason = redact_text(error) or type(error).__name__
-            log.warning("the bus at %s cannot retain messages for late joiners: %s", self.address, reason)
+            log.warning("the bus at %s cannot retain messages for later subscribers: %s", self.address, reason)
         self._counts["unretained"] += 1
 
 

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 COMMANDS: Final = {
-    "acquire": "take permits from a running service, and wait for them with --timeout",
+    "acquire": "take permits from a running service; with --timeout, wait for them",
     "add": "add a source to the running service",
-    "block": "deny every call of a key for a while; without a key: list the blocked keys (needs the admin token)",
+    "block": "deny all calls with a key for some time; without a key, list the blocked keys (needs the admin token)",
     "budget": "show how much of a task budget is used, and when it runs out",
     "completion": "print a script that completes commands and options in your shell",
     "demo": "run a short live demonstration in the terminal",
@@ -30,27 +30,28 @@ COMMANDS: Final = {
     "policies": "list the policies of a running service",
     "reset": "reset the usage of a key (needs the admin token)",
     "sources": "list the sources of the running service",
-    "start": "run the service: decisions over HTTP and gRPC, sources within quotas, a dashboard",
+    "start": "run the service: decisions over HTTP and gRPC, scheduled sources, and a dashboard",
     "swarm": "show the agents of a swarm, their capacities, reductions and recoveries, live",
-    "top": "show the busiest policies and the keys nearest to a limit of a running service, live",
+    "top": "show the busiest policies of a running service and the keys nearest to a limit, live",
     "usage": "show how much of each limit a key has used",
-    "validate": "check the file of a service, or convert a file of Envoy's rate limit service",
+    "validate": "check a configuration file of the service, or convert one of Envoy's rate limit service",
 }
 DESCRIPTION: Final = "One rate limiter for both sides of an API: the requests you receive and the requests you send."
+RENAMED_OPTIONS: Final = {"--wait": "--timeout"}  # names of options in earlier versions
 EXIT_OK: Final = 0
 EXIT_DENIED: Final = 1  # a call was denied, or the doctor found a problem
-EXIT_BAD_INPUT: Final = 2  # bad input: arguments, a file, an environment variable
-EXIT_UNAVAILABLE: Final = 3  # a store, a bus or the service does not answer
+EXIT_BAD_INPUT: Final = 2  # invalid input: arguments, a file, an environment variable
+EXIT_UNAVAILABLE: Final = 3  # a store, a bus or the service cannot be reached
 EXIT_INTERRUPTED: Final = 130
 EXIT_CODES_HELP: Final = f"""\
 exit codes:
   {EXIT_OK:<6} success; the call was allowed
   {EXIT_DENIED:<6} the call was denied, or the doctor found a problem
-  {EXIT_BAD_INPUT:<6} bad input: arguments, a file, an environment variable
-  {EXIT_UNAVAILABLE:<6} a store, a bus or the service does not answer
+  {EXIT_BAD_INPUT:<6} invalid input: arguments, a file, an environment variable
+  {EXIT_UNAVAILABLE:<6} a store, a bus or the service cannot be reached
   {EXIT_INTERRUPTED:<6} interrupted by Ctrl-C
 
-Every command has --json. Colours are used only on a terminal, and not if NO_COLOR is set.
+Every command accepts --json. The output has colours only on a terminal, and not if NO_COLOR is set.
 """
 
 
@@ -92,7 +93,8 @@ class CommandParser(argparse.ArgumentParser):
             wrong, known = choice[1], re.findall(r"[\w-]+", choice[2])
         elif option := re.search(r"unrecognized arguments:.* (--[\w-]+)", message):
             wrong = option[1]
-        near = get_close_matches(wrong, known, n=1)
+        renamed = RENAMED_OPTIONS.get(wrong)
+        near = [renamed] if renamed in known else get_close_matches(wrong, known, n=1)
         super().error(f"{message}; did you mean {near[0]!r}?" if near else message)
 
 
@@ -105,7 +107,7 @@ def build_parser(arguments: Sequence[str]) -> CommandParser:
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands")
     for name, line in COMMANDS.items():
         child = commands.add_parser(name, help=line, description=line[0].upper() + line[1:] + ".")
-        child.add_argument("--json", action="store_true", help="write JSON, for programs")
+        child.add_argument("--json", action="store_true", help="print JSON")
         if name in arguments:
             module = importlib.import_module(f"tidegate.cli.{name}")
             module.add_options(child)

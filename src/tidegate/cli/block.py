@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from tidegate.cli.budget import format_duration
 from tidegate.cli.service_args import add_service_options, open_client, read_key
@@ -16,13 +16,18 @@ if TYPE_CHECKING:
     from tidegate.cli.output import Output
     from tidegate.service.client.client import Client
 
+DEFAULT_DURATION: Final = "1h"
+
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the key to block, and for how long."""
     parser.add_argument("policy", nargs="?", metavar="POLICY", help="the name of the policy")
-    parser.add_argument("key", nargs="*", metavar="KEY", help="the key; several words are the parts of one key")
+    parser.add_argument("key", nargs="*", metavar="KEY", help="the key; several arguments are the parts of one key")
     parser.add_argument(
-        "--for", default="1h", metavar="TIME", dest="duration", help="how long to block the key, as in 10m (1h)"
+        "--for",
+        metavar="TIME",
+        dest="duration",
+        help=f"how long to block the key, such as 10m (default: {DEFAULT_DURATION})",
     )
     parser.add_argument("--remove", action="store_true", help="remove the block of the key")
     add_service_options(parser)
@@ -32,6 +37,10 @@ def run(args: argparse.Namespace, output: Output) -> int:
     """Block a key, remove its block, or list all blocks."""
     if args.policy is not None and not args.key:
         raise ConfigError("expected a key after the policy; leave out both to list the blocked keys", field="KEY")
+    if args.remove and args.policy is None:
+        raise ConfigError("expected a policy and a key, such as: tidegate block api user:42 --remove", field="--remove")
+    if args.remove and args.duration is not None:
+        raise ConfigError("cannot be combined with --remove", field="--for")
     with open_client(args) as client:
         if args.policy is None:
             list_blocks(client, output)
@@ -40,7 +49,7 @@ def run(args: argparse.Namespace, output: Output) -> int:
             output.write_line(f"{args.policy}: {' '.join(args.key)} is not blocked")
             output.write_json({"ok": True})
         else:
-            seconds = read_seconds(args.duration)
+            seconds = read_seconds(args.duration or DEFAULT_DURATION)
             client.block(args.policy, read_key(args), seconds)
             output.write_line(f"{args.policy}: {' '.join(args.key)} is blocked for {format_duration(seconds)}", "red")
             output.write_json({"ok": True, "seconds": seconds})

@@ -31,7 +31,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--storage", metavar="PATH", help="the SQLite file or store URL, used instead of the configured one"
     )
     parser.add_argument(
-        "--watch", metavar="SECONDS", nargs="?", type=seconds, const=1.0, help="repeat until interrupted (every second)"
+        "--watch",
+        metavar="SECONDS",
+        nargs="?",
+        type=seconds,
+        const=1.0,
+        help="update the display until interrupted, every second by default",
     )
 
 
@@ -54,7 +59,7 @@ def read_settings(args: argparse.Namespace) -> BudgetSettings:
 
 
 def show(budget: TaskBudget, output: Output, clock: Clock, interval: float | None, rounds: int | None = None) -> None:
-    """Show the budget once, or every `interval` seconds, until interrupted or for so many rounds."""
+    """Show the budget once, or every `interval` seconds, until interrupted or for the given number of rounds."""
     shown = 0
     while True:
         usage = budget.snapshot()

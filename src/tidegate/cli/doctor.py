@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tidegate.cli import EXIT_DENIED, EXIT_OK
+from tidegate.cli.output import counted
 from tidegate.cli.start import add_settings_options, read_settings
 from tidegate.errors import ConfigError
 from tidegate.service.doctor import Finding, examine
@@ -34,14 +35,15 @@ def run(args: argparse.Namespace, output: Output) -> int:
     try:
         findings = examine(read_settings(args), args.trusted_proxy)
     except ConfigError as error:
-        findings = [Finding("wrong", f"the settings are wrong: {error}", "correct them, and run the command again")]
+        findings = [Finding("wrong", f"the settings are invalid: {error}", "correct them, and run the command again")]
     for finding in findings:
         sign, colour = LEVEL_SIGNS[finding.level]
         output.write_line(f"{output.style(sign, colour)} {finding.what}")
         if finding.to_do:
             output.write_line(f"    {finding.to_do}", "dim")
     count = sum(finding.level == "wrong" for finding in findings)
-    problems = f"{count} problem{'' if count == 1 else 's'} to fix"
-    output.write_line(problems if count else "no problems found", "red" if count else "green")
+    output.write_line(
+        f"{counted(count, 'problem')} to fix" if count else "no problems found", "red" if count else "green"
+    )
     output.write_json({"well": not count, "findings": [finding._asdict() for finding in findings]})
     return EXIT_DENIED if count else EXIT_OK

@@ -10,6 +10,11 @@ from typing import Final
 STYLES: Final = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "blue": "34"}
 
 
+def counted(count: int, singular: str, plural: str = "") -> str:
+    """Return a number with its noun, such as '1 policy' or '2 policies'."""
+    return f"{count} {singular if count == 1 else plural or singular + 's'}"
+
+
 class Output:
     """Writes the output of a command."""
 

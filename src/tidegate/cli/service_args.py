@@ -10,6 +10,7 @@ from tidegate.cli.arguments import number, seconds
 from tidegate.errors import ConfigError
 from tidegate.service.api.verbs import VERBS
 from tidegate.service.client.client import Client
+from tidegate.urls import WEB_SCHEMES, redact, split_url
 
 if TYPE_CHECKING:
     import argparse
@@ -17,19 +18,32 @@ if TYPE_CHECKING:
 DEFAULT_URL = "http://127.0.0.1:8080"
 # By field of a request: see `service.api.verbs`.
 OPTIONS: Final[dict[str, dict[str, Any]]] = {
-    "cost": {"default": "1", "metavar": "COST", "help": "an integer, or units as in tokens=100 (1)"},
-    "timeout": {"type": seconds, "default": 0.0, "metavar": "SECONDS", "help": "how long to wait for permits (0)"},
-    "priority": {
-        "type": number, "default": 0.0, "metavar": "NUMBER", "help": "calls with a higher priority are served first (0)"
+    "cost": {"default": "1", "metavar": "COST", "help": "an integer, or units such as tokens=100 (default: 1)"},
+    "timeout": {
+        "type": seconds,
+        "default": 0.0,
+        "metavar": "SECONDS",
+        "help": "maximum time to wait for permits (default: 0)",
     },
-}  # fmt: skip
+    "priority": {
+        "type": number,
+        "default": 0.0,
+        "metavar": "NUMBER",
+        "help": "calls with a higher priority are served first (default: 0)",
+    },
+}
 
 
 def add_service_options(parser: argparse.ArgumentParser) -> None:
     """Add the options that say where the service is, and with which token to call it."""
-    parser.add_argument("--url", metavar="URL", help=f"the URL of the service (TIDEGATE_URL, or {DEFAULT_URL})")
     parser.add_argument(
-        "--token-file", type=Path, metavar="FILE", help="a file that contains the token (or TIDEGATE_TOKEN)"
+        "--url", metavar="URL", help=f"the URL of the service (default: TIDEGATE_URL, or {DEFAULT_URL})"
+    )
+    parser.add_argument(
+        "--token-file",
+        type=Path,
+        metavar="FILE",
+        help="a file that contains the token (default: the token in TIDEGATE_TOKEN)",
     )
 
 
@@ -45,7 +59,7 @@ def add_verb_arguments(parser: argparse.ArgumentParser, name: str) -> None:
 def add_key_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the policy and the key."""
     parser.add_argument("policy", metavar="POLICY", help="the name of the policy")
-    parser.add_argument("key", nargs="+", metavar="KEY", help="the key; several words are the parts of one key")
+    parser.add_argument("key", nargs="+", metavar="KEY", help="the key; several arguments are the parts of one key")
 
 
 def add_key_options(parser: argparse.ArgumentParser) -> None:
@@ -63,7 +77,17 @@ def open_client(args: argparse.Namespace) -> Client:
         except (OSError, ValueError) as error:
             message = f"cannot read {args.token_file}: {getattr(error, 'strerror', None) or error}"
             raise ConfigError(message, field="--token-file") from None
-    return Client(args.url or os.environ.get("TIDEGATE_URL") or DEFAULT_URL, token=token)
+    return Client(read_url(args), token=token)
+
+
+def read_url(args: argparse.Namespace) -> str:
+    """Return the URL of the service; raises ConfigError if it is not an HTTP URL."""
+    field = "--url" if args.url else "TIDEGATE_URL"
+    url = args.url or os.environ.get("TIDEGATE_URL") or DEFAULT_URL
+    parts = split_url(url, field) if "://" in url else None
+    if parts is None or parts.scheme not in WEB_SCHEMES or not parts.hostname:
+        raise ConfigError(f"expected an HTTP URL such as {DEFAULT_URL}, not {redact(url)!r}", field=field)
+    return str(url)
 
 
 def read_key(args: argparse.Namespace) -> str | tuple[str, ...]:

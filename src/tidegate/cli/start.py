@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tidegate.cli.output import counted
 from tidegate.service.config.settings import DATA_FOLDER, OPTIONS, load_settings
 from tidegate.urls import redact
 
@@ -24,14 +25,20 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the file, an option for every setting, and the demonstration."""
     add_settings_options(parser)
     parser.add_argument("--demo", action="store_true", help="run with demonstration traffic, in a temporary folder")
-    parser.add_argument("--no-demo-traffic", action="store_true", help="with --demo: without simulated clients")
+    parser.add_argument("--no-demo-traffic", action="store_true", help="with --demo: without demonstration traffic")
 
 
 def add_settings_options(parser: argparse.ArgumentParser) -> None:
     """Add the file of a service, and an option for every setting."""
-    parser.add_argument("config", nargs="?", metavar="FILE", help="the YAML file (or TIDEGATE_CONFIG)")
     parser.add_argument(
-        "--policy", action="append", default=[], metavar="NAME=LIMITS", help="a policy, as in 'api=100/1m, 1000/1h'"
+        "config", nargs="?", metavar="FILE", help="the YAML file of the service (default: TIDEGATE_CONFIG, if set)"
+    )
+    parser.add_argument(
+        "--policy",
+        action="append",
+        default=[],
+        metavar="NAME=LIMITS",
+        help="a policy and its limits, such as 'api=100/1m, 1000/1h' (may be repeated)",
     )
     parser.epilog = (
         "Each setting is also read from the environment: TIDEGATE_ and its name in capitals, such as TIDEGATE_LISTEN."
@@ -62,7 +69,7 @@ def add_data_option(parser: argparse.ArgumentParser) -> None:
         type=Path,
         default=default,
         metavar="DIR",
-        help=f"the data folder of the service (TIDEGATE_DATA, or ./{DATA_FOLDER})",
+        help=f"the data folder of the service (default: TIDEGATE_DATA, or ./{DATA_FOLDER})",
     )
 
 
@@ -99,7 +106,9 @@ def write_started(settings: Settings, components: Components | None, output: Out
     url = f"http://{settings.listen}"
     grpc = "" if settings.grpc is None else f", for Envoy on {settings.grpc}"
     count = len(settings.policies.entries)
-    output.write_line(f"listening on {url}{grpc}: {count} policies, store {redact(settings.store)}", "bold")
+    output.write_line(
+        f"listening on {url}{grpc}: {counted(count, 'policy', 'policies')}, store {redact(settings.store)}", "bold"
+    )
     status = {"ready": True, "http": url, "grpc": str(settings.grpc) if settings.grpc else None}
     if runner is not None:
         status["providers"] = [provider.name for provider in runner.gate.providers]
@@ -115,4 +124,5 @@ def write_sources(runner: SourceRunner, output: Output) -> None:
         output.write_line(f"provider {provider}")
     for source in sources:
         output.write_line(f"source {source.name}: {source.schedule}, {runner.gate.providers.explain(source.url)}")
-    output.write_line(f"running with {len(providers)} providers and {len(sources)} sources in {runner.data}")
+    running = f"{counted(len(providers), 'provider')} and {counted(len(sources), 'source')}"
+    output.write_line(f"running with {running} in {runner.data}")

@@ -13,7 +13,7 @@ from tidegate.adaptive.signing import MalformedError, MessageSigner, read_signed
 from tidegate.adaptive.update import MAX_UPDATE_BYTES
 from tidegate.bus import open_bus
 from tidegate.cli.arguments import seconds
-from tidegate.cli.output import Output
+from tidegate.cli.output import Output, counted
 from tidegate.clock import SystemClock, ThreadSignal
 from tidegate.core.bounds import SECOND
 from tidegate.errors import ConfigError, StoreUnavailable
@@ -33,9 +33,11 @@ clean: Final = Output.clean
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the bus, and how often to refresh."""
-    parser.add_argument("bus", nargs="?", help="URL of the bus, nats://… or redis://… (or TIDEGATE_BUS)")
-    parser.add_argument("--interval", type=seconds, default=1.0, metavar="SECONDS", help="how often to refresh (1)")
-    parser.add_argument("--once", action="store_true", help="show the swarm once and exit")
+    parser.add_argument("bus", nargs="?", help="URL of the bus, nats://… or redis://… (default: TIDEGATE_BUS)")
+    parser.add_argument(
+        "--interval", type=seconds, default=1.0, metavar="SECONDS", help="time between updates (default: 1)"
+    )
+    parser.add_argument("--once", action="store_true", help="print the swarm once and exit")
 
 
 def run(args: argparse.Namespace, output: Output) -> int:
@@ -47,7 +49,7 @@ def run(args: argparse.Namespace, output: Output) -> int:
         raise ConfigError(f"expected a number of seconds above 0, not {args.interval:g}", field="--interval")
     with open_bus(url) as bus:
         if not bus.wait(CONNECT_TIMEOUT):
-            raise StoreUnavailable(f"no answer from the bus at {redact(url)}: is the server running?")
+            raise StoreUnavailable(f"the bus at {redact(url)} does not respond: check that its server is running")
         SwarmView(bus, os.environ.get("TIDEGATE_SWARM_SECRET") or None, output).watch(args.interval, once=args.once)
     return 0
 
@@ -117,8 +119,7 @@ class SwarmView:
     def draw(self, agents: list[Agent]) -> list[str]:
         """Draw agents, capacities and reductions as lines of text."""
         output, width = self._output, shutil.get_terminal_size().columns
-        count = f"{len(agents)} agent{'' if len(agents) == 1 else 's'}"
-        lines = [output.style(f"swarm: {count}", "bold")]
+        lines = [output.style(f"swarm: {counted(len(agents), 'agent')}", "bold")]
         rows = [(name, agent, agent.resources[name]) for agent in agents for name in agent.resources]
         for resource in sorted({name for name, _, _ in rows}):
             lines += ["", output.style(clean(resource), "bold")]
@@ -133,7 +134,7 @@ class SwarmView:
                     f"  free {capacity.available:<6} in flight {capacity.in_flight:<4} {trend}"
                 )
         if not rows:
-            lines.append("no agent answers: check that agents use this bus, and this secret (TIDEGATE_SWARM_SECRET)")
+            lines.append("no agent responds: check that agents use this bus and this secret (TIDEGATE_SWARM_SECRET)")
         if self._updates:
             lines += ["", output.style("reductions", "bold")]
             lines += [f"  {_format(update)}" for update, _ in reversed(self._updates)]

@@ -30,9 +30,13 @@ COLUMNS: Final = ("policy", "admitted/s", "denied/s", "waiting", "admitted", "de
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the service, how often to refresh, and how much to show."""
-    parser.add_argument("--interval", type=seconds, default=1.0, metavar="SECONDS", help="how often to refresh (1)")
-    parser.add_argument("--once", action="store_true", help="show the service once and exit")
-    parser.add_argument("--rows", type=integer, default=10, metavar="N", help="rows in each table (10)")
+    parser.add_argument(
+        "--interval", type=seconds, default=1.0, metavar="SECONDS", help="time between updates (default: 1)"
+    )
+    parser.add_argument("--once", action="store_true", help="print the tables once and exit")
+    parser.add_argument(
+        "--rows", type=integer, default=10, metavar="N", help="maximum number of rows in each table (default: 10)"
+    )
     add_service_options(parser)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
+from tidegate.cli.output import counted
 from tidegate.errors import ConfigError
 from tidegate.service.config.envoy_files import convert
 from tidegate.service.config.schema import schema
@@ -59,10 +60,11 @@ def describe(settings: Settings) -> list[str]:
         limits = ", ".join(map(str, entry.policy.limits))
         share = "" if entry.rollout >= 100 else f", enforced for {entry.rollout:g} % of keys"  # noqa: PLR2004 - percent
         mode = ", shadow" if entry.policy.mode == "shadow" else share
-        more = f", {len(entry.overrides)} overrides" if entry.overrides else ""
+        more = f", {counted(len(entry.overrides), 'override')}" if entry.overrides else ""
         lines.append(f"policy {name}: {limits}{mode}{more}")
     domains = settings.policies.domains.values()
-    return [*lines, *(f"domain {domain.name}: {sum(1 for _ in domain.variants())} limits" for domain in domains)]
+    counts = ((domain.name, sum(1 for _ in domain.variants())) for domain in domains)
+    return [*lines, *(f"domain {name}: {counted(count, 'limit')}" for name, count in counts)]
 
 
 def write_text(output: Output, text: str) -> None:

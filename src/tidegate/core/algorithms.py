@@ -130,10 +130,10 @@ class Algorithm(NamedTuple):
     retry: Callable[[State | None, Limit, int, int], int] = retry_of_view
 
     refills: bool = False
-    """Permits come back continuously, at `limit.rate` / `limit.scale`, up to a burst. The state is a level, which does
-    not know when a permit was taken."""
+    """Permits refill continuously, at `limit.rate` / `limit.scale`, up to a burst. The state is a level, which does not
+    record when a permit was taken."""
     windowed: bool = False
-    """All permits taken in a window come back together, when it ends."""
+    """All permits taken in a window are available again when it ends."""
     by_calendar: bool = False
     """The windows are those of a calendar: `limit.calendar`."""
     weighted: bool = False
@@ -142,22 +142,22 @@ class Algorithm(NamedTuple):
     """The state is a log with an entry for each charge. Later states share it, so a view must be computed before the
     next charge, and long logs may be stored apart."""
     holds_slots: bool = False
-    """A charge takes slots, which count until they are released, or for one period. They are no permits that come back
-    by themselves: no quota of a provider, no leases, no shares."""
+    """A charge takes slots, which count until they are released, or for one period. They do not
+    become available by themselves, so they cannot be the quota of a provider, be leased or be divided into shares."""
     leasable: bool = False
     """Permits may be used a little later than they are taken, or be divided among processes: `stores.lease.terms` and
-    `stores.outage.local_share` compute by the other traits what this takes."""
+    `stores.outage.local_share` compute the stricter limits that this needs, from the other traits."""
 
     port_number: int = 0
-    """The number of the algorithm in `core.lua`, from 1 to 7; 0: only stores that run this core have it."""
+    """The number of the algorithm in `core.lua`, from 1 to 7; 0 if only stores that run the Python core support it."""
     port_size: int = 0
     """How many numbers a state has in `core.lua`."""
     port_cost: int = 3
-    """The time that the ports take to decide, in multiples of that of a token bucket (about 3 us in Redis)."""
+    """How long the ports take to decide, relative to a token bucket (about 3 us in Redis)."""
 
     @property
     def rolling(self) -> bool:
-        """Whether each permit comes back exactly one period after it was taken."""
+        """Whether each permit is available again exactly one period after it was taken."""
         return self.logged and not self.holds_slots
 
     @property

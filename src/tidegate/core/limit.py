@@ -271,7 +271,7 @@ def _read_period(text: str) -> tuple[int, bool]:
     unit = match["unit"] if match["unit"] == "M" else match["unit"].lower()
     if unit in NO_FIXED_LENGTH:
         name = unit.removesuffix("s")
-        message = f"a {name} has no fixed length: use '30d', or one '{name}' with the algorithm calendar_window"
+        message = f"a {name} has no fixed length: use '30d', or '{name}' with the algorithm calendar_window"
         raise _LimitTextError(match.start("unit"), message)
     if unit not in PERIOD_UNITS:
         raise _LimitTextError(match.start("unit"), f"unknown unit of time {match['unit']!r}: use ms, s, m, h, d or w")

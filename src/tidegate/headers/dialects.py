@@ -33,7 +33,7 @@ class ListFields(NamedTuple):
 
 
 class DictionaryField(NamedTuple):
-    """One dictionary of three numbers; a list of quotas tells their windows."""
+    """One dictionary of three numbers; a list of quotas gives their windows."""
 
     state: str
     policy: str

@@ -36,18 +36,18 @@ MAX_CLOSING: Final = 2.0  # seconds that closing a store waits for background ta
 TRANSIT: Final = SECOND  # microseconds that a correction may take to reach the store
 
 
-class GiveBack(NamedTuple):
+class Correction(NamedTuple):
     """The arguments of an `adjust` that refunds a charge: the asks, and the time of their charge."""
 
     asks: list[Ask]
     at: int | None
 
 
-def corrections(verb: str, asks: Sequence[Ask], decisions: Sequence[Decision], passed: int) -> list[GiveBack]:
+def corrections(verb: str, asks: Sequence[Ask], decisions: Sequence[Decision], passed: int) -> list[Correction]:
     """Return the corrections of a call that was made `passed` microseconds ago; none if it was denied.
 
     Windows, logs and marked buckets correct the charge made at the time of the decision. A bucket that was charged
-    without a mark does not record it: it gets back what it cannot have refilled meanwhile (see `bucket_credit`).
+    without a mark does not record it: it is refunded what it cannot have refilled meanwhile (see `bucket_credit`).
     """
     if verb not in CHARGING or not decisions or not decisions[0].within_limits:
         return []
@@ -65,7 +65,7 @@ def corrections(verb: str, asks: Sequence[Ask], decisions: Sequence[Decision], p
         credit = tuple(-bucket_credit(limit, cost, view[2], passed + TRANSIT) for limit, cost, view in rows)
         marked.append((policy, key, exact))
         unmarked.append((policy, key, credit))
-    found = (GiveBack(_needed(marked), decisions[0].at), GiveBack(_needed(unmarked), None))
+    found = (Correction(_needed(marked), decisions[0].at), Correction(_needed(unmarked), None))
     return [correction for correction in found if correction.asks]
 
 
@@ -74,10 +74,10 @@ def _needed(asks: Iterable[Ask]) -> list[Ask]:
 
 
 def bucket_credit(limit: Limit, cost: int, reset: int, passed: int) -> int:
-    """Return how many permits of a charge an unmarked bucket gets back, if the charge left it `reset` us from full.
+    """Return how many permits of a charge to refund to an unmarked bucket that needed `reset` us to be full after it.
 
     Without the charge, the bucket might have been full within `passed` microseconds, and refill beyond that would have
-    been lost. That part is not given back (rounded down to permits), since the bucket has refilled it already.
+    been lost. That part is not refunded (rounded down to permits), since the bucket has already refilled it.
     """
     if not limit.rules.refills or not cost:
         return 0
@@ -121,7 +121,7 @@ class BackgroundTasks:
             self.start(self._give_back(store, found))
 
     @staticmethod
-    async def _give_back(store: Store, found: list[GiveBack]) -> None:
+    async def _give_back(store: Store, found: list[Correction]) -> None:
         for asks, at in found:
             try:
                 await store.apply_async("adjust", asks, None, at)

@@ -119,7 +119,7 @@ class _AsyncLimiter(SwarmResources[AsyncLimiter]):
     async def announce_reduced(
         self, resource: str, reason: str = "", retry_after: float | timedelta | None = None
     ) -> CapacityUpdate | None:
-        """Reduce a resource for all agents. With `retry_after`, no agent makes calls for so many seconds."""
+        """Reduce a resource for all agents. With `retry_after`, no agent makes calls for that many seconds."""
         return self._reduce(resource, reason, retry_after)
 
     async def get_capacity(self, resource: str) -> Capacity | None:

@@ -105,7 +105,7 @@ class Watcher:
         self._bus.publish(ASK_SUBJECT, self._signer.write({}))
 
     def agents(self, within: float = 10.0) -> list[Agent]:
-        """Return the agents that answered within so many seconds, by name; others are removed."""
+        """Return the agents that responded within the given number of seconds, by name; others are removed."""
         now = self._bus.clock.steady()
         with self._lock:
             for name in [name for name, answer in self._answers.items() if now - answer.at > within * SECOND]:

@@ -108,7 +108,7 @@ class _Limiter(SwarmResources[Limiter]):
     def announce_reduced(
         self, resource: str, reason: str = "", retry_after: float | timedelta | None = None
     ) -> CapacityUpdate | None:
-        """Reduce a resource for all agents. With `retry_after`, no agent makes calls for so many seconds."""
+        """Reduce a resource for all agents. With `retry_after`, no agent makes calls for that many seconds."""
         return self._reduce(resource, reason, retry_after)
 
     def get_capacity(self, resource: str) -> Capacity | None:

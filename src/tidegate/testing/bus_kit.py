@@ -37,7 +37,7 @@ def verify_bus(
             promise(trial)
         except AssertionError as broken:
             name = promise.__name__.replace("_", " ")
-            raise AssertionError(f"the bus broke a promise: {name}\n{promise.__doc__}\n{broken}") from None
+            raise AssertionError(f"the bus violates a guarantee: {name}\n{promise.__doc__}\n{broken}") from None
         finally:
             trial.close()
 

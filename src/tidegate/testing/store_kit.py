@@ -40,7 +40,7 @@ def verify_store(open_store: OpenStore, *, seed: int = 0, rounds: int = 20) -> N
                 promise(store)
             except AssertionError as broken:
                 name = promise.__name__.replace("_", " ")
-                raise AssertionError(f"the store broke a promise: {name}\n{promise.__doc__}\n{broken}") from None
+                raise AssertionError(f"the store violates a guarantee: {name}\n{promise.__doc__}\n{broken}") from None
     for number in range(rounds):
         vectors = list(random_vectors(seed * 1_000_003 + number, ROUND_LENGTH))
         if number % 4:
@@ -121,7 +121,7 @@ def _replay_failing(
 def _failure_message(
     seed: int, number: int, place: int, vector: Vector, history: list[tuple[Vector, tuple[ExpectedAnswer, ...]]]
 ) -> str:
-    lines = [f"the store's answer differs from the core's: seed={seed}, round {number}, step {place}"]
+    lines = [f"the result of the store differs from that of the core: seed={seed}, round {number}, step {place}"]
     if not history:
         lines += [
             "(reproduced only with all earlier steps, or only by apply_one or apply_async)",

@@ -29,7 +29,7 @@ START = 1_700_000_000_000_000
 MINUTE = 60_000_000
 
 
-class Use(NamedTuple):
+class AllowedCall(NamedTuple):
     """An allowed call: when, in true time, and its cost for each limit."""
 
     time: int
@@ -64,7 +64,7 @@ class Simulation:
         self.network = network
         self.now = START - START % MINUTE + self.random.randrange(MINUTE // 6, MINUTE)
         self.store = MemoryStore()
-        self.uses: list[Use] = []
+        self.uses: list[AllowedCall] = []
         self.windows: dict[str, set[tuple[int, int]]] = {limit.name: set() for limit in policy.limits}
         self.denied = self.requests = self.local = 0  # calls denied; requests to the store; uses without a request
         self._events: list[tuple[int, int, Callable[[], object]]] = []
@@ -146,7 +146,7 @@ class Process:
         """Record an allowed call: used now, or, if the store decided it, at the time of its decision."""
         simulation = self.simulation
         if decisions[0].allowed:
-            simulation.uses.append(Use(simulation.now if at is None else at, costs))
+            simulation.uses.append(AllowedCall(simulation.now if at is None else at, costs))
             simulation.local += at is None
         else:
             simulation.denied += 1
@@ -218,7 +218,7 @@ class Process:
         def settle(decisions: list[Decision], at: int | None) -> None:
             if not decisions[0].allowed or at is None:
                 return
-            simulation.uses.append(Use(at, actual))
+            simulation.uses.append(AllowedCall(at, actual))
             back = tuple(new - old for new, old in zip(actual, costs, strict=True))
             flow = self.manager.apply_flow("adjust", [(policy, "k", back)], None, decisions[0].at)
             simulation.after(simulation.random.randrange(MINUTE), lambda: self.drive(flow))

@@ -91,7 +91,7 @@ def test_a_frozen_server_takes_no_longer_than_the_timeout(own_server, store):
     own_server.freeze()
     for what in ("acquire", "connect"):  # over the open connection, then over a new one
         began = time.monotonic()
-        with pytest.raises(StoreUnavailable, match=f"did not answer in time to {what}: .*hangs"):
+        with pytest.raises(StoreUnavailable, match=f"could not {what} in time: .*hangs"):
             store.apply_one("acquire", TEN, "k", ONE)
         assert 0.25 < time.monotonic() - began < 2
     own_server.thaw()

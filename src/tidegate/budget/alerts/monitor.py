@@ -31,9 +31,9 @@ DURATION_BUCKETS: Final = (100, 250, 500, 1000, 2500, 5000, 10_000, 25_000, 50_0
 REARM_FRACTION: Final = 0.75  # of a milestone
 FULL_PERCENT: Final = 100
 FALLBACK_DESCRIPTIONS: Final = {
-    "short-term": "limits per minute and hour stay in force in memory; longer limits are not checked until it answers",
-    "local": "this process uses its local share of the limits until it answers",
-    "deny": "every check is denied until it answers",
+    "short-term": "until it is available again, only the limits per minute and hour are enforced, in memory",
+    "local": "until it is available again, this process uses its local share of the limits",
+    "deny": "until it is available again, every check is denied",
 }
 
 
@@ -119,14 +119,14 @@ class BudgetMonitor:
         self.warn("milestone", tier=tier, milestone=milestone, **usage_fields(usage))
 
     def record_database(self, *, lost: bool, waiting: int) -> None:
-        """Report when the database stops answering, and when it answers again."""
+        """Report when the database becomes unavailable, and when it is available again."""
         with self._lock:
             changed, self._lost = lost is not self._lost, lost
         if changed:
             if lost:
-                log.error("the database does not answer: %s", FALLBACK_DESCRIPTIONS[self._on_database_error])
+                log.error("the database is unavailable: %s", FALLBACK_DESCRIPTIONS[self._on_database_error])
             else:
-                log.warning("the database answers again; settlements queued for it: %d", waiting)
+                log.warning("the database is available again; settlements queued for it: %d", waiting)
             self.warn("database_lost" if lost else "database_back", waiting=waiting)
 
     def count_settled(self, recorded: int, returned: int) -> None:

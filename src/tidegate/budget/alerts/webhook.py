@@ -178,7 +178,7 @@ class Webhook:
             self.retried += 1
             self._clock.wait(self._wake, self._clock.steady() + pause * SECOND)
         self.dropped += 1
-        log.warning("dropped a warning that could not be posted to the webhook: %s", problem)
+        log.warning("dropped an event that could not be posted to the webhook: %s", problem)
 
     def _post(self, delivery: str, body: bytes) -> str | None:
         """Post once; returns what went wrong, or None."""

@@ -30,7 +30,7 @@ class TierPolicy(NamedTuple):
     """The policy of a budget at certain quotas, and its variants.
 
     `unlimited` uses the same states and denies nothing: completed tasks count even if they exceed a quota.
-    `short_term` has only the limits per minute and per hour, which stay in force while the database is lost.
+    `short_term` has only the limits per minute and per hour, which are enforced while the database is unavailable.
     """
 
     policy: Policy

@@ -26,7 +26,11 @@ if TYPE_CHECKING:
 ROLLING_PERIODS: Final = {"minute": "1m", "hour": "1h", "day": "1d", "week": "1w", "month": "30d"}
 PERIODS: Final = tuple(ROLLING_PERIODS)
 CONCURRENCY: Final = "concurrency"
-SHORT_TERM: Final = ("minute", "hour", CONCURRENCY)  # the tiers that stay in force in memory while the database is lost
+SHORT_TERM: Final = (
+    "minute",
+    "hour",
+    CONCURRENCY,
+)  # enforced in memory while the database is unavailable
 TASKS_UNIT: Final = "tasks"
 SLOTS_UNIT: Final = "concurrent-requests"
 

@@ -1,4 +1,4 @@
-"""Queues settlements that the database did not take, and repeats them from a thread until it does."""
+"""Queues settlements while the database is unavailable, and retries them from a thread until they succeed."""
 
 from __future__ import annotations
 
@@ -46,14 +46,14 @@ class RetryQueue:
         return len(self._queue)
 
     def call(self, method: str, *arguments: Any) -> None:  # noqa: ANN401 - those of the method
-        """Call a method of the storage, or queue the call if the database does not answer."""
+        """Call a method of the storage, or queue the call if the database is unavailable."""
         try:
             getattr(self._settlements, method)(*arguments)
         except StoreUnavailable:
             self.add(method, arguments)
 
     async def call_async(self, method: str, *arguments: Any) -> None:  # noqa: ANN401 - those of the method
-        """Call a method of the storage, or queue the call if the database does not answer."""
+        """Call a method of the storage, or queue the call if the database is unavailable."""
         try:
             await getattr(self._settlements, f"{method}_async")(*arguments)
         except StoreUnavailable:
@@ -77,7 +77,7 @@ class RetryQueue:
                 self._thread.start()
 
     def catch_up(self) -> bool:
-        """Make the queued calls until the database does not answer; returns whether the queue is empty."""
+        """Make the queued calls until the database is unavailable; returns whether the queue is empty."""
         with self._calling:
             while self._queue and not self._is_lost():
                 method, arguments = self._queue[0]

@@ -101,7 +101,7 @@ class StoreSettlements:
 
     def _check_charged(self, decision: Decision) -> None:
         if isinstance(decision, LocalDecision):  # the guarded store answered without the store; nothing was charged
-            raise StoreUnavailable("could not record completed tasks; they are recorded when the store answers again")
+            raise StoreUnavailable("could not record completed tasks; they are recorded when the store is available")
 
     def clean_up(self, policy: Policy, key: Key) -> int:
         """Return 0: states in the store expire by themselves."""
@@ -110,7 +110,7 @@ class StoreSettlements:
 
 
 class SQLiteSettlements:
-    """Settles with the SQLite file directly: the budget, not the guarded store, repeats what a lost file misses."""
+    """Settles with the SQLite file directly: while it is unavailable, the budget queues and retries the calls."""
 
     lists_open = True
 

@@ -217,7 +217,7 @@ def parse_network(entry: str, field: str) -> Network | None:
         network = ip_network(entry)
     except ValueError:
         try:
-            hint = f"the network is {ip_network(entry, strict=False)}"  # it has host bits set
+            hint = f"did you mean '{ip_network(entry, strict=False)}'?"  # it has host bits set
         except ValueError:
             hint = "use addresses and networks such as '10.0.0.0/8' or '::1'"
         raise ConfigError(f"{entry!r} is not an address or network: {hint}", field=field) from None

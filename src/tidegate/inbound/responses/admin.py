@@ -166,7 +166,7 @@ def _run_action_flow(request_limiter: RequestLimiter, action_request: dict[str, 
 def _describe_value(value: object) -> str:
     """Return a JSON value as error messages show it."""
     if isinstance(value, (list, dict)):
-        return "a list" if isinstance(value, list) else "an object"
+        return "an array" if isinstance(value, list) else "an object"
     return json.dumps(value)[:MAX_SHOWN_LENGTH]
 
 

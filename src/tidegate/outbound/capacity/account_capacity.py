@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from tidegate.outbound.capacity.shared_notices import SharedNotice, SharedNotices
 
 REASONS: Final = {
-    TOO_MANY_REQUESTS: "answered 429 Too Many Requests",
-    SERVICE_UNAVAILABLE: "answered 503 Service Unavailable",
+    TOO_MANY_REQUESTS: "responded with 429 Too Many Requests",
+    SERVICE_UNAVAILABLE: "responded with 503 Service Unavailable",
 }
 
 
@@ -118,7 +118,7 @@ class AccountCapacity:
         return CurrentCapacity(snapshot.current, max(snapshot.frozen_until or 0, self._exhausted_until))
 
     def exhaust(self, reset: int) -> None:
-        """Send nothing for so many microseconds: the provider reports that no quota is left until then."""
+        """Send nothing for this number of microseconds: the provider reports that no quota is left until then."""
         self._exhausted_until = max(self._exhausted_until, self._clock.steady() + reset)
         self._changed()
 

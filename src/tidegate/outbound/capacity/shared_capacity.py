@@ -65,7 +65,7 @@ class SharedCapacity:
         self.capacities.remove(resource)
 
     def announce(self, resource: str, value: int, pause: int, reason: str) -> None:
-        """Reduce to a value, pause calls for so many microseconds, and publish both."""
+        """Reduce to a value, pause calls for a number of microseconds, and publish both."""
         update = self._update(resource, value, pause, reason, 0)
         payload = update.to_json()
         if self.capacities.receive(update, payload) and self._bus is not None:
@@ -77,7 +77,7 @@ class SharedCapacity:
         self.capacities.receive(self._update(resource, value, 0, "the provider refused more than this before", 0))
 
     def receive(self, resource: str, value: int, pause: int, age: int) -> bool:
-        """Apply what another process received so many microseconds ago; return whether it changes anything."""
+        """Apply what another process received this number of microseconds ago; return whether it changes anything."""
         return self.capacities.receive(
             self._update(resource, value, pause, "the provider refused a request of another process", age), late=True
         )

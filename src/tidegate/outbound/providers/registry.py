@@ -38,7 +38,7 @@ class Providers:
     """The providers, by domain. Thread-safe: a lookup never sees a partial reload.
 
     `reload` checks whether files were changed, added or removed, and loads the valid ones. An invalid file leaves the
-    previous version in force; it is logged and listed in `problems`. `changes` counts reloads that changed something.
+    previous version in effect; it is logged and listed in `problems`. `changes` counts reloads that changed something.
     """
 
     def __init__(self, providers: Iterable[Provider] = ()) -> None:
@@ -160,7 +160,7 @@ class Providers:
             again = LoadedProvider(self._read(path), now)
         except ConfigError as error:
             if self._refused.get(path, ()) != now:  # logged once for each version of the file
-                kept = "the previous version stays in force" if loaded else "it is ignored"
+                kept = "the previous version stays in effect" if loaded else "it is ignored"
                 log.warning("a provider file is invalid, %s: %s", kept, error)
             self._refused[path] = now
             problems.append(str(error))

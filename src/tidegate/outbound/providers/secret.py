@@ -51,7 +51,7 @@ class Secret:
 
     def __reduce__(self) -> NoReturn:
         """Refuse to be pickled."""
-        raise RateLimitError("a secret stays in memory: load the provider's file again in the other process")
+        raise RateLimitError("a secret cannot be pickled: load the provider's file in the other process")
 
     def __copy__(self) -> Secret:
         """Stay the same object."""

@@ -34,7 +34,7 @@ class Accounts(dict[tuple[str, Key], Account]):
         self._agent = uuid.uuid4().hex
         self._lock = fork_safe(threading.Lock())
         self._shared_capacities: dict[str, SharedCapacity] = {}
-        self._drop_idle_at = ALWAYS_KEPT  # with so many, idle accounts are dropped
+        self._drop_idle_at = ALWAYS_KEPT  # with this number of accounts, idle ones are dropped
         self.closed: bool = False
         at_fork(child=self._rename)
 

@@ -49,7 +49,7 @@ class DelayAllowance:
         self.exhausted: bool = False
 
     def spend(self, flight: int) -> bool:
-        """Return whether to charge a permit again after a response that took so many microseconds."""
+        """Return whether to charge a permit again after a response that took this number of microseconds."""
         self._left = min(self._most, self._left + self._free - flight)
         if self.exhausted and flight > self._free:
             self._left = min(self._left + flight, self._most // 2)  # not spent: it recovers when responses are quick

@@ -1,4 +1,4 @@
-"""Fetch one source: the second check of capacity, within a size and a time."""
+"""Fetch one source: the second check of capacity, then the request, within a maximum size and time."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class Interval(NamedTuple):
-    """Due every so many microseconds, counted from the last due time; missed runs are skipped."""
+    """Due at a fixed interval (in microseconds) after the last due time; missed runs are skipped."""
 
     every: int
 

@@ -40,7 +40,7 @@ class Scheduler:
     """Keeps track of when sources are due. `now` is an argument, in microseconds since 1970."""
 
     def __init__(self, ledger: SourceLedger, gate: AsyncGate, cycle: int = SECOND) -> None:
-        """Record events in a ledger; check capacity with a gate. A `cycle` lasts so many microseconds."""
+        """Record events in a ledger; check capacity with a gate. `cycle` is the length of a cycle in microseconds."""
         self._cycle = cycle
         self._ledger = ledger
         self._gate = gate

@@ -66,85 +66,117 @@ OPTIONS: Final = (
     ServiceOption(
         "store",
         ConfigValue.string,
-        "URL of the store (memory://; sources then use the data folder)",
+        "URL of the store (default: memory://, with a file in the data folder for sources)",
         STRING,
         "URL",
     ),
     ServiceOption(
         "listen",
         read_address,
-        "address of the HTTP server (127.0.0.1:8080)",
+        "address of the HTTP server (default: 127.0.0.1:8080)",
         {"type": ["string", "integer"]},
         "ADDRESS",
     ),
     ServiceOption(
-        "grpc", read_address, "address of the gRPC server for Envoy (none)", {"type": ["string", "integer"]}, "ADDRESS"
+        "grpc",
+        read_address,
+        "address of the gRPC server for Envoy (default: none)",
+        {"type": ["string", "integer"]},
+        "ADDRESS",
     ),
-    ServiceOption("open", ConfigValue.boolean, "accept other machines without a token (false)", BOOLEAN, "BOOL"),
+    ServiceOption(
+        "open",
+        ConfigValue.boolean,
+        "accept clients on other machines without a token (default: false)",
+        BOOLEAN,
+        "BOOL",
+    ),
     ServiceOption("decision_token", read_token, "token for decisions", STRING, secret=True),
     ServiceOption("decision_token_file", read_token_file, "file with the token for decisions", STRING, "FILE"),
-    ServiceOption("admin_token", read_token, "token for reset and block", STRING, secret=True),
+    ServiceOption("admin_token", read_token, "token for refund, reset and block", STRING, secret=True),
     ServiceOption("admin_token_file", read_token_file, "file with the admin token", STRING, "FILE"),
     ServiceOption(
         "reservation_secret",
         read_secrets,
-        "secret that signs reservation ids (generated and kept in the store)",
+        "secret that signs reservation ids (default: generated, kept in the store)",
         STRINGS,
         secret=True,
     ),
     ServiceOption(
         "reservation_secret_file",
         read_secrets_file,
-        "file with one secret per line; the first one signs",
+        "file with the secrets for reservation ids, one per line; the first one signs, all verify",
         STRING,
         "FILE",
     ),
     ServiceOption(
         "lease",
         read_lease,
-        "lease permits from the store for this long (false)",
+        "lease permits from the store: true, false, or the duration of a lease such as 1s (default: false)",
         {"type": ["boolean", "string", "number"]},
         "TIME",
     ),
-    ServiceOption("workers", read_workers, "number of processes (1)", {**INTEGER, "maximum": MAX_WORKERS}, "N"),
     ServiceOption(
-        "headers", read_style, "header fields of /v1/check: x, ietf, both or none (x)", {"enum": list(STYLES)}, "STYLE"
+        "workers", read_workers, "number of processes (default: 1)", {**INTEGER, "maximum": MAX_WORKERS}, "N"
     ),
-    ServiceOption("max_wait", read_seconds, "maximum time that a call may wait for a permit (30s)", DURATION, "TIME"),
+    ServiceOption(
+        "headers",
+        read_style,
+        "header fields of /v1/check: x, ietf, both or none (default: x)",
+        {"enum": list(STYLES)},
+        "STYLE",
+    ),
+    ServiceOption(
+        "max_wait", read_seconds, "maximum time that a call may wait for a permit (default: 30s)", DURATION, "TIME"
+    ),
     ServiceOption(
         "max_priority",
         read_priority,
-        "highest priority that a call may have; its negative is the lowest (100)",
+        "highest priority that a call may have; the lowest is its negative (default: 100)",
         {"type": "integer", "minimum": 0},
         "N",
     ),
     ServiceOption(
         "max_body",
         read_bytes,
-        "maximum size of a request, in bytes (1048576)",
+        "maximum size of a request, in bytes (default: 1048576)",
         {**INTEGER, "maximum": MAX_BODY_BYTES},
         "BYTES",
     ),
     ServiceOption(
-        "max_concurrency", ConfigValue.integer, "maximum number of concurrent requests per process (4096)", INTEGER, "N"
+        "max_concurrency",
+        ConfigValue.integer,
+        "maximum number of concurrent requests per process (default: 4096)",
+        INTEGER,
+        "N",
     ),
     ServiceOption(
         "max_connections",
         read_connections,
-        "maximum number of connections per process; lowered if the limit of open files is lower (8192)",
+        "maximum number of connections per process; lowered if the limit of open files is lower (default: 8192)",
         {**INTEGER, "minimum": MIN_CONNECTIONS},
         "N",
     ),
     ServiceOption(
-        "read_timeout", read_seconds, "time within which a client must send a complete request (5s)", DURATION, "TIME"
+        "read_timeout",
+        read_seconds,
+        "time within which a client must send a complete request (default: 5s)",
+        DURATION,
+        "TIME",
     ),
     ServiceOption(
-        "idle_timeout", read_seconds, "time after which an idle connection is closed (75s)", DURATION, "TIME"
+        "idle_timeout", read_seconds, "time after which an idle connection is closed (default: 75s)", DURATION, "TIME"
     ),
     ServiceOption(
-        "stop_within", read_seconds, "time for active requests to finish when the service stops (10s)", DURATION, "TIME"
+        "stop_within",
+        read_seconds,
+        "time for active requests to finish when the service stops (default: 10s)",
+        DURATION,
+        "TIME",
     ),
-    ServiceOption("reload_every", read_seconds, "how often the file is checked for changes (1s)", DURATION, "TIME"),
+    ServiceOption(
+        "reload_every", read_seconds, "how often the file is checked for changes (default: 1s)", DURATION, "TIME"
+    ),
     ServiceOption("providers", read_paths, "YAML file of a provider (may be repeated)", STRINGS, "FILE", many=True),
     ServiceOption("provider_dirs", read_paths, "folder of provider files (may be repeated)", STRINGS, "DIR", many=True),
     ServiceOption("sources", read_paths, "YAML file of a source (may be repeated)", STRINGS, "FILE", many=True),
@@ -152,34 +184,38 @@ OPTIONS: Final = (
     ServiceOption(
         "data",
         read_path,
-        "data folder of the sources; they run if this, a source or a provider is set (tidegate-data)",
+        "data folder of the sources; they run if this, a source or a provider is set (default: tidegate-data)",
         STRING,
         "DIR",
     ),
     ServiceOption(
         "fetchers",
         read_fetchers,
-        "maximum number of concurrent fetches of sources (8)",
+        "maximum number of concurrent fetches of sources (default: 8)",
         {**INTEGER, "maximum": MAX_FETCHERS},
         "N",
     ),
     ServiceOption(
         "permissions",
         read_permissions,
-        "for provider files that other users can read: warn, refuse or ignore (warn)",
+        "for provider files that other users can read: warn, refuse or ignore (default: warn)",
         {"enum": list(PERMISSIONS)},
         "WORD",
     ),
-    ServiceOption("bus", read_url, "URL of the bus on which sources share capacity reductions (none)", STRING, "URL"),
+    ServiceOption(
+        "bus", read_url, "URL of the bus on which sources share capacity reductions (default: none)", STRING, "URL"
+    ),
     ServiceOption(
         "budget",
         read_budget,
-        "task budget to show: a YAML file, or true to read the RATE_LIMIT_* variables (false)",
+        "task budget to show: a YAML file, or true to read the RATE_LIMIT_* variables (default: false)",
         {"type": ["boolean", "string"]},
         "FILE",
     ),
     ServiceOption(
-        "swarm", read_url, "URL of the bus of a swarm, whose agents the dashboard shows (none)", STRING, "URL"
+        "swarm", read_url, "URL of the bus of a swarm, whose agents the dashboard shows (default: none)", STRING, "URL"
     ),
-    ServiceOption("telemetry", ConfigValue.boolean, "export metrics to OpenTelemetry (false)", BOOLEAN, "BOOL"),
+    ServiceOption(
+        "telemetry", ConfigValue.boolean, "export metrics to OpenTelemetry (default: false)", BOOLEAN, "BOOL"
+    ),
 )

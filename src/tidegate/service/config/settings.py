@@ -124,10 +124,9 @@ def load_settings(
     values: dict[str, Any] = {}
     for name, setting in chosen.items():
         target = name.removesuffix("_file")
-        value = OPTIONS_BY_NAME[name].read(setting)
         if name != target and target in chosen:
-            raise setting.error(f"cannot be combined with {target}")
-        values[target] = value
+            raise setting.error(f"cannot be combined with {target}: remove one of them")
+        values[target] = OPTIONS_BY_NAME[name].read(setting)
     entries, domains = _read_policies(in_file, policies, environment)
     settings = Settings(
         **values,
@@ -206,7 +205,7 @@ def _check(settings: Settings, places: Mapping[str, ConfigValue]) -> None:
         raise ConfigError(message, file=places[name].file, line=places[name].line, field=places[name].field or name)
     if settings.workers > 1 and settings.store.startswith("memory:"):
         place = places["workers"]
-        message = f"{settings.workers} processes cannot share a store in memory: use one such as sqlite:///limits.db"
+        message = f"{settings.workers} processes cannot share a store in memory: use a shared store such as sqlite:///limits.db"
         raise ConfigError(message, file=place.file, line=place.line, field=place.field or "workers")
     if settings.decision_token is not None and settings.decision_token == settings.admin_token:
         given = ("admin_token", "admin_token_file")

@@ -77,7 +77,10 @@ def read_lease(setting: ConfigValue) -> Lease | None:
         return Lease() if setting.boolean() else None
     except ConfigError:
         pass
-    seconds = read_seconds(setting)
+    try:
+        seconds = read_seconds(setting)
+    except ConfigError:
+        raise setting.error(f"expected true, false or a duration such as 1s, not {setting}") from None
     with setting.locate_errors(**{"lease.seconds": setting}):
         return Lease(seconds)
 
@@ -144,7 +147,7 @@ def read_connections(setting: ConfigValue) -> int:
 
 
 def read_priority(setting: ConfigValue) -> int:
-    """Read a largest priority."""
+    """Read the maximum priority."""
     return setting.integer(0)
 
 
@@ -156,6 +159,8 @@ def read_path(setting: ConfigValue) -> Path:
 
 def read_paths(setting: ConfigValue) -> tuple[Path, ...]:
     """Read one or more paths."""
+    if setting.is_mapping:
+        raise setting.error(f"expected a path or a list of paths, not {setting}")
     return tuple(read_path(each) for each in setting.one_or_many())
 
 
@@ -182,4 +187,8 @@ def read_budget(setting: ConfigValue) -> bool | Path:
     try:
         return setting.boolean()
     except ConfigError:
+        pass
+    try:
         return read_path(setting)
+    except ConfigError:
+        raise setting.error(f"expected true, false or the path of a YAML file, not {setting}") from None

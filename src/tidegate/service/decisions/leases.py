@@ -3,14 +3,15 @@
 A permit is charged when it is leased and used later. What has to be prevented depends on the algorithm:
 
 token_bucket       The bucket refills while a permit is unused, so another client could take the permit again. So leased
-                   permits decay at the rate of the refill: after t seconds, `decay` * t of them are void.
+                   permits expire at the rate of the refill: after t seconds, `decay` * t of them have expired.
                    Of n leased at a, at most n - rate * (s - a) are used from s on. All leased from a to e are at most
                    burst + rate * (e - a), so all clients use at most burst + rate * (e - s) from s to e.
 fixed_window,      A permit used after its window would count in no window. So a lease ends with the window.
 calendar_window
-sliding_log,       A charge expires before the permit's own time is over, and a client that dies cannot be notified. So
-sliding_window,    there are no leases: each call needs a request, and `seconds` is 0. The same applies to slots,
-concurrency        policies in shadow mode, costs by unit, and an unavailable store.
+sliding_log,       A charge expires one period after the lease, but the permit may have been used later than the charge;
+sliding_window,    a client that has crashed cannot report when. So there are no leases: each call needs a request, and
+concurrency        `seconds` is 0. The same applies to slots, policies in shadow mode, costs by unit, and an unavailable
+                   store.
 
 The client settles a lease by `commit`, with the number of permits that have to stay charged.
 """
@@ -33,7 +34,7 @@ SETTLE_GRACE: Final = 60.0  # seconds after its end within which a lease can be 
 
 
 class GrantedLease(NamedTuple):
-    """A lease: `permits` that may be used for `seconds`, of which `decay` per second become void; `id` settles it."""
+    """A lease: `permits` that may be used for `seconds`, of which `decay` expire per second; `id` settles it."""
 
     decision: Decision | None
     id: str | None
@@ -53,7 +54,7 @@ def can_lease(policy: Policy, cost: Cost) -> bool:
 
 
 def lease_terms(policy: Policy, decision: Decision, duration: float) -> tuple[float, float]:
-    """Return for how many seconds the permits may be used, and how many per second become void."""
+    """Return for how many seconds the permits may be used, and how many of them expire per second."""
     seconds, decay = duration, 0.0
     for limit, one, (_, _, reset) in zip(policy.limits, policy.one, decision.views, strict=True):
         if limit.rules.windowed:

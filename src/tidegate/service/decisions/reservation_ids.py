@@ -85,7 +85,7 @@ class SettledIds:
     """
 
     def __init__(self, max_ids: int = MAX_SETTLED) -> None:
-        """Remember at most so many."""
+        """Remember at most `max_ids` ids."""
         self._max_ids = max_ids
         self._lock = fork_safe(threading.Lock())
         self._settled: set[str] = set()

@@ -22,7 +22,7 @@ NUMBER_LIMIT: Final = 2 ** (8 * NUMBER_BYTES)
 
 
 def write_once_policy(name: str, seconds: float, numbers: int = 1) -> Policy:
-    """Build the policy for entries that last so many seconds and hold so many numbers.
+    """Build the policy for entries that last `seconds` and contain `numbers` integers.
 
     While the store is unavailable, the decision is a LocalDecision: whether the entry exists is unknown.
     """

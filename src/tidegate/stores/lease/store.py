@@ -166,7 +166,7 @@ class LeasedStore(Store):
 
     def _require_store(self) -> None:
         if self.inner.unavailable:
-            raise StoreUnavailable("the store is unavailable: no share of permits can be taken until it is back")
+            raise StoreUnavailable("the store is unavailable: no permits can be leased until it is available again")
 
     # ---- metrics and closing -----------------------------------------------------------------------------------------
 

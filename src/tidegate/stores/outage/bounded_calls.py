@@ -189,4 +189,6 @@ class DeadlineTasks:
 
 def deadline_error(seconds: float) -> StoreUnavailable:
     """Return the error of a late call."""
-    return StoreUnavailable(f"the store did not answer within {seconds} s: check the store, or raise deadline=")
+    return StoreUnavailable(
+        f"the store did not respond within {seconds} s: check the store, or raise ?deadline= in its URL"
+    )

@@ -28,7 +28,7 @@ class CircuitBreaker:
         self._recovered_at = 0
 
     def record_failure(self, now: int, outages: int) -> bool:
-        """Record the failure of a call that started after so many outages; return whether it starts a new outage."""
+        """Record the failure of a call that started after `outages` outages; return whether it starts a new outage."""
         if self.is_open or outages != self.outages:
             return False
         repeated = self.recoveries and now - self._recovered_at < 2 * MAX_PAUSE

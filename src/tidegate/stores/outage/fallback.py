@@ -66,7 +66,7 @@ class Fallback:
         """
         if verb == "reset":
             names = ", ".join(repr(key) for _, key, _ in asks)
-            raise StoreUnavailable(f"could not reset {names}: the store is unavailable; try again when it is back")
+            raise StoreUnavailable(f"could not reset {names}: the store is unavailable; try again later")
         with self.lock:
             steady = self._steady.steady()
             wait = max(MIN_RETRY, self._breaker.retry_after(steady))

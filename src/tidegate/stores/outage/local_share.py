@@ -101,7 +101,7 @@ def divide_policy(policy: Policy, units: int, since: int, until: int, longest: i
 
 
 def divide_limit(limit: Limit, units: int, longest: int) -> Limit | None:
-    """Return so many units of a limit; None if that is less than a permit. A bucket refills within `longest`."""
+    """Return a limit of this number of units; None if that is less than a permit. A bucket refills within `longest`."""
     quota, burst = limit.quota * units // WHOLE_LIMIT, limit.burst * units // WHOLE_LIMIT
     burst = min(burst, quota * longest // limit.length)
     if not limit.rules.refills:
@@ -172,7 +172,7 @@ def share_decision(share_policy: SharePolicy, costs: Sequence[int], decision: De
 
 
 def deny_locally(policy: Policy, costs: Sequence[int], at: int, wait: int) -> LocalDecision:
-    """Return a denial for so many microseconds, or permanent if a cost exceeds the burst of its limit."""
+    """Return a denial for this number of microseconds, or permanent if a cost exceeds the burst of its limit."""
     views: list[View] = [
         (0, (NEVER if cost > limit.burst else wait) if cost else 0, wait)
         for limit, cost in zip(policy.limits, costs, strict=True)

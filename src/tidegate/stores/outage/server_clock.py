@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-DRIFT_DIVISOR: Final = 2000  # clocks drift: one part in so many is allowed for
+DRIFT_DIVISOR: Final = 2000  # clocks may drift by one part in this number
 
 
 class ServerClock:

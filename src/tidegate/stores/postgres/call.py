@@ -45,7 +45,7 @@ class StoreCall:
     policies: str
 
     def __init__(self, verb: str, size: int) -> None:
-        """Call with so many keys."""
+        """Prepare a call with this number of keys."""
         self.verb: str = verb
         self.size: int = size
         self.limit_count: int = 0

@@ -162,7 +162,7 @@ class Connection:
 
     def _check_deadline(self, what: str, until: int) -> None:
         if SYSTEM_CLOCK.steady() >= until:
-            raise StoreUnavailable(f"PostgreSQL {self.target.name} did not answer in time to {what}: {TIMEOUT_ADVICE}")
+            raise StoreUnavailable(f"PostgreSQL {self.target.name} could not {what} in time: {TIMEOUT_ADVICE}")
 
     def explain(self, what: str, message: str, code: str = "") -> StoreUnavailable:
         """Return an error that says what was attempted, what happened and what to do."""

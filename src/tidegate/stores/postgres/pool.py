@@ -185,7 +185,7 @@ class Pool(Generic[T]):
             raise Closed("the store is closed")
         if request.taken_by is not None:
             raise StoreUnavailable(
-                "PostgreSQL did not answer in time: check the server, or raise timeout in the store's URL"
+                "PostgreSQL did not respond in time: check the server, or raise timeout in the store's URL"
             )
         if request.caller not in self._used:
             message = (

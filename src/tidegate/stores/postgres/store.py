@@ -64,7 +64,7 @@ class PostgresStore(Store):
     transaction, which decides them one after another.
 
     `timeout` is how many seconds the server may take for a call that was sent, `connect_timeout` for opening a
-    connection. With `silence`, a server that is silent for so many seconds while it owes an answer is checked with a
+    connection. With `silence`, a server that sends nothing for that many seconds while a reply is due is checked with a
     heartbeat, and the store is unavailable if that fails. Waiting for a connection does not count as long as
     connections become free. `pool_size` connections serve all threads and event loops of this process; a forked process
     opens its own. For tests, `clock` replaces the server's clock.
@@ -216,7 +216,7 @@ class PostgresStore(Store):
         requests = self._pool.take_queued(caller, MAX_CALLS_PER_STATEMENT - 1)
         calls = [call, *(request.call for request in requests)]
         error: Exception = StoreUnavailable(
-            f"PostgreSQL {self.target.name} gave no answer: the caller that sent this call was cancelled"
+            f"PostgreSQL {self.target.name} did not decide: the caller that sent this call was cancelled"
         )
         try:
             result = yield from connection.call_flow(call.verb, self._parameters(calls), until)

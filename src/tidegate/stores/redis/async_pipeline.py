@@ -90,7 +90,7 @@ class AsyncScriptCall(PendingCall):
         self.failed = not isinstance(answer, list)
 
 
-class GiveBackCall(PendingCall):
+class CorrectionCall(PendingCall):
     """A correction in the background."""
 
     __slots__ = ("failed", "pipeline")
@@ -167,13 +167,13 @@ class AsyncPipeline:
             for asks, at in corrections(call.verb, call.asks, decisions, passed):
                 back = [ask for ask in asks if call.future.cancelled() or ask[0].on_store_error != "allow"]
                 if back:
-                    self.enqueue(GiveBackCall(self, back, call.now, at))
+                    self.enqueue(CorrectionCall(self, back, call.now, at))
         elif call.verb != "peek":
             self.wake(call.asks)
 
     def postpone(self, call: PendingCall, error: RateLimitError) -> None:
         """Keep a refund that was not sent for the next connection; answer other calls with the error."""
-        if isinstance(call, GiveBackCall) and len(self._postponed) < MAX_POSTPONED and not self._closing:
+        if isinstance(call, CorrectionCall) and len(self._postponed) < MAX_POSTPONED and not self._closing:
             self._postponed.append(call)
         else:
             call.set_answer(error)

@@ -84,7 +84,7 @@ ADVICE: Final = (  # the first entry whose text is part of the message applies
     ("LOADING", "the server is loading its data; calls succeed when it has finished"),
     ("BUSY", "another script keeps the server busy: find it with SLOWLOG and stop it with SCRIPT KILL"),
     ("WRONGTYPE", "another program uses these keys: set another prefix (?prefix=)"),
-    ("unknown command", "the store needs scripts: use Redis 6.2 or later, or Valkey, and allow EVALSHA"),
+    ("unknown command", "the store needs scripts: use Redis 7 or Valkey, and allow EVALSHA"),
     ("MASTERDOWN", "the sentinels have not elected a primary yet"),
     ("No master found", "check the service name and the sentinels in the URL"),
     ("max number of clients", "raise maxclients, or connect fewer processes"),
@@ -98,13 +98,13 @@ def explain(address: RedisAddress, error: BaseException) -> StoreUnavailable:
     """Return an error that names the server, the driver's message and what to do."""
     reason = " ".join(str(error).split()) or type(error).__name__
     if isinstance(error, TimeoutError) and not error.args:
-        reason = f"no answer within {address.timeout} s (timeout)"
+        reason = f"no reply within {address.timeout} s (timeout)"
     secrets = (address.password, address.driver.get("sentinel_password"))
     for secret in filter(None, secrets):
         reason = reason.replace(secret, "***")
     reason = reason.rstrip(".")
     advice = next((text for part, text in ADVICE if part in reason), "check that the server runs and is reachable")
-    return StoreUnavailable(f"Redis at {address} gave no decision: {reason}: {advice}")
+    return StoreUnavailable(f"Redis at {address} could not decide: {reason}: {advice}")
 
 
 def settings(address: RedisAddress) -> dict[str, Any]:
