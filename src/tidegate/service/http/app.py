@@ -14,7 +14,6 @@ from tidegate.service.api.verbs import VERBS
 from tidegate.service.dashboard.overview import Overview
 from tidegate.service.dashboard.static_files import read_files
 from tidegate.service.decisions.idempotency import KeyedCall
-from tidegate.service.decisions.stats import LatencyHistogram
 from tidegate.service.http import metrics
 from tidegate.service.http.auth import Authenticator
 from tidegate.service.http.body import read_body
@@ -31,6 +30,7 @@ if TYPE_CHECKING:
     from tidegate.service.api.verbs import ServiceVerb
     from tidegate.service.config.settings import Settings
     from tidegate.service.decisions.decider import Decider
+    from tidegate.service.decisions.policies import ServicePolicies
 
     Scope = MutableMapping[str, Any]
     Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -136,7 +136,7 @@ class App:
                 self.idle.set()
             latency = self._latency.get(verb)
             if latency is None:
-                latency = self._latency[verb] = LatencyHistogram()
+                latency = self.decider.stats.latency_of(verb)
             latency.add(steady() - start)
 
     def stop(self) -> None:
@@ -144,6 +144,14 @@ class App:
         self.stopping = True
         if not self.in_flight:
             self.idle.set()
+
+    def update_policies(self, policies: ServicePolicies) -> None:
+        """Decide by these policies from now on."""
+        self.decider.update_policies(policies)
+
+    def record_refusal(self, reason: str | None) -> None:
+        """Record why the current file is refused; None if it is not."""
+        self.refused = reason
 
     def _refuse(self, problem: ProblemError) -> HTTPReply:
         self.decider.stats.errors[problem.kind] += 1
@@ -257,7 +265,7 @@ class App:
         return HTTPReply(200, b'{"ok":true}')
 
     async def _metrics(self, _scope: Scope, _headers: dict[bytes, bytes]) -> HTTPReply:
-        return HTTPReply(200, metrics.render(self.decider, self.in_flight, self.reloads), metrics.CONTENT_TYPE)
+        return HTTPReply(200, metrics.render(self.overview.source, self.reloads), metrics.CONTENT_TYPE)
 
     async def _openapi(self, _scope: Scope, _headers: dict[bytes, bytes]) -> HTTPReply:
         return HTTPReply(200, document())

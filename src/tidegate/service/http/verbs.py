@@ -136,7 +136,7 @@ class Verbs:
         """List the blocks."""
         blocks = [
             {"policy": policy, "key": key if isinstance(key, str) else list(key), "seconds": seconds}
-            for policy, key, seconds in self.decider.blocked()
+            for policy, key, seconds in await self.decider.find_blocks()
         ]
         return HTTPReply(200, json.dumps({"blocks": blocks}).encode())
 

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from tidegate.clock import Clock
     from tidegate.service.http.server import HttpServer
     from tidegate.service.runtime.telemetry import Telemetry
+    from tidegate.service.runtime.worker_link import WorkerLink
     from tidegate.stores import Store
 
     Ready = Callable[[Settings, Components | None], object]
@@ -50,8 +51,18 @@ LAST_RESPONSES_TIMEOUT: Final = 1.0  # seconds to send responses to calls that t
 class ServiceProcess:
     """One process of the service. `run` returns after `stop`."""
 
-    def __init__(self, settings: Settings, listener: socket.socket, *, clock: Clock | None = None) -> None:
-        """Open the store, and prepare the servers; HTTP is served on the listening socket."""
+    def __init__(
+        self,
+        settings: Settings,
+        listener: socket.socket,
+        *,
+        clock: Clock | None = None,
+        link: WorkerLink | None = None,
+    ) -> None:
+        """Open the store, and prepare the servers; HTTP is served on the listening socket.
+
+        With a `link`, this is one of several workers: the parent process reloads the file for all of them.
+        """
         self._listener = listener
         self._connections = bounded_connections(settings, raise_descriptor_limit())
         self.settings = settings
@@ -64,6 +75,7 @@ class ServiceProcess:
             max_wait=settings.max_wait,
             max_priority=settings.max_priority,
             on_denial=(self.denials,),
+            stats=None if link is None else link.open_stats(self.store.clock),
         )
         for_requests = connections_for_requests(self._connections.max_connections)
         self.app: App = App(
@@ -71,7 +83,9 @@ class ServiceProcess:
         )
         self.components: Components = Components(settings, self.app)
         self.telemetry: Telemetry | None = open_telemetry(self.app) if settings.telemetry else None
-        self.reloader: Reloader = Reloader(settings, self.app, self.store.clock)
+        if link is not None:
+            link.connect(self.app)
+        self.reloader: Reloader | WorkerLink = link or Reloader(settings, self.app, self.store.clock)
         self._stop = asyncio.Event()
 
     def stop(self) -> None:
@@ -207,9 +221,11 @@ def choose_ports(settings: Settings) -> Settings:
     return settings
 
 
-async def serve(settings: Settings, listener: socket.socket, ready: Ready | None = None) -> None:
+async def serve(
+    settings: Settings, listener: socket.socket, ready: Ready | None = None, link: WorkerLink | None = None
+) -> None:
     """Run one process of the service until SIGTERM or SIGINT; SIGHUP reloads the file."""
-    service = ServiceProcess(settings, listener)
+    service = ServiceProcess(settings, listener, link=link)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, service.stop)
