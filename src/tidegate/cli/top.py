@@ -121,7 +121,7 @@ def draw_summary(overview: dict[str, Any], url: str, output: Output) -> str:
     state = output.style("lost", "red") if store["lost"] else "ok"
     p50, p99 = (values[-1] if values else None for values in overview["latency"])
     latency = f", p50 {p50 / 1000:.2g} ms, p99 {p99 / 1000:.2g} ms" if p50 and p99 else ""
-    worker = f" (one of {process['workers']})" if process["workers"] > 1 else ""
+    worker = f" with {process['workers']} workers" if process["workers"] > 1 else ""
     head = output.style(f"tidegate {process['version']} on {redact(url)}", "bold")
     calls = f"{overview['in_flight']} in flight, {overview['waiting']} waiting"
     return f"{head}: process {process['id']}{worker}, up {uptime}, store {store['kind']} {state}, {calls}{latency}"

@@ -21,6 +21,7 @@ from tidegate.service.http.check import METHODS, check
 from tidegate.service.http.json_protocol import loads
 from tidegate.service.http.openapi import document
 from tidegate.service.http.problems import KINDS, HTTPReply, ProblemError, problem_from
+from tidegate.service.http.readiness import check_readiness
 from tidegate.service.http.replays import IdempotentReplies, mark_replayed
 from tidegate.service.http.verbs import Verbs
 
@@ -57,6 +58,7 @@ class App:
         self.settings = settings
         self.in_flight: int = 0
         self.waiting: int = 0  # active requests that may wait for a permit
+        self.draining: bool = False  # about to stop: not ready, but still serving
         self.stopping: bool = False
         self.idle: asyncio.Event = asyncio.Event()  # set when a stopping service has no active request left
         self.reloads: dict[str, int] = {"adopted": 0, "refused": 0}
@@ -220,7 +222,9 @@ class App:
             detail = f"expected GET, not {scope['method'][:20]}"
             raise ProblemError("method-not-allowed", detail, allow=", ".join(methods))
         headers = dict(scope["headers"])
-        if name:
+        if name == "metrics":
+            self._authenticator.check_metrics(headers)
+        elif name:
             # The overview contains keys: if there is any token, the overview needs one.
             verb = VERBS.get(name)
             admin = verb.admin if verb else name == "overview" and self.settings.decision_token is None
@@ -255,14 +259,15 @@ class App:
     async def _healthz(self, _scope: Scope, _headers: dict[bytes, bytes]) -> HTTPReply:
         return HTTPReply(200, b'{"ok":true}')
 
-    async def _readyz(self, _scope: Scope, _headers: dict[bytes, bytes]) -> HTTPReply:
-        """Check that the service can decide: the store and the bus answer, and the service is not stopping."""
-        if self.stopping:
-            raise ProblemError("stopping")
-        await self.decider.probe()
+    async def _readyz(self, _scope: Scope, headers: dict[bytes, bytes]) -> HTTPReply:
+        """Check that the service can decide, that the bus answers, and that the service is not stopping."""
+        if self.draining or self.stopping:
+            raise ProblemError("stopping", more={"state": "stopping"})
         for check_ready in self.checks.values():
             check_ready()
-        return HTTPReply(200, b'{"ok":true}')
+        return await check_readiness(
+            self.decider, self.settings.readiness, with_names=self._authenticator.may_decide(headers)
+        )
 
     async def _metrics(self, _scope: Scope, _headers: dict[bytes, bytes]) -> HTTPReply:
         return HTTPReply(200, metrics.render(self.overview.source, self.reloads), metrics.CONTENT_TYPE)

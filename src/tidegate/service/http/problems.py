@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from tidegate.errors import Closed, ConfigError, RateLimitError, ResourceUnknown, StoreUnavailable
 from tidegate.headers import PROBLEM_TYPE
 from tidegate.service.api.fields import BadFieldError
 from tidegate.service.decisions.idempotency import IdempotencyMismatchError
 from tidegate.service.decisions.reservation_ids import AlreadySettledError, UnknownReservationError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 PROBLEM_PREFIX: Final = "urn:tidegate:problem:"
 JSON_CONTENT_TYPE: Final = b"application/json"
@@ -51,12 +54,21 @@ class HTTPReply(NamedTuple):
 class ProblemError(Exception):
     """A response without a decision."""
 
-    def __init__(self, kind: str, detail: str = "", pointer: str | None = None, *, allow: str = "") -> None:
-        """Set the kind and the detail; `allow` lists the methods for a 405."""
+    def __init__(
+        self,
+        kind: str,
+        detail: str = "",
+        pointer: str | None = None,
+        *,
+        allow: str = "",
+        more: Mapping[str, object] | None = None,
+    ) -> None:
+        """Set the kind and the detail; `allow` lists the methods for a 405, `more` has further members of the body."""
         super().__init__(detail or KINDS[kind][1])
         self.kind = kind
         self.pointer = pointer
         self.allow = allow
+        self.more: Mapping[str, object] = more or {}
 
     def reply(self) -> HTTPReply:
         """Build the response."""
@@ -66,6 +78,7 @@ class ProblemError(Exception):
             "title": title,
             "status": status,
             "detail": str(self),
+            **self.more,
         }
         if self.pointer is not None:
             body["pointer"] = self.pointer

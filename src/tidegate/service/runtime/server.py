@@ -13,6 +13,7 @@ import os
 import signal
 import socket
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from tidegate.errors import ConfigError
@@ -87,9 +88,16 @@ class ServiceProcess:
             link.connect(self.app)
         self.reloader: Reloader | WorkerLink = link or Reloader(settings, self.app, self.store.clock)
         self._stop = asyncio.Event()
+        self._drained = asyncio.Event()
 
-    def stop(self) -> None:
-        """Finish active requests, then end `run`."""
+    def stop(self, *, drain: bool = True) -> None:
+        """Finish active requests, then end `run`.
+
+        With `drain`, the service first reports for `drain_for` that it is not ready, and still accepts connections. A
+        second call ends that time.
+        """
+        if self._stop.is_set() or not drain:
+            self._drained.set()
         self._stop.set()
 
     async def run(self, ready: Ready | None = None) -> None:
@@ -124,11 +132,18 @@ class ServiceProcess:
             running = [stopping, *([self.components.fetch_task] if self.components.fetch_task else [])]
             await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
             stopping.cancel()
+            await self._drain()
         finally:
             # The servers and the components stop concurrently, each within `stop_within`.
             await asyncio.gather(self._stop_servers(http, background, envoy), self.components.stop())
         if self.components.fetch_task is not None:
             self.components.fetch_task.result()  # raises if fetching failed: then the service fails, too
+
+    async def _drain(self) -> None:
+        """Report that the service is not ready, and give load balancers time to notice."""
+        self.app.draining = True
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._drained.wait(), self.settings.drain_for)
 
     async def _stop_servers(
         self,
@@ -136,7 +151,8 @@ class ServiceProcess:
         background: asyncio.Future[Any],
         envoy: Any,  # noqa: ANN401 - gRPC has no types
     ) -> None:
-        """Finish active requests; interrupt waiting calls after `stop_within`; close the servers."""
+        """Refuse connections; finish active requests, but interrupt waiting calls after `stop_within`; close all."""
+        http.close_listener()
         self.app.stop()
         if envoy is not None:
             await envoy.stop(self.settings.stop_within)
@@ -227,8 +243,8 @@ async def serve(
     """Run one process of the service until SIGTERM or SIGINT; SIGHUP reloads the file."""
     service = ServiceProcess(settings, listener, link=link)
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, service.stop)
+    loop.add_signal_handler(signal.SIGTERM, service.stop)
+    loop.add_signal_handler(signal.SIGINT, partial(service.stop, drain=False))
     if hasattr(signal, "SIGHUP"):
         loop.add_signal_handler(signal.SIGHUP, service.reloader.request_reload)
     log.info("serving on http://%s, process %d", settings.listen, os.getpid())

@@ -93,13 +93,19 @@ class WorkerPool:
         self._ready_count = 0  # how many workers have reported that they are ready
         self._failures: dict[int, Failure] = {}  # by process id
         self._stopping = False
+        self._stop_signal = signal.SIGTERM  # SIGINT: the workers stop without draining
+        self._check_at = 0  # steady time
 
     def handle_signal(self, number: int, _frame: object) -> None:
-        """Reload the file at SIGHUP; stop on any other signal."""
+        """Reload the file at SIGHUP; stop on any other signal, at the second one without draining."""
         if number == signal.SIGHUP:
             self._reloader.request_reload()
+            self._check_at = 0
+        elif self._stopping:
+            self._send_signal(number)  # ends the time for draining
         else:
             self._stopping = True
+            self._stop_signal = signal.Signals(number)
         with contextlib.suppress(OSError):
             self._writer.send(number)  # wakes `supervise`
 
@@ -146,19 +152,25 @@ class WorkerPool:
                 self._memory.areas[slot.number].process_id = 0  # its report is not counted any more
                 if not self._stopping:
                     self._schedule_restart(slot)
-            if self._settings.file is not None:
-                self._reloader.check()
+            self._check_file()
             for slot in self._slots:
                 if slot.process is None and slot.restart_at <= self._clock.steady() and not self._stopping:
                     self._start_worker(slot)
 
+    def _check_file(self) -> None:
+        """Read the file if it has changed, every `reload_every` seconds."""
+        now = self._clock.steady()
+        if self._settings.file is not None and now >= self._check_at:
+            self._check_at = now + round(self._settings.reload_every * SECOND)
+            self._reloader.check()
+
     def _timeout(self) -> float | None:
         """Return the seconds until the next restart or the next check of the file; None if there is neither."""
         now = self._clock.steady()
-        times = [max(0, slot.restart_at - now) / SECOND for slot in self._slots if slot.process is None]
+        times = [slot.restart_at for slot in self._slots if slot.process is None]
         if self._settings.file is not None:
-            times.append(self._settings.reload_every)
-        return min(times, default=None)
+            times.append(self._check_at)
+        return max(0, min(times) - now) / SECOND if times else None
 
     def _read_messages(self) -> None:
         """Read the messages of the workers."""
@@ -189,9 +201,9 @@ class WorkerPool:
         """Stop all workers."""
         self._stopping = True
         self._listener.close()  # each worker has a duplicate, and closes it when it stops
-        self._send_signal(signal.SIGTERM)
+        self._send_signal(self._stop_signal)
         for process in self._running():
-            process.join(self._settings.stop_within + KILL_AFTER)
+            process.join(self._settings.drain_for + self._settings.stop_within + KILL_AFTER)
             if process.is_alive():
                 process.kill()
                 process.join()
