@@ -8,8 +8,8 @@ import pytest
 from tests.servers.process import until
 from tests.service.harness import serving
 from tests.service.test_service_processes import log_lines
-from tests.service.test_worker_totals import only, process_ids, read_metrics
-from tests.service.test_workers import RULES, store_of
+from tests.service.test_worker_totals import only, read_metrics
+from tests.service.test_workers import RULES, process_ids, store_of
 
 ASK = {"policy": "api", "key": "k"}
 

@@ -18,7 +18,7 @@ import pytest
 from tests.servers.process import until
 from tests.servers.valkey import ValkeyServer
 from tests.service.harness import serving
-from tests.service.test_service_processes import log_lines
+from tests.service.test_workers import process_ids
 from tidegate.cli import main
 
 POLICIES = "policies: {api: 1000000/1h, few: 2/1h fixed_window}\n"
@@ -37,11 +37,6 @@ def service(valkey, tmp_path):
     valkey.ask("FLUSHALL")
     with serving(tmp_path, f"store: {valkey.url}?deadline=2s\n" + POLICIES, "--workers", "3") as running:
         yield running
-
-
-def process_ids(service):
-    """Return the ids of all workers that have started, those that ended included."""
-    return [int(line.split("process ")[1].split('"')[0]) for line in log_lines(service, "serving on")]
 
 
 def running_ids(service):

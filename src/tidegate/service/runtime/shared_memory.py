@@ -82,6 +82,8 @@ class CounterArea:
         self._bytes[(begin + ROW_HEADER) * INTEGER_BYTES :][: len(text)] = text
         for index, value in enumerate((first + width - begin, crc32(text), now, len(text), width)):
             self._integers[begin + index] = value
+        for index in range(first, first + width):
+            self._integers[index] = 0  # a process that was killed may have left a part of another row there
         self._integers[0] = first + width  # last: before, no process reads the row
         self._scan()
         return self._rows[name]
