@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from tidegate.service.dashboard.status import ServiceStatus, StatusSource
+    from tidegate.service.decisions.service_directory import ServiceDirectory, ServiceRecord
     from tidegate.service.decisions.stats import Stats
     from tidegate.service.http.app import App
 
@@ -45,6 +46,7 @@ class Overview:
         self._clock = app.decider.store.clock
         self.source: StatusSource = ProcessStatus(app)
         self.history: DecisionHistory = DecisionHistory(self.source, self._clock)
+        self.directory: ServiceDirectory | None = None  # of the services that share the store
         self._timer: asyncio.TimerHandle | None = None
         self._cached: tuple[int, dict[str, Any]] | None = None  # the tick, and the snapshot of that second
         self._building: asyncio.Task[dict[str, Any]] | None = None
@@ -115,6 +117,7 @@ class Overview:
                 "version": version("tidegate"),
             },
             "workers": status.workers,
+            "services": [each._asdict() for each in await self._list_services()],
             "waiting": status.waiting,
             "in_flight": status.in_flight,
             "policies": self._describe_policies(totals, status),
@@ -126,6 +129,14 @@ class Overview:
             "rules": {**app.reloads, "error": app.refused},
             "panels": {name: await read_panel(name, panel) for name, panel in app.panels.items()},
         }
+
+    async def _list_services(self) -> list[ServiceRecord]:
+        return [] if self.directory is None else await self.directory.list()
+
+    def count_decisions(self) -> tuple[int, int]:
+        """Return how many calls the service has admitted and denied."""
+        counts = self.source.totals().counts.values()
+        return sum(count.allowed + count.shadow for count in counts), sum(count.denied for count in counts)
 
     def _describe_policies(self, totals: Stats, status: ServiceStatus) -> list[dict[str, Any]]:
         """Describe the configured policies, then the policies of descriptors that have been used."""

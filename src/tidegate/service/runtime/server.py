@@ -21,6 +21,7 @@ from tidegate.observe.logs import DecisionLog
 from tidegate.service.config.reload import Reloader
 from tidegate.service.config.settings import ListenAddress, Settings
 from tidegate.service.decisions.decider import Decider
+from tidegate.service.decisions.service_directory import ServiceDirectory
 from tidegate.service.http import App
 from tidegate.service.http.connections import (
     BACKLOG,
@@ -86,6 +87,11 @@ class ServiceProcess:
         self.telemetry: Telemetry | None = open_telemetry(self.app) if settings.telemetry else None
         if link is not None:
             link.connect(self.app)
+        source = self.app.overview.source
+        identity = (source.process_id, source.started_at)
+        self.directory: ServiceDirectory = ServiceDirectory(self.store, service_name(settings), identity)
+        self.app.overview.directory = self.directory
+        self._announces = link is None or link.first
         self.reloader: Reloader | WorkerLink = link or Reloader(settings, self.app, self.store.clock)
         self._stop = asyncio.Event()
         self._drained = asyncio.Event()
@@ -116,7 +122,7 @@ class ServiceProcess:
     async def _serve(self, ready: Ready | None) -> None:
         http = http_server(self.app, self._connections, self.store.clock)
         denial_counts = log_denial_counts(self.denials, self.store.clock)
-        background = asyncio.gather(self.reloader.run(), self.decider.blocks.watch(), denial_counts)
+        background = asyncio.gather(self.reloader.run(), self.decider.blocks.watch(), denial_counts, self._announce())
         envoy = None
         try:
             if self.settings.grpc is not None:
@@ -138,6 +144,11 @@ class ServiceProcess:
             await asyncio.gather(self._stop_servers(http, background, envoy), self.components.stop())
         if self.components.fetch_task is not None:
             self.components.fetch_task.result()  # raises if fetching failed: then the service fails, too
+
+    async def _announce(self) -> None:
+        """Let the services that share the store list this one."""
+        if self._announces:
+            await self.directory.run(self.app.overview.count_decisions)
 
     async def _drain(self) -> None:
         """Report that the service is not ready, and give load balancers time to notice."""
@@ -176,6 +187,11 @@ def open_telemetry(app: App) -> Telemetry:
     from tidegate.service.runtime.telemetry import Telemetry  # noqa: PLC0415 - needs opentelemetry
 
     return Telemetry(app)
+
+
+def service_name(settings: Settings) -> str:
+    """Return the name of this service among those that share its store."""
+    return f"{socket.gethostname()}:{settings.listen.port}"
 
 
 def open_service_store(settings: Settings, clock: Clock | None = None) -> Store:

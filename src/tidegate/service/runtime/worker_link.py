@@ -81,6 +81,11 @@ class WorkerLink:
         self._stats: SharedStats | None = None
         self.status: WorkerStatus | None = None
 
+    @property
+    def first(self) -> bool:
+        """Whether this is the first worker, which does what the service does once."""
+        return self._number == 0
+
     def open_stats(self, clock: Clock) -> SharedStats:
         """Return the counts of this worker, for its Decider."""
         self._stats = SharedStats(self._memory.areas[self._number].counters, clock)
