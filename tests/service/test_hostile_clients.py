@@ -235,14 +235,24 @@ def test_a_stop_refuses_incomplete_requests(tmp_path):
 
 
 def test_a_body_that_completes_while_stopping_is_answered(tmp_path):
-    with serving(tmp_path, "read_timeout: 60s\n" + RULES, "--stop-within", "20s") as service:
+    with serving(tmp_path, "read_timeout: 60s\n" + RULES, "--stop-within", "20s", "--drain-for", "1m") as service:
         with connect(service, ASK[:-5]) as half:
             until(lambda: "tidegate_requests_in_flight 2" in service.get("/metrics").text, "half a request")
             service.process.send_signal(signal.SIGTERM)
             until(lambda: service.get("/readyz").status_code == 503, "the stop")
+            service.process.send_signal(signal.SIGTERM)  # again: the service does not drain any longer
+            until(lambda: refuses_connections(service), "the end of the listener")
             half.sendall(ASK[-5:])
             assert b'"allowed":true' in read_all(half)
         assert service.process.wait(30) == 0
+
+
+def refuses_connections(service):
+    try:
+        connect(service).close()
+    except ConnectionRefusedError:
+        return True
+    return False
 
 
 def test_no_connection_is_refused_while_a_process_is_replaced(tmp_path):

@@ -236,7 +236,7 @@ async def test_paths_methods_and_content_types(service):
     kind = {"content-type": "Application/JSON; charset=utf-8"}
     assert (await service.http.post("/v1/peek", content=json.dumps(K), headers=kind)).status_code == 200
     assert (await service.http.get("/healthz")).json() == {"ok": True}
-    assert (await service.http.get("/readyz")).json() == {"ok": True}
+    assert (await service.http.get("/readyz")).json() == {"ok": True, "state": "ready"}
     assert (await service.http.head("/healthz")).content == b""
     answer = await service.http.get("/v1/policies")
     assert [policy["name"] for policy in answer.json()["policies"]] == list(POLICIES)

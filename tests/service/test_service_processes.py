@@ -42,8 +42,8 @@ def test_curl_can_send_requests(service):
 
 
 def test_health_readiness_metrics_and_the_openapi_description(service):
-    for path in ("/healthz", "/readyz"):
-        assert service.get(path).json() == {"ok": True}
+    assert service.get("/healthz").json() == {"ok": True}
+    assert service.get("/readyz").json() == {"ok": True, "state": "ready"}
     assert service.get("/openapi.json").json()["openapi"] == "3.1.0"
     assert "tidegate_decisions_total" in service.get("/metrics").text
 

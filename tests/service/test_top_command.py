@@ -104,7 +104,7 @@ def test_the_layout_of_the_screen(monkeypatch):
     monkeypatch.setenv("COLUMNS", "140")
     lines = top.draw(OVERVIEW, "http://here", Output(), 5)
     assert lines[0] == (
-        "tidegate 1 on http://here: process 7 (one of 2), up 1 min 30 s, store redis lost, 2 in flight, 1 waiting, "
+        "tidegate 1 on http://here: process 7 with 2 workers, up 1 min 30 s, store redis lost, 2 in flight, 1 waiting, "
         "p50 0.08 ms, p99 2.5 ms"
     )
     assert lines[3].endswith(" █▄")

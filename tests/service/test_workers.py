@@ -77,20 +77,33 @@ def test_restart_pauses_double_until_a_worker_keeps_running():
 
 
 def test_a_failing_replacement_is_retried(tmp_path):
-    good = "reload_every: 1h\n" + store_of(tmp_path) + RULES
-    with serving(tmp_path, good, "--workers", "2") as service:
-        first, _ = (int(line.split("process ")[1].split('"')[0]) for line in log_lines(service, "serving on"))
-        (tmp_path / "service.yaml").write_text("policies: {api: many}\n", encoding="utf-8")
+    provider = tmp_path / "provider.yaml"
+    good = "domain: x.example\nlimit: 300\nperiod: 1m\n"
+    provider.write_text(good, encoding="utf-8")
+    text = f"providers: {provider}\ndata: {tmp_path / 'data'}\n" + store_of(tmp_path) + RULES
+    with serving(tmp_path, text, "--workers", "2") as service:
+        (first,) = (each for each in process_ids(service) if runs_sources(each, tmp_path / "data"))
+        provider.write_text("domain: x.example\n", encoding="utf-8")
         os.kill(first, signal.SIGKILL)
         until(lambda: service.logged("a new process starts in 2 s"), "a replacement that cannot start")
         (line,) = log_lines(service, "in 2 s")
-        assert "service.yaml:1: policies.api: expected a limit" in line
+        assert "provider.yaml:1: needs a limit" in line
         assert len(log_lines(service, f"process {first} ended with exit code -9: a new process starts in 1 s")) == 1
         assert service.post("peek", {"policy": "api", "key": "k"}).status_code == 200  # the other worker still serves
-        (tmp_path / "service.yaml").write_text(good, encoding="utf-8")
+        provider.write_text(good, encoding="utf-8")
         until(lambda: len(log_lines(service, "serving on")) == 3, "a replacement")
         assert service.stop() == 0
         assert not service.logged("Traceback")
+
+
+def process_ids(service):
+    return [int(line.split("process ")[1].split('"')[0]) for line in log_lines(service, "serving on")]
+
+
+def runs_sources(pid, data):
+    """Return whether a worker has a file in the data folder open: only the first one has."""
+    links = (each.readlink() for each in Path(f"/proc/{pid}/fd").iterdir() if each.is_symlink())
+    return any(data in link.parents for link in links)
 
 
 def test_workers_end_with_their_parent(tmp_path):

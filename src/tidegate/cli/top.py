@@ -110,7 +110,8 @@ def curve(counts: list[int]) -> str:
 def draw(overview: dict[str, Any], url: str, output: Output, rows: int) -> list[str]:
     """Draw the summary and all tables."""
     wide = shutil.get_terminal_size().columns >= MIN_COLUMNS_FOR_CURVES
-    lines = [draw_summary(overview, url, output), "", *draw_policies(overview, output, rows, wide=wide)]
+    lines = [draw_summary(overview, url, output), *draw_services(overview, output)]
+    lines += ["", *draw_policies(overview, output, rows, wide=wide)]
     if overview["near"]:
         lines += ["", output.style("nearest to a limit", "bold"), *draw_nearest(overview["near"][:rows], output)]
     if overview["denials"]:
@@ -125,10 +126,19 @@ def draw_summary(overview: dict[str, Any], url: str, output: Output) -> str:
     state = output.style("lost", "red") if store["lost"] else "ok"
     p50, p99 = (values[-1] if values else None for values in overview["latency"])
     latency = f", p50 {p50 / 1000:.2g} ms, p99 {p99 / 1000:.2g} ms" if p50 and p99 else ""
-    worker = f" (one of {process['workers']})" if process["workers"] > 1 else ""
+    worker = f" with {process['workers']} workers" if process["workers"] > 1 else ""
     head = output.style(f"tidegate {process['version']} on {redact(url)}", "bold")
     calls = f"{overview['in_flight']} in flight, {overview['waiting']} waiting"
     return f"{head}: process {process['id']}{worker}, up {uptime}, store {store['kind']} {state}, {calls}{latency}"
+
+
+def draw_services(overview: dict[str, Any], output: Output) -> list[str]:
+    """Name the services that share the store, if there are several."""
+    services = overview.get("services", [])
+    if len(services) < 2:  # noqa: PLR2004 - this one, and another
+        return []
+    names = (output.clean(each["name"], 60) + (" (this one)" if each["own"] else "") for each in services)
+    return [f"services on this store: {', '.join(names)}"]
 
 
 def draw_policies(overview: dict[str, Any], output: Output, rows: int, *, wide: bool) -> list[str]:

@@ -21,6 +21,7 @@ from tidegate.core.bounds import SECOND
 from tidegate.core.decision import LocalDecision
 from tidegate.errors import ConfigError, RateLimitError
 from tidegate.inbound.client.address import TrustedProxies
+from tidegate.service.config.values import NO_TOKEN
 from tidegate.service.decisions.decider import PROBE_POLICY
 from tidegate.stores.opened import OpenedStore
 from tidegate.urls import redact
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 
 Level = Literal["well", "note", "wrong"]
 
+SECRET_SETTINGS: Final = ("decision_token", "admin_token", "metrics_token", "reservation_secret")
 STORE_PROBES: Final = 20  # calls to the store
 SLOW_RESPONSE: Final = 5000  # microseconds; for slower stores a lease is recommended
 MAX_CLOCK_SKEW: Final = SECOND  # between the clocks of the store and of this machine
@@ -226,7 +228,7 @@ def files_of(settings: Settings) -> Iterator[tuple[Path, bool]]:
     """Yield every file of the settings, and whether it contains secrets."""
     if settings.file is not None:
         text = settings.file.read_text(encoding="utf-8")
-        yield settings.file, any(f"{name}:" in text for name in ("decision_token", "admin_token", "reservation_secret"))
+        yield settings.file, any(f"{name}:" in text for name in SECRET_SETTINGS)
     yield from ((path, True) for path in settings.secrets)
     for path in (*settings.providers, *yaml_files(settings.provider_dirs)):
         yield path, has_field(path, "api_key")
@@ -295,6 +297,8 @@ def check_addresses(settings: Settings) -> Iterator[Finding]:
                 "put a proxy with TLS in front, or use a private network",
             )
         yield from check_address_in_use(name, address)
+    if settings.metrics_token == NO_TOKEN and settings.decision_token is not None and not settings.listen.loopback:
+        yield note("every client that can connect can read /metrics", "set metrics_token_file")
     if settings.decision_token is not None and settings.admin_token is None:
         yield note("no admin token is set: reset and block are refused", "set admin_token_file")
     if settings.admin_token is not None and settings.decision_token is None and not settings.listen.loopback:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 from tidegate.clock import TaskSignal
 from tidegate.core.bounds import SECOND
@@ -18,22 +18,35 @@ if TYPE_CHECKING:
 
     from tidegate.clock import Clock
     from tidegate.service.config.settings import Settings
-    from tidegate.service.http import App
 
 log: logging.Logger = logging.getLogger("tidegate.service")
 
 NO_POLICIES: Final = ServicePolicies()
 
 
+class ReloadTarget(Protocol):
+    """What gets the policies of a reloaded file: the app of one process, or all workers."""
+
+    @property
+    def reloads(self) -> dict[str, int]:
+        """The number of reloads, by outcome."""
+
+    def update_policies(self, policies: ServicePolicies) -> None:
+        """Decide by these policies from now on. Raises ConfigError if that is not possible."""
+
+    def record_refusal(self, reason: str | None) -> None:
+        """Record why the current file is refused; None if it is not."""
+
+
 class Reloader:
     """Reloads the file of a running service."""
 
     def __init__(
-        self, settings: Settings, app: App, clock: Clock, environment: Mapping[str, str] | None = None
+        self, settings: Settings, target: ReloadTarget, clock: Clock, environment: Mapping[str, str] | None = None
     ) -> None:
-        """Reload into this app."""
+        """Reload into this target."""
         self.settings: Settings = settings
-        self._app = app
+        self._target = target
         self._clock = clock
         self._environment = os.environ if environment is None else environment
         self._signal: TaskSignal | None = None
@@ -82,19 +95,20 @@ class Reloader:
                 return False
             if settings.policies == NO_POLICIES != self.settings.policies:
                 raise ConfigError(f"{self.settings.file}: needs policies or domains")  # noqa: TRY301 - as any other mistake in it
+            adopted = settings.policies != self.settings.policies
+            if adopted:
+                self._target.update_policies(settings.policies)
         except ConfigError as error:
-            self._app.reloads["refused"] += 1
-            self._app.refused = str(error)
+            self._target.reloads["refused"] += 1
+            self._target.record_refusal(str(error))
             log.error("reload refused, the previous policies stay in effect: %s", error)  # noqa: TRY400 - it says where, not a traceback
             return False
-        self._app.refused = None
+        self._target.reloads["adopted"] += adopted
+        self._target.record_refusal(None)
         changed = settings.restart_needed(self.settings)
         if changed:
             log.warning("changed settings that need a restart of the service: %s", ", ".join(changed))
-        if settings.policies == self.settings.policies:
-            return False
-        self._app.decider.update_policies(settings.policies)
-        self._app.reloads["adopted"] += 1
-        self.settings = replace(self.settings, policies=settings.policies)
-        log.info("new policies are in effect: %s", self.settings.file)
-        return True
+        if adopted:
+            self.settings = replace(self.settings, policies=settings.policies)
+            log.info("new policies are in effect: %s", self.settings.file)
+        return adopted

@@ -54,6 +54,7 @@ class Settings:
     open: bool = False
     decision_token: str | None = field(default=None, repr=False)
     admin_token: str | None = field(default=None, repr=False)
+    metrics_token: str | None = field(default=None, repr=False)
     reservation_secret: tuple[str, ...] = field(default=(), repr=False)  # the first one signs, all verify
     lease: Lease | None = None
     workers: int = 1
@@ -66,6 +67,8 @@ class Settings:
     read_timeout: float = 5.0
     idle_timeout: float = 75.0
     stop_within: float = 10.0
+    drain_for: float = 1.0
+    readiness: str = "policies"
     reload_every: float = 1.0
     providers: tuple[Path, ...] = ()
     provider_dirs: tuple[Path, ...] = ()
@@ -211,7 +214,11 @@ def _check(settings: Settings, places: Mapping[str, ConfigValue]) -> None:
         given = ("admin_token", "admin_token_file")
         place = next(places[name] for name in given if places[name].field)
         raise place.error("must differ from the decision token")
-    tokens = {settings.decision_token, settings.admin_token}
+    if settings.metrics_token is not None and settings.metrics_token in (settings.decision_token, settings.admin_token):
+        given = ("metrics_token", "metrics_token_file")
+        place = next(places[name] for name in given if places[name].field)
+        raise place.error("must differ from the other tokens")
+    tokens = {settings.decision_token, settings.admin_token, settings.metrics_token}
     if tokens.intersection(settings.reservation_secret):
         given = ("reservation_secret", "reservation_secret_file")
         place = next(places[name] for name in given if places[name].field)

@@ -21,6 +21,9 @@ MIN_TOKEN_LENGTH: Final = 16
 MIN_CONNECTIONS: Final = 16
 LOCAL_NAMES: Final = ("localhost",)
 PERMISSIONS: Final = ("warn", "refuse", "ignore")  # as Providers accepts them
+READINESS: Final = ("policies", "store", "process")  # see service/http/readiness.py
+NO_TOKEN: Final = "none"  # as metrics_token: /metrics needs no token  # noqa: S105 - not a password
+NO_DELAY: Final = ("0", "0s", "0ms", "0.0")
 
 
 class ListenAddress(NamedTuple):
@@ -92,6 +95,21 @@ def read_token(setting: ConfigValue) -> str:
         # The message does not contain the value: messages are logged.
         raise setting.error(f"expected at least {MIN_TOKEN_LENGTH} printable ASCII characters without spaces")
     return token
+
+
+def read_metrics_token(setting: ConfigValue) -> str:
+    """Read the token for metrics, or `none` if they need no token."""
+    return NO_TOKEN if setting.string() == NO_TOKEN else read_token(setting)
+
+
+def read_readiness(setting: ConfigValue) -> str:
+    """Read when the service is ready."""
+    return setting.choice(*READINESS)
+
+
+def read_delay(setting: ConfigValue) -> float:
+    """Read a duration in seconds, which may be 0."""
+    return 0.0 if str(setting).strip("'") in NO_DELAY else read_seconds(setting)
 
 
 def read_token_file(setting: ConfigValue) -> str:

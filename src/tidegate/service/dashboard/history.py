@@ -13,9 +13,12 @@ from tidegate.core.bounds import SECOND
 from tidegate.service.decisions.stats import LATENCY_BUCKETS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
+    from typing import Any
 
-    from tidegate.service.decisions.decider import Decider
+    from tidegate.clock import Clock
+    from tidegate.service.dashboard.status import StatusSource
+    from tidegate.service.decisions.stats import LatencyHistogram
 
 HISTORY_SECONDS: Final = 300
 MAX_POLICIES: Final = 200
@@ -46,11 +49,11 @@ class PolicyHistory:
 class DecisionHistory:
     """The history of all policies, and latencies. `tick` is the current second of the monotonic clock."""
 
-    def __init__(self, decider: Decider) -> None:
+    def __init__(self, source: StatusSource, clock: Clock) -> None:
         """Start with the current second."""
-        self._decider = decider
-        self._clock = decider.store.clock
-        self.tick: int = self._clock.steady() // SECOND
+        self.source = source
+        self._clock = clock
+        self.tick: int = clock.steady() // SECOND
         self.policies: dict[str, PolicyHistory] = {}
         self.median: deque[int | None] = deque(maxlen=HISTORY_SECONDS)  # microseconds; None: no request
         self.p99: deque[int | None] = deque(maxlen=HISTORY_SECONDS)
@@ -64,26 +67,52 @@ class DecisionHistory:
             return
         self.tick = tick
         seconds = min(passed, HISTORY_SECONDS)
-        waiting = self._decider.waiting_by_policy()
-        for name, count in self._decider.stats.counts.items():
+        totals, waiting = self.source.totals(), self.source.waiting_by_policy()
+        for name, count in totals.counts.items():
             policy = self.policies.get(name)
             if policy is None:
                 if len(self.policies) >= MAX_POLICIES:
                     continue
                 policy = self.policies[name] = PolicyHistory(len(self.median))
             policy.add(seconds, count.allowed + count.shadow, count.denied, waiting.get(name, 0))
-        self._sample_latency(seconds)
+        self._sample_latency(seconds, totals.latency)
 
-    def _sample_latency(self, seconds: int) -> None:
+    def _sample_latency(self, seconds: int, latencies: Mapping[str, LatencyHistogram]) -> None:
         counts = [0] * len(self._latency_counts)
         for verb in DECIDING_VERBS:
-            latency = self._decider.stats.latency.get(verb)
+            latency = latencies.get(verb)
             if latency is not None:
                 counts = [a + b for a, b in zip(counts, latency.counts, strict=True)]
         new = [after - before for after, before in zip(counts, self._latency_counts, strict=True)]
         self._latency_counts = counts
         self.median.extend([quantile(new, MEDIAN)] * seconds)
         self.p99.extend([quantile(new, P99)] * seconds)
+
+    def dump(self) -> dict[str, Any]:
+        """Describe the history for JSON."""
+        return {
+            "tick": self.tick,
+            "policies": {
+                name: [list(each.admitted), list(each.denied), list(each.waiting), each.last_counts]
+                for name, each in self.policies.items()
+            },
+            "median": list(self.median),
+            "p99": list(self.p99),
+            "latency_counts": self._latency_counts,
+        }
+
+    def restore(self, dumped: dict[str, Any]) -> None:
+        """Continue the history that another process of the service has dumped."""
+        self.tick = dumped["tick"]
+        self.median.extend(dumped["median"])
+        self.p99.extend(dumped["p99"])
+        self._latency_counts = dumped["latency_counts"]
+        for name, (admitted, denied, waiting, last_counts) in dumped["policies"].items():
+            policy = self.policies[name] = PolicyHistory(0)
+            policy.admitted.extend(admitted)
+            policy.denied.extend(denied)
+            policy.waiting.extend(waiting)
+            policy.last_counts = (last_counts[0], last_counts[1])
 
     def count_since(self, since: int | None) -> int:
         """Return how many seconds there are from `since` on; all if it is None."""

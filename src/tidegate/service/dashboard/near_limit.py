@@ -6,6 +6,7 @@ per second: each request for the overview sets `samples_left`. Otherwise an allo
 
 from __future__ import annotations
 
+from collections import deque
 from itertools import islice
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 MAX_KEYS: Final = 256
 DROPPED_WHEN_FULL: Final = 32  # keys at once, because finding the oldest key of a dictionary is slow
 MAX_SAMPLES_PER_SECOND: Final = 200  # allowed calls
+MAX_REMOVED: Final = 64  # keys that were reset lately
+MILLISECOND: Final = 1000  # microseconds
 
 
 class KeyNearLimit(NamedTuple):
@@ -31,17 +34,20 @@ class KeyNearLimit(NamedTuple):
     used: int
     remaining: int
     reset_after: float
+    at: int  # of the decision, in milliseconds since 1970
 
 
 class NearLimitKeys:
     """The last decision for each recorded key."""
 
-    __slots__ = ("decisions", "samples_left")
+    __slots__ = ("decisions", "removed", "samples_left")
 
     def __init__(self) -> None:
         """Start without keys."""
         self.decisions: dict[tuple[str, Key], Decision] = {}
         self.samples_left: int = 0  # allowed calls that are still recorded
+        # Other workers of the service may have recorded these keys: when they were reset, in milliseconds since 1970.
+        self.removed: deque[tuple[str, Key, int]] = deque(maxlen=MAX_REMOVED)
 
     def record(self, policy: str, key: Key, decision: Decision) -> None:
         """Record a decision; if there are too many keys, the oldest are dropped."""
@@ -52,9 +58,10 @@ class NearLimitKeys:
             for oldest in list(islice(self.decisions, DROPPED_WHEN_FULL)):
                 del self.decisions[oldest]
 
-    def remove(self, policy: str, key: Key) -> None:
+    def remove(self, policy: str, key: Key, now: int) -> None:
         """Remove a key that was reset."""
         self.decisions.pop((policy, key), None)
+        self.removed.append((policy, key, now // MILLISECOND))
 
     def nearest(self, now: int, max_keys: int) -> list[KeyNearLimit]:
         """Return the keys with the smallest part of a limit left, the smallest first."""
@@ -76,7 +83,7 @@ def current_usage(policy: str, key: Key, decision: Decision, now: int) -> tuple[
     If the decision holds states, the usage is computed for `now`. Otherwise it is the usage at the time of the
     decision, with the time until the reset reduced by the time that has passed.
     """
-    limits, states = decision.policy_limits, decision.states
+    limits, states, recorded_at = decision.policy_limits, decision.states, decision.at
     passed = 0 if states is not None else now - decision.at
     if states is not None:
         at = max(decision.at, now)
@@ -86,5 +93,6 @@ def current_usage(policy: str, key: Key, decision: Decision, now: int) -> tuple[
     if remaining >= limit.burst:
         return None
     after = max(0, reset - passed) / SECOND
-    near = KeyNearLimit(policy, key, limit.name, limit.unit, limit.quota, limit.burst - remaining, remaining, after)
+    used, at = limit.burst - remaining, recorded_at // MILLISECOND
+    near = KeyNearLimit(policy, key, limit.name, limit.unit, limit.quota, used, remaining, after, at)
     return remaining / limit.burst, near

@@ -10,27 +10,26 @@ import asyncio
 import inspect
 import json
 import logging
-import os
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import parse_qs
 
-from tidegate.core.algorithms import NEVER
 from tidegate.core.bounds import SECOND
 from tidegate.service.dashboard.history import MAX_POLICIES, DecisionHistory, last_values
 from tidegate.service.dashboard.near_limit import MAX_SAMPLES_PER_SECOND
+from tidegate.service.dashboard.status import ProcessStatus
 from tidegate.service.http.problems import ProblemError
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from tidegate.service.decisions.stats import RecentDenial
+    from tidegate.service.dashboard.status import ServiceStatus, StatusSource
+    from tidegate.service.decisions.service_directory import ServiceDirectory, ServiceRecord
+    from tidegate.service.decisions.stats import Stats
     from tidegate.service.http.app import App
 
 log: logging.Logger = logging.getLogger("tidegate.service")
 
-MAX_DENIALS: Final = 50
-MAX_NEAR_LIMIT: Final = 12
 MAX_BLOCKS: Final = 50
 PANEL_TIMEOUT: Final = 2.0  # seconds
 MILLISECOND: Final = 1000  # microseconds
@@ -45,11 +44,16 @@ class Overview:
         self._app = app
         self._decider = app.decider
         self._clock = app.decider.store.clock
-        self.history: DecisionHistory = DecisionHistory(app.decider)
-        self._started_at = self._clock.ns() // 1_000_000
+        self.source: StatusSource = ProcessStatus(app)
+        self.history: DecisionHistory = DecisionHistory(self.source, self._clock)
+        self.directory: ServiceDirectory | None = None  # of the services that share the store
         self._timer: asyncio.TimerHandle | None = None
         self._cached: tuple[int, dict[str, Any]] | None = None  # the tick, and the snapshot of that second
         self._building: asyncio.Task[dict[str, Any]] | None = None
+
+    def use_source(self, source: StatusSource) -> None:
+        """Show the values of all workers, instead of those of this process."""
+        self.source = self.history.source = source
 
     def start(self) -> None:
         """Sample the counters now and at the start of every second."""
@@ -68,6 +72,7 @@ class Overview:
         since = read_since(query)
         self.history.sample()
         self._decider.stats.near_limit.samples_left = MAX_SAMPLES_PER_SECOND
+        self.source.mark_viewed()
         snapshot = await self._get_snapshot()
         return json.dumps({**snapshot, **self._history_since(since)}, separators=(",", ":")).encode()
 
@@ -101,40 +106,50 @@ class Overview:
         return snapshot
 
     async def _build_snapshot(self) -> dict[str, Any]:
-        app, decider, now = self._app, self._decider, self._clock.ns() // 1000
+        app, source, now = self._app, self.source, self._clock.ns() // 1000
+        totals, status = source.totals(), source.status()
         return {
             "at": now // MILLISECOND,
             "process": {
-                "id": os.getpid(),
+                "id": source.process_id,
                 "workers": app.settings.workers,
-                "since": self._started_at,
+                "since": source.started_at,
                 "version": version("tidegate"),
             },
-            "waiting": decider.waiting,
-            "in_flight": app.in_flight,
-            "policies": self._describe_policies(),
-            "near": [near._asdict() for near in decider.stats.near_limit.nearest(now, MAX_NEAR_LIMIT)],
-            "blocks": [block._asdict() for block in decider.blocked()[:MAX_BLOCKS]],
-            "denials": [describe_denial(denial) for denial in list(decider.stats.recent)[: -MAX_DENIALS - 1 : -1]],
-            "problems": dict(decider.stats.errors),
-            "store": self._describe_store(),
+            "workers": status.workers,
+            "services": [each._asdict() for each in await self._list_services()],
+            "waiting": status.waiting,
+            "in_flight": status.in_flight,
+            "policies": self._describe_policies(totals, status),
+            "near": status.near,
+            "blocks": [block._asdict() for block in (await self._decider.find_blocks())[:MAX_BLOCKS]],
+            "denials": status.denials,
+            "problems": dict(totals.errors),
+            "store": self._describe_store(status.store),
             "rules": {**app.reloads, "error": app.refused},
             "panels": {name: await read_panel(name, panel) for name, panel in app.panels.items()},
         }
 
-    def _describe_policies(self) -> list[dict[str, Any]]:
+    async def _list_services(self) -> list[ServiceRecord]:
+        return [] if self.directory is None else await self.directory.list()
+
+    def count_decisions(self) -> tuple[int, int]:
+        """Return how many calls the service has admitted and denied."""
+        counts = self.source.totals().counts.values()
+        return sum(count.allowed + count.shadow for count in counts), sum(count.denied for count in counts)
+
+    def _describe_policies(self, totals: Stats, status: ServiceStatus) -> list[dict[str, Any]]:
         """Describe the configured policies, then the policies of descriptors that have been used."""
-        stats, waiting = self._decider.stats, self._decider.waiting_by_policy()
         described = {
             name: (entry.policy, entry.rollout, len(entry.overrides))
             for name, entry in self._decider.policies.entries.items()
         }
         for variant in self._decider.policies.variants():
-            if variant.policy.name in stats.counts:
+            if variant.policy.name in totals.counts:
                 described.setdefault(variant.policy.name, (variant.policy, 100.0, 0))
         found = []
         for name, (policy, rollout, overrides) in list(described.items())[:MAX_POLICIES]:
-            count = stats.counts.get(name)
+            count = totals.counts.get(name)
             found.append({
                 "name": name,
                 "limits": [str(limit) for limit in policy.limits],
@@ -145,12 +160,11 @@ class Overview:
                 "admitted": 0 if count is None else count.allowed + count.shadow,
                 "denied": 0 if count is None else count.denied,
                 "shadow": 0 if count is None else count.shadow,
-                "waiting": waiting.get(name, 0),
+                "waiting": status.waiting_by_policy[name],
             })  # fmt: skip
         return found
 
-    def _describe_store(self) -> dict[str, Any]:
-        counts = self._decider.store.metrics()
+    def _describe_store(self, counts: dict[str, int]) -> dict[str, Any]:
         kind = self._app.settings.store.partition(":")[0]
         leased = self._app.settings.lease is not None and not self._decider.store.instant
         return {"kind": kind, "lost": bool(counts.get("store_lost")), "leased": leased, "counts": counts}
@@ -169,18 +183,6 @@ def read_since(query: bytes) -> int | None:
             "/since",
         )
     return int(text)
-
-
-def describe_denial(denial: RecentDenial) -> dict[str, Any]:
-    """Describe a denial for JSON."""
-    return {
-        "at": denial.at // MILLISECOND,
-        "policy": denial.policy,
-        "key": denial.key,
-        "violated": denial.violated,
-        "retry_after": None if denial.retry == NEVER else denial.retry / SECOND,
-        "shadow": denial.shadow,
-    }
 
 
 async def read_panel(name: str, panel: Callable[[], Awaitable[object] | object]) -> object:

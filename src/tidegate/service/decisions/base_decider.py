@@ -59,6 +59,7 @@ class BaseDecider:
         max_priority: float = MAX_PRIORITY,
         observers: Sequence[Observer] = (),
         on_denial: Sequence[Observer] = (),
+        stats: Stats | None = None,
     ) -> None:
         """Decide by these policies.
 
@@ -66,7 +67,7 @@ class BaseDecider:
         """
         self.policies: ServicePolicies = policies
         self.store = store
-        self.stats: Stats = Stats()
+        self.stats: Stats = Stats() if stats is None else stats
         self.max_wait = max_wait
         self.max_priority = max_priority
         self._observers = tuple(observers)

@@ -21,6 +21,9 @@ from tidegate.limiter import seconds
 from tidegate.policy import Policy, normal_key
 
 if TYPE_CHECKING:
+    import builtins
+    from collections.abc import Callable, Iterable
+
     from tidegate.policy import Key
     from tidegate.stores import Store
 
@@ -34,6 +37,7 @@ BLOCKED_LIMITS: Final = (Limit(1, "1s", "fixed_window", name="blocked"),)  # the
 MAX_BLOCK_SECONDS: Final = 31 * 86_400  # seconds
 DEFAULT_BLOCK_SECONDS: Final = 3600.0
 MAX_REMEMBERED: Final = 10_000  # blocked keys, and unblocked keys, that one process caches
+MAX_CHECKED: Final = 500  # blocks that the store is asked about to list them all
 CACHE_TTL: Final = SECOND
 
 
@@ -64,6 +68,7 @@ class Blocks:
         self._free: dict[BlockKey, int] = {}  # until when a key is known not to be blocked
         self._shared_until = 0  # until when there may be blocks that other processes made
         self._latest_end = 0  # when the last block ends
+        self.known_elsewhere: Callable[[], Iterable[BlockKey]] = tuple  # the blocks of other workers of the service
 
     @property
     def active(self) -> bool:
@@ -145,6 +150,16 @@ class Blocks:
         now = self._clock.steady()
         found = sorted(self._known.items(), key=lambda pair: pair[1].until)
         return [Block(*block_key, (known.until - now) / SECOND) for block_key, known in found]
+
+    async def find_all(self) -> builtins.list[Block]:
+        """List the blocks that this or another worker made or found; the store is asked whether they still last."""
+        if not self._unshared:
+            now = self._clock.steady()
+            current = {key for key, known in self._known.items() if now - known.checked_at < CACHE_TTL}
+            found = dict.fromkeys((*self._known, *self.known_elsewhere()))
+            for block_key in [each for each in found if each not in current][:MAX_CHECKED]:
+                await self._peek(block_key)
+        return self.list()
 
     def _remember(self, block_key: BlockKey, micros: int) -> None:
         now = self._clock.steady()

@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from tidegate.service.decisions.idempotency import KeyedCall, KeyedStore
     from tidegate.service.decisions.policies import ServicePolicies
     from tidegate.service.decisions.policy_limiters import PolicyLimiter
+    from tidegate.service.decisions.stats import Stats
     from tidegate.stores import Store
 
 
@@ -65,13 +66,20 @@ class Decider(BaseDecider):
         max_priority: float = MAX_PRIORITY,
         observers: Sequence[Observer] = (),
         on_denial: Sequence[Observer] = (),
+        stats: Stats | None = None,
     ) -> None:
         """Decide by these policies. `secrets` sign reservation ids (see `signing`); by default, the store keeps one.
 
         `observers` are called for every decision, which adds their cost; `on_denial` only for denials.
         """
         super().__init__(
-            policies, store, max_wait=max_wait, max_priority=max_priority, observers=observers, on_denial=on_denial
+            policies,
+            store,
+            max_wait=max_wait,
+            max_priority=max_priority,
+            observers=observers,
+            on_denial=on_denial,
+            stats=stats,
         )
         self._reservation_ids = ReservationIds(store, SigningKeys(store, secrets), self._background)
 
@@ -236,7 +244,7 @@ class Decider(BaseDecider):
         found = self.find(subject)
         if found is not None:
             await found[0].limiter.reset(found[1])
-            self.stats.near_limit.remove(found[0].policy.name, found[1])
+            self.stats.near_limit.remove(found[0].policy.name, found[1], self.store.clock.ns() // 1000)
 
     async def block(self, subject: Subject, duration: float = DEFAULT_BLOCK_SECONDS) -> float:
         """Deny a key for `duration` seconds, whatever its limits; return the duration as stored."""
@@ -252,6 +260,10 @@ class Decider(BaseDecider):
     def blocked(self) -> list[Block]:
         """List the blocks that this process knows of."""
         return self.blocks.list()
+
+    async def find_blocks(self) -> list[Block]:
+        """List the blocks that this process or another worker of the service knows of, as the store has them."""
+        return await self.blocks.find_all()
 
     def _limited_key(self, subject: Subject) -> tuple[str, Key]:
         found = self.find(subject)

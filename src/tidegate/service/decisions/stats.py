@@ -93,8 +93,24 @@ class Stats:
         """Return the counts of a policy."""
         found = self.counts.get(policy)
         if found is None:
-            found = self.counts.setdefault(self._names.label(policy), DecisionCount())
+            label = self._names.label(policy)
+            found = self.counts.get(label)
+            if found is None:
+                found = self.counts[label] = self._new_count(label)
         return found
+
+    def latency_of(self, verb: str) -> LatencyHistogram:
+        """Return the histogram of a verb."""
+        found = self.latency.get(verb)
+        if found is None:
+            found = self.latency[verb] = self._new_latency(verb)
+        return found
+
+    def _new_count(self, _policy: str) -> DecisionCount:
+        return DecisionCount()
+
+    def _new_latency(self, _verb: str) -> LatencyHistogram:
+        return LatencyHistogram()
 
     def record_denial(self, policy: str, key: Key, decision: Decision) -> None:
         """Record that a policy denied a call (in shadow mode: would have denied it)."""

@@ -14,13 +14,13 @@ from tidegate.service.api.verbs import VERBS
 from tidegate.service.dashboard.overview import Overview
 from tidegate.service.dashboard.static_files import read_files
 from tidegate.service.decisions.idempotency import KeyedCall
-from tidegate.service.decisions.stats import LatencyHistogram
 from tidegate.service.http import metrics
 from tidegate.service.http.auth import Authenticator
 from tidegate.service.http.body import read_body
 from tidegate.service.http.check import METHODS, check
 from tidegate.service.http.openapi import document
 from tidegate.service.http.problems import KINDS, HTTPReply, ProblemError, problem_from
+from tidegate.service.http.readiness import check_readiness
 from tidegate.service.http.replays import IdempotentReplies, mark_replayed
 from tidegate.service.http.verbs import Verbs
 
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from tidegate.service.api.verbs import ServiceVerb
     from tidegate.service.config.settings import Settings
     from tidegate.service.decisions.decider import Decider
+    from tidegate.service.decisions.policies import ServicePolicies
 
     Fields = Iterable[tuple[bytes, bytes]]
     Scope = MutableMapping[str, Any]
@@ -59,6 +60,7 @@ class App:
         self.settings = settings
         self.in_flight: int = 0
         self.waiting: int = 0  # active requests that may wait for a permit
+        self.draining: bool = False  # about to stop: not ready, but still serving
         self.stopping: bool = False
         self.idle: asyncio.Event = asyncio.Event()  # set when a stopping service has no active request left
         self.reloads: dict[str, int] = {"adopted": 0, "refused": 0}
@@ -138,7 +140,7 @@ class App:
     def _add_latency(self, verb: str, micros: int) -> None:
         latency = self._latency.get(verb)
         if latency is None:
-            latency = self._latency[verb] = LatencyHistogram()
+            latency = self.decider.stats.latency_of(verb)
         latency.add(micros)
 
     def stop(self) -> None:
@@ -146,6 +148,14 @@ class App:
         self.stopping = True
         if not self.in_flight:
             self.idle.set()
+
+    def update_policies(self, policies: ServicePolicies) -> None:
+        """Decide by these policies from now on."""
+        self.decider.update_policies(policies)
+
+    def record_refusal(self, reason: str | None) -> None:
+        """Record why the current file is refused; None if it is not."""
+        self.refused = reason
 
     def _refuse(self, problem: ProblemError) -> HTTPReply:
         self.decider.stats.errors[problem.kind] += 1
@@ -248,7 +258,9 @@ class App:
             detail = f"expected GET, not {scope['method'][:20]}"
             raise ProblemError("method-not-allowed", detail, allow=", ".join(methods))
         headers = dict(scope["headers"])
-        if name:
+        if name == "metrics":
+            self._authenticator.check_metrics(headers)
+        elif name:
             # The overview contains keys: if there is any token, the overview needs one.
             verb = VERBS.get(name)
             admin = verb.admin if verb else name == "overview" and self.settings.decision_token is None
@@ -283,17 +295,18 @@ class App:
     async def _healthz(self, _scope: Scope, _headers: dict[bytes, bytes]) -> HTTPReply:
         return HTTPReply(200, b'{"ok":true}')
 
-    async def _readyz(self, _scope: Scope, _headers: dict[bytes, bytes]) -> HTTPReply:
-        """Check that the service can decide: the store and the bus answer, and the service is not stopping."""
-        if self.stopping:
-            raise ProblemError("stopping")
-        await self.decider.probe()
+    async def _readyz(self, _scope: Scope, headers: dict[bytes, bytes]) -> HTTPReply:
+        """Check that the service can decide, that the bus answers, and that the service is not stopping."""
+        if self.draining or self.stopping:
+            raise ProblemError("stopping", more={"state": "stopping"})
         for check_ready in self.checks.values():
             check_ready()
-        return HTTPReply(200, b'{"ok":true}')
+        return await check_readiness(
+            self.decider, self.settings.readiness, with_names=self._authenticator.may_decide(headers)
+        )
 
     async def _metrics(self, _scope: Scope, _headers: dict[bytes, bytes]) -> HTTPReply:
-        return HTTPReply(200, metrics.render(self.decider, self.in_flight, self.reloads), metrics.CONTENT_TYPE)
+        return HTTPReply(200, metrics.render(self.overview.source, self.reloads), metrics.CONTENT_TYPE)
 
     async def _openapi(self, _scope: Scope, _headers: dict[bytes, bytes]) -> HTTPReply:
         self._document = self._document or document()

@@ -1,11 +1,11 @@
-"""Authenticates requests by token and host name. Decision and admin tokens are compared in constant time."""
+"""Authenticates requests by token and host name. Tokens are compared in constant time."""
 
 from __future__ import annotations
 
 import hmac
 from typing import TYPE_CHECKING, Final
 
-from tidegate.service.config.values import ListenAddress
+from tidegate.service.config.values import NO_TOKEN, ListenAddress
 from tidegate.service.http.problems import ProblemError
 
 if TYPE_CHECKING:
@@ -32,6 +32,8 @@ class Authenticator:
         """Use the tokens of the settings."""
         self._decision = _encode(settings.decision_token)
         self._admin = _encode(settings.admin_token)
+        self._metrics = _encode(settings.metrics_token)
+        self._open_metrics = settings.metrics_token == NO_TOKEN
         self.open: bool = self._decision is None and self._admin is None
         self._last_host: bytes | None = None  # the host name that was accepted last: usually the next one, too
         self._local = self._decision is None and settings.listen.loopback
@@ -54,6 +56,29 @@ class Authenticator:
         if admin and self._admin is None:
             raise ProblemError("forbidden", "no admin token is configured: set admin_token or admin_token_file")
         raise ProblemError("unauthorized", "send the token as 'Authorization: Bearer …' or as 'X-Tidegate-Token: …'")
+
+    def check_metrics(self, headers: dict[bytes, bytes]) -> None:
+        """Raise unless the request may read the metrics: with `metrics_token`, or with a token for decisions.
+
+        With `metrics_token: none`, every client that can connect may read them.
+        """
+        if self._open_metrics and self._decision is not None:
+            return
+        if self._metrics is None or self._open_metrics:
+            self.check(headers, admin=False)
+            return
+        token = find_token(headers)
+        known = (each for each in (self._metrics, self._decision, self._admin) if each is not None)
+        if not sum(hmac.compare_digest(token, each) for each in known):  # all comparisons are always made
+            raise ProblemError("unauthorized", "/metrics needs the metrics token, as 'Authorization: Bearer …'")
+
+    def may_decide(self, headers: dict[bytes, bytes]) -> bool:
+        """Return whether the client may request decisions."""
+        try:
+            self.check(headers, admin=False)
+        except ProblemError:
+            return False
+        return True
 
     def check_site(self, headers: dict[bytes, bytes]) -> None:
         """Refuse a request from a page of another site if no token is needed: the browser may run on this machine.

@@ -1,4 +1,7 @@
-"""`/metrics`: the counts of the service in Prometheus's text format. Labels are names from the file, never keys."""
+"""`/metrics`: the counts of the service in Prometheus's text format. Labels are names from the file, never keys.
+
+With several workers, all values are those of the whole service: see `runtime.worker_stats`.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,8 @@ from tidegate.service.decisions.stats import LATENCY_BUCKETS
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from tidegate.service.decisions.decider import Decider
+    from tidegate.service.dashboard.status import ServiceStatus, StatusSource
+    from tidegate.service.decisions.stats import Stats
 
 CONTENT_TYPE: Final = b"text/plain; version=0.0.4; charset=utf-8"
 MAX_LABELLED_POLICIES: Final = 1000  # policies with labels of their own
@@ -30,18 +34,17 @@ METRICS: Final[dict[str, tuple[str, str]]] = {
 Sample = tuple[str, dict[str, str], float]
 
 
-def render(decider: Decider, in_flight: int, reloads: dict[str, int]) -> bytes:
+def render(source: StatusSource, reloads: dict[str, int]) -> bytes:
     """Write all metrics."""
     lines: list[str] = []
-    samples = dict(_families(decider, in_flight, reloads))
+    samples = dict(_families(source.totals(), source.status(), reloads))
     for name, (kind, help_text) in METRICS.items():
         lines += (f"# HELP {name} {help_text}", f"# TYPE {name} {kind}")
         lines += (_line(*sample) for sample in samples[name])
     return ("\n".join(lines) + "\n").encode()
 
 
-def _families(decider: Decider, in_flight: int, reloads: dict[str, int]) -> Iterator[tuple[str, Iterable[Sample]]]:
-    stats = decider.stats
+def _families(stats: Stats, status: ServiceStatus, reloads: dict[str, int]) -> Iterator[tuple[str, Iterable[Sample]]]:
     name = "tidegate_decisions_total"
     counts = list(stats.counts.items())[:MAX_LABELLED_POLICIES]
     outcomes = ("allowed", "denied", "shadow", "local")
@@ -59,19 +62,19 @@ def _families(decider: Decider, in_flight: int, reloads: dict[str, int]) -> Iter
         name,
         [(name, {"policy": p}, at / SECOND) for p, at in list(stats.last_denied.items())[:MAX_LABELLED_POLICIES]],
     )
-    yield "tidegate_waiting", [("tidegate_waiting", {}, decider.waiting)]
-    yield "tidegate_requests_in_flight", [("tidegate_requests_in_flight", {}, in_flight)]
+    yield "tidegate_waiting", [("tidegate_waiting", {}, status.waiting)]
+    yield "tidegate_requests_in_flight", [("tidegate_requests_in_flight", {}, status.in_flight)]
     name = "tidegate_problems_total"
     yield name, [(name, {"kind": kind}, n) for kind, n in stats.errors.items()]
-    yield "tidegate_request_seconds", list(_latencies(decider))
-    yield "tidegate_store", [("tidegate_store", {"name": n}, value) for n, value in decider.store.metrics().items()]
+    yield "tidegate_request_seconds", list(_latencies(stats))
+    yield "tidegate_store", [("tidegate_store", {"name": n}, value) for n, value in status.store.items()]
     name = "tidegate_reloads_total"
     yield name, [(name, {"outcome": outcome}, n) for outcome, n in reloads.items()]
 
 
-def _latencies(decider: Decider) -> Iterator[Sample]:
+def _latencies(stats: Stats) -> Iterator[Sample]:
     name = "tidegate_request_seconds"
-    for verb, latency in decider.stats.latency.items():
+    for verb, latency in stats.latency.items():
         sums = list(accumulate(latency.counts))
         for edge, count in zip((*(str(edge / SECOND) for edge in LATENCY_BUCKETS), "+Inf"), sums, strict=True):
             yield f"{name}_bucket", {"verb": verb, "le": edge}, count

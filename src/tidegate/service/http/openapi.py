@@ -177,7 +177,7 @@ def document() -> bytes:
         "/v1/check": {method.lower(): check(method) for method in METHODS},
         "/v1/overview": {"get": overview()},
         "/healthz": {"get": get("healthz", "The service is alive.", ok)},
-        "/readyz": {"get": get("readyz", "The service can decide: the store answers.", ok)},
+        "/readyz": {"get": get("readyz", "The service can decide.", "")},
         "/metrics": {"get": get("metrics", "Metrics for Prometheus.", "", "text/plain", 401)},
         "/openapi.json": {"get": get("openapi", "This OpenAPI document.", "", "application/json")},
     }

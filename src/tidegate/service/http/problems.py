@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
@@ -12,6 +12,9 @@ from tidegate.service.api.fields import BadFieldError
 from tidegate.service.api.responses import ProblemResponse
 from tidegate.service.decisions.idempotency import IdempotencyMismatchError
 from tidegate.service.decisions.reservation_ids import AlreadySettledError, UnknownReservationError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 PROBLEM_PREFIX: Final = "urn:tidegate:problem:"
 JSON_CONTENT_TYPE: Final = b"application/json"
@@ -54,12 +57,21 @@ class HTTPReply(NamedTuple):
 class ProblemError(Exception):
     """A response without a decision."""
 
-    def __init__(self, kind: str, detail: str = "", pointer: str | None = None, *, allow: str = "") -> None:
-        """Set the kind and the detail; `allow` lists the methods for a 405."""
+    def __init__(
+        self,
+        kind: str,
+        detail: str = "",
+        pointer: str | None = None,
+        *,
+        allow: str = "",
+        more: Mapping[str, object] | None = None,
+    ) -> None:
+        """Set the kind and the detail; `allow` lists the methods for a 405, `more` has further members of the body."""
         super().__init__(detail or KINDS[kind][1])
         self.kind = kind
         self.pointer = pointer
         self.allow = allow
+        self.more: Mapping[str, object] = more or {}
 
     @property
     def response(self) -> ProblemResponse:
@@ -78,7 +90,8 @@ class ProblemError(Exception):
             headers = ((b"retry-after", b"1"),)
         elif self.allow:  # RFC 9110 requires it on a 405
             headers = ((b"allow", self.allow.encode()),)
-        return HTTPReply(status, encode(self.response), PROBLEM_CONTENT_TYPE, headers)
+        body = {**msgspec.to_builtins(self.response), **self.more} if self.more else self.response
+        return HTTPReply(status, encode(body), PROBLEM_CONTENT_TYPE, headers)
 
 
 def encodable(text: str) -> str:

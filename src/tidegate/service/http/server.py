@@ -67,10 +67,14 @@ class HttpServer:
         self._state.default_headers = [(b"date", formatdate(self._clock.ns() // NANOS, usegmt=True).encode())]
         self.connections.tick()
 
-    async def stop(self, within: float) -> None:
-        """Refuse new connections, finish the complete requests, and close, within so many seconds."""
+    def close_listener(self) -> None:
+        """Refuse new connections; those that are open stay open."""
         if self._server is not None:
             self._server.close()
+
+    async def stop(self, within: float) -> None:
+        """Refuse new connections, finish the complete requests, and close, within so many seconds."""
+        self.close_listener()
         for connection in self.connections.snapshot():
             connection.shutdown()
         with contextlib.suppress(TimeoutError):

@@ -144,7 +144,7 @@ class Verbs:
         """List the blocks."""
         return BlocksResponse([
             BlockInfo(policy=policy, key=key if isinstance(key, str) else list(key), seconds=seconds)
-            for policy, key, seconds in self.decider.blocked()
+            for policy, key, seconds in await self.decider.find_blocks()
         ])  # fmt: skip
 
     async def policies(self) -> PoliciesInfo:

@@ -13,6 +13,7 @@ import os
 import signal
 import socket
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from tidegate.errors import ConfigError
@@ -20,6 +21,7 @@ from tidegate.observe.logs import DecisionLog
 from tidegate.service.config.reload import Reloader
 from tidegate.service.config.settings import ListenAddress, Settings
 from tidegate.service.decisions.decider import Decider
+from tidegate.service.decisions.service_directory import ServiceDirectory
 from tidegate.service.http import App
 from tidegate.service.http.connections import (
     BACKLOG,
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
     from tidegate.clock import Clock
     from tidegate.service.http.server import HttpServer
     from tidegate.service.runtime.telemetry import Telemetry
+    from tidegate.service.runtime.worker_link import WorkerLink
     from tidegate.stores import Store
 
     Ready = Callable[[Settings, Components | None], object]
@@ -50,8 +53,18 @@ LAST_RESPONSES_TIMEOUT: Final = 1.0  # seconds to send responses to calls that t
 class ServiceProcess:
     """One process of the service. `run` returns after `stop`."""
 
-    def __init__(self, settings: Settings, listener: socket.socket, *, clock: Clock | None = None) -> None:
-        """Open the store, and prepare the servers; HTTP is served on the listening socket."""
+    def __init__(
+        self,
+        settings: Settings,
+        listener: socket.socket,
+        *,
+        clock: Clock | None = None,
+        link: WorkerLink | None = None,
+    ) -> None:
+        """Open the store, and prepare the servers; HTTP is served on the listening socket.
+
+        With a `link`, this is one of several workers: the parent process reloads the file for all of them.
+        """
         self._listener = listener
         self._connections = bounded_connections(settings, raise_descriptor_limit())
         self.settings = settings
@@ -64,6 +77,7 @@ class ServiceProcess:
             max_wait=settings.max_wait,
             max_priority=settings.max_priority,
             on_denial=(self.denials,),
+            stats=None if link is None else link.open_stats(self.store.clock),
         )
         for_requests = connections_for_requests(self._connections.max_connections)
         self.app: App = App(
@@ -71,11 +85,25 @@ class ServiceProcess:
         )
         self.components: Components = Components(settings, self.app)
         self.telemetry: Telemetry | None = open_telemetry(self.app) if settings.telemetry else None
-        self.reloader: Reloader = Reloader(settings, self.app, self.store.clock)
+        if link is not None:
+            link.connect(self.app)
+        source = self.app.overview.source
+        identity = (source.process_id, source.started_at)
+        self.directory: ServiceDirectory = ServiceDirectory(self.store, service_name(settings), identity)
+        self.app.overview.directory = self.directory
+        self._announces = link is None or link.first
+        self.reloader: Reloader | WorkerLink = link or Reloader(settings, self.app, self.store.clock)
         self._stop = asyncio.Event()
+        self._drained = asyncio.Event()
 
-    def stop(self) -> None:
-        """Finish active requests, then end `run`."""
+    def stop(self, *, drain: bool = True) -> None:
+        """Finish active requests, then end `run`.
+
+        With `drain`, the service first reports for `drain_for` that it is not ready, and still accepts connections. A
+        second call ends that time.
+        """
+        if self._stop.is_set() or not drain:
+            self._drained.set()
         self._stop.set()
 
     async def run(self, ready: Ready | None = None) -> None:
@@ -94,7 +122,7 @@ class ServiceProcess:
     async def _serve(self, ready: Ready | None) -> None:
         http = http_server(self.app, self._connections, self.store.clock)
         denial_counts = log_denial_counts(self.denials, self.store.clock)
-        background = asyncio.gather(self.reloader.run(), self.decider.blocks.watch(), denial_counts)
+        background = asyncio.gather(self.reloader.run(), self.decider.blocks.watch(), denial_counts, self._announce())
         envoy = None
         try:
             if self.settings.grpc is not None:
@@ -110,11 +138,23 @@ class ServiceProcess:
             running = [stopping, *([self.components.fetch_task] if self.components.fetch_task else [])]
             await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
             stopping.cancel()
+            await self._drain()
         finally:
             # The servers and the components stop concurrently, each within `stop_within`.
             await asyncio.gather(self._stop_servers(http, background, envoy), self.components.stop())
         if self.components.fetch_task is not None:
             self.components.fetch_task.result()  # raises if fetching failed: then the service fails, too
+
+    async def _announce(self) -> None:
+        """Let the services that share the store list this one."""
+        if self._announces:
+            await self.directory.run(self.app.overview.count_decisions)
+
+    async def _drain(self) -> None:
+        """Report that the service is not ready, and give load balancers time to notice."""
+        self.app.draining = True
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._drained.wait(), self.settings.drain_for)
 
     async def _stop_servers(
         self,
@@ -122,7 +162,8 @@ class ServiceProcess:
         background: asyncio.Future[Any],
         envoy: Any,  # noqa: ANN401 - gRPC has no types
     ) -> None:
-        """Finish active requests; interrupt waiting calls after `stop_within`; close the servers."""
+        """Refuse connections; finish active requests, but interrupt waiting calls after `stop_within`; close all."""
+        http.close_listener()
         self.app.stop()
         if envoy is not None:
             await envoy.stop(self.settings.stop_within)
@@ -146,6 +187,11 @@ def open_telemetry(app: App) -> Telemetry:
     from tidegate.service.runtime.telemetry import Telemetry  # noqa: PLC0415 - needs opentelemetry
 
     return Telemetry(app)
+
+
+def service_name(settings: Settings) -> str:
+    """Return the name of this service among those that share its store."""
+    return f"{socket.gethostname()}:{settings.listen.port}"
 
 
 def open_service_store(settings: Settings, clock: Clock | None = None) -> Store:
@@ -207,12 +253,14 @@ def choose_ports(settings: Settings) -> Settings:
     return settings
 
 
-async def serve(settings: Settings, listener: socket.socket, ready: Ready | None = None) -> None:
+async def serve(
+    settings: Settings, listener: socket.socket, ready: Ready | None = None, link: WorkerLink | None = None
+) -> None:
     """Run one process of the service until SIGTERM or SIGINT; SIGHUP reloads the file."""
-    service = ServiceProcess(settings, listener)
+    service = ServiceProcess(settings, listener, link=link)
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, service.stop)
+    loop.add_signal_handler(signal.SIGTERM, service.stop)
+    loop.add_signal_handler(signal.SIGINT, partial(service.stop, drain=False))
     if hasattr(signal, "SIGHUP"):
         loop.add_signal_handler(signal.SIGHUP, service.reloader.request_reload)
     log.info("serving on http://%s, process %d", settings.listen, os.getpid())

@@ -1,6 +1,8 @@
 """Several worker processes on one address. Each serves requests by itself; the shared store keeps limits exact.
 
-Each worker reports to its parent process when it is ready or why it failed, and ends when the parent ends.
+Each worker reports to its parent process when it is ready or why it failed, and ends when the parent ends. The parent
+reads the file and hands the policies in effect to all workers, also to one that replaces another (`worker_link`). The
+workers share their counters, so that each of them shows the values of the whole service (`worker_stats`).
 """
 
 from __future__ import annotations
@@ -18,8 +20,10 @@ from typing import TYPE_CHECKING, Any, Final
 from tidegate.clock import SystemClock
 from tidegate.core.bounds import SECOND
 from tidegate.errors import ConfigError, RateLimitError, StoreUnavailable
-from tidegate.service.config.settings import load_settings
+from tidegate.service.config.reload import Reloader
 from tidegate.service.runtime import logs, server
+from tidegate.service.runtime.shared_memory import WorkerMemory
+from tidegate.service.runtime.worker_link import RulesPublisher, WorkerLink
 
 if TYPE_CHECKING:
     import socket
@@ -38,6 +42,7 @@ FIRST_WORKER_ONLY: Final[dict[str, Any]] = {
     "bus": None,
     "budget": False,
     "swarm": None,
+    "demo": False,
 }
 KILL_AFTER: Final = 5.0  # seconds after `stop_within` until a worker that has not ended is killed
 FIRST_RESTART_PAUSE: Final = 1  # seconds before a worker that died is replaced
@@ -65,7 +70,7 @@ def run_workers(settings: Settings, listener: socket.socket, ready: server.Ready
 class WorkerSlot:
     """One worker process and, after it dies, its replacements."""
 
-    first: bool
+    number: int
     process: SpawnProcess | None = None
     started_at: int = 0  # steady time
     restart_at: int = 0  # steady time
@@ -80,20 +85,29 @@ class WorkerPool:
         self._settings = settings
         self._listener = listener
         self._clock = SystemClock()
-        self._slots = [WorkerSlot(first=number == 0) for number in range(settings.workers)]
+        self._slots = [WorkerSlot(number) for number in range(settings.workers)]
+        self._memory = WorkerMemory.create(settings.workers, self._clock.ns() // 1_000_000)
+        self._rules = RulesPublisher(self._memory, settings.policies)
+        self._reloader = Reloader(settings, self._rules, self._clock)
         self._reader, self._writer = SPAWN_CONTEXT.Pipe(duplex=False)
         self._ready_count = 0  # how many workers have reported that they are ready
         self._failures: dict[int, Failure] = {}  # by process id
         self._stopping = False
+        self._stop_signal = signal.SIGTERM  # SIGINT: the workers stop without draining
+        self._check_at = 0  # steady time
 
     def handle_signal(self, number: int, _frame: object) -> None:
-        """Forward SIGHUP to the workers; stop on any other signal."""
+        """Reload the file at SIGHUP; stop on any other signal, at the second one without draining."""
         if number == signal.SIGHUP:
-            self._send_signal(signal.SIGHUP)
+            self._reloader.request_reload()
+            self._check_at = 0
+        elif self._stopping:
+            self._send_signal(number)  # ends the time for draining
         else:
             self._stopping = True
-            with contextlib.suppress(OSError):
-                self._writer.send(number)  # wakes `supervise`
+            self._stop_signal = signal.Signals(number)
+        with contextlib.suppress(OSError):
+            self._writer.send(number)  # wakes `supervise`
 
     def _send_signal(self, number: int) -> None:
         for process in self._running():
@@ -111,8 +125,11 @@ class WorkerPool:
 
     def _start_worker(self, slot: WorkerSlot) -> None:
         """Start a process. It inherits a blocked SIGHUP, and unblocks it once its handler is installed."""
-        arguments = settings_arguments(self._settings)
-        process = SPAWN_CONTEXT.Process(target=run_worker, args=(arguments, self._listener, self._writer, slot.first))
+        settings = replace(self._settings, policies=self._rules.rules.policies)
+        if slot.number:
+            settings = replace(settings, **FIRST_WORKER_ONLY)
+        arguments = (settings, self._listener, self._writer, self._memory, slot.number)
+        process = SPAWN_CONTEXT.Process(target=run_worker, args=arguments)
         slot.started_at = self._clock.steady()
         signal.pthread_sigmask(signal.SIG_BLOCK, BLOCKED_SIGNALS)
         try:
@@ -125,23 +142,35 @@ class WorkerPool:
         """Replace workers that die, until a signal stops the service. Raises if one fails during the first start."""
         while not self._stopping:
             waiting: list[Any] = [self._reader, *(process.sentinel for process in self._running())]
-            multiprocessing.connection.wait(waiting, self._restart_timeout())
+            multiprocessing.connection.wait(waiting, self._timeout())
             ended = [slot for slot in self._slots if slot.process is not None and not slot.process.is_alive()]
             self._read_messages()  # after `ended`: a worker sends its message before it ends
             if ready is not None and self._ready_count >= self._settings.workers:
                 ready(self._settings, None)
                 ready = None
             for slot in ended:
+                self._memory.areas[slot.number].process_id = 0  # its report is not counted any more
                 if not self._stopping:
                     self._schedule_restart(slot)
+            self._check_file()
             for slot in self._slots:
                 if slot.process is None and slot.restart_at <= self._clock.steady() and not self._stopping:
                     self._start_worker(slot)
 
-    def _restart_timeout(self) -> float | None:
-        """Return the seconds until the next restart, or None if all workers run."""
-        restarts = [slot.restart_at for slot in self._slots if slot.process is None]
-        return max(0, min(restarts) - self._clock.steady()) / SECOND if restarts else None
+    def _check_file(self) -> None:
+        """Read the file if it has changed, every `reload_every` seconds."""
+        now = self._clock.steady()
+        if self._settings.file is not None and now >= self._check_at:
+            self._check_at = now + round(self._settings.reload_every * SECOND)
+            self._reloader.check()
+
+    def _timeout(self) -> float | None:
+        """Return the seconds until the next restart or the next check of the file; None if there is neither."""
+        now = self._clock.steady()
+        times = [slot.restart_at for slot in self._slots if slot.process is None]
+        if self._settings.file is not None:
+            times.append(self._check_at)
+        return max(0, min(times) - now) / SECOND if times else None
 
     def _read_messages(self) -> None:
         """Read the messages of the workers."""
@@ -166,24 +195,21 @@ class WorkerPool:
         now = self._clock.steady()
         slot.pause = restart_pause(slot.pause, now - slot.started_at)
         slot.restart_at = now + slot.pause * SECOND
-        log.error(
-            "%s: a new process starts in %d s; it reads the current file, the other processes keep their policies",
-            reason,
-            slot.pause,
-        )
+        log.error("%s: a new process starts in %d s, with the policies in effect", reason, slot.pause)
 
     def stop(self) -> None:
         """Stop all workers."""
         self._stopping = True
         self._listener.close()  # each worker has a duplicate, and closes it when it stops
-        self._send_signal(signal.SIGTERM)
+        self._send_signal(self._stop_signal)
         for process in self._running():
-            process.join(self._settings.stop_within + KILL_AFTER)
+            process.join(self._settings.drain_for + self._settings.stop_within + KILL_AFTER)
             if process.is_alive():
                 process.kill()
                 process.join()
             process.close()
         self._slots.clear()
+        self._memory.close()
         self._reader.close()
         self._writer.close()
 
@@ -197,26 +223,29 @@ def restart_pause(pause: int, lifetime: int) -> int:
     )
 
 
-def settings_arguments(settings: Settings) -> dict[str, Any]:
-    """Return the arguments with which another process loads the same settings."""
-    return {"source": settings.file, "flags": dict(settings.flags), "policies": settings.policy_flags}
-
-
-def run_worker(arguments: dict[str, Any], listener: socket.socket, pipe: Any, first: bool) -> None:  # noqa: ANN401, FBT001 - a connection, and as `args`
-    """Run one worker. Only the first one runs sources and shows a budget or a swarm."""
+def run_worker(
+    settings: Settings,
+    listener: socket.socket,
+    pipe: Any,  # noqa: ANN401 - a connection
+    memory: WorkerMemory,
+    number: int,
+) -> None:
+    """Run one worker, with the settings that the parent process has read."""
     logs.set_up()
     try:
-        settings = load_settings(**arguments, environment=os.environ)
-        if not first:
-            settings = replace(settings, **FIRST_WORKER_ONLY)
         with contextlib.suppress(KeyboardInterrupt):
-            server.run_loop(serve_worker(settings, listener, pipe))
+            server.run_loop(serve_worker(settings, listener, pipe, WorkerLink(memory, number)))
     except RateLimitError as error:
         error_type = StoreUnavailable if isinstance(error, StoreUnavailable) else ConfigError
         send_message(pipe, (os.getpid(), error_type, str(error)[:MAX_MESSAGE_LENGTH]))
 
 
-async def serve_worker(settings: Settings, listener: socket.socket, pipe: Any) -> None:  # noqa: ANN401 - a connection
+async def serve_worker(
+    settings: Settings,
+    listener: socket.socket,
+    pipe: Any,  # noqa: ANN401 - a connection
+    link: WorkerLink,
+) -> None:
     """Serve until a signal stops the worker, or until the parent process ends."""
     loop, parent = asyncio.get_running_loop(), multiprocessing.parent_process()
 
@@ -231,7 +260,7 @@ async def serve_worker(settings: Settings, listener: socket.socket, pipe: Any) -
 
     if parent is not None:
         loop.add_reader(parent.sentinel, stop_orphan, parent.sentinel)
-    await server.serve(settings, listener, report_ready)
+    await server.serve(settings, listener, report_ready, link)
 
 
 def send_message(pipe: Any, message: object) -> None:  # noqa: ANN401 - a connection

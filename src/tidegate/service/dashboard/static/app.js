@@ -59,7 +59,7 @@ function selectPolicy(policy) {
 }
 
 function renderFooter({ process, at }) {
-  const workers = process.workers > 1 ? ` (one of ${process.workers}; the values are of this process only)` : "";
+  const workers = process.workers > 1 ? ` with ${process.workers} workers` : "";
   setText(byId("process"), `tidegate ${process.version} · process ${process.id}${workers} · up ${formatDuration((at - process.since) / 1000)}`);
 }
 

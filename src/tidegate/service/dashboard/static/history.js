@@ -22,7 +22,7 @@ export class History {
     return this.tick === null ? "" : `?since=${this.tick}`;
   }
 
-  /** Add a response. Returns false if it is from another process: then the whole history must be requested again. */
+  /** Add a response. Returns false if it is from another service: then the whole history must be requested again. */
   add(overview) {
     if (this.tick !== null && (this.process !== overview.process.id || overview.tick < this.tick)) {
       this.clear();

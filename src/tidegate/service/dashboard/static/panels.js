@@ -123,9 +123,12 @@ const COUNT_LABELS = {
 };
 
 export function renderState(overview) {
-  const { store, panels: { bus } } = overview;
+  const { store, services, panels: { bus } } = overview;
   const rows = [["Store", store.lost ? "unavailable: on_store_error applies" : "available", store.lost ? "bad" : "good"]];
   rows.push(["type", store.leased ? `${store.kind}, with leases` : store.kind]);
+  if (services.length > 1) {
+    rows.push(["services on it", services.map(({ name, own }) => (own ? `${name} (this one)` : name)).join(", ")]);
+  }
   rows.push(...countRows(store.counts));
   if (!bus) rows.push(["Bus", "not configured (bus: nats://…)"]);
   else if (bus.error) rows.push(["Bus", bus.error, "bad"]);

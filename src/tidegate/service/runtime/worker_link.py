@@ -1,0 +1,130 @@
+"""Connects a worker with its parent process and the other workers, through shared memory.
+
+The parent reads the file of the service and decides which policies are in effect: see `RulesPublisher`. All workers
+follow it, so they decide by the same policies, and a worker that replaces another one starts with these, even if the
+file was changed and refused meanwhile.
+"""
+
+from __future__ import annotations
+
+import logging
+import pickle
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+from tidegate.clock import TaskSignal
+from tidegate.errors import ConfigError
+from tidegate.service.runtime.worker_stats import PUBLISH_INTERVAL, SharedStats, WorkerStatus
+
+if TYPE_CHECKING:
+    from tidegate.clock import Clock
+    from tidegate.service.decisions.policies import ServicePolicies
+    from tidegate.service.http import App
+    from tidegate.service.runtime.shared_memory import WorkerMemory
+
+log: logging.Logger = logging.getLogger("tidegate.service")
+
+MEGABYTE: Final = 2**20
+MAX_REASON_LENGTH: Final = 10_000  # characters of the reason why a file was refused
+
+
+@dataclass
+class RulesInEffect:
+    """The policies in effect, and the outcome of the reloads."""
+
+    policies: ServicePolicies
+    reloads: dict[str, int] = field(default_factory=lambda: {"adopted": 0, "refused": 0})
+    refused: str | None = None  # why the current file was refused
+
+
+class RulesPublisher:
+    """Hands the policies that the parent process has accepted to all workers."""
+
+    def __init__(self, memory: WorkerMemory, policies: ServicePolicies) -> None:
+        """Start with these policies."""
+        self._memory = memory
+        self.rules: RulesInEffect = RulesInEffect(policies)
+        self.update_policies(policies)
+
+    @property
+    def reloads(self) -> dict[str, int]:
+        """The number of reloads, by outcome."""
+        return self.rules.reloads
+
+    def update_policies(self, policies: ServicePolicies) -> None:
+        """Let all workers decide by these policies. Raises if they are too large."""
+        if len(pickle.dumps(policies)) > self._memory.rules.max_bytes - MEGABYTE:
+            size = self._memory.rules.max_bytes // MEGABYTE
+            raise ConfigError(f"the policies are too large for several workers: at most {size} MB in memory")
+        self.rules.policies = policies
+        self.publish()
+
+    def record_refusal(self, reason: str | None) -> None:
+        """Tell all workers why the current file is refused; None if it is not."""
+        self.rules.refused = None if reason is None else reason[:MAX_REASON_LENGTH]
+        self.publish()
+
+    def publish(self) -> None:
+        """Write the current state."""
+        self._memory.rules.write(pickle.dumps(self.rules))
+
+
+class WorkerLink:
+    """The connection of one worker: follows the parent process, and publishes the values of this worker."""
+
+    def __init__(self, memory: WorkerMemory, number: int) -> None:
+        """Use this memory; `number` is the area of this worker."""
+        self._memory = memory
+        self._number = number
+        self._version = 0
+        self._app: App | None = None
+        self._stats: SharedStats | None = None
+        self.status: WorkerStatus | None = None
+
+    @property
+    def first(self) -> bool:
+        """Whether this is the first worker, which does what the service does once."""
+        return self._number == 0
+
+    def open_stats(self, clock: Clock) -> SharedStats:
+        """Return the counts of this worker, for its Decider."""
+        self._stats = SharedStats(self._memory.areas[self._number].counters, clock)
+        return self._stats
+
+    def connect(self, app: App) -> None:
+        """Show the values of all workers in this app, and decide by the policies in effect."""
+        stats = self._stats or self.open_stats(app.decider.store.clock)
+        self._app = app
+        self.status = WorkerStatus(self._memory, self._number, app, stats)
+        app.overview.use_source(self.status)
+        self.status.restore_history()
+        self.check()
+
+    def request_reload(self) -> None:
+        """Do nothing at SIGHUP: the parent process gets it, too, and reads the file."""
+
+    def check(self) -> None:
+        """Follow the parent process, if the policies in effect or the state of the file have changed."""
+        version = self._memory.rules.version
+        data = self._memory.rules.read() if version != self._version else None
+        if data is None or self._app is None:
+            return
+        self._version = version
+        rules: RulesInEffect = pickle.loads(data)  # noqa: S301 - the parent process has written it
+        self._app.reloads = rules.reloads
+        self._app.refused = rules.refused
+        if rules.policies != self._app.decider.policies:
+            self._app.update_policies(rules.policies)
+
+    async def run(self) -> None:
+        """Follow the parent process and publish the values of this worker, until cancelled."""
+        if self._app is None or self.status is None:
+            return
+        clock, signal = self._app.decider.store.clock, TaskSignal()
+        while True:
+            try:
+                self.check()
+                self.status.tick()
+            except Exception:
+                log.exception("this worker could not publish its values; retrying")
+            await clock.wait_async(signal, clock.steady() + PUBLISH_INTERVAL)

@@ -1,0 +1,79 @@
+"""Services that share a store list each other by name."""
+
+import socket
+
+import pytest
+
+from tests.servers.process import until
+from tests.servers.valkey import ValkeyServer
+from tests.service.harness import serving
+from tidegate.cli import main
+from tidegate.service.decisions import service_directory
+from tidegate.service.decisions.service_directory import MAX_SERVICES, ServiceDirectory
+from tidegate.stores import MemoryStore
+from tidegate.stores.sqlite import SQLiteStore
+from tidegate.testing import ManualClock
+
+POLICIES = "policies: {api: 2/1h fixed_window}\n"
+
+
+@pytest.fixture
+def shared(tmp_path):
+    clock = ManualClock(start=1_728_000_000)
+    store = SQLiteStore(tmp_path / "limits.db", clock=clock)
+    yield store
+    store.close()
+
+
+async def names(directory):
+    directory._cached = None  # noqa: SLF001 - no clock advances here
+    return [(each.name, each.admitted, each.denied, each.own) for each in await directory.list()]
+
+
+async def test_each_service_is_listed_once_with_its_last_record(shared):
+    here, there = (ServiceDirectory(shared, name, (1,)) for name in ("here:8080", "there:" + "ä" * 30))
+    for count in (1, 2):  # the second does not change the record of this period
+        assert await here.announce(10 * count, count)
+        assert await there.announce(20, 0)
+    long = ("there:" + "ä" * 30).encode()[:48].decode()
+    assert await names(here) == [("here:8080", 10, 1, True), (long, 20, 0, False)]
+    shared.clock.advance(service_directory.PERIOD)
+    await here.announce(30, 3)
+    assert await names(there) == [("here:8080", 30, 3, False), (long, 20, 0, True)]
+    shared.clock.advance(service_directory.PERIOD)
+    await here.announce(40, 4)
+    assert await names(here) == [("here:8080", 40, 4, True)]  # the other one has ended
+
+
+async def test_the_number_of_services_is_bounded(shared):
+    services = [ServiceDirectory(shared, f"{number:02}", ()) for number in range(MAX_SERVICES + 1)]
+    assert [await each.announce(0, 0) for each in services] == [True] * MAX_SERVICES + [False]
+    assert len(await services[0].list()) == MAX_SERVICES
+
+
+async def test_a_store_in_memory_is_not_shared():
+    directory = ServiceDirectory(MemoryStore(), "here", ())
+    assert not await directory.announce(1, 1)
+    assert await directory.list() == []
+    await directory.run(lambda: (0, 0))
+
+
+def test_the_overview_names_every_service_on_the_store(tmp_path, capsys):
+    with ValkeyServer() as valkey:
+        text = f"store: {valkey.url}?deadline=2s\n" + POLICIES
+        folders = [tmp_path / "a", tmp_path / "b"]
+        for folder in folders:
+            folder.mkdir()
+        with serving(folders[0], text, "--workers", "2") as first, serving(folders[1], text) as second:
+            expected = {f"{socket.gethostname()}:{each.port}" for each in (first, second)}
+            for service in (first, second):
+
+                def listed(service=service):
+                    found = service.get("/v1/overview").json()["services"]
+                    own = [each["name"] for each in found if each["own"]]
+                    right = own == [f"{socket.gethostname()}:{service.port}"]
+                    return right and {each["name"] for each in found} == expected
+
+                until(listed, "both services")
+                assert main(["top", "--once", "--url", service.url]) == 0
+                assert f"{socket.gethostname()}:{service.port} (this one)" in capsys.readouterr().out
