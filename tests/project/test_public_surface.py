@@ -107,6 +107,7 @@ INTERNAL = {
     "tidegate.outbound.quota.gate._Gate.key_for": "called by the adapters of HTTP clients",
     "tidegate.outbound.quota.gate._Gate.open_account": "called by the adapters of HTTP clients",
     "tidegate.outbound.quota.gate._Gate.send_flow": "called by the adapters of HTTP clients",
+    "tidegate.outbound.quota.pending_charge._PendingCharge.__init__": "made by `Gate.acquire`",
     "tidegate.reservation.AsyncReservation.__init__": "made by `AsyncLimiter.reserve`",
     "tidegate.reservation.Reservation.__init__": "made by `Limiter.reserve`",
     "tidegate.stores.lease.store.LeasedStore.fast_path": "called by limiters",

@@ -5,12 +5,13 @@ from __future__ import annotations
 import logging
 import stat
 from dataclasses import replace
+from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple, get_args
 
-from tidegate.errors import ConfigError
+from tidegate.errors import ConfigError, ResourceUnknown
 from tidegate.outbound.providers.file import read_provider
-from tidegate.outbound.providers.hosts import host_of, suffixes
+from tidegate.outbound.providers.hosts import host_of, normal_host, suffixes
 
 if TYPE_CHECKING:
     import os
@@ -23,6 +24,7 @@ log: logging.Logger = logging.getLogger(__name__)
 Permissions = Literal["warn", "refuse", "ignore"]
 YAML_SUFFIXES: Final = (".yaml", ".yml")
 GROUP_AND_OTHERS: Final = stat.S_IRWXG | stat.S_IRWXO
+MAX_COMPARED_LENGTH: Final = 50  # characters of an unknown name that are compared or shown
 
 FileStamp = tuple[int, int, int, int]  # identifies a version of a file: device, inode, size, time of change
 
@@ -99,6 +101,23 @@ class Providers:
             if domain in loaded:
                 return loaded[domain].provider
         return None
+
+    def find(self, target: object) -> Provider | None:
+        """Return the provider of a URL or a domain, or with a name.
+
+        Returns None for a URL or a domain that no provider limits. Raises ResourceUnknown for an unknown name.
+        """
+        text = str(target)
+        if "://" in text:
+            return self.match(target)
+        named = {provider.name: provider for provider in self}
+        host = normal_host(text)
+        found = named.get(text) or (None if host is None else self.match_host(host))
+        if found is None and (host is None or "." not in host):
+            close = get_close_matches(text[:MAX_COMPARED_LENGTH], named, n=1)
+            hint = f"did you mean {close[0]!r}?" if close else f"known providers are {', '.join(named) or 'none'}"
+            raise ResourceUnknown(f"there is no provider {text[:MAX_COMPARED_LENGTH]!r}: {hint}")
+        return found
 
     def explain(self, url: object) -> str:
         """Describe whether requests to a URL are limited, and by which provider."""

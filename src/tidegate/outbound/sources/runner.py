@@ -34,7 +34,8 @@ if TYPE_CHECKING:
     from tidegate.clock import Clock
     from tidegate.outbound.providers.registry import Providers
     from tidegate.outbound.quota.account import Account
-    from tidegate.outbound.quota.gate import AsyncGate, CommonGateOptions
+    from tidegate.outbound.quota.gate import AsyncGate
+    from tidegate.outbound.quota.gate_options import CommonGateOptions
     from tidegate.outbound.sources.ledger import SourceRow, UnsettledRequest
     from tidegate.outbound.sources.source import Source
 
