@@ -19,10 +19,12 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 COMMANDS: Final = {
-    "acquire": "take permits from a running service, and wait for them with --timeout",
+    "acquire": "take permits of a policy or a provider from a running service, and wait for them with --timeout",
     "add": "add a source to the running service",
     "block": "deny every call of a key for a while; without a key: list the blocked keys (needs the admin token)",
     "budget": "show how much of a task budget is used, and when it runs out",
+    "cancel": "return permits of a provider, or of a reservation, that were not used",
+    "commit": "settle permits of a provider, or a reservation, with the actual cost",
     "completion": "print a script that completes commands and options in your shell",
     "demo": "run a short live demonstration in the terminal",
     "doctor": "check a deployment, and print how to fix problems",

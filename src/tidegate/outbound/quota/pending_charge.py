@@ -43,7 +43,7 @@ class _PendingCharge:
     ) -> None:
         """Settle with the `run` of a gate. Without a charge, `decision` is the denial; None: no provider limits it."""
         self._run = run
-        self._account = account
+        self.account = account
         self.charge = charge
         self.provider: str | None = None if account is None else account.provider.name
         self.decision: Decision | None = decision if charge is None else charge.decision
@@ -77,7 +77,7 @@ class _PendingCharge:
 
     def _arrived_flow(self) -> CallFlow[None]:
         """Charge the request again from now on, if its response was slow; a second call has no effect."""
-        account, charge = self._account, self.charge
+        account, charge = self.account, self.charge
         if account is None or charge is None or charge.answered:
             return
         charge.answered = True
@@ -85,7 +85,7 @@ class _PendingCharge:
 
     def _commit_flow(self, usage: Cost | None) -> CallFlow[None]:
         """Settle a request that has arrived."""
-        account, charge = self._account, self.charge
+        account, charge = self.account, self.charge
         if account is None or charge is None:
             return
         self._close()

@@ -55,10 +55,12 @@ class RequestFields:
         """Read the subject of the request."""
         values = self.values
         policy = values.get("policy")
+        if "provider" in values:
+            return self._provider()
         if policy.__class__ is str and "domain" not in values and "descriptor" not in values:
             key = values.get("key")
             if key.__class__ is str:
-                return new_tuple(Subject, (policy, key, "", ()))  # half the cost of Subject(policy, key)
+                return new_tuple(Subject, (policy, key, "", (), ""))  # half the cost of Subject(policy, key)
             if isinstance(key, list) and key and all(part.__class__ is str for part in key):
                 return Subject(policy, tuple(key) if len(key) > 1 else key[0])
             raise self.error("key", f"expected a string, or a non-empty list of strings, {self._given('key')}")
@@ -73,6 +75,12 @@ class RequestFields:
         if domain.__class__ is not str or not domain:
             raise self.error("domain", f"expected the name of a domain, {self._given('domain')}")
         return Subject(domain=domain, descriptor=self._descriptor())
+
+    def _provider(self) -> Subject:
+        for other in ("policy", "key", "domain", "descriptor"):
+            if other in self.values:
+                raise self.error(other, "cannot be combined with provider")
+        return Subject(provider=self.string("provider"))
 
     def _descriptor(self) -> tuple[tuple[str, str], ...]:
         pairs = self.values.get("descriptor")

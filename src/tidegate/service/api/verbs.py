@@ -142,6 +142,19 @@ SUBJECT: Final = Parameter(
     RequestFields.subject,
     required=(("policy", "key"), ("domain", "descriptor")),
 )
+# Verbs that also accept a provider: what its name, its domain or a URL selects.
+LIMITED: Final = SUBJECT._replace(
+    schemas={
+        **SUBJECT.schemas,
+        "provider": {
+            "type": "string",
+            "minLength": 1,
+            "maxLength": MAX_KEY_LENGTH,
+            "description": "The name or domain of a provider, or a URL, instead of a policy.",
+        },
+    },
+    required=(*SUBJECT.required, ("provider",)),
+)
 COST: Final = Parameter(
     "cost",
     {"cost": {"description": "Permits: an integer, or one for each unit. 1 by default.", "anyOf": COSTS}},
@@ -228,15 +241,15 @@ VERBS: Final[dict[str, ServiceVerb]] = {
     for verb in (
         ServiceVerb(
             "acquire", "Take permits, waiting if requested.",
-            RequestType(SUBJECT, COST, TIMEOUT, PRIORITY), "Decision", idempotent=True, waits=True,
+            RequestType(LIMITED, COST, TIMEOUT, PRIORITY), "Acquired", idempotent=True, waits=True,
         ),
         ServiceVerb(
             "peek", "Return the decision that acquire would return, without changing anything.",
-            RequestType(SUBJECT, COST), "Decision",
+            RequestType(LIMITED, COST), "Decision",
         ),
         ServiceVerb(
             "reserve", "Charge an estimate. The response has the id that settles it.",
-            RequestType(SUBJECT, COST, TTL, TIMEOUT, PRIORITY), "Held", idempotent=True, waits=True,
+            RequestType(LIMITED, COST, TTL, TIMEOUT, PRIORITY), "Held", idempotent=True, waits=True,
         ),
         ServiceVerb(
             "lease", "Take permits in advance, to use for a while without further requests.",
@@ -256,7 +269,7 @@ VERBS: Final[dict[str, ServiceVerb]] = {
             "batch", f"Decide on up to {MAX_BATCH} asks, each independently.",
             RequestType(BATCH), "Answers", idempotent=True,
         ),
-        ServiceVerb("usage", "Return how much of each limit a key has used.", RequestType(SUBJECT), "Usage"),
+        ServiceVerb("usage", "Return how much of each limit a key has used.", RequestType(LIMITED), "Usage"),
         ServiceVerb(
             "refund", "Give back the most recently taken permits of a key. Needs the admin token.",
             RequestType(SUBJECT, COST), "Done", admin=True, idempotent=True,

@@ -30,6 +30,7 @@ from tidegate.service.client.protocol import (
     decide_flow,
     get_request,
     post_request,
+    provider_request,
     raise_if_denied,
     read_batch,
     read_response,
@@ -136,6 +137,34 @@ class Client:
         seconds = read_timeout(timeout)
         response = self._send(reserve_request(policy, key, cost, ttl, seconds, priority))
         return ServiceReservation(self, raise_if_denied(ServiceDecision.read(response), key, seconds))
+
+    def acquire_provider(
+        self, provider: str, cost: Cost | None = None, timeout: float | None = None, priority: float = 0.0
+    ) -> ServiceDecision:
+        """Take permits of a provider (its name, its domain or a URL); raise Denied after `timeout` seconds.
+
+        `cost` None is the provider's own. The `id` of the decision settles it with `commit` or `cancel`.
+        """
+        seconds = read_timeout(timeout)
+        response = self._send(provider_request(provider, cost, seconds, priority))
+        return raise_if_denied(ServiceDecision.read(response), provider, seconds)
+
+    def reserve_provider(
+        self,
+        provider: str,
+        cost: Cost | None = None,
+        ttl: float = 60.0,
+        timeout: float | None = 0.0,
+        priority: float = 0.0,
+    ) -> ServiceReservation:
+        """Take permits of a provider that count until they are settled, or for `ttl` seconds; see `reserve`.
+
+        A block commits at its end, after an exception too: the request may have arrived. `cancel` if it was not sent.
+        """
+        seconds = read_timeout(timeout)
+        response = self._send(provider_request(provider, cost, seconds, priority, ttl=ttl))
+        decision = raise_if_denied(ServiceDecision.read(response), provider, seconds)
+        return ServiceReservation(self, decision, cancels=False)
 
     def commit(self, reservation: str, cost: Cost | None = None) -> None:
         """Settle a reservation with its actual cost."""
@@ -286,6 +315,36 @@ class AsyncClient:
     ) -> AsyncServiceReservation:
         response = await self._send(reserve_request(policy, key, cost, ttl, timeout, priority))
         return AsyncServiceReservation(self, raise_if_denied(ServiceDecision.read(response), key, timeout))
+
+    async def acquire_provider(
+        self,
+        provider: str,
+        cost: Cost | None = None,
+        timeout: float | None = None,  # noqa: ASYNC109 - as above
+        priority: float = 0.0,
+    ) -> ServiceDecision:
+        """Take permits of a provider (its name, its domain or a URL); see `Client.acquire_provider`."""
+        seconds = read_timeout(timeout)
+        response = await self._send(provider_request(provider, cost, seconds, priority))
+        return raise_if_denied(ServiceDecision.read(response), provider, seconds)
+
+    def reserve_provider(
+        self,
+        provider: str,
+        cost: Cost | None = None,
+        ttl: float = 60.0,
+        timeout: float | None = 0.0,
+        priority: float = 0.0,
+    ) -> ServiceReserving:
+        """Take permits of a provider: await it or use it in `async with`; see `Client.reserve_provider`."""
+        seconds = read_timeout(timeout)
+
+        async def reserve() -> AsyncServiceReservation:
+            response = await self._send(provider_request(provider, cost, seconds, priority, ttl=ttl))
+            decision = raise_if_denied(ServiceDecision.read(response), provider, seconds)
+            return AsyncServiceReservation(self, decision, cancels=False)
+
+        return ServiceReserving(reserve)
 
     async def commit(self, reservation: str, cost: Cost | None = None) -> None:
         """Settle a reservation with its actual cost."""

@@ -186,6 +186,17 @@ def reserve_request(policy: str, key: Key, cost: Cost, ttl: float, timeout: floa
     return post_request("reserve", cost_body(policy, key, cost, ttl=ttl, timeout=timeout, priority=priority), timeout)
 
 
+def provider_request(
+    provider: str, cost: Cost | None, timeout: float, priority: float, **more: float
+) -> ServiceRequest:
+    """Build the request for permits of a provider: a reservation if `more` has a `ttl`, an acquire otherwise."""
+    fields = {"timeout": timeout, "priority": priority, **more}
+    body: dict[str, Any] = {"provider": provider, **{name: value for name, value in fields.items() if value}}
+    if cost is not None:
+        body["cost"] = cost if isinstance(cost, int) else dict(cost)
+    return post_request("reserve" if more else "acquire", body, timeout)
+
+
 def read_timeout(timeout: float | None) -> float:
     """Return the seconds that a call may wait."""
     return DEFAULT_TIMEOUT if timeout is None else timeout

@@ -31,6 +31,10 @@ DECISION_FIELDS: Final[dict[str, Any]] = {
     "local": {**BOOLEAN, "description": "Decided without the store, which is unavailable."},
     "limits": {"type": "array", "items": {"$ref": "#/components/schemas/Limit"}},
 }
+PERMIT_ID: Final = {
+    "type": ["string", "null"],
+    "description": "Only for a provider: the id that settles the permits; null: denied, or not limited.",
+}
 USAGE_FIELDS: Final[dict[str, Any]] = {
     "name": STRING,
     "quota": INTEGER,
@@ -74,6 +78,7 @@ def schemas() -> dict[str, Any]:
         "Ask": ASK.schema(),
         "Limit": closed_object(LIMIT_FIELDS),
         "Decision": closed_object(DECISION_FIELDS),
+        "Acquired": closed_object(DECISION_FIELDS) | {"properties": {**DECISION_FIELDS, "id": PERMIT_ID}},
         "Held": closed_object({**DECISION_FIELDS, "id": {"type": ["string", "null"], "description": "null: denied."}}),
         "Leased": closed_object({**DECISION_FIELDS, **LEASE_FIELDS}),
         "Done": closed_object({"ok": {"const": True}}),

@@ -55,30 +55,50 @@ class Verbs:
     async def acquire(
         self,
         subject: Subject,
-        cost: Cost = 1,
+        cost: Cost | None = None,
         timeout: float = 0.0,  # noqa: ASYNC109 - a field of the request
         priority: float = 0.0,
         call: KeyedCall | None = None,
     ) -> HTTPReply:
         """Take permits, waiting if requested."""
-        decision = await self.decider.acquire(subject, cost, timeout, priority, call)
+        if subject.provider:
+            return await self._acquire_provider(subject.provider, cost, timeout, priority)
+        decision = await self.decider.acquire(subject, 1 if cost is None else cost, timeout, priority, call)
         return HTTPReply(200, self._write(decision).encode())
 
-    async def peek(self, subject: Subject, cost: Cost = 1) -> HTTPReply:
+    async def _acquire_provider(
+        self,
+        target: str,
+        cost: Cost | None,
+        timeout: float,  # noqa: ASYNC109 - as above
+        priority: float,
+        ttl: float | None = None,
+    ) -> HTTPReply:
+        """Take permits of a provider; the reply has the id that settles them."""
+        result = await self.decider.acquire_provider(target, cost, timeout, priority, ttl)
+        return self._decision_reply(result.decision, id=result.id)
+
+    async def peek(self, subject: Subject, cost: Cost | None = None) -> HTTPReply:
         """Return the decision that acquire would return."""
-        return HTTPReply(200, self._write(await self.decider.peek(subject, cost)).encode())
+        if subject.provider:
+            decision = await self.decider.provider_permits.peek(subject.provider, cost)
+        else:
+            decision = await self.decider.peek(subject, 1 if cost is None else cost)
+        return HTTPReply(200, self._write(decision).encode())
 
     async def reserve(
         self,
         subject: Subject,
-        cost: Cost = 1,
+        cost: Cost | None = None,
         ttl: float = 60.0,
         timeout: float = 0.0,  # noqa: ASYNC109 - a field of the request
         priority: float = 0.0,
         call: KeyedCall | None = None,
     ) -> HTTPReply:
         """Charge an estimate."""
-        result = await self.decider.reserve(subject, cost, ttl, timeout, priority, call)
+        if subject.provider:
+            return await self._acquire_provider(subject.provider, cost, timeout, priority, ttl)
+        result = await self.decider.reserve(subject, 1 if cost is None else cost, ttl, timeout, priority, call)
         return self._decision_reply(result.decision, id=result.id)
 
     async def lease(
@@ -110,7 +130,11 @@ class Verbs:
 
     async def usage(self, subject: Subject) -> HTTPReply:
         """Return how much a key has used."""
-        return HTTPReply(200, json.dumps(describe_usage(await self.decider.usage(subject))).encode())
+        if subject.provider:
+            usage = await self.decider.provider_permits.usage(subject.provider)
+        else:
+            usage = await self.decider.usage(subject)
+        return HTTPReply(200, json.dumps(describe_usage(usage)).encode())
 
     async def refund(self, subject: Subject, cost: Cost = 1, call: KeyedCall | None = None) -> HTTPReply:
         """Give permits back."""
