@@ -73,6 +73,7 @@ class Settings:
     source_dirs: tuple[Path, ...] = ()
     data: Path | None = None
     fetchers: int = 8
+    source_interval: float = 3600.0
     permissions: str = "warn"
     bus: str | None = field(default=None, repr=False)
     budget: bool | Path = False

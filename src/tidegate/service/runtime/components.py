@@ -109,6 +109,7 @@ class Components:
         # Usage of a provider must outlive the process: a store in memory is for decisions only.
         store = None if settings.store.startswith("memory:") else settings.store
         options: dict[str, Any] = {"store": store, "workers": settings.fetchers, "bus": settings.bus}
+        options["interval"] = settings.source_interval
         self.sources = SourceRunner(self._load_providers(), found, data=settings.data_folder, **options)
         await self._stack.enter_async_context(self.sources)
         await self._stack.enter_async_context(ControlServer(self.sources))
