@@ -19,7 +19,6 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import replace
-from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
 from tidegate.core.bounds import MAX_INTEGER, SECOND
@@ -98,7 +97,7 @@ class ArrivalDelays:
             longer = margin(limit)
         else:
             return limit
-        return replace(limit, period=timedelta(microseconds=limit.length + longer), name=limit.name)
+        return replace(limit, margin=longer)
 
     def _covered_age(self, limit: Limit) -> int:
         """Return how old a charge may be at its response without being made again."""
