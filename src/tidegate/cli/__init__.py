@@ -36,7 +36,7 @@ COMMANDS: Final = {
     "swarm": "show the agents of a swarm, their capacities, reductions and recoveries, live",
     "top": "show the busiest policies and the keys nearest to a limit of a running service, live",
     "usage": "show how much of each limit a key has used",
-    "validate": "check the file of a service, or convert a file of Envoy's rate limit service",
+    "validate": "check configuration files of any kind, or convert a file of Envoy's rate limit service",
 }
 DESCRIPTION: Final = "One rate limiter for both sides of an API: the requests you receive and the requests you send."
 EXIT_OK: Final = 0
