@@ -28,6 +28,7 @@ closes the flow, the flow is closed when the exception is released. A flow can b
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
+from contextlib import suppress
 from types import CoroutineType
 from typing import Any, TypeVar
 
@@ -91,3 +92,9 @@ def without_first_frame(error: BaseException) -> BaseException:
     """Remove the frame that caught an error from its traceback, which then reads as if the flow had made the call."""
     traceback = error.__traceback__
     return error if traceback is None else error.with_traceback(traceback.tb_next)
+
+
+def suppress_errors_flow(step: Callable[[], Any]) -> CallFlow[Any]:
+    """Run a step whose failure would only hide a response or an error."""
+    with suppress(Exception):
+        yield step

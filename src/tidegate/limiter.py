@@ -489,7 +489,7 @@ class AsyncLimiter(_Engine):
 
     def reserve(
         self, key: Key, cost: Cost = 1, ttl: float = 60.0, timeout: float | None = 0.0, priority: float = 0
-    ) -> Reserving:
+    ) -> Reserving[AsyncReservation]:
         """Charge an estimate now and settle it later: await it or use it in `async with`; see `Limiter.reserve`."""
         return Reserving(lambda: self._reserve(key, cost, ttl, timeout, priority))
 

@@ -13,6 +13,9 @@ from tidegate.stores.cancellation import BackgroundTasks
 from tidegate.waiting import Ask
 
 if TYPE_CHECKING:
+    from contextlib import AbstractAsyncContextManager
+    from types import TracebackType
+
     from tidegate.clock import Clock
     from tidegate.core.decision import Decision
     from tidegate.policy import Cost, Key, Policy
@@ -180,24 +183,29 @@ class AsyncReservation(_Reservation[Callable[[Ask], Awaitable[object]]]):
             await self._send(self._commit_asks(None) if kind is None else self._cancel_asks())
 
 
-class Reserving:
-    """The awaitable that `AsyncLimiter.reserve` returns: `await` it, or use it in `async with`."""
+R = TypeVar("R", bound="AbstractAsyncContextManager[Any, Any]")
 
-    def __init__(self, start: Callable[[], Coroutine[Any, Any, AsyncReservation]]) -> None:
+
+class Reserving(Generic[R]):
+    """What `AsyncLimiter.reserve` and `AsyncGate.acquire` return: `await` it, or use it in `async with`."""
+
+    def __init__(self, start: Callable[[], Coroutine[Any, Any, R]]) -> None:
         """Keep the function that reserves."""
         self._start = start
-        self._reservation: AsyncReservation | None = None
+        self._reservation: R | None = None
 
-    def __await__(self) -> Generator[Any, Any, AsyncReservation]:
+    def __await__(self) -> Generator[Any, Any, R]:
         """Reserve."""
         return self._start().__await__()
 
-    async def __aenter__(self) -> AsyncReservation:
+    async def __aenter__(self) -> R:
         """Reserve, and settle at the end of the block."""
         self._reservation = await self._start()
         return self._reservation
 
-    async def __aexit__(self, kind: type[BaseException] | None, *rest: object) -> None:
-        """Commit the estimate, or cancel after an exception, unless it was settled before."""
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Settle, unless it was settled before."""
         if self._reservation is not None:
-            await self._reservation.__aexit__(kind, *rest)
+            await self._reservation.__aexit__(kind, error, traceback)

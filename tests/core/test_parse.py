@@ -278,6 +278,7 @@ def test_limits_can_be_pickled(algorithm):
         "60/1m",
         "60/1m burst=90 unit=tokens name=tpm",
         "500/1d sliding_log",
+        "300/1m sliding_log margin=300ms",
         "7500/month calendar_window",
         "7500/month calendar_window timezone=Europe/Berlin reset_day=2 reset_hour=1",
         "7500/month calendar_window reset_day=31 reset_hour=23",
@@ -285,6 +286,17 @@ def test_limits_can_be_pickled(algorithm):
 )
 def test_str_of_a_limit(text):
     assert str(Limit.parse(text)) == text
+
+
+def test_a_margin_lets_permits_of_a_log_count_longer():
+    limit = Limit(300, "1m", "sliding_log", margin=300_000)
+    assert (limit.length, limit.period, limit.name) == (60_300_000, "1m", "1m")
+    assert limit != Limit(300, "1m", "sliding_log")
+    for wrong in ("60/1m margin=1s", "60/1m sliding_log margin=soon", "60/1m sliding_log margin="):
+        with pytest.raises(ConfigError):
+            Limit.parse(wrong)
+    with pytest.raises(ConfigError, match="margin"):
+        Limit(300, "1m", "sliding_log", margin=-1)
 
 
 def test_maximal_length_of_calendar_periods():

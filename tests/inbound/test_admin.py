@@ -222,3 +222,32 @@ def test_reload_reads_the_file_and_reports_its_error(make_app, tmp_path):
     path.write_text("rate_limiting: {categories: {read: {limit: 7}}}\n")
     assert run_action(api, action="reload").status == 200
     assert api.request()["x-ratelimit-limit"] == "7"
+
+
+def test_the_number_of_live_clients_is_exact_at_the_maximum(make_app):
+    """As many clients as `max_entries`, and more: the statistics never say fewer than there are."""
+    api = make_app({"max_entries": 64})
+
+    def total():
+        return json.loads(api.request("/api/admin/rate-limit-stats", peer="127.0.0.1").body)["total_entries"]
+
+    for number in range(64):
+        api.request(peer=f"203.0.113.{number}")
+        assert total() == number + 1
+    for number in range(64, 90):
+        api.request(peer=f"203.0.113.{number}")
+        assert total() == 64
+
+
+def test_clients_whose_windows_have_ended_make_room_for_live_ones(make_app):
+    api = make_app({"max_entries": 64})
+    api.request(peer="203.0.113.1")  # the first one seen stays active
+    for number in range(40):
+        api.request(peer=f"198.51.100.{number}")
+    api.clock.advance(59)
+    api.request(peer="203.0.113.1")
+    api.clock.advance(2)
+    for number in range(60):
+        api.request(peer=f"192.0.2.{number}")
+    stats = json.loads(api.request("/api/admin/rate-limit-stats", peer="127.0.0.1").body)
+    assert stats["total_entries"] == 61

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.inbound.harness import START, AsgiHarness, WsgiHarness
-from tidegate import Limiter, Policy
+from tidegate import ConfigError, Limiter, Policy
 from tidegate.observe import Record
 from tidegate.observe.logs import DecisionLog, shown
 from tidegate.testing import ManualClock
@@ -22,7 +22,44 @@ def _everything(caplog):
 
 
 def lines(caplog):
+    """Return the log lines about requests: all but those about the start and the cleanup."""
+    return [
+        pair for pair in all_lines(caplog) if not pair[1].startswith(("rate limiter initialized", "rate limit clean"))
+    ]
+
+
+def all_lines(caplog):
     return [(record.levelname, record.message) for record in caplog.records]
+
+
+def test_the_start_is_logged(make_app, caplog):
+    make_app(ONE)
+    assert all_lines(caplog) == [
+        ("INFO", "rate limiter initialized: categories read, expensive, moderately, very_expensive")
+    ]
+
+
+def test_without_a_config_the_defaults_apply_and_are_logged_once(make_app, caplog, tmp_path, monkeypatch):
+    """A file is an error only if it is named."""
+    monkeypatch.chdir(tmp_path)
+    api = make_app()
+    assert api.statuses(61).count(200) == 60
+    (line,) = [line for line in all_lines(caplog) if "initialized" in line[1]]
+    text = "rate limiter initialized with the default limits, because it has no config: categories "
+    assert line == ("INFO", f"{text}expensive, moderately, read, very_expensive")
+    with pytest.raises(ConfigError, match=r"config\.yaml"):
+        make_app("config.yaml")
+
+
+def test_each_cleanup_is_logged_with_the_number_of_active_entries(make_app, caplog):
+    api = make_app({"cleanup_interval_minutes": 2, "categories": {"read": {"limit": 5, "window_minutes": 60}}})
+    for number in range(3):
+        api.request(peer=f"203.0.113.{number}")
+    for _ in range(7):
+        api.clock.advance(60)
+        api.request(peer="203.0.113.1")
+    cleanups = [line for line in all_lines(caplog) if "cleanup" in line[1]]
+    assert cleanups == [("INFO", "rate limit cleanup: 3 active entries")] * 3
 
 
 def test_a_denial_logs_a_warning_with_address_and_endpoint(make_app, caplog):

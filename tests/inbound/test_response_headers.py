@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from tests.inbound.harness import PEER, START, WsgiHarness
+from tests.inbound.harness import PEER, START, AsgiHarness, WsgiHarness
 from tidegate import ConfigError, Decision
 from tidegate.headers import write
 from tidegate.inbound.client.request import Request
@@ -140,7 +140,7 @@ def test_custom_denial_responses(make_app, made, status, kind, body):
     reply = api.request()
     assert (reply.status, reply["content-type"], reply.body) == (status, kind, body)
     assert reply["cache-control"] == "no-store"
-    assert reply["retry-after"] == "60"
+    assert reply.headers.get("retry-after") == ("60" if status == 429 else None)
     ((request, decision),) = calls
     assert (request.method, request.path, request.address) == ("GET", "/api/feeds", PEER)
     assert isinstance(decision, Decision)
@@ -196,3 +196,37 @@ def test_the_reset_header_is_an_absolute_time_rounded_up(make_app):
     assert int(api.request()["x-ratelimit-reset"]) == START + 60
     api.clock.advance(0.5)
     assert int(api.request()["x-ratelimit-reset"]) == START + 61  # rounded up
+
+
+def test_a_denial_that_the_application_turns_into_another_status_has_no_retry_after(make_app):
+    """The inner limiter denies, and the application in between responds with 200: nobody is told to retry."""
+
+    def hide(build):
+        inner = build(ONE)
+
+        async def asgi(scope, receive, send):
+            async def send_as_200(message):
+                await send({**message, "status": 200} if message["type"] == "http.response.start" else message)
+
+            await inner.middleware(scope, receive, send_as_200)
+
+        def wsgi(environ, start):
+            return inner.middleware(environ, lambda _status, headers, *rest: start("200 OK", headers, *rest))
+
+        return asgi if isinstance(inner, AsgiHarness) else wsgi
+
+    api = make_app({"categories": {"read": {"limit": 50}}}, app=hide(make_app))
+    replies = [api.request() for _ in range(3)]
+    assert [reply.status for reply in replies] == [200, 200, 200]
+    assert [reply["x-ratelimit-remaining"] for reply in replies] == ["0", "0", "0"]
+    assert [reply.headers.get("retry-after") for reply in replies] == [None, None, None]
+
+
+@pytest.mark.parametrize("style", ["x", "ietf", "both", "none"])
+@pytest.mark.parametrize("status", [200, 401, 403, 404, 500])
+def test_a_response_that_was_let_through_never_has_retry_after(make_app, style, status):
+    """Although its penalty exceeds the limit."""
+    rules = {"categories": {"read": {"limit": 2, "penalty": {str(status): 5}}}}
+    api = make_app(rules, headers=style)
+    reply = api.request(headers=[("x-status", str(status))])
+    assert (reply.status, "retry-after" in reply.headers) == (status, False)

@@ -8,6 +8,8 @@ from tidegate import ConfigError, Denied
 from tidegate.outbound import Gate, OutboundRequest, Providers
 from tidegate.testing import ManualClock
 
+SENT = "key: {header: X-Api-Key}\n"
+
 
 def write(folder, name, domain="a.test", limit=5, more=""):
     path = folder / name
@@ -68,7 +70,7 @@ def test_a_missing_file_or_directory_is_named(tmp_path):
 
 @pytest.mark.parametrize("mode", [0o644, 0o640, 0o604, 0o666])
 def test_a_key_that_others_can_read_is_warned_about_or_refused(tmp_path, caplog, mode):
-    path = write(tmp_path, "a.yaml", more="api_key: hunter2\n")
+    path = write(tmp_path, "a.yaml", more=f"api_key: hunter2\n{SENT}")
     path.chmod(mode)
     Providers.load(files=[path])
     assert f"can be read by others (mode {mode:03o}): chmod 600 {path}" in caplog.text
@@ -80,7 +82,7 @@ def test_a_key_that_others_can_read_is_warned_about_or_refused(tmp_path, caplog,
 
 
 def test_a_private_file_or_one_without_a_key_is_accepted(tmp_path, caplog):
-    open_one, own = write(tmp_path, "a.yaml"), write(tmp_path, "b.yaml", "b.test", more="api_key: hunter2\n")
+    open_one, own = write(tmp_path, "a.yaml"), write(tmp_path, "b.yaml", "b.test", more=f"api_key: hunter2\n{SENT}")
     open_one.chmod(0o644)
     Providers.load(files=[open_one, own], permissions="refuse")
     assert not caplog.text
@@ -90,10 +92,10 @@ def test_a_private_file_or_one_without_a_key_is_accepted(tmp_path, caplog):
 
 def test_a_changed_file_is_loaded(tmp_path, caplog):
     caplog.set_level(logging.INFO)
-    path = write(tmp_path, "a.yaml", more="api_key: old-key\n")
+    path = write(tmp_path, "a.yaml", more=f"api_key: old-key\n{SENT}")
     known = Providers.load(directories=[tmp_path])
     assert known.reload() == ()
-    write(tmp_path, "a.yaml", more="api_key: new-key-\n")
+    write(tmp_path, "a.yaml", more=f"api_key: new-key-\n{SENT}")
     assert known.reload() == ("a.test",)
     assert known.match("https://a.test").api_key.reveal() == "new-key-"
     write(tmp_path, "b.yaml", "b.test")

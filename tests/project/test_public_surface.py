@@ -107,6 +107,7 @@ INTERNAL = {
     "tidegate.outbound.quota.gate._Gate.key_for": "called by the adapters of HTTP clients",
     "tidegate.outbound.quota.gate._Gate.open_account": "called by the adapters of HTTP clients",
     "tidegate.outbound.quota.gate._Gate.send_flow": "called by the adapters of HTTP clients",
+    "tidegate.outbound.quota.pending_charge._PendingCharge.__init__": "made by `Gate.acquire`",
     "tidegate.reservation._Reservation.__init__": "made by `Limiter.reserve`",
     "tidegate.stores.lease.store.LeasedStore.fast_path": "called by limiters",
     "tidegate.stores.lease.store.LeasedStore.send": "called by the renewal of leases",

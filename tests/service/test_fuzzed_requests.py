@@ -40,6 +40,7 @@ LIKELY = {
     "seconds": st.sampled_from([1, 0, -1, 60, 1e9]),
     "most": st.integers(-1, 20),
     "id": st.text(max_size=10),
+    "provider": st.sampled_from(["fmp", "fmp.example", "https://fmp.example/", "nope", ""]),
     "keys": st.lists(st.text(max_size=3) | JSON, max_size=4),
     "asks": st.lists(st.fixed_dictionaries({"policy": st.sampled_from([*POLICIES]), "key": st.text()}), max_size=3),
 }  # fmt: skip

@@ -19,10 +19,12 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 COMMANDS: Final = {
-    "acquire": "take permits from a running service; with --timeout, wait for them",
+    "acquire": "take permits of a policy or a provider from a running service, with --timeout, wait for them",
     "add": "add a source to the running service",
     "block": "deny all calls with a key for some time; without a key, list the blocked keys (needs the admin token)",
     "budget": "show how much of a task budget is used, and when it runs out",
+    "cancel": "return permits of a provider, or of a reservation, that were not used",
+    "commit": "settle permits of a provider, or a reservation, with the actual cost",
     "completion": "print a script that completes commands and options in your shell",
     "demo": "run a short live demonstration in the terminal",
     "doctor": "check a deployment, and print how to fix problems",
@@ -34,7 +36,7 @@ COMMANDS: Final = {
     "swarm": "show the agents of a swarm, their capacities, reductions and recoveries, live",
     "top": "show the busiest policies of a running service and the keys nearest to a limit, live",
     "usage": "show how much of each limit a key has used",
-    "validate": "check a configuration file of the service, or convert one of Envoy's rate limit service",
+    "validate": "check configuration files of any kind, or convert a file of Envoy's rate limit service",
 }
 DESCRIPTION: Final = "One rate limiter for both sides of an API: the requests you receive and the requests you send."
 RENAMED_OPTIONS: Final = {"--wait": "--timeout"}  # names of options in earlier versions

@@ -5,35 +5,60 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, cast
 
 from tidegate.cli import EXIT_DENIED, EXIT_OK
+from tidegate.cli.arguments import seconds
 from tidegate.cli.service_args import add_verb_arguments, open_client, read_cost, read_key
-from tidegate.errors import Denied
+from tidegate.errors import ConfigError, Denied
 
 if TYPE_CHECKING:
     import argparse
 
     from tidegate.cli.output import Output
-    from tidegate.service.client.client import ServiceDecision
+    from tidegate.service.client.client import Client, ServiceDecision
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add the key, the cost, the time to wait, and the service."""
-    add_verb_arguments(parser, "acquire")
+    """Add the key or the provider, the cost, the time to wait, and the service."""
+    add_verb_arguments(parser, "acquire", required=False)
+    parser.add_argument(
+        "--provider", metavar="NAME", help="a provider instead of POLICY and KEY: its name, its domain or a URL"
+    )
+    parser.add_argument(
+        "--ttl",
+        type=seconds,
+        metavar="SECONDS",
+        help="with --provider: the permits count until 'tidegate commit ID' or 'cancel ID', at most for that long",
+    )
 
 
 def run(args: argparse.Namespace, output: Output) -> int:
     """Take the permits, and write the decision."""
     with open_client(args) as client:
         try:
-            decision = client.acquire(args.policy, read_key(args), read_cost(args.cost), args.timeout, args.priority)
+            decision = acquire(client, args)
         except Denied as denied:
             decision = cast("ServiceDecision", denied.decision)
     return write_decision(decision, output)
 
 
+def acquire(client: Client, args: argparse.Namespace) -> ServiceDecision:
+    """Take permits of a policy or of a provider."""
+    cost = None if args.cost is None else read_cost(args.cost)
+    if args.provider is None:
+        if args.policy is None or not args.key or args.ttl is not None:
+            raise ConfigError("expected POLICY and KEY, or --provider")
+        return client.acquire(args.policy, read_key(args), 1 if cost is None else cost, args.timeout, args.priority)
+    if args.policy is not None:
+        raise ConfigError("cannot be combined with POLICY and KEY", field="--provider")
+    if args.ttl is None:
+        return client.acquire_provider(args.provider, cost, args.timeout, args.priority)
+    return client.reserve_provider(args.provider, cost, args.ttl, args.timeout, args.priority).decision
+
+
 def write_decision(decision: ServiceDecision, output: Output) -> int:
     """Write a decision of the service, and return the exit code."""
     if decision.allowed:
-        output.write_line(f"allowed, {decision.remaining} left", "green")
+        left = "not limited" if decision.remaining is None else f"{decision.remaining} left"
+        output.write_line(f"allowed, {left}" + (f", id {decision.id}" if decision.id else ""), "green")
     else:
         denied = f"denied by {', '.join(decision.violated)}"
         if decision.retry_after is None:

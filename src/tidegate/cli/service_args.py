@@ -47,19 +47,22 @@ def add_service_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_verb_arguments(parser: argparse.ArgumentParser, name: str) -> None:
-    """Add the policy, the key, the options for the parameters of a verb, and the service."""
-    add_key_arguments(parser)
+def add_verb_arguments(parser: argparse.ArgumentParser, name: str, *, required: bool = True) -> None:
+    """Add the policy, the key (perhaps not `required`), options for the parameters of a verb, and the service."""
+    add_key_arguments(parser, required=required)
     for field in VERBS[name].fields:
         if field in OPTIONS:
             parser.add_argument(f"--{field}", **OPTIONS[field])
+    if not required:
+        parser.set_defaults(cost=None)  # a provider has its own
     add_service_options(parser)
 
 
-def add_key_arguments(parser: argparse.ArgumentParser) -> None:
+def add_key_arguments(parser: argparse.ArgumentParser, *, required: bool = True) -> None:
     """Add the policy and the key."""
-    parser.add_argument("policy", metavar="POLICY", help="the name of the policy")
-    parser.add_argument("key", nargs="+", metavar="KEY", help="the key; several arguments are the parts of one key")
+    policy, key = (None, "+") if required else ("?", "*")
+    parser.add_argument("policy", nargs=policy, metavar="POLICY", help="the name of the policy")
+    parser.add_argument("key", nargs=key, metavar="KEY", help="the key; several arguments are the parts of one key")
 
 
 def add_key_options(parser: argparse.ArgumentParser) -> None:

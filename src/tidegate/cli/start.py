@@ -123,6 +123,7 @@ def write_sources(runner: SourceRunner, output: Output) -> None:
     for provider in providers:
         output.write_line(f"provider {provider}")
     for source in sources:
-        output.write_line(f"source {source.name}: {source.schedule}, {runner.gate.providers.explain(source.url)}")
+        schedule = f"{runner.scheduler.schedule_of(source)}{'' if source.schedule else ' (default)'}"
+        output.write_line(f"source {source.name}: {schedule}, {runner.gate.providers.explain(source.url)}")
     running = f"{counted(len(providers), 'provider')} and {counted(len(sources), 'source')}"
     output.write_line(f"running with {running} in {runner.data}")

@@ -1,27 +1,33 @@
-"""`tidegate validate`: check the file of a service and list its policies, or report what is wrong and where."""
+"""`tidegate validate`: check configuration files of any kind and describe them, or report what is wrong and where."""
 
 from __future__ import annotations
 
 import json
 from typing import TYPE_CHECKING
 
-from tidegate.cli.output import counted
+from tidegate.cli.file_kinds import KINDS, recognise
 from tidegate.errors import ConfigError
 from tidegate.service.config.envoy_files import convert
-from tidegate.service.config.schema import schema
-from tidegate.service.config.settings import load_settings
 
 if TYPE_CHECKING:
     import argparse
 
     from tidegate.cli.output import Output
-    from tidegate.service.config.settings import Settings
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the files, and what to do with them."""
-    parser.add_argument("files", nargs="*", metavar="FILE", help="the YAML file of a service")
-    parser.add_argument("--schema", action="store_true", help="print the JSON schema of the file, for editors")
+    kinds = ", ".join(f"{name} ({kind.title})" for name, kind in KINDS.items())
+    parser.add_argument("files", nargs="*", metavar="FILE", help="a YAML file of any kind")
+    parser.add_argument("--kind", choices=KINDS, metavar="KIND", help=f"what the files are (recognised): {kinds}")
+    parser.add_argument(
+        "--schema",
+        nargs="?",
+        const="service",
+        choices=KINDS,
+        metavar="KIND",
+        help="print the JSON schema of a kind of file, for editors (service)",
+    )
     parser.add_argument(
         "--from-envoy",
         action="store_true",
@@ -30,9 +36,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, output: Output) -> int:
-    """Check each file, print the schema, or convert files."""
-    if args.schema:
-        write_text(output, json.dumps(schema(), indent=2))
+    """Check each file, print a schema, or convert files."""
+    if args.schema is not None:
+        write_text(output, json.dumps(KINDS[args.schema].schema(), indent=2))
         return 0
     if not args.files:
         raise ConfigError("expected a file, such as: tidegate validate service.yaml")
@@ -44,27 +50,23 @@ def run(args: argparse.Namespace, output: Output) -> int:
             output.write_error(remark)
         return 0
     for file in args.files:
-        settings = load_settings(file)
-        output.write_line(f"{file}: valid", "green")
-        for line in describe(settings):
-            output.write_line(f"  {line}")
-        output.write_json({"file": file, "good": True, "policies": sorted(settings.policies.entries),
-                  "domains": sorted(settings.policies.domains)})  # fmt: skip
+        check(file, args.kind or recognise(file), output, given=args.kind is not None)
     return 0
 
 
-def describe(settings: Settings) -> list[str]:
-    """Describe the policies and domains of a file."""
-    lines = []
-    for name, entry in settings.policies.entries.items():
-        limits = ", ".join(map(str, entry.policy.limits))
-        share = "" if entry.rollout >= 100 else f", enforced for {entry.rollout:g} % of keys"  # noqa: PLR2004 - percent
-        mode = ", shadow" if entry.policy.mode == "shadow" else share
-        more = f", {counted(len(entry.overrides), 'override')}" if entry.overrides else ""
-        lines.append(f"policy {name}: {limits}{mode}{more}")
-    domains = settings.policies.domains.values()
-    counts = ((domain.name, sum(1 for _ in domain.variants())) for domain in domains)
-    return [*lines, *(f"domain {name}: {counted(count, 'limit')}" for name, count in counts)]
+def check(file: str, name: str, output: Output, *, given: bool) -> None:
+    """Check one file; an error says what the file was taken for, unless its kind was `given`."""
+    kind = KINDS[name]
+    try:
+        lines, more = kind.check(file)
+    except ConfigError as error:
+        if not given:
+            output.write_error(f"{file} was taken for {kind.title}; --kind says that it is something else")
+        raise error from None
+    output.write_line(f"{file}: valid, {kind.title}", "green")
+    for line in lines:
+        output.write_line(f"  {line}")
+    output.write_json({"file": file, "good": True, "kind": name, **more})
 
 
 def write_text(output: Output, text: str) -> None:

@@ -63,6 +63,8 @@ class Limit:
     `concurrency`, the quota is the number of slots, and the period is how long a holder may keep one before the limit
     assumes that it crashed.
 
+    `margin` is for sliding logs: how many microseconds longer than the period each permit counts.
+
     The name identifies the limit in decisions and, together with the algorithm, in the store: a limit that is changed
     under the same name keeps its usage. By default it is the period, prefixed by the unit unless that is `requests`.
     """
@@ -76,8 +78,9 @@ class Limit:
     timezone: str = "UTC"
     reset_day: int = 1
     reset_hour: int = 0
-    # Precomputed for the arithmetic. `length` is the period in microseconds (of a calendar period, its maximal length
-    # without clock changes). The rate is `rate` / `scale` permits per microsecond; a bucket counts
+    margin: int = 0
+    # Precomputed for the arithmetic. `length` is the period and the margin in microseconds (of a calendar period, its
+    # maximal length without clock changes). The rate is `rate` / `scale` permits per microsecond; a bucket counts
     # in 1/scale permits up to `capacity` = burst * scale and never below `floor`. Weighted windows count time in ticks
     # of `tick` microseconds.
     length: int = field(init=False, repr=False, compare=False)
@@ -108,6 +111,8 @@ class Limit:
             raise ConfigError(f"must be a string, not {self.name!r}", field="name")
         self._set(rules=rules, charge=rules.charge, view=rules.view)
         self._set(remaining_of=rules.remaining, retry_of=rules.retry)
+        if self.margin and not rules.rolling:
+            raise ConfigError(f"requires the algorithm sliding_log, not {self.algorithm}", field="margin")
         if rules.by_calendar:
             self._set_calendar()
         else:
@@ -116,7 +121,8 @@ class Limit:
                 raise ConfigError(
                     "timezone, reset_day and reset_hour require the algorithm calendar_window", field="timezone"
                 )
-            self._set(length=length, period=period_text(length))
+            _check_range("margin", self.margin, 0, MAX_DURATION - length, "of a limit, in microseconds,")
+            self._set(length=length + self.margin, period=period_text(length))
         self._set_numbers()
         if not self.name:
             self._set(name=self._default_name())
@@ -181,7 +187,8 @@ class Limit:
         """Parse a limit such as `60/1m`, `100/hour`, `5 per 30s`, `500/1d sliding_log`.
 
         After the period come the name of the algorithm and options as `name=value`: `burst=20`, `unit=tokens`,
-        `name=tpm`, `timezone=Europe/Berlin`, `reset_day=15`, `reset_hour=9`. A month or year is a calendar window.
+        `name=tpm`, `timezone=Europe/Berlin`, `reset_day=15`, `reset_hour=9`, `margin=300ms`. A month or
+        year is a calendar window.
         """
         if not isinstance(text, str):
             raise ConfigError(f"expected a string such as '60/1m', not {text!r}", field="limit")
@@ -224,6 +231,8 @@ class Limit:
             words.append(f"unit={_quoted(self.unit)}")
         if self.name != self._default_name():
             words.append(f"name={_quoted(self.name)}")
+        if self.margin:
+            words.append(f"margin={period_text(self.margin)}")
         if self.calendar is not None:
             defaults = {"timezone": "UTC", "reset_day": 1, "reset_hour": 0}
             words += [f"{n}={getattr(self, n)}" for n, default in defaults.items() if getattr(self, n) != default]
@@ -322,6 +331,11 @@ def _option(text: str, place: int, word: str) -> tuple[str, str | int]:
         if not value.replace("_", "").isdecimal():
             raise ConfigError(_with_position(text, place + len(name) + 1, f"{name} must be an integer"))
         return name, _number(value)
+    if name == "margin":
+        try:
+            return name, _read_period(value)[0]
+        except _LimitTextError as error:
+            raise ConfigError(_with_position(text, place + len(name) + 1 + error.place, str(error))) from None
     if name in ("unit", "name", "timezone") and value:
         return name, ESCAPED.sub(r"\1", value[1:-1]) if QUOTED.fullmatch(value) else value
     raise ConfigError(

@@ -73,7 +73,7 @@ def charge_calendar(state: State | None, limit: Limit, cost: int, now: int) -> S
     """Count in the calendar window around now."""
     if state is not None and state[0] is limit:  # the common state, without further calls
         _, used, since = state
-        start = limit.calendar.window(max(now, since))[0]  # type: ignore[union-attr]  # see _calendar
+        start = limit.calendar.window(max(now, since))[0]
         if start != since:
             used = 0
         return (limit, used + cost, start) if cost <= limit.quota - used else None
@@ -86,7 +86,7 @@ def view_calendar(state: State | None, limit: Limit, cost: int, now: int) -> Vie
     """Compute the view of the calendar window around now."""
     if state is not None and state[0] is limit:  # the common state
         _, used, since = state
-        start, end = limit.calendar.window(max(now, since))  # type: ignore[union-attr]  # see _calendar
+        start, end = limit.calendar.window(max(now, since))
         return _view_common(limit, cost, used, end - now if start == since else 0)
     state = current(state, limit, now)
     start, end = _calendar(state, limit, now)

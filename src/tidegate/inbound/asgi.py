@@ -23,6 +23,7 @@ from tidegate.inbound.responses.response import (
     PLAIN_DENIAL,
     RAW_PLAIN_HEADERS,
     Response,
+    fit_to_status,
     mentions_json,
     plain_denial,
     raw,
@@ -218,7 +219,8 @@ class RateLimitMiddleware:
         outer: RequestState | None = scope.get(STATE_KEY)
         if outer is not None:
             outer.add(decision)
-        return respond(scope, receive, send, response, writer.raw_fields(decision) if outer is None else [])
+        fields = [] if outer is not None else fit_to_status(writer.raw_fields(decision), response.status)
+        return respond(scope, receive, send, response, fields)
 
     async def _admin(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve the admin endpoint."""
@@ -273,6 +275,8 @@ def add_headers(request_state: RequestState, send: Send, write: Writer | None = 
             decision = request_state.decision if request_state.inner is None else request_state.combined_decision
             if decision is not None:
                 fields = (write or request_state.request_limiter.response_writer.raw_fields)(decision)
+                if not decision:
+                    fields = fit_to_status(fields, message.get("status", 0))
                 message = {**message, "headers": [*message.get("headers", ()), *fields]}
         return send(message)
 

@@ -18,6 +18,7 @@ from tidegate.inbound.client.request import MAX_METHOD_LENGTH, METHOD_OVERRIDES,
 from tidegate.inbound.limiting.request_limiter import MISSING, LimitOutcome, RequestLimiter
 from tidegate.inbound.limiting.request_state import STATE_KEY, RequestState
 from tidegate.inbound.responses import admin
+from tidegate.inbound.responses.response import fit_to_status
 from tidegate.inbound.rules.path_readings import wsgi_routes
 
 if TYPE_CHECKING:
@@ -161,7 +162,8 @@ class RateLimitMiddleware:
         outer: RequestState | None = environ.get(STATE_KEY)
         if outer is not None:
             outer.add(decision)
-        return respond(environ, start, response, writer.fields(decision) if outer is None else [])
+        fields = [] if outer is not None else fit_to_status(writer.fields(decision), response.status)
+        return respond(environ, start, response, fields)
 
     def _admin(self, environ: Environ, start: Start) -> Iterable[bytes]:
         """Serve the admin endpoint."""
@@ -199,7 +201,8 @@ class _HeaderStart:
             None if self._request_state.nested else self._request_state.combined_decision
         )  # nested: the outer middleware adds them
         if decision is not None:
-            headers = [*headers, *self._request_state.request_limiter.response_writer.fields(decision)]
+            fields = self._request_state.request_limiter.response_writer.fields(decision)
+            headers = [*headers, *(fields if decision else fit_to_status(fields, int(status[:3])))]
         return self._start(status, headers) if exc_info is None else self._start(status, headers, exc_info)
 
 

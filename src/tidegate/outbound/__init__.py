@@ -14,10 +14,13 @@ from tidegate.outbound.providers.provider import EndpointCost, KeyLocation, Lear
 from tidegate.outbound.providers.registry import Permissions, Providers
 from tidegate.outbound.providers.secret import Secret
 from tidegate.outbound.quota.exchange import OutboundRequest, RequestKeywords, RequestOutcome, request_options
-from tidegate.outbound.quota.gate import AsyncGate, CommonGateOptions, Gate, GateOptions
+from tidegate.outbound.quota.gate import AsyncGate, Gate
+from tidegate.outbound.quota.gate_options import CommonGateOptions, GateOptions
+from tidegate.outbound.quota.pending_charge import AsyncPendingCharge, PendingCharge
 
 __all__ = [
     "AsyncGate",
+    "AsyncPendingCharge",
     "CommonGateOptions",
     "EndpointCost",
     "Gate",
@@ -25,6 +28,7 @@ __all__ = [
     "KeyLocation",
     "Learn",
     "OutboundRequest",
+    "PendingCharge",
     "Permissions",
     "Provider",
     "Providers",

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from tidegate.outbound.providers.provider import Provider
     from tidegate.outbound.providers.registry import Providers
-    from tidegate.outbound.quota.gate import GateOptions
+    from tidegate.outbound.quota.gate_options import GateOptions
     from tidegate.stores import Store
 
 __all__ = ["RateLimitMiddleware"]

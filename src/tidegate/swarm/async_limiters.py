@@ -84,7 +84,7 @@ class _AsyncLimiter(SwarmResources[AsyncLimiter]):
 
     def reserve(
         self, resource: str, cost: int = 1, ttl: float = 60.0, timeout: float | None = 0.0, priority: float = 0
-    ) -> Reserving:
+    ) -> Reserving[AsyncReservation]:
         """Charge an estimate now and settle it later: await it, or use it in `async with`; see `Limiter.reserve`."""
         return Reserving(lambda: self._reserve(resource, cost, ttl, timeout, priority))
 

@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 import pytest
 
 from tidegate import ConfigError
-from tidegate.outbound.sources import Source, read_source, read_sources
+from tidegate.outbound.sources import Source, read_sources
 from tidegate.outbound.sources.schedule import Cron, Interval, read_cron
 from tidegate.outbound.sources.source import Destination, parse_source
 
@@ -13,18 +13,11 @@ MINUTE = 60_000_000
 
 
 def test_the_source_of_the_specification():
-    source = read_source(
-        {
-            "name": "fmp-aapl-prices",
-            "url": "https://financialmodelingprep.com/api/v3/historical-price-full/AAPL",
-            "interval": "5m",
-        }
-    )
-    assert source == Source(
-        "fmp-aapl-prices",
-        "https://financialmodelingprep.com/api/v3/historical-price-full/AAPL",
-        Interval(5 * MINUTE),
-    )
+    """The literal file of the document: a name and a URL."""
+    text = "name: fmp-aapl-prices\nurl: https://financialmodelingprep.com/api/v3/historical-price-full/AAPL\n"
+    url = "https://financialmodelingprep.com/api/v3/historical-price-full/AAPL"
+    assert parse_source(text) == Source("fmp-aapl-prices", url, None)
+    assert parse_source(text + "interval: 5m\n") == Source("fmp-aapl-prices", url, Interval(5 * MINUTE))
 
 
 def test_all_fields_of_a_source():
@@ -58,8 +51,11 @@ def test_all_fields_of_a_source():
         ("name: a/b\nurl: https://a.test/", "f.yaml:1: name: expected a name of letters, digits"),
         ("name: a\nurl: a.test", "f.yaml:2: url: expected a URL with a host"),
         ("name: a\nurl: ftp://a.test/x\ninterval: 1m", "f.yaml:2: url: expected a URL that begins with http"),
-        ("name: a\nurl: https://a.test/", "f.yaml:1: needs either an interval"),
-        ("name: a\nurl: https://a.test/\ninterval: 1m\ncron: '* * * * *'", "f.yaml:1: needs either an interval"),
+        (
+            "name: a\nurl: https://a.test/\ninterval: 1m\ncron: '* * * * *'",
+            "f.yaml:4: cron: cannot be combined with 'interval'",
+        ),
+        ("name: a\nurl: https://a.test/\ntimezone: UTC", "f.yaml:3: timezone: can only be combined with 'cron'"),
         ("name: a\nurl: https://a.test/\ninterval: soon", "f.yaml:3: interval: unknown unit of time"),
         ("name: a\nurl: https://a.test/\ncron: '61 * * * *'", "f.yaml:3: cron: Bad minute: expected a cron expression"),
         ("name: a\nurl: https://a.test/\ncron: '0 0 30 2 *'", "f.yaml:3: cron: "),

@@ -32,7 +32,7 @@ def test_a_newer_schema_is_rejected(open_store, schema, sql):
     open_store().apply_one("acquire", TEN, "k", ONE)
     sql("update tidegate.schema_version set version = 99")
     with pytest.raises(
-        StoreUnavailable, match="version 99, from a newer tidegate; this tidegate supports version 2: upgrade it"
+        StoreUnavailable, match="version 99, from a newer tidegate; this tidegate supports version 3: upgrade it"
     ):
         open_store().apply_one("acquire", TEN, "k", ONE)
 
@@ -108,8 +108,8 @@ def test_states_are_read_with_plain_sql(open_store, sql):
     assert rows("SELECT time_period, current_count, window_start, window_end, last_updated FROM rate_limits") == [
         ("minute", 3, at(0), at(60), at(12)),
         ("hour", 3, at(12), at(108), at(12)),
-        ("day", 3, at(12 - day), at(12), at(12)),
-        ("week", 3, at(12 - 7 * day), at(12), at(12)),
+        ("day", 3, at(0), at(12 + day), at(12)),
+        ("week", 3, at(0), at(12 + 7 * day), at(12)),
         ("month", 3, month, month.replace(month=7), at(12)),
         ("10s", 3, at(10), at(20), at(12)),
     ]
@@ -120,3 +120,25 @@ def test_states_are_read_with_plain_sql(open_store, sql):
     ]
     store.apply_one("reset", policy, "financialmodelingprep.com", (0,) * 6, NOW)
     assert rows("SELECT domain FROM rate_limiter_state") == rows("SELECT id FROM task_completions") == []
+
+
+def test_the_views_show_no_policies_of_tidegate_itself(open_store, sql):
+    store = open_store()
+    for name in ("tidegate.probe", "tidegate.capacity:x", "tidegates"):
+        store.apply_one("acquire", Policy(name, (Limit(5, "1m", "fixed_window"),)), name, (1,), NOW)
+    assert sql("select domain from tidegate.rate_limiter_state").fetchall() == [("tidegates",)]
+    assert sql("select count(*) from tidegate.rate_limits").fetchone() == (1,)
+
+
+def test_the_window_of_a_log_is_that_of_its_counted_permits(open_store, sql):
+    """From the oldest one until the newest leaves; a margin shows in the end, and not in the period."""
+    store = open_store()
+    policy = Policy("provider:fmp", (Limit(300, "1m", "sliding_log", margin=300_000),))
+    for seconds in (0, 30, 65):
+        store.apply_one("acquire", policy, "fmp.example", (1,), NOW + seconds * 1_000_000)
+    row = sql("select time_period, current_count, window_start, window_end from tidegate.rate_limits").fetchone()
+    assert row == ("minute", 2, NOON + dt.timedelta(seconds=30), NOON + dt.timedelta(seconds=125.3))
+    assert sql("select period from tidegate.states").fetchone() == ("1m",)
+    store.apply_one("adjust", policy, "fmp.example", (-1,), NOW + 70_000_000, NOW + 65_000_000)
+    row = sql("select current_count, window_start, window_end from tidegate.rate_limits").fetchone()
+    assert row == (1, NOON + dt.timedelta(seconds=30), NOON + dt.timedelta(seconds=90.3))

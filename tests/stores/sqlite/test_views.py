@@ -6,6 +6,7 @@ from datetime import datetime
 import pytest
 
 from tidegate.core.limit import Limit
+from tidegate.outbound import Gate, Providers
 from tidegate.policy import Policy
 from tidegate.stores.sqlite import SQLiteStore
 
@@ -88,14 +89,14 @@ def test_rates_of_rolling_windows(store, long):
     policy = Policy("budget", tuple(Limit(100, period, "sliding_log") for period in periods))
     for step in range(count):
         store.apply_one("acquire", policy, "tasks", (1,) * 5, START + step * 30 * SECOND)
-    end = datetime.fromtimestamp(START // SECOND + (count - 1) * 30).astimezone(tz=None)
+    newest = datetime.fromtimestamp(START // SECOND + (count - 1) * 30).astimezone(tz=None)
     rows = query(store, "SELECT * FROM rate_limits")
     assert [row["time_period"] for row in rows] == ["minute", "hour", "day", "week", "month"]
     assert [row["current_count"] for row in rows] == [2, count, count, count, count]
     for row, seconds in zip(rows, (60, 3600, 86_400, 604_800, 2_592_000), strict=True):
         opened, closes = (datetime.fromisoformat(row[name]) for name in ("window_start", "window_end"))
-        assert (closes - opened).total_seconds() == seconds
-        assert closes == end
+        assert (closes - newest).total_seconds() == seconds
+        assert (newest - opened).total_seconds() == 30 * (row["current_count"] - 1)
     tasks = query(store, "SELECT * FROM task_completions")
     assert [task["id"] for task in tasks] == list(range(1, count + 1))
     assert tasks[0]["completed_at"] == "2025-01-15 10:23:00.000000Z"
@@ -139,3 +140,37 @@ def test_every_algorithm_shows_its_used_permits(store):
     assert [tuple(row.values()) for row in rows] == [("all", "k", kind, kind, 10, 4) for kind in kinds]
     store.apply_one("reset", policy, "k", (0,) * 5, START)
     assert query(store, "SELECT * FROM tidegate_states") == []
+
+
+def test_policies_of_tidegate_itself_are_not_shown(store):
+    for name in ("tidegate.probe", "tidegate.capacity:x", "tidegates"):
+        store.apply_one("acquire", Policy(name, (Limit(5, "1m", "fixed_window"),)), name, (1,), START)
+    assert query(store, "SELECT domain FROM rate_limiter_state") == [{"domain": "tidegates"}]
+    assert query(store, "SELECT count(*) AS n FROM rate_limits") == [{"n": 1}]
+
+
+@pytest.mark.parametrize("cost", [1, 2])
+def test_a_margin_shows_in_the_end_of_a_window_and_not_in_its_period(store, cost):
+    policy = Policy("provider:fmp", (Limit(300, "1m", "sliding_log", margin=300_000),))
+    for seconds in (0, 30, 65):
+        store.apply_one("acquire", policy, "fmp.example", (cost,), START + seconds * SECOND)
+    (row,) = query(store, "SELECT time_period, current_count, window_start, window_end FROM rate_limits")
+    assert list(row.values()) == [
+        "minute", 2 * cost, "2025-01-15 10:23:30.000000Z", "2025-01-15 10:25:05.300000Z",
+    ]  # fmt: skip
+    assert query(store, "SELECT period FROM tidegate_states") == [{"period": "1m"}]
+    store.apply_one("adjust", policy, "fmp.example", (-cost,), START + 70 * SECOND, START + 65 * SECOND)
+    (row,) = query(store, "SELECT current_count, window_end FROM rate_limits")
+    assert list(row.values()) == [cost, "2025-01-15 10:24:30.300000Z"]
+
+
+def test_the_quota_of_a_provider_is_shown_with_its_period(tmp_path):
+    """The gate lets permits count a little longer than the period; that is not the period."""
+    url = f"sqlite:///{tmp_path / 'quota.db'}"
+    gate = Gate(Providers.of({"domain": "fmp.example", "limit": 300, "period": "1m"}), url)
+    gate.acquire("fmp.example").commit()
+    gate.close()
+    db = sqlite3.connect(tmp_path / "quota.db")
+    assert db.execute("SELECT time_period, current_count FROM rate_limits").fetchall() == [("minute", 1)]
+    assert db.execute("SELECT domain, request_count FROM rate_limiter_state").fetchall() == [("fmp.example", 1)]
+    db.close()

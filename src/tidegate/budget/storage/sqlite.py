@@ -187,7 +187,7 @@ class BudgetStore(SQLiteStore):
         self._process_lock.release()
 
     def _migrations(self) -> list[Migration]:
-        return [*super()._migrations(), *read_migrations(__package__, table="budget_open")]
+        return [*super()._migrations(), *read_migrations(__package__, creates="budget_open")]
 
     def _reset_after_fork(self) -> None:
         """Become another owner in a forked process: the open batches of the parent stay with the parent."""

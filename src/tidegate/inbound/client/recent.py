@@ -1,6 +1,7 @@
 """Recently seen clients of a category: their number, and the clients nearest to a limit.
 
-Used for statistics only, never for decisions: the last decision about each client, for at most `max_entries` clients.
+Used for statistics only, never for decisions: the last decision about each client, for at most `max_entries` clients
+(and some more, so that they are evicted several at a time). Clients whose windows have ended are evicted before others.
 With a shared store it contains the clients that this process has seen.
 """
 
@@ -34,28 +35,33 @@ class ClientNearLimit(NamedTuple):
 class RecentClients:
     """The last decision about each client."""
 
-    __slots__ = ("last_decisions", "max_clients")
+    __slots__ = ("_last_scan", "_max_kept", "last_decisions", "max_clients")
 
     def __init__(self, max_clients: int) -> None:
         """Keep at most `max_clients` clients."""
         self.last_decisions: dict[Key, Decision] = {}
-        self.max_clients: int = max_clients
+        self._last_scan = 0
+        self.resize(max_clients)
 
     def resize(self, max_clients: int) -> None:
         """Change the maximum number of clients."""
-        self.max_clients = max_clients
-        if len(self.last_decisions) > max_clients:
-            self.evict()
+        self.max_clients: int = max_clients
+        self._max_kept = max_clients + max_clients // 16
+        if len(self.last_decisions) > self._max_kept:
+            self.evict(self._last_scan)
 
     def record(self, key: Key, decision: Decision) -> None:
-        """Record a decision; evict the oldest clients if there are too many."""
+        """Record a decision; evict clients if there are too many."""
         self.last_decisions[key] = decision
-        if len(self.last_decisions) > self.max_clients:
-            self.evict()
+        if len(self.last_decisions) > self._max_kept:
+            self.evict(decision.at)
 
-    def evict(self) -> None:
-        """Evict the oldest clients; several at once, because finding the oldest takes time."""
-        for key, _ in self._items(max(1, len(self.last_decisions) - self.max_clients, self.max_clients // 16)):
+    def evict(self, now: int) -> None:
+        """Evict clients whose windows have ended, then the oldest: several at once, because finding them takes time."""
+        if now - self._last_scan >= SECOND:  # in a flood of clients, not for each eviction
+            self._last_scan = now
+            self.remove_expired(now)
+        for key, _ in self._items(max(0, len(self.last_decisions) - self.max_clients)):
             self.last_decisions.pop(key, None)
 
     def remove(self, key: Key) -> None:
@@ -81,7 +87,7 @@ class RecentClients:
         for key, decision in self._items():
             if decision.at + _reset(decision) <= now:
                 self.last_decisions.pop(key, None)
-        return len(self.last_decisions)
+        return min(len(self.last_decisions), self.max_clients)
 
     def check_some(self, now: int, fraction: float) -> None:
         """Check a fraction of the clients, least recently checked first; remove those whose windows have ended."""

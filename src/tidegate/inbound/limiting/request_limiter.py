@@ -143,6 +143,12 @@ class RequestLimiter:
         self._last_maintenance = 0
         self.category_limiters: dict[str, CategoryLimiter] = {}
         self.update_rules(self._source.rules)
+        self._next_cleanup_line = 0  # set by the first maintenance
+        names = ", ".join(self.category_limiters) or "none"
+        if config is None:
+            log.info("rate limiter initialized with the default limits, because it has no config: categories %s", names)
+        else:
+            log.info("rate limiter initialized: categories %s", names)
 
     # ---- rules -------------------------------------------------------------------------------------------------------
 
@@ -188,11 +194,21 @@ class RequestLimiter:
         self._last_maintenance = now
         for category_limiter in self.category_limiters.values():
             category_limiter.recent_clients.check_some(now, fraction)
+        self._log_cleanup(now)
         self.blocked_clients.remove_expired(now)
         self.allowed_clients.remove_expired(now)
         self.update_special()
         if self._source.is_file:
             self._reload(self._source.changed())
+
+    def _log_cleanup(self, now: int) -> None:
+        """Log the number of active clients once per cleanup interval."""
+        if now < self._next_cleanup_line:
+            return
+        if self._next_cleanup_line and log.isEnabledFor(logging.INFO):
+            recent = (each.recent_clients.last_decisions for each in self.category_limiters.values())
+            log.info("rate limit cleanup: %d active entries", sum(map(len, recent)))
+        self._next_cleanup_line = now + round(self.rules.cleanup_interval * SECOND)
 
     def run_idle_maintenance(self) -> None:
         """Check the file while limits are disabled, so that it can enable them again."""

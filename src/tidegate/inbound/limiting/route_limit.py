@@ -20,7 +20,7 @@ from tidegate.headers import check_style
 from tidegate.inbound.client.address import UNKNOWN, TrustedProxies
 from tidegate.inbound.limiting.options import OPTIONAL_FUNCTION
 from tidegate.inbound.limiting.request_limiter import RequestLimiter
-from tidegate.inbound.responses.response import ResponseWriter
+from tidegate.inbound.responses.response import ResponseWriter, fit_to_status
 from tidegate.inbound.rules.config import with_default_algorithm
 from tidegate.limiter import AsyncLimiter, Limiter
 from tidegate.policy import Policy
@@ -175,7 +175,8 @@ class RouteLimit:
         decision = decision.with_views()  # a denial reads them several times
         policy = Policy("route", decision.policy_limits, self._mode, self._on_store_error)
         response = writer.write_denial(request, decision, policy)
-        return response._replace(headers=(*response.headers, *self.fields(request_state, decision)))
+        fields = fit_to_status(self.fields(request_state, decision), response.status)
+        return response._replace(headers=(*response.headers, *fields))
 
 
 def read_exact_limits(limits: Limits) -> tuple[Limit, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 from tidegate.core.bounds import SECOND
 from tidegate.core.decision import Decision, LocalDecision
@@ -27,7 +27,9 @@ if TYPE_CHECKING:
 MAX_ACCEPT_LENGTH: Final = 1024  # longer Accept headers are truncated
 CACHED_REMAINING: Final = 1024
 LIMIT_FIELD, REMAINING_FIELD, RESET_FIELD = (name.lower().encode() for name in X_RATELIMIT[:3])
+F = TypeVar("F", tuple[str, str], tuple[bytes, bytes])  # a header field
 RETRY_AFTER_FIELD: Final = RETRY_AFTER.lower().encode()
+RETRY_AFTER_STATUSES: Final = (429, 503)
 EXPOSE_HEADERS: Final = "Access-Control-Expose-Headers"
 REMAINING_FIELDS: Final = [(REMAINING_FIELD, b"%d" % number) for number in range(CACHED_REMAINING)]
 ROUND_UP: Final = SECOND - 1
@@ -167,6 +169,16 @@ class ResponseWriter:
         if custom is not None:
             return _make_response(status, json.dumps(custom), "application/json")
         return _make_response(status, json.dumps(problem(decision, kind)), PROBLEM_TYPE)
+
+
+def fit_to_status(fields: list[F], status: int) -> list[F]:
+    """Remove Retry-After from the fields of a denied decision if the response is neither a 429 nor a 503.
+
+    A custom denial or the application may respond to a denied request with another status.
+    """
+    if status in RETRY_AFTER_STATUSES:
+        return fields
+    return [field for field in fields if field[0] not in (RETRY_AFTER, RETRY_AFTER_FIELD)]
 
 
 def plain_denial(decision: Decision, policy: Policy, kind: Kind = "quota-exceeded") -> Response:

@@ -52,7 +52,7 @@ class SharedNotices:
 
     def __init__(self, domain: str, key: Key, apply: Callable[..., Any], length: int) -> None:
         """Check rarely enough to cost little; `length` is the account's period."""
-        self._name = f"capacity:{domain}"
+        self._name = f"tidegate.capacity:{domain}"
         self._key = key
         self._apply = apply
         self._unbounded = self._policy_up_to((MAX_INTEGER,) * 3)

@@ -10,6 +10,7 @@ docs/outbound.md lists the other fields.
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -50,6 +51,7 @@ PROVIDER_FIELDS: Final = (
     "endpoints",
     "per",
     "api_key",
+    "api_key_file",
     "key",
     "learn",
     "retries",
@@ -58,6 +60,7 @@ PROVIDER_FIELDS: Final = (
 )
 CALENDAR_FIELDS: Final = ("timezone", "reset_day", "reset_hour")
 DEFAULT_SLOT_LEASE: Final = "2m"  # how long a slot is held at most: most clients time out long before
+VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 QUOTED = re.compile(r"'[^']*'|\"[^\"]*\"")
 YAML_TOKEN = re.compile(r"'(?:[,:?\[\]{}-]|<[a-z ]+>)'")  # as the YAML parser names it
@@ -73,11 +76,12 @@ def read_provider(source: str | Path | Mapping[str, object]) -> Provider:
     if "domain" not in fields:
         raise section.error("needs a domain, such as financialmodelingprep.com")
     limits = _limits(section, fields)
-    key = _api_key(fields)
+    key, key_from = _api_key(fields)
     options: dict[str, Any] = {
         "name": _text(fields, "name") or (Path(section.file).stem if section.file else ""),
         "per": _per(fields),
         "api_key": key,
+        "key_from": key_from,
         "key_location": _key_location(fields, key),
         "learn": cast("Learn", _choice(fields, "learn", get_args(Learn), "lower")),
         "on_store_error": cast("OnStoreError", _choice(fields, "on_store_error", get_args(OnStoreError), "deny")),
@@ -194,13 +198,37 @@ def _concurrency(setting: ConfigValue) -> Limit:
 # ---- other fields ----------------------------------------------------------------------------------------------------
 
 
-def _api_key(fields: Fields) -> Secret | None:
+def _api_key(fields: Fields) -> tuple[Secret | None, str | None]:
+    """Read the key, and where it is if not in this file: a variable in `api_key: ${NAME}`, or `api_key_file`."""
+    if "api_key_file" in fields:
+        if "api_key" in fields:
+            raise fields["api_key_file"].error("cannot be combined with 'api_key'")
+        return _key_in_file(fields["api_key_file"])
     if "api_key" not in fields:
-        return None
+        return None, None
     try:
-        return None if fields["api_key"].is_null else Secret(fields["api_key"].string())
+        text = "" if fields["api_key"].is_null else fields["api_key"].string()
     except ConfigError:
         raise fields["api_key"].error("expected a string: put the key in quotes") from None
+    variable = VARIABLE.fullmatch(text)
+    if variable is None:
+        return Secret(text) if text else None, None
+    found = os.environ.get(variable[1])
+    if not found:
+        raise fields["api_key"].error(f"the environment variable {variable[1]} is not set")
+    return Secret(found), text
+
+
+def _key_in_file(setting: ConfigValue) -> tuple[Secret, str]:
+    """Read a key from a file of its own, such as a secret of Docker or Kubernetes."""
+    path = Path(setting.file or "").parent / Path(setting.string()).expanduser()
+    try:
+        text = path.read_text(encoding="utf-8").strip()
+    except (OSError, ValueError) as error:
+        raise setting.error(f"cannot read {path}: {getattr(error, 'strerror', None) or 'it is not UTF-8'}") from None
+    if not text:
+        raise setting.error(f"{path} is empty: it should contain the key")
+    return Secret(text), str(path)
 
 
 def _key_location(fields: Fields, key: Secret | None) -> KeyLocation | None:
@@ -221,7 +249,8 @@ def _key_location(fields: Fields, key: Secret | None) -> KeyLocation | None:
     if not HEADER_NAME.fullmatch(name):
         raise location["header"].error(f"expected a header name such as X-Api-Key, not {location['header']}")
     if any(ord(letter) < 32 or ord(letter) > 126 for letter in key.reveal()):  # noqa: PLR2004 - what a header can hold
-        raise fields["api_key"].error("contains a character that is not allowed in a header")
+        place = fields.get("api_key") or fields["api_key_file"]
+        raise place.error("contains a character that is not allowed in a header")
     prefix = _text(location, "prefix")
     return KeyLocation("header", name, f"{prefix} " if prefix else "", plain)
 

@@ -64,7 +64,8 @@ class Provider:
     """An API with a quota. Immutable: a changed file becomes another Provider.
 
     `limits` all apply. `per` names what has a separate quota: each `host` of the domain, each `path` of the endpoints,
-    each `credential`; by default there is one quota for all. `api_key` is kept in memory only.
+    each `credential`; by default there is one quota for all. `api_key` is kept in memory only; `key_from` is the
+    variable (`${NAME}`) or the file that it was read from, if that is not `file`.
     """
 
     domain: str
@@ -79,6 +80,7 @@ class Provider:
     estimate: Mapping[str, int] = field(default_factory=dict)
     on_store_error: Literal["allow", "deny", "local"] = "deny"
     file: str | None = None
+    key_from: str | None = None
     policy: Policy = field(init=False, repr=False, compare=False)
     _patterns: tuple[tuple[re.Pattern[str], EndpointCost], ...] = field(init=False, repr=False, compare=False)
     _default_cost: Mapping[str, int] = field(init=False, repr=False, compare=False)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import logging
 import stat
 from dataclasses import replace
+from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple, get_args
 
-from tidegate.errors import ConfigError
+from tidegate.errors import ConfigError, ResourceUnknown
 from tidegate.outbound.providers.file import read_provider
-from tidegate.outbound.providers.hosts import host_of, suffixes
+from tidegate.outbound.providers.hosts import host_of, normal_host, suffixes
 
 if TYPE_CHECKING:
     import os
@@ -23,15 +24,17 @@ log: logging.Logger = logging.getLogger(__name__)
 Permissions = Literal["warn", "refuse", "ignore"]
 YAML_SUFFIXES: Final = (".yaml", ".yml")
 GROUP_AND_OTHERS: Final = stat.S_IRWXG | stat.S_IRWXO
+MAX_COMPARED_LENGTH: Final = 50  # characters of an unknown name that are compared or shown
 
 FileStamp = tuple[int, int, int, int]  # identifies a version of a file: device, inode, size, time of change
+Stamps = tuple[FileStamp | None, FileStamp | None]  # of the provider's file, and of the file with its key
 
 
 class LoadedProvider(NamedTuple):
     """A provider and the state of the file it was read from."""
 
     provider: Provider
-    stamp: FileStamp | None
+    stamp: Stamps | None
 
 
 class Providers:
@@ -47,7 +50,8 @@ class Providers:
         self._files: tuple[Path, ...] = ()
         self._directories: tuple[Path, ...] = ()
         self._permissions: Permissions = "ignore"
-        self._refused: dict[Path, FileStamp | None] = {}
+        self._refused: dict[Path, Stamps] = {}
+        self._unsent: set[str] = set()  # domains whose key is never sent, and warned about
         self.problems: tuple[str, ...] = ()
         self.changes: int = 0
 
@@ -73,7 +77,7 @@ class Providers:
         self._files = tuple(Path(file) for file in files)
         self._directories = tuple(Path(folder) for folder in directories)
         self._permissions = permissions
-        self._loaded = _by_domain(LoadedProvider(self._read(path), _file_stamp(path)) for path in self._paths())
+        self._loaded = _by_domain(self._load(path) for path in self._paths())
         return self
 
     @classmethod
@@ -99,6 +103,23 @@ class Providers:
             if domain in loaded:
                 return loaded[domain].provider
         return None
+
+    def find(self, target: object) -> Provider | None:
+        """Return the provider of a URL or a domain, or with a name.
+
+        Returns None for a URL or a domain that no provider limits. Raises ResourceUnknown for an unknown name.
+        """
+        text = str(target)
+        if "://" in text:
+            return self.match(target)
+        named = {provider.name: provider for provider in self}
+        host = normal_host(text)
+        found = named.get(text) or (None if host is None else self.match_host(host))
+        if found is None and (host is None or "." not in host):
+            close = get_close_matches(text[:MAX_COMPARED_LENGTH], named, n=1)
+            hint = f"did you mean {close[0]!r}?" if close else f"known providers are {', '.join(named) or 'none'}"
+            raise ResourceUnknown(f"there is no provider {text[:MAX_COMPARED_LENGTH]!r}: {hint}")
+        return found
 
     def explain(self, url: object) -> str:
         """Describe whether requests to a URL are limited, and by which provider."""
@@ -153,11 +174,11 @@ class Providers:
 
     def _reread(self, path: Path, loaded: LoadedProvider | None, problems: list[str]) -> LoadedProvider | None:
         """Read a file again if it has changed; keep the previous version if it is invalid."""
-        now = _file_stamp(path)
+        now = _stamps(path, loaded)
         if loaded is not None and loaded.stamp == now and path not in self._refused:
             return loaded
         try:
-            again = LoadedProvider(self._read(path), now)
+            again = self._load(path)
         except ConfigError as error:
             if self._refused.get(path, ()) != now:  # logged once for each version of the file
                 kept = "the previous version stays in effect" if loaded else "it is ignored"
@@ -184,9 +205,23 @@ class Providers:
             paths += [path for path in entries if path.suffix in YAML_SUFFIXES and not path.name.startswith(".")]
         return paths
 
+    def _load(self, path: Path) -> LoadedProvider:
+        stamp, loaded = _file_stamp(path), LoadedProvider(self._read(path), None)
+        key_stamp = _key_stamp(loaded)
+        if key_stamp is not None:  # the key may have changed before its stamp was taken
+            loaded = LoadedProvider(self._read(path), None)
+        return loaded._replace(stamp=(stamp, key_stamp))
+
     def _read(self, path: Path) -> Provider:
         provider = read_provider(path)
-        if provider.api_key is not None and self._permissions != "ignore":
+        if provider.api_key is not None and provider.key_location is None and provider.domain not in self._unsent:
+            self._unsent.add(provider.domain)
+            log.warning(
+                "provider %s has an api_key that is never sent: say how, such as key: {header: Authorization, prefix: "
+                "Bearer} or key: {query: apikey}, or remove the api_key",
+                provider.name,
+            )
+        if provider.api_key is not None and provider.key_from is None and self._permissions != "ignore":
             mode = path.stat().st_mode
             if mode & GROUP_AND_OTHERS:
                 message = f"contains a key and can be read by others (mode {mode & 0o777:03o}): chmod 600 {path}"
@@ -215,6 +250,16 @@ def _find_conflict(found: Iterable[LoadedProvider], new: Provider) -> str | None
                 files = f"{new.file or 'this provider'} and {old.file or 'an earlier one'}"
                 return f"{files}: two providers have the {what} {getattr(new, what)!r}; remove one of them"
     return None
+
+
+def _stamps(path: Path, loaded: LoadedProvider | None) -> Stamps:
+    return _file_stamp(path), _key_stamp(loaded)
+
+
+def _key_stamp(loaded: LoadedProvider | None) -> FileStamp | None:
+    """Identify the version of the file that holds the key, if it is not the provider's own."""
+    key_from = None if loaded is None else loaded.provider.key_from
+    return None if key_from is None or key_from.startswith("${") else _file_stamp(Path(key_from))
 
 
 def _file_stamp(path: Path) -> FileStamp | None:

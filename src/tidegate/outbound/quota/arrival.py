@@ -19,7 +19,6 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import replace
-from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
 from tidegate.core.bounds import MAX_INTEGER, SECOND
@@ -98,7 +97,7 @@ class ArrivalDelays:
             longer = margin(limit)
         else:
             return limit
-        return replace(limit, period=timedelta(microseconds=limit.length + longer), name=limit.name)
+        return replace(limit, margin=longer)
 
     def _covered_age(self, limit: Limit) -> int:
         """Return how old a charge may be at its response without being made again."""
@@ -126,6 +125,8 @@ class ArrivalDelays:
 
     def _expired_costs(self, charge: Charge, age: int, *, recharge: bool) -> tuple[int, ...]:
         limits, costs, views = self._limits, charge.costs, (charge.recharged or charge.decision).views
+        if not views:  # a charge restored from its id: to move it within its window changes nothing
+            views = ((0, 0, 0),) * len(limits)
         if not len(limits) == len(costs) == len(views):  # the file has changed in the meantime
             return ()
         # A charge in a window that has not ended is correct; moving it into the next window costs no allowance.
@@ -160,7 +161,7 @@ class ArrivalDelays:
         """
         in_flight = self.in_flight
         try:
-            while (charge := in_flight[0]).answered:
+            while (charge := in_flight[0]).answered or self._clock.steady() >= charge.tracked_until:
                 in_flight.remove(charge)
         except (IndexError, ValueError):  # there is none, or another thread removed it
             return None
@@ -169,7 +170,8 @@ class ArrivalDelays:
     @property
     def busy(self) -> bool:
         """Whether any request is in flight."""
-        return not all(charge.answered for charge in self.in_flight.copy())
+        now = self._clock.steady()
+        return not all(charge.answered or now >= charge.tracked_until for charge in self.in_flight.copy())
 
     def track_again(self, charge: Charge) -> None:
         """Track a request as before: it could not be charged again."""

@@ -28,6 +28,7 @@ class Charge:
         "decision",
         "recharged",
         "since",
+        "tracked_until",
         "window_end",
     )
 
@@ -51,6 +52,7 @@ class Charge:
         self.window_end: int = MAX_INTEGER
         self.recharged: Decision | None = None  # the decision of the store when it was charged again
         self.answered: bool = False
+        self.tracked_until: int = MAX_INTEGER  # by our clock: later, it no longer counts as in flight
 
     @property
     def settled(self) -> bool:
@@ -60,27 +62,29 @@ class Charge:
     @property
     def costs(self) -> tuple[int, ...]:
         """What was charged to each limit."""
-        return self._get_reservation().costs
+        return self.reservation.costs
 
     def parts(self, amounts: tuple[int, ...]) -> list[tuple[int, tuple[int, ...]]]:
         """Group amounts by the instant at which their limits were last charged."""
-        return self._get_reservation().split_by_instant(amounts)
+        return self.reservation.split_by_instant(amounts)
 
     def move(self, costs: tuple[int, ...], recharged: Decision) -> None:
         """Record that these costs were charged again: settling applies to the new charge."""
-        reservation = self._get_reservation()
+        reservation = self.reservation
         reservation.ats = tuple(recharged.at if cost else at for cost, at in zip(costs, reservation.ats, strict=True))
         self.at, self.recharged = recharged.at, recharged
 
     def commit(self, actual: Cost | None = None) -> Any:  # noqa: ANN401 - to be awaited, or not
         """Charge the actual cost instead (None: keep the estimate)."""
-        return self._get_reservation().commit(actual)
+        return self.reservation.commit(actual)
 
     def cancel(self) -> Any:  # noqa: ANN401 - to be awaited, or not
         """Return all permits."""
-        return self._get_reservation().cancel()
+        return self.reservation.cancel()
 
-    def _get_reservation(self) -> Reservation | AsyncReservation:
+    @property
+    def reservation(self) -> Reservation | AsyncReservation:
+        """The reservation that settles it."""
         if self._reservation is None:
             self._reservation = self._limiter.make_reservation(self._key, self._cost, self.decision, CHARGE_TTL)
         return self._reservation

@@ -16,15 +16,14 @@ import operator
 import random
 from collections import Counter
 from collections.abc import Mapping
-from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from tidegate.bus import open_bus
 from tidegate.clock import TaskSignal, ThreadSignal
 from tidegate.core.bounds import SECOND
 from tidegate.errors import ConfigError, Denied
-from tidegate.flow import run, run_async
+from tidegate.flow import run, run_async, suppress_errors_flow
 from tidegate.headers import Advice, read
 from tidegate.limiter import AsyncLimiter, Limiter, seconds
 from tidegate.outbound.capacity.learning import SERVICE_UNAVAILABLE, TOO_MANY_REQUESTS
@@ -44,7 +43,9 @@ from tidegate.outbound.quota.exchange import (
     has_rate_limit_headers,
     is_confidential,
 )
+from tidegate.outbound.quota.pending_charge import AsyncPendingCharge, PendingCharge, find_target, read_cost
 from tidegate.policy import join_key
+from tidegate.reservation import Reserving
 from tidegate.stores.opened import OpenedStore
 
 if TYPE_CHECKING:
@@ -62,6 +63,7 @@ if TYPE_CHECKING:
     from tidegate.stores import Store
 
 R = TypeVar("R")
+P = TypeVar("P", PendingCharge, AsyncPendingCharge)
 
 log: logging.Logger = logging.getLogger(__name__)
 
@@ -69,29 +71,6 @@ RELOAD_INTERVAL: Final = 5.0  # seconds between two checks of the provider files
 NO_ADVICE: Final = Advice()
 REFUSAL_STATUSES: Final = (TOO_MANY_REQUESTS, SERVICE_UNAVAILABLE)
 COUNTER_NAMES: Final = ("sent", "unlimited", "denied", "refused", "retried", "corrected")
-
-
-def suppress_errors_flow(step: Callable[[], Any]) -> CallFlow[Any]:
-    """Run a step whose failure would only hide a response or an error."""
-    with suppress(Exception):
-        yield step
-
-
-class CommonGateOptions(TypedDict, total=False):
-    """The keyword options of a gate that a SourceRunner takes as well; it sets `timeout` itself."""
-
-    priority: float
-    bus: str | Bus | None
-    clock: Clock | None
-    observer: Observer | None
-    chance: Callable[[], float]
-    reload: float | None
-
-
-class GateOptions(CommonGateOptions, total=False):
-    """The keyword options of a gate, which every client adapter takes as well."""
-
-    timeout: float | None
 
 
 class _Gate:
@@ -141,10 +120,13 @@ class _Gate:
 
     def find_provider(self, url: object) -> Provider | None:
         """Return the provider of a URL, after checking its files for changes."""
+        self._reload_if_due()
+        return self.providers.match(url)
+
+    def _reload_if_due(self) -> None:
         if self._reload is not None and self.clock.steady() >= self._next_reload:
             self._next_reload = self.clock.steady() + self._reload
             self.providers.reload()
-        return self.providers.match(url)
 
     def account(self, provider: Provider, call: OutboundRequest) -> Account:
         """Return the account that a request is charged to."""
@@ -189,8 +171,7 @@ class _Gate:
             response = yield partial(send, None)
             return SendResult(response.native, RequestOutcome(None), None)
         account = self.account(provider, call)
-        options_given = CURRENT_OPTIONS.get()
-        options = self._defaults if options_given is None else self._defaults._replace(**options_given)
+        options = self._current_options()
         began, attempt = self.clock.steady(), 0
         while True:
             attempt += 1
@@ -217,6 +198,38 @@ class _Gate:
             self._counts["retried"] += 1
             yield response.close
             yield partial(self._sleep, self.clock.steady() + pause)
+
+    def _acquire_flow(
+        self,
+        make: Callable[..., P],
+        target: object,
+        cost: Cost | None,
+        timeout: float | None,
+        priority: float | None = None,
+        *,
+        raises: bool = True,
+    ) -> CallFlow[P]:
+        """Reserve for a request that the caller sends itself; `make` creates its pending charge."""
+        self._reload_if_due()
+        found = find_target(self.providers, target)
+        if found is None:
+            self._counts["unlimited"] += 1
+            return make(None, None)
+        given: dict[str, Any] = {"timeout": timeout, "priority": priority, "cost": read_cost(cost)}
+        options = self._current_options()._replace(**{name: each for name, each in given.items() if each is not None})
+        account, call = self.account(*found), found[1]
+        try:
+            charge = yield from self._reserve_flow(account, call, options, self.clock.steady())
+        except Denied as denied:
+            if raises:
+                raise
+            return make(account, None, denied.decision)
+        return make(account, charge)
+
+    def _current_options(self) -> RequestOptions:
+        """Return the options of the gate, or those of `request_options`."""
+        given = CURRENT_OPTIONS.get()
+        return self._defaults if given is None else self._defaults._replace(**given)
 
     def _reserve_flow(
         self, account: Account, call: OutboundRequest, options: RequestOptions, began: int
@@ -362,6 +375,20 @@ class Gate(_Gate):
         """Run a flow."""
         return run(flow, operator.call)
 
+    def acquire(
+        self, target: object, cost: Cost | None = None, timeout: float | None = None, priority: float | None = None
+    ) -> PendingCharge:
+        """Take permits for a request that you send yourself; raises Denied if there are none in time.
+
+        `target` is a URL, a domain, or the name of a provider. None means the provider's cost, and the gate's `timeout`
+        and `priority`. Settle the charge that is returned: `commit()` once the provider has responded, or `cancel()`.
+        """
+        return self.run(self._acquire_flow(partial(PendingCharge, self.run), target, cost, timeout, priority))
+
+    def try_acquire(self, target: object, cost: Cost | None = None) -> PendingCharge:
+        """Take permits if there are enough now; the charge that is returned says whether it is `allowed`."""
+        return self.run(self._acquire_flow(partial(PendingCharge, self.run), target, cost, 0, raises=False))
+
     def peek(self, call: OutboundRequest, times: int = 1) -> Decision | None:
         """Return the decision for sending a request now (or `times` such requests); None: no provider limits it."""
         found = self._peek_arguments(call, times)
@@ -388,6 +415,18 @@ class AsyncGate(_Gate):
     def run(self, flow: Generator[Callable[[], Any], Any, R]) -> Coroutine[Any, Any, R]:
         """Run a flow; to be awaited."""
         return run_async(flow, operator.call)
+
+    def acquire(
+        self, target: object, cost: Cost | None = None, timeout: float | None = None, priority: float | None = None
+    ) -> Reserving[AsyncPendingCharge]:
+        """Take permits for a request that you send yourself, as `Gate.acquire`: await it, or use it in `async with`."""
+        make = partial(AsyncPendingCharge, self.run)
+        return Reserving(lambda: self.run(self._acquire_flow(make, target, cost, timeout, priority)))
+
+    async def try_acquire(self, target: object, cost: Cost | None = None) -> AsyncPendingCharge:
+        """Take permits if there are enough now; the charge that is returned says whether it is `allowed`."""
+        make = partial(AsyncPendingCharge, self.run)
+        return await self.run(self._acquire_flow(make, target, cost, 0, raises=False))
 
     async def peek(self, call: OutboundRequest, times: int = 1) -> Decision | None:
         """Return the decision for sending a request now (or `times` such requests); None: no provider limits it."""

@@ -6,6 +6,7 @@ ledger.py      what survives a crash: when each source is due, its last result, 
 scheduler.py   which sources may be fetched now: the first check of capacity
 fetch.py       fetches one source: the second check, within a size and a time
 download.py    redirects without secrets, bodies within a size
+failures.py    says what failed: DNS, TLS, a refused connection
 delivery.py    where a body is stored
 runner.py      runs scheduler and workers until stopped
 control.py     how commands talk to a running service

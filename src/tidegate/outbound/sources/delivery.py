@@ -11,6 +11,7 @@ import os
 import sqlite3
 import tempfile
 from contextlib import closing, contextmanager
+from mimetypes import MimeTypes
 from typing import IO, TYPE_CHECKING, Final, NamedTuple
 
 from tidegate.files import make_private_file, make_private_folder, open_private
@@ -24,8 +25,13 @@ if TYPE_CHECKING:
 
     from tidegate.outbound.sources.source import Source
 
+# Before the table of the standard library, which lacks some and is ambiguous about others.
 SUFFIXES: Final = {"application/json": ".json", "text/csv": ".csv", "text/html": ".html", "text/plain": ".txt",
-                   "application/xml": ".xml", "text/xml": ".xml"}  # fmt: skip
+                   "application/xml": ".xml", "text/xml": ".xml", "application/x-ndjson": ".ndjson",
+                   "application/yaml": ".yaml", "application/gzip": ".gz", "image/jpeg": ".jpg",
+                   "application/vnd.apache.parquet": ".parquet"}  # fmt: skip
+STRUCTURED_SUFFIXES: Final = {"json": ".json", "xml": ".xml", "yaml": ".yaml", "zip": ".zip"}  # as in "ld+json"
+OTHER_SUFFIX: Final = ".bin"
 PART_SUFFIX: Final = ".part"
 COPY_BYTES: Final = 2**20  # copied at a time
 WEBHOOK_TIMEOUT: Final = 60.0  # seconds to wait for a permit, if the webhook has a provider
@@ -86,7 +92,15 @@ def _name_file(place: Path, now: int, body: FetchedBody) -> None:
     """Rename a complete file: readers see the whole file or none."""
     body.file.flush()
     part = place / f"{now}{PART_SUFFIX}"
-    part.replace(part.with_suffix(SUFFIXES.get(body.kind, ".bin")))
+    part.replace(part.with_suffix(suffix_of(body.kind)))
+
+
+def suffix_of(kind: str) -> str:
+    """Return the suffix of files with this media type."""
+    structured = STRUCTURED_SUFFIXES.get(kind.rpartition("+")[2]) if "+" in kind else None
+    # Only the table that Python brings along: files of the system differ from machine to machine.
+    known = structured or SUFFIXES.get(kind) or MimeTypes(filenames=()).guess_extension(kind)
+    return known or OTHER_SUFFIX
 
 
 def _write_row(path: Path, name: str, now: int, body: FetchedBody) -> None:

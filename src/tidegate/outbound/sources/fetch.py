@@ -13,6 +13,7 @@ from tidegate.outbound.quota.decoding import ACCEPTED, DecodingError
 from tidegate.outbound.quota.exchange import request_options
 from tidegate.outbound.sources.delivery import FetchedBody, deliver, download_file
 from tidegate.outbound.sources.download import RedirectError, TooLargeError, open_response, save_body
+from tidegate.outbound.sources.failures import explain
 
 try:
     import httpx
@@ -62,7 +63,7 @@ async def fetch(
                 return body
             await deliver(client, source, folder, now, body)
     except (OSError, sqlite3.Error, httpx.HTTPError, Denied, StoreUnavailable) as error:
-        return FetchResult(FetchStatus.FAILED, f"the body was not stored: {type(error).__name__}")
+        return FetchResult(FetchStatus.FAILED, f"the body was not stored: {explain(error)}")
     return FetchResult(FetchStatus.OK, f"status {body.status}, {body.size} bytes")
 
 
@@ -82,9 +83,9 @@ async def _download(
                 await response.aclose()
     except Denied as denied:
         violated = ", ".join(denied.decision.violated)
-        return FetchResult(FetchStatus.RATE_LIMIT_EXCEEDED, f"denied by {violated}", denied.decision.retry_after)
+        return rate_limit_exceeded(f"denied by {violated}", denied.decision.retry_after)
     except StoreUnavailable:
-        return FetchResult(FetchStatus.RATE_LIMIT_EXCEEDED, "the store is unavailable")
+        return rate_limit_exceeded("the store is unavailable")
     except (TimeoutError, TooLargeError, RedirectError, DecodingError, httpx.HTTPError) as error:
         return FetchResult(FetchStatus.FAILED, _explain(source, error))
     return FetchedBody(file, size, response.status_code, response.headers.get("content-type", ""))
@@ -96,7 +97,12 @@ def _explain(source: Source, error: Exception) -> str:
         return f"too slow: not within {source.timeout:g} s"
     if isinstance(error, TooLargeError):
         return f"too large: more than {source.max_bytes} bytes"
-    return type(error).__name__ if isinstance(error, httpx.HTTPError) else str(error)
+    return explain(error) if isinstance(error, httpx.HTTPError) else str(error)
+
+
+def rate_limit_exceeded(why: str, wait: float | None = None) -> FetchResult:
+    """Return the result of a fetch that is put back: the log and the ledger show its name."""
+    return FetchResult(FetchStatus.RATE_LIMIT_EXCEEDED, f"{FetchStatus.RATE_LIMIT_EXCEEDED.value} ({why})", wait)
 
 
 def _request(client: httpx.AsyncClient, source: Source, permitted: Callable[[], None]) -> httpx.Request:
@@ -115,7 +121,7 @@ def _request(client: httpx.AsyncClient, source: Source, permitted: Callable[[], 
 def _refusal_or_failure(response: httpx.Response) -> FetchResult | None:
     """Return the result of a refusal or failure; None: there is a body."""
     if response.status_code == TOO_MANY_REQUESTS and response.extensions["tidegate"].limited:
-        return FetchResult(FetchStatus.RATE_LIMIT_EXCEEDED, "the provider responded with status 429")
+        return rate_limit_exceeded("the provider responded with status 429")
     return (
         FetchResult(FetchStatus.FAILED, f"status {response.status_code}")
         if response.status_code >= FIRST_ERROR_STATUS

@@ -21,10 +21,12 @@ from tidegate.clock import TaskSignal
 from tidegate.core.bounds import SECOND
 from tidegate.errors import ConfigError
 from tidegate.files import make_private_folder
+from tidegate.limiter import seconds
 from tidegate.outbound.httpx import AsyncRateLimitTransport
 from tidegate.outbound.sources.fetch import FetchResult, FetchStatus, PermitObserver, fetch
 from tidegate.outbound.sources.ledger import SourceLedger
-from tidegate.outbound.sources.scheduler import Scheduler, to_outbound_request
+from tidegate.outbound.sources.schedule import Interval
+from tidegate.outbound.sources.scheduler import DEFAULT_INTERVAL, Scheduler, to_outbound_request
 from tidegate.urls import redact
 
 if TYPE_CHECKING:
@@ -34,7 +36,8 @@ if TYPE_CHECKING:
     from tidegate.clock import Clock
     from tidegate.outbound.providers.registry import Providers
     from tidegate.outbound.quota.account import Account
-    from tidegate.outbound.quota.gate import AsyncGate, CommonGateOptions
+    from tidegate.outbound.quota.gate import AsyncGate
+    from tidegate.outbound.quota.gate_options import CommonGateOptions
     from tidegate.outbound.sources.ledger import SourceRow, UnsettledRequest
     from tidegate.outbound.sources.source import Source
 
@@ -57,12 +60,19 @@ class SourceRunner:
         workers: int = 8,
         cycle: float = EXHAUSTED_CHECK_INTERVAL,
         grace: float = 1.0,
+        interval: float = DEFAULT_INTERVAL.every / SECOND,
         transport: httpx.AsyncBaseTransport | None = None,
         **options: Unpack[CommonGateOptions],
     ) -> None:
-        """Store all state in the folder `data`, unless `store` is where quotas are counted."""
+        """Store all state in the folder `data`, unless `store` is where quotas are counted.
+
+        A source without a schedule is fetched every `interval` seconds.
+        """
         if not isinstance(workers, int) or workers < 1:
             raise ConfigError(f"must be an integer of at least 1, not {workers!r}", field="workers")
+        every = round(seconds("interval", interval) * SECOND)
+        if every < 1:
+            raise ConfigError(f"must be above 0 seconds, not {interval!r}", field="interval")
         self.data: Path = Path(data)
         try:
             make_private_folder(self.data)
@@ -77,7 +87,7 @@ class SourceRunner:
         # opened last, after the checks that may raise
         self.ledger: SourceLedger = SourceLedger(self.data / "sources.db")
         self._cycle = round(cycle * SECOND)
-        self.scheduler: Scheduler = Scheduler(self.ledger, self.gate, self._cycle)
+        self.scheduler: Scheduler = Scheduler(self.ledger, self.gate, self._cycle, Interval(every))
         self.recovered: list[str] = []
         self._workers = workers
         self._grace = round(grace * SECOND)
@@ -86,6 +96,8 @@ class SourceRunner:
         self._wake: TaskSignal | None = None
         for source in sources:
             self.scheduler.add(source, self.now())
+            if source.schedule is None:
+                log.info("%s: %s", source.name, self._describe_default(source))
 
     def now(self) -> int:
         """Return the time, in microseconds since 1970."""
@@ -151,8 +163,8 @@ class SourceRunner:
 
     def _report(self, source: Source, outcome: FetchResult) -> None:
         if outcome.status is FetchStatus.RATE_LIMIT_EXCEEDED:
-            self.scheduler.rate_limited(source, self.now(), outcome.wait)
-            log.info("%s: %s, queued again", source.name, outcome.result)
+            self.scheduler.rate_limited(source, self.now(), outcome.wait, outcome.result)
+            log.info("%s: %s: queued again", source.name, outcome.result)
         elif outcome.status is FetchStatus.OK:
             self.scheduler.succeeded(source, self.now(), outcome.result)
         else:
@@ -229,8 +241,15 @@ class SourceRunner:
         if self._wake is not None:
             self._wake.set()
         description = f"{verb} {source.name}: {self.gate.providers.explain(source.url)}"
+        if source.schedule is None:
+            description = f"{description}; {self._describe_default(source)}"
         log.info("%s", description)
         return description
+
+    def _describe_default(self, source: Source) -> str:
+        return (
+            f"it has neither an interval nor a cron expression, so it is fetched {self.scheduler.schedule_of(source)}"
+        )
 
     def describe(self) -> list[SourceRow]:
         """Return a row per source: next run, last result, and counts of skipped and requeued runs."""

@@ -16,15 +16,18 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from tidegate.core.bounds import SECOND
 from tidegate.outbound.quota.exchange import OutboundRequest
 from tidegate.outbound.sources.ledger import SourceRow
+from tidegate.outbound.sources.schedule import Interval
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from tidegate.outbound.quota.gate import AsyncGate
     from tidegate.outbound.sources.ledger import SourceLedger
+    from tidegate.outbound.sources.schedule import Schedule
     from tidegate.outbound.sources.source import Source
 
 AGEING: Final = 5 * SECOND
+DEFAULT_INTERVAL: Final = Interval(3600 * SECOND)  # of sources without a schedule
 FIRST_RETRY_PAUSE: Final = 5 * SECOND  # after the first failure; doubles
 MAX_RETRY_PAUSE: Final = 3600 * SECOND
 
@@ -39,9 +42,19 @@ class DueSource(NamedTuple):
 class Scheduler:
     """Keeps track of when sources are due. `now` is an argument, in microseconds since 1970."""
 
-    def __init__(self, ledger: SourceLedger, gate: AsyncGate, cycle: int = SECOND) -> None:
-        """Record events in a ledger; check capacity with a gate. `cycle` is the length of a cycle in microseconds."""
+    def __init__(
+        self,
+        ledger: SourceLedger,
+        gate: AsyncGate,
+        cycle: int = SECOND,
+        interval: Interval = DEFAULT_INTERVAL,
+    ) -> None:
+        """Record events in a ledger; check capacity with a gate. `cycle` is the length of a cycle in microseconds.
+
+        Sources without a schedule are due every `interval`.
+        """
         self._cycle = cycle
+        self._interval = interval
         self._ledger = ledger
         self._gate = gate
         self.sources: dict[str, Source] = {}
@@ -53,10 +66,14 @@ class Scheduler:
         self._queued: dict[str, str] = {}  # permit not requested yet: the account of each
         self._taken: Counter[str] = Counter()  # ... and how many at each account
 
+    def schedule_of(self, source: Source) -> Schedule:
+        """Return the schedule of a source, or the default interval."""
+        return self._interval if source.schedule is None else source.schedule
+
     def add(self, source: Source, now: int) -> None:
         """Add a source: a new one is due now, a known one at its recorded time."""
         record = self._ledger.record(source.name)
-        due = now if record is None else min(record.due, source.schedule.after(now, now))
+        due = now if record is None else min(record.due, self.schedule_of(source).after(now, now))
         record = self._ledger.add(source.name, due)
         self.sources[source.name] = source
         self._due[source.name] = self._planned[source.name] = record.due
@@ -128,9 +145,10 @@ class Scheduler:
 
     # ---- results -----------------------------------------------------------------------------------------------------
 
-    def rate_limited(self, source: Source, now: int, wait: float | None) -> None:
+    def rate_limited(self, source: Source, now: int, wait: float | None, result: str = "RateLimitExceeded") -> None:
         """Requeue: denied between the two checks. Not a failure; it stays due and keeps its position."""
         self._ledger.count(source.name, "requeued")
+        self._ledger.set(source.name, last_at=now, last_result=result)
         self._delay(source.name, now, wait)
         self._set_idle(source)
 
@@ -161,7 +179,7 @@ class Scheduler:
 
     def _plan(self, source: Source, now: int) -> int:
         """Return the next scheduled time of a source."""
-        return source.schedule.after(min(now, self._planned.get(source.name, now)), now)
+        return self.schedule_of(source).after(min(now, self._planned.get(source.name, now)), now)
 
     def _ended(self, source: Source, now: int, result: str, column: str, attempt: int, due: int) -> None:
         self._ledger.count(source.name, column)
@@ -184,7 +202,7 @@ class Scheduler:
             rows.append(
                 SourceRow(
                     **record._asdict(),  # type: ignore[typeddict-item]  # SourceRecord has the same fields and types
-                    schedule=str(source.schedule),
+                    schedule=str(self.schedule_of(source)),
                     priority=source.priority,
                     url=source.url,
                     provider=provider.name if provider else None,

@@ -2,7 +2,7 @@
 
 name: fmp-aapl-prices
 url: https://financialmodelingprep.com/api/v3/historical-price-full/AAPL
-interval: 5m                        # or cron: "*/5 9-17 * * 1-5", with a timezone
+interval: 5m                        # or cron: "*/5 9-17 * * 1-5", with a timezone; every hour by default
 to: {files: prices}                 # or {sqlite: prices.db}, or {webhook: https://…}
 """
 
@@ -42,7 +42,6 @@ SOURCE_FIELDS: Final = (
 YAML_SUFFIXES: Final = (".yaml", ".yml")
 NAME_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")  # also used as a folder name
 MAX_BYTES: Final = 32 * 2**20  # of a body, by default
-DEFAULT_INTERVAL: Final = Interval(3600 * SECOND)
 
 
 class Destination(NamedTuple):
@@ -60,12 +59,13 @@ class Destination(NamedTuple):
 class Source:
     """What to fetch, when, and where the body is delivered. URL, headers and body may contain secrets: repr hides them.
 
+    Without a `schedule`, the interval of the service applies, an hour by default.
     `timeout` is for the whole exchange, in seconds; `max_bytes` is for the decoded body.
     """
 
     name: str
     url: str = field(repr=False)
-    schedule: Schedule = DEFAULT_INTERVAL
+    schedule: Schedule | None = None
     destination: Destination = Destination("files", "bodies")  # noqa: RUF009 - immutable
     method: str = "GET"
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
@@ -125,7 +125,7 @@ def _source(section: ConfigValue) -> Source:
     return Source(
         name,
         url,
-        _schedule(section, fields),
+        _schedule(fields),
         _destination(fields["to"]) if "to" in fields else Destination("files", "bodies"),
         fields["method"].string().upper() if "method" in fields else "GET",
         {name: each.string() for name, each in fields["headers"].entries().items()} if "headers" in fields else {},
@@ -137,13 +137,13 @@ def _source(section: ConfigValue) -> Source:
     )
 
 
-def _schedule(section: ConfigValue, fields: dict[str, ConfigValue]) -> Schedule:
-    if ("interval" in fields) == ("cron" in fields):
-        raise section.error("needs either an interval, such as 5m, or a cron expression, such as '*/5 * * * *'")
-    if "interval" in fields:
+def _schedule(fields: dict[str, ConfigValue]) -> Schedule | None:
+    if "cron" not in fields:
         if "timezone" in fields:
             raise fields["timezone"].error("can only be combined with 'cron'")
-        return Interval(round(_seconds(fields["interval"]) * SECOND))
+        return Interval(round(_seconds(fields["interval"]) * SECOND)) if "interval" in fields else None
+    if "interval" in fields:
+        raise fields["cron"].error("cannot be combined with 'interval'")
     zone = fields["timezone"].string() if "timezone" in fields else "UTC"
     with fields["cron"].locate_errors(cron=fields["cron"], timezone=fields.get("timezone")):
         return read_cron(fields["cron"].string(), zone)

@@ -39,6 +39,14 @@ RequestKey = Annotated[
     Meta(description=KEY_DESCRIPTION),
 ]
 Domain = Annotated[String, Meta(description="A domain of descriptors, instead of a policy.")]
+ProviderTarget = Annotated[
+    str,
+    Meta(
+        min_length=1,
+        max_length=MAX_KEY_LENGTH,
+        description="The name or the domain of a provider, or a URL, instead of a policy.",
+    ),
+]
 Descriptor = Annotated[
     tuple[tuple[str, str], ...],
     Meta(min_length=1, max_length=MAX_DESCRIPTOR_PAIRS, extra={"example": '[["path", "/login"]]'}),
@@ -100,7 +108,7 @@ class SubjectRequest(VerbRequest):
         """The subject, of a request that was checked."""
         key = self.key
         if key.__class__ is str:
-            return new_tuple(Subject, (self.policy, key, "", ()))  # half the cost of Subject(policy, key)
+            return new_tuple(Subject, (self.policy, key, "", (), ""))  # half the cost of Subject(policy, key)
         if key is UNSET or self.policy is UNSET:
             return Subject(domain=self.domain or "", descriptor=self.descriptor or ())
         return Subject(self.policy, tuple(key) if len(key) > 1 else key[0])
@@ -112,7 +120,37 @@ class CostRequest(SubjectRequest):
     cost: Permits = 1
 
 
-class WaitingRequest(CostRequest):
+class TargetRequest(SubjectRequest):
+    """A request about a subject, or about a provider."""
+
+    ALTERNATIVES: ClassVar[FieldSets] = (*SubjectRequest.ALTERNATIVES, ("provider",))
+
+    provider: ProviderTarget | UnsetType = UNSET
+
+    def check(self) -> None:
+        """Raise BadFieldError if the fields do not belong together."""
+        super().check()
+        if self.provider is not UNSET:
+            check_alternatives(self)
+
+
+class PeekRequest(TargetRequest):
+    """A request about a subject or a provider, with a cost: 1 by default, or the provider's own."""
+
+    cost: Permits | UnsetType = UNSET
+
+    @property
+    def permits(self) -> Cost:
+        """The cost at a policy."""
+        return 1 if self.cost is UNSET else self.cost
+
+    @property
+    def provider_permits(self) -> Cost | None:
+        """The cost at a provider; None: its own."""
+        return None if self.cost is UNSET else self.cost
+
+
+class WaitingRequest(PeekRequest):
     """A request that may wait for a permit."""
 
     OLDER_NAMES: ClassVar[Mapping[str, str]] = {"wait": "timeout"}
@@ -142,7 +180,7 @@ class AcquireRequest(WaitingRequest):
         """Whether the request has only a policy and a key that is a string."""
         return (
             self.key.__class__ is str
-            and self.cost == 1
+            and (self.cost is UNSET or self.cost == 1)
             and self.timeout is UNSET
             and self.wait is UNSET
             and not self.priority

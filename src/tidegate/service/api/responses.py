@@ -54,6 +54,15 @@ class DecisionResponse(VerbResponse):
     limits: list[LimitResponse]
 
 
+class AcquireResponse(DecisionResponse):
+    """A decision; for a provider, with the id that settles its permits."""
+
+    id: (
+        Annotated[str | None, Meta(description="Only for a provider: the id that settles it; null: nothing to settle.")]
+        | UnsetType
+    ) = UNSET
+
+
 class ReserveResponse(DecisionResponse):
     """A decision, and the id that settles the reservation or the lease."""
 

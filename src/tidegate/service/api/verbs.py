@@ -21,11 +21,14 @@ from tidegate.service.api.requests import (
     CommitRequest,
     CostRequest,
     LeaseRequest,
+    PeekRequest,
     ReserveRequest,
     SubjectRequest,
+    TargetRequest,
     VerbRequest,
 )
 from tidegate.service.api.responses import (
+    AcquireResponse,
     BatchResponse,
     BlockResponse,
     BlocksResponse,
@@ -87,10 +90,10 @@ class ServiceVerb(Generic[Q, R]):
 
 ACQUIRE: Final = ServiceVerb(
     "acquire", "Take permits, waiting if requested.",
-    AcquireRequest, DecisionResponse, idempotent=True, waits=True,
+    AcquireRequest, AcquireResponse, idempotent=True, waits=True,
 )  # fmt: skip
 PEEK: Final = ServiceVerb(
-    "peek", "Return the decision that acquire would return, without changing anything.", CostRequest, DecisionResponse
+    "peek", "Return the decision that acquire would return, without changing anything.", PeekRequest, DecisionResponse
 )
 RESERVE: Final = ServiceVerb(
     "reserve", "Charge an estimate. The response has the id that settles it.",
@@ -112,16 +115,16 @@ RELEASE: Final = ServiceVerb(
 BATCH: Final = ServiceVerb(
     "batch", f"Decide on up to {MAX_BATCH} asks, each independently.", BatchRequest, BatchResponse, idempotent=True
 )
-USAGE: Final = ServiceVerb("usage", "Return how much of each limit a key has used.", SubjectRequest, UsageResponse)
+USAGE: Final = ServiceVerb("usage", "Return how much of each limit a key has used.", TargetRequest, UsageResponse)
 REFUND: Final = ServiceVerb(
-    "refund", "Give back the most recently taken permits of a key. Needs the admin token.",
+    "refund", "Refund the most recently charged permits of a key. Needs the admin token.",
     CostRequest, DoneResponse, admin=True, idempotent=True,
 )  # fmt: skip
 RESET: Final = ServiceVerb(
     "reset", "Delete the state of a key. Needs the admin token.", SubjectRequest, DoneResponse, admin=True
 )
 BLOCK: Final = ServiceVerb(
-    "block", "Deny a key for a while, whatever its limits. Needs the admin token.",
+    "block", "Deny a key for some time, whatever its limits. Needs the admin token.",
     BlockRequest, BlockResponse, admin=True,
 )  # fmt: skip
 UNBLOCK: Final = ServiceVerb(

@@ -49,6 +49,9 @@ from tidegate.service.client.protocol import (
     decide_flow,
     json_key,
     overview_request,
+    peek_body,
+    provider_request,
+    provider_reserve_request,
     raise_if_denied,
     read_batch,
     read_response,
@@ -57,6 +60,7 @@ from tidegate.service.client.protocol import (
     reserve_request,
     settle_flow,
     subject_body,
+    target_body,
     unreachable_error,
     verb_request,
 )
@@ -145,7 +149,7 @@ class Client:
 
     def peek(self, policy: str, key: Key, cost: Cost = 1) -> ServiceDecision:
         """Return the decision that `try_acquire` would return, without changing anything."""
-        return ServiceDecision.read(self.call(PEEK, cost_body(policy, key, cost)))
+        return ServiceDecision.read(self.call(PEEK, peek_body(policy, key, cost)))
 
     def reserve(
         self,
@@ -166,6 +170,34 @@ class Client:
         response = self._send(reserve_request(policy, key, cost, ttl, seconds, priority))
         return ServiceReservation(self, raise_if_denied(ServiceDecision.read(response), key, seconds))
 
+    def acquire_provider(
+        self, provider: str, cost: Cost | None = None, timeout: float | None = None, priority: float = 0.0
+    ) -> ServiceDecision:
+        """Take permits of a provider (its name, its domain or a URL); raise Denied after `timeout` seconds.
+
+        `cost` None is the provider's own. The `id` of the decision settles it with `commit` or `cancel`.
+        """
+        seconds = read_timeout(timeout)
+        response = self._send(provider_request(provider, cost, seconds, priority))
+        return raise_if_denied(ServiceDecision.read(response), provider, seconds)
+
+    def reserve_provider(
+        self,
+        provider: str,
+        cost: Cost | None = None,
+        ttl: float = 60.0,
+        timeout: float | None = 0.0,
+        priority: float = 0.0,
+    ) -> ServiceReservation:
+        """Take permits of a provider that count until they are settled, or for `ttl` seconds; see `reserve`.
+
+        A block commits at its end, after an exception too: the request may have arrived. `cancel` if it was not sent.
+        """
+        seconds = read_timeout(timeout)
+        response = self._send(provider_reserve_request(provider, cost, ttl, seconds, priority))
+        decision = raise_if_denied(ServiceDecision.read(response), provider, seconds)
+        return ServiceReservation(self, decision, cancels=False)
+
     def commit(self, reservation: str, cost: Cost | None = None) -> None:
         """Settle a reservation with its actual cost."""
         self.call(COMMIT, CommitRequest(id=reservation, cost=None if cost is None else as_cost(cost)))
@@ -184,7 +216,7 @@ class Client:
 
     def usage(self, policy: str, key: Key) -> dict[str, Usage]:
         """Return the usage of a key at each limit, by the name of the limit."""
-        return read_usage(self.call(USAGE, subject_body(policy, key)))
+        return read_usage(self.call(USAGE, target_body(policy, key)))
 
     def refund(self, policy: str, key: Key, cost: Cost = 1) -> None:
         """Give back the most recently taken permits; needs the admin token."""
@@ -294,7 +326,7 @@ class AsyncClient:
 
     async def peek(self, policy: str, key: Key, cost: Cost = 1) -> ServiceDecision:
         """Return the decision that `try_acquire` would return, without changing anything."""
-        return ServiceDecision.read(await self.call(PEEK, cost_body(policy, key, cost)))
+        return ServiceDecision.read(await self.call(PEEK, peek_body(policy, key, cost)))
 
     def reserve(
         self,
@@ -320,6 +352,36 @@ class AsyncClient:
         response = await self._send(reserve_request(policy, key, cost, ttl, timeout, priority))
         return AsyncServiceReservation(self, raise_if_denied(ServiceDecision.read(response), key, timeout))
 
+    async def acquire_provider(
+        self,
+        provider: str,
+        cost: Cost | None = None,
+        timeout: float | None = None,  # noqa: ASYNC109 - as above
+        priority: float = 0.0,
+    ) -> ServiceDecision:
+        """Take permits of a provider (its name, its domain or a URL); see `Client.acquire_provider`."""
+        seconds = read_timeout(timeout)
+        response = await self._send(provider_request(provider, cost, seconds, priority))
+        return raise_if_denied(ServiceDecision.read(response), provider, seconds)
+
+    def reserve_provider(
+        self,
+        provider: str,
+        cost: Cost | None = None,
+        ttl: float = 60.0,
+        timeout: float | None = 0.0,
+        priority: float = 0.0,
+    ) -> ServiceReserving:
+        """Take permits of a provider: await it or use it in `async with`; see `Client.reserve_provider`."""
+        seconds = read_timeout(timeout)
+
+        async def reserve() -> AsyncServiceReservation:
+            response = await self._send(provider_reserve_request(provider, cost, ttl, seconds, priority))
+            decision = raise_if_denied(ServiceDecision.read(response), provider, seconds)
+            return AsyncServiceReservation(self, decision, cancels=False)
+
+        return ServiceReserving(reserve)
+
     async def commit(self, reservation: str, cost: Cost | None = None) -> None:
         """Settle a reservation with its actual cost."""
         await self.call(COMMIT, CommitRequest(id=reservation, cost=None if cost is None else as_cost(cost)))
@@ -340,7 +402,7 @@ class AsyncClient:
 
     async def usage(self, policy: str, key: Key) -> dict[str, Usage]:
         """Return the usage of a key at each limit, by the name of the limit."""
-        return read_usage(await self.call(USAGE, subject_body(policy, key)))
+        return read_usage(await self.call(USAGE, target_body(policy, key)))
 
     async def refund(self, policy: str, key: Key, cost: Cost = 1) -> None:
         """Give back the most recently taken permits; needs the admin token."""

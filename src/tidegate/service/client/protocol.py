@@ -23,11 +23,14 @@ from tidegate.service.api.requests import (
     CommitRequest,
     CostRequest,
     LeaseRequest,
+    PeekRequest,
     ReserveRequest,
     SubjectRequest,
+    TargetRequest,
     as_cost,
 )
 from tidegate.service.api.responses import (
+    AcquireResponse,
     AnswerResponse,
     BatchResponse,
     DecisionResponse,
@@ -127,7 +130,7 @@ class ServiceDecision:
             response.shadow,
             response.local,
             response,
-            response.id if isinstance(response, ReserveResponse) else None,
+            response.id or None if isinstance(response, (AcquireResponse, ReserveResponse)) else None,
         )
 
     def __bool__(self) -> bool:
@@ -270,6 +273,23 @@ def reserve_request(
     return verb_request(RESERVE, body)
 
 
+def provider_request(
+    provider: str, cost: Cost | None, timeout: float, priority: float
+) -> ServiceRequest[AcquireResponse]:
+    """Build the request for permits of a provider; a cost of None is the provider's own."""
+    permits = msgspec.UNSET if cost is None else as_cost(cost)
+    return verb_request(ACQUIRE, AcquireRequest(provider=provider, cost=permits, timeout=timeout, priority=priority))
+
+
+def provider_reserve_request(
+    provider: str, cost: Cost | None, ttl: float, timeout: float, priority: float
+) -> ServiceRequest[ReserveResponse]:
+    """Build the request for permits of a provider that count until they are settled."""
+    permits = msgspec.UNSET if cost is None else as_cost(cost)
+    body = ReserveRequest(provider=provider, cost=permits, ttl=ttl, timeout=timeout, priority=priority)
+    return verb_request(RESERVE, body)
+
+
 def read_timeout(timeout: float | None) -> float:
     """Return the seconds that a call may wait."""
     return DEFAULT_TIMEOUT if timeout is None else timeout
@@ -362,6 +382,16 @@ def client_options(url: str, token: str | None) -> dict[str, Any]:
 def subject_body(policy: str, key: Key) -> SubjectRequest:
     """Build a request with its subject."""
     return SubjectRequest(policy=policy, key=json_key(key))
+
+
+def target_body(policy: str, key: Key) -> TargetRequest:
+    """Build a request about a key, of a verb that also accepts a provider."""
+    return TargetRequest(policy=policy, key=json_key(key))
+
+
+def peek_body(policy: str, key: Key, cost: Cost) -> PeekRequest:
+    """Build such a request, with a cost."""
+    return PeekRequest(policy=policy, key=json_key(key), cost=as_cost(cost))
 
 
 def cost_body(policy: str, key: Key, cost: Cost) -> CostRequest:

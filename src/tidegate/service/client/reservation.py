@@ -18,22 +18,25 @@ class ServiceReservation:
     The `id` settles it too: `client.commit(id, cost)` and `client.cancel(id)` work in any process.
     """
 
-    def __init__(self, client: Client, decision: ServiceDecision) -> None:
-        """Take what `Client.reserve` charged."""
+    def __init__(self, client: Client, decision: ServiceDecision, *, cancels: bool = True) -> None:
+        """Take what `Client.reserve` charged; `cancels` is whether an exception in its block cancels it."""
         self._client = client
+        self._cancels = cancels
         self.decision = decision
         self.id: str = str(decision.id)
-        self.settled: bool = False
+        self.settled: bool = decision.id is None  # no limit applies
 
     def commit(self, actual: Cost | None = None) -> None:
         """Charge the actual cost instead of the estimate (None: the estimate)."""
-        self.settled = True
-        self._client.commit(self.id, actual)
+        if self.decision.id is not None:
+            self.settled = True
+            self._client.commit(self.id, actual)
 
     def cancel(self) -> None:
         """Give back the whole charge."""
-        self.settled = True
-        self._client.cancel(self.id)
+        if self.decision.id is not None:
+            self.settled = True
+            self._client.cancel(self.id)
 
     def __enter__(self) -> Self:
         """Settle at the end of the block."""
@@ -42,7 +45,7 @@ class ServiceReservation:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         """Commit the estimate, or cancel after an exception, unless it was settled before."""
         if not self.settled:
-            if kind is None:
+            if kind is None or not self._cancels:
                 self.commit()
             else:
                 self.cancel()
@@ -51,22 +54,25 @@ class ServiceReservation:
 class AsyncServiceReservation:
     """A reservation at a service, for tasks: the methods of ServiceReservation as coroutines."""
 
-    def __init__(self, client: AsyncClient, decision: ServiceDecision) -> None:
-        """Take what `AsyncClient.reserve` charged."""
+    def __init__(self, client: AsyncClient, decision: ServiceDecision, *, cancels: bool = True) -> None:
+        """Take what `AsyncClient.reserve` charged; `cancels` is whether an exception in its block cancels it."""
         self._client = client
+        self._cancels = cancels
         self.decision = decision
         self.id: str = str(decision.id)
-        self.settled: bool = False
+        self.settled: bool = decision.id is None  # no limit applies
 
     async def commit(self, actual: Cost | None = None) -> None:
         """Charge the actual cost instead of the estimate (None: the estimate)."""
-        self.settled = True
-        await self._client.commit(self.id, actual)
+        if self.decision.id is not None:
+            self.settled = True
+            await self._client.commit(self.id, actual)
 
     async def cancel(self) -> None:
         """Give back the whole charge."""
-        self.settled = True
-        await self._client.cancel(self.id)
+        if self.decision.id is not None:
+            self.settled = True
+            await self._client.cancel(self.id)
 
     async def __aenter__(self) -> Self:
         """Settle at the end of the block."""
@@ -75,7 +81,7 @@ class AsyncServiceReservation:
     async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
         """Commit the estimate, or cancel after an exception, unless it was settled before."""
         if not self.settled:
-            await (self.commit() if kind is None else self.cancel())
+            await (self.commit() if kind is None or not self._cancels else self.cancel())
 
 
 class ServiceReserving:

@@ -222,6 +222,13 @@ OPTIONS: Final = (
         "N",
     ),
     ServiceOption(
+        "source_interval",
+        read_seconds,
+        "time between fetches of sources without an interval or cron expression (1h)",
+        DURATION,
+        "TIME",
+    ),
+    ServiceOption(
         "permissions",
         read_permissions,
         "for provider files that other users can read: warn, refuse or ignore (default: warn)",

@@ -76,11 +76,13 @@ class Settings:
     source_dirs: tuple[Path, ...] = ()
     data: Path | None = None
     fetchers: int = 8
+    source_interval: float = 3600.0
     permissions: str = "warn"
     bus: str | None = field(default=None, repr=False)
     budget: bool | Path = False
     swarm: str | None = field(default=None, repr=False)
     telemetry: bool = False
+    fetches: bool = True  # False in all workers but the first: they only grant permits of the providers
     demo: bool = False  # generate demonstration traffic; only set by `start --demo`
     policies: ServicePolicies = field(default_factory=ServicePolicies)
     file: Path | None = None
@@ -92,7 +94,12 @@ class Settings:
     def runs_sources(self) -> bool:
         """Whether the service runs sources: a source, a provider or the data folder is configured."""
         named = (self.providers, self.provider_dirs, self.sources, self.source_dirs, self.data)
-        return any(each for each in named)
+        return self.fetches and any(each for each in named)
+
+    @property
+    def has_providers(self) -> bool:
+        """Whether the service grants permits of providers."""
+        return bool(self.providers or self.provider_dirs)
 
     @property
     def data_folder(self) -> Path:
@@ -101,7 +108,7 @@ class Settings:
 
     def restart_needed(self, other: Settings) -> tuple[str, ...]:
         """Return the names of the settings that differ and only take effect after a restart."""
-        skipped = ("demo", "policies", "file", "flags", "policy_flags", "secrets")
+        skipped = ("fetches", "demo", "policies", "file", "flags", "policy_flags", "secrets")
         names = [each.name for each in fields(self) if each.name not in skipped]
         return tuple(name for name in names if getattr(self, name) != getattr(other, name))
 

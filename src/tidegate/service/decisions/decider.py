@@ -34,7 +34,7 @@ from tidegate.service.decisions.policy_limiters import (
     Subject,
     check_key,
 )
-from tidegate.service.decisions.reservation_ids import ReservationIds, UnknownReservationError
+from tidegate.service.decisions.reservation_ids import PROVIDER_SLOT, ReservationIds, UnknownReservationError
 from tidegate.service.decisions.signing import SigningKeys
 from tidegate.waiting import MAX_PRIORITY
 
@@ -44,11 +44,15 @@ if TYPE_CHECKING:
     from tidegate.core.decision import Decision
     from tidegate.limiter import Usage
     from tidegate.observe import Observer
-    from tidegate.policy import Cost, Key
+    from tidegate.outbound.quota.gate import AsyncGate
+    from tidegate.outbound.quota.pending_charge import AsyncPendingCharge
+    from tidegate.policy import Cost, Key, Policy
     from tidegate.reservation import AsyncReservation
     from tidegate.service.decisions.idempotency import KeyedCall, KeyedStore
     from tidegate.service.decisions.policies import ServicePolicies
     from tidegate.service.decisions.policy_limiters import PolicyLimiter
+    from tidegate.service.decisions.provider_permits import ProviderPermits
+    from tidegate.service.decisions.reservation_ids import ReservationId
     from tidegate.service.decisions.stats import Stats
     from tidegate.stores import Store
 
@@ -82,6 +86,43 @@ class Decider(BaseDecider):
             stats=stats,
         )
         self._reservation_ids = ReservationIds(store, SigningKeys(store, secrets), self._background)
+        self._provider_permits: ProviderPermits | None = None
+
+    # ---- providers ---------------------------------------------------------------------------------------------------
+
+    def open_providers(self, gate: AsyncGate) -> None:
+        """Grant permits of the providers of a gate."""
+        from tidegate.service.decisions.provider_permits import ProviderPermits  # noqa: PLC0415 - most services have none
+
+        self._provider_permits = ProviderPermits(gate, self._reservation_ids)
+
+    @property
+    def provider_permits(self) -> ProviderPermits:
+        """The permits of providers; raises if no providers are loaded."""
+        if self._provider_permits is None:
+            raise ResourceUnknown("the service has loaded no providers: start it with --provider or --provider-dir")
+        return self._provider_permits
+
+    async def acquire_provider(
+        self,
+        target: str,
+        cost: Cost | None = None,
+        timeout: float = 0.0,  # noqa: ASYNC109 - the deadline is part of the contract
+        priority: float = 0.0,
+        ttl: float | None = None,
+    ) -> ReserveResult:
+        """Take permits of a provider: `target` is its name, its domain or a URL; `cost` None is the provider's own.
+
+        The id settles them with `commit` or `cancel`. With a `ttl`, they count for as long as the request may be in
+        flight: until it is settled, or for so many seconds.
+        """
+        check_priority(priority, self.max_priority)
+        ttl = None if ttl is None else self._reservation_ids.check_ttl(ttl)
+        timeout = self._bound_timeout(timeout)
+        result, account = await self.provider_permits.acquire(target, cost, timeout, priority, ttl)
+        if result.decision is not None and account is not None:
+            self._record(self._counted(account.provider.policy), account.key, 1, result.decision, "hold")
+        return result
 
     # ---- reservations and leases -------------------------------------------------------------------------------------
 
@@ -198,16 +239,22 @@ class Decider(BaseDecider):
         self, reservation_id: str, settle: Callable[[Any], Any], actual: Cost | None, call: KeyedCall | None
     ) -> None:
         content = await self._reservation_ids.read(reservation_id)
-        variant = self.policies.slots.get(content.slot)
-        if variant is None:
-            raise UnknownReservationError(f"the policy of this reservation no longer exists: {content.slot!r}")
+        reservation, policy = self._restore(content)
         if actual is not None:
-            variant.policy.costs(actual)  # an invalid cost is refused before the id is marked as settled
-        reservation = content.restore(self._limiter_for(variant).limiter, variant.policy)
+            policy.costs(actual)  # an invalid cost is refused before the id is marked as settled
         number = 0 if call is None else call.number
         settled = await self._reservation_ids.settle(content, lambda: settle(reservation), number)
         if call is not None:
             call.repeated = not settled
+
+    def _restore(self, content: ReservationId) -> tuple[AsyncReservation | AsyncPendingCharge, Policy]:
+        """Return the reservation of an id, and its policy."""
+        if content.slot.startswith(PROVIDER_SLOT):
+            return self.provider_permits.restore(content)
+        variant = self.policies.slots.get(content.slot)
+        if variant is None:
+            raise UnknownReservationError(f"the policy of this reservation no longer exists: {content.slot!r}")
+        return content.restore(self._limiter_for(variant).limiter, variant.policy), variant.policy
 
     async def release(self, subject: Subject, cost: Cost = 1, call: KeyedCall | None = None) -> None:
         """Release slots of concurrency limits."""
@@ -315,6 +362,8 @@ class Decider(BaseDecider):
         self._fast_paths.clear()
         for policy_limiter in self._policy_limiters.values():
             await policy_limiter.limiter.close()
+        if self._provider_permits is not None:
+            await self._provider_permits.close()
         await self._background.finish()
         await self.store.close_async()
 

@@ -31,12 +31,13 @@ PROBE_POLICY: Final = Policy("tidegate.ready", (Limit(1, "1s"),))
 
 
 class Subject(NamedTuple):
-    """What a request is about: a key of a policy, or a descriptor of a domain."""
+    """What a request is about: a key of a policy, a descriptor of a domain, or a provider (name, domain or URL)."""
 
     policy: str = ""
     key: Key = ""
     domain: str = ""
     descriptor: tuple[tuple[str, str], ...] = ()
+    provider: str = ""
 
 
 class ReserveResult(NamedTuple):

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from tidegate.stores import Store
 
 SETTLED_POLICY: Final = "tidegate.settled"
+PROVIDER_SLOT: Final = "provider:"  # starts the slots of providers; those of policies start with "("
 SIGNATURE_BYTES: Final = 16  # bytes of a signature
 MAX_TTL: Final = 86_400
 MAX_ID_LENGTH: Final = 16_384  # characters of an id

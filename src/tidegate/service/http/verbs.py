@@ -44,8 +44,10 @@ if TYPE_CHECKING:
         CommitRequest,
         CostRequest,
         LeaseRequest,
+        PeekRequest,
         ReserveRequest,
         SubjectRequest,
+        TargetRequest,
     )
     from tidegate.service.decisions.decider import Decider
     from tidegate.service.decisions.idempotency import KeyedCall
@@ -81,19 +83,36 @@ class Verbs:
 
     async def acquire(self, request: AcquireRequest, call: KeyedCall | None = None) -> DecisionResponse:
         """Take permits, waiting if requested."""
+        if request.provider is not UNSET:
+            return await self._acquire_provider(request.provider, request)
         decision = await self.decider.acquire(
-            request.subject, request.cost, request.wait_seconds, request.priority, call
+            request.subject, request.permits, request.wait_seconds, request.priority, call
         )
         return decision_response(decision)
 
-    async def peek(self, request: CostRequest) -> DecisionResponse:
+    async def _acquire_provider(
+        self, target: str, request: AcquireRequest | ReserveRequest, ttl: float | None = None
+    ) -> ReserveResponse:
+        """Take permits of a provider; the response has the id that settles them."""
+        result = await self.decider.acquire_provider(
+            target, request.provider_permits, request.wait_seconds, request.priority, ttl
+        )
+        return ReserveResponse(*decision_fields(result.decision), result.id)  # type: ignore[arg-type, call-arg]  # in the order of the fields
+
+    async def peek(self, request: PeekRequest) -> DecisionResponse:
         """Return the decision that acquire would return."""
-        return decision_response(await self.decider.peek(request.subject, request.cost))
+        if request.provider is not UNSET:
+            decision = await self.decider.provider_permits.peek(request.provider, request.provider_permits)
+        else:
+            decision = await self.decider.peek(request.subject, request.permits)
+        return decision_response(decision)
 
     async def reserve(self, request: ReserveRequest, call: KeyedCall | None = None) -> ReserveResponse:
         """Charge an estimate."""
+        if request.provider is not UNSET:
+            return await self._acquire_provider(request.provider, request, request.ttl)
         result = await self.decider.reserve(
-            request.subject, request.cost, request.ttl, request.wait_seconds, request.priority, call
+            request.subject, request.permits, request.ttl, request.wait_seconds, request.priority, call
         )
         return ReserveResponse(*decision_fields(result.decision), result.id)  # type: ignore[arg-type, call-arg]  # in the order of the fields
 
@@ -117,8 +136,10 @@ class Verbs:
         await self.decider.release(request.subject, request.cost, call)
         return DONE
 
-    async def usage(self, request: SubjectRequest) -> UsageResponse:
+    async def usage(self, request: TargetRequest) -> UsageResponse:
         """Return how much a key has used."""
+        if request.provider is not UNSET:
+            return usage_response(await self.decider.provider_permits.usage(request.provider))
         return usage_response(await self.decider.usage(request.subject))
 
     async def refund(self, request: CostRequest, call: KeyedCall | None = None) -> DoneResponse:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from tidegate.budget import BudgetSettings, TaskBudget
     from tidegate.bus import Bus
-    from tidegate.outbound.providers.registry import Permissions
+    from tidegate.outbound.providers.registry import Permissions, Providers
     from tidegate.outbound.sources import SourceRunner
     from tidegate.service.config.settings import Settings
     from tidegate.service.http import App
@@ -48,6 +48,8 @@ class Components:
         try:
             if self.settings.runs_sources:
                 await self._open_sources()
+            elif self.settings.has_providers:
+                self._open_providers()
             if self.settings.budget:
                 self._open_budget()
             if self.settings.swarm:
@@ -81,23 +83,37 @@ class Components:
             self.sources.stop()
             await asyncio.gather(self.fetch_task, return_exceptions=True)
 
-    async def _open_sources(self) -> None:
+    def _load_providers(self) -> Providers:
         from tidegate.outbound.providers.registry import Providers  # noqa: PLC0415 - most services run no sources
+
+        settings = self.settings
+        permissions = cast("Permissions", settings.permissions)
+        return Providers.load(settings.providers, settings.provider_dirs, permissions=permissions)
+
+    def _open_providers(self) -> None:
+        """Grant permits of the providers in a worker that fetches no sources; the store is shared with the first."""
+        from tidegate.outbound.quota.gate import AsyncGate  # noqa: PLC0415 - most services have no providers
+
+        gate = AsyncGate(self._load_providers(), self.settings.store)
+        self._stack.push_async_callback(gate.close)
+        self.app.decider.open_providers(gate)
+
+    async def _open_sources(self) -> None:
         from tidegate.outbound.sources import SourceRunner  # noqa: PLC0415 - needs httpx
         from tidegate.outbound.sources.configured import find_sources  # noqa: PLC0415 - as above
         from tidegate.outbound.sources.control import ControlServer  # noqa: PLC0415 - as above
         from tidegate.service.dashboard.panels import sources_panel  # noqa: PLC0415 - as above
 
         settings = self.settings
-        permissions = cast("Permissions", settings.permissions)
-        providers = Providers.load(settings.providers, settings.provider_dirs, permissions=permissions)
         found = find_sources(settings.sources, settings.source_dirs, settings.data_folder)
         # Usage of a provider must outlive the process: a store in memory is for decisions only.
         store = None if settings.store.startswith("memory:") else settings.store
         options: dict[str, Any] = {"store": store, "workers": settings.fetchers, "bus": settings.bus}
-        self.sources = SourceRunner(providers, found, data=settings.data_folder, **options)
+        options["interval"] = settings.source_interval
+        self.sources = SourceRunner(self._load_providers(), found, data=settings.data_folder, **options)
         await self._stack.enter_async_context(self.sources)
         await self._stack.enter_async_context(ControlServer(self.sources))
+        self.app.decider.open_providers(self.sources.gate)
         if self.sources.gate.bus is not None:
             self._add_bus("bus", self.sources.gate.bus, str(settings.bus))
         self.app.panels["sources"] = sources_panel(self.sources)

@@ -37,8 +37,7 @@ log: logging.Logger = logging.getLogger("tidegate.service")
 
 SPAWN_CONTEXT: Final = multiprocessing.get_context("spawn")  # threads of stores and servers do not survive a fork
 FIRST_WORKER_ONLY: Final[dict[str, Any]] = {
-    **dict.fromkeys(("providers", "provider_dirs", "sources", "source_dirs"), ()),
-    "data": None,
+    "fetches": False,
     "bus": None,
     "budget": False,
     "swarm": None,

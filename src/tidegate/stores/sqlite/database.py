@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sqlite3
 from contextlib import suppress
 from importlib.resources import files
@@ -21,6 +22,7 @@ CACHED_STATEMENTS: Final = 64
 WAL_PAGES: Final = 4000  # size of the write-ahead log at which it is written back into the file
 WAL_BYTES: Final = 16 * 2**20  # the write-ahead log is truncated to this size afterwards, if a reader delayed it
 
+CREATES: Final = re.compile(r"-- Applied to files without the view (\w+)\.")
 BUSY_CODES: Final = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 ADVICE: Final = {
     sqlite3.SQLITE_BUSY: "another connection kept the file locked for too long: look for a program with a long "
@@ -57,12 +59,13 @@ class Migration(NamedTuple):
 
     A step of the store itself is missing from a file whose version is lower than its number. A step of a subclass names
     a table that it creates, and is missing from a file without this table, so files that the subclass does not use
-    can get later steps of the store without it.
+    can get later steps of the store without it. So does a step that only changes views: it names a view in its first
+    line, and needs no new version, so earlier versions of tidegate can still use the file.
     """
 
     number: int
     script: str
-    table: str | None = None
+    creates: str | None = None
 
 
 def connect(path: Path) -> sqlite3.Connection:
@@ -118,14 +121,14 @@ def find_missing(db: sqlite3.Connection, version: int, migrations: Sequence[Migr
     missing = [
         migration
         for migration in migrations
-        if (migration.number > version if migration.table is None else not has_table(db, migration.table))
+        if (migration.number > version if migration.creates is None else not has_object(db, migration.creates))
     ]
-    return sorted(missing, key=lambda migration: migration.number)
+    return sorted(missing, key=lambda migration: (migration.number, migration.creates is not None))
 
 
-def has_table(db: sqlite3.Connection, name: str) -> bool:
-    """Return whether the file has a table."""
-    query = "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = ?"
+def has_object(db: sqlite3.Connection, name: str) -> bool:
+    """Return whether the file has a table or view."""
+    query = "SELECT 1 FROM sqlite_master WHERE type IN ('table', 'view') AND name = ?"
     return db.execute(query, (name,)).fetchone() is not None
 
 
@@ -144,13 +147,15 @@ def find_version(db: sqlite3.Connection, path: Path) -> int:
     return version
 
 
-def read_migrations(package: str, table: str | None = None) -> list[Migration]:
+def read_migrations(package: str, creates: str | None = None) -> list[Migration]:
     """Read the migrations of a package, numbered by their file names: `0001_tables.sql` is number 1."""
-    return [
-        Migration(int(file.name.partition("_")[0]), file.read_text(encoding="utf-8"), table)
-        for file in files(package).iterdir()
-        if file.name.endswith(".sql")
-    ]
+    migrations = []
+    for file in files(package).iterdir():
+        if file.name.endswith(".sql"):
+            script = file.read_text(encoding="utf-8")
+            named = CREATES.match(script)
+            migrations.append(Migration(int(file.name.partition("_")[0]), script, named[1] if named else creates))
+    return migrations
 
 
 def statements(script: str) -> Iterator[str]:

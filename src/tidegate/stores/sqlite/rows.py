@@ -18,8 +18,9 @@ import sqlite3
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from tidegate.core.algorithms import ALGORITHMS
 from tidegate.core.codec import dump, limit_of, load
-from tidegate.core.limit import Limit
+from tidegate.core.limit import Limit, parse_period
 from tidegate.stores.sqlite.log_rows import MAX_REMOVED_PER_TRANSACTION, LogRows
 
 if TYPE_CHECKING:
@@ -309,8 +310,13 @@ def read_limits(text: str) -> Limits:
     """Restore limits from their JSON."""
     try:
         return tuple(
-            Limit(quota, period, algorithm, unit, burst, name, timezone, day, hour)
-            for name, algorithm, quota, _, unit, burst, period, timezone, day, hour in scan(text, 0)[0]
+            Limit(quota, period, algorithm, unit, burst, name, timezone, day, hour, _margin(algorithm, length, period))
+            for name, algorithm, quota, length, unit, burst, period, timezone, day, hour in scan(text, 0)[0]
         )
     except (ValueError, TypeError, StopIteration) as error:
         raise sqlite3.DatabaseError(f"stored limits cannot be read: {text!r}") from error
+
+
+def _margin(algorithm: str, length: int, period: str) -> int:
+    """Return how much longer than its period a limit counts its permits."""
+    return length - parse_period(period) if ALGORITHMS[algorithm].rolling else 0

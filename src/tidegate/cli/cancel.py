@@ -1,0 +1,28 @@
+"""`tidegate cancel`: return the permits of a provider, or of a reservation, that were not used."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tidegate.cli.commit import add_id_argument
+from tidegate.cli.service_args import add_service_options, open_client
+
+if TYPE_CHECKING:
+    import argparse
+
+    from tidegate.cli.output import Output
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the id and the service."""
+    add_id_argument(parser)
+    add_service_options(parser)
+
+
+def run(args: argparse.Namespace, output: Output) -> int:
+    """Cancel."""
+    with open_client(args) as client:
+        client.cancel(args.id)
+    output.write_line("cancelled", "green")
+    output.write_json({"ok": True})
+    return 0

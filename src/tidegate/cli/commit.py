@@ -1,0 +1,33 @@
+"""`tidegate commit`: settle permits of a provider, or a reservation, with the actual cost."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tidegate.cli.service_args import add_service_options, open_client, read_cost
+
+if TYPE_CHECKING:
+    import argparse
+
+    from tidegate.cli.output import Output
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the id, the actual cost, and the service."""
+    add_id_argument(parser)
+    parser.add_argument("--cost", metavar="COST", help="the actual cost: an integer, or units as in tokens=100")
+    add_service_options(parser)
+
+
+def add_id_argument(parser: argparse.ArgumentParser) -> None:
+    """Add the id of what is settled."""
+    parser.add_argument("id", metavar="ID", help="the id that acquire --provider or reserve has returned")
+
+
+def run(args: argparse.Namespace, output: Output) -> int:
+    """Commit."""
+    with open_client(args) as client:
+        client.commit(args.id, None if args.cost is None else read_cost(args.cost))
+    output.write_line("committed", "green")
+    output.write_json({"ok": True})
+    return 0

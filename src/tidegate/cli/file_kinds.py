@@ -1,0 +1,117 @@
+"""The kinds of configuration files: how each is recognised, checked, described, and its JSON schema."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from tidegate.budget.settings.file import FIELDS as BUDGET_FIELDS
+from tidegate.budget.settings.file import read_config
+from tidegate.budget.settings.tiers import PERIODS
+from tidegate.cli.file_schemas import SOURCE_FIELDS, budget_schema, inbound_schema, provider_schema, source_schema
+from tidegate.cli.output import counted
+from tidegate.inbound.rules.config import SECTION_FIELDS, load_rules
+from tidegate.outbound.providers.file import LIMIT_FIELDS, PROVIDER_FIELDS, read_provider
+from tidegate.policy.config_value import load
+from tidegate.service.config.schema import schema as service_schema
+from tidegate.service.config.settings import OPTIONS, SECTIONS, load_settings
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tidegate.service.config.settings import Settings
+
+INBOUND_SECTION: Final = "rate_limiting"  # in a file of the application, beside sections of its own
+
+
+class FileKind(NamedTuple):
+    """A kind of file. `check` raises ConfigError, or returns a description, and more fields for `--json`."""
+
+    title: str
+    fields: frozenset[str]
+    check: Callable[[str], tuple[list[str], dict[str, object]]]
+    schema: Callable[[], dict[str, Any]]
+
+
+def check_service(file: str) -> tuple[list[str], dict[str, object]]:
+    """Check the file of a service."""
+    settings = load_settings(file)
+    names = {"policies": sorted(settings.policies.entries), "domains": sorted(settings.policies.domains)}
+    return describe_policies(settings), names  # type: ignore[return-value]  # lists are objects
+
+
+def describe_policies(settings: Settings) -> list[str]:
+    """Describe the policies and domains of a service."""
+    lines = []
+    for name, entry in settings.policies.entries.items():
+        limits = ", ".join(map(str, entry.policy.limits))
+        share = "" if entry.rollout >= 100 else f", enforced for {entry.rollout:g} % of keys"  # noqa: PLR2004 - percent
+        mode = ", shadow" if entry.policy.mode == "shadow" else share
+        more = f", {counted(len(entry.overrides), 'override')}" if entry.overrides else ""
+        lines.append(f"policy {name}: {limits}{mode}{more}")
+    domains = settings.policies.domains.values()
+    counts = ((domain.name, sum(1 for _ in domain.variants())) for domain in domains)
+    return [*lines, *(f"domain {name}: {counted(count, 'limit')}" for name, count in counts)]
+
+
+def check_provider(file: str) -> tuple[list[str], dict[str, object]]:
+    """Check the file of a provider."""
+    provider = read_provider(file)
+    lines = [f"provider {provider} for {provider.domain}"]
+    if provider.api_key is not None and provider.key_location is None:
+        lines.append("its api_key is never sent: say how, such as key: {header: Authorization, prefix: Bearer}")
+    return lines, {"provider": provider.name, "domain": provider.domain, "limits": list(map(str, provider.limits))}
+
+
+def check_source(file: str) -> tuple[list[str], dict[str, object]]:
+    """Check the file of a source."""
+    from tidegate.outbound.sources.source import read_source  # noqa: PLC0415 - needs the extra 'sources'
+
+    source = read_source(file)
+    schedule = "at the default interval" if source.schedule is None else str(source.schedule)
+    return [f"source {source.name}: fetched {schedule}"], {"source": source.name, "schedule": schedule}
+
+
+def check_inbound(file: str) -> tuple[list[str], dict[str, object]]:
+    """Check the configuration of the middlewares."""
+    rules = load_rules(file)
+    lines = [
+        f"category {category.name}: {', '.join(map(str, category.policy.limits))}"
+        f"{', shadow' if category.policy.mode == 'shadow' else ''}"
+        for category in rules.categories
+    ]
+    disabled = [] if rules.enabled else ["disabled: nothing is limited"]
+    return [*disabled, *lines], {"categories": [category.name for category in rules.categories]}
+
+
+def check_budget(file: str) -> tuple[list[str], dict[str, object]]:
+    """Check the file of a task budget."""
+    values = read_config(file)
+    tiers = {period: values[f"per_{period}"] for period in PERIODS if values.get(f"per_{period}")}
+    text = ", ".join(f"{quota} per {period}" for period, quota in tiers.items()) or "no tiers"
+    return [f"budget: {text}"], {"tiers": tiers}
+
+
+KINDS: Final = {
+    "service": FileKind(
+        "the file of a service", frozenset({*SECTIONS, *(option.name for option in OPTIONS)}), check_service,
+        service_schema,
+    ),
+    "budget": FileKind("the file of a task budget", frozenset(BUDGET_FIELDS), check_budget, budget_schema),
+    "source": FileKind("the file of a source", frozenset(SOURCE_FIELDS), check_source, source_schema),
+    "provider": FileKind(
+        "the file of a provider", frozenset({*LIMIT_FIELDS, *PROVIDER_FIELDS}), check_provider, provider_schema
+    ),
+    "inbound": FileKind(
+        "the configuration of a middleware", frozenset({INBOUND_SECTION, *SECTION_FIELDS}), check_inbound,
+        inbound_schema,
+    ),
+}  # fmt: skip
+
+
+def recognise(file: str) -> str:
+    """Return the kind whose settings a file has most of; the first of KINDS if it has none."""
+    document = load(file)
+    names = set() if document.is_null or not document.is_mapping else set(document.entries())
+    if INBOUND_SECTION in names:
+        return "inbound"
+    return max(KINDS, key=lambda kind: len(names & KINDS[kind].fields))

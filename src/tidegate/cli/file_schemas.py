@@ -1,0 +1,174 @@
+"""JSON schemas of the files that the service does not read itself, for editors. The readers check more than these."""
+
+from __future__ import annotations
+
+from typing import Any, Final, get_args
+
+from tidegate.budget.settings.file import FIELDS as BUDGET_FIELDS
+from tidegate.budget.settings.tiers import PERIODS
+from tidegate.core.algorithms import ALGORITHMS
+from tidegate.inbound.rules.config import CATEGORY_FIELDS, ENDPOINT_FIELDS, SECTION_FIELDS
+from tidegate.inbound.rules.config import LIMIT_FIELDS as INBOUND_LIMIT_FIELDS
+from tidegate.outbound.providers.file import LIMIT_FIELDS, PROVIDER_FIELDS
+from tidegate.outbound.providers.provider import Learn, QuotaScope
+from tidegate.policy.model import Mode, OnStoreError
+
+Schema = dict[str, Any]
+
+# As in `outbound.sources.source`, whose package needs an extra; a test compares them.
+SOURCE_FIELDS: Final = (
+    "name", "url", "interval", "cron", "timezone", "method", "headers", "body", "priority", "timeout", "max_bytes",
+    "retries", "to",
+)  # fmt: skip
+STRING: Final[Schema] = {"type": "string", "minLength": 1}
+NUMBER: Final[Schema] = {"type": "number"}
+BOOLEAN: Final[Schema] = {"type": "boolean"}
+QUOTA: Final[Schema] = {"type": "integer", "minimum": 1}
+COUNT: Final[Schema] = {"type": "integer", "minimum": 0}
+PERIOD: Final[Schema] = {"type": ["string", "number"], "description": "30s, 5m, 1h, 1d, …"}
+COST: Final[Schema] = {"anyOf": [COUNT, {"type": "object", "additionalProperties": COUNT}]}
+STRINGS: Final[Schema] = {"anyOf": [STRING, {"type": "array", "items": STRING}]}
+# Settings that mean the same in several files.
+COMMON: Final[dict[str, Schema]] = {
+    "algorithm": {"enum": list(ALGORITHMS)},
+    "burst": COUNT,
+    "cost": COST,
+    "limit": QUOTA,
+    "methods": STRINGS,
+    "mode": {"enum": list(get_args(Mode))},
+    "name": STRING,
+    "on_store_error": {"enum": list(get_args(OnStoreError))},
+    "path": STRING,
+    "period": PERIOD,
+    "reset_day": {"type": "integer", "minimum": 1, "maximum": 31},
+    "reset_hour": {"type": "integer", "minimum": 0, "maximum": 23},
+    "timezone": STRING,
+    "unit": STRING,
+    "window": PERIOD,
+    "window_minutes": {"type": "number", "exclusiveMinimum": 0},
+}
+
+
+def closed(fields: tuple[str, ...], own: dict[str, Schema] | None = None, **more: object) -> Schema:
+    """Describe an object that has only these fields; one that `own` and COMMON do not describe can be anything."""
+    known = COMMON | (own or {})
+    properties = {field: known.get(field, {}) for field in fields}
+    return {"type": "object", "properties": properties, "additionalProperties": False, **more}
+
+
+def document(title: str, described: Schema) -> Schema:
+    """Add the head of a schema."""
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": f"tidegate {title}", **described}
+
+
+def limits_of(fields: tuple[str, ...]) -> Schema:
+    """Describe one limit or several: strings such as 60/1m, or objects."""
+    one: Schema = {"anyOf": [STRING, closed((*fields, "name"))]}
+    return {"anyOf": [*one["anyOf"], {"type": "array", "items": one, "minItems": 1}]}
+
+
+def provider_schema() -> Schema:
+    """Describe the file of a provider."""
+    scope = {"enum": list(get_args(QuotaScope))}
+    own: dict[str, Schema] = {
+        "domain": {**STRING, "description": "the host; also matches its subdomains"},
+        "limits": limits_of(LIMIT_FIELDS),
+        "concurrency": {"anyOf": [QUOTA, closed(("limit", "lease"), {"lease": PERIOD}, required=["limit"])]},
+        "endpoints": {"type": "array", "items": closed(("path", "methods", "cost"), required=["path"])},
+        "per": {"anyOf": [scope, {"type": "array", "items": scope}]},
+        "api_key": {"type": ["string", "null"], "description": "the key, or ${NAME} for an environment variable"},
+        "api_key_file": {**STRING, "description": "a file that contains the key"},
+        "key": closed(
+            ("header", "query", "prefix", "plain_http"),
+            {"header": STRING, "query": STRING, "prefix": STRING, "plain_http": BOOLEAN},
+        ),
+        "learn": {"enum": list(get_args(Learn))},
+        "retries": {"anyOf": [COUNT, closed(("most", "within"), {"most": COUNT, "within": PERIOD})]},
+        "estimate": {"type": "object", "additionalProperties": COUNT},
+    }
+    return document("provider", closed((*LIMIT_FIELDS, *PROVIDER_FIELDS), own, required=["domain"]))
+
+
+def source_schema() -> Schema:
+    """Describe the file of a source."""
+    own: dict[str, Schema] = {
+        "url": {**STRING, "pattern": "^[Hh][Tt][Tt][Pp][Ss]?://"},
+        "interval": {**PERIOD, "description": "an hour by default"},
+        "cron": STRING,
+        "method": STRING,
+        "headers": {"type": "object", "additionalProperties": {"type": ["string", "number", "boolean"]}},
+        "body": {"type": ["string", "number"]},
+        "priority": {"type": "integer", "minimum": -100, "maximum": 100},
+        "timeout": PERIOD,
+        "max_bytes": QUOTA,
+        "retries": {"type": "integer", "minimum": 0, "maximum": 100},
+        "to": closed(
+            ("files", "sqlite", "webhook"),
+            {"files": STRING, "sqlite": STRING, "webhook": STRING},
+            minProperties=1,
+            maxProperties=1,
+        ),
+    }
+    return document("source", closed(SOURCE_FIELDS, own, required=["name", "url"]))
+
+
+def inbound_schema() -> Schema:
+    """Describe the configuration of a middleware: the section `rate_limiting`, beside others of the application."""
+    statuses: Schema = {"anyOf": [{"type": ["string", "integer"]}, {"type": "array"}]}
+    endpoint: Schema = {"anyOf": [STRING, closed(ENDPOINT_FIELDS, required=["path"])]}
+    category = closed(
+        CATEGORY_FIELDS,
+        {
+            "limits": limits_of(INBOUND_LIMIT_FIELDS),
+            "endpoints": {"anyOf": [endpoint, {"type": "array", "items": endpoint}]},
+            "count": statuses,
+            "refund": statuses,
+            "penalty": {"type": "object", "additionalProperties": QUOTA},
+        },
+    )
+    own: dict[str, Schema] = {
+        "enabled": BOOLEAN,
+        "categories": {"type": "object", "additionalProperties": {"anyOf": [category, {"type": "null"}]}},
+        "unmatched": {"type": ["string", "null"]},
+        "defaults": BOOLEAN,
+        **dict.fromkeys(("exempt", "exempt_methods", "exempt_clients", "blocked_clients"), STRINGS),
+        "cleanup_interval_minutes": {"type": "number", "exclusiveMinimum": 0},
+        "max_entries": QUOTA,
+    }
+    section = {"anyOf": [closed(SECTION_FIELDS, own), {"type": "null"}]}
+    return document("inbound", {"type": "object", "properties": {"rate_limiting": section}})
+
+
+def budget_schema() -> Schema:
+    """Describe the file of a task budget."""
+    quotas = closed(PERIODS, dict.fromkeys(PERIODS, QUOTA))
+    table = {"type": "object", "additionalProperties": quotas}
+    rule = closed(
+        ("name", "between", "days", "load_above", "scale", "limits"),
+        {
+            "between": STRING,
+            "days": STRING,
+            "load_above": NUMBER,
+            "scale": {"type": ["string", "number"]},
+            "limits": {"type": "object", "additionalProperties": QUOTA},
+        },
+    )
+    own: dict[str, Schema] = {
+        "tiers": quotas,
+        "concurrency": QUOTA,
+        "types": table,
+        "costs": table,
+        "reserved": {"type": "object", "additionalProperties": {"type": ["string", "number"]}},
+        "schedule": {"type": "array", "items": rule},
+        "strategy": {"enum": ["rolling", "fixed"]},
+        "storage": STRING,
+        "enabled": BOOLEAN,
+        "batch_ttl": PERIOD,
+        "retention_days": NUMBER,
+        "on_database_error": {"enum": ["short-term", "local", "deny"]},
+        "deadline": NUMBER,
+        "milestones": {"type": "array", "items": {"type": "integer", "minimum": 1, "maximum": 100}},
+        "webhook_url": STRING,
+        "webhook_secret": STRING,
+    }
+    return document("budget", closed(BUDGET_FIELDS, own))

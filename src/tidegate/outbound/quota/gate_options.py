@@ -1,0 +1,29 @@
+"""The keyword options of gates, as types for those who pass them on."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypedDict
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tidegate.bus import Bus
+    from tidegate.clock import Clock
+    from tidegate.observe import Observer
+
+
+class CommonGateOptions(TypedDict, total=False):
+    """The keyword options of a gate that a SourceRunner takes as well; it sets `timeout` itself."""
+
+    priority: float
+    bus: str | Bus | None
+    clock: Clock | None
+    observer: Observer | None
+    chance: Callable[[], float]
+    reload: float | None
+
+
+class GateOptions(CommonGateOptions, total=False):
+    """The keyword options of a gate, which every client adapter takes as well."""
+
+    timeout: float | None

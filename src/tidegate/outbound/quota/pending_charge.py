@@ -1,0 +1,192 @@
+"""Permits for requests that a program sends itself: a charge that the caller settles, as exactly as the transports do.
+
+A permit must count until the provider has counted the request (see `arrival`). So the caller reports what became of it:
+
+    arrived()       the provider has the request: a slow one is charged again from now on
+    commit(usage)   the request is over: its slots are released and its tokens corrected; includes arrived()
+    cancel()        the request was never sent: its permits are returned
+
+At the end of a `with` block, a charge that is not settled is committed, after an exception too: the request may have
+arrived.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Self
+
+from tidegate.errors import ConfigError, RateLimitError, StoreUnavailable
+from tidegate.outbound.providers.provider import REQUESTS_UNIT
+from tidegate.outbound.quota.exchange import OutboundRequest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tidegate.core import Decision
+    from tidegate.flow import CallFlow
+    from tidegate.outbound.providers.provider import Provider
+    from tidegate.outbound.providers.registry import Providers
+    from tidegate.outbound.quota.account import Account
+    from tidegate.outbound.quota.charge import Charge
+    from tidegate.policy import Cost
+
+
+class _PendingCharge:
+    """Base class of PendingCharge and AsyncPendingCharge."""
+
+    def __init__(
+        self,
+        run: Callable[[CallFlow[Any]], Any],
+        account: Account | None,
+        charge: Charge | None,
+        decision: Decision | None = None,
+    ) -> None:
+        """Settle with the `run` of a gate. Without a charge, `decision` is the denial; None: no provider limits it."""
+        self._run = run
+        self.account = account
+        self.charge = charge
+        self.provider: str | None = None if account is None else account.provider.name
+        self.decision: Decision | None = decision if charge is None else charge.decision
+        self._open = [True] if charge is not None else []  # emptied by the one call that settles
+
+    @property
+    def allowed(self) -> bool:
+        """Whether the request may be sent."""
+        return self.decision is None or self.decision.allowed
+
+    @property
+    def limited(self) -> bool:
+        """Whether any limit applied."""
+        return self.decision is not None
+
+    @property
+    def settled(self) -> bool:
+        """Whether nothing is left to settle."""
+        return not self._open
+
+    def __bool__(self) -> bool:
+        """Return whether the request may be sent."""
+        return self.allowed
+
+    def __repr__(self) -> str:
+        """Show the provider and the state."""
+        state = "denied" if not self.allowed else "settled" if self.settled else "open"
+        return f"<{type(self).__name__} {self.provider or 'unlimited'} {state}>"
+
+    # ---- flows -------------------------------------------------------------------------------------------------------
+
+    def _arrived_flow(self) -> CallFlow[None]:
+        """Charge the request again from now on, if its response was slow; a second call has no effect."""
+        account, charge = self.account, self.charge
+        if account is None or charge is None or charge.answered:
+            return
+        charge.answered = True
+        yield from account.recharge_if_late_flow(charge)
+
+    def _commit_flow(self, usage: Cost | None) -> CallFlow[None]:
+        """Settle a request that has arrived."""
+        account, charge = self.account, self.charge
+        if account is None or charge is None:
+            return
+        self._close()
+        try:
+            yield from self._arrived_flow()
+            known = usage
+            if isinstance(usage, Mapping):
+                known = {unit: amount for unit, amount in usage.items() if unit in account.units} or None
+            if known is not None or account.settles:
+                yield lambda: charge.commit(known)
+        except (ConfigError, StoreUnavailable):
+            self._open.append(True)  # may be tried again
+            raise
+
+    def _cancel_flow(self) -> CallFlow[None]:
+        """Return the permits of a request that was not sent."""
+        charge = self.charge
+        if charge is None:
+            return
+        self._close()
+        charge.answered = True
+        try:
+            yield charge.cancel
+        except StoreUnavailable:
+            self._open.append(True)
+            raise
+
+    def _close(self) -> None:
+        try:
+            self._open.pop()
+        except IndexError:
+            raise RateLimitError(f"the charge for provider {self.provider} is already settled") from None
+
+
+class PendingCharge(_PendingCharge):
+    """Permits of a provider for a request that the caller sends; see the module. A context manager."""
+
+    def arrived(self) -> None:
+        """Report that the provider has the request: a slow one counts from now on. Slots stay held until `commit`."""
+        self._run(self._arrived_flow())
+
+    def commit(self, usage: Cost | None = None) -> None:
+        """Settle a request that has arrived; `usage` is what it really cost, such as `{"tokens": 921}`."""
+        self._run(self._commit_flow(usage))
+
+    def cancel(self) -> None:
+        """Return the permits: the request was not sent, or the provider has refused it."""
+        self._run(self._cancel_flow())
+
+    def __enter__(self) -> Self:
+        """Settle at the end of the block."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Commit, unless it was settled before; after an exception too, because the request may have arrived."""
+        if not self.settled:
+            self.commit()
+
+
+class AsyncPendingCharge(_PendingCharge):
+    """Permits of a provider for a request that the caller sends, for tasks. An async context manager."""
+
+    async def arrived(self) -> None:
+        """Report that the provider has the request: a slow one counts from now on. Slots stay held until `commit`."""
+        await self._run(self._arrived_flow())
+
+    async def commit(self, usage: Cost | None = None) -> None:
+        """Settle a request that has arrived; `usage` is what it really cost, such as `{"tokens": 921}`."""
+        await self._run(self._commit_flow(usage))
+
+    async def cancel(self) -> None:
+        """Return the permits: the request was not sent, or the provider has refused it."""
+        await self._run(self._cancel_flow())
+
+    async def __aenter__(self) -> Self:
+        """Settle at the end of the block."""
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Commit, unless it was settled before; after an exception too, because the request may have arrived."""
+        if not self.settled:
+            await self.commit()
+
+
+def find_target(providers: Providers, target: object) -> tuple[Provider, OutboundRequest] | None:
+    """Find the provider of a URL, a domain or a name, and describe a request to it; None: no limits."""
+    provider = providers.find(target)
+    if provider is None:
+        return None
+    url = str(target)
+    if "://" not in url:
+        host = provider.domain if url == provider.name else url
+        url = f"https://[{host}]/" if ":" in host else f"https://{host}/"
+    no_header: Callable[[str], str | None] = lambda _name: None  # noqa: E731 - typed
+    return provider, OutboundRequest("GET", url, no_header, lambda: None, replays=False, unreached=lambda _error: False)
+
+
+def read_cost(cost: Cost | None) -> Mapping[str, int] | None:
+    """Return a cost by unit: an integer counts requests; None is the provider's own cost."""
+    if cost is None or isinstance(cost, Mapping):
+        return cost
+    if isinstance(cost, bool) or not isinstance(cost, int) or cost < 0:
+        raise ConfigError(f"must be an integer from 0, or one for each unit, not {cost!r}", field="cost")
+    return {REQUESTS_UNIT: cost}

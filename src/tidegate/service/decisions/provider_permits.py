@@ -1,0 +1,128 @@
+"""Permits of providers over the network: workers in any language ask for them by name, domain or URL.
+
+The gate of the service counts them, together with the requests of its sources and of transports on the same store.
+Each permit has a signed id that settles it, as reservations do (see `reservation_ids`).
+
+    acquire   the permit counts from now on; `commit` makes it count from the response on, if that was slow
+    reserve   it also counts for as long as its request may be in flight: until it is settled, or for `ttl` seconds
+"""
+
+from __future__ import annotations
+
+import heapq
+from typing import TYPE_CHECKING, Final
+
+from tidegate.core.bounds import SECOND
+from tidegate.errors import Denied
+from tidegate.outbound.quota.charge import CHARGE_TTL, Charge
+from tidegate.outbound.quota.cost import cost_of
+from tidegate.outbound.quota.pending_charge import AsyncPendingCharge, find_target, read_cost
+from tidegate.policy import normal_key
+from tidegate.service.decisions.policy_limiters import ReserveResult
+from tidegate.service.decisions.reservation_ids import PROVIDER_SLOT, UnknownReservationError
+
+if TYPE_CHECKING:
+    from tidegate.core import Decision
+    from tidegate.limiter import Usage
+    from tidegate.outbound.quota.account import Account
+    from tidegate.outbound.quota.exchange import OutboundRequest
+    from tidegate.outbound.quota.gate import AsyncGate
+    from tidegate.policy import Cost, Key, Policy
+    from tidegate.reservation import AsyncReservation
+    from tidegate.service.decisions.reservation_ids import ReservationId, ReservationIds
+
+MAX_TRACKED: Final = 100_000  # reserved permits that are tracked while their requests are in flight
+
+
+class ProviderPermits:
+    """Grants and settles permits of the providers of a gate."""
+
+    def __init__(self, gate: AsyncGate, reservation_ids: ReservationIds) -> None:
+        """Ask this gate; the ids settle what it charged."""
+        self.gate = gate
+        self._ids = reservation_ids
+        self._tracked: dict[str, AsyncPendingCharge] = {}  # by the number of the id
+        self._ends: list[tuple[int, str]] = []  # a heap, by the time at which tracking ends
+
+    async def acquire(
+        self,
+        target: str,
+        cost: Cost | None = None,
+        timeout: float = 0.0,  # noqa: ASYNC109 - the deadline is part of the contract
+        priority: float = 0.0,
+        ttl: float | None = None,
+    ) -> tuple[ReserveResult, Account | None]:
+        """Take permits, waiting up to `timeout` seconds; with a `ttl`, track the request for that long.
+
+        Returns the result, and the account that was asked (None: no provider limits the target).
+        """
+        try:
+            pending = await self.gate.acquire(target, cost, timeout, priority)
+        except Denied as denied:
+            return ReserveResult(denied.decision, None), self._find(target)[0]
+        account, charge = pending.account, pending.charge
+        if account is None or charge is None:
+            return ReserveResult(None, None), None
+        charge.answered = ttl is None
+        reservation: AsyncReservation = charge.reservation  # type: ignore[assignment]  # of an asynchronous gate
+        try:
+            slot = f"{PROVIDER_SLOT}{account.provider.domain}"
+            reservation_id = await self._ids.write(slot, reservation, ttl or CHARGE_TTL)
+        except BaseException:
+            charge.answered = True
+            raise
+        if ttl is not None:
+            charge.tracked_until = self.gate.clock.steady() + round(ttl * SECOND)
+            if not self._track((await self._ids.read(reservation_id)).number, pending, charge.tracked_until):
+                charge.answered = True
+        return ReserveResult(pending.decision, reservation_id), account
+
+    def _track(self, number: str, pending: AsyncPendingCharge, end: int) -> bool:
+        """Keep a charge, whose request may be in flight, until `end`; returns whether there is room for it."""
+        now = self.gate.clock.steady()
+        while self._ends and self._ends[0][0] <= now:
+            self._tracked.pop(heapq.heappop(self._ends)[1], None)
+        if len(self._ends) >= MAX_TRACKED:
+            return False
+        heapq.heappush(self._ends, (end, number))
+        self._tracked[number] = pending
+        return True
+
+    def restore(self, content: ReservationId) -> tuple[AsyncPendingCharge, Policy]:
+        """Return the charge of an id, and its policy; another process may have charged it."""
+        domain = content.slot.removeprefix(PROVIDER_SLOT)
+        provider = self.gate.providers.match_host(domain)
+        if provider is None or provider.domain != domain:
+            raise UnknownReservationError(f"the provider of this reservation no longer exists: {domain!r}")
+        tracked = self._tracked.get(content.number)
+        if tracked is not None:
+            return tracked, provider.policy
+        key: Key = normal_key(content.key)
+        account = self.gate.open_account(provider, key)
+        reservation = content.restore(account.limiter, provider.policy)
+        charge = Charge(account.limiter, key, 1, reservation.decision, reservation)
+        charge.since -= max(0, self.gate.clock.ns() // 1000 - content.at)
+        return AsyncPendingCharge(self.gate.run, account, charge), provider.policy
+
+    # ---- inspection --------------------------------------------------------------------------------------------------
+
+    def _find(self, target: str) -> tuple[Account, OutboundRequest] | tuple[None, None]:
+        found = find_target(self.gate.providers, target)
+        return (None, None) if found is None else (self.gate.account(*found), found[1])
+
+    async def peek(self, target: str, cost: Cost | None = None) -> Decision | None:
+        """Return the decision that `acquire` would return, without changing anything; None: not limited."""
+        account, call = self._find(target)
+        if account is None or call is None:
+            return None
+        return await account.limiter.peek(account.key, cost_of(account, call, read_cost(cost)))  # type: ignore[no-any-return]  # an AsyncLimiter
+
+    async def usage(self, target: str) -> dict[str, Usage]:
+        """Return how much of each limit of a provider is used; empty: not limited."""
+        account, _ = self._find(target)
+        return {} if account is None else await account.limiter.usage(account.key)
+
+    async def close(self) -> None:
+        """Wake the calls that wait; the owner of the gate closes it."""
+        for account in self.gate.accounts:
+            await account.limiter.close()

@@ -1,0 +1,128 @@
+"""`tidegate validate`: recognises every kind of file, says which, and prints the schema of each."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import jsonschema_rs
+import pytest
+import yaml
+
+from tidegate.cli import main
+from tidegate.cli.file_kinds import KINDS
+from tidegate.cli.file_schemas import SOURCE_FIELDS
+from tidegate.outbound.sources import source as source_files
+
+ROOT = Path(__file__).parents[2]
+FILES = {
+    "service": "policies: {api: 100/1m}\nlisten: 127.0.0.1:8080\n",
+    "provider": "domain: financialmodelingprep.com\nlimit: 300\nperiod: 1m\napi_key: hunter2\n",
+    "source": "name: fmp-aapl-prices\nurl: https://financialmodelingprep.com/api/v3/historical-price-full/AAPL\n",
+    "inbound": (
+        "rate_limiting:\n  enabled: true\n  categories:\n    expensive: {limit: 5, window_minutes: 60}\n"
+        "  cleanup_interval_minutes: 5\n  max_entries: 10000\nsite: {title: mine}\n"
+    ),
+    "budget": "tiers: {minute: 20, hour: 100, day: 500, week: 2000, month: 7500}\nconcurrency: 5\n",
+}
+SAYS = {
+    "service": "policy api: 100/1m",
+    "provider": "300/1m sliding_log) for financialmodelingprep.com",
+    "source": "source fmp-aapl-prices: fetched at the default interval",
+    "inbound": "category expensive: 5/1h sliding_log",
+    "budget": "budget: 20 per minute, 100 per hour, 500 per day, 2000 per week, 7500 per month",
+}
+
+
+@pytest.fixture
+def write(tmp_path):
+    def build(text, name="file.yaml"):
+        path = tmp_path / name
+        path.write_text(text, encoding="utf-8")
+        return str(path)
+
+    return build
+
+
+@pytest.mark.parametrize("kind", FILES)
+def test_each_kind_of_file_is_recognised(kind, write, capsys):
+    path = write(FILES[kind])
+    assert main(["validate", path]) == 0
+    output = capsys.readouterr().out
+    assert output.startswith(f"{path}: valid, {KINDS[kind].title}\n")
+    assert SAYS[kind] in output
+    assert "hunter2" not in output
+    assert main(["validate", path, "--kind", kind, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["kind"] == kind
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "message"),
+    [
+        ("doman: a.example\nlimit: 300\nperiod: 1m\n", "provider", "did you mean 'domain'?"),
+        ("nmae: a\nurl: https://a.example\n", "source", "did you mean 'name'?"),
+        ("tires: {minute: 1}\nstrategy: rolling\n", "budget", "did you mean 'tiers'?"),
+        ("categories: {read: {limit: none}}\n", "inbound", "expected an integer"),
+        ("policys: {}\n", "service", "did you mean 'policies'?"),
+        ("- a\n", "service", "expected a mapping"),
+    ],
+)
+def test_an_error_says_what_the_file_was_taken_for(text, kind, message, write, capsys):
+    path = write(text)
+    assert main(["validate", path]) == 2
+    wrong = capsys.readouterr().err
+    assert f"{path} was taken for {KINDS[kind].title}" in wrong
+    assert message in wrong
+
+
+def test_the_kind_can_be_given(write, capsys):
+    path = write("name: both\nconcurrency: 5\n")
+    assert main(["validate", path]) == 0
+    assert KINDS["budget"].title in capsys.readouterr().out
+    assert main(["validate", path, "--kind", "provider"]) == 2
+    wrong = capsys.readouterr().err
+    assert "needs a domain" in wrong
+    assert "taken for" not in wrong
+    with pytest.raises(SystemExit):
+        main(["validate", path, "--kind", "car"])
+
+
+@pytest.mark.parametrize("kind", FILES)
+def test_each_kind_has_a_schema_that_its_file_fits(kind, capsys):
+    assert main(["validate", "--schema", kind]) == 0
+    schema = json.loads(capsys.readouterr().out)
+    assert schema["title"] == f"tidegate {kind}"
+    fits = jsonschema_rs.validator_for(schema)
+    fits.validate(yaml.safe_load(FILES[kind]))
+    if kind != "inbound":  # a file of the application: other sections are its own
+        assert not fits.is_valid({"nonsense": 1, **yaml.safe_load(FILES[kind])})
+        assert set(schema["properties"]) == KINDS[kind].fields
+    else:
+        assert not fits.is_valid({"rate_limiting": {"nonsense": 1}})
+
+
+@pytest.mark.parametrize(
+    ("kind", "path"),
+    [
+        *(("provider", path) for path in (ROOT / "examples").rglob("providers/*.yaml")),
+        *(("source", path) for path in (ROOT / "examples").rglob("sources/*.yaml")),
+        ("budget", ROOT / "examples/demo/budget.yaml"),
+        ("service", ROOT / "examples/service/service.yaml"),
+    ],
+    ids=lambda value: getattr(value, "name", None),
+)
+def test_the_examples_are_recognised_and_fit_their_schemas(kind, path, capsys):
+    assert main(["validate", str(path), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["kind"] == kind
+    jsonschema_rs.validator_for(KINDS[kind].schema()).validate(yaml.safe_load(path.read_text(encoding="utf-8")))
+
+
+def test_the_fields_of_a_source_are_those_of_its_reader():
+    assert source_files.SOURCE_FIELDS == SOURCE_FIELDS
+
+
+def test_other_files_are_checked_without_httpx(write):
+    code = "import sys; sys.modules['httpx'] = None; from tidegate.cli import main; sys.exit(main(sys.argv[1:]))"
+    for kind in ("service", "provider", "inbound", "budget"):
+        command = [sys.executable, "-c", code, "validate", write(FILES[kind], f"{kind}.yaml")]
+        assert subprocess.run(command, capture_output=True, check=False).returncode == 0, kind

@@ -1,0 +1,99 @@
+"""Where a provider's key comes from: its file, the environment, or a file of its own; and a key that is never sent."""
+
+import logging
+
+import pytest
+
+from tidegate import ConfigError
+from tidegate.outbound import Providers
+from tidegate.outbound.providers.file import read_provider
+
+BASE = "domain: fmp.example\nlimit: 300\nperiod: 1m\n"
+SENT = "key: {header: X-Api-Key}\n"
+
+
+@pytest.fixture
+def provider(tmp_path):
+    def write(text, mode=0o600):
+        path = tmp_path / "fmp.yaml"
+        path.write_text(BASE + text)
+        path.chmod(mode)
+        return path
+
+    return write
+
+
+def key_of(known):
+    return known.match("https://fmp.example").api_key.reveal()
+
+
+def test_a_key_in_the_environment(provider, monkeypatch, caplog):
+    path = provider("api_key: ${FMP_API_KEY}\n" + SENT, mode=0o644)
+    monkeypatch.setenv("FMP_API_KEY", "hunter2")
+    assert key_of(Providers.load([path], permissions="refuse")) == "hunter2"  # the file itself contains no key
+    assert caplog.text == ""
+
+
+@pytest.mark.parametrize("value", [None, ""])
+def test_an_unset_variable_is_named(provider, monkeypatch, value):
+    if value is None:
+        monkeypatch.delenv("FMP_API_KEY", raising=False)
+    else:
+        monkeypatch.setenv("FMP_API_KEY", value)
+    with pytest.raises(ConfigError, match=r"fmp\.yaml:4: api_key: the environment variable FMP_API_KEY is not set"):
+        Providers.load([provider("api_key: ${FMP_API_KEY}\n")])
+
+
+def test_a_key_in_a_file_of_its_own_is_rotated(provider, tmp_path):
+    secret = tmp_path / "secrets" / "fmp"
+    secret.parent.mkdir()
+    secret.write_text("first\n")
+    secret.chmod(0o444)  # as Docker and Kubernetes mount them
+    known = Providers.load([provider("api_key_file: secrets/fmp\n" + SENT)], permissions="refuse")
+    assert key_of(known) == "first"
+    assert known.reload() == ()
+    new = tmp_path / "new"
+    new.write_text("second")
+    new.replace(secret)
+    assert known.reload() == ("fmp.example",)
+    assert key_of(known) == "second"
+    secret.unlink()
+    assert known.reload() == ()
+    assert (key_of(known), "cannot read" in known.problems[0]) == ("second", True)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("api_key_file: nowhere\n", "api_key_file: cannot read .*nowhere: No such file or directory"),
+        ("api_key_file: empty\n", "api_key_file: .*empty is empty"),
+        ("api_key_file: empty\napi_key: x\n", "api_key_file: cannot be combined with 'api_key'"),
+        ("api_key_file: control\n" + SENT, "api_key_file: contains a character that is not allowed in a header"),
+    ],
+)
+def test_wrong_key_files_are_refused(provider, tmp_path, text, message):
+    (tmp_path / "empty").write_text("\n")
+    (tmp_path / "control").write_text("a\nb")
+    with pytest.raises(ConfigError, match=message):
+        Providers.load([provider(text)])
+
+
+def test_a_literal_key_may_contain_a_dollar():
+    found = read_provider({"domain": "a.example", "limit": 1, "period": "1m", "api_key": "a${b}"})
+    assert found.api_key.reveal() == "a${b}"
+
+
+def test_a_key_that_is_never_sent_is_reported_once(provider, caplog):
+    caplog.set_level(logging.WARNING)
+    path = provider("api_key: hunter2\n")
+    known = Providers.load([path])
+    (record,) = caplog.records
+    assert "provider fmp has an api_key that is never sent" in record.getMessage()
+    assert "key: {header: Authorization, prefix: Bearer}" in record.getMessage()
+    assert "hunter2" not in caplog.text
+    provider("api_key: hunter3\n")
+    assert known.reload() == ("fmp.example",)
+    assert len(caplog.records) == 1
+    caplog.clear()
+    Providers.load([provider("api_key: hunter2\n" + SENT)])
+    assert caplog.records == []
