@@ -520,7 +520,8 @@ def doubled(policy: Policy, costs: tuple[int, ...]) -> tuple[int, ...]:
 def halve(decision: Decision, costs: tuple[int, ...], wait: int) -> Decision:
     """Return the decision for the original costs of an ask at double cost."""
     limits, views = decision.policy_limits, []
-    for limit, cost, (remaining, retry, reset) in zip(limits, costs, decision.views, strict=True):
-        left = remaining if limit.rules.holds_slots else remaining // 2
+    for limit, cost, used, (_, retry, reset) in zip(limits, costs, decision.used, decision.views, strict=True):
+        left = limit.burst - used
+        left = left if limit.rules.holds_slots else left // 2
         views.append((left, wait if retry == NEVER and cost <= limit.burst else retry, reset))
-    return Decision.of_views(decision.at, limits, views, within_limits=decision.within_limits)
+    return Decision.of_signed_views(decision.at, limits, views, within_limits=decision.within_limits)
