@@ -182,11 +182,13 @@ class BudgetOperations:
             raise ConfigError(f"expected one ID for each of {count} tasks, not {len(ids)} IDs", field="task_ids")
         if not self.settings.enabled:
             return
+        started = SystemClock.steady()
         batch = self._open_batches.claim(count, task_type, result)
         if batch is not None:
             yield from self.settle_flow(batch, count, task_type, ids, cost, last=True)
         elif count:
             yield from self._record_unreserved_flow(count, task_type, ids, read_cost(cost))
+        self.monitor.count_record(count, SystemClock.steady() - started)
 
     def cancel_flow(self, result: RateLimitResult | None = None) -> BudgetFlow[None]:
         """Return the batch of `result`, or the oldest open batch."""

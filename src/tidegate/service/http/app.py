@@ -6,6 +6,7 @@ Errors are sent as problem details. An unexpected exception is sent as a 500 wit
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 from typing import TYPE_CHECKING, Any, Final
 
@@ -26,7 +27,7 @@ from tidegate.service.http.replays import IdempotentReplies, mark_replayed
 from tidegate.service.http.verbs import Verbs
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine, MutableMapping
+    from collections.abc import Awaitable, Callable, Coroutine, MutableMapping, Sequence
 
     from tidegate.service.api.verbs import ServiceVerb
     from tidegate.service.config.settings import Settings
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
     Function = Callable[..., Coroutine[Any, Any, HTTPReply]]
     Get = Callable[[Scope, dict[bytes, bytes]], Awaitable[HTTPReply]]
     Panel = Callable[[], Awaitable[object] | object]
+    Report = Callable[[], Awaitable[dict[str, Any]]]
+    ReadFamilies = Callable[[], Awaitable[Sequence[metrics.Family]]]
 
 log: logging.Logger = logging.getLogger("tidegate.service")
 
@@ -62,6 +65,8 @@ class App:
         self.reloads: dict[str, int] = {"adopted": 0, "refused": 0}
         self.refused: str | None = None  # why the current file was refused
         self.checks: dict[str, Callable[[], None]] = {}  # further checks of /readyz; each raises if it fails
+        self.reports: dict[str, Report] = {}  # states of components in /healthz and /readyz
+        self.families: list[ReadFamilies] = []  # metrics of components
         self.panels: dict[str, Panel] = {}  # panels of other components on the dashboard: see dashboard/panels.py
         self.overview: Overview = Overview(self)
         self._authenticator = Authenticator(settings)
@@ -245,7 +250,13 @@ class App:
     # ---- operations --------------------------------------------------------------------------------------------------
 
     async def _healthz(self, _scope: Scope, _headers: dict[bytes, bytes]) -> HTTPReply:
-        return HTTPReply(200, b'{"ok":true}')
+        return HTTPReply(200, await self._state())
+
+    async def _state(self) -> bytes:
+        """Describe the service for health checks: it runs, and the states of its components."""
+        if not self.reports:
+            return b'{"ok":true}'
+        return json.dumps({"ok": True, **{name: await report() for name, report in self.reports.items()}}).encode()
 
     async def _readyz(self, _scope: Scope, _headers: dict[bytes, bytes]) -> HTTPReply:
         """Check that the service can decide: the store and the bus answer, and the service is not stopping."""
@@ -254,10 +265,11 @@ class App:
         await self.decider.probe()
         for check_ready in self.checks.values():
             check_ready()
-        return HTTPReply(200, b'{"ok":true}')
+        return HTTPReply(200, await self._state())
 
     async def _metrics(self, _scope: Scope, _headers: dict[bytes, bytes]) -> HTTPReply:
-        return HTTPReply(200, metrics.render(self.decider, self.in_flight, self.reloads), metrics.CONTENT_TYPE)
+        more = [family for read in self.families for family in await read()]
+        return HTTPReply(200, metrics.render(self.decider, self.in_flight, self.reloads, more), metrics.CONTENT_TYPE)
 
     async def _openapi(self, _scope: Scope, _headers: dict[bytes, bytes]) -> HTTPReply:
         return HTTPReply(200, document())
