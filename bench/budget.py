@@ -36,7 +36,9 @@ PLENTY: Final = 10_000_000
 PERIODS: Final = {"minute": 60, "hour": 3600, "day": 86_400, "week": 604_800, "month": 2_592_000}
 START: Final = 1_750_000_000.0
 ALLOWED_MS: Final = 1.0  # p99 of a check, of processor time
-OUTLIER_MS: Final = 10.0  # of processor time; beyond it a check only waits for the disk (when SQLite writes its log back)
+OUTLIER_MS: Final = (
+    10.0  # of processor time; beyond it a check only waits for the disk (when SQLite writes its log back)
+)
 PAUSE_MS: Final = 5.0  # the most that the removal may cost a check
 
 

@@ -31,7 +31,8 @@ DURATION_BUCKETS: Final = (100, 250, 500, 1000, 2500, 5000, 10_000, 25_000, 50_0
 REARM_FRACTION: Final = 0.75  # of a milestone
 FULL_PERCENT: Final = 100
 FALLBACK_DESCRIPTIONS: Final = {
-    "short-term": "limits per minute and hour stay in force in memory; longer limits are not checked until it answers",
+    "short-term": "limits per minute and hour, and concurrency, stay in force in memory; longer limits are not checked "
+    "until it answers",
     "local": "this process uses its local share of the limits until it answers",
     "deny": "every check is denied until it answers",
 }
@@ -134,13 +135,14 @@ class BudgetMonitor:
         log.log(level, "%d %% of the tier %s is used: %d of %d", milestone, tier, usage.used, usage.quota)
         self.warn("milestone", tier=tier, milestone=milestone, **usage_fields(usage))
 
-    def record_database(self, *, lost: bool, waiting: int) -> None:
-        """Report when the database stops answering, and when it answers again."""
+    def record_database(self, *, lost: bool, reason: str | None, waiting: int) -> None:
+        """Report when the database stops answering, with the reason, and when it answers again."""
         with self._lock:
             changed, self._lost = lost is not self._lost, lost
         if changed:
             if lost:
-                log.error("the database does not answer: %s", FALLBACK_DESCRIPTIONS[self._on_database_error])
+                description = FALLBACK_DESCRIPTIONS[self._on_database_error]
+                log.error("the database does not answer: %s; reason: %s", description, reason)
             else:
                 log.warning("the database answers again; settlements queued for it: %d", waiting)
             self.warn("database_lost" if lost else "database_back", waiting=waiting)
