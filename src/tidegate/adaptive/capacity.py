@@ -10,8 +10,9 @@ Everything here is pure: a CapacityState is immutable, and `now` is an argument,
     capacity.next_change(now)                                 when it changes next; None: never by itself
 
 **Value at an instant.** Each reduction starts a curve: its value, then one recovery step per interval (see `recovery`),
-until the original is reached. A freeze delays the curve: its steps count from the end of the freeze. The capacity is the minimum of all curves, never above the original (unless
-`settings.beyond`, which lets the last step exceed it), never below 1.
+until the original is reached. A freeze delays the curve: its steps count from the end of the freeze. The capacity is
+the minimum of all curves, never above the original (unless `settings.beyond`, which lets the last step exceed it),
+never below 1.
 
 **Merging.** The state is a set of reductions and merging is union, so the same messages produce the same state in any
 order and with any repetition. The start of a reduction needs care, because the clocks of agents differ: a message
@@ -33,6 +34,7 @@ from typing import Final, NamedTuple
 from tidegate.adaptive.recovery import RecoverySettings
 from tidegate.core.bounds import MAX_INTEGER, SECOND
 
+GRADUAL: Final = RecoverySettings()
 MAX_REDUCTIONS: Final = 32
 MAX_FREEZE: Final = 86_400 * SECOND  # a longer Retry-After is cut to a day
 
@@ -56,7 +58,7 @@ class CapacityState:
     """The known reductions of one resource; see the module for the rules."""
 
     original: int
-    settings: RecoverySettings = RecoverySettings()
+    settings: RecoverySettings = GRADUAL
     reductions: tuple[Reduction, ...] = field(default=())  # by epoch; `since` never falls as epochs rise
     floor: int = 0  # reductions up to this epoch are ignored
     # Computed once: the curves that matter, because no newer one is as low and recovers no sooner, with their ends.

@@ -23,7 +23,7 @@ from tidegate.budget.alerts.monitor import DURATION_BUCKETS, Durations
 from tidegate.core.bounds import SECOND
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from tidegate.budget.operations import BudgetOperations
 
@@ -43,7 +43,7 @@ def read_metrics(operations: BudgetOperations) -> Iterator[MetricFamily]:
     """Read all metrics of a budget. Blocks while the database is read."""
     usage, monitor = operations.snapshot(), operations.monitor
 
-    def by_period(name: str, kind: Literal["gauge", "counter"], text: str, values: dict[str, float]) -> MetricFamily:
+    def by_period(name: str, kind: Literal["gauge", "counter"], text: str, values: Mapping[str, float]) -> MetricFamily:
         return MetricFamily(name, kind, text, [(name, {"period": tier}, value) for tier, value in values.items()])
 
     def single(name: str, kind: Literal["gauge", "counter"], text: str, value: float) -> MetricFamily:

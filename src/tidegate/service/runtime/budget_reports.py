@@ -33,7 +33,7 @@ class BudgetReports:
 
     def _read_health(self) -> dict[str, Any]:
         health = self._budget.health()
-        return {name: health[name] for name in ("status", "database", "exhausted") if name in health}  # type: ignore[literal-required]  # names of BudgetHealth
+        return {name: health[name] for name in ("status", "database", "exhausted") if name in health}
 
     async def metrics(self) -> list[MetricFamily]:
         """Return the metrics of the budget."""
