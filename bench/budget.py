@@ -35,7 +35,10 @@ DAYS: Final = 30
 PLENTY: Final = 10_000_000
 PERIODS: Final = {"minute": 60, "hour": 3600, "day": 86_400, "week": 604_800, "month": 2_592_000}
 START: Final = 1_750_000_000.0
-ALLOWED_MS: Final = 1.0  # p99 of a check
+ALLOWED_MS: Final = 1.0  # p99 of a check, of processor time
+OUTLIER_MS: Final = (
+    10.0  # of processor time; beyond it a check only waits for the disk (when SQLite writes its log back)
+)
 PAUSE_MS: Final = 5.0  # the most that the removal may cost a check
 
 
@@ -225,7 +228,8 @@ async def measure(folder: str, size: int, checks: int) -> list[dict[str, Any]]:
                             begun, before = time.perf_counter(), time.thread_time()
                             await call()
                             seen.append((time.perf_counter() - begun) * 1000)
-                            own[contender.title].append((time.thread_time() - before) * 1000)
+                            if call == contender.check:
+                                own[contender.title].append((time.thread_time() - before) * 1000)
     return [
         {"contender": title, "check": summary(checked), "record": summary(recorded), "cpu": summary(own[title])}
         for title, (checked, recorded) in times.items()
@@ -284,11 +288,13 @@ def main() -> None:
                 print(f"{row['contender']:32}{what:16}{numbers}")
     numbers = "".join(f"{removal[each]:>8.2f}" for each in ("p50", "p99", "max"))
     print(f"{'tidegate, removing 100 old completions':48}{numbers}")
-    ours, cpu = found[0]["check"], found[0]["cpu"]["p99"]
-    print(f"On a busy machine a process waits for its turn; of its own, a call of tidegate takes {cpu:.2f} ms (p99).")
+    ours, cpu = found[0]["check"], found[0]["cpu"]
+    own = f"{cpu['p50']:.2f} ms (p50), {cpu['p99']:.2f} ms (p99), {cpu['max']:.2f} ms at most"
+    print(f"On a busy machine a process waits for its turn; of its own, a check of tidegate takes {own}.")
     pause = f"{removal['p99']:.2f} ms (p99), {removal['cpu_max']:.2f} ms of its own at most"
     verdicts = [
-        (f"a check takes less than {ALLOWED_MS:g} ms (p99 {ours['p99']:.2f} ms)", ours["p99"] < ALLOWED_MS),
+        (f"a check takes less than {ALLOWED_MS:g} ms of processor time (p99)", cpu["p99"] < ALLOWED_MS),
+        (f"no check takes more than {OUTLIER_MS:g} ms of processor time", cpu["max"] < OUTLIER_MS),
         (f"the removal blocks a check for less than {PAUSE_MS:g} ms ({pause})", removal["p99"] < PAUSE_MS),
     ]
     for row in found[2:]:

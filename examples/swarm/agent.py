@@ -1,6 +1,6 @@
 """One agent: makes calls as fast as its limiter allows, and slows the whole swarm when it receives a 429.
 
-python -m examples.swarm.agent BUS URL NAME CALLS
+python -m examples.swarm.agent BUS URL NAME CALLS RECOVERY
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from tidegate.bus import open_bus
 from tidegate.swarm import SwarmLimiter
 
 if TYPE_CHECKING:
-    from tidegate.adaptive import CapacityUpdate
+    from tidegate.adaptive import CapacityUpdate, Recovery
 
 
-def main(bus_url: str, url: str, name: str, calls: int) -> None:
+def main(bus_url: str, url: str, name: str, calls: int, recovery: Recovery) -> None:
     """Make calls and print the result."""
 
     def report(update: CapacityUpdate) -> None:
@@ -27,7 +27,9 @@ def main(bus_url: str, url: str, name: str, calls: int) -> None:
 
     with (
         open_bus(bus_url) as bus,
-        SwarmLimiter(bus, name, recovery_interval=0.5, cooldown=0.5) as limiter,
+        SwarmLimiter(
+            bus, name, namespace=f"example-{recovery}", recovery=recovery, recovery_interval=0.5, cooldown=0.5
+        ) as limiter,
     ):
         bus.wait(20)
         limiter.set_capacity("api", 40, window=1)  # our assumption; all five agents together: 200 a second
@@ -58,4 +60,6 @@ def write_line(text: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], sys.argv[3], int(sys.argv[4]))
+    main(
+        sys.argv[1], sys.argv[2], sys.argv[3], int(sys.argv[4]), "remember" if sys.argv[5] == "remember" else "gradual"
+    )

@@ -121,10 +121,11 @@ class _Engine:
         return self.store.fast_peek(policy, functools.partial(self._ask_key_now, "peek"), self._fast_path_invalidators)
 
     def _fast_usage(self, policy: Policy) -> Callable[[Key], dict[str, Usage]] | None:
-        peek: TryAcquire[Decision] | None = self.store.fast_peek(
-            policy, lambda key, _cost: self._ask_now(self._usage_ask(key)), self._fast_path_invalidators
-        )
-        return None if peek is None else fast_usage(policy, peek)
+        def slow_peek(key: Key, _cost: Cost = 0) -> Decision:
+            return self._ask_now(self._usage_ask(key))
+
+        peek = self.store.fast_peek(policy, slow_peek, self._fast_path_invalidators)
+        return None if peek is None else fast_usage(policy, peek, slow_peek)
 
     def update(self, rules: Rules) -> None:
         """Replace the rules; the usage of keys is kept.
@@ -285,17 +286,27 @@ def slots_of(policy: Policy, costs: tuple[int, ...]) -> tuple[int, ...]:
 
 def usage_of(decision: Decision) -> dict[str, Usage]:
     """Return the usage of each limit from a decision of `peek`, by the name of the limit."""
-    pairs = zip(decision.policy_limits, decision.views, strict=True)
+    triples = zip(decision.policy_limits, decision.views, decision.used, strict=True)
     return {
-        limit.name: Usage(limit.quota, limit.burst - remaining, remaining, reset / SECOND, limit.unit)
-        for limit, (remaining, _, reset) in pairs
+        limit.name: Usage(limit.quota, used, remaining, reset / SECOND, limit.unit)
+        for limit, (remaining, _, reset), used in triples
     }
 
 
-def fast_usage(policy: Policy, peek: Callable[[Key, int], Decision]) -> Callable[[Key], dict[str, Usage]]:
-    """Build a function that returns `usage_of` a peek, written out for the common policy with one limit."""
+def fast_usage(
+    policy: Policy, peek: Callable[[Key, int], Decision], slow_peek: Callable[[Key], Decision]
+) -> Callable[[Key], dict[str, Usage]]:
+    """Build a function that returns `usage_of` a peek, written out for the common policy with one limit.
+
+    The views of a fast peek do not tell what is in use above a limit: if nothing remains, `slow_peek` is asked.
+    """
     if policy.only is None:
-        return lambda key: usage_of(peek(key, 0))
+
+        def usage_of_several(key: Key) -> dict[str, Usage]:
+            decision = peek(key, 0)
+            return usage_of(decision if decision.remaining else slow_peek(key))
+
+        return usage_of_several
     limit = policy.only
     name, quota, burst, unit, create = limit.name, limit.quota, limit.burst, limit.unit, tuple.__new__
 
@@ -304,6 +315,8 @@ def fast_usage(policy: Policy, peek: Callable[[Key, int], Decision]) -> Callable
         if decision[2][0] is not limit:  # positions: this is a fast path
             return usage_of(decision)  # the rules changed meanwhile
         ((remaining, _, reset),) = decision.views
+        if not remaining:
+            return usage_of(slow_peek(key))
         return {name: create(Usage, (quota, burst - remaining, remaining, reset / SECOND, unit))}
 
     return usage

@@ -1,10 +1,11 @@
 """Settings from YAML, and errors with file, line and field."""
 
 from fractions import Fraction
+from pathlib import Path
 
 import pytest
 
-from tidegate.budget import BudgetSettings, TaskBudget
+from tidegate.budget import AsyncTaskBudget, BudgetSettings, TaskBudget
 from tidegate.budget.settings.file import read_config
 from tidegate.errors import ConfigError
 
@@ -122,3 +123,29 @@ def test_errors_name_file_line_and_field(tmp_path, text, message):
 def test_wrong_settings_are_refused(options, message, path):
     with pytest.raises(ConfigError, match=message):
         TaskBudget(**{"storage": path} | options)
+
+
+@pytest.mark.parametrize("kind", [TaskBudget, AsyncTaskBudget])
+@pytest.mark.parametrize("convert", [str, Path])
+async def test_the_first_argument_may_be_the_path_of_the_storage(kind, convert, tmp_path):
+    budget = kind(convert(tmp_path / "x.db"), per_day=10)
+    assert str(budget.settings.storage) == str(tmp_path / "x.db")
+    result = budget.check_all_limits(1)
+    assert (await result if kind is AsyncTaskBudget else result).allowed
+    assert (tmp_path / "x.db").exists()
+    closing = budget.close()
+    if kind is AsyncTaskBudget:
+        await closing
+
+
+@pytest.mark.parametrize(
+    ("argument", "options", "message"),
+    [
+        ("x.db", {"storage": "y.db"}, "storage: cannot be combined with a path as the first argument"),
+        (7, {}, "settings: expected BudgetSettings, or the path or URL of the storage, not 7"),
+    ],
+)
+def test_other_first_arguments_are_refused(argument, options, message):
+    with pytest.raises(ConfigError) as refused:
+        TaskBudget(argument, per_day=10, **options)
+    assert str(refused.value) == message

@@ -171,3 +171,17 @@ def test_the_file_can_enable_the_budget(tmp_path, path):
 
 def test_the_variables_of_the_specification_are_known(environ):
     assert set(environ) <= set(VARIABLES.values())
+
+
+def test_unknown_variables_are_warned_about_with_the_nearest_name(open_budget, environ, caplog):
+    open_budget({**environ, "RATE_LIMIT_PER_DAYS": "3", "rate_limit_strategy": "fixed", "RATE_LIMIT_XYZZY": "1"})
+    assert [record.getMessage() for record in caplog.records if record.levelname == "WARNING"] == [
+        "the variable RATE_LIMIT_PER_DAYS is not known, and has no effect; did you mean 'RATE_LIMIT_PER_DAY'?",
+        "the variable RATE_LIMIT_XYZZY is not known, and has no effect",
+        "the variable rate_limit_strategy is not known, and has no effect; did you mean 'RATE_LIMIT_STRATEGY'?",
+    ]
+
+
+def test_known_variables_are_not_warned_about(open_budget, environ, caplog):
+    open_budget({**environ, "RATE_LIMIT_BATCH_TTL": "10m", "PATH": "/bin"})
+    assert not caplog.records

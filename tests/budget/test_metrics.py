@@ -1,6 +1,7 @@
 """Metrics: names, scrapes by Prometheus, alert rules, and the queries of the dashboard."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.budget.polling import wait_until
 from tests.budget.prometheus import prometheus, promtool
 from tidegate.budget import TaskBudget
-from tidegate.budget import prometheus as module
+from tidegate.budget.alerts import metrics as module
 from tidegate.budget.prometheus import BudgetCollector
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -49,9 +50,23 @@ def test_names_and_labels_match_the_specification(open_budget, registry, clock):
     assert metrics["rate_limit_exceeded_total", "day"] == 0
     assert metrics["rate_limit_check_duration_seconds_count", None] == 2
     assert metrics["rate_limit_check_duration_seconds_bucket", "+Inf"] == 2
+    assert metrics["rate_limit_record_duration_seconds_count", None] == 1
     assert metrics["rate_limit_database_up", None] == 1
     assert metrics["rate_limit_tasks_recorded_total", None] == 4
     assert metrics["rate_limit_tasks_returned_total", None] == 1
+
+
+def test_durations_are_logged_for_debugging(open_budget, caplog):
+    caplog.set_level("DEBUG", "tidegate.budget")
+    budget = open_budget(per_minute=20)
+    budget.check_all_limits(5)
+    budget.record_completed_tasks(4)
+    budget.check_all_limits(30)
+    figures = [record.getMessage() for record in caplog.records if " took " in record.getMessage()]
+    check, record, denied = (re.sub(r"\d+\.\d{3} ms", "N ms", figure) for figure in figures)
+    assert check == "a check of 5 tasks took N ms: allowed"
+    assert record == "a record of 4 tasks took N ms"
+    assert denied == "a check of 30 tasks took N ms: denied"
 
 
 def test_every_metric_is_in_the_module_docstring(open_budget, registry):

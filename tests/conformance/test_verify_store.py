@@ -36,12 +36,17 @@ class DictStore(Store):
         costs = [cost for ask in asks for cost in ask[2]]
         states = [self.states.get(place) for place in places]
         allowed, after, left = self.decide(verb, limits, states, costs, now, at)
-        views = [limit.rules.view(s, limit, c, now) for limit, s, c in zip(limits, after, left, strict=True)]
+        decision = Decision.of_states(now, tuple(limits), after, left, within_limits=allowed)
+        used, views = decision.used, decision.views
         self.keep(verb, allowed, places, after, now)
         decisions, start = [], 0
         for policy, _, _ in asks:
             end = start + len(policy.limits)
-            decisions.append(Decision((allowed, now, policy.limits, views[start:end], None)))
+            signed = [
+                (limit.burst - used, *view[1:])
+                for limit, used, view in zip(policy.limits, used[start:end], views[start:end], strict=True)
+            ]
+            decisions.append(Decision.of_signed_views(now, policy.limits, signed, within_limits=allowed))
             start = end
         return [decisions[number] for number in numbers]
 

@@ -116,6 +116,7 @@ def test_window_settles_like_a_replay_with_the_actual_costs(algorithm):
                         oracle.charge(cost, now)
                         open_ = [call for call in open_ if call[0] != now]
             assert remaining(limit, state, now) == oracle.remaining(now)
+            assert limit.rules.used(state, limit, now) == limit.burst - oracle.left(now) // 1
 
     check()
 

@@ -25,6 +25,7 @@ def assert_agrees(limit, state, oracle, now, cost):
     allowed = oracle.allowed(cost, now)
     assert (retry == 0) == allowed
     assert remaining == oracle.remaining(now)
+    assert limit.rules.used(state, limit, now) == limit.burst - oracle.left(now) // 1
     if cost > limit.burst:
         assert retry == NEVER
     elif not allowed:

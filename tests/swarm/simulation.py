@@ -154,8 +154,16 @@ class Simulation:
         own_capacity: int = 20,
         share: float = 0.3,
         recovery_interval: float = 60.0,
+        recovery: str = "gradual",
+        blind: bool = False,
     ) -> None:
-        """Set the hidden limit to a `share` of the configured capacity of all agents."""
+        """Set the hidden limit to a `share` of the configured capacity of all agents.
+
+        If agents that share a store are `blind`, they do not know the limit either: they share the whole capacity.
+        """
+        self.recovery = recovery
+        self.blind = blind
+        self.calls_server = blind or not shared
         self.rng = random.Random(seed)
         self.faults = faults or SimulatedFaults()
         self.clock = ManualClock(START)
@@ -163,9 +171,12 @@ class Simulation:
         self.shared = shared
         self.minutes = minutes
         self.own_capacity = own_capacity
+        self.share = share
         self.recovery_interval = recovery_interval
         self.hidden = round(agents * own_capacity * share)
-        self.server = Limiter(f"{self.hidden}/1m burst={max(1, self.hidden // 6)}", clock=self.clock)
+        # A shared quota is a number of calls in any minute, so its server counts windows, too.
+        rule = f"{self.hidden}/1m sliding_log" if shared else f"{self.hidden}/1m burst={max(1, self.hidden // 6)}"
+        self.server = Limiter(rule, clock=self.clock)
         self.store = MemoryStore(clock=self.clock)
         self.network = SimulatedNetwork(self)
         self.lost = 0
@@ -206,10 +217,12 @@ class Simulation:
             f"agent-{next(self._names)}",
             cooldown=5.0,
             recovery_interval=self.recovery_interval,
+            recovery=self.recovery,
             clock=self.clock,
             **options,
         )
-        limiter.set_capacity("api", self.hidden if self.shared else self.own_capacity, 60)
+        together = round(self.hidden / self.share) if self.blind else self.hidden
+        limiter.set_capacity("api", together if self.shared else self.own_capacity, 60)
         return limiter, bus
 
     def _call(self, number: int) -> None:
@@ -221,7 +234,7 @@ class Simulation:
             self._sent += 1
             if self.shared:
                 self._admitted()
-            elif not self.server.try_acquire("api"):
+            if self.calls_server and not self.server.try_acquire("api"):
                 self._refused += 1
                 self.outcome.announcements += 1
                 limiter.announce_reduced("api", "received 429 response")

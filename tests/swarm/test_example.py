@@ -13,15 +13,16 @@ ROOT = Path(__file__).parents[2]
 
 def test_five_agents_against_a_hidden_limit():
     with NatsServer() as server:
-        words = [sys.executable, "-W", "error", "-m", "examples.swarm.run", server.url, "30"]
+        words = [sys.executable, "-W", "error", "-m", "examples.swarm.run", server.url, "80"]
         done = subprocess.run(words, capture_output=True, text=True, timeout=100, check=False, cwd=ROOT)
     assert (done.returncode, done.stderr) == (0, "")
-    *lines, last = done.stdout.splitlines()
-    received = json.loads(last)
-    assert received["agents"] == 5
-    assert received["served"] + received["refused"] == 150
-    assert received["refused"] > 0, "the agents together exceed the hidden limit"
+    results = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    assert [result["recovery"] for result in results] == ["gradual", "remember"]
+    for result in results:
+        assert result["agents"] == 5
+        assert result["served"] + result["refused"] == 400
+        assert result["refused"] > 0, "the agents together exceed the hidden limit"
     assert re.search(r"agent-\d: agent-\d reduced the capacity to \d+", done.stdout), "not announced"
-    lowest = [int(line.rpartition(" ")[2]) for line in lines if "lowest" in line]
-    assert len(lowest) == 5
+    lowest = [int(line.rpartition(" ")[2]) for line in done.stdout.splitlines() if "lowest" in line]
+    assert len(lowest) == 10
     assert min(lowest) <= 20

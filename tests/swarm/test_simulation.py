@@ -35,6 +35,19 @@ def test_agents_that_share_never_exceed_the_quota_together(seed):
     assert outcome.crashes > 0
 
 
+@pytest.mark.parametrize("shared", [False, True], ids=["per agent", "shared"])
+def test_agents_that_remember_refusals_use_most_of_a_limit_they_do_not_know(shared):
+    """With the usual faults of the network, and crashes."""
+    simulation = Simulation(
+        20, 60, seed=1, shared=shared, blind=True, own_capacity=40, recovery_interval=15.0, recovery="remember"
+    )
+    outcome = simulation.run()
+    assert outcome.settled is not None
+    assert outcome.settled <= 10
+    assert outcome.utilisation >= 0.9
+    assert outcome.refused_share <= 0.01
+
+
 def test_the_same_seed_gives_the_same_simulation():
     first, second = (Simulation(5, 10, seed=3).run() for _ in range(2))
     assert first == second

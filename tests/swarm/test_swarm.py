@@ -118,6 +118,8 @@ def test_the_message_on_the_bus(face, agents, hub):
         "timestamp": "2024-10-04T00:00:00.000000Z",
         "epoch": START * 1_000_000,
         "retry_after": 12,
+        "refused_at": 100,
+        "recovers_after": 252.0,
     }
 
 

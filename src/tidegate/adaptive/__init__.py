@@ -11,8 +11,9 @@ policies when `changed` is called.
 """
 
 from tidegate.adaptive.capacities import SUBJECT, Capacities, CapacitySnapshot, Listener
-from tidegate.adaptive.capacity import CapacityState, RecoverySettings, Reduction, read_recovery_settings
+from tidegate.adaptive.capacity import CapacityState, Reduction
 from tidegate.adaptive.gated_store import GatedStore, RecoveringClock
+from tidegate.adaptive.recovery import Recovery, RecoverySettings, read_recovery_settings
 from tidegate.adaptive.update import CapacityUpdate
 
 __all__ = [
@@ -24,6 +25,7 @@ __all__ = [
     "GatedStore",
     "Listener",
     "RecoveringClock",
+    "Recovery",
     "RecoverySettings",
     "Reduction",
     "read_recovery_settings",

@@ -10,10 +10,12 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from tidegate.adaptive.capacity import CapacityState, RecoverySettings
+from tidegate.adaptive.capacity import CapacityState
+from tidegate.adaptive.recovery import RecoverySettings
 from tidegate.adaptive.signing import EPOCH, MalformedError, MessageSigner, read_signed
 from tidegate.adaptive.update import MAX_NAME, MAX_UPDATE_BYTES, CapacityUpdate, is_name, retain_key
 from tidegate.bus import Bus, Event, Retain
+from tidegate.bus.base import SUBJECT as SUBJECT_PATTERN
 from tidegate.clock import Clock, SystemClock
 from tidegate.core.bounds import SECOND
 from tidegate.errors import Closed, ConfigError
@@ -23,14 +25,25 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 SUBJECT: Final = "ratelimit.capacity"
+MAX_NAMESPACE: Final = 100  # characters
 MAX_UNCONFIGURED_RESOURCES: Final = 256  # whose updates are stored until the resource is configured
 MAX_UPDATES_PER_UNCONFIGURED: Final = 8
-RETAIN_AFTER_RECOVERY: Final = 3600.0  # seconds for which an update is retained after its recovery
+RETAIN_AFTER_RECOVERY: Final = 300.0  # seconds for which an update is retained after its recovery: clocks differ
 RETAIN_WITHOUT_RECOVERY: Final = 86_400.0  # seconds, if it never recovers
 
-COUNTS: Final = ("sent", "applied", "own", "unknown", "above", "stale", "expired", "malformed")
+COUNTS: Final = ("sent", "applied", "own", "unknown", "above", "stale", "expired", "malformed", "cleared")
 
 Listener = Callable[[CapacityUpdate], object]
+
+
+def subject_in(namespace: str, subject: str) -> str:
+    """Return a subject within a namespace; without one, the subject itself."""
+    if not namespace:
+        return subject
+    if not isinstance(namespace, str) or len(namespace) > MAX_NAMESPACE or not SUBJECT_PATTERN.fullmatch(namespace):
+        message = f"must be words of letters, digits, '-' and '_' joined by dots such as 'team-a', not {namespace!r}"
+        raise ConfigError(message, field="namespace")
+    return f"{namespace}.{subject}"
 
 
 class CapacitySnapshot(NamedTuple):
@@ -54,8 +67,8 @@ class Capacities:
 
     `changed(resource)` is called, without a lock held, after the capacity of a resource changed. `received` is called
     with each update of another agent that had an effect. Updates without effect are counted in `metrics()`: our own, of
-    resources that are not configured here, above the original, stale (already known), expired (signed, but too old or
-    from a clock that is too far ahead), malformed.
+    resources that are not configured here, above the original, stale (already known), expired (its sender has recovered
+    since then; or signed, but too old or from a clock that is too far ahead), malformed.
 
     Recovery does not call `changed`: waiting callers take a snapshot again at `due`.
     """
@@ -68,7 +81,7 @@ class Capacities:
         clock: Clock | None = None,
         bus: Bus | None = None,
         secret: str | bytes | None = None,
-        subject: str = SUBJECT,
+        namespace: str = "",
         changed: Callable[[str], object] | None = None,
         received: Listener | None = None,
     ) -> None:
@@ -83,7 +96,8 @@ class Capacities:
         self.clock: Clock = clock or SystemClock()
         self._bus = bus
         self._signer = MessageSigner(secret, self.clock)
-        self._subject = subject
+        self._namespace = namespace
+        self._subject = subject = subject_in(namespace, SUBJECT)
         self._changed = changed or (lambda _resource: None)
         self._received = received or (lambda _update: None)
         self._lock = fork_safe(threading.Lock())
@@ -144,10 +158,13 @@ class Capacities:
 
     # ---- reducing ----------------------------------------------------------------------------------------------------
 
-    def reduce(self, resource: str, reason: str = "", retry_after: float | None = None) -> CapacityUpdate | None:
+    def reduce(
+        self, resource: str, reason: str = "", retry_after: float | None = None, began: float | None = None
+    ) -> CapacityUpdate | None:
         """Reduce a resource and publish the update; None if it is not configured, or was reduced just before.
 
-        `retry_after` is the number of seconds for which no agent may make calls.
+        `retry_after` is the number of seconds for which no agent may make calls. `began` is when the refused call began, in
+        seconds of the clock's steady time: if that was before the latest reduction took effect, it reduces no further.
         """
         if retry_after is not None and not 0 <= retry_after < float("inf"):
             raise ConfigError(f"must be a non-negative number of seconds, not {retry_after!r}", field="retry_after")
@@ -159,9 +176,10 @@ class Capacities:
             before = entry.capacity
             epoch = before.next_epoch(wall)
             pause = 0 if retry_after is None else round(retry_after * SECOND)
-            after = before.reduce(now, epoch, self.agent_id, pause)
+            after = before.reduce(now, epoch, self.agent_id, pause, None if began is None else round(began * SECOND))
             if after is before:
                 return None
+            end = after.recovered_at(now)
             update = CapacityUpdate(
                 resource,
                 self.agent_id,
@@ -170,6 +188,8 @@ class Capacities:
                 EPOCH + timedelta(microseconds=wall),
                 epoch,
                 retry_after,
+                before.current(now),
+                None if end is None else (end - now) / SECOND,
             )
             payload = update.to_json(self._signer.secret)
             self._keep(entry, after, update, payload, now)
@@ -217,6 +237,8 @@ class Capacities:
                 return False
             outcome = self._merge(entry, update, payload, now, age)
             self._counts[outcome] += 1
+        if outcome == "cleared":
+            self._changed(update.resource)
         if outcome != "applied":
             return False
         self._changed(update.resource)
@@ -225,10 +247,18 @@ class Capacities:
 
     def _merge(self, entry: _TrackedResource, update: CapacityUpdate, payload: bytes, now: int, age: int) -> str:
         before = entry.capacity
+        if update.clears:
+            entry.capacity = before.clear(update.order)
+            entry.due = entry.capacity.next_change(now)
+            return "cleared"
+        if update.recovers_after is not None and age and age >= update.recovers_after * SECOND:
+            return "expired"
         if update.new_capacity > before.original:
             return "above"
         order, agent, value = update.order, update.agent_id, update.new_capacity
-        after = before.merge(now, order, agent, value, age=age, retry_after=update.pause)
+        after = before.merge(
+            now, order, agent, value, age=age, retry_after=update.pause, refused_at=update.refused_at or 0
+        )
         if after is before:
             return "stale"
         previous = before.current(now), before.frozen_until
@@ -258,7 +288,8 @@ class Capacities:
     def _retain(self, capacity: CapacityState, update: CapacityUpdate, now: int) -> Retain:
         end = capacity.recovered_at(now)
         ttl = RETAIN_WITHOUT_RECOVERY if end is None else (end - now) / SECOND + RETAIN_AFTER_RECOVERY
-        return Retain(retain_key(update.resource, update.agent_id, self._signer.tag), update.order, ttl)
+        key = retain_key(update.resource, update.agent_id, self._signer.tag, self._namespace)
+        return Retain(key, update.order, ttl)
 
     def _synced(self, retained: Mapping[str, int]) -> None:
         """Publish reductions in force again if the server lost them, for example in a restart."""

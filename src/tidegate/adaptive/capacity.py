@@ -9,10 +9,10 @@ Everything here is pure: a CapacityState is immutable, and `now` is an argument,
     capacity.frozen_until                                     no calls before that instant (Retry-After)
     capacity.next_change(now)                                 when it changes next; None: never by itself
 
-**Value at an instant.** Each reduction starts a curve: its value, then one recovery step per interval,
-`max(value + 1, floor(value * settings.recover))`, until the original is reached. A freeze delays the curve: its steps
-count from the end of the freeze. The capacity is the minimum of all curves, never above the original (unless
-`settings.beyond`, which lets the last step exceed it), never below 1.
+**Value at an instant.** Each reduction starts a curve: its value, then one recovery step per interval (see `recovery`),
+until the original is reached. A freeze delays the curve: its steps count from the end of the freeze. The capacity is
+the minimum of all curves, never above the original (unless `settings.beyond`, which lets the last step exceed it),
+never below 1.
 
 **Merging.** The state is a set of reductions and merging is union, so the same messages produce the same state in any
 order and with any repetition. The start of a reduction needs care, because the clocks of agents differ: a message
@@ -29,83 +29,28 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from dataclasses import dataclass, field, replace
-from datetime import timedelta
-from fractions import Fraction
 from typing import Final, NamedTuple
 
+from tidegate.adaptive.recovery import RecoverySettings
 from tidegate.core.bounds import MAX_INTEGER, SECOND
-from tidegate.errors import ConfigError
 
+GRADUAL: Final = RecoverySettings()
 MAX_REDUCTIONS: Final = 32
 MAX_FREEZE: Final = 86_400 * SECOND  # a longer Retry-After is cut to a day
 
 
-@dataclass(frozen=True, slots=True)
-class RecoverySettings:
-    """How capacity is reduced and recovers. Factors are exact fractions, times are microseconds.
-
-    Without an `interval` nothing recovers. A local reduction within `cooldown` of the last one is treated as its
-    duplicate: a response to a call that was in flight.
-    """
-
-    reduce: Fraction = Fraction(1, 2)
-    recover: Fraction = Fraction(11, 10)
-    interval: int | None = 30 * SECOND
-    beyond: bool = False
-    cooldown: int = 0
-
-    def reduced(self, value: int) -> int:
-        """Return a value after a reduction."""
-        return max(1, value * self.reduce.numerator // self.reduce.denominator)
-
-    def recovered(self, value: int) -> int:
-        """Return a value after one recovery step, of at least 1."""
-        return max(value + 1, value * self.recover.numerator // self.recover.denominator)
-
-
-def read_recovery_settings(
-    reduce_factor: float | Fraction = 0.5,
-    recovery_factor: float | Fraction = 1.1,
-    recovery_interval: float | timedelta | None = 30.0,
-    *,
-    max_recovery: bool = True,
-    cooldown: float | timedelta = 0.0,
-) -> RecoverySettings:
-    """Build settings from the arguments of a limiter: factors exactly as written (1.1 is 11/10), times in seconds."""
-    reduce = _fraction("reduce_factor", reduce_factor)
-    recover = _fraction("recovery_factor", recovery_factor)
-    if not 0 < reduce < 1:
-        raise ConfigError(f"must be between 0 and 1, such as 0.5, not {reduce_factor!r}", field="reduce_factor")
-    if recover <= 1:
-        raise ConfigError(f"must be greater than 1, such as 1.1, not {recovery_factor!r}", field="recovery_factor")
-    interval = None if recovery_interval is None else _micros("recovery_interval", recovery_interval)
-    if interval is not None and interval < 1:
-        raise ConfigError(f"must be greater than 0, not {recovery_interval!r}", field="recovery_interval")
-    return RecoverySettings(reduce, recover, interval, beyond=not max_recovery, cooldown=_micros("cooldown", cooldown))
-
-
-def _fraction(name: str, value: float | Fraction) -> Fraction:
-    try:
-        return Fraction(repr(value) if isinstance(value, float) else value)
-    except (ValueError, TypeError, OverflowError, ZeroDivisionError):
-        raise ConfigError(f"must be a number, not {value!r}", field=name) from None
-
-
-def _micros(name: str, value: float | timedelta) -> int:
-    seconds = value.total_seconds() if isinstance(value, timedelta) else value
-    if isinstance(seconds, (int, float)) and not isinstance(seconds, bool) and 0 <= seconds <= MAX_INTEGER // SECOND:
-        return round(seconds * SECOND)
-    raise ConfigError(f"must be a non-negative number of seconds, not {value!r}", field=name)
-
-
 class Reduction(NamedTuple):
-    """One reduction, ordered by its epoch: to `value`, since an instant, with no calls before `until`."""
+    """One reduction, ordered by its epoch: to `value`, since an instant, with no calls before `until`.
+
+    `refused_at` is the capacity at which calls were refused.
+    """
 
     epoch: int
     agent: str
     value: int
     since: int
     until: int  # at least `since`: recovery starts here
+    refused_at: int = 0  # used by the recovery "remember" only
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +58,7 @@ class CapacityState:
     """The known reductions of one resource; see the module for the rules."""
 
     original: int
-    settings: RecoverySettings = RecoverySettings()
+    settings: RecoverySettings = GRADUAL
     reductions: tuple[Reduction, ...] = field(default=())  # by epoch; `since` never falls as epochs rise
     floor: int = 0  # reductions up to this epoch are ignored
     # Computed once: the curves that matter, because no newer one is as low and recovers no sooner, with their ends.
@@ -123,7 +68,10 @@ class CapacityState:
         """Compute the curves, without those that a newer one covers."""
         relevant: list[Reduction] = []
         for reduction in reversed(self.reductions):
-            if not any(r.value <= reduction.value and r.until >= reduction.until for r in relevant):
+            if not any(
+                r.value <= reduction.value and r.until >= reduction.until and r.refused_at <= reduction.refused_at
+                for r in relevant
+            ):
                 relevant.append(reduction)
         object.__setattr__(self, "curves", tuple((reduction, self._end(reduction)) for reduction in relevant))
 
@@ -178,16 +126,13 @@ class CapacityState:
 
     def _value(self, reduction: Reduction, now: int) -> int:
         """Return the value of a curve that has not ended."""
-        value = reduction.value
-        for _ in range(self._steps(reduction, now)):
-            value = self.settings.recovered(value)
-        return value
+        return self.settings.value_after(reduction.value, reduction.refused_at, self._steps(reduction, now))
 
     def _recovered_value(self, now: int) -> int:
         """Return the capacity after recovery: the original, or more if that is allowed."""
         if not self.settings.beyond or self.settings.interval is None:
             return self.original
-        ends = [self._recovery_end(r.value)[0] for r in self.reductions if r.value < self.original and r.until <= now]
+        ends = [self._recovery_end(r)[0] for r in self.reductions if r.value < self.original and r.until <= now]
         return max(ends, default=self.original)
 
     def _end(self, reduction: Reduction) -> int | None:
@@ -195,38 +140,56 @@ class CapacityState:
             return reduction.until
         if self.settings.interval is None:
             return None
-        return reduction.until + self._recovery_end(reduction.value)[1] * self.settings.interval
+        return reduction.until + self._recovery_end(reduction)[1] * self.settings.interval
 
-    def _recovery_end(self, value: int) -> tuple[int, int]:
+    def _recovery_end(self, reduction: Reduction) -> tuple[int, int]:
         """Return the value at the end of recovery, and the number of steps."""
-        steps = 0
-        while value < self.original:
-            value, steps = self.settings.recovered(value), steps + 1
-        return value, steps
+        return self.settings.end(reduction.value, reduction.refused_at, self.original)
 
     # ---- changing ----------------------------------------------------------------------------------------------------
 
-    def reduce(self, now: int, epoch: int, agent: str, retry_after: int = 0) -> CapacityState:
-        """Reduce by the factor of the settings, and freeze for `retry_after` microseconds; a duplicate only freezes."""
+    def reduce(self, now: int, epoch: int, agent: str, retry_after: int = 0, began: int | None = None) -> CapacityState:
+        """Reduce by the factor of the settings, and freeze for `retry_after` microseconds; a duplicate only freezes.
+
+        The refusal of a call that `began` before the latest reduction took effect is a duplicate: it has the same
+        cause. Without `began`, only the settings say how long refusals are duplicates.
+        """
         value = self.current(now)
-        if not self.reductions or now - self.reductions[-1].since >= self.settings.cooldown:
-            value = self.settings.reduced(value)
+        refused_at = 0
+        if not self._has_same_cause(now, began):
+            refused_at, value = value, self.settings.reduced(value)
         elif not retry_after:
             return self
-        return self.merge(now, epoch, agent, value, retry_after=retry_after)
+        return self.merge(now, epoch, agent, value, retry_after=retry_after, refused_at=refused_at)
+
+    def _has_same_cause(self, now: int, began: int | None) -> bool:
+        """Return whether a refusal has the same cause as the latest reduction."""
+        if not self.reductions:
+            return False
+        since, instant = self.reductions[-1].since, now if began is None else began
+        return (began is not None and began < since) or instant - since < self.settings.same_cause
 
     def merge(
-        self, now: int, epoch: int, agent: str, value: int, *, age: int = 0, retry_after: int = 0
+        self,
+        now: int,
+        epoch: int,
+        agent: str,
+        value: int,
+        *,
+        age: int = 0,
+        retry_after: int = 0,
+        refused_at: int = 0,
     ) -> CapacityState:
         """Add a reduction to `value` (at least 1) that is `age` old; returns the same object if nothing changes.
 
         A value above the original is not a reduction; neither is the original itself, but its freeze applies.
+        `refused_at` is the capacity that was refused; 0: it is not known.
         """
         if epoch <= self.floor or value > self.original or value < 1 or (value == self.original and not retry_after):
             return self
         since = min((now - max(0, age), *(r.since for r in self.reductions if r.epoch >= epoch)))
         length = max(0, min(MAX_FREEZE, retry_after))
-        new = Reduction(epoch, agent, value, since, since + length)
+        new = Reduction(epoch, agent, value, since, since + length, self._refused_at(value, refused_at))
         known = [
             r if r.epoch > epoch or r.since <= since else r._replace(since=since, until=since + (r.until - r.since))
             for r in self.reductions
@@ -238,6 +201,12 @@ class CapacityState:
             merged = (*known[:place], new, *known[place:])
         return self if merged == self.reductions else self._bounded(merged, now)
 
+    def _refused_at(self, value: int, refused_at: int) -> int:
+        """Return the refused capacity to remember: never above the original."""
+        if not self.settings.remember:
+            return 0
+        return min(self.original, max(value, refused_at or self.settings.refused_value(value)))
+
     def _bounded(self, reductions: tuple[Reduction, ...], now: int) -> CapacityState:
         """Keep the latest reductions; an older one in force is merged into the next."""
         after = replace(self, reductions=reductions)
@@ -245,8 +214,17 @@ class CapacityState:
             return after
         first, second, *rest = reductions
         if first in after.in_force(now):
-            second = second._replace(value=min(first.value, second.value), until=max(first.until, second.until))
+            second = second._replace(
+                value=min(first.value, second.value),
+                until=max(first.until, second.until),
+                refused_at=min(first.refused_at, second.refused_at),
+            )
         return replace(self, reductions=(second, *rest), floor=max(self.floor, first.epoch))
+
+    def clear(self, epoch: int) -> CapacityState:
+        """Return a state without the reductions up to an epoch; later messages about them are ignored."""
+        kept = tuple(reduction for reduction in self.reductions if reduction.epoch > epoch)
+        return replace(self, reductions=kept, floor=max(self.floor, epoch))
 
     def restart(self, original: int) -> CapacityState:
         """Return a state with another original and without the previous reductions."""

@@ -1,8 +1,8 @@
 """The message that agents exchange: a CapacityUpdate, as JSON, signed if a secret is shared.
 
     {"resource": "api", "agent_id": "agent-1", "new_capacity": 50, "reason": "received 429 response",
-     "timestamp": "2026-11-16T01:33:32.120000Z", "epoch": 1794792812120000, "retry_after": 12.0, "nonce": "…",
-     "signature": "…"}
+     "timestamp": "2026-11-16T01:33:32.120000Z", "epoch": 1794792812120000, "retry_after": 12.0, "refused_at": 100,
+     "recovers_after": 252.0, "nonce": "…", "signature": "…"}
 
 The first five fields are required. Without `epoch`, the timestamp is used. With a shared secret there are `nonce` and
 `signature`; `signing` describes how they are made and checked.
@@ -34,7 +34,9 @@ class CapacityUpdate:
     """One agent's reduction of a resource to `new_capacity`, with reason and time.
 
     `epoch` orders updates without relying on clocks (see `capacity`). `retry_after` is the number of
-    seconds for which no agent may make calls.
+    seconds for which no agent may make calls. `refused_at` is the capacity at which calls were refused. `recovers_after` is how many seconds after the
+    timestamp the sender has recovered: from then on, no agent obeys the update. An update that `clears` ends all
+    reductions of the resource up to its epoch.
     """
 
     resource: str
@@ -44,6 +46,9 @@ class CapacityUpdate:
     timestamp: datetime
     epoch: int | None = None
     retry_after: float | None = None
+    refused_at: int | None = None
+    recovers_after: float | None = None
+    clears: bool = False
 
     @property
     def at(self) -> int:
@@ -73,6 +78,12 @@ class CapacityUpdate:
             fields["epoch"] = self.epoch
         if self.retry_after is not None:
             fields["retry_after"] = self.retry_after
+        if self.refused_at is not None:
+            fields["refused_at"] = self.refused_at
+        if self.recovers_after is not None:
+            fields["recovers_after"] = self.recovers_after
+        if self.clears:
+            fields["clears"] = True
         return write_signed(fields, secret)
 
     @classmethod
@@ -84,12 +95,16 @@ class CapacityUpdate:
     def from_fields(cls, fields: Mapping[str, object]) -> Self:
         """Build an update from the fields of a parsed message."""
         capacity, epoch, pause = fields.get("new_capacity"), fields.get("epoch"), fields.get("retry_after")
+        refused_at, recovers_after = fields.get("refused_at"), fields.get("recovers_after")
         if capacity is None or not _whole(capacity):
             raise MalformedError(f"new_capacity must be an integer of at least 1, not {capacity!r}")
         if epoch is not None and not (_whole(epoch) and epoch <= MAX_EPOCH):
             raise MalformedError(f"epoch must be an integer from 1 to 2**52, not {epoch!r}")
-        if pause is not None and not (_number(pause) and 0 <= pause <= MAX_INTEGER // SECOND):
-            raise MalformedError(f"retry_after must be a number of seconds, not {pause!r}")
+        for name, time in (("retry_after", pause), ("recovers_after", recovers_after)):
+            if time is not None and not (_number(time) and 0 <= time <= MAX_INTEGER // SECOND):
+                raise MalformedError(f"{name} must be a number of seconds, not {time!r}")
+        if refused_at is not None and not _whole(refused_at):
+            raise MalformedError(f"refused_at must be an integer of at least 1, not {refused_at!r}")
         return cls(
             resource=_text(fields, "resource"),
             agent_id=_text(fields, "agent_id"),
@@ -97,7 +112,10 @@ class CapacityUpdate:
             reason=_text(fields, "reason", needed=False),
             timestamp=read_instant(fields.get("timestamp")),
             epoch=epoch,
-            retry_after=pause,
+            retry_after=pause,  # type: ignore[arg-type]  # a number: checked above
+            refused_at=refused_at,
+            recovers_after=recovers_after,  # type: ignore[arg-type]  # as above
+            clears=fields.get("clears") is True,
         )
 
 
@@ -127,7 +145,8 @@ def is_name(value: object) -> bool:
     return True
 
 
-def retain_key(resource: str, agent_id: str, tag: str = "") -> str:
-    """Return the retain key of an agent's latest update of a resource; `tag` distinguishes swarms."""
-    key = join_key((resource, agent_id, tag) if tag else (resource, agent_id))
+def retain_key(resource: str, agent_id: str, tag: str = "", namespace: str = "") -> str:
+    """Return the retain key of an agent's latest update of a resource; `tag` and `namespace` distinguish swarms."""
+    parts = (resource, agent_id, tag, namespace) if namespace else (resource, agent_id, tag)
+    key = join_key(parts if tag or namespace else (resource, agent_id))
     return key if len(key.encode()) <= MAX_KEY_BYTES else f"sha256:{hashlib.sha256(key.encode()).hexdigest()}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
 
 from tidegate.budget.batch import AsyncBatch, Batch
@@ -16,7 +17,6 @@ from tidegate.limiter import AsyncLimiter, Limiter
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable, Mapping
-    from pathlib import Path
     from typing import Unpack
 
     from tidegate.budget.operations import BudgetFlow, BudgetStep
@@ -34,7 +34,7 @@ class _ConfiguredBudget:
 
     def __init__(
         self,
-        settings: BudgetSettings | None = None,
+        settings: BudgetSettings | str | Path | None = None,
         *,
         clock: Clock | None = None,
         load: Callable[[], float] | None = None,
@@ -42,11 +42,20 @@ class _ConfiguredBudget:
     ) -> None:
         """Open a budget with settings, or with their fields as keywords, such as `per_minute=20, per_day=500`.
 
+        A path or URL as the first argument is the storage: `TaskBudget("rate_limits.db", per_day=500)`.
         `load` returns the system load, from 0 to 1, for the rules of the schedule; the default is the machine's load
         average divided by its processors. `clock` replaces the clock, for tests.
         """
+        if isinstance(settings, (str, Path)):
+            if "storage" in options:
+                raise ConfigError("cannot be combined with a path as the first argument", field="storage")
+            options["storage"] = settings
+            settings = None
         if settings is None:
             settings = BudgetSettings(**options)
+        elif not isinstance(settings, BudgetSettings):
+            message = f"expected BudgetSettings, or the path or URL of the storage, not {settings!r}"
+            raise ConfigError(message, field="settings")
         elif options:
             message = f"cannot be combined with {', '.join(sorted(options))}: set these fields in the settings"
             raise ConfigError(message, field="settings")

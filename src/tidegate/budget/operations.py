@@ -26,6 +26,7 @@ from tidegate.core.decision import Decision, LocalDecision
 from tidegate.errors import ConfigError, Denied, StoreUnavailable
 from tidegate.flow import Flow
 from tidegate.policy.model import check_cost
+from tidegate.stores.outage import GuardedStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -93,6 +94,8 @@ class BudgetOperations:
                 log.warning("%s", message)
             self._tier_policies = TierPolicies(settings, self.plan, load)
             self.store, self.settlements = open_storage(settings, clock)
+            if isinstance(self.store, GuardedStore):
+                self.store.on_outage = self._report_outage
             self.clock: Clock = clock or self.store.clock
             test_clock = None if self.clock is self.store.clock else self.clock
             self._local_settlements = StoreSettlements(self.store, test_clock)
@@ -127,7 +130,6 @@ class BudgetOperations:
         reservation_cost = tier_policy.reservation_cost(charges, task_count)
         decision, costs = yield from self._reserve_flow(tier_policy, reservation_cost, timeout, priority)
         local, short_term = isinstance(decision, LocalDecision), self.settings.on_database_error == "short-term"
-        self.monitor.record_database(lost=local, waiting=self.backlog)
         if not local:
             usage = self._last_usage = usage_of(decision)
             memory_at = self._short_term.charge(tier_policy, costs) if decision.allowed else 0
@@ -182,11 +184,13 @@ class BudgetOperations:
             raise ConfigError(f"expected one ID for each of {count} tasks, not {len(ids)} IDs", field="task_ids")
         if not self.settings.enabled:
             return
+        started = SystemClock.steady()
         batch = self._open_batches.claim(count, task_type, result)
         if batch is not None:
             yield from self.settle_flow(batch, count, task_type, ids, cost, last=True)
         elif count:
             yield from self._record_unreserved_flow(count, task_type, ids, read_cost(cost))
+        self.monitor.count_record(count, SystemClock.steady() - started)
 
     def cancel_flow(self, result: RateLimitResult | None = None) -> BudgetFlow[None]:
         """Return the batch of `result`, or the oldest open batch."""
@@ -281,7 +285,6 @@ class BudgetOperations:
         """Read usage from a decision; while the database is lost, long tiers have their last known usage."""
         usage = usage_of(decision)
         lost = isinstance(decision, LocalDecision)
-        self.monitor.record_database(lost=lost, waiting=self.backlog)
         if not lost:
             self._last_usage = usage
             self.monitor.record_usage(usage, instant(decision.at))
@@ -352,6 +355,10 @@ class BudgetOperations:
         yield BudgetStep("blocking", self.store, "close")
 
     # ---- the database ------------------------------------------------------------------------------------------------
+
+    def _report_outage(self, reason: str | None) -> None:
+        """Report that the database stopped answering for some reason, or answers again (None)."""
+        self.monitor.record_database(lost=self.lost, reason=reason, waiting=self.backlog)
 
     @property
     def lost(self) -> bool:

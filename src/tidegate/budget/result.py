@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal, NotRequired, TypedDict
 
 from tidegate.budget.settings.tiers import is_tier, tier_of
 from tidegate.limiter import Usage
+from tidegate.limiter import usage_of as limiter_usage_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -114,13 +115,7 @@ def instant(microseconds: int) -> datetime:
 
 def usage_of(decision: Decision) -> dict[str, Usage]:
     """Read the usage of each tier from a decision."""
-    return {
-        limit.name: Usage(
-            limit.quota, limit.limit.burst - limit.remaining, limit.remaining, limit.reset_after, limit.unit
-        )
-        for limit in decision.limits
-        if is_tier(limit.name)
-    }
+    return {name: usage for name, usage in limiter_usage_of(decision).items() if is_tier(name)}
 
 
 def result_of(

@@ -9,6 +9,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any, Final
 
 from tidegate.adaptive import SUBJECT, CapacityUpdate
+from tidegate.adaptive.capacities import subject_in
 from tidegate.adaptive.signing import MalformedError, MessageSigner, read_signed
 from tidegate.adaptive.update import MAX_UPDATE_BYTES
 from tidegate.bus import open_bus
@@ -17,6 +18,7 @@ from tidegate.cli.output import Output, counted
 from tidegate.clock import SystemClock, ThreadSignal
 from tidegate.core.bounds import SECOND
 from tidegate.errors import ConfigError, StoreUnavailable
+from tidegate.swarm.clearing import clear_reductions
 from tidegate.swarm.presence import Agent, Watcher
 from tidegate.urls import redact
 
@@ -38,6 +40,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--interval", type=seconds, default=1.0, metavar="SECONDS", help="time between updates (default: 1)"
     )
     parser.add_argument("--once", action="store_true", help="print the swarm once and exit")
+    parser.add_argument("--namespace", default="", metavar="NAME", help="the namespace of the agents")
+    parser.add_argument(
+        "--clear", nargs="?", const="", metavar="RESOURCE", help="end the reductions of a resource, or of all, and exit"
+    )
 
 
 def run(args: argparse.Namespace, output: Output) -> int:
@@ -50,21 +56,34 @@ def run(args: argparse.Namespace, output: Output) -> int:
     with open_bus(url) as bus:
         if not bus.wait(CONNECT_TIMEOUT):
             raise StoreUnavailable(f"the bus at {redact(url)} does not respond: check that its server is running")
-        SwarmView(bus, os.environ.get("TIDEGATE_SWARM_SECRET") or None, output).watch(args.interval, once=args.once)
+        secret = os.environ.get("TIDEGATE_SWARM_SECRET") or None
+        if args.clear is not None:
+            write_cleared(clear_reductions(bus, args.clear or None, secret, args.namespace), output)
+        else:
+            SwarmView(bus, secret, output, args.namespace).watch(args.interval, once=args.once)
     return 0
+
+
+def write_cleared(counts: dict[str, int], output: Output) -> None:
+    """Write which reductions were ended."""
+    output.write_json({"cleared": counts})
+    for name, count in sorted(counts.items()):
+        output.write_line(f"{clean(name)}: {count} retained reduction{'' if count == 1 else 's'} cleared")
+    if not counts:
+        output.write_line("no reductions are retained: check the namespace, and the secret (TIDEGATE_SWARM_SECRET)")
 
 
 class SwarmView:
     """The agents of a swarm and recent updates, and how they are shown."""
 
-    def __init__(self, bus: Bus, secret: str | None, output: Output) -> None:
+    def __init__(self, bus: Bus, secret: str | None, output: Output, namespace: str = "") -> None:
         """Subscribe to updates on the bus."""
         self._output = output
         self._signer = MessageSigner(secret, bus.clock)
-        self._watcher = Watcher(bus, secret)
+        self._watcher = Watcher(bus, secret, namespace)
         self._updates: deque[tuple[CapacityUpdate, bool]] = deque(maxlen=MAX_UPDATES_SHOWN)
         self._totals: dict[tuple[str, str], int] = {}
-        bus.subscribe(SUBJECT, self._receive)
+        bus.subscribe(subject_in(namespace, SUBJECT), self._receive)
 
     def _receive(self, event: Event) -> None:
         try:
@@ -73,7 +92,7 @@ class SwarmView:
         except MalformedError:
             return
         verdict = self._signer.classify(signature, update.at, late=event.late)
-        if verdict in ("new", "old"):
+        if verdict in ("new", "old") and not update.clears:
             self._updates.append((update, verdict == "old"))
 
     def watch(self, interval: float, *, once: bool) -> None:

@@ -4,12 +4,15 @@
     view(state, limit, cost, now)         -> (remaining, retry, reset)
     adjust(state, limit, delta, now, at)  -> the new state
     expires(state)                        -> the instant from which the state is equivalent to None
+    used(state, limit, now)               -> the permits in use, also above the limit
 
 A **State** is a tuple that begins with the Limit that wrote it; None is the state of a new key. `charge` takes `cost`
 permits (at least one) if they are available. `view` returns the `remaining` permits; `retry`, which is 0 if the cost
 would be charged, else the microseconds until it would be (if nothing else happens), or NEVER; and `reset`, the
 microseconds until all permits are available again. `adjust` corrects an earlier charge: it gives back (delta < 0) or
-takes (delta > 0) permits, those charged at the instant `at`, or the latest ones if `at` is None.
+takes (delta > 0) permits, those charged at the instant `at`, or the latest ones if `at` is None. `used` is
+`limit.burst - remaining` while permits remain; it exceeds the burst if a correction took more than there was, or the
+limit was lowered.
 
 Time never runs backwards for a key: every transition first raises `now` to the latest instant in its state. A state
 that an earlier version of the limit wrote is read so that the change itself refills nothing: windows and logs keep
@@ -38,6 +41,7 @@ from tidegate.core.bucket import (
     refill,
     remaining_bucket,
     retry_bucket,
+    used_bucket,
     view_bucket,
 )
 from tidegate.core.log import (
@@ -49,6 +53,7 @@ from tidegate.core.log import (
     dump_log,
     expires_log,
     load_log,
+    used_log,
     view_log,
 )
 from tidegate.core.sliding import (
@@ -57,6 +62,7 @@ from tidegate.core.sliding import (
     dump_sliding,
     expires_sliding,
     load_sliding,
+    used_sliding,
     view_sliding,
 )
 from tidegate.core.state import NEVER, State, View, dump_integers, load_integers
@@ -70,6 +76,8 @@ from tidegate.core.windows import (
     expires_calendar,
     expires_fixed,
     load_window,
+    used_calendar,
+    used_fixed,
     view_calendar,
     view_fixed,
 )
@@ -110,6 +118,11 @@ def retry_of_view(state: State | None, limit: Limit, cost: int, now: int) -> int
     return limit.view(state, limit, cost, now)[1]
 
 
+def used_of_view(state: State | None, limit: Limit, now: int) -> int:
+    """Return the permits in use of a state that never holds more than the limit allows."""
+    return limit.burst - limit.rules.view(state, limit, 0, now)[0]
+
+
 class Algorithm(NamedTuple):
     """The transitions of one algorithm, and its traits.
 
@@ -128,6 +141,7 @@ class Algorithm(NamedTuple):
     load: Callable[[Limit, Sequence[int]], State] = load_integers
     remaining: Callable[[State | None, Limit, int], int] = remaining_of_view
     retry: Callable[[State | None, Limit, int, int], int] = retry_of_view
+    used: Callable[[State | None, Limit, int], int] = used_of_view
 
     refills: bool = False
     """Permits refill continuously, at `limit.rate` / `limit.scale`, up to a burst. The state is a level, which does not
@@ -177,6 +191,7 @@ ALGORITHMS: Final = {
         load_bucket,
         remaining_bucket,
         retry_bucket,
+        used=used_bucket,
         refills=True,
         leasable=True,
         port_number=1,
@@ -190,6 +205,7 @@ ALGORITHMS: Final = {
         expires_fixed,
         dump=dump_window,
         load=load_window,
+        used=used_fixed,
         windowed=True,
         leasable=True,
         port_number=2,
@@ -202,6 +218,7 @@ ALGORITHMS: Final = {
         expires_calendar,
         dump=dump_window,
         load=load_window,
+        used=used_calendar,
         windowed=True,
         by_calendar=True,
         leasable=True,
@@ -215,6 +232,7 @@ ALGORITHMS: Final = {
         expires_sliding,
         dump=dump_sliding,
         load=load_sliding,
+        used=used_sliding,
         weighted=True,
         leasable=True,
         port_number=4,
@@ -227,6 +245,7 @@ ALGORITHMS: Final = {
         expires_log,
         dump=dump_log,
         load=load_log,
+        used=used_log,
         logged=True,
         leasable=True,
         port_number=5,
@@ -240,6 +259,7 @@ ALGORITHMS: Final = {
         expires_log,
         dump=dump_log,
         load=load_log,
+        used=used_log,
         logged=True,
         holds_slots=True,
         port_number=6,

@@ -98,6 +98,12 @@ def retry_bucket(state: State | None, limit: Limit, cost: int, now: int) -> int:
     return seen - now - level // limit.rate if level < 0 and cost else 0
 
 
+def used_bucket(state: State | None, limit: Limit, now: int) -> int:
+    """Return the permits that are missing from a full bucket, with its debt; a part of a permit counts as one."""
+    level = limit.capacity if state is None else refill(state, limit, now)[1]
+    return limit.burst - level // limit.scale
+
+
 def _view_changed(state: State, limit: Limit, cost: int, now: int, level: int) -> View:
     """Compute the view of a bucket that an earlier limit wrote: until it is charged, the slower rate counts."""
     owner, (_, was, at), ends = _owner(state), state, expires_bucket(state)

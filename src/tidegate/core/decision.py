@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple, Self
 
 from tidegate.core.algorithms import NEVER, State, View
@@ -23,6 +23,20 @@ class LimitDecision(NamedTuple):
     allowed: bool
     unit: str
     limit: Limit
+
+
+class OverdrawnViews(list[View]):
+    """The views of limits of which one or more have more permits in use than they allow; `used` has one for each."""
+
+    __slots__ = ("used",)
+    used: list[int]
+
+    @classmethod
+    def of(cls, views: Iterable[View], used: list[int]) -> Self:
+        """Create a list of views, with what each limit has in use."""
+        overdrawn = cls(views)
+        overdrawn.used = used
+        return overdrawn
 
 
 class Decision(
@@ -53,6 +67,17 @@ class Decision(
     @classmethod
     def of_views(cls, at: int, limits: tuple[Limit, ...], views: Sequence[View], *, within_limits: bool) -> Self:
         """Create a decision from the view of each limit."""
+        return cls((within_limits, at, limits, views, None))
+
+    @classmethod
+    def of_signed_views(cls, at: int, limits: tuple[Limit, ...], views: Sequence[View], *, within_limits: bool) -> Self:
+        """Create a decision from views whose `remaining` is negative if more permits are in use than the limit allows.
+
+        So answer servers that keep the states.
+        """
+        if min([view[0] for view in views], default=0) < 0:
+            used = [limit.burst - view[0] for limit, view in zip(limits, views, strict=True)]
+            views = OverdrawnViews.of(((max(0, view[0]), view[1], view[2]) for view in views), used)
         return cls((within_limits, at, limits, views, None))
 
     @property
@@ -93,7 +118,25 @@ class Decision(
 
     def with_views(self) -> Self:
         """Return this decision with its views computed: it no longer depends on states."""
-        return self if self[4] is None else self.of_views(self[1], self[2], self.views, within_limits=self[0])
+        within_limits, at, limits, _, costs = self
+        if costs is None:
+            return self
+        views = self.views
+        if 0 in [view[0] for view in views]:  # else no limit has more in use than it allows
+            used = self.used
+            if any([count > limit.burst for count, limit in zip(used, limits, strict=True)]):  # noqa: C419 - as below
+                views = OverdrawnViews.of(views, used)
+        return self.of_views(at, limits, views, within_limits=within_limits)
+
+    @property
+    def used(self) -> list[int]:
+        """The permits in use at each limit: more than it allows if a correction took more, or the limit was lowered."""
+        _, at, limits, results, costs = self
+        if costs is not None:
+            return [limit.rules.used(state, limit, at) for limit, state in zip(limits, results, strict=True)]
+        if isinstance(results, OverdrawnViews):
+            return results.used
+        return [limit.burst - view[0] for limit, view in zip(limits, self.views, strict=True)]
 
     @property
     def remaining(self) -> int:

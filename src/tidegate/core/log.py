@@ -113,6 +113,12 @@ def view_log(state: State | None, limit: Limit, cost: int, now: int) -> View:
     return max(0, left), retry, ends - now
 
 
+def used_log(state: State | None, limit: Limit, now: int) -> int:
+    """Return the sum of the entries that count."""
+    entries, head, tail, base, _ = _log(state, limit, now)
+    return int(entries.sums[tail - 1] - base) if tail > head else 0
+
+
 def _log(state: State | None, limit: Limit, now: int) -> Log:
     """Return the entries that count, and the instant."""
     if state is None or state[0] is not limit:

@@ -43,6 +43,13 @@ def view_sliding(state: State | None, limit: Limit, cost: int, now: int) -> View
     return left, retry, ahead + length if count else ahead if previous else 0
 
 
+def used_sliding(state: State | None, limit: Limit, now: int) -> int:
+    """Return the count of the window, and the weight of the previous one, up to MAX_INTEGER."""
+    count, previous, start, length = _rolled(state, limit, now)
+    weight = previous if length != limit.length else _weigh(limit, previous, start + length - now)
+    return count + min(weight, MAX_INTEGER - count)
+
+
 def _view_resized(limit: Limit, cost: int, count: int, previous: int, ahead: int, length: int) -> View:
     """Compute the view of windows of another length: until a call is charged, they count in full."""
     left = max(0, limit.quota - count - previous)

@@ -49,6 +49,13 @@ def view_fixed(state: State | None, limit: Limit, cost: int, now: int) -> View:
     return _view_window(state, limit, cost, now, start, end)
 
 
+def used_fixed(state: State | None, limit: Limit, now: int) -> int:
+    """Return the usage that counts in the open window."""
+    state = current(state, limit, now)
+    start, end = _fixed(state, limit, now)
+    return _used_window(state, limit, now, start, end)
+
+
 def _fixed(state: State | None, limit: Limit, now: int) -> tuple[int, int]:
     """Return the window around now: the open one with the length of this limit, or one that opens now."""
     now = _seen(state, now)
@@ -91,6 +98,13 @@ def view_calendar(state: State | None, limit: Limit, cost: int, now: int) -> Vie
     state = current(state, limit, now)
     start, end = _calendar(state, limit, now)
     return _view_window(state, limit, cost, now, start, end)
+
+
+def used_calendar(state: State | None, limit: Limit, now: int) -> int:
+    """Return the usage that counts in the calendar window around now."""
+    state = current(state, limit, now)
+    start, end = _calendar(state, limit, now)
+    return _used_window(state, limit, now, start, end)
 
 
 def _calendar(state: State | None, limit: Limit, now: int) -> tuple[int, int]:
@@ -223,6 +237,11 @@ def _view_window(state: State | None, limit: Limit, cost: int, now: int, start: 
             if cost <= free:
                 break
     return max(0, left), retry, counted[-1][2] - now if counted else 0
+
+
+def _used_window(state: State | None, limit: Limit, now: int, start: int, end: int) -> int:
+    """Return all usage that counts in the window [start, end)."""
+    return 0 if state is None else _sum(_counted(state, limit, now, start, end)[0])
 
 
 def _adjust_window(

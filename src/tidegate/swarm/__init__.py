@@ -6,6 +6,7 @@ sync_limiters.py   MemoryLimiter and SwarmLimiter
 async_limiters.py  AsyncMemoryLimiter and AsyncSwarmLimiter: the same methods as coroutines
 limited_calls.py   limits around tool calls, as blocks and decorators, that detect a 429
 presence.py        lists the agents and their resources, for `tidegate swarm`
+clearing.py        ends the reductions of a swarm, for `tidegate swarm --clear`
 """
 
 from tidegate.adaptive import CapacityUpdate

@@ -117,10 +117,20 @@ class _AsyncLimiter(SwarmResources[AsyncLimiter]):
         return AsyncLimitedCall(self, resource, timeout, cost, return_token=return_token, announce=announce)
 
     async def announce_reduced(
-        self, resource: str, reason: str = "", retry_after: float | timedelta | None = None
+        self,
+        resource: str,
+        reason: str = "",
+        retry_after: float | timedelta | None = None,
+        *,
+        began: float | None = None,
     ) -> CapacityUpdate | None:
-        """Reduce a resource for all agents. With `retry_after`, no agent makes calls for that many seconds."""
-        return self._reduce(resource, reason, retry_after)
+        """Reduce a resource for all agents. With `retry_after`, no agent makes calls for that many seconds.
+
+        `began` is the `time.monotonic()` at which the refused call began. If that was before the latest reduction took
+        effect here, the refusal has the same cause and reduces no further. Returns None if it did not reduce, and
+        after `close`.
+        """
+        return self._reduce(resource, reason, retry_after, began)
 
     async def get_capacity(self, resource: str) -> Capacity | None:
         """Return the state of a resource; None if no capacity is set."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, ParamSpec, Self, TypeVar
 
+from tidegate.core.bounds import SECOND
 from tidegate.errors import ConfigError
 from tidegate.headers import parse_retry_after
 from tidegate.limited import LimitsCalls, LimitsCoroutines
@@ -76,6 +77,7 @@ class _LimitedCall(Generic[S]):
         self._cost = cost
         self._return_token = return_token
         self._announce = announce
+        self._began = 0.0  # when the call began, in seconds of steady time
 
     def _for_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Self:
         """Compute resource and cost from the arguments of a call."""
@@ -103,7 +105,9 @@ class LimitedCall(_LimitedCall["_Limiter"], LimitsCalls):
     def __enter__(self) -> Decision:
         """Wait for a permit."""
         resource, cost = self._resource_and_cost()
-        return self._limiter.acquire(resource, self._timeout, cost)
+        decision = self._limiter.acquire(resource, self._timeout, cost)
+        self._began = self._limiter.clock.steady() / SECOND
+        return decision
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         """End the call; announce a 429."""
@@ -111,7 +115,7 @@ class LimitedCall(_LimitedCall["_Limiter"], LimitsCalls):
         self._limiter.release(resource, cost, return_token=self._return_token)
         refusal = self._refusal(error)
         if refusal is not None:
-            self._limiter.announce_reduced(resource, *refusal)
+            self._limiter.announce_reduced(resource, *refusal, began=self._began)
 
 
 class AsyncLimitedCall(_LimitedCall["_AsyncLimiter"], LimitsCoroutines):
@@ -122,7 +126,9 @@ class AsyncLimitedCall(_LimitedCall["_AsyncLimiter"], LimitsCoroutines):
     async def __aenter__(self) -> Decision:
         """Wait for a permit."""
         resource, cost = self._resource_and_cost()
-        return await self._limiter.acquire(resource, self._timeout, cost)
+        decision = await self._limiter.acquire(resource, self._timeout, cost)
+        self._began = self._limiter.clock.steady() / SECOND
+        return decision
 
     async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         """End the call; announce a 429."""
@@ -130,4 +136,4 @@ class AsyncLimitedCall(_LimitedCall["_AsyncLimiter"], LimitsCoroutines):
         await self._limiter.release(resource, cost, return_token=self._return_token)
         refusal = self._refusal(error)
         if refusal is not None:
-            await self._limiter.announce_reduced(resource, *refusal)
+            await self._limiter.announce_reduced(resource, *refusal, began=self._began)

@@ -1,7 +1,7 @@
 """Which agents are in the swarm, and the state of their resources.
 
 A watcher publishes a request on `ratelimit.agents.ask`; each agent answers on `ratelimit.agents` with its name and its
-resources. So presence costs nothing while there is no watcher.
+resources. So presence costs nothing while there is no watcher. A namespace precedes both subjects.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import threading
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from tidegate.adaptive.capacities import subject_in
 from tidegate.adaptive.signing import MalformedError, MessageSigner
 from tidegate.adaptive.update import is_name
 from tidegate.core.bounds import MAX_INTEGER, SECOND
@@ -35,14 +36,20 @@ class Presence:
     """Answers watchers for one agent."""
 
     def __init__(
-        self, bus: Bus, agent_id: str, secret: str | bytes | None, describe: Callable[[], list[Capacity]]
+        self,
+        bus: Bus,
+        agent_id: str,
+        secret: str | bytes | None,
+        describe: Callable[[], list[Capacity]],
+        namespace: str = "",
     ) -> None:
         """Answer with the result of `describe`."""
+        self._answer_subject = subject_in(namespace, ANSWER_SUBJECT)
         self._bus = bus
         self._agent_id = agent_id
         self._signer = MessageSigner(secret, bus.clock)
         self._describe = describe
-        self._subscription = bus.subscribe(ASK_SUBJECT, self._answer)
+        self._subscription = bus.subscribe(subject_in(namespace, ASK_SUBJECT), self._answer)
 
     def _answer(self, event: Event) -> None:
         if event.late:
@@ -52,7 +59,7 @@ class Presence:
         except MalformedError:  # not signed with the secret, or old
             return
         self._bus.publish(
-            ANSWER_SUBJECT, self._signer.write({"agent_id": self._agent_id, "resources": self._resources()})
+            self._answer_subject, self._signer.write({"agent_id": self._agent_id, "resources": self._resources()})
         )
 
     def _resources(self) -> dict[str, Any]:
@@ -90,19 +97,20 @@ class _Answer(NamedTuple):
 class Watcher:
     """Requests answers and collects them."""
 
-    def __init__(self, bus: Bus, secret: str | bytes | None = None) -> None:
+    def __init__(self, bus: Bus, secret: str | bytes | None = None, namespace: str = "") -> None:
         """Subscribe to answers on the bus."""
+        self._ask_subject = subject_in(namespace, ASK_SUBJECT)
         self._bus = bus
         self._signer = MessageSigner(secret, bus.clock)
         self._lock = fork_safe(threading.Lock())
         self._answers: dict[str, _Answer] = {}
         self._bytes = 0  # total size of the answers
         self.malformed: int = 0
-        self._subscription = bus.subscribe(ANSWER_SUBJECT, self._on_answer)
+        self._subscription = bus.subscribe(subject_in(namespace, ANSWER_SUBJECT), self._on_answer)
 
     def ask(self) -> None:
         """Ask all agents to answer."""
-        self._bus.publish(ASK_SUBJECT, self._signer.write({}))
+        self._bus.publish(self._ask_subject, self._signer.write({}))
 
     def agents(self, within: float = 10.0) -> list[Agent]:
         """Return the agents that responded within the given number of seconds, by name; others are removed."""

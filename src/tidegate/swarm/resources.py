@@ -15,19 +15,20 @@ from typing import TYPE_CHECKING, Final, Generic, TypeVar
 from weakref import WeakSet
 
 from tidegate.adaptive import Capacities, GatedStore, RecoveringClock, RecoverySettings, read_recovery_settings
+from tidegate.adaptive.capacities import subject_in
 from tidegate.bus import Bus, open_bus
 from tidegate.core.bounds import SECOND
 from tidegate.core.limit import Limit, parse_period
 from tidegate.errors import Closed, ConfigError, ResourceUnknown
 from tidegate.fork import fork_safe
-from tidegate.limiter import AsyncLimiter, Limiter
+from tidegate.limiter import AsyncLimiter, Limiter, seconds
 from tidegate.policy import Policy
 from tidegate.stores.opened import OpenedStore
 from tidegate.swarm.capacity import Capacity
 from tidegate.swarm.presence import Presence
 
 if TYPE_CHECKING:
-    from tidegate.adaptive import CapacityUpdate, Listener
+    from tidegate.adaptive import CapacityUpdate, Listener, Recovery
     from tidegate.clock import Clock
     from tidegate.reservation import AsyncReservation, Reservation
     from tidegate.stores import Store
@@ -92,12 +93,15 @@ class SwarmResources(Generic[L]):
         agent_id: str,
         settings: RecoverySettings,
         bus: str | Bus | None = None,
+        namespace: str = "",
         secret: str | bytes | None = None,
         store: str | Store | None = None,
         lease: bool | float | Lease | None = None,
         clock: Clock | None = None,
     ) -> None:
         """Keep buckets in memory, or share them in `store`."""
+        subject_in(namespace, "")  # refuses an invalid one before anything is opened
+        self._policy_prefix = f"swarm:{namespace}/" if namespace else POLICY_PREFIX
         self._resources: dict[str, Resource[L]] = {}
         self._listeners: list[Listener] = []
         self._lock = fork_safe(threading.RLock())  # one change of the set of resources at a time
@@ -119,6 +123,7 @@ class SwarmResources(Generic[L]):
                 clock=self.clock,
                 bus=self._bus,
                 secret=secret,
+                namespace=namespace,
                 changed=self._apply_capacity,
                 received=self._notify,
             )
@@ -127,7 +132,7 @@ class SwarmResources(Generic[L]):
                 self._bus.close()
             self._store.close()
             raise
-        self._presence = None if self._bus is None else Presence(self._bus, agent_id, secret, self._describe)
+        self._presence = None if self._bus is None else Presence(self._bus, agent_id, secret, self._describe, namespace)
 
     def _open(self, policy: Policy) -> L:
         """Create the limiter of a resource."""
@@ -156,13 +161,13 @@ class SwarmResources(Generic[L]):
 
     def _set(self, name: str, capacity: int, window: Window) -> Resource[L] | None:
         """Set, change or remove a resource; returns a removed one, whose limiter the caller closes."""
-        if self._closed:
-            raise Closed("the limiter is closed")
         if not isinstance(name, str) or not name:
             raise ConfigError(f"must be a non-empty string, not {name!r}", field="resource")
         if not isinstance(capacity, int) or isinstance(capacity, bool):
             raise ConfigError(f"must be an integer number of permits per window, not {capacity!r}", field="capacity")
         with self._lock:
+            if self._closed:
+                raise Closed("the limiter is closed")
             if capacity <= 0 or _is_nothing(window):
                 return self._remove(name)
             length = parse_period(window)
@@ -190,7 +195,7 @@ class SwarmResources(Generic[L]):
         return resource
 
     def _policy(self, name: str, capacity: int, window: int) -> Policy:
-        return _policy_of(name, capacity, window, self.shared)
+        return _policy_of(self._policy_prefix + name, capacity, window, self.shared)
 
     # ---- capacity ----------------------------------------------------------------------------------------------------
 
@@ -244,13 +249,16 @@ class SwarmResources(Generic[L]):
 
     def _recovery_of(self, policy: str) -> tuple[int, int] | None:
         """Return the capacity of a reduced resource after recovery, and the instant of its next step."""
-        resource = self._resources.get(policy.removeprefix(POLICY_PREFIX))
+        resource = self._resources.get(policy.removeprefix(self._policy_prefix))
         return None if resource is None or resource.due is None else (resource.original, resource.due)
 
-    def _reduce(self, name: str, reason: str, retry_after: float | timedelta | None) -> CapacityUpdate | None:
+    def _reduce(
+        self, name: str, reason: str, retry_after: float | timedelta | None, began: float | None
+    ) -> CapacityUpdate | None:
         if isinstance(retry_after, timedelta):
             retry_after = retry_after.total_seconds()
-        return None if self._closed else self._capacities.reduce(name, reason, retry_after)
+        began = None if began is None else seconds("began", began)
+        return None if self._closed else self._capacities.reduce(name, reason, retry_after, began)
 
     def _notify(self, update: CapacityUpdate) -> None:
         for listener in tuple(self._listeners):
@@ -324,8 +332,10 @@ class MemoryResources(SwarmResources[L]):
         """Start without resources."""
         super().__init__(agent_id="memory", settings=read_recovery_settings(0.75, recovery_interval=None), clock=clock)
 
-    def _reduce(self, name: str, reason: str, retry_after: float | timedelta | None) -> CapacityUpdate | None:
-        update = super()._reduce(name, reason, retry_after)
+    def _reduce(
+        self, name: str, reason: str, retry_after: float | timedelta | None, began: float | None
+    ) -> CapacityUpdate | None:
+        update = super()._reduce(name, reason, retry_after, began)
         if update is not None:
             self._notify(update)  # there is no other agent to send it
         return update
@@ -344,6 +354,8 @@ class AgentResources(SwarmResources[L]):
         recovery_factor: float = 1.1,
         max_recovery: bool = True,
         cooldown: float | timedelta = 0.0,
+        recovery: Recovery = "gradual",
+        namespace: str = "",
         secret: str | bytes | None = None,
         store: str | Store | None = None,
         lease: bool | float | Lease | None = None,
@@ -352,20 +364,32 @@ class AgentResources(SwarmResources[L]):
         """Join the swarm on `bus` (a Bus, or a URL: then the bus is closed with the limiter) as `agent_id`."""
         check_swarm(bus, agent_id)
         settings = read_recovery_settings(
-            reduce_factor, recovery_factor, recovery_interval, max_recovery=max_recovery, cooldown=cooldown
+            reduce_factor,
+            recovery_factor,
+            recovery_interval,
+            max_recovery=max_recovery,
+            cooldown=cooldown,
+            recovery=recovery,
         )
         super().__init__(
-            agent_id=agent_id, settings=settings, bus=bus, secret=secret, store=store, lease=lease, clock=clock
+            agent_id=agent_id,
+            settings=settings,
+            bus=bus,
+            namespace=namespace,
+            secret=secret,
+            store=store,
+            lease=lease,
+            clock=clock,
         )
 
 
 @functools.lru_cache(4096)
 def _policy_of(name: str, capacity: int, window: int, shared: bool) -> Policy:  # noqa: FBT001 - a part of the cache's key
-    """Return the policy of a resource: the same object for the same capacity, so that stores can cache it."""
+    """Return the policy with this name: the same object for the same capacity, so that stores can cache it."""
     # A shared resource guarantees the capacity of all agents together in every window, not only on average.
     algorithm = "sliding_log" if shared else "token_bucket"
     limit = Limit(capacity, timedelta(microseconds=window), algorithm, name="capacity")
-    return Policy(POLICY_PREFIX + name, (limit,))
+    return Policy(name, (limit,))
 
 
 def _settle(store: Store, policy: Policy, key: str, now: int) -> None:

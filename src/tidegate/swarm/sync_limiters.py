@@ -32,7 +32,7 @@ class _Limiter(SwarmResources[Limiter]):
         """Allow `capacity` permits per `window` (seconds, a timedelta, or a string such as '1m').
 
         A new resource starts full. For a known one, the available permits stay or are capped, and reductions end. A
-        capacity or window of 0 removes the resource.
+        capacity or window of 0 removes the resource. Raises Closed after `close`, and changes nothing then.
         """
         removed = self._set(resource, capacity, window)
         if removed is not None:
@@ -106,10 +106,20 @@ class _Limiter(SwarmResources[Limiter]):
         return LimitedCall(self, resource, timeout, cost, return_token=return_token, announce=announce)
 
     def announce_reduced(
-        self, resource: str, reason: str = "", retry_after: float | timedelta | None = None
+        self,
+        resource: str,
+        reason: str = "",
+        retry_after: float | timedelta | None = None,
+        *,
+        began: float | None = None,
     ) -> CapacityUpdate | None:
-        """Reduce a resource for all agents. With `retry_after`, no agent makes calls for that many seconds."""
-        return self._reduce(resource, reason, retry_after)
+        """Reduce a resource for all agents. With `retry_after`, no agent makes calls for that many seconds.
+
+        `began` is the `time.monotonic()` at which the refused call began. If that was before the latest reduction took
+        effect here, the refusal has the same cause and reduces no further. Returns None if it did not reduce, and
+        after `close`.
+        """
+        return self._reduce(resource, reason, retry_after, began)
 
     def get_capacity(self, resource: str) -> Capacity | None:
         """Return the state of a resource; None if no capacity is set."""
@@ -151,8 +161,10 @@ class SwarmLimiter(_Limiter, AgentResources[Limiter]):
 
     A 429 that any agent announces multiplies the capacity of all agents by `reduce_factor`; every `recovery_interval`
     seconds it is multiplied by `recovery_factor`, up to the original (`max_recovery=False` lets the last step exceed
-    it). Announcements of this agent within `cooldown` seconds of a reduction are treated as duplicates. With a
-    `secret`, only messages signed with it are accepted.
+    it). Announcements of this agent within `cooldown` seconds of a reduction are treated as duplicates. With
+    `recovery="remember"`, the capacity returns quickly to just below where calls were refused, and then grows slowly.
+    Agents with different namespaces do not affect each other. With a `secret`, only messages signed with it are
+    accepted.
 
     By default each agent has its own bucket. With a `store` (and usually `lease=True`) the agents share one, and
     together never exceed the capacity in any window.

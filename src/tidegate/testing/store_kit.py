@@ -146,6 +146,7 @@ def _format_ask(ask: Ask) -> str:
 
 def _format_answers(answers: Sequence[ExpectedAnswer]) -> str:
     return "; ".join(
-        f"{'allowed' if answer.allowed else 'denied'} at {answer.at}, (remaining, retry, reset) = {list(answer.views)}"
+        f"{'allowed' if answer.allowed else 'denied'} at {answer.at}, "
+        f"(remaining, retry, reset) = {list(answer.views)}, used {list(answer.used)}"
         for answer in answers
     )

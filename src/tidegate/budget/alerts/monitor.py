@@ -31,10 +31,25 @@ DURATION_BUCKETS: Final = (100, 250, 500, 1000, 2500, 5000, 10_000, 25_000, 50_0
 REARM_FRACTION: Final = 0.75  # of a milestone
 FULL_PERCENT: Final = 100
 FALLBACK_DESCRIPTIONS: Final = {
-    "short-term": "until it is available again, only the limits per minute and hour are enforced, in memory",
+    "short-term": "until it is available again, only the limits per minute and hour, and concurrency, are enforced, in "
+    "memory",
     "local": "until it is available again, this process uses its local share of the limits",
     "deny": "until it is available again, every check is denied",
 }
+
+
+class Durations:
+    """How long operations took, in microseconds: how many in each of DURATION_BUCKETS, and in total."""
+
+    def __init__(self) -> None:
+        """Start with none."""
+        self.counts: list[int] = [0] * (len(DURATION_BUCKETS) + 1)
+        self.total: int = 0
+
+    def add(self, microseconds: int) -> None:
+        """Count an operation."""
+        self.counts[bisect_left(DURATION_BUCKETS, microseconds)] += 1
+        self.total += microseconds
 
 
 class BudgetMonitor:
@@ -52,8 +67,8 @@ class BudgetMonitor:
         """Report about the budget of this name; `fixed` if its windows are fixed."""
         self.name = name
         self.exceeded: dict[str, int] = {}
-        self.durations: list[int] = [0] * (len(DURATION_BUCKETS) + 1)
-        self.duration_sum: int = 0
+        self.checks: Durations = Durations()
+        self.records: Durations = Durations()
         self.recorded: int = 0
         self.returned: int = 0
         self._on_database_error = on_database_error
@@ -70,12 +85,14 @@ class BudgetMonitor:
         """Count a check, and its duration unless it waited."""
         with self._lock:
             if microseconds is not None:
-                self.durations[bisect_left(DURATION_BUCKETS, microseconds)] += 1
-                self.duration_sum += microseconds
+                self.checks.add(microseconds)
             for tier in result.exceeded:
                 self.exceeded[tier] = self.exceeded.get(tier, 0) + 1
             started = [tier for tier in result.exceeded if tier not in self._denying]
             self._denying = set(result.exceeded)
+        if microseconds is not None:
+            outcome = "allowed" if result.allowed else "denied"
+            log.debug("a check of %d tasks took %.3f ms: %s", result.task_count, microseconds / 1000, outcome)
         self.record_usage(result.usage, result.at)
         if not result.allowed:
             log.log(logging.WARNING if started else logging.DEBUG, "rate limit exceeded: %s", result.reason)
@@ -118,16 +135,23 @@ class BudgetMonitor:
         log.log(level, "%d %% of the tier %s is used: %d of %d", milestone, tier, usage.used, usage.quota)
         self.warn("milestone", tier=tier, milestone=milestone, **usage_fields(usage))
 
-    def record_database(self, *, lost: bool, waiting: int) -> None:
-        """Report when the database becomes unavailable, and when it is available again."""
+    def record_database(self, *, lost: bool, reason: str | None, waiting: int) -> None:
+        """Report when the database becomes unavailable, with the reason, and when it is available again."""
         with self._lock:
             changed, self._lost = lost is not self._lost, lost
         if changed:
             if lost:
-                log.error("the database is unavailable: %s", FALLBACK_DESCRIPTIONS[self._on_database_error])
+                description = FALLBACK_DESCRIPTIONS[self._on_database_error]
+                log.error("the database is unavailable: %s; reason: %s", description, reason)
             else:
                 log.warning("the database is available again; settlements queued for it: %d", waiting)
             self.warn("database_lost" if lost else "database_back", waiting=waiting)
+
+    def count_record(self, tasks: int, microseconds: int) -> None:
+        """Count how long it took to record tasks."""
+        with self._lock:
+            self.records.add(microseconds)
+        log.debug("a record of %d tasks took %.3f ms", tasks, microseconds / 1000)
 
     def count_settled(self, recorded: int, returned: int) -> None:
         """Count tasks that were recorded, and tasks that were returned."""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from tidegate.budget.settings.file import read_config
-from tidegate.budget.settings.model import NO_TIERS, BudgetSettings, Problem, problems, refuse
+from tidegate.budget.settings.model import NO_TIERS, BudgetSettings, Problem, did_you_mean, problems, refuse
 from tidegate.budget.settings.tiers import PERIODS
 from tidegate.errors import ConfigError
 from tidegate.files import make_private_folder
@@ -15,6 +16,8 @@ from tidegate.policy.config_value import BOOLEANS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+log: logging.Logger = logging.getLogger("tidegate.budget")
 
 VARIABLES: Final = {
     **{f"per_{period}": f"RATE_LIMIT_PER_{period.upper()}" for period in PERIODS},
@@ -29,6 +32,7 @@ VARIABLES: Final = {
     "webhook_secret": "RATE_LIMIT_WEBHOOK_SECRET",
 }
 CONFIG_VARIABLE: Final = "RATE_LIMIT_CONFIG"
+PREFIX: Final = "RATE_LIMIT_"
 SWITCH_WORDS: Final = {**BOOLEANS, "1": True, "0": False}
 NUMERIC_SETTINGS: Final = (*(f"per_{period}" for period in PERIODS), "concurrency")
 
@@ -36,6 +40,10 @@ NUMERIC_SETTINGS: Final = (*(f"per_{period}" for period in PERIODS), "concurrenc
 def read_environment(environ: Mapping[str, str] | None = None) -> BudgetSettings:
     """Read the settings; one error lists every wrong variable. An empty variable counts as not set."""
     environ = os.environ if environ is None else environ
+    for name in unknown_variables(environ):
+        known = [variable.removeprefix(PREFIX) for variable in (*VARIABLES.values(), CONFIG_VARIABLE)]
+        hint = did_you_mean(name[len(PREFIX) :].upper(), known, PREFIX)
+        log.warning("the variable %s is not known, and has no effect%s", name, hint)
     texts = {
         name: environ[variable].strip() for name, variable in VARIABLES.items() if environ.get(variable, "").strip()
     }
@@ -59,6 +67,12 @@ def read_environment(environ: Mapping[str, str] | None = None) -> BudgetSettings
         found += _storage_problems(str(values.get("storage", "rate_limits.db")))
     refuse(found)
     return BudgetSettings(**values)
+
+
+def unknown_variables(environ: Mapping[str, str]) -> list[str]:
+    """List the variables that begin like those of a budget and are none."""
+    known = {*VARIABLES.values(), CONFIG_VARIABLE}
+    return sorted(name for name in environ if name.upper().startswith(PREFIX) and name not in known)
 
 
 def _read_value(name: str, text: str) -> object:

@@ -171,10 +171,10 @@ def problems(given: Mapping[str, Any]) -> Iterator[Problem]:
         yield "per_minute", f"the budget is enabled but has no limits: {NO_TIERS}"
 
 
-def did_you_mean(given: object, known: Iterable[str]) -> str:
-    """Return a hint for a word that is close to a known one, to append to a message."""
+def did_you_mean(given: object, known: Iterable[str], prefix: str = "") -> str:
+    """Return a hint for a word that is close to a known one, to append to a message; `prefix` completes both words."""
     near = get_close_matches(str(given), known, n=1)
-    return f"; did you mean {near[0]!r}?" if near else ""
+    return f"; did you mean {prefix + near[0]!r}?" if near else ""
 
 
 def _quota(value: object) -> str | None:

@@ -88,11 +88,11 @@ def current_usage(policy: str, key: Key, decision: Decision, now: int) -> tuple[
     if states is not None:
         at = max(decision.at, now)
         decision = Decision.of_states(at, limits, states, zero_costs(limits), within_limits=True)
-    pairs = zip(limits, decision.views, strict=True)
-    limit, (remaining, _, reset) = min(pairs, key=lambda pair: pair[1][0] / pair[0].burst)
+    triples = zip(limits, decision.views, decision.used, strict=True)
+    limit, (remaining, _, reset), used = min(triples, key=lambda triple: triple[1][0] / triple[0].burst)
     if remaining >= limit.burst:
         return None
     after = max(0, reset - passed) / SECOND
-    used, at = limit.burst - remaining, recorded_at // MILLISECOND
+    at = recorded_at // MILLISECOND
     near = KeyNearLimit(policy, key, limit.name, limit.unit, limit.quota, used, remaining, after, at)
     return remaining / limit.burst, near

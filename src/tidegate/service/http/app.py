@@ -6,6 +6,7 @@ Errors are sent as problem details. An unexpected exception is sent as a 500 wit
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 from typing import TYPE_CHECKING, Any, Final
 
@@ -25,7 +26,7 @@ from tidegate.service.http.replays import IdempotentReplies, mark_replayed
 from tidegate.service.http.verbs import Verbs
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine, Iterable, MutableMapping
+    from collections.abc import Awaitable, Callable, Coroutine, Iterable, MutableMapping, Sequence
 
     from tidegate.service.api.requests import VerbRequest
     from tidegate.service.api.verbs import ServiceVerb
@@ -41,6 +42,8 @@ if TYPE_CHECKING:
     Get = Callable[[Scope, dict[bytes, bytes]], Awaitable[HTTPReply]]
     Verb = ServiceVerb[Any, Any]
     Panel = Callable[[], Awaitable[object] | object]
+    Report = Callable[[], Awaitable[dict[str, Any]]]
+    ReadFamilies = Callable[[], Awaitable[Sequence[metrics.Family]]]
 
 log: logging.Logger = logging.getLogger("tidegate.service")
 
@@ -66,6 +69,8 @@ class App:
         self.reloads: dict[str, int] = {"adopted": 0, "refused": 0}
         self.refused: str | None = None  # why the current file was refused
         self.checks: dict[str, Callable[[], None]] = {}  # further checks of /readyz; each raises if it fails
+        self.reports: dict[str, Report] = {}  # states of components in /healthz and /readyz
+        self.families: list[ReadFamilies] = []  # metrics of components
         self.panels: dict[str, Panel] = {}  # panels of other components on the dashboard: see dashboard/panels.py
         self.overview: Overview = Overview(self)
         self._authenticator = Authenticator(settings)
@@ -293,7 +298,13 @@ class App:
     # ---- operations --------------------------------------------------------------------------------------------------
 
     async def _healthz(self, _scope: Scope, _headers: dict[bytes, bytes]) -> HTTPReply:
-        return HTTPReply(200, b'{"ok":true}')
+        return HTTPReply(200, await self._with_reports(b'{"ok":true}'))
+
+    async def _with_reports(self, body: bytes) -> bytes:
+        """Add the states of components to the JSON object of a health check."""
+        if not self.reports:
+            return body
+        return json.dumps(json.loads(body) | {name: await report() for name, report in self.reports.items()}).encode()
 
     async def _readyz(self, _scope: Scope, headers: dict[bytes, bytes]) -> HTTPReply:
         """Check that the service can decide, that the bus answers, and that the service is not stopping."""
@@ -301,12 +312,14 @@ class App:
             raise ProblemError("stopping", more={"state": "stopping"})
         for check_ready in self.checks.values():
             check_ready()
-        return await check_readiness(
+        ready = await check_readiness(
             self.decider, self.settings.readiness, with_names=self._authenticator.may_decide(headers)
         )
+        return ready._replace(body=await self._with_reports(ready.body)) if self.reports else ready
 
     async def _metrics(self, _scope: Scope, _headers: dict[bytes, bytes]) -> HTTPReply:
-        return HTTPReply(200, metrics.render(self.overview.source, self.reloads), metrics.CONTENT_TYPE)
+        more = [family for read in self.families for family in await read()]
+        return HTTPReply(200, metrics.render(self.overview.source, self.reloads, more), metrics.CONTENT_TYPE)
 
     async def _openapi(self, _scope: Scope, _headers: dict[bytes, bytes]) -> HTTPReply:
         self._document = self._document or document()

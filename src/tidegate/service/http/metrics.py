@@ -5,6 +5,7 @@ With several workers, all values are those of the whole service: see `runtime.wo
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import accumulate
 from typing import TYPE_CHECKING, Final
 
@@ -34,13 +35,17 @@ METRICS: Final[dict[str, tuple[str, str]]] = {
 Sample = tuple[str, dict[str, str], float]
 
 
-def render(source: StatusSource, reloads: dict[str, int]) -> bytes:
-    """Write all metrics."""
+Family = tuple[str, str, str, Sequence[Sample]]  # name, kind, help, samples
+
+
+def render(source: StatusSource, reloads: dict[str, int], more: Iterable[Family] = ()) -> bytes:
+    """Write all metrics, and those of components."""
     lines: list[str] = []
     samples = dict(_families(source.totals(), source.status(), reloads))
-    for name, (kind, help_text) in METRICS.items():
+    own = ((name, kind, help_text, samples[name]) for name, (kind, help_text) in METRICS.items())
+    for name, kind, help_text, values in (*own, *more):
         lines += (f"# HELP {name} {help_text}", f"# TYPE {name} {kind}")
-        lines += (_line(*sample) for sample in samples[name])
+        lines += (_line(*sample) for sample in values)
     return ("\n".join(lines) + "\n").encode()
 
 

@@ -121,11 +121,15 @@ class Components:
     def _open_budget(self) -> None:
         from tidegate.budget import TaskBudget  # noqa: PLC0415 - most services show no budget
         from tidegate.service.dashboard.panels import budget_panel  # noqa: PLC0415 - as above
+        from tidegate.service.runtime.budget_reports import BudgetReports  # noqa: PLC0415 - as above
 
         setting = self.settings.budget
         self.budget = TaskBudget(budget_settings(setting if isinstance(setting, Path) else None))
         self._stack.callback(self.budget.close)
         self.app.panels["budgets"] = budget_panel(self.budget)
+        reports = BudgetReports(self.budget)
+        self.app.reports["budget"] = reports.health
+        self.app.families.append(reports.metrics)
 
     def _open_swarm(self, url: str) -> None:
         from tidegate.bus import open_bus  # noqa: PLC0415 - most services show no swarm

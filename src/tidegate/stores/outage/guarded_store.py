@@ -67,6 +67,9 @@ class GuardedStore(Store):
     seconds a process may spend its share, at least. `beat` is the interval in seconds at which processes with a `local`
     policy exchange heartbeats.
 
+    If `on_outage` is set, it is called instead of logging: with the reason when an outage starts, with None when it
+    ends. A face that decides itself what holds during an outage logs that.
+
     `clock` measures deadlines and pauses. `number` identifies this process. Set `background` to False in tests that
     call `maintain` themselves.
     """
@@ -105,6 +108,7 @@ class GuardedStore(Store):
         self._number = number
         self._background = background
         self._bounded = bounded
+        self.on_outage: Callable[[str | None], object] | None = None
         self._ask_one: Callable[..., Decision] = store.apply_one if bounded else self._ask_one_bounded
         at_fork(child=self._reset)
         self._reset()
@@ -367,11 +371,14 @@ class GuardedStore(Store):
                 self._failed_ask = asks[0] if asks else None
         if starts:
             reason = str(error) or type(error).__name__
-            log.error(
-                "store unavailable: %s; until it is back, %s; probing it in the background",
-                reason,
-                self._describe_modes(),
-            )
+            if self.on_outage is None:
+                log.error(
+                    "store unavailable: %s; until it is back, %s; probing it in the background",
+                    reason,
+                    self._describe_modes(),
+                )
+            else:
+                self.on_outage(reason)
             self._start_thread()
 
     def _describe_modes(self) -> str:
@@ -423,7 +430,9 @@ class GuardedStore(Store):
             self._breaker.record_probe(now, answered=answered)
             duration = (now - self._breaker.since) / SECOND
             decided = self._fallback.allowed + self._fallback.denied - self._decided_before
-        if answered:
+        if answered and self.on_outage is not None:
+            self.on_outage(None)
+        elif answered:
             log.warning("store available again after %.3f s; %d calls were decided without it", duration, decided)
 
     def _sync_peers(self) -> int | None:
@@ -528,7 +537,8 @@ def doubled(policy: Policy, costs: tuple[int, ...]) -> tuple[int, ...]:
 def halve(decision: Decision, costs: tuple[int, ...], wait: int) -> Decision:
     """Return the decision for the original costs of an ask at double cost."""
     limits, views = decision.policy_limits, []
-    for limit, cost, (remaining, retry, reset) in zip(limits, costs, decision.views, strict=True):
-        left = remaining if limit.rules.holds_slots else remaining // 2
+    for limit, cost, used, (_, retry, reset) in zip(limits, costs, decision.used, decision.views, strict=True):
+        left = limit.burst - used
+        left = left if limit.rules.holds_slots else left // 2
         views.append((left, wait if retry == NEVER and cost <= limit.burst else retry, reset))
-    return Decision.of_views(decision.at, limits, views, within_limits=decision.within_limits)
+    return Decision.of_signed_views(decision.at, limits, views, within_limits=decision.within_limits)

@@ -77,7 +77,7 @@ def decode_decisions(
     decisions, position = [], 0
     for policy, _, _ in asks:
         end = position + len(policy.limits)
-        decisions.append(Decision.of_views(at, policy.limits, views[position:end], within_limits=allowed))
+        decisions.append(Decision.of_signed_views(at, policy.limits, views[position:end], within_limits=allowed))
         position = end
     return decisions
 

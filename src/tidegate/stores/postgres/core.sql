@@ -82,6 +82,12 @@ begin
     ];
 end $$;
 
+create or replace function tidegate.used_bucket(s tidegate.state_t, l tidegate.limit_t, now bigint)
+returns bigint language plpgsql as $$
+begin
+    return l.burst - tidegate.floor_div((tidegate.refill(s, l, now))[1], l.scale);
+end $$;
+
 create or replace function tidegate._view_changed(
     s tidegate.state_t, l tidegate.limit_t, cost bigint, now bigint, level bigint
 ) returns bigint[] language plpgsql as $$
@@ -264,6 +270,12 @@ begin
     return tidegate._view_window(state, l, cost, now, tidegate._fixed(state, l, now));
 end $$;
 
+create or replace function tidegate.used_fixed(state bigint[], l tidegate.limit_t, now bigint)
+returns bigint language plpgsql as $$
+begin
+    return tidegate._used_window(state, l, now, tidegate._fixed(state, l, now));
+end $$;
+
 -- start, end
 create or replace function tidegate._fixed(state bigint[], l tidegate.limit_t, now bigint)
 returns bigint[] language plpgsql as $$
@@ -299,6 +311,12 @@ create or replace function tidegate.view_calendar(state bigint[], l tidegate.lim
 returns bigint[] language plpgsql as $$
 begin
     return tidegate._view_window(state, l, cost, now, tidegate._calendar(state, l, now));
+end $$;
+
+create or replace function tidegate.used_calendar(state bigint[], l tidegate.limit_t, now bigint)
+returns bigint language plpgsql as $$
+begin
+    return tidegate._used_window(state, l, now, tidegate._calendar(state, l, now));
 end $$;
 
 -- start, end; `unknown` has checked that the client sent this window.
@@ -483,6 +501,12 @@ begin
     return array[remaining, retry, last - now];
 end $$;
 
+create or replace function tidegate._used_window(state bigint[], l tidegate.limit_t, now bigint, present bigint[])
+returns bigint language plpgsql as $$
+begin
+    return case when state is null then 0 else tidegate._sum((tidegate._counted(state, l, now, present))[2:]) end;
+end $$;
+
 create or replace function tidegate._adjust_window(
     state bigint[], l tidegate.limit_t, delta bigint, now bigint, at bigint, present bigint[]
 ) returns bigint[] language plpgsql as $$
@@ -566,6 +590,18 @@ begin
         end if;
     end if;
     return array[free, retry, case when count > 0 then ahead + l.length when previous > 0 then ahead else 0 end];
+end $$;
+
+create or replace function tidegate.used_sliding(state bigint[], l tidegate.limit_t, now bigint)
+returns bigint language plpgsql as $$
+declare
+    was bigint[] := tidegate._rolled(state, l, now);
+    weight bigint := was[2];
+begin
+    if was[4] = l.length then
+        weight := tidegate._weigh(l, was[2], was[3] + was[4] - now);
+    end if;
+    return was[1] + least(weight, 9007199254740991 - was[1]);
 end $$;
 
 create or replace function tidegate._view_resized(
@@ -693,6 +729,14 @@ begin
         order by e.sum limit 1;
     end if;
     return array[greatest(0, l.quota - spent), retry, case when spent > 0 then ends - now else 0 end];
+end $$;
+
+create or replace function tidegate.used_log(state bigint[], l tidegate.limit_t, now bigint)
+returns bigint language plpgsql as $$
+declare
+    was bigint[] := tidegate._log(state, l, now);
+begin
+    return was[3] - was[2];
 end $$;
 
 -- number of the log, base, total, last instant, now
@@ -835,6 +879,20 @@ begin
         when 'calendar_window' then return tidegate.view_calendar(state, l, cost, now);
         when 'sliding_window' then return tidegate.view_sliding(state, l, cost, now);
         else return tidegate.view_log(state, l, cost, now, case when s.rule <> l.rule then s.ends end);
+    end case;
+end $$;
+
+create or replace function tidegate.used(s tidegate.state_t, l tidegate.limit_t, now bigint)
+returns bigint language plpgsql as $$
+declare
+    state bigint[] := tidegate.current(s, now);
+begin
+    case l.algorithm
+        when 'token_bucket' then return tidegate.used_bucket(s, l, now);
+        when 'fixed_window' then return tidegate.used_fixed(state, l, now);
+        when 'calendar_window' then return tidegate.used_calendar(state, l, now);
+        when 'sliding_window' then return tidegate.used_sliding(state, l, now);
+        else return tidegate.used_log(state, l, now);
     end case;
 end $$;
 
@@ -1112,7 +1170,7 @@ end $$;
 
 -- Decide one call, whose keys are locked: apply a verb to all of them together. Limits, costs and views are those of all asks,
 -- concatenated; `counts` is the number of limits of each ask. Returns 1 (allowed) or 0, the instant, and the three numbers of
--- the view of each limit. Or -1, the instant, and a number for each limit: nothing was decided, because the client did not
+-- the view of each limit, with a negative `remaining` if more is in use than the limit allows. Or -1, the instant, and a number for each limit: nothing was decided, because the client did not
 -- send the calendar windows around these instants.
 --
 -- This runs once per transaction, where every query has a set-up cost, so it uses expressions instead of queries.
@@ -1126,6 +1184,7 @@ declare
     states tidegate.state_t[];
     changed tidegate.state_t[];
     others tidegate.state_t[];
+    view bigint[];
     views bigint[];
     place int := 0;
     found int[];
@@ -1152,8 +1211,12 @@ begin
                          else tidegate.acquire(limits, states, costs, now, verb = 'hold') end;
     views := case when changed is null then array[0, now] else array[1, now] end;
     for i in 1 .. cardinality(limits) loop
-        views := views || case when changed is null then tidegate.view(states[i], limits[i], costs[i], now)
-                               else tidegate.view(changed[i], limits[i], 0, now) end;
+        s := case when changed is null then states[i] else changed[i] end;
+        view := tidegate.view(s, limits[i], case when changed is null then costs[i] else 0 end, now);
+        if view[1] = 0 then
+            view[1] := limits[i].burst - tidegate.used(s, limits[i], now);
+        end if;
+        views := views || view;
     end loop;
     if changed is null or verb = 'peek' then
         return views;

@@ -7,7 +7,7 @@
 --            Common calls begin with 0, now, slack; then for each its policy and a cost per limit
 --   ARGV[2…] policies: for each limit its numbers
 --   reply    one string of 64-bit integers: for each group whether it is allowed and the instant, then for each limit
---            remaining, retry and reset; or 2 and an instant whose calendar window the client must send
+--            remaining (negative if more is in use than the limit allows), retry and reset; or 2 and an instant whose calendar window the client must send
 --
 -- Groups are decided one after another, each all or nothing. An entry holds a record for each limit that has a state:
 -- count, id, owner, expires, then `count` numbers. `id` is the name and algorithm of the limit, `owner` the complete limit
@@ -97,6 +97,12 @@ local function build()
       end
       local remaining = level > 0 and floor_div(level, limit.scale) or 0
       return remaining, retry, missing > 0 and seen - now + ceil_div(missing, limit.rate) or 0
+    end
+
+    local function used_bucket(state, limit, now)
+      local _, level = nil, limit.capacity
+      if state then _, level = refill(state, limit, now) end
+      return limit.burst - floor_div(level, limit.scale)
     end
 
     function _view_changed(state, limit, cost, now, level)
@@ -215,7 +221,7 @@ local function build()
     end
 
     return {charge = charge_bucket, view = view_bucket, adjust = adjust_bucket, expires = expires_bucket,
-            mark = mark_bucket}
+            mark = mark_bucket, used = used_bucket}
   end
 
   -- ---- fixed_window and calendar_window: used, start, ends; seen, ended and older if it carries older windows --------
@@ -223,7 +229,7 @@ local function build()
   local function build_windows()
     local MAX_OLDER = 4
     local _fixed, _calendar, window, _seen, _last_end, _windows, _sum, _counted
-    local _charge_window, _taken, _view_window, _adjust_window
+    local _charge_window, _taken, _view_window, _used_window, _adjust_window
 
     local function charge_fixed(state, limit, cost, now)
       state = current(state, limit, now)
@@ -235,6 +241,12 @@ local function build()
       state = current(state, limit, now)
       local start, ends = _fixed(state, limit, now)
       return _view_window(state, limit, cost, now, start, ends)
+    end
+
+    local function used_fixed(state, limit, now)
+      state = current(state, limit, now)
+      local start, ends = _fixed(state, limit, now)
+      return _used_window(state, limit, now, start, ends)
     end
 
     function _fixed(state, limit, now)
@@ -263,6 +275,12 @@ local function build()
       state = current(state, limit, now)
       local start, ends = _calendar(state, limit, now)
       return _view_window(state, limit, cost, now, start, ends)
+    end
+
+    local function used_calendar(state, limit, now)
+      state = current(state, limit, now)
+      local start, ends = _calendar(state, limit, now)
+      return _used_window(state, limit, now, start, ends)
     end
 
     function _calendar(state, limit, now)
@@ -396,6 +414,10 @@ local function build()
       return max(0, left), retry, reset
     end
 
+    function _used_window(state, limit, now, start, ends)
+      return state and _sum((_counted(state, limit, now, start, ends))) or 0
+    end
+
     function _adjust_window(state, limit, delta, now, at, start, ends)
       local windows, held = _windows(state), {}
       now = _seen(state, now)
@@ -425,8 +447,9 @@ local function build()
               ended = state.ended, older = kept}
     end
 
-    return {charge = charge_fixed, view = view_fixed, adjust = adjust_fixed, expires = expires_fixed},
-      {charge = charge_calendar, view = view_calendar, adjust = adjust_calendar, expires = expires_calendar}
+    return {charge = charge_fixed, view = view_fixed, adjust = adjust_fixed, expires = expires_fixed, used = used_fixed},
+      {charge = charge_calendar, view = view_calendar, adjust = adjust_calendar, expires = expires_calendar,
+       used = used_calendar}
   end
 
   -- ---- sliding_window: count, previous, start, length ---------------------------------------------------------------
@@ -457,6 +480,12 @@ local function build()
         end
       end
       return left, retry, count > 0 and ahead + length or previous > 0 and ahead or 0
+    end
+
+    local function used_sliding(state, limit, now)
+      local count, previous, start, length = _rolled(state, limit, now)
+      local weight = length ~= limit.length and previous or _weigh(limit, previous, start + length - now)
+      return count + min(weight, MAX - count)
     end
 
     function _view_resized(limit, cost, count, previous, ahead, length)
@@ -517,7 +546,8 @@ local function build()
       return state.start + limit.length * (state.count > 0 and 2 or 1)
     end
 
-    return {charge = charge_sliding, view = view_sliding, adjust = adjust_sliding, expires = expires_sliding}
+    return {charge = charge_sliding, view = view_sliding, adjust = adjust_sliding, expires = expires_sliding,
+            used = used_sliding}
   end
 
   -- ---- sliding_log and concurrency: head, tail, base, first, last, total --------------------------------------------
@@ -560,6 +590,11 @@ local function build()
         retry = min(ends, time + limit.length) - now
       end
       return max(0, left), retry, ends - now
+    end
+
+    local function used_log(state, limit, now)
+      local log = _log(state, limit, now)
+      return log.total - log.base
     end
 
     function _log(state, limit, now)
@@ -720,8 +755,8 @@ local function build()
       return concat(rows)
     end
 
-    return {charge = charge_log, view = view_log, adjust = adjust_log, expires = expires_log},
-      {charge = charge_log, view = view_log, adjust = adjust_slots, expires = expires_log}
+    return {charge = charge_log, view = view_log, adjust = adjust_log, expires = expires_log, used = used_log},
+      {charge = charge_log, view = view_log, adjust = adjust_slots, expires = expires_log, used = used_log}
   end
 
   -- ---- dispatch -----------------------------------------------------------------------------------------------------
@@ -948,7 +983,10 @@ local function build()
       count = count + 2
       for i = 1, #limits do
         local limit = limits[i]
-        answer[count + 1], answer[count + 2], answer[count + 3] = limit.rules.view(changed[i], limit, left[i] or 0, now)
+        local remaining
+        remaining, answer[count + 2], answer[count + 3] = limit.rules.view(changed[i], limit, left[i] or 0, now)
+        if remaining == 0 then remaining = limit.burst - limit.rules.used(changed[i], limit, now) end
+        answer[count + 1] = remaining
         count = count + 3
       end
       if changed ~= states and verb ~= 2 then
@@ -1122,7 +1160,7 @@ while place < size do
         retry = (level - cost * scale) / rate
         retry = at - now + retry % 1 - retry
       end
-      local missing, permits = (level - capacity) / rate, level > 0 and level / scale or 0
+      local missing, permits = (level - capacity) / rate, level / scale
       local expires = at + missing % 1 - missing
       if allowed then record = record .. policy[base + 2] .. pack('<ddd', expires, level, at) .. policy[base + 3] end
       if expires > ends then ends = expires end

@@ -150,7 +150,7 @@ class Script:
                 limits = policy.limits
                 end = position + 3 * len(limits)
                 views = [numbers[i : i + 3] for i in range(position, end, 3)]
-                decisions.append(Decision.of_views(at, limits, views, within_limits=status == 1))
+                decisions.append(Decision.of_signed_views(at, limits, views, within_limits=status == 1))
                 position = end
             call.set_answer(decisions)
         return repeated

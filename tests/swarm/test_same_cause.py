@@ -1,0 +1,151 @@
+"""Refusals with the same cause reduce once; capacities that remember where calls were refused."""
+
+from fractions import Fraction
+
+import pytest
+
+from tests.swarm.conftest import START
+from tests.swarm.test_calls import OwnError
+from tidegate import ConfigError
+from tidegate.adaptive import CapacityState, RecoverySettings, read_recovery_settings
+from tidegate.core.bounds import SECOND
+from tidegate.swarm import SwarmLimiter
+
+REMEMBER = RecoverySettings(remember=True)
+
+
+@pytest.fixture
+def swarm(face, hub, clock):
+    """Makes agents, and closes them."""
+    made = []
+
+    def make(count, **options):
+        for _ in range(count):
+            made.append(face.swarm(bus=hub(), agent_id=f"agent-{len(made)}", clock=clock, **options))
+            face.run(made[-1].set_capacity("api", 100, 60))
+        return made[-count:]
+
+    yield make
+    for limiter in made:
+        face.run(limiter.close())
+
+
+def totals(face, limiters):
+    return [face.run(limiter.get_capacity("api")).total for limiter in limiters]
+
+
+def test_calls_that_began_before_a_reduction_reduce_no_further(face, swarm, clock):
+    agents = swarm(5)
+    clock.advance(1)
+    for agent in agents:  # all were refused at the same moment, and hear of each other one after another
+        face.run(agent.announce_reduced("api", "429", began=START))
+    assert totals(face, agents) == [50] * 5
+    clock.advance(1)
+    assert face.run(agents[0].announce_reduced("api", "429", began=START + 0.5)) is None
+    face.run(agents[0].announce_reduced("api", "429", began=START + 1.5))
+    assert totals(face, agents) == [25] * 5
+
+
+def test_without_began_every_announcement_counts_as_in_the_document(face, swarm):
+    agents = swarm(3)
+    for agent in agents:
+        face.run(agent.announce_reduced("api", "429"))
+    assert totals(face, agents) == [12] * 3
+
+
+def test_the_wait_of_a_duplicate_still_freezes(face, swarm, clock):
+    agents = swarm(2)
+    clock.advance(1)
+    for agent in agents:
+        face.run(agent.announce_reduced("api", "429", 7.0, began=START))
+    clock.advance(1)
+    assert totals(face, agents) == [50, 50]
+    assert face.run(agents[0].get_capacity("api")).frozen_for == 6
+
+
+@pytest.mark.parametrize("began", ["now", float("nan"), True])
+def test_began_must_be_a_number(hub, clock, began):
+    with SwarmLimiter(hub(), "a", clock=clock) as limiter:
+        limiter.set_capacity("api", 100, 60)
+        with pytest.raises(ConfigError, match="began: must be a number of seconds"):
+            limiter.announce_reduced("api", "429", began=began)
+
+
+def test_limited_calls_know_when_they_began(hub, clock):
+    agents = [SwarmLimiter(hub(), f"a{number}", clock=clock) for number in range(5)]
+    for agent in agents:
+        agent.set_capacity("api", 100, 60)
+    blocks = [agent.limited("api") for agent in agents]
+    for block in blocks:
+        block.__enter__()
+    clock.advance(1)
+    for block in blocks:
+        error = OwnError(429)
+        block.__exit__(OwnError, error, None)
+    assert [agent.get_capacity("api").total for agent in agents] == [50] * 5
+    for agent in agents:
+        agent.close()
+
+
+async def test_limited_coroutines_know_when_they_began(hub, clock):
+    from tidegate.swarm import AsyncSwarmLimiter  # noqa: PLC0415 - used here only
+
+    agents = [AsyncSwarmLimiter(hub(), f"a{number}", clock=clock) for number in range(3)]
+    for agent in agents:
+        await agent.set_capacity("api", 100, 60)
+    blocks = [agent.limited("api") for agent in agents]
+    for block in blocks:
+        await block.__aenter__()
+    clock.advance(1)
+    for block in blocks:
+        await block.__aexit__(OwnError, OwnError(429), None)
+    assert [(await agent.get_capacity("api")).total for agent in agents] == [50] * 3
+    for agent in agents:
+        await agent.close()
+
+
+def test_a_remembered_refusal():
+    """Low for two intervals, then just below the refused capacity, then slow growth, which doubles above it."""
+    state = CapacityState(1000, REMEMBER).merge(0, 1, "peer", 160, refused_at=320)
+    steps = [state.current(30 * SECOND * step) for step in range(70)]
+    assert steps[:2] == [160] * 2
+    assert steps[2:10] == [300] * 8
+    assert [steps[2 + 8 * number] for number in range(8)] == [300, 305, 310, 315, 320, 325, 335, 355]
+    end = state.recovered_at(0)
+    assert end is not None
+    assert state.current(end) == 1000
+    assert state.current(end - 1) < 1000
+    assert end < 3 * 3600 * SECOND
+
+
+def test_refusals_soon_after_a_reduction_are_the_same_cause():
+    state = CapacityState(100, REMEMBER).reduce(0, 1, "me")
+    assert state.current(0) == 50
+    assert state.reduce(29 * SECOND, 2, "me") is state
+    assert state.reduce(45 * SECOND, 2, "me").current(45 * SECOND) == 25  # still refused at the low value
+
+
+def test_a_reduction_of_the_document_is_remembered_by_its_factor():
+    state = CapacityState(100, REMEMBER).merge(0, 1, "gopher", 40)
+    assert state.current(60 * SECOND) == 80 - 5
+    assert CapacityState(60, REMEMBER).merge(0, 1, "gopher", 40).current(60 * SECOND) == 57  # never above the original
+
+
+def test_messages_in_any_order_give_the_same_capacity():
+    reductions = [(1, "a", 50, 100), (2, "b", 30, 60), (3, "c", 28, 56)]
+    states = []
+    for order in (reductions, reductions[::-1], reductions * 2):
+        state = CapacityState(100, REMEMBER)
+        for epoch, agent, value, refused_at in order:
+            state = state.merge(0, epoch, agent, value, refused_at=refused_at)
+        states.append([state.current(30 * SECOND * step) for step in range(200)])
+    assert states[0] == states[1] == states[2]
+    assert states[0][2] == 53
+
+
+def test_the_recovery_is_gradual_or_remembers():
+    assert read_recovery_settings(recovery="remember").remember
+    assert not read_recovery_settings().remember
+    assert read_recovery_settings(Fraction(1, 4)).refused_value(25) == 100
+    with pytest.raises(ConfigError, match="recovery: must be 'gradual' or 'remember', not 'fast'"):
+        read_recovery_settings(recovery="fast")  # type: ignore[arg-type]  # on purpose
