@@ -80,6 +80,15 @@ OPTIONS: Final = (
     ServiceOption(
         "grpc", read_address, "address of the gRPC server for Envoy (none)", {"type": ["string", "integer"]}, "ADDRESS"
     ),
+    ServiceOption(
+        "resp",
+        read_address,
+        "address of the server for Redis clients (none)",
+        {"type": ["string", "integer"]},
+        "ADDRESS",
+    ),
+    ServiceOption("resp_tls_cert", read_path, "file with the TLS certificate of the resp address", STRING, "FILE"),
+    ServiceOption("resp_tls_key", read_path, "file with the private key of the certificate", STRING, "FILE"),
     ServiceOption("open", ConfigValue.boolean, "accept other machines without a token (false)", BOOLEAN, "BOOL"),
     ServiceOption("decision_token", read_token, "token for decisions", STRING, secret=True),
     ServiceOption("decision_token_file", read_token_file, "file with the token for decisions", STRING, "FILE"),

@@ -64,7 +64,7 @@ class App:
         self.checks: dict[str, Callable[[], None]] = {}  # further checks of /readyz; each raises if it fails
         self.panels: dict[str, Panel] = {}  # panels of other components on the dashboard: see dashboard/panels.py
         self.overview: Overview = Overview(self)
-        self._authenticator = Authenticator(settings)
+        self.authenticator: Authenticator = Authenticator(settings)
         self._clock = decider.store.clock
         self._replays = IdempotentReplies(self._clock)
         self._verbs = Verbs(decider)
@@ -81,7 +81,7 @@ class App:
             "/openapi.json": ("", self._openapi),
             "/v1/overview": ("overview", self._overview),
         }
-        self._files = read_files(token=not self._authenticator.open)
+        self._files = read_files(token=not self.authenticator.open)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: C901, PLR0912 - a coroutine for each branch would cost every request
         """Handle one request.
@@ -95,9 +95,7 @@ class App:
         if DISCONNECTED_KEY in scope:
             return
         scope[TASK_KEY] = asyncio.current_task()  # cancelled if the client disconnects: see `http.protocol`
-        steady = self._clock.steady
-        start = steady()
-        self.in_flight += 1
+        start = self.begin_request()
         verb = "other"
         try:
             try:
@@ -131,13 +129,22 @@ class App:
                 reply = self._refuse(ProblemError("internal", "see the log of the service"))
             await respond(send, reply, head=scope["method"] == "HEAD")
         finally:
-            self.in_flight -= 1
-            if self.stopping and not self.in_flight:
-                self.idle.set()
-            latency = self._latency.get(verb)
-            if latency is None:
-                latency = self._latency[verb] = LatencyHistogram()
-            latency.add(steady() - start)
+            self.end_request(verb, start)
+
+    def begin_request(self) -> int:
+        """Count an active request; return the steady time, for `end_request`."""
+        self.in_flight += 1
+        return self._clock.steady()
+
+    def end_request(self, verb: str, start: int) -> None:
+        """Count a request that is no longer active, and its duration."""
+        self.in_flight -= 1
+        if self.stopping and not self.in_flight:
+            self.idle.set()
+        latency = self._latency.get(verb)
+        if latency is None:
+            latency = self._latency[verb] = LatencyHistogram()
+        latency.add(self._clock.steady() - start)
 
     def stop(self) -> None:
         """Refuse new requests."""
@@ -156,10 +163,10 @@ class App:
         if scope["method"] != "POST":
             raise ProblemError("method-not-allowed", f"expected POST, not {scope['method'][:20]}", allow="POST")
         headers = dict(scope["headers"])
-        self._authenticator.check(headers, admin=verb.admin)
+        self.authenticator.check(headers, admin=verb.admin)
         # Admin requests are accepted even if there are too many requests.
-        if self.stopping or (self.in_flight > self.settings.max_concurrency and not verb.admin):
-            self._check_load()
+        if self.stopping or (not verb.admin and self.is_full):
+            self.check_load()
         kind = headers.get(b"content-type", b"")
         if kind != b"application/json" and kind.partition(b";")[0].strip().lower() != b"application/json":
             raise ProblemError("unsupported-type", "send JSON, with the header 'Content-Type: application/json'")
@@ -189,18 +196,31 @@ class App:
 
     async def _run_waiting(self, reply: Coroutine[Any, Any, HTTPReply], scope: Scope, receive: Receive) -> HTTPReply:
         """Run a call that may wait for a permit; a part of max_concurrency is reserved for calls that do not wait."""
-        most = self.settings.max_concurrency
-        if self.waiting >= most - most // FREE_SHARE_DIVISOR:
+        try:
+            self.begin_wait()
+        except ProblemError:
             reply.close()
-            raise ProblemError("busy", f"{self.waiting} calls are already waiting: retry without a timeout, or later")
-        self.waiting += 1
+            raise
         try:
             # In a task of its own, a reply could be complete, and charged, at the moment the client disconnects.
             return await (reply if CANCELS_KEY in scope else run_until_disconnect(reply, receive))
         finally:
             self.waiting -= 1
 
-    def _check_load(self) -> None:
+    def begin_wait(self) -> None:
+        """Count a call that may wait for a permit in `waiting`; refuse it if there are too many."""
+        most = self.settings.max_concurrency
+        if self.waiting >= most - most // FREE_SHARE_DIVISOR:
+            raise ProblemError("busy", f"{self.waiting} calls are already waiting: retry without a timeout, or later")
+        self.waiting += 1
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the service refuses further requests: it is stopping, or too many requests are active."""
+        return self.stopping or self.in_flight > self.settings.max_concurrency
+
+    def check_load(self) -> None:
+        """Refuse a request if the service is stopping, or too many requests are active."""
         if self.stopping:
             raise ProblemError("stopping")
         if self.in_flight > self.settings.max_concurrency:
@@ -216,12 +236,12 @@ class App:
             # The overview contains keys: if there is any token, the overview needs one.
             verb = VERBS.get(name)
             admin = verb.admin if verb else name == "overview" and self.settings.decision_token is None
-            self._authenticator.check(headers, admin=admin)
+            self.authenticator.check(headers, admin=admin)
         return await get(scope, headers)
 
     async def _check(self, scope: Scope, headers: dict[bytes, bytes]) -> HTTPReply:
-        self._authenticator.check_site(headers)
-        self._check_load()
+        self.authenticator.check_site(headers)
+        self.check_load()
         return await check(self.decider, scope["query_string"], headers, self.settings.headers)
 
     async def _list(self, scope: Scope, _headers: dict[bytes, bytes]) -> HTTPReply:
