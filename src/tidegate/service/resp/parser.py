@@ -74,7 +74,7 @@ def read_usual(data: bytes) -> tuple[list[str], list[str]] | None:
 
 def _read_pipeline(lines: list[str]) -> tuple[list[str], list[str]] | None:
     """Read the lines of several usual commands."""
-    if lines.pop() or lines[0] != USUAL_COUNT:
+    if lines.pop() or not lines or lines[0] != USUAL_COUNT:
         return None
     commands, rest = divmod(len(lines), USUAL_LINES)
     counts, sizes, names = lines[::USUAL_LINES], lines[1::USUAL_LINES], lines[2::USUAL_LINES]
