@@ -10,6 +10,7 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from tidegate.core.bounds import SECOND
 from tidegate.errors import RateLimitError
 from tidegate.service.decisions.idempotency import KeyedCall
 from tidegate.service.decisions.policy_limiters import MAX_BATCH, Subject
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 
 log: logging.Logger = logging.getLogger("tidegate.service")
 
+REPORT_INTERVAL: Final = 60 * SECOND  # between two log lines about HTTP requests
 COST_ONLY: Final = ("COST",)
 WAITING_OPTIONS: Final = ("COST", "TIMEOUT", "PRIORITY")
 RESERVE_OPTIONS: Final = (*WAITING_OPTIONS, "TTL")
@@ -64,6 +66,7 @@ class Commands:
         self._connections = connections
         self._decider = app.decider
         self._throttle = Throttle(app.decider)
+        self._next_report = 0  # when the next HTTP request is logged, in steady time
         options = "[COST n | COST unit n ...]"
         self._table: dict[str, RespCommand] = {
             "TG.ACQUIRE": RespCommand(
@@ -204,6 +207,14 @@ class Commands:
             problem = problem_from(error)
         self._app.decider.stats.errors[problem.kind] += 1
         return write_problem(problem)
+
+    def report_http(self) -> None:
+        """Count an HTTP request on the RESP port; log it, at most once in REPORT_INTERVAL."""
+        self._app.decider.stats.errors["bad-request"] += 1
+        now = self._decider.store.clock.steady()
+        if self._next_report <= now:
+            self._next_report = now + REPORT_INTERVAL
+            log.warning("an HTTP request was sent to the RESP port: the connection was closed")
 
     # ---- decisions ---------------------------------------------------------------------------------------------------
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from tidegate.service.decisions.policy_limiters import MAX_BATCH
@@ -174,15 +175,15 @@ class RespConnection(asyncio.Protocol):
         self._finished = True
         self._limit_input()
         if self.transport.can_write_eof():
-            self.transport.write_eof()
+            with suppress(OSError):  # the client has reset the connection
+                self.transport.write_eof()
             self._limit_wait()
         else:
             self.transport.close()
 
     def _refuse_http(self) -> None:
         """Close at once: a page in a browser may have sent this."""
-        self._app.decider.stats.errors["bad-request"] += 1
-        log.warning("an HTTP request was sent to the RESP port: the connection was closed")
+        self._commands.report_http()
         self.drop()
 
     def _close(self) -> None:
