@@ -156,7 +156,6 @@ async def test_a_blocked_key_is_denied():
         (("TG.COMMIT", "x"), "ERR unknown-reservation"),
         (("TG.CANCEL", "x", "y"), "ERR wrong number of arguments; usage: TG.CANCEL id"),
         (("GET", "x"), "ERR unknown command 'GET'"),
-        (("MULTI",), "transactions are not supported"),
         ((b"\xff\r\n",), "ERR unknown command"),
         (("SELECT", "1"), "ERR DB index is out of range"),
         (("CLIENT", "KILL"), "ERR CLIENT 'KILL' is not supported"),
@@ -172,6 +171,18 @@ async def test_errors_are_clear_and_the_connection_stays(words, message):
         assert message in str(await client.ask(*words))
         assert "\n" not in str(await client.ask(*words))
         assert await client.ask("PING") == "PONG"
+
+
+async def test_a_refused_transaction_charges_nothing():
+    async with connected(policies=POLICIES) as (_, client):
+        words = ("TG.ACQUIRE", "api", "k")
+        replies = await client.ask_all(("MULTI",), words, words, ("TG.RESERVE", *words[1:]), ("PING",), ("EXEC",), words)
+        assert all("transactions are not supported" in str(reply) for reply in replies[:-1])
+        assert replies[-1] == [1, 4, 0, 12_000, []]
+        assert "transactions are not supported" in str(await client.ask("MULTI"))
+        assert "transactions are not supported" in str(await client.ask(*words))
+        assert str(await client.ask("DISCARD")).startswith("EXECABORT")
+        assert (await client.ask(*words))[1] == 3
 
 
 async def test_the_commands_of_clients():

@@ -39,7 +39,6 @@ COST_ONLY: Final = ("COST",)
 WAITING_OPTIONS: Final = ("COST", "TIMEOUT", "PRIORITY")
 RESERVE_OPTIONS: Final = (*WAITING_OPTIONS, "TTL")
 UNSUPPORTED: Final = {
-    "MULTI": "transactions are not supported: use a pipeline without one (redis-py: pipeline(transaction=False))",
     "SUBSCRIBE": "the RESP port has no channels",
     "CLUSTER": "this is not a Redis cluster: use a client for a single server",
 }

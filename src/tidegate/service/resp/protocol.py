@@ -77,7 +77,7 @@ class RespConnection(asyncio.Protocol):
         """Answer usual commands at once; keep the rest for the next batch."""
         if self._finished:
             return
-        if not self._unparsed and self._task is None and self._session.may_decide and not self._writing_paused:
+        if not self._unparsed and self._task is None and not self._writing_paused and self._session.may_decide_now:
             replies = self._commands.decide_usual(data)
             if replies is not None:
                 self.ticks_left = self._connections.idle_ticks

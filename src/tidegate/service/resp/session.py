@@ -26,6 +26,9 @@ NO_AUTH_NEEDED: Final = (  # as Redis: clients know this message
 )
 WRONG_PASSWORD: Final = "invalid token: send the decision token or the admin token as the password"  # noqa: S105 - a message
 AUTH_WORDS: Final = 2  # of AUTH: a user name, which is ignored, and the token
+NO_TRANSACTIONS: Final = (
+    "transactions are not supported: use a pipeline without one (redis-py: pipeline(transaction=False))"
+)
 PROTOCOLS: Final = ("2", "3")
 
 
@@ -38,6 +41,7 @@ class Session:
         self.protocol: int = 2
         self.name: str = ""
         self.closing: bool = False  # the client has sent QUIT
+        self.in_transaction: bool = False  # MULTI was refused: so are all commands until EXEC, and nothing is charged
         self._app = app
         self._needs_token = app.settings.decision_token is not None
         self.may_decide: bool = not self._needs_token
@@ -50,6 +54,9 @@ class Session:
             "ECHO": self._echo,
             "SELECT": self._select,
             "QUIT": self._quit,
+            "MULTI": self._multi,
+            "EXEC": self._end_transaction,
+            "DISCARD": self._end_transaction,
         }
 
     def run(self, name: str, words: Sequence[str]) -> str | None:
@@ -57,14 +64,21 @@ class Session:
         run = self._commands.get(name)
         if run is None:
             return None
-        if name not in ("AUTH", "HELLO", "QUIT"):
+        if name not in ("AUTH", "HELLO", "QUIT", "EXEC", "DISCARD"):
             self.check(admin=False)
         return run(words)
+
+    @property
+    def may_decide_now(self) -> bool:
+        """Whether the client may request decisions, and is not in a transaction."""
+        return self.may_decide and not self.in_transaction
 
     def check(self, *, admin: bool) -> None:
         """Raise unless the client may request decisions, or do what needs the admin token."""
         if not self.may_decide:
             raise ProblemError("unauthorized", "Authentication required: send the token with AUTH")
+        if self.in_transaction:
+            raise ArgumentError(NO_TRANSACTIONS)
         if admin and not self._is_admin:
             configured = self._app.settings.admin_token is not None
             missing = "no admin token is configured: set admin_token or admin_token_file"
@@ -139,6 +153,14 @@ class Session:
         if list(words) != ["0"]:
             raise ArgumentError("DB index is out of range: there is only database 0")
         return OK
+
+    def _multi(self, _words: Sequence[str]) -> str:
+        self.in_transaction = True
+        raise ArgumentError(NO_TRANSACTIONS)
+
+    def _end_transaction(self, _words: Sequence[str]) -> str:
+        self.in_transaction = False
+        return write_error("EXECABORT", f"Transaction discarded: {NO_TRANSACTIONS}")
 
     def _quit(self, _words: Sequence[str]) -> str:
         self.closing = True
