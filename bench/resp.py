@@ -41,9 +41,7 @@ POST: Final = (
     % (len(BODY), BODY)
 )
 ACQUIRE: Final = b"*3\r\n$10\r\nTG.ACQUIRE\r\n$3\r\napi\r\n$9\r\nuser:1234\r\n"
-THROTTLE: Final = (
-    b"*5\r\n$11\r\nCL.THROTTLE\r\n$9\r\nuser:1234\r\n$9\r\n100000000\r\n$10\r\n1000000000\r\n$2\r\n60\r\n"
-)
+THROTTLE: Final = b"*5\r\n$11\r\nCL.THROTTLE\r\n$9\r\nuser:1234\r\n$9\r\n100000000\r\n$10\r\n1000000000\r\n$2\r\n60\r\n"
 # name: the server, one request, how many are sent at once, and what ends a reply
 CASES: Final = {
     "http": ("http", POST, 1, b"}]}"),

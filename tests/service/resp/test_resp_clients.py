@@ -1,4 +1,4 @@
-"""Redis clients, unmodified, against a real process: redis-py, redis-cli, node-redis, ioredis; TLS; several processes."""
+"""Redis clients, unmodified, against a real process: redis-py, redis-cli, node-redis, ioredis; TLS; workers."""
 
 import asyncio
 import json
@@ -63,9 +63,10 @@ def test_redis_py(port, protocol):
         assert client.execute_command("TG.USAGE", "big", key)[0][:4] == ["1h", 1000, 3, 997]
         with pytest.raises(redis.ResponseError, match="unknown command 'GET'"):
             client.get("x")
-        with pytest.raises(redis.ResponseError, match="transactions are not supported"), client.pipeline() as pipeline:
-            pipeline.execute_command("TG.ACQUIRE", "big", key)
-            pipeline.execute()
+        with client.pipeline() as transaction:
+            transaction.execute_command("TG.ACQUIRE", "big", key)
+            with pytest.raises(redis.ResponseError, match="transactions are not supported"):
+                transaction.execute()
         assert client.execute_command("TG.USAGE", "big", key)[0][2] == 3  # nothing was charged
         with pytest.raises(redis.exceptions.NoPermissionError):
             client.execute_command("TG.RESET", "api", key)
@@ -76,9 +77,9 @@ def test_tokens_of_redis_py(port):
     with redis.Redis(port=port, password=ADMIN, username="any") as client:
         assert client.execute_command("TG.RESET", "api", "py") in (True, b"OK")
     for token in (None, "wrong-token-01234"):
-        with redis.Redis(port=port, password=token, retry=Retry(NoBackoff(), 0)) as client:
-            with pytest.raises(redis.AuthenticationError):
-                client.ping()
+        client = redis.Redis(port=port, password=token, retry=Retry(NoBackoff(), 0))
+        with client, pytest.raises(redis.AuthenticationError):
+            client.ping()
 
 
 async def test_redis_py_with_asyncio(port):

@@ -1,4 +1,4 @@
-"""The commands of the RESP port: replies, options, errors, tokens, blocks, reservations, and the commands of clients."""
+"""The commands of the RESP port: replies, options, errors, tokens, blocks, reservations, commands of clients."""
 
 import asyncio
 
@@ -176,7 +176,9 @@ async def test_errors_are_clear_and_the_connection_stays(words, message):
 async def test_a_refused_transaction_charges_nothing():
     async with connected(policies=POLICIES) as (_, client):
         words = ("TG.ACQUIRE", "api", "k")
-        replies = await client.ask_all(("MULTI",), words, words, ("TG.RESERVE", *words[1:]), ("PING",), ("EXEC",), words)
+        replies = await client.ask_all(
+            ("MULTI",), words, words, ("TG.RESERVE", *words[1:]), ("PING",), ("EXEC",), words
+        )
         assert all("transactions are not supported" in str(reply) for reply in replies[:-1])
         assert replies[-1] == [1, 4, 0, 12_000, []]
         assert "transactions are not supported" in str(await client.ask("MULTI"))
@@ -226,7 +228,14 @@ async def allowed_commands(client: RespClient) -> list[str]:
 async def test_tokens():
     async with connected(policies=POLICIES, decision_token=DECISION, admin_token=ADMIN) as (service, client):
         assert await allowed_commands(client) == ["NOAUTH", "NOAUTH"]
-        for words in [("PING",), ("INFO",), ("GET", "x"), ("HELLO", "3"), ("CLIENT", "ID"), ("CL.THROTTLE", "k", 1, 1, 1)]:
+        for words in [
+            ("PING",),
+            ("INFO",),
+            ("GET", "x"),
+            ("HELLO", "3"),
+            ("CLIENT", "ID"),
+            ("CL.THROTTLE", "k", 1, 1, 1),
+        ]:
             assert str(await client.ask(*words)).startswith("NOAUTH"), words
         assert str(await client.ask("AUTH", "wrong")).startswith("WRONGPASS")
         assert str(await client.ask("HELLO", "3", "AUTH", "default", "wrong")).startswith("WRONGPASS")

@@ -4,6 +4,7 @@ import asyncio
 import logging
 import socket
 from contextlib import suppress
+from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
@@ -192,15 +193,15 @@ async def test_a_command_that_fails_unexpectedly_is_an_error_reply(monkeypatch, 
 # ---- random bytes ----------------------------------------------------------------------------------------------------
 
 VALID = st.sampled_from([ACQUIRE, encode("PING"), encode("TG.USAGE", "api", "k"), encode("HELLO", "3"), b"*0\r\n"])
-PIECES = st.lists(st.one_of(VALID, st.binary(max_size=40), st.sampled_from([b"*", b"$", b"\r\n", b"*3\r\n", b"$3\r\n"])),
-                  max_size=12)  # fmt: skip
+HEADERS = st.sampled_from([b"*", b"$", b"\r\n", b"*3\r\n", b"$3\r\n"])
+PIECES = st.lists(st.one_of(VALID, st.binary(max_size=40), HEADERS), max_size=12)
 
 
 async def send_cut(pieces, cuts):
     async with connected(policies=POLICIES) as (service, client):
         data = b"".join(pieces)
         bounds = sorted({0, len(data), *(cut % (len(data) + 1) for cut in cuts)})
-        for start, end in zip(bounds, bounds[1:], strict=False):
+        for start, end in pairwise(bounds):
             client.writer.write(data[start:end])
             await asyncio.sleep(0)
         with suppress(OSError):  # the service has closed the connection

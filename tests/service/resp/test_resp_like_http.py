@@ -18,10 +18,11 @@ POLICIES = {
     "vip": {"limits": "1/1m", "overrides": [{"key": "b", "limits": "9/1m"}], "rollout": 50},
 }
 SUBJECTS = st.tuples(st.sampled_from([*POLICIES, "unknown"]), st.sampled_from(["a", "b", "ä", "k" * 1025]))
-COSTS = st.one_of(
-    st.none(), st.integers(0, 7), st.fixed_dictionaries({}, optional={"requests": st.integers(0, 3), "tokens": st.integers(0, 99)})
-)  # fmt: skip
-CALLS = st.tuples(st.sampled_from(["acquire", "acquire", "acquire", "peek", "release", "usage", "reset"]), SUBJECTS, COSTS)
+UNITS = {"requests": st.integers(0, 3), "tokens": st.integers(0, 99)}
+COSTS = st.one_of(st.none(), st.integers(0, 7), st.fixed_dictionaries({}, optional=UNITS))
+CALLS = st.tuples(
+    st.sampled_from(["acquire", "acquire", "acquire", "peek", "release", "usage", "reset"]), SUBJECTS, COSTS
+)
 STEPS = st.lists(st.one_of(CALLS, st.sampled_from([0.0004, 0.3, 1.0, 7.7, 60.0])), max_size=25)
 
 

@@ -5,7 +5,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tests.service.resp.harness import encode
-from tidegate.service.resp.parser import MAX_ARGUMENTS, MAX_COMMAND, HttpInputError, parse, read_usual
+from tidegate.service.resp.parser import MAX_ARGUMENTS, MAX_COMMAND, HttpInputError, parse, read_usual, split_commands
 
 WORDS = st.lists(st.binary(max_size=20), min_size=1, max_size=5)
 ACQUIRE = encode("TG.ACQUIRE", "api", "k")
@@ -34,14 +34,28 @@ def test_random_bytes_give_commands_or_an_error_and_never_another_exception(data
     assert all(isinstance(word, bytes) for command in commands for word in command)
 
 
-@given(st.lists(st.lists(st.sampled_from([b"TG.ACQUIRE", b"api", b"", b"$3", b"\r\n", b"a\r", "ä".encode()]), min_size=1,
-                         max_size=4), min_size=1, max_size=4))  # fmt: skip
+USUAL_WORDS = st.sampled_from([b"TG.ACQUIRE", b"api", b"", b"$3", b"\r\n", b"a\r", "ä".encode()])
+
+
+@given(st.lists(st.lists(USUAL_WORDS, min_size=1, max_size=4), min_size=1, max_size=4))
 def test_the_fast_path_reads_the_same_as_the_parser(commands):
     data = b"".join(encode(*words) for words in commands)
     usual = read_usual(data)
+    split = split_commands(data, 1000)
+    assert split is None or split == commands
+    assert parse(data + b"*", 1000).commands == commands  # not split
     if usual is not None:
         parsed = [[b"TG.ACQUIRE", policy.encode(), key.encode()] for policy, key in zip(*usual, strict=True)]
         assert parsed == parse(data, 1000).commands == commands
+
+
+@given(WORDS, st.binary(max_size=12))
+def test_splitting_reads_what_the_parser_reads(words, more):
+    data = encode(*words) + more
+    split = split_commands(data, 1000)
+    if split is not None:
+        strict = parse(data + b"*", 1000)  # an incomplete command at the end is not split
+        assert (strict.commands, strict.consumed, strict.error) == (split, len(data), None)
 
 
 @pytest.mark.parametrize("count", [1, 2, 16])

@@ -19,7 +19,7 @@ from tidegate.service.resp.arguments import ArgumentError, read_options, read_wo
 from tidegate.service.resp.parser import read_usual
 from tidegate.service.resp.replies import OK, write_decision, write_map, write_problem, write_usage, write_value
 from tidegate.service.resp.session import REDIS_VERSION
-from tidegate.service.resp.throttle import MIN_WORDS, USAGE_TEXT, Throttle
+from tidegate.service.resp.throttle import MIN_WORDS, THROTTLE_USAGE, Throttle
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence, Sized
@@ -81,7 +81,7 @@ class Commands:
             "TG.USAGE": RespCommand(self._usage, "usage", "policy key", 2, 2, independent=True),
             "TG.RESET": RespCommand(self._reset, "reset", "policy key", 2, 2, admin=True),
             "CL.THROTTLE": RespCommand(
-                self._run_throttle, "throttle", USAGE_TEXT, MIN_WORDS, MIN_WORDS + 1, independent=True
+                self._run_throttle, "throttle", THROTTLE_USAGE, MIN_WORDS, MIN_WORDS + 1, independent=True
             ),
             "COMMAND": RespCommand(self._describe, "other", "[COUNT | DOCS | INFO | LIST]", 0),
             "INFO": RespCommand(self._info, "other", "", 0),
@@ -122,6 +122,23 @@ class Commands:
                 replies.append(self._refuse(error))
         self._app.end_request("batch", start)
         return "".join(replies).encode()
+
+    def throttle_now(self, commands: Sequence[Command]) -> str | None:
+        """Decide a pipeline of CL.THROTTLE commands on a store in memory; None if there are other commands.
+
+        The client must be allowed to request decisions.
+        """
+        if not self._throttle.instant or self._app.is_full or any(command_name(c) != "CL.THROTTLE" for c in commands):
+            return None
+        start = self._app.begin_request()
+        replies = []
+        for command in commands:
+            try:
+                replies.append(self._throttle.run_now(read_words(command)))
+            except RateLimitError as error:
+                replies.append(self._refuse(error))
+        self._app.end_request("throttle" if len(commands) == 1 else "batch", start)
+        return "".join(replies)
 
     # ---- running -----------------------------------------------------------------------------------------------------
 
@@ -189,8 +206,7 @@ class Commands:
             advice = UNSUPPORTED.get(name, f"expected one of {', '.join(self._table)}")
             raise ArgumentError(f"unknown command {shorten(name)}: {advice}")
         if not entry.min_words <= len(words) <= entry.max_words:
-            usage = entry.usage if name == "CL.THROTTLE" else f"usage: {name} {entry.usage}"
-            raise ArgumentError(f"wrong number of arguments; {usage}")
+            raise ArgumentError(f"wrong number of arguments; usage: {name} {entry.usage}")
         # Admin requests are accepted even if there are too many requests.
         if self._app.stopping or not entry.admin:
             self._app.check_load()

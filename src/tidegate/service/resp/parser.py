@@ -23,6 +23,8 @@ USUAL_COUNT: Final = "*3"
 USUAL_SIZE: Final = f"${len(USUAL_NAME)}"
 USUAL_LINES: Final = 7  # of one usual command: the count, then length and value of three words
 SIZES: Final = tuple(f"${length}" for length in range(1025))  # the header of a word, by its length
+SIZE_LINES: Final = tuple(size.encode() for size in SIZES)
+COUNTS: Final = {b"*%d" % count: count for count in range(1, MAX_ARGUMENTS + 1)}  # by the header of a command
 
 Command = list[bytes]
 
@@ -93,6 +95,9 @@ def _read_pipeline(lines: list[str]) -> tuple[list[str], list[str]] | None:
 
 def parse(data: bytes, max_commands: int) -> Parsed:
     """Parse the complete commands at the start of `data`, at most so many; raise if it is an HTTP request."""
+    found = split_commands(data, max_commands) if len(data) <= MAX_USUAL else None
+    if found is not None:
+        return Parsed(found, len(data), None)
     commands: list[Command] = []
     position = 0
     try:
@@ -106,6 +111,29 @@ def parse(data: bytes, max_commands: int) -> Parsed:
     except _InvalidInputError as error:
         return Parsed(commands, position, str(error))
     return Parsed(commands, position, None)
+
+
+def split_commands(data: bytes, max_commands: int) -> list[Command] | None:
+    """Split input that consists of complete commands of short words; None if it is anything else.
+
+    As in `read_usual`, every line has the length that the line before it says. This takes a quarter of the time of the
+    loop in `parse`.
+    """
+    lines = data.split(b"\r\n")
+    if lines.pop():
+        return None
+    commands = []
+    position, end = 0, len(lines)
+    try:
+        while position < end:
+            start, position = position + 1, position + 1 + 2 * COUNTS[lines[position]]
+            words = lines[start + 1 : position : 2]
+            if position > end or lines[start:position:2] != [SIZE_LINES[len(word)] for word in words]:
+                return None
+            commands.append(words)
+    except (KeyError, IndexError):  # another header, or a long word
+        return None
+    return commands if len(commands) <= max_commands else None
 
 
 def _parse_command(data: bytes, position: int) -> tuple[Command, int]:

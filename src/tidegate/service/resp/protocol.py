@@ -129,12 +129,22 @@ class RespConnection(asyncio.Protocol):
         if error is not None:
             self._error = error
             self._unparsed = b""
-        if commands:
+        if commands and not self._throttle_now(commands):
             self._connections.begin_request(self)
             self._task = asyncio.get_running_loop().create_task(self._run(commands))
         elif error is not None:
             self._refuse(error)
         self._limit_wait()
+
+    def _throttle_now(self, commands: list[Command]) -> bool:
+        """Answer CL.THROTTLE commands at once, if possible; further complete commands wait for a task."""
+        if len(commands) == MAX_BATCH or not self._session.may_decide_now:
+            return False
+        replies = self._commands.throttle_now(commands)
+        if replies is not None:
+            self._connections.renew_wait(self)
+            self.transport.write(replies.encode())
+        return replies is not None
 
     async def _run(self, commands: list[Command]) -> None:
         """Run commands and send their replies, then continue with the input that has arrived meanwhile."""

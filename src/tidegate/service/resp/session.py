@@ -122,7 +122,12 @@ class Session:
         self.check(admin=False)
         self.protocol = int(words[0]) if words else self.protocol
         self.name = self.name if name is None else name[:MAX_CLIENT_NAME]
-        described: dict[str, Value] = {"server": SERVER_NAME, "version": REDIS_VERSION, "proto": self.protocol, "id": self.number}
+        described: dict[str, Value] = {
+            "server": SERVER_NAME,
+            "version": REDIS_VERSION,
+            "proto": self.protocol,
+            "id": self.number,
+        }
         return write_map({**described, "mode": "standalone", "role": "master", "modules": []}, self.protocol)
 
     def _client(self, words: Sequence[str]) -> str:

@@ -17,21 +17,21 @@ from tidegate.core import Limit
 from tidegate.core.algorithms import NEVER
 from tidegate.core.bounds import MAX_INTEGER, SECOND, ceil_div
 from tidegate.policy import Policy
-from tidegate.service.decisions.policy_limiters import check_key
+from tidegate.service.decisions.policy_limiters import CountedPolicy, check_key
 from tidegate.service.resp.arguments import ArgumentError, read_integer, shorten
-from tidegate.service.resp.replies import write_value
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from tidegate.core.decision import Decision
+    from tidegate.policy import Key
     from tidegate.service.decisions.decider import Decider
 
 THROTTLE_POLICY: Final = "tidegate.throttle"
 MAX_THROTTLE_LIMITS: Final = 1024  # sets of parameters whose limits are kept; further ones are made again
 PARAMETERS: Final = ("max_burst", "count per period", "period", "quantity")
 MIN_WORDS: Final = 4  # the key, max_burst, count and period
-USAGE_TEXT: Final = "usage: CL.THROTTLE <key> <max_burst> <count per period> <period> [<quantity>]"
+THROTTLE_USAGE: Final = "<key> <max_burst> <count per period> <period> [<quantity>]"
 
 
 class Throttle:
@@ -40,17 +40,37 @@ class Throttle:
     def __init__(self, decider: Decider) -> None:
         """Decide with this decider."""
         self._decider = decider
-        self._policy = lru_cache(MAX_THROTTLE_LIMITS)(throttle_policy)
+        self.instant: bool = decider.store.instant
+        self._policy = lru_cache(MAX_THROTTLE_LIMITS)(self._make_policy)
+
+    def _make_policy(self, max_burst: int, count: int, period: int) -> CountedPolicy:
+        """Make the policy of these parameters."""
+        limit = Limit(count, f"{period}s", burst=max_burst + 1, name="throttle")
+        return CountedPolicy(Policy(THROTTLE_POLICY, (limit,)), self._decider.stats.count(THROTTLE_POLICY))
+
+    def run_now(self, words: Sequence[str]) -> str:
+        """Run a call with these arguments on a store in memory."""
+        counted, key, quantity = self._read(words)
+        if quantity:
+            return write_throttled(self._decider.acquire_now(counted, key, quantity))
+        return write_throttled(self._decider.store.apply_one("peek", counted.policy, key, (0,)))
 
     async def run(self, words: Sequence[str]) -> str:
         """Run a call with these arguments."""
-        key, (max_burst, count, period, quantity) = check_key(words[0]), read_parameters(words)
-        policy = self._policy(max_burst, count, period)
-        if quantity:
-            (decision,) = await self._decider.decide_all(((policy, key, quantity),))
-        else:
-            decision = await self._decider.peek_policy(policy, key, 0)
-        return write_value([int(not decision.allowed), max_burst + 1, *describe(decision)])
+        if self.instant:
+            return self.run_now(words)
+        counted, key, quantity = self._read(words)
+        if not quantity:
+            return write_throttled(await self._decider.peek_policy(counted.policy, key, 0))
+        (decision,) = await self._decider.decide_all(((counted.policy, key, quantity),))
+        return write_throttled(decision)
+
+    def _read(self, words: Sequence[str]) -> tuple[CountedPolicy, Key, int]:
+        """Read the policy, the key and the quantity of a call."""
+        if not MIN_WORDS <= len(words) <= MIN_WORDS + 1:
+            raise ArgumentError(f"wrong number of arguments; usage: CL.THROTTLE {THROTTLE_USAGE}")
+        max_burst, count, period, quantity = read_parameters(words)
+        return self._policy(max_burst, count, period), check_key(words[0]), quantity
 
 
 def read_parameters(words: Sequence[str]) -> tuple[int, int, int, int]:
@@ -65,13 +85,9 @@ def read_parameters(words: Sequence[str]) -> tuple[int, int, int, int]:
     return max_burst, count, period, quantity
 
 
-def throttle_policy(max_burst: int, count: int, period: int) -> Policy:
-    """Build the policy of these parameters."""
-    return Policy(THROTTLE_POLICY, (Limit(count, f"{period}s", burst=max_burst + 1, name="throttle"),))
-
-
-def describe(decision: Decision) -> tuple[int, int, int]:
-    """Return the remaining permits, and the seconds until a retry and until the reset, both rounded up."""
+def write_throttled(decision: Decision) -> str:
+    """Write the reply to a call; seconds are rounded up."""
     ((remaining, retry, reset),) = decision.views
-    limited = not decision.allowed and retry != NEVER
-    return remaining, ceil_div(retry, SECOND) if limited else -1, ceil_div(reset, SECOND)
+    burst, limited = decision.policy_limits[0].burst, not decision.allowed
+    seconds = ceil_div(retry, SECOND) if limited and retry != NEVER else -1
+    return f"*5\r\n:{limited:d}\r\n:{burst}\r\n:{remaining}\r\n:{seconds}\r\n:{ceil_div(reset, SECOND)}\r\n"
