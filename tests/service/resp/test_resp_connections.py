@@ -154,6 +154,7 @@ async def test_the_connection_that_waited_longest_makes_room():
         clients = [await service.connect() for _ in range(3)]
         for client in clients:
             assert await client.ask("PING") == "PONG"
+        service.connections.tick()
         for client in (clients[0], clients[2]):
             assert (await client.ask("TG.ACQUIRE", "api", "k"))[0] == 1  # the fast path counts as activity, too
         last = await service.connect()

@@ -14,6 +14,7 @@ from tidegate.core.bounds import SECOND
 from tidegate.errors import RateLimitError
 from tidegate.service.decisions.idempotency import KeyedCall
 from tidegate.service.decisions.policy_limiters import MAX_BATCH, Subject
+from tidegate.service.decisions.stats import LatencyHistogram
 from tidegate.service.http.problems import ProblemError, problem_from
 from tidegate.service.resp.arguments import ArgumentError, read_options, read_words, shorten
 from tidegate.service.resp.parser import read_usual
@@ -64,6 +65,10 @@ class Commands:
         self._app = app
         self._connections = connections
         self._decider = app.decider
+        self._steady = app.decider.store.clock.steady
+        latency = app.decider.stats.latency
+        self._acquire_latency = latency.setdefault("acquire", LatencyHistogram())
+        self._batch_latency = latency.setdefault("batch", LatencyHistogram())
         self._throttle = Throttle(app.decider)
         self._next_report = 0  # when the next HTTP request is logged, in steady time
         options = "[COST n | COST unit n ...]"
@@ -94,6 +99,7 @@ class Commands:
 
         The client must be allowed to request decisions.
         """
+        start = self._steady()
         usual = None if self._app.is_full else read_usual(data)
         if usual is None:
             return None
@@ -103,24 +109,22 @@ class Commands:
             decide = fast_path(policies[0])
             if decide is None:
                 return None
-            start = self._app.begin_request()
             try:
                 reply = write_decision(decide(keys[0]))
             except RateLimitError as error:
                 reply = self._refuse(error)
-            self._app.end_request("acquire", start)
+            self._acquire_latency.add(self._steady() - start)
             return reply.encode()
         found = {policy: fast_path(policy) for policy in set(policies)}
         if None in found.values() or len(keys) > MAX_BATCH:
             return None
-        start = self._app.begin_request()
         replies = []
         for policy, key in zip(policies, keys, strict=True):
             try:
                 replies.append(write_decision(found[policy](key)))  # type: ignore[misc]  # not None
             except RateLimitError as error:
                 replies.append(self._refuse(error))
-        self._app.end_request("batch", start)
+        self._batch_latency.add(self._steady() - start)
         return "".join(replies).encode()
 
     def throttle_now(self, commands: Sequence[Command]) -> str | None:
@@ -226,7 +230,7 @@ class Commands:
     def report_http(self) -> None:
         """Count an HTTP request on the RESP port; log it, at most once in REPORT_INTERVAL."""
         self._app.decider.stats.errors["bad-request"] += 1
-        now = self._decider.store.clock.steady()
+        now = self._steady()
         if self._next_report <= now:
             self._next_report = now + REPORT_INTERVAL
             log.warning("an HTTP request was sent to the RESP port: the connection was closed")

@@ -44,6 +44,7 @@ class RespConnection(asyncio.Protocol):
         self._app = app
         self._commands = commands
         self._connections = connections
+        self._idle_ticks = connections.idle_ticks
         self._session = Session(app, number)
         self._unparsed = b""
         self._task: asyncio.Task[None] | None = None
@@ -80,8 +81,7 @@ class RespConnection(asyncio.Protocol):
         if not self._unparsed and self._task is None and not self._writing_paused and self._session.may_decide_now:
             replies = self._commands.decide_usual(data)
             if replies is not None:
-                self.ticks_left = self._connections.idle_ticks
-                self._connections.renew_wait(self)
+                self._renew_wait()
                 self.transport.write(replies)
                 return
         self._unparsed += data
@@ -142,7 +142,7 @@ class RespConnection(asyncio.Protocol):
             return False
         replies = self._commands.throttle_now(commands)
         if replies is not None:
-            self._connections.renew_wait(self)
+            self._renew_wait()
             self.transport.write(replies.encode())
         return replies is not None
 
@@ -226,6 +226,12 @@ class RespConnection(asyncio.Protocol):
             self.ticks_left = self._connections.idle_ticks
         else:  # since the beginning of the command
             self.ticks_left = min(self.ticks_left, self._connections.read_ticks)
+
+    def _renew_wait(self) -> None:
+        """Record that commands were answered at once; once in a tick is enough."""
+        if self.ticks_left != self._idle_ticks:
+            self.ticks_left = self._idle_ticks
+            self._connections.renew_wait(self)
 
     def expire(self) -> None:
         """Close the connection of a client that took too long."""

@@ -44,8 +44,9 @@ class Session:
         self.in_transaction: bool = False  # MULTI was refused: so are all commands until EXEC, and nothing is charged
         self._app = app
         self._needs_token = app.settings.decision_token is not None
-        self.may_decide: bool = not self._needs_token
+        self._has_token = False
         self._is_admin = app.authenticator.open
+        self.may_decide_now: bool = not self._needs_token  # has the right to decisions, and is not in a transaction
         self._commands: dict[str, Callable[[Sequence[str]], str]] = {
             "AUTH": self._auth,
             "HELLO": self._hello,
@@ -68,14 +69,9 @@ class Session:
             self.check(admin=False)
         return run(words)
 
-    @property
-    def may_decide_now(self) -> bool:
-        """Whether the client may request decisions, and is not in a transaction."""
-        return self.may_decide and not self.in_transaction
-
     def check(self, *, admin: bool) -> None:
         """Raise unless the client may request decisions, or do what needs the admin token."""
-        if not self.may_decide:
+        if self._needs_token and not self._has_token:
             raise ProblemError("unauthorized", "Authentication required: send the token with AUTH")
         if self.in_transaction:
             raise ArgumentError(NO_TRANSACTIONS)
@@ -97,7 +93,8 @@ class Session:
             return write_error("ERR", NO_AUTH_NEEDED)
         is_admin, is_decision = self._app.authenticator.find_rights(token.encode())
         if is_admin or is_decision:
-            self._is_admin, self.may_decide = is_admin, True
+            self._is_admin, self._has_token = is_admin, True
+            self.may_decide_now = not self.in_transaction
             return None
         self._app.decider.stats.errors["unauthorized"] += 1
         return write_error("WRONGPASS", WRONG_PASSWORD)
@@ -160,11 +157,12 @@ class Session:
         return OK
 
     def _multi(self, _words: Sequence[str]) -> str:
-        self.in_transaction = True
+        self.in_transaction, self.may_decide_now = True, False
         raise ArgumentError(NO_TRANSACTIONS)
 
     def _end_transaction(self, _words: Sequence[str]) -> str:
         self.in_transaction = False
+        self.may_decide_now = self._has_token or not self._needs_token
         return write_error("EXECABORT", f"Transaction discarded: {NO_TRANSACTIONS}")
 
     def _quit(self, _words: Sequence[str]) -> str:
