@@ -38,7 +38,7 @@ LONG   := tests/outage tests/soak tests/stores/lease tests/budget/test_processes
           tests/service/test_schemathesis.py tests/service/test_shared_store.py tests/service/test_workers.py \
           tests/engine/test_celery.py tests/engine/test_interrupts.py tests/engine/test_interrupts_of_servers.py \
           tests/engine/test_fork.py tests/engine/test_fork_users.py tests/stores/test_cancellation.py \
-          tests/service/test_hostile_clients.py tests/budget/test_schema.py tests/inbound/test_routers.py
+          tests/service/test_hostile_clients.py tests/service/resp/test_resp_clients.py tests/budget/test_schema.py tests/inbound/test_routers.py
 ENGINE := tests/core tests/engine tests/policy tests/headers tests/conformance tests/docs
 NEWEST := $(lastword $(OTHERS))
 test-others: ## the suite on the other Pythons, with fewer random examples
