@@ -124,7 +124,7 @@ class _Engine:
         def slow_peek(key: Key, _cost: Cost = 0) -> Decision:
             return self._ask_now(self._usage_ask(key))
 
-        peek = self.store.fast_peek(policy, slow_peek, self._fast_path_invalidators)
+        peek: TryAcquire[Decision] | None = self.store.fast_peek(policy, slow_peek, self._fast_path_invalidators)
         return None if peek is None else fast_usage(policy, peek, slow_peek)
 
     def update(self, rules: Rules) -> None:

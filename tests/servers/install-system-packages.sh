@@ -7,7 +7,7 @@ PATH=$PATH:/usr/sbin:/sbin
 
 # Each package has a program of the same name.
 missing=
-for package in curl nginx haproxy openssl prometheus chromium-headless-shell redis-server; do
+for package in curl nginx haproxy openssl prometheus chromium-headless-shell redis-server nodejs npm; do
     command -v "$package" >/dev/null 2>&1 || missing="$missing $package"
 done
 [ -z "$missing" ] && exit 0

@@ -163,8 +163,9 @@ class Capacities:
     ) -> CapacityUpdate | None:
         """Reduce a resource and publish the update; None if it is not configured, or was reduced just before.
 
-        `retry_after` is the number of seconds for which no agent may make calls. `began` is when the refused call began, in
-        seconds of the clock's steady time: if that was before the latest reduction took effect, it reduces no further.
+        `retry_after` is the number of seconds for which no agent may make calls. `began` is when the refused call
+        began, in seconds of the clock's steady time: if that was before the latest reduction took effect, it reduces no
+        further.
         """
         if retry_after is not None and not 0 <= retry_after < float("inf"):
             raise ConfigError(f"must be a non-negative number of seconds, not {retry_after!r}", field="retry_after")

@@ -33,10 +33,10 @@ MAX_EPOCH: Final = 2**52  # of received epochs: leaves room for higher ones of o
 class CapacityUpdate:
     """One agent's reduction of a resource to `new_capacity`, with reason and time.
 
-    `epoch` orders updates without relying on clocks (see `capacity`). `retry_after` is the number of
-    seconds for which no agent may make calls. `refused_at` is the capacity at which calls were refused. `recovers_after` is how many seconds after the
-    timestamp the sender has recovered: from then on, no agent obeys the update. An update that `clears` ends all
-    reductions of the resource up to its epoch.
+    `epoch` orders updates without relying on clocks (see `capacity`). `retry_after` is the number of seconds for which
+    no agent may make calls. `refused_at` is the capacity at which calls were refused. `recovers_after` is how many
+    seconds after the timestamp the sender has recovered: from then on, no agent obeys the update. An update that
+    `clears` ends all reductions of the resource up to its epoch.
     """
 
     resource: str

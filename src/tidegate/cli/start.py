@@ -104,12 +104,14 @@ def write_started(settings: Settings, components: Components | None, output: Out
     if runner is not None:
         write_sources(runner, output)
     url = f"http://{settings.listen}"
-    grpc = "" if settings.grpc is None else f", for Envoy on {settings.grpc}"
+    others = "" if settings.grpc is None else f", for Envoy on {settings.grpc}"
+    others += "" if settings.resp is None else f", for Redis clients on {settings.resp}"
     count = len(settings.policies.entries)
     output.write_line(
-        f"listening on {url}{grpc}: {counted(count, 'policy', 'policies')}, store {redact(settings.store)}", "bold"
+        f"listening on {url}{others}: {counted(count, 'policy', 'policies')}, store {redact(settings.store)}", "bold"
     )
     status = {"ready": True, "http": url, "grpc": str(settings.grpc) if settings.grpc else None}
+    status["resp"] = str(settings.resp) if settings.resp else None
     if runner is not None:
         status["providers"] = [provider.name for provider in runner.gate.providers]
         status["sources"] = sorted(runner.scheduler.sources)

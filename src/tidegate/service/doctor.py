@@ -277,7 +277,7 @@ def check_disk_space(settings: Settings) -> Iterator[Finding]:
 
 def check_addresses(settings: Settings) -> Iterator[Finding]:
     """Check who can reach the service, and with which permissions."""
-    for name in ("listen", "grpc"):
+    for name in ("listen", "grpc", "resp"):
         address: ListenAddress | None = getattr(settings, name)
         if address is None:
             continue
@@ -291,10 +291,12 @@ def check_addresses(settings: Settings) -> Iterator[Finding]:
                 if name == "grpc"
                 else "set decision_token_file and admin_token_file, or restrict access with a firewall",
             )
-        else:
+        elif name != "resp" or settings.resp_tls_cert is None:
             yield note(
                 f"{name} {address}: tokens are sent unencrypted",
-                "put a proxy with TLS in front, or use a private network",
+                "put a proxy with TLS in front, or use a private network"
+                if name == "listen"
+                else "set resp_tls_cert and resp_tls_key, or use a private network",
             )
         yield from check_address_in_use(name, address)
     if settings.metrics_token == NO_TOKEN and settings.decision_token is not None and not settings.listen.loopback:

@@ -51,6 +51,9 @@ class Settings:
     store: str = field(default="memory://", repr=False)
     listen: ListenAddress = DEFAULT_LISTEN
     grpc: ListenAddress | None = None
+    resp: ListenAddress | None = None
+    resp_tls_cert: Path | None = None
+    resp_tls_key: Path | None = None
     open: bool = False
     decision_token: str | None = field(default=None, repr=False)
     admin_token: str | None = field(default=None, repr=False)
@@ -203,16 +206,19 @@ def _read_strings(
 
 def _check(settings: Settings, places: Mapping[str, ConfigValue]) -> None:
     """Refuse unsafe settings, and settings that do not work together."""
-    for name in ("listen", "grpc"):
+    for name in ("listen", "grpc", "resp"):
         address: ListenAddress | None = getattr(settings, name)
         if address is None or address.loopback or settings.open:
             continue
-        if name == "listen" and settings.decision_token is not None:
+        if name != "grpc" and settings.decision_token is not None:
             continue
         trusted = "open: true if the network is trusted"
-        advice = f"set decision_token, or {trusted}" if name == "listen" else f"set {trusted} (Envoy sends no token)"
+        advice = f"set decision_token, or {trusted}" if name != "grpc" else f"set {trusted} (Envoy sends no token)"
         message = f"{address} is reachable from other machines: {advice}"
         raise ConfigError(message, file=places[name].file, line=places[name].line, field=places[name].field or name)
+    if (settings.resp_tls_cert is None) != (settings.resp_tls_key is None):
+        name = "resp_tls_cert" if settings.resp_tls_key is None else "resp_tls_key"
+        raise places[name].error("the certificate and its key are needed: set resp_tls_cert and resp_tls_key")
     if settings.workers > 1 and settings.store.startswith("memory:"):
         place = places["workers"]
         message = f"{settings.workers} processes cannot share a store in memory: use a shared store such as sqlite:///limits.db"

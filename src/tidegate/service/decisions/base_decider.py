@@ -412,6 +412,11 @@ class BaseDecider:
                 found[number] = self._record_one_of_group(*asks[number], decision)
         return [decision for decision in found if decision is not None]
 
+    def acquire_now(self, counted: CountedPolicy, key: Key, cost: int) -> Decision:
+        """Take permits of a policy that is not in the file, on a store in memory. Its keys cannot be blocked."""
+        policy = counted.policy
+        return self._record(counted, key, cost, self.store.apply_one("acquire", policy, key, policy.costs(cost)))
+
     async def _deny_if_one_is_blocked(self, asks: Sequence[tuple[Policy, Key, int]]) -> list[Decision] | None:
         """Deny a request if one of its keys is blocked; the other keys are only peeked at."""
         denials = [await self.blocks.find(policy.name, key) for policy, key, _ in asks]

@@ -89,22 +89,26 @@ class SettledIds:
         """Remember at most `max_ids` ids."""
         self._max_ids = max_ids
         self._lock = fork_safe(threading.Lock())
-        self._settled: set[str] = set()
+        self._settled: dict[str, int] = {}  # by number: the caller that settled it
         self._ends: list[tuple[int, str]] = []  # a heap, by the time at which an id expires
         self._dropped = 0  # the latest expiry of a dropped id
 
-    def add(self, number: str, end: int, now: int) -> bool:
+    def add(self, number: str, end: int, now: int, caller: int = 0) -> bool:
         """Remember an id that expires at `end` as settled; False if it is already."""
         with self._lock:
             if number in self._settled or end <= self._dropped:
                 return False
             while self._ends and (self._ends[0][0] < now or len(self._ends) >= self._max_ids):
                 ended, first = heapq.heappop(self._ends)
-                self._settled.discard(first)
+                self._settled.pop(first, None)
                 self._dropped = max(self._dropped, ended)
-            self._settled.add(number)
+            self._settled[number] = caller
             heapq.heappush(self._ends, (end, number))
             return True
+
+    def settled_by(self, number: str) -> int | None:
+        """Return the caller that settled an id; None if that is unknown."""
+        return self._settled.get(number)
 
 
 # By store: all that settle reservations of one store in memory share one set.
@@ -174,9 +178,11 @@ class ReservationIds:
     async def _mark_settled(self, content: ReservationId, caller: int) -> bool:
         """Mark an id by its number, because base64 has several spellings of the same bytes."""
         if self._settled is not None:
-            if not self._settled.add(content.number, content.end, self._store.clock.ns() // 1000):
-                raise AlreadySettledError(SETTLED_ALREADY)
-            return True
+            if self._settled.add(content.number, content.end, self._store.clock.ns() // 1000, caller):
+                return True
+            if caller and self._settled.settled_by(content.number) == caller:
+                return False
+            raise AlreadySettledError(SETTLED_ALREADY)
         policy = write_once_policy(SETTLED_POLICY, 2 * content.ttl + 1)  # outlives the id
         entry = (await self._store.apply_async("acquire", ((policy, content.number, (1, caller)),)))[0]
         if isinstance(entry, LocalDecision):

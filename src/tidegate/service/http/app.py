@@ -73,7 +73,7 @@ class App:
         self.families: list[ReadFamilies] = []  # metrics of components
         self.panels: dict[str, Panel] = {}  # panels of other components on the dashboard: see dashboard/panels.py
         self.overview: Overview = Overview(self)
-        self._authenticator = Authenticator(settings)
+        self.authenticator: Authenticator = Authenticator(settings)
         self._clock = decider.store.clock
         self._replays = IdempotentReplies(self._clock)
         self._verbs = Verbs(decider)
@@ -92,9 +92,9 @@ class App:
             "/v1/overview": ("overview", self._overview),
         }
         self._document = b""  # the OpenAPI description, once it was requested
-        self._files = read_files(token=not self._authenticator.open)
+        self._files = read_files(token=not self.authenticator.open)
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: C901, PLR0912 - a coroutine for each branch would cost every request
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: C901 - a coroutine for each branch would cost every request
         """Handle one request. The server asks `reply_now` first, which handles the usual ones without a task."""
         if scope["type"] != "http":
             await _lifespan(scope, receive, send)
@@ -102,9 +102,7 @@ class App:
         if DISCONNECTED_KEY in scope:
             return
         scope[TASK_KEY] = asyncio.current_task()  # cancelled if the client disconnects: see `http.protocol`
-        steady = self._clock.steady
-        start = steady()
-        self.in_flight += 1
+        start = self.begin_request()
         verb = "other"
         try:
             try:
@@ -137,10 +135,19 @@ class App:
                 reply = self._refuse(ProblemError("internal", "see the log of the service"))
             await respond(send, reply, head=scope["method"] == "HEAD")
         finally:
-            self.in_flight -= 1
-            if self.stopping and not self.in_flight:
-                self.idle.set()
-            self._add_latency(verb, steady() - start)
+            self.end_request(verb, start)
+
+    def begin_request(self) -> int:
+        """Count an active request; return the steady time, for `end_request`."""
+        self.in_flight += 1
+        return self._clock.steady()
+
+    def end_request(self, verb: str, start: int) -> None:
+        """Count a request that is no longer active, and its duration."""
+        self.in_flight -= 1
+        if self.stopping and not self.in_flight:
+            self.idle.set()
+        self._add_latency(verb, self._clock.steady() - start)
 
     def _add_latency(self, verb: str, micros: int) -> None:
         latency = self._latency.get(verb)
@@ -177,7 +184,7 @@ class App:
         if headers.get(b"content-type") != b"application/json" or b"idempotency-key" in headers:
             return None
         try:
-            self._authenticator.check(headers, admin=verb.admin)
+            self.authenticator.check(headers, admin=verb.admin)
         except ProblemError:
             return None  # refused by __call__, which counts it
         return verb
@@ -198,10 +205,10 @@ class App:
         if scope["method"] != "POST":
             raise ProblemError("method-not-allowed", f"expected POST, not {scope['method'][:20]}", allow="POST")
         headers = dict(scope["headers"])
-        self._authenticator.check(headers, admin=verb.admin)
+        self.authenticator.check(headers, admin=verb.admin)
         # Admin requests are accepted even if there are too many requests.
-        if self.stopping or (self.in_flight > self.settings.max_concurrency and not verb.admin):
-            self._check_load()
+        if self.stopping or (not verb.admin and self.is_full):
+            self.check_load()
         kind = headers.get(b"content-type", b"")
         if kind != b"application/json" and kind.partition(b";")[0].strip().lower() != b"application/json":
             raise ProblemError("unsupported-type", "send JSON, with the header 'Content-Type: application/json'")
@@ -240,18 +247,31 @@ class App:
 
     async def _run_waiting(self, reply: Coroutine[Any, Any, HTTPReply], scope: Scope, receive: Receive) -> HTTPReply:
         """Run a call that may wait for a permit; a part of max_concurrency is reserved for calls that do not wait."""
-        most = self.settings.max_concurrency
-        if self.waiting >= most - most // FREE_SHARE_DIVISOR:
+        try:
+            self.begin_wait()
+        except ProblemError:
             reply.close()
-            raise ProblemError("busy", f"{self.waiting} calls are already waiting: retry without a timeout, or later")
-        self.waiting += 1
+            raise
         try:
             # In a task of its own, a reply could be complete, and charged, at the moment the client disconnects.
             return await (reply if CANCELS_KEY in scope else run_until_disconnect(reply, receive))
         finally:
             self.waiting -= 1
 
-    def _check_load(self) -> None:
+    def begin_wait(self) -> None:
+        """Count a call that may wait for a permit in `waiting`; refuse it if there are too many."""
+        most = self.settings.max_concurrency
+        if self.waiting >= most - most // FREE_SHARE_DIVISOR:
+            raise ProblemError("busy", f"{self.waiting} calls are already waiting: retry without a timeout, or later")
+        self.waiting += 1
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the service refuses further requests: it is stopping, or too many requests are active."""
+        return self.stopping or self.in_flight > self.settings.max_concurrency
+
+    def check_load(self) -> None:
+        """Refuse a request if the service is stopping, or too many requests are active."""
         if self.stopping:
             raise ProblemError("stopping")
         if self.in_flight > self.settings.max_concurrency:
@@ -264,17 +284,17 @@ class App:
             raise ProblemError("method-not-allowed", detail, allow=", ".join(methods))
         headers = dict(scope["headers"])
         if name == "metrics":
-            self._authenticator.check_metrics(headers)
+            self.authenticator.check_metrics(headers)
         elif name:
             # The overview contains keys: if there is any token, the overview needs one.
             verb = VERBS.get(name)
             admin = verb.admin if verb else name == "overview" and self.settings.decision_token is None
-            self._authenticator.check(headers, admin=admin)
+            self.authenticator.check(headers, admin=admin)
         return await get(scope, headers)
 
     async def _check(self, scope: Scope, headers: dict[bytes, bytes]) -> HTTPReply:
-        self._authenticator.check_site(headers)
-        self._check_load()
+        self.authenticator.check_site(headers)
+        self.check_load()
         return await check(self.decider, scope["query_string"], headers, self.settings.headers)
 
     async def _list(self, scope: Scope, _headers: dict[bytes, bytes]) -> HTTPReply:
@@ -313,7 +333,7 @@ class App:
         for check_ready in self.checks.values():
             check_ready()
         ready = await check_readiness(
-            self.decider, self.settings.readiness, with_names=self._authenticator.may_decide(headers)
+            self.decider, self.settings.readiness, with_names=self.authenticator.may_decide(headers)
         )
         return ready._replace(body=await self._with_reports(ready.body)) if self.reports else ready
 

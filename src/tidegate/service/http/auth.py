@@ -45,10 +45,7 @@ class Authenticator:
                 check_host(host)
                 self._last_host = host
             return
-        token = find_token(headers)
-        # Both comparisons are always made, so that the time does not depend on the first.
-        is_admin = self._admin is not None and hmac.compare_digest(token, self._admin)
-        is_decision = self._decision is not None and hmac.compare_digest(token, self._decision)
+        is_admin, is_decision = self.find_rights(find_token(headers))
         if is_admin or (is_decision and not admin):
             return
         if is_decision:
@@ -79,6 +76,13 @@ class Authenticator:
         except ProblemError:
             return False
         return True
+
+    def find_rights(self, token: bytes) -> tuple[bool, bool]:
+        """Return whether a token is the admin token, and whether it is the decision token."""
+        # Both comparisons are always made, so that the time does not depend on the first.
+        is_admin = self._admin is not None and hmac.compare_digest(token, self._admin)
+        is_decision = self._decision is not None and hmac.compare_digest(token, self._decision)
+        return is_admin, is_decision
 
     def check_site(self, headers: dict[bytes, bytes]) -> None:
         """Refuse a request from a page of another site if no token is needed: the browser may run on this machine.

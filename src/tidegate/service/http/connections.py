@@ -93,6 +93,11 @@ class Connections:
         if connection in self._open:
             self._waiting.setdefault(connection)
 
+    def renew_wait(self, connection: BoundedConnection) -> None:
+        """Record that a request was handled at once: from now on, the connection waits for its client again."""
+        if self._waiting.pop(connection, connection) is None:
+            self._waiting[connection] = None
+
     def tick(self) -> None:
         """Subtract one tick from each connection, and expire those that have none left."""
         late = []

@@ -29,6 +29,7 @@ from tidegate.service.http.connections import (
     connections_for_requests,
     fit_connections,
 )
+from tidegate.service.resp.server import RespServer
 from tidegate.service.runtime.components import Components
 from tidegate.service.runtime.file_limits import raise_descriptor_limit
 from tidegate.service.runtime.logs import log_denial_counts
@@ -123,7 +124,7 @@ class ServiceProcess:
         http = http_server(self.app, self._connections, self.store.clock)
         denial_counts = log_denial_counts(self.denials, self.store.clock)
         background = asyncio.gather(self.reloader.run(), self.decider.blocks.watch(), denial_counts, self._announce())
-        envoy = None
+        envoy = resp = None
         try:
             if self.settings.grpc is not None:
                 from tidegate.service.envoy import service as envoy_service  # noqa: PLC0415 - needs grpcio
@@ -131,6 +132,9 @@ class ServiceProcess:
                 bounded = replace(self.settings, max_connections=self._connections.max_connections)
                 envoy = await envoy_service.serve(self.decider, bounded)
             await http.start(self._listener)
+            if self.settings.resp is not None:
+                resp = RespServer(self.app, self._connections)
+                await resp.start(listen(self.settings.resp, "resp", shared=self.settings.workers > 1))
             self.components.start()
             if ready is not None:
                 ready(self.settings, self.components)
@@ -141,7 +145,7 @@ class ServiceProcess:
             await self._drain()
         finally:
             # The servers and the components stop concurrently, each within `stop_within`.
-            await asyncio.gather(self._stop_servers(http, background, envoy), self.components.stop())
+            await asyncio.gather(self._stop_servers(http, background, envoy, resp), self.components.stop())
         if self.components.fetch_task is not None:
             self.components.fetch_task.result()  # raises if fetching failed: then the service fails, too
 
@@ -161,6 +165,7 @@ class ServiceProcess:
         http: HttpServer,
         background: asyncio.Future[Any],
         envoy: Any,  # noqa: ANN401 - gRPC has no types
+        resp: RespServer | None,
     ) -> None:
         """Refuse connections; finish active requests, but interrupt waiting calls after `stop_within`; close all."""
         http.close_listener()
@@ -172,6 +177,8 @@ class ServiceProcess:
         except TimeoutError:
             await self._close_decider()  # interrupts the calls that still wait
         background.cancel()
+        if resp is not None:
+            resp.close()
         await http.stop(LAST_RESPONSES_TIMEOUT)
         with contextlib.suppress(asyncio.CancelledError):
             await asyncio.gather(background, return_exceptions=True)
@@ -216,8 +223,8 @@ def http_server(app: App, connections: Connections, clock: Clock) -> HttpServer:
     return HttpServer(app, connections, clock)
 
 
-def listen(address: ListenAddress, name: str) -> socket.socket:
-    """Listen on an address; `name` is its setting, for the error."""
+def listen(address: ListenAddress, name: str, *, shared: bool = False) -> socket.socket:
+    """Listen on an address; `name` is its setting, for the error. A `shared` address may have several listeners."""
     try:
         family = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)[0][0]
         listener = socket.socket(family)
@@ -225,6 +232,8 @@ def listen(address: ListenAddress, name: str) -> socket.socket:
         raise _listen_error(address, name, error) from None
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if shared:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         listener.bind(tuple(address))
         listener.listen(BACKLOG)
     except OSError as error:
@@ -245,7 +254,7 @@ def with_address(settings: Settings, name: str, listener: socket.socket) -> Sett
 
 def choose_ports(settings: Settings) -> Settings:
     """Return settings with free ports chosen. Raises if an address is in use."""
-    for name in ("listen", "grpc"):
+    for name in ("listen", "grpc", "resp"):
         address: ListenAddress | None = getattr(settings, name)
         if address is not None:
             with listen(address, name) as probe:
@@ -270,9 +279,11 @@ async def serve(
 
 def run(settings: Settings, ready: Ready | None = None) -> None:
     """Run the service until SIGTERM or SIGINT, in as many processes as `workers` says."""
-    if settings.grpc is not None:
-        with listen(settings.grpc, "grpc") as probe:  # the workers bind it with SO_REUSEPORT, which hides a conflict
-            settings = with_address(settings, "grpc", probe)
+    for name in ("grpc", "resp"):
+        address: ListenAddress | None = getattr(settings, name)
+        if address is not None:
+            with listen(address, name) as probe:  # the workers bind it with SO_REUSEPORT, which hides a conflict
+                settings = with_address(settings, name, probe)
     with listen(settings.listen, "listen") as listener:
         settings = with_address(settings, "listen", listener)
         if settings.workers > 1:
