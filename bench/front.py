@@ -144,9 +144,6 @@ def report(cases: list[Case], slices: dict[str, list[Slice]]) -> list[str]:
     """Return a table of the medians, each case beside its floor (the median of the ratios of its slices)."""
     head = "| path | µs per decision | x floor | decisions/s | p99 ms | aim |"
     lines = [head, "| --- | --- | --- | --- | --- | --- |"]
-        "| path | µs per decision | x floor | decisions/s | p99 ms | aim |",
-        "| --- | --- | --- | --- | --- | --- |",
-    ]
     for case in cases:
         found = slices[case.name]
         ratio = ""

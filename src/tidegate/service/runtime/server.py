@@ -169,6 +169,8 @@ class ServiceProcess:
     ) -> None:
         """Refuse connections; finish active requests, but interrupt waiting calls after `stop_within`; close all."""
         http.close_listener()
+        if resp is not None:
+            resp.close()
         self.app.stop()
         if envoy is not None:
             await envoy.stop(self.settings.stop_within)
@@ -177,8 +179,6 @@ class ServiceProcess:
         except TimeoutError:
             await self._close_decider()  # interrupts the calls that still wait
         background.cancel()
-        if resp is not None:
-            resp.close()
         await http.stop(LAST_RESPONSES_TIMEOUT)
         with contextlib.suppress(asyncio.CancelledError):
             await asyncio.gather(background, return_exceptions=True)
