@@ -1,6 +1,8 @@
 """The network front of the service: every path beside its floor, a server that gives a constant answer.
 
-    python -m bench.front [--quick] [--only http|batch|resp|grpc]
+    python -m bench.front [--quick] [--only http|batch|resp|grpc] [--docs]
+
+With --docs, the table is also written to docs/benchmarks.md.
 
 All servers run at once and take turns in short slices. A server has one core, the client another. The figures that
 count are microseconds of the server's processor time per request (or per decision, for batches) and their ratio to the
@@ -39,6 +41,8 @@ BATCH: Final = 100
 PIPELINE: Final = 16
 SERVER_CORE: Final = 0
 CLIENT_CORE: Final = 1
+BEGIN: Final = "<!-- front: written by python -m bench.front --docs -->"
+END: Final = "<!-- end of front -->"
 TICKS: Final = os.sysconf("SC_CLK_TCK")
 
 
@@ -59,6 +63,7 @@ KEYS: Final = [f"user:{number}" for number in range(BATCH)]
 MANY: Final = http_request("/v1/batch", {"policy": "api", "keys": KEYS})
 ASKS: Final = http_request("/v1/batch", {"asks": [{"policy": "api", "key": key} for key in KEYS]})
 COMMAND: Final = resp_command("TG.ACQUIRE", "api", "user:42")
+THROTTLE: Final = resp_command("CL.THROTTLE", "user:42", "999999999", "1000000000", "60")
 
 
 class Case(NamedTuple):
@@ -88,6 +93,7 @@ CASES: Final = (
          target="at least 4 x the rate of HTTP, acquire"),
     Case("resp", "RESP, TG.ACQUIRE, pipelined by 16", "memory-resp", None, COMMAND * PIPELINE, PIPELINE, PIPELINE,
          target="at least 200,000/s"),
+    Case("resp", "RESP, CL.THROTTLE", "memory-resp", "RESP, constant answer", THROTTLE),
     Case("grpc", "gRPC, empty handler, grpc.aio", "grpc-floor"),
     Case("grpc", "gRPC, empty handler, threads", "grpc-threads-floor", "gRPC, empty handler, grpc.aio"),
     Case("grpc", "gRPC, ShouldRateLimit", "memory-grpc", "gRPC, empty handler, threads",
@@ -108,6 +114,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="a few short rounds")
     parser.add_argument("--only", choices=sorted({case.part for case in CASES}), help="one part only")
+    parser.add_argument("--docs", action="store_true", help="write the table to docs/benchmarks.md")
     options = parser.parse_args()
     rounds, seconds = (3, 1.0) if options.quick else (9, 2.0)
     cases = [case for case in CASES if options.only in (None, case.part)]
@@ -122,15 +129,21 @@ def main() -> None:
             for case in cases:
                 slices[case.name].append(load(case, *servers[case.server], seconds))
         first = fresh_leases(folder, stack) if any(case.server == "leased" for case in cases) else None
-    report(cases, slices)
+    lines = report(cases, slices)
     if first is not None:
-        print(f"\nbatches on a leased Redis, first second after the start: {first.rate:,.0f}/s, p99 {first.p99:.1f} ms")
+        lines += ["", f"Batches on a leased Redis in the first second: {first.rate:,.0f}/s, p99 {first.p99:.1f} ms."]
+    print("\n".join(lines))
+    if options.docs:
+        page = ROOT / "docs" / "benchmarks.md"
+        before, _, rest = page.read_text(encoding="utf-8").partition(BEGIN)
+        text = "\n".join((BEGIN, "", *lines, "", END))
+        page.write_text(before + text + rest.partition(END)[2], encoding="utf-8")
 
 
-def report(cases: list[Case], slices: dict[str, list[Slice]]) -> None:
-    """Print the medians, and each case beside its floor (the median of the ratios of its slices)."""
-    print("| path | us of processor time per decision | x floor | decisions/s | p99 ms | aim |")
-    print("| --- | --- | --- | --- | --- | --- |")
+def report(cases: list[Case], slices: dict[str, list[Slice]]) -> list[str]:
+    """Return a table of the medians, each case beside its floor (the median of the ratios of its slices)."""
+    head = "| path | µs per decision | x floor | decisions/s | p99 ms | aim |"
+    lines = [head, "| --- | --- | --- | --- | --- | --- |"]
     for case in cases:
         found = slices[case.name]
         ratio = ""
@@ -138,7 +151,8 @@ def report(cases: list[Case], slices: dict[str, list[Slice]]) -> None:
             pairs = zip(found, slices[case.floor], strict=True)
             ratio = f"{median(ours.cpu / floor.cpu for ours, floor in pairs):.2f}"
         cpu, rate, p99 = (median(each[place] for each in found) for place in (1, 0, 2))
-        print(f"| {case.name} | {cpu:.1f} | {ratio} | {rate:,.0f} | {p99:.1f} | {case.target} |")
+        lines.append(f"| {case.name} | {cpu:.1f} | {ratio} | {rate:,.0f} | {p99:.1f} | {case.target} |")
+    return lines
 
 
 def fresh_leases(folder: Path, stack: ExitStack) -> Slice:
@@ -334,10 +348,10 @@ def complete_http(data: bytes, _: int) -> bool:
 
 
 def complete_resp(data: bytes, answers: int) -> bool:
-    """Return whether all answers are complete: each ends with the empty list of the limits that denied."""
+    """Return whether all answers are complete: each is an array of five items, of one line each."""
     if data.startswith(b"-"):
         raise RuntimeError(data)
-    return data.count(b"*0\r\n") >= answers
+    return data.count(b"\r\n") >= 6 * answers  # the head of the array, too
 
 
 async def call_grpc(port: int, seconds: float) -> list[float]:

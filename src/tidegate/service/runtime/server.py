@@ -1,7 +1,7 @@
-"""Runs the service: HTTP with uvicorn's httptools protocol, gRPC in the same event loop, in one or several processes.
+"""Runs the service: HTTP, RESP and gRPC, in one or several processes.
 
-The HTTP server was chosen by measurement (bench/service.py): httptools on uvloop handles more requests per second than
-granian's ASGI server, and its protocol can be extended in Python.
+The servers were chosen by measurement (bench/front.py): uvicorn's httptools protocol on uvloop can be extended in
+Python, so that a usual request needs no task; gRPC's server with threads needs half the processor time of `grpc.aio`.
 """
 
 from __future__ import annotations
@@ -169,6 +169,8 @@ class ServiceProcess:
     ) -> None:
         """Refuse connections; finish active requests, but interrupt waiting calls after `stop_within`; close all."""
         http.close_listener()
+        if resp is not None:
+            resp.close()
         self.app.stop()
         if envoy is not None:
             await envoy.stop(self.settings.stop_within)
@@ -177,8 +179,6 @@ class ServiceProcess:
         except TimeoutError:
             await self._close_decider()  # interrupts the calls that still wait
         background.cancel()
-        if resp is not None:
-            resp.close()
         await http.stop(LAST_RESPONSES_TIMEOUT)
         with contextlib.suppress(asyncio.CancelledError):
             await asyncio.gather(background, return_exceptions=True)
